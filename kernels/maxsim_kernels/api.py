@@ -1,0 +1,250 @@
+"""The operator's front: `maxsim`, `maxsim_pairs`, `explain`, `warmup`. Validates, chooses an implementation, says why.
+
+Source: paper Eq. 1 and section 'Fused Forward'; the contract's table is in docs/kernels.md and tested by tests/kernels.
+"""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from maxsim_kernels import ops
+from maxsim_kernels.checks import BACKWARDS, IMPLS, Call, Documents, check_choice, validate
+from maxsim_kernels.reference import maxsim_reference
+from maxsim_kernels.tokens import Fp8Tokens, Packed
+
+
+@dataclass(frozen=True)
+class _Choice:
+    implementation: str  # "cpu", "triton" or "reference"
+    reason: str
+
+
+def maxsim(
+    queries: Tensor | Packed,
+    documents: Documents,
+    *,
+    query_mask: Tensor | None = None,
+    document_mask: Tensor | None = None,
+    query_lengths: Tensor | None = None,
+    document_lengths: Tensor | None = None,
+    return_argmax: bool = False,
+    quantize_queries: bool = True,
+    backward: str = "auto",
+    impl: str = "auto",
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Exact MaxSim scores, `score(Q, D) = sum_i max_j <Q_i, D_j>`, without the similarity tensor.
+
+    Args:
+        queries: `[Lq, d]`, `[Nq, Lq, d]` or `Packed`; fp16, bf16 or fp32.
+        documents: `[B, Ld, d]` or `Packed` (shared by all queries), `[Nq, B, Ld, d]` (candidates of each query), of the
+            queries' dtype; or `Int8Tokens` / `Fp8Tokens`, dense or packed.
+        query_mask, document_mask: True or 1 where a token counts: `[Nq, Lq]` (`[Lq]`), `[B, Ld]` or `[Nq, B, Ld]`.
+        query_lengths, document_lengths: int32 or int64 `[Nq]` (`[]`), `[B]` or `[Nq, B]`; with a mask, both must hold.
+        return_argmax: also return the winning document token of each query token.
+        quantize_queries: with INT8 / FP8 documents, quantise queries on the fly (one scale a token); False multiplies float
+            queries with the codes.
+        backward: gradient path, "auto", "unified", "atomic" or "csr"; never changes a result beyond summation order.
+        impl: "auto", "triton", "cpu" or "reference".
+
+    Returns:
+        float32 scores, `[B]` for one query `[Lq, d]`, else `[Nq, B]`; accumulated in FP32 whatever the input dtype. A document
+        without valid tokens scores -inf, a query without valid tokens 0. With `return_argmax`, also int32 indices of the scores'
+        shape plus `[Lq]`, -1 where the query token is masked or the document empty, the first index among ties.
+
+    Raises:
+        ValueError: names the argument, what it got and what it needs.
+    """
+    return _run(
+        queries,
+        documents,
+        pairs=False,
+        query_mask=query_mask,
+        document_mask=document_mask,
+        query_lengths=query_lengths,
+        document_lengths=document_lengths,
+        return_argmax=return_argmax,
+        quantize_queries=quantize_queries,
+        backward=backward,
+        impl=impl,
+    )
+
+
+def maxsim_pairs(
+    queries: Tensor | Packed,
+    documents: Documents,
+    *,
+    query_mask: Tensor | None = None,
+    document_mask: Tensor | None = None,
+    query_lengths: Tensor | None = None,
+    document_lengths: Tensor | None = None,
+    return_argmax: bool = False,
+    quantize_queries: bool = True,
+    backward: str = "auto",
+    impl: str = "auto",
+) -> Tensor | tuple[Tensor, Tensor]:
+    """MaxSim of N independent pairs: query n against document n.
+
+    Args: as `maxsim`, with queries `[N, Lq, d]` or `Packed` and documents `[N, Ld, d]`, `Packed` or quantised, N of each.
+
+    Returns:
+        float32 `[N]`, and with `return_argmax` int32 `[N, Lq]`.
+    """
+    return _run(
+        queries,
+        documents,
+        pairs=True,
+        query_mask=query_mask,
+        document_mask=document_mask,
+        query_lengths=query_lengths,
+        document_lengths=document_lengths,
+        return_argmax=return_argmax,
+        quantize_queries=quantize_queries,
+        backward=backward,
+        impl=impl,
+    )
+
+
+def _run(
+    queries: Tensor | Packed,
+    documents: Documents,
+    *,
+    pairs: bool,
+    query_mask: Tensor | None,
+    document_mask: Tensor | None,
+    query_lengths: Tensor | None,
+    document_lengths: Tensor | None,
+    return_argmax: bool,
+    quantize_queries: bool,
+    backward: str,
+    impl: str,
+) -> Tensor | tuple[Tensor, Tensor]:
+    check_choice("backward", backward, BACKWARDS)
+    check_choice("impl", impl, IMPLS)
+    call = validate(
+        queries,
+        documents,
+        pairs=pairs,
+        query_mask=query_mask,
+        document_mask=document_mask,
+        query_lengths=query_lengths,
+        document_lengths=document_lengths,
+        quantize_queries=quantize_queries,
+    )
+    differentiable = _needs_gradient(call)
+    choice = _choose(call, impl)
+    if choice.implementation == "reference":
+        if impl == "auto":
+            _say_once(choice.reason)
+        return maxsim_reference(
+            queries,
+            documents,
+            query_mask=query_mask,
+            document_mask=document_mask,
+            query_lengths=query_lengths,
+            document_lengths=document_lengths,
+            return_argmax=return_argmax,
+            quantize_queries=quantize_queries,
+            pairs=pairs,
+        )
+    scores, argmax = ops.forward(
+        call.queries,
+        call.query_starts,
+        call.query_lengths,
+        call.query_mask,
+        call.documents,
+        call.document_starts,
+        call.document_lengths,
+        call.document_mask,
+        call.scales,
+        call.offset,
+        call.layout,
+        call.granularity,
+        call.quantize_queries,
+        return_argmax or differentiable,
+        backward,
+    )
+    if call.single_query:
+        scores = scores[0]
+        argmax = argmax[0] if return_argmax else argmax
+    return (scores, argmax) if return_argmax else scores
+
+
+def _needs_gradient(call: Call) -> bool:
+    wanted = call.queries.requires_grad or call.documents.requires_grad
+    if call.scales is not None and (wanted or call.scales.requires_grad) and torch.is_grad_enabled():
+        raise ValueError("queries, documents: got requires_grad with quantised documents, which have no gradient; detach them")
+    return wanted and torch.is_grad_enabled()
+
+
+def _choose(call: Call, impl: str) -> _Choice:
+    """The one place that decides: by device and by what was asked."""
+    kind = call.queries.device.type
+    if impl == "reference":
+        return _Choice("reference", "asked for: plain chunked torch in FP32")
+    if impl == "cpu" and kind != "cpu":
+        raise ValueError(f"impl: got 'cpu' with tensors on {kind}, need CPU tensors")
+    if impl == "triton":
+        raise ValueError(f"impl: got 'triton' with tensors on {kind}; this version has no Triton kernels yet, need 'auto'")
+    if kind == "cpu":
+        return _Choice("cpu", "CPU tensors: tiled matrix products, running maximum (cpu.py)")
+    return _Choice("reference", f"no fused kernel for {kind} tensors in this version: plain chunked torch in FP32 (slower)")
+
+
+_SAID: set[str] = set()
+
+
+def _say_once(reason: str) -> None:
+    if reason not in _SAID:
+        _SAID.add(reason)
+        warnings.warn(f"maxsim_kernels: {reason}", stacklevel=4)
+
+
+def explain(
+    queries: Tensor | Packed,
+    documents: Documents,
+    *,
+    pairs: bool = False,
+    query_mask: Tensor | None = None,
+    document_mask: Tensor | None = None,
+    query_lengths: Tensor | None = None,
+    document_lengths: Tensor | None = None,
+    quantize_queries: bool = True,
+    impl: str = "auto",
+) -> str:
+    """Which implementation a call would run, on what, and why. Takes the arguments of `maxsim` (`pairs=True`: `maxsim_pairs`)."""
+    check_choice("impl", impl, IMPLS)
+    call = validate(
+        queries,
+        documents,
+        pairs=pairs,
+        query_mask=query_mask,
+        document_mask=document_mask,
+        query_lengths=query_lengths,
+        document_lengths=document_lengths,
+        quantize_queries=quantize_queries,
+    )
+    choice = _choose(call, impl)
+    held = "packed" if call.document_starts is not None else "dense"
+    if call.granularity != "none":
+        kind = "FP8" if isinstance(documents, Fp8Tokens) else "INT8"
+        queries_as = f"{kind} queries (one scale a token)" if quantize_queries else "float queries"
+        products = f"{kind} codes, one scale a {call.granularity}, {queries_as}, scale after the product"
+    else:
+        products = f"{str(call.queries.dtype).removeprefix('torch.')} inputs, FP32 accumulation"
+    return (
+        f"{choice.implementation}: {choice.reason}\n"
+        f"layout: {call.layout}, {call.query_count} queries x {call.document_count} documents ({held}), d = {call.queries.shape[-1]}\n"
+        f"products: {products}"
+    )
+
+
+def warmup(device: torch.device | str | None = None) -> str:
+    """Compile ahead of the first call what `device` will need; returns what was done. CPU paths need no compilation."""
+    kind = torch.device(device or "cpu").type
+    if kind == "cpu":
+        return "cpu: nothing to compile"
+    return f"{kind}: nothing to compile, this version has no fused kernel for {kind} tensors"

@@ -1,0 +1,205 @@
+"""Validation of a call's arguments: shapes, dtypes and devices here; *values* of offsets, lengths and masks inside the operators.
+
+Every message names the argument, what it got and what it needs. Nothing here reads a tensor's values, so nothing waits for a GPU.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from maxsim_kernels.tokens import FLOAT_DTYPES, INDEX_DTYPES, Fp8Tokens, Int8Tokens, Packed
+
+Documents = Tensor | Packed | Int8Tokens | Fp8Tokens
+Layout = Literal["shared", "per_query", "pairs"]
+MASK_DTYPES = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+BACKWARDS = ("auto", "unified", "atomic", "csr")
+IMPLS = ("auto", "triton", "cpu", "reference")
+
+
+@dataclass(frozen=True)
+class Call:
+    """A validated call, with the single-query form lifted to a batch of one.
+
+    `queries`: `[Nq, Lq, d]` or `[T, d]` with `query_starts` and `query_lengths`. `documents`: float tensor or codes, `[B, Ld, d]`,
+    `[Nq, B, Ld, d]`, or `[T, d]` with `document_starts` and `document_lengths`. Masks and lengths are None or as given.
+    """
+
+    layout: Layout
+    queries: Tensor
+    query_starts: Tensor | None
+    query_lengths: Tensor | None
+    query_mask: Tensor | None
+    documents: Tensor
+    document_starts: Tensor | None
+    document_lengths: Tensor | None
+    document_mask: Tensor | None
+    scales: Tensor | None
+    offset: Tensor | None
+    granularity: str
+    quantize_queries: bool
+    single_query: bool
+
+    @property
+    def query_count(self) -> int:
+        """Nq."""
+        return self.queries.shape[0] if self.query_starts is None else self.query_starts.shape[0]
+
+    @property
+    def document_count(self) -> int:
+        """N: documents scored by each query (per pair: the number of pairs)."""
+        if self.document_starts is not None:
+            return self.document_starts.shape[0]
+        return self.documents.shape[1] if self.layout == "per_query" else self.documents.shape[0]
+
+
+def _need(condition: bool, name: str, got: object, need: object) -> None:
+    if not condition:
+        raise ValueError(f"{name}: got {got}, need {need}")
+
+
+def _describe(value: object) -> str:
+    return f"{value.dtype} {list(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+
+
+def check_choice(name: str, value: str, known: tuple[str, ...]) -> None:
+    """Refuse a value outside `known`."""
+    _need(value in known, name, repr(value), "one of " + ", ".join(map(repr, known)))
+
+
+def _check_lengths(name: str, lengths: Tensor | None, shape: tuple[int, ...], device: torch.device) -> None:
+    if lengths is None:
+        return
+    _need(isinstance(lengths, Tensor) and lengths.dtype in INDEX_DTYPES, name, _describe(lengths), "int32 or int64")
+    _need(tuple(lengths.shape) == shape, name, list(lengths.shape), list(shape))
+    _need(lengths.device == device, name, f"a tensor on {lengths.device}", f"one on {device}")
+
+
+def _check_mask(name: str, mask: Tensor | None, shape: tuple[int, ...], device: torch.device) -> None:
+    if mask is None:
+        return
+    _need(isinstance(mask, Tensor) and mask.dtype in MASK_DTYPES, name, _describe(mask), "bool or 0/1 integers")
+    _need(tuple(mask.shape) == shape, name, list(mask.shape), list(shape))
+    _need(mask.device == device, name, f"a tensor on {mask.device}", f"one on {device}")
+
+
+def _packed_side(
+    name: str, packed: Packed, mask: Tensor | None, lengths: Tensor | None
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    if mask is not None or lengths is not None:
+        what = f"{name}_mask" if mask is not None else f"{name}_lengths"
+        raise ValueError(f"{what}: got a value with Packed, which has no padding to mask, need None")
+    return packed.values, packed.starts, packed.lengths
+
+
+def validate(
+    queries: Tensor | Packed,
+    documents: Documents,
+    *,
+    pairs: bool,
+    query_mask: Tensor | None,
+    document_mask: Tensor | None,
+    query_lengths: Tensor | None,
+    document_lengths: Tensor | None,
+    quantize_queries: bool,
+    dtypes: tuple[torch.dtype, ...] = FLOAT_DTYPES,
+) -> Call:
+    """Check everything that shapes, dtypes and devices can tell, and bring the call to one form."""
+    quantized = documents if isinstance(documents, Int8Tokens | Fp8Tokens) else None
+    held: Tensor | Packed = documents.codes if isinstance(documents, Int8Tokens | Fp8Tokens) else documents
+    _need(isinstance(queries, Tensor | Packed), "queries", _describe(queries), "a tensor or Packed")
+    _need(isinstance(held, Tensor | Packed), "documents", _describe(held), "a tensor, Packed, Int8Tokens or Fp8Tokens")
+
+    single = isinstance(queries, Tensor) and queries.dim() == 2 and not pairs
+    if single:
+        assert isinstance(queries, Tensor)
+        queries = queries.unsqueeze(0)
+        query_mask = _lift("query_mask", query_mask, 1)
+        query_lengths = _lift("query_lengths", query_lengths, 0)
+    query_starts = None
+    if isinstance(queries, Packed):
+        query_values, query_starts, query_lengths = _packed_side("query", queries, query_mask, query_lengths)
+        query_mask = None
+    else:
+        query_values = queries
+        need = "[N, Lq, d] or Packed" if pairs else "[Lq, d], [Nq, Lq, d] or Packed"
+        _need(queries.dim() == 3 and queries.shape[-1] >= 1, "queries", list(queries.shape), need)
+        _check_mask("query_mask", query_mask, tuple(queries.shape[:2]), queries.device)
+        _check_lengths("query_lengths", query_lengths, (queries.shape[0],), queries.device)
+
+    document_starts = None
+    layout: Layout = "pairs" if pairs else "shared"
+    if isinstance(held, Packed):
+        values, document_starts, document_lengths = _packed_side("document", held, document_mask, document_lengths)
+        document_mask = None
+    else:
+        values = held
+        if pairs:
+            _need(held.dim() == 3, "documents", list(held.shape), "[N, Ld, d] or packed")
+        else:
+            _need(held.dim() in (3, 4), "documents", list(held.shape), "[B, Ld, d], [Nq, B, Ld, d] or packed")
+            if held.dim() == 4:
+                layout = "per_query"
+                _need(query_starts is None, "queries", "Packed", "[Nq, Lq, d] with per-query documents [Nq, B, Ld, d]")
+                count = query_values.shape[0]
+                _need(held.shape[0] == count, "documents", list(held.shape), f"[{count}, B, Ld, d] for {count} queries")
+        _check_mask("document_mask", document_mask, tuple(held.shape[:-1]), held.device)
+        _check_lengths("document_lengths", document_lengths, tuple(held.shape[:-2]), held.device)
+
+    width = query_values.shape[-1]
+    _need(values.shape[-1] == width, "documents", f"d = {values.shape[-1]}", f"the queries' d = {width}")
+    _need(query_values.dtype in dtypes, "queries", query_values.dtype, "float16, bfloat16 or float32")
+    if quantized is None:
+        _need(values.dtype == query_values.dtype, "documents", values.dtype, f"the queries' dtype {query_values.dtype}")
+    _need(values.device == query_values.device, "documents", f"on {values.device}", f"on {query_values.device} as queries")
+    call = Call(
+        layout=layout,
+        queries=query_values,
+        query_starts=query_starts,
+        query_lengths=query_lengths,
+        query_mask=query_mask,
+        documents=values,
+        document_starts=document_starts,
+        document_lengths=document_lengths,
+        document_mask=document_mask,
+        scales=None if quantized is None else quantized.scales,
+        offset=quantized.offset if isinstance(quantized, Int8Tokens) else None,
+        granularity="none" if quantized is None else quantized.granularity,
+        quantize_queries=quantize_queries,
+        single_query=single,
+    )
+    if pairs:
+        got = f"{call.document_count} documents"
+        _need(call.query_count == call.document_count, "documents", got, f"{call.query_count}, one a query")
+    return call
+
+
+def _lift(name: str, tensor: Tensor | None, rank: int) -> Tensor | None:
+    """Give a single query's mask or length its batch dimension; a tensor of another rank is left for the checks to name."""
+    if isinstance(tensor, Tensor) and tensor.dim() == rank:
+        return tensor.unsqueeze(0)
+    return tensor
+
+
+def check_rows(name: str, starts: Tensor, lengths: Tensor, tokens: int) -> None:
+    """Values of packed rows (CPU only: reads them): starts at 0 or above, lengths not negative, ends inside `tokens`."""
+    if starts.numel() == 0:
+        return
+    for what, bad in (("start", starts < 0), ("length", lengths < 0), ("end", starts.long() + lengths > tokens)):
+        if bool(bad.any()):
+            row = int(bad.nonzero()[0])
+            raise ValueError(
+                f"{name}: row {row} has a bad {what} (start {int(starts[row])}, length {int(lengths[row])}); "
+                f"need rows inside {tokens} tokens, offsets starting at 0 and never decreasing"
+            )
+
+
+def check_padded(name: str, mask: Tensor | None, lengths: Tensor | None, size: int) -> None:
+    """Values of masks and lengths of padded tokens (CPU only: reads them)."""
+    if lengths is not None and lengths.numel() and (int(lengths.min()) < 0 or int(lengths.max()) > size):
+        raise ValueError(f"{name}_lengths: got {int(lengths.min())}..{int(lengths.max())}, need 0..{size} (the padded size)")
+    if mask is not None and mask.dtype != torch.bool and bool(((mask != 0) & (mask != 1)).any()):
+        raise ValueError(f"{name}_mask: got integers other than 0 and 1, need bool or 0/1 integers")

@@ -1,0 +1,165 @@
+"""The custom ops: schemas of tensors and scalars only, with fake and autograd registrations, so that `torch.compile` sees one node.
+
+`maxsim_kernels::forward` scores every layout; `maxsim_kernels::backward` turns saved winners into gradients. Checks of tensor
+*values* happen inside. The quantised layouts pass codes as `documents` and have no gradient.
+"""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from maxsim_kernels import cpu, cpu_backward, cpu_pairs
+from maxsim_kernels.checks import Call, Layout
+
+
+@torch.library.custom_op("maxsim_kernels::forward", mutates_args=(), device_types="cpu")
+def forward(
+    queries: Tensor,
+    query_starts: Tensor | None,
+    query_lengths: Tensor | None,
+    query_mask: Tensor | None,
+    documents: Tensor,
+    document_starts: Tensor | None,
+    document_lengths: Tensor | None,
+    document_mask: Tensor | None,
+    scales: Tensor | None,
+    offset: Tensor | None,
+    layout: str,
+    granularity: str,
+    quantize_queries: bool,
+    return_argmax: bool,
+    backward_path: str,
+) -> tuple[Tensor, Tensor]:
+    """Scores `[Nq, N]` (pairs: `[N]`) float32; argmax int32, the same plus `[max Lq]`, or empty."""
+    call = Call(
+        layout=cast(Layout, layout),
+        queries=queries.detach(),
+        query_starts=query_starts,
+        query_lengths=query_lengths,
+        query_mask=query_mask,
+        documents=documents.detach(),
+        document_starts=document_starts,
+        document_lengths=document_lengths,
+        document_mask=document_mask,
+        scales=scales,
+        offset=offset,
+        granularity=granularity,
+        quantize_queries=quantize_queries,
+        single_query=False,
+    )
+    run = cpu_pairs.forward_pairs if layout == "pairs" else cpu.forward
+    return run(call, return_argmax)
+
+
+@forward.register_fake
+def _(
+    queries: Tensor,
+    query_starts: Tensor | None,
+    query_lengths: Tensor | None,
+    query_mask: Tensor | None,
+    documents: Tensor,
+    document_starts: Tensor | None,
+    document_lengths: Tensor | None,
+    document_mask: Tensor | None,
+    scales: Tensor | None,
+    offset: Tensor | None,
+    layout: str,
+    granularity: str,
+    quantize_queries: bool,
+    return_argmax: bool,
+    backward_path: str,
+) -> tuple[Tensor, Tensor]:
+    count = queries.shape[0] if query_starts is None else query_starts.shape[0]
+    shape: list[Any] = [count]
+    if layout != "pairs":
+        if document_starts is not None:
+            shape.append(document_starts.shape[0])
+        else:
+            shape.append(documents.shape[1] if layout == "per_query" else documents.shape[0])
+    scores = queries.new_empty(shape, dtype=torch.float32)
+    if not return_argmax:
+        return scores, queries.new_empty(0, dtype=torch.int32)
+    # The longest packed query is a value, not a shape: unknown until the op runs.
+    width = queries.shape[1] if query_starts is None else torch.library.get_ctx().new_dynamic_size()
+    return scores, queries.new_empty([*shape, width], dtype=torch.int32)
+
+
+@torch.library.custom_op("maxsim_kernels::backward", mutates_args=(), device_types="cpu")
+def backward(
+    grad: Tensor,
+    argmax: Tensor,
+    queries: Tensor,
+    query_starts: Tensor | None,
+    documents: Tensor,
+    document_starts: Tensor | None,
+    layout: str,
+    need_queries: bool,
+    need_documents: bool,
+    backward_path: str,
+) -> tuple[Tensor, Tensor]:
+    """Gradients of queries and documents in their dtypes (empty where not needed)."""
+    return cpu_backward.backward(
+        grad,
+        argmax,
+        queries,
+        query_starts,
+        documents,
+        document_starts,
+        cast(Layout, layout),
+        need_queries,
+        need_documents,
+    )
+
+
+@backward.register_fake
+def _(
+    grad: Tensor,
+    argmax: Tensor,
+    queries: Tensor,
+    query_starts: Tensor | None,
+    documents: Tensor,
+    document_starts: Tensor | None,
+    layout: str,
+    need_queries: bool,
+    need_documents: bool,
+    backward_path: str,
+) -> tuple[Tensor, Tensor]:
+    query_grad = queries.new_empty(queries.shape if need_queries else (0,))
+    document_grad = documents.new_empty(documents.shape if need_documents else (0,))
+    return query_grad, document_grad
+
+
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    queries, query_starts, _, _, documents, document_starts = inputs[:6]
+    ctx.save_for_backward(queries, query_starts, documents, document_starts, output[1])
+    ctx.layout, ctx.return_argmax, ctx.backward_path = inputs[10], inputs[13], inputs[14]
+    ctx.mark_non_differentiable(output[1])
+
+
+def _backward(ctx: Any, grad: Tensor, _: Any) -> tuple[Any, ...]:
+    queries, query_starts, documents, document_starts, argmax = ctx.saved_tensors
+    if not ctx.return_argmax:
+        raise RuntimeError("maxsim_kernels::forward needs return_argmax=True to have a gradient")
+    need_queries, need_documents = ctx.needs_input_grad[0], ctx.needs_input_grad[4]
+    query_grad, document_grad = backward(
+        grad.contiguous(),
+        argmax,
+        queries,
+        query_starts,
+        documents,
+        document_starts,
+        ctx.layout,
+        need_queries,
+        need_documents,
+        ctx.backward_path,
+    )
+    grads: list[Tensor | None] = [None] * 15  # one an input of `forward`
+    grads[0] = query_grad if need_queries else None
+    grads[4] = document_grad if need_documents else None
+    return tuple(grads)
+
+
+forward.register_autograd(_backward, setup_context=_setup_context)

@@ -1,0 +1,199 @@
+"""INT8 and FP8 quantisation of token embeddings.
+
+Symmetric: `scale = absmax / 127`, rounded to its stored type first, then `code = round(x / scale)`. Affine: `scale = (max - min) / 255`
+and an offset, so that `x ~ code * scale + offset` with int8 codes. One scale a token, a document or a corpus.
+
+Scales are FP16: at d = 128 a token takes 128 + 2 bytes against 256 in FP16, the 1.97x of the paper (section 'INT8', appendix
+'INT8 algorithm').
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from maxsim_kernels.tokens import FLOAT_DTYPES, Fp8Tokens, Granularity, Int8Tokens, Packed
+
+_SCALE_DTYPE = torch.float16
+_SMALLEST_SCALE = 2.0**-24  # the smallest FP16 subnormal: a tiny token keeps a nonzero scale
+_FP8_MAX = 448.0  # largest finite e4m3 value
+
+
+def quantize_int8(
+    tokens: Tensor | Packed,
+    granularity: Granularity = "token",
+    affine: bool = False,
+    mask: Tensor | None = None,
+    lengths: Tensor | None = None,
+    scale: float | Tensor | None = None,
+) -> Int8Tokens:
+    """Quantise token embeddings to INT8 codes and FP16 scales.
+
+    Args:
+        tokens: float `[..., L, d]`, or `Packed` (a view is compacted first).
+        granularity: one scale a "token", "document" (the leading dimensions) or "corpus".
+        affine: asymmetric codes with an offset (the paper's uint8 variant, codes shifted by 128 into int8).
+        mask, lengths: valid tokens of padded input, `[..., L]` bool or 0/1 and `[...]`; padding never sets a scale, its codes
+            are 0. Refused with `Packed`, which has no padding.
+        scale: a corpus scale found earlier (symmetric corpus granularity only); values beyond 127 scales are clipped.
+
+    Returns:
+        `Int8Tokens`. A zero token has scale 1 and codes 0. A token that is not finite, or whose scale FP16 cannot hold, gets a
+        NaN scale (granularity "token") or is a `ValueError` ("document", "corpus").
+    """
+    packed, values, valid = _prepare(tokens, mask, lengths)
+    check_granularity(granularity)
+    if scale is not None:
+        if granularity != "corpus" or affine:
+            raise ValueError("scale: only for symmetric codes with granularity='corpus'")
+        given = torch.as_tensor(scale, dtype=_SCALE_DTYPE, device=values.device)
+        if given.dim() != 0 or not bool(torch.isfinite(given)) or not bool(given > 0):
+            raise ValueError(f"scale: got {scale!r}, need one positive finite number that FP16 can hold")
+        _refuse_non_finite(values, valid, granularity)
+        return _int8(packed, values, valid, given, None, granularity)
+    if affine:
+        low = _reduce(values.float().amin(-1), valid, packed, granularity, "amin")
+        high = _reduce(values.float().amax(-1), valid, packed, granularity, "amax")
+        _refuse_non_finite(values, valid, granularity)
+        step = (high - low) / 255
+        scales = _stored_scale(step, 255 / 2)
+        constant = step == 0  # a constant token is its offset alone
+        offset = torch.where(constant, low, low + 128 * scales.float()).to(_SCALE_DTYPE)
+        bad = ~torch.isfinite(offset) | torch.isnan(scales)
+        return _int8(packed, values, valid, scales.masked_fill(bad, torch.nan), offset.masked_fill(bad, torch.nan), granularity)
+    absmax = _reduce(values.float().abs().amax(-1), valid, packed, granularity, "amax")
+    _refuse_non_finite(values, valid, granularity)
+    return _int8(packed, values, valid, _stored_scale(absmax / 127, 127), None, granularity)
+
+
+def quantize_fp8(
+    tokens: Tensor | Packed,
+    granularity: Granularity = "document",
+    *,
+    mask: Tensor | None = None,
+    lengths: Tensor | None = None,
+) -> Fp8Tokens:
+    """Quantise token embeddings to FP8 (e4m3) codes with FP16 scales, by default one a document.
+
+    A document's scale stays outside the scoring loop; e4m3 keeps its relative precision over the whole range, so a finer scale
+    would gain little. Arguments, NaN scales ("token") and refusals ("document", "corpus") as in `quantize_int8`.
+    """
+    packed, values, valid = _prepare(tokens, mask, lengths)
+    check_granularity(granularity)
+    _refuse_non_finite(values, valid, granularity)
+    absmax = _reduce(values.float().abs().amax(-1), valid, packed, granularity, "amax")
+    scales = _stored_scale(absmax / _FP8_MAX, _FP8_MAX)
+    _refuse_large(scales, granularity)
+    codes = (values.float() / _spread(scales.float(), packed, granularity)).clamp(-_FP8_MAX, _FP8_MAX)
+    codes = codes.nan_to_num_(nan=0.0)
+    if valid is not None:
+        codes = codes.masked_fill(~valid.unsqueeze(-1), 0)
+    fp8 = codes.to(torch.float8_e4m3fn)
+    return Fp8Tokens(fp8 if packed is None else packed.with_values(fp8), scales, granularity)
+
+
+def check_granularity(granularity: str) -> None:
+    """Refuse a granularity that does not exist."""
+    if granularity not in ("token", "document", "corpus"):
+        raise ValueError(f"granularity: got {granularity!r}, need 'token', 'document' or 'corpus'")
+
+
+def _prepare(
+    tokens: Tensor | Packed, mask: Tensor | None, lengths: Tensor | None
+) -> tuple[Packed | None, Tensor, Tensor | None]:
+    """The packed form (or None), the values, and which tokens are valid (None: all)."""
+    packed = tokens.compact() if isinstance(tokens, Packed) else None
+    values = packed.values if packed is not None else tokens
+    if not isinstance(values, Tensor) or values.dim() < 2 or values.dtype not in FLOAT_DTYPES:
+        got = f"{values.dtype} {list(values.shape)}" if isinstance(values, Tensor) else type(values).__name__
+        raise ValueError(f"tokens: got {got}, need fp16, bf16 or fp32 [..., L, d] or Packed")
+    if packed is not None:
+        if mask is not None or lengths is not None:
+            raise ValueError("mask, lengths: Packed tokens have no padding")
+        return packed, values.detach(), None
+    valid: Tensor | None = None
+    if mask is not None:
+        if mask.shape != values.shape[:-1]:
+            raise ValueError(f"mask: got {list(mask.shape)}, need {list(values.shape[:-1])}")
+        valid = mask != 0
+    if lengths is not None:
+        if lengths.shape != values.shape[:-2]:
+            raise ValueError(f"lengths: got {list(lengths.shape)}, need {list(values.shape[:-2])}")
+        inside = torch.arange(values.shape[-2], device=values.device) < lengths.unsqueeze(-1)
+        valid = inside if valid is None else valid & inside
+    return None, values.detach(), valid
+
+
+def _refuse_non_finite(values: Tensor, valid: Tensor | None, granularity: Granularity) -> None:
+    if granularity == "token":
+        return
+    finite = torch.isfinite(values).all(-1)
+    if valid is not None:
+        finite = finite | ~valid
+    if not bool(finite.all()):
+        raise ValueError(f"tokens: {int((~finite).sum())} tokens are not finite; a {granularity} scale cannot hold that")
+
+
+def _refuse_large(scales: Tensor, granularity: Granularity) -> None:
+    if granularity != "token" and bool(torch.isnan(scales).any()):
+        raise ValueError(f"tokens: values too large, a {granularity} scale does not fit FP16 (at most 65504)")
+
+
+def _reduce(per_token: Tensor, valid: Tensor | None, packed: Packed | None, granularity: Granularity, how: str) -> Tensor:
+    """Reduce one value a token (`amax` or `amin`) to one a token, document or corpus; nothing valid gives 0."""
+    empty = -torch.inf if how == "amax" else torch.inf
+    if valid is not None:
+        per_token = per_token.masked_fill(~valid, empty)
+    if granularity == "document":
+        if packed is not None:
+            reduced = per_token.new_full((len(packed),), empty)
+            reduced.scatter_reduce_(0, packed.document_of_token(), per_token, how)
+        elif per_token.shape[-1] == 0:
+            reduced = per_token.new_full(per_token.shape[:-1], empty)
+        else:
+            reduced = getattr(per_token, how)(-1)
+    elif granularity == "corpus":
+        reduced = getattr(per_token, how)() if per_token.numel() else per_token.new_full((), empty)
+    else:
+        reduced = per_token
+    return torch.where(reduced == empty, torch.zeros_like(reduced), reduced)
+
+
+def _stored_scale(exact: Tensor, codes: float) -> Tensor:
+    """Round a scale to FP16: 1 for zero, NaN beyond FP16, one step up where rounding down would clip a value."""
+    scales = exact.clamp(min=_SMALLEST_SCALE).to(_SCALE_DTYPE)
+    # Among FP16 subnormals rounding may lose half the scale; there the largest value would leave the code range.
+    clips = scales.float() * (codes + 0.5) < exact * codes
+    above = (scales.view(torch.int16) + 1).view(_SCALE_DTYPE)
+    scales = torch.where(clips & torch.isfinite(scales), above, scales)
+    scales = torch.where(exact == 0, torch.ones_like(scales), scales)
+    return torch.where(torch.isfinite(scales) & torch.isfinite(exact), scales, torch.full_like(scales, torch.nan))
+
+
+def _spread(values: Tensor, packed: Packed | None, granularity: Granularity) -> Tensor:
+    if granularity == "token":
+        return values.unsqueeze(-1)
+    if granularity == "corpus":
+        return values
+    return values[packed.document_of_token()].unsqueeze(-1) if packed is not None else values[..., None, None]
+
+
+def _int8(
+    packed: Packed | None,
+    values: Tensor,
+    valid: Tensor | None,
+    scales: Tensor,
+    offset: Tensor | None,
+    granularity: Granularity,
+) -> Int8Tokens:
+    _refuse_large(scales, granularity)
+    shifted = values.float()
+    if offset is not None:
+        shifted = shifted - _spread(offset.float(), packed, granularity)
+    low = -127 if offset is None else -128
+    codes = (shifted / _spread(scales.float(), packed, granularity)).round_().clamp_(low, 127)
+    codes = codes.nan_to_num_(nan=0.0)  # a NaN scale says it; the code itself must be some integer
+    if valid is not None:
+        codes = codes.masked_fill_(~valid.unsqueeze(-1), 0)
+    int8 = codes.to(torch.int8)
+    return Int8Tokens(int8 if packed is None else packed.with_values(int8), scales, offset, granularity)

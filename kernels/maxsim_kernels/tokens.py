@@ -1,0 +1,324 @@
+"""The ways token embeddings are held: ragged (`Packed`), INT8 (`Int8Tokens`) and FP8 (`Fp8Tokens`).
+
+Constructors check shapes, dtypes and devices, and the values of offsets where those are on the CPU. On a GPU offsets and
+lengths are clamped by the operators that read them, so building these types never waits for a GPU.
+
+Source: paper section 'Variable-length corpora' (cu_seqlens offsets), section 'INT8' and appendix 'INT8 algorithm'.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+FLOAT_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+INDEX_DTYPES = (torch.int32, torch.int64)
+Granularity = Literal["token", "document", "corpus"]
+
+
+def _require_index(name: str, tensor: Tensor, size: int | None, device: torch.device) -> None:
+    if not isinstance(tensor, Tensor) or tensor.dtype not in INDEX_DTYPES or tensor.dim() != 1:
+        got = f"{tensor.dtype} {list(tensor.shape)}" if isinstance(tensor, Tensor) else type(tensor).__name__
+        raise ValueError(f"{name}: got {got}, need a 1-D int32 or int64 tensor")
+    if size is not None and tensor.numel() != size:
+        raise ValueError(f"{name}: got {tensor.numel()} entries, need {size}")
+    if tensor.device != device:
+        raise ValueError(f"{name}: on {tensor.device}, need the values' device {device}")
+
+
+class Packed:
+    """Ragged token embeddings without padding: one `[T, d]` buffer and where each row of it belongs.
+
+    Args:
+        values: `[T, d]` tokens of all documents, one after the other; any strides.
+        offsets: `[N + 1]` int32 or int64 on the values' device, starting at 0 and ending at T: document n is
+            `values[offsets[n]:offsets[n + 1]]` (`cu_seqlens` of the flash-attention family).
+
+    `Packed.view` makes one from starts and lengths instead, sharing storage with a larger buffer.
+    """
+
+    def __init__(self, values: Tensor, offsets: Tensor) -> None:
+        self._check_values(values)
+        _require_index("offsets", offsets, None, values.device)
+        if offsets.numel() < 1:
+            raise ValueError("offsets: got 0 entries, need N + 1 (a single 0 for no documents)")
+        if values.device.type == "cpu" and not torch.compiler.is_compiling():
+            self._check_offsets(offsets, values.shape[0])  # on a GPU this would wait; the kernels clamp there
+        self.values = values
+        self.offsets: Tensor | None = offsets
+        self.starts = offsets[:-1]
+        self.lengths = offsets[1:] - offsets[:-1]
+
+    @classmethod
+    def view(cls, values: Tensor, starts: Tensor, lengths: Tensor) -> Packed:
+        """Documents `values[starts[n]:starts[n] + lengths[n]]`, in any order, overlapping or not, without a copy."""
+        cls._check_values(values)
+        _require_index("starts", starts, None, values.device)
+        _require_index("lengths", lengths, starts.numel(), values.device)
+        packed = cls.__new__(cls)
+        packed.values, packed.offsets, packed.starts, packed.lengths = values, None, starts, lengths
+        return packed
+
+    @staticmethod
+    def _check_values(values: Tensor) -> None:
+        if not isinstance(values, Tensor) or values.dim() != 2 or values.shape[1] < 1:
+            got = list(values.shape) if isinstance(values, Tensor) else type(values).__name__
+            raise ValueError(f"values: got {got}, need a [tokens, d] tensor with d >= 1")
+
+    @staticmethod
+    def _check_offsets(offsets: Tensor, tokens: int) -> None:
+        first, last = int(offsets[0]), int(offsets[-1])
+        falls = (offsets[1:] < offsets[:-1]).nonzero()
+        if first != 0 or last != tokens or falls.numel():
+            at = f", falling at entry {int(falls[0]) + 1}" if falls.numel() else ""
+            raise ValueError(
+                f"offsets: got {first}..{last}{at}, need 0..{tokens} (the number of tokens), never decreasing; "
+                "Packed.view takes rows of a larger buffer"
+            )
+
+    def __len__(self) -> int:
+        return self.starts.numel()
+
+    def __repr__(self) -> str:
+        kind = "view" if self.offsets is None else "packed"
+        return f"Packed({kind}, {len(self)} rows, values {list(self.values.shape)} {self.dtype} on {self.device})"
+
+    def __getitem__(self, index: int) -> Tensor:
+        """Tokens `[L, d]` of one document, sharing storage (reads two numbers: waits on a GPU)."""
+        index = range(len(self))[index]
+        start = int(self.starts[index])
+        return self.values[start : start + int(self.lengths[index])]
+
+    @property
+    def dim(self) -> int:
+        """Embedding width d."""
+        return self.values.shape[1]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Dtype of the values."""
+        return self.values.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """Device of values and offsets."""
+        return self.values.device
+
+    def select(self, indices: Tensor | Sequence[int]) -> Packed:
+        """Documents `indices` `[M]` in that order, as a view; negative or out-of-range indices raise `IndexError`."""
+        chosen = torch.as_tensor(indices, device=self.device)
+        if chosen.numel() == 0:
+            chosen = chosen.to(torch.int64)
+        if chosen.dim() != 1 or chosen.dtype not in INDEX_DTYPES:
+            raise ValueError(f"indices: got {chosen.dtype} {list(chosen.shape)}, need 1-D int32 or int64")
+        if chosen.numel() and (int(chosen.min()) < 0 or int(chosen.max()) >= len(self)):
+            raise IndexError(f"indices: got values outside 0..{len(self) - 1}")
+        return Packed.view(self.values, self.starts[chosen], self.lengths[chosen])
+
+    def to(self, *args: object, **kwargs: object) -> Packed:
+        """`torch.Tensor.to` on the values; starts and lengths follow the device only."""
+        values = self.values.to(*args, **kwargs)  # type: ignore[call-overload]
+        if self.offsets is not None:
+            return Packed(values, self.offsets.to(values.device))
+        return Packed.view(values, self.starts.to(values.device), self.lengths.to(values.device))
+
+    def with_values(self, values: Tensor) -> Packed:
+        """The same rows over another buffer with the same number of tokens (codes, another dtype)."""
+        if values.shape[0] != self.values.shape[0]:
+            raise ValueError(f"values: got {values.shape[0]} tokens, need {self.values.shape[0]}")
+        if self.offsets is not None:
+            return Packed(values, self.offsets)
+        return Packed.view(values, self.starts, self.lengths)
+
+    def compact(self) -> Packed:
+        """Itself when packed end to end; a view is copied into one (waits on a GPU)."""
+        if self.offsets is not None:
+            return self
+        offsets = torch.zeros(len(self) + 1, dtype=torch.int64, device=self.device)
+        torch.cumsum(self.lengths, 0, out=offsets[1:])
+        rows = torch.repeat_interleave(self.starts.long() - offsets[:-1], self.lengths.long())
+        rows += torch.arange(rows.numel(), device=self.device)
+        return Packed(self.values[rows], offsets)
+
+    def document_of_token(self) -> Tensor:
+        """`[T]` int64: which document each token belongs to; only for documents packed end to end."""
+        if self.offsets is None:
+            raise ValueError("document_of_token: a view may share tokens between documents; call .compact() first")
+        numbers = torch.arange(len(self), device=self.device)
+        return torch.repeat_interleave(numbers, self.lengths.long(), output_size=self.values.shape[0])
+
+
+def pack(documents: Sequence[Tensor], *, dim: int | None = None, dtype: torch.dtype | None = None) -> Packed:
+    """Concatenate token matrices into one `Packed`.
+
+    Args:
+        documents: tensors `[L_i, d]` of one dtype and device; L_i may be 0.
+        dim, dtype: needed only where `documents` is empty (default dtype float32).
+    """
+    if len(documents) == 0:
+        if dim is None:
+            raise ValueError("documents: got an empty list, need dim= to know the embedding width")
+        return Packed(torch.empty(0, dim, dtype=dtype or torch.float32), torch.zeros(1, dtype=torch.int64))
+    first = documents[0]
+    for number, document in enumerate(documents):
+        if document.dim() != 2 or document.shape[1] != first.shape[1]:
+            raise ValueError(f"documents[{number}]: got {list(document.shape)}, need [L, {first.shape[1]}]")
+        if document.dtype != first.dtype or document.device != first.device:
+            raise ValueError(
+                f"documents[{number}]: got {document.dtype} on {document.device}, need {first.dtype} on {first.device}"
+            )
+    offsets = torch.zeros(len(documents) + 1, dtype=torch.int64)
+    offsets[1:] = torch.tensor([document.shape[0] for document in documents]).cumsum(0)
+    return Packed(torch.cat(list(documents)), offsets.to(first.device))
+
+
+class _QuantizedTokens:
+    """What INT8 and FP8 tokens share: codes (dense tensor or `Packed`), scales, granularity."""
+
+    codes: Tensor | Packed
+    scales: Tensor
+    granularity: Granularity
+    _code_dtype: torch.dtype
+
+    def _init(self, codes: Tensor | Packed, scales: Tensor, granularity: Granularity | None) -> None:
+        values = codes.values if isinstance(codes, Packed) else codes
+        if values.dtype != self._code_dtype or values.dim() < 2:
+            raise ValueError(f"codes: got {values.dtype} {list(values.shape)}, need {self._code_dtype} [..., L, d]")
+        if scales.device != values.device:
+            raise ValueError(f"scales: on {scales.device}, need the codes' device {values.device}")
+        if not scales.dtype.is_floating_point:
+            raise ValueError(f"scales: got {scales.dtype}, need a floating dtype")
+        self.codes, self.scales = codes, scales
+        self.granularity = granularity or self._infer_granularity()
+        if self.granularity not in ("token", "document", "corpus"):
+            raise ValueError(f"granularity: got {granularity!r}, need 'token', 'document' or 'corpus'")
+        need = scale_shape(codes, self.granularity)
+        if tuple(scales.shape) != need:
+            raise ValueError(f"scales: got {list(scales.shape)}, need {list(need)} for granularity {self.granularity!r}")
+
+    def _infer_granularity(self) -> Granularity:
+        kinds: tuple[Granularity, ...] = ("token", "document", "corpus")
+        shape = tuple(self.scales.shape)
+        fits = [kind for kind in kinds if scale_shape(self.codes, kind) == shape]
+        if not fits:
+            raise ValueError(
+                f"scales: got {list(shape)}, need {list(scale_shape(self.codes, 'token'))} (token), "
+                f"{list(scale_shape(self.codes, 'document'))} (document) or [] (corpus)"
+            )
+        if {"token", "document"} <= set(fits) and isinstance(self.codes, Packed):
+            raise ValueError(f"scales: {list(shape)} fits both tokens and documents; name granularity=")
+        return fits[0]
+
+    @property
+    def device(self) -> torch.device:
+        """Device of codes and scales."""
+        return self.codes.device
+
+    @property
+    def dim(self) -> int:
+        """Embedding width d."""
+        return self.codes.dim if isinstance(self.codes, Packed) else self.codes.shape[-1]
+
+    def __len__(self) -> int:
+        return len(self.codes)
+
+    @property
+    def token_values(self) -> Tensor:
+        """The codes' tensor: `[..., L, d]`, or `[T, d]` where packed."""
+        return self.codes.values if isinstance(self.codes, Packed) else self.codes
+
+    def _per_token(self, values: Tensor) -> Tensor:
+        """Spread one value a token, document or corpus over the codes' tokens, ready to broadcast over d."""
+        if self.granularity == "token":
+            return values.unsqueeze(-1)
+        if self.granularity == "corpus":
+            return values
+        if isinstance(self.codes, Packed):
+            return values[self.codes.document_of_token()].unsqueeze(-1)
+        return values[..., None, None]
+
+
+def scale_shape(codes: Tensor | Packed, granularity: Granularity) -> tuple[int, ...]:
+    """Shape of the scales of `codes`: `[T]` / `[..., L]` (token), `[N]` / `[...]` (document), `[]` (corpus)."""
+    if granularity == "corpus":
+        return ()
+    if isinstance(codes, Packed):
+        return (codes.values.shape[0],) if granularity == "token" else (len(codes),)
+    return tuple(codes.shape[:-1]) if granularity == "token" else tuple(codes.shape[:-2])
+
+
+class Int8Tokens(_QuantizedTokens):
+    """INT8 token embeddings: a token is `codes * scale (+ offset)`.
+
+    Args:
+        codes: int8 `[B, Ld, d]` (any leading shape) or `Packed` of int8.
+        scales: `[B, Ld]` | `[T]` (one a token), `[B]` | `[N]` (one a document) or `[]` (one for the corpus); FP16 by default.
+        offset: the same shape as `scales` for affine codes, None for symmetric ones.
+        granularity: which of the three; inferred from the shape of `scales` where only one fits.
+    """
+
+    _code_dtype = torch.int8
+
+    def __init__(
+        self,
+        codes: Tensor | Packed,
+        scales: Tensor,
+        offset: Tensor | None = None,
+        granularity: Granularity | None = None,
+    ) -> None:
+        self._init(codes, scales, granularity)
+        if offset is not None and (offset.shape != scales.shape or offset.device != scales.device):
+            raise ValueError(f"offset: got {list(offset.shape)} on {offset.device}, need {list(scales.shape)} as scales")
+        self.offset = offset
+
+    def dequantize(self, dtype: torch.dtype = torch.float32) -> Tensor | Packed:
+        """`codes * scale + offset` in float32 (float64 when asked for), rounded once to `dtype`."""
+        work = torch.float64 if dtype == torch.float64 else torch.float32
+        tokens = self.token_values.to(work) * self._per_token(self.scales.to(work))
+        if self.offset is not None:
+            tokens = tokens + self._per_token(self.offset.to(work))
+        tokens = tokens.to(dtype)
+        return self.codes.with_values(tokens) if isinstance(self.codes, Packed) else tokens
+
+    def select(self, indices: Tensor | Sequence[int]) -> Int8Tokens:
+        """Documents `indices` of packed codes, as a view; per-document scales are gathered."""
+        if not isinstance(self.codes, Packed):
+            raise ValueError("select: needs packed codes; index dense codes and scales directly")
+        codes = self.codes.select(indices)
+        if self.granularity != "document":
+            return Int8Tokens(codes, self.scales, self.offset, self.granularity)
+        chosen = torch.as_tensor(indices, device=self.device, dtype=torch.int64)
+        offset = None if self.offset is None else self.offset[chosen]
+        return Int8Tokens(codes, self.scales[chosen], offset, "document")
+
+
+class Fp8Tokens(_QuantizedTokens):
+    """FP8 (e4m3) token embeddings: a token is `codes * scale`; one scale a document, so the inner loop never sees it.
+
+    Args:
+        codes: float8_e4m3fn `[B, Ld, d]` (any leading shape) or `Packed` of it.
+        scales: `[B]` | `[N]`, or `[B, Ld]` | `[T]`, or `[]`; FP16 by default.
+        granularity: inferred from the shape of `scales` where only one fits.
+    """
+
+    _code_dtype = torch.float8_e4m3fn
+
+    def __init__(self, codes: Tensor | Packed, scales: Tensor, granularity: Granularity | None = None) -> None:
+        self._init(codes, scales, granularity)
+
+    def dequantize(self, dtype: torch.dtype = torch.float32) -> Tensor | Packed:
+        """`codes * scale` in float32 (exact: 4 + 11 significant bits), rounded once to `dtype`."""
+        tokens = (self.token_values.float() * self._per_token(self.scales.float())).to(dtype)
+        return self.codes.with_values(tokens) if isinstance(self.codes, Packed) else tokens
+
+    def select(self, indices: Tensor | Sequence[int]) -> Fp8Tokens:
+        """Documents `indices` of packed codes, as a view; per-document scales are gathered."""
+        if not isinstance(self.codes, Packed):
+            raise ValueError("select: needs packed codes; index dense codes and scales directly")
+        scales = self.scales
+        if self.granularity == "document":
+            scales = scales[torch.as_tensor(indices, device=self.device, dtype=torch.int64)]
+        return Fp8Tokens(self.codes.select(indices), scales, self.granularity)

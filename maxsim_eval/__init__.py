@@ -1,0 +1,1 @@
+"""Exact MaxSim paths compared end to end: data in, report out."""

@@ -1,0 +1,52 @@
+"""Every error the toolkit raises on purpose, and the exit code the command line gives it.
+
+A message names the file or argument, what was found and what is needed; the command line prints it alone, without a traceback.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+EXIT_OK = 0
+EXIT_GATE = 1  # quality or parity fell: the run worked, the answer is "no"
+EXIT_USAGE = 2  # a wrong name, option or value
+EXIT_DATA = 3  # data, cache or embeddings that are missing, damaged or foreign
+EXIT_INTERRUPTED = 130  # Ctrl-C, as shells report it
+
+
+class MaxsimEvalError(Exception):
+    """Base of all deliberate errors; `exit_code` is what `evaluate.py` returns for it."""
+
+    exit_code = EXIT_DATA
+
+
+class UsageError(MaxsimEvalError):
+    """An argument has a value that cannot work."""
+
+    exit_code = EXIT_USAGE
+
+
+class UnknownNameError(UsageError):
+    """A dataset, encoder, path or metric that does not exist; the message offers the nearest names."""
+
+    def __init__(self, kind: str, name: str, known: Iterable[str]) -> None:
+        names = sorted(known)
+        near = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
+        hint = f"Did you mean {' or '.join(repr(n) for n in near)}? " if near else ""
+        super().__init__(f"unknown {kind} {name!r}. {hint}Known: {', '.join(names) or 'none'}.")
+
+
+class DataError(MaxsimEvalError):
+    """A dataset, run or embedding file that is missing or does not hold what it must."""
+
+
+class CacheError(MaxsimEvalError):
+    """A cache file that is damaged, truncated, partial, foreign, of another version or locked by another process."""
+
+
+class MissingPackageError(MaxsimEvalError):
+    """An optional package is needed; the message names the pip command."""
+
+    def __init__(self, what: str, package: str, extra: str) -> None:
+        super().__init__(f"{what} needs the package {package!r}. Install it with: pip install 'maxsim-eval[{extra}]'")
