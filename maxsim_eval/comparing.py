@@ -1,0 +1,293 @@
+"""The `compare` command: Results and TREC runs of any tool side by side, each against the first."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from maxsim_eval import parity
+from maxsim_eval.errors import DataError, UnknownNameError, UsageError
+from maxsim_eval.metrics import DEFAULT_METRICS, evaluate_run, means, parse_metric
+from maxsim_eval.result_json import dump_json, from_json, jsonable
+from maxsim_eval.runs import read_qrels, read_trec_run
+from maxsim_eval.types import PathResult, Qrels, Result, Run
+
+SCHEMA = "maxsim-eval/comparison/1"
+RESULT_FILE = "result.json"
+
+
+@dataclass(frozen=True)
+class Input:
+    """One thing compared: where it came from, its ranking, and the Result it is a path of (None for a plain run)."""
+
+    label: str
+    file: str
+    run: Run
+    result: Result | None = None
+    path: PathResult | None = None
+
+
+@dataclass(frozen=True)
+class Compared:
+    """One input with its metrics and, but for the first, its parity with the first."""
+
+    label: str
+    file: str
+    metrics: Mapping[str, float]
+    per_query: Mapping[str, Mapping[str, float]]
+    parity: Mapping[str, Any] | None
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Two or more inputs compared; the first is the reference."""
+
+    inputs: tuple[Compared, ...]
+    queries: int  # judged queries the means are over
+    depth: int  # documents a query that the rankings are compared to
+    qrels: str | None  # file of the judgements; None: the metrics stand in the results
+    warnings: tuple[str, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-able form (docs/result.md, schema `maxsim-eval/comparison/1`)."""
+        entries = {
+            entry.label: {
+                "file": entry.file,
+                "metrics": entry.metrics,
+                **({} if entry.parity is None else {"parity": entry.parity}),
+                "per_query": entry.per_query,
+            }
+            for entry in self.inputs
+        }
+        document = {
+            "schema": SCHEMA,
+            "reference": self.inputs[0].label,
+            "qrels": self.qrels,
+            "queries": self.queries,
+            "depth": self.depth,
+            "warnings": self.warnings,
+            "inputs": entries,
+        }
+        plain: dict[str, Any] = jsonable(document)
+        return plain
+
+    def to_json(self) -> str:
+        """`to_dict` as JSON text."""
+        return dump_json(self.to_dict()) + "\n"
+
+
+def _split_selector(path: Path) -> tuple[Path, str | None]:
+    """`result.json:int8` -> (result.json, "int8"); a name that is itself a file or folder has no selector."""
+    text = str(path)
+    if path.exists():
+        return path, None
+    for position, character in enumerate(text):
+        if character == ":" and Path(text[:position]).exists():
+            return Path(text[:position]), text[position + 1 :]
+    return path, None
+
+
+def _run_of_result(origin: Path, result: Result, name: str) -> Run:
+    """The run file beside a result file that holds path `name`."""
+    file = result.paths[name].run
+    if file is None:
+        raise DataError(f"{origin}: path {name!r} has no run file, need one to compare rankings")
+    run_path = origin.parent / file
+    if Path(file).is_absolute() or not run_path.resolve().is_relative_to(origin.parent.resolve()):
+        raise DataError(f"{origin}: path {name!r} has its run at {file!r}, need a file beside the result")
+    return read_trec_run(run_path)
+
+
+def _read_result(origin: Path, selected: str | None) -> Input:
+    try:
+        text = origin.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{origin}: cannot be read ({error})") from error
+    result = from_json(text, str(origin))
+    name = selected or result.reference
+    if name is None:
+        raise UsageError(f"{origin}: has no reference path; choose one: {origin}:{next(iter(result.paths), 'PATH')}")
+    if name not in result.paths:
+        raise UnknownNameError(f"path of {origin}", name, result.paths)
+    run = _run_of_result(origin, result, name)
+    folder = origin.resolve().parent.name
+    return Input(f"{folder}:{name}", str(origin), run, result, result.paths[name])
+
+
+def _looks_like_result(path: Path) -> bool:
+    try:
+        with open(path, "rb") as handle:
+            return handle.read(64).lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"{")
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror})") from error
+
+
+def read_input(path: Path | str) -> Input:
+    """Read one thing to compare.
+
+    Args:
+        path: a `result.json` (its reference path), `result.json:int8` (that path), the folder of one, or a TREC run file.
+
+    Raises:
+        DataError: missing or malformed file, a result without the run file.
+        UnknownNameError: the result has no path of that name.
+        UsageError: a path name after a plain run.
+    """
+    origin, selected = _split_selector(Path(path))
+    if origin.is_dir():
+        origin = origin / RESULT_FILE
+    if _looks_like_result(origin):
+        return _read_result(origin, selected)
+    if selected is not None:
+        raise UsageError(f"{path}: {origin} is a TREC run, which has no paths; leave out ':{selected}'")
+    run = read_trec_run(origin)
+    return Input(origin.stem, str(origin), run)
+
+
+def _labels(inputs: Sequence[Input]) -> list[str]:
+    """One label each: the name, and a number where two would be the same."""
+    labels: list[str] = []
+    for entry in inputs:
+        label, number = entry.label, 2
+        while label in labels:
+            label, number = f"{entry.label} ({number})", number + 1
+        labels.append(label)
+    return labels
+
+
+def _canonical_name(name: str) -> str:
+    try:
+        return parse_metric(name).canonical
+    except UsageError:
+        return name  # a metric of another tool or version: compared under the name it has
+
+
+def _canonical(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {_canonical_name(name): value for name, value in values.items()}
+
+
+def _stored(inputs: Sequence[Input]) -> list[PathResult]:
+    """Metrics as the results hold them; only over the same judged queries are they comparable."""
+    found: list[PathResult] = []
+    for entry in inputs:
+        if entry.path is None:
+            raise UsageError(f"{entry.file} is a plain run and has no metrics; give the judgements: --qrels FILE")
+        per_query = _canonical(entry.path.per_query)
+        found.append(PathResult(_canonical(entry.path.metrics), per_query, {}))
+    first = {query for values in found[0].per_query.values() for query in values}
+    for entry, values in zip(inputs[1:], found[1:], strict=True):
+        queries = {query for row in values.per_query.values() for query in row}
+        if queries != first or not queries:
+            raise DataError(
+                f"{entry.file}: its means are over {len(queries)} judged queries, those of {inputs[0].file} over "
+                f"{len(first)}, and {len(queries & first)} are the same; give the judgements: --qrels FILE"
+            )
+    return found
+
+
+def _evaluated(inputs: Sequence[Input], qrels: Qrels, metrics: Iterable[str]) -> list[PathResult]:
+    names = list(metrics)
+    found = []
+    for entry in inputs:
+        per_query = evaluate_run(entry.run, qrels, names)
+        found.append(PathResult(means(per_query), per_query, {}))
+    return found
+
+
+def _warnings(inputs: Sequence[Input], qrels: Qrels | None) -> tuple[str, ...]:
+    found = []
+    sets = {f"{e.result.task['dataset']} {e.result.task['split']}" for e in inputs if e.result is not None}
+    if len(sets) > 1:
+        found.append(f"the results are of different task sets: {', '.join(sorted(sets))}")
+    for entry in inputs:
+        if qrels is not None:
+            missing = sum(not entry.run.rankings.get(query) for query in qrels)
+            if missing:
+                found.append(f"{entry.file}: no results for {missing} of {len(qrels)} judged queries; they score 0")
+    return tuple(found)
+
+
+def compare_inputs(
+    paths: Sequence[Path | str],
+    qrels: Path | str | None = None,
+    metrics: Iterable[str] = DEFAULT_METRICS,
+    k: int | None = None,
+) -> Comparison:
+    """Compare two or more Results or TREC runs with the first of them.
+
+    Scores are not compared (other tools' scores mean other things), so Spearman and score errors are null.
+
+    Args:
+        paths: see `read_input`.
+        qrels: judgements; without them all inputs must be Results over the same judged queries, and the metrics are theirs.
+        metrics: metrics to compute from `qrels`.
+        k: depth the rankings are compared to; None takes the longest ranking there is.
+
+    Raises:
+        UsageError: fewer than two inputs, k below 1, a plain run without qrels.
+        DataError: missing, malformed or incomparable files.
+    """
+    if len(paths) < 2:
+        raise UsageError(f"compare: got {len(paths)} input, need two or more results or runs")
+    if k is not None and k < 1:
+        raise UsageError(f"k: got {k}, need 1 or more")
+    inputs = [read_input(path) for path in paths]
+    judged = None if qrels is None else read_qrels(qrels)
+    values = _stored(inputs) if judged is None else _evaluated(inputs, judged, metrics)
+    labels = _labels(inputs)
+    depth = k or max(len(ranking) for entry in inputs for ranking in entry.run.rankings.values())
+    compared = []
+    for index, (entry, value) in enumerate(zip(inputs, values, strict=True)):
+        against = None
+        if index:
+            first = Run(labels[0], inputs[0].run.rankings, inputs[0].run.ordered)
+            against = parity.compare(values[0], value, first, entry.run, reference_scores=None, scores=None, k=depth)
+        compared.append(Compared(labels[index], entry.file, value.metrics, value.per_query, against))
+    queries = {query for row in values[0].per_query.values() for query in row}
+    return Comparison(tuple(compared), len(queries), depth, None if qrels is None else str(qrels), _warnings(inputs, judged))
+
+
+def _metric_cell(entry: Compared, name: str) -> str:
+    value = entry.metrics.get(name)
+    if value is None or not math.isfinite(value):
+        return "-"
+    if entry.parity is None:
+        return f"{value:.4f}"
+    change = entry.parity["delta"].get(name)
+    if change is None or not math.isfinite(change):
+        return f"{value:.4f} (?)"
+    return f"{value:.4f} (=)" if change == 0 else f"{value:.4f} ({change:+.4f})"
+
+
+def render_comparison(comparison: Comparison, console: Console) -> None:
+    """Print metrics side by side (change against the first), then overlap and order of the rankings."""
+    first = comparison.inputs[0]
+    judged = f"judgements {comparison.qrels}" if comparison.qrels else "metrics as in the results"
+    console.print(Text(f"{comparison.queries} judged queries, {judged}; compared with {first.label}", style="bold"))
+    table = Table(box=box.SIMPLE_HEAD)
+    table.add_column("metric")
+    for entry in comparison.inputs:
+        table.add_column(Text(entry.label), justify="right")
+    for name in first.metrics:
+        table.add_row(Text(name), *(Text(_metric_cell(entry, name)) for entry in comparison.inputs))
+    for cutoff in parity.OVERLAPS:
+        cells = ["-" if entry.parity is None else entry.parity["overlap"][f"@{cutoff}"] for entry in comparison.inputs]
+        texts = [f"{cell:.4f}" if isinstance(cell, float) else "-" for cell in cells]
+        table.add_row(Text(f"top-{cutoff} overlap"), *(Text(text) for text in texts))
+    console.print(table)
+    for warning in comparison.warnings:
+        console.print(Text(f"warning: {warning}", style="yellow"))
+    for entry in comparison.inputs[1:]:
+        order = (entry.parity or {})["identical_order"]
+        verdict = "ranking identical" if order["identical"] == order["queries"] else "ranking differs"
+        console.print(
+            Text(f"{entry.label}: {verdict}: same top {order['k']} in {order['identical']} of {order['queries']} queries")
+        )

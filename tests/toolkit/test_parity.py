@@ -1,0 +1,199 @@
+"""Parity numbers against scipy and against hand-calculated cases."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.stats import spearmanr
+
+from maxsim_eval.errors import DataError
+from maxsim_eval.parity import check_scores, compare, overlap, spearman
+from maxsim_eval.types import PathResult, Run
+
+INF = math.inf
+
+
+def path(**metrics: dict[str, float]) -> PathResult:
+    return PathResult({name: sum(row.values()) / len(row) for name, row in metrics.items()}, metrics, {})
+
+
+def run(name: str = "x", **rankings: str) -> Run:
+    return Run(name, {query: [(document, 0.0) for document in text] for query, text in rankings.items()})
+
+
+def parity(left: Run, right: Run, k: int = 5, **options: Any) -> dict[str, Any]:
+    options = {"reference_scores": None, "scores": None, **options}
+    return compare(path(), path(), left, right, k=k, **options)
+
+
+def scored(left: list[list[float]], right: list[list[float]], **options: Any) -> dict[str, Any]:
+    arrays = [np.array(rows, dtype=np.float32) for rows in (left, right)]
+    return parity(run("fp32"), run("fp16"), reference_scores=arrays[0], scores=arrays[1], **options)
+
+
+def test_deltas() -> None:
+    reference = path(A={"q": 0.5, "r": 1.0}, B={"q": 1.0, "r": 0.0}, C={"q": 0.5, "r": 0.5})
+    other = path(A={"q": 0.25, "r": 1.0}, B={"q": 0.0, "r": 1.0})
+    found = compare(reference, other, run("fp32"), run(), reference_scores=None, scores=None, k=1)
+    assert found["reference"] == "fp32"
+    assert found["delta"] == {"A": -0.125, "B": 0.0, "C": None}
+    assert found["delta_per_query"] == {
+        "A": {"max_abs": 0.25, "mean_abs": 0.125, "changed": 1, "queries": 2},
+        "B": {"max_abs": 1.0, "mean_abs": 1.0, "changed": 2, "queries": 2},  # the mean hides it, this does not
+    }
+
+
+def test_overlap_and_order_by_hand() -> None:
+    found = parity(run(q="abcdef", r="abc", s="", t=""), run(q="bacdeg", r="abcd", s="", t="a"), k=6)
+    # q: 4 of 5 then 5 of 6; r: 3 of 3 (one more is found); s: both nothing; t: nothing against something
+    assert found["overlap"]["@5"] == pytest.approx((5 / 5 + 3 / 3 + 1 + 0) / 4)
+    assert found["overlap"]["@10"] is None  # lists are cut at 6: '@10' would be '@6' under another name
+    assert found["identical_order"] == {"k": 6, "identical": 1, "queries": 4, "fraction": 0.25}
+    assert overlap("abcdef", "bacdeg", 6) == pytest.approx(5 / 6)
+    assert overlap("ab", "", 5) == 0.0
+
+
+def test_cutoffs_beyond_k_count_when_the_whole_corpus_was_ranked() -> None:
+    left, right = run(q="abc"), run(q="cba")
+    assert parity(left, right, k=3)["overlap"]["@5"] is None  # the corpus may be larger
+    scores = np.zeros((1, 3), dtype=np.float32)
+    assert parity(left, right, k=3, reference_scores=scores, scores=scores)["overlap"]["@100"] == 1.0
+    assert parity(left, right, k=4)["overlap"]["@100"] == 1.0  # shorter than k: nothing was cut off
+
+
+def test_queries_of_either_run_count() -> None:
+    found = parity(run(q="ab"), run(r="ab"), k=10)
+    assert found["overlap"]["@5"] == 0.0
+    assert found["identical_order"]["queries"] == 2
+
+
+def test_no_queries_at_all() -> None:
+    found = parity(run(), run())
+    assert found["overlap"] == {"@5": None, "@10": None, "@20": None, "@100": None}
+    assert found["identical_order"]["fraction"] is None
+
+
+def test_unordered_runs_are_compared_in_trec_evals_order() -> None:
+    left = Run("x", {"q": [("a", 1.0), ("b", 2.0), ("c", 2.0)]}, ordered=False)
+    assert parity(left, run(q="cba"), k=3)["identical_order"]["identical"] == 1
+    assert parity(left, run(q="bca"), k=3)["identical_order"]["identical"] == 0
+
+
+def test_errors_by_hand() -> None:
+    found = scored([[4.0, 2.0, -INF, 1.0], [0.0, 0.0, 0.0, 0.0]], [[4.5, 2.0, -INF, -INF], [0.25, 0.0, INF, 0.0]])
+    assert found["max_abs_error"] == 0.5
+    assert found["mean_abs_error"] == pytest.approx((0.5 + 0.25) / 5)
+    assert found["max_rel_error"] == 0.5 / 4.0  # of the query's largest reference score; the zero query has none
+    assert found["mean_rel_error"] == pytest.approx(0.5 / 4.0 / 2)
+    assert found["mismatched_finite"] == 2
+
+
+def test_one_sided_infinities_never_hide_in_the_error() -> None:
+    found = scored([[1.0, INF]], [[-INF, -INF]])
+    assert found["mismatched_finite"] == 2
+    assert found["max_abs_error"] is found["mean_abs_error"] is found["max_rel_error"] is None
+
+
+def test_long_rows_are_compared_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    random = np.random.default_rng(0)
+    left = random.normal(size=(3, 100)).astype(np.float32)
+    left[1, 5] = -INF
+    right = left + random.normal(size=left.shape).astype(np.float32) * 0.1
+    whole = scored(left.tolist(), right.tolist())
+    monkeypatch.setattr("maxsim_eval.parity._COLUMNS", 7)
+    blocks = scored(left.tolist(), right.tolist())
+    for key in ("max_abs_error", "mean_abs_error", "max_rel_error", "mean_rel_error", "mismatched_finite"):
+        assert blocks[key] == pytest.approx(whole[key], rel=1e-12)
+    finite = np.isfinite(left)
+    error = np.abs(right[finite].astype(np.float64) - left[finite])
+    assert whole["max_abs_error"] == error.max()
+    assert whole["mean_abs_error"] == pytest.approx(error.mean())
+
+
+def test_spearman_by_hand() -> None:
+    found = scored(
+        [[1, 2, 3, 4], [1, 1, 1, 1], [1, 2, 3, 4], [5, 5, 5, 5]], [[10, 20, 30, 40], [1, 2, 3, 4], [2, 1, 3, 4], [6, 6, 6, 6]]
+    )
+    assert found["spearman"] == {
+        "mean": pytest.approx((1.0 + 0.8) / 2),
+        "min": pytest.approx(0.8),
+        "queries": 2,
+        "sampled": False,
+        "constant": 2,
+        "constant_in_one": 1,
+    }
+
+
+def test_spearman_is_null_when_everything_is_constant() -> None:
+    found = scored([[1.0, 1.0], [-INF, -INF]], [[2.0, 2.0], [-INF, -INF]])
+    assert found["spearman"]["mean"] is found["spearman"]["min"] is None
+    assert found["spearman"]["constant"] == 2
+    assert scored([[1.0]], [[3.0]])["spearman"]["mean"] is None
+    assert scored([[]], [[]])["spearman"]["constant"] == 1
+
+
+def test_documents_not_retrieved_share_the_bottom_rank() -> None:
+    left, right = np.array([3.0, 1.0, -INF, -INF]), np.array([-INF, 4.0, 5.0, -INF])
+    assert spearman(left, right) == pytest.approx(spearmanr([4, 3, 1.5, 1.5], [1.5, 3, 4, 1.5]).statistic)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4)), min_size=2, max_size=30))
+def test_spearman_equals_scipys(pairs: list[tuple[int, int]]) -> None:
+    left, right = (np.array(values, dtype=np.float32) for values in zip(*pairs, strict=True))
+    found = spearman(left, right)
+    if (left == left[0]).all() or (right == right[0]).all():
+        assert found is None
+    else:
+        assert found == pytest.approx(spearmanr(left, right).statistic, abs=1e-12)
+
+
+def test_equal_ranks_are_exactly_one() -> None:
+    for seed in range(20):
+        values = np.random.default_rng(seed).normal(size=1000).round(1)
+        assert spearman(values, values * 3 + 1) == 1.0
+        assert spearman(values, -values) == pytest.approx(-1.0)
+
+
+def test_without_scores_the_score_entries_are_null() -> None:
+    found = parity(run(q="a"), run(q="a"))
+    assert found["spearman"]["mean"] is found["max_abs_error"] is found["mismatched_finite"] is None
+    assert parity(run(q="a"), run(q="a"), scores=np.zeros((1, 1)))["max_abs_error"] is None
+    assert set(found) == set(scored([[1.0]], [[1.0]]))
+
+
+def test_memory_maps_and_samples(tmp_path: Path) -> None:
+    scores = np.arange(12, dtype=np.float32).reshape(3, 4)
+    mapped = np.lib.format.open_memmap(tmp_path / "s.npy", mode="w+", dtype=np.float32, shape=(3, 4))
+    mapped[:] = scores
+    found = parity(run(q="a"), run(q="a"), reference_scores=mapped, scores=scores, score_rows=[4, 0, 9])
+    assert found["spearman"] == {
+        "mean": 1.0, "min": 1.0, "queries": 3, "sampled": True, "constant": 0, "constant_in_one": 0,
+    }  # fmt: skip
+    assert found["max_abs_error"] == 0.0
+
+
+def test_nan_scores_are_refused() -> None:
+    with pytest.raises(DataError, match="compared scores: query number 1, document number 0: NaN"):
+        scored([[1.0], [1.0]], [[1.0], [math.nan]])
+    with pytest.raises(DataError, match="reference scores: query number 7, document number 1: NaN"):
+        scored([[1.0, math.nan]], [[1.0, 2.0]], score_rows=[7])
+    scores = np.array([[1.0, -INF], [math.nan, math.nan]], dtype=np.float32)
+    with pytest.raises(DataError, match=r"path 'int8': query 'q2', document 'd1' \(and 1 more documents.*NaN"):
+        check_scores(scores, ["q1", "q2"], ["d1", "d2"], "int8")
+    check_scores(scores[:1], ["q1"], ["d1", "d2"], "int8")
+
+
+def test_wrong_arguments() -> None:
+    with pytest.raises(ValueError, match=r"\[1, 2\] against the reference's \[1, 1\]"):
+        scored([[1.0]], [[1.0, 2.0]])
+    with pytest.raises(ValueError, match="score_rows: got 2"):
+        scored([[1.0]], [[1.0]], score_rows=[0, 1])
+    with pytest.raises(ValueError, match="k: got 0"):
+        parity(run(), run(), k=0)
