@@ -1,0 +1,258 @@
+"""Opening embedding files: torch, npz, npy and safetensors become one `Table` of tensors, lists and strings.
+
+No format may run code: torch files are read with `weights_only=True`, numpy files with `allow_pickle=False`. Large
+files are mapped (torch zip files, npy, safetensors), so opening one costs its index, not its size.
+"""
+
+from __future__ import annotations
+
+import json
+import pickle
+import re
+import struct
+import tokenize
+import zipfile
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from maxsim_eval.errors import DataError
+
+ID_LISTS = ("ids", "query_ids", "document_ids", "doc_ids", "corpus_ids", "passage_ids")
+# What readers of damaged files raise, over torch's, numpy's and zipfile's parsers.
+DAMAGE = (
+    RuntimeError,
+    ValueError,
+    KeyError,
+    IndexError,
+    TypeError,
+    AttributeError,
+    AssertionError,
+    EOFError,
+    OSError,
+    OverflowError,
+    MemoryError,
+    struct.error,
+    SyntaxError,  # numpy parses its headers as Python literals
+    tokenize.TokenError,
+    zlib.error,
+    zipfile.BadZipFile,
+    pickle.UnpicklingError,
+)
+# How torch files begin that are no zip archives: written before torch 1.6, or with its old format asked for.
+OLD_TORCH = b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19."
+NO_CODE = (
+    "loading pickled objects can run code from the file, so only tensors, numbers, strings, lists and dicts are read. "
+    "Save it again with those (docs/import.md shows how)"
+)
+
+
+@dataclass
+class Table:
+    """What one embedding file holds, whatever its format.
+
+    entries: key -> tensor, list or string; meta: the file's own `meta` (torch) or text metadata (safetensors);
+    files: the file and the siblings read with it; notes: what must be said about the reading.
+    """
+
+    path: Path
+    entries: dict[str, Any]
+    meta: dict[str, Any] = field(default_factory=dict)
+    files: tuple[Path, ...] = ()
+    notes: list[str] = field(default_factory=list)
+
+
+def open_table(path: Path) -> Table:
+    """Open an embedding file by its extension; `DataError` when it is missing, damaged, unsafe or of another kind."""
+    reader = READERS.get(path.suffix.lower())
+    if reader is None:
+        hint = ""
+        if path.suffix.lower() in (".pkl", ".pickle", ".joblib"):
+            hint = f" Pickle files are not read: {NO_CODE}."
+        raise DataError(
+            f"{path}: extension {path.suffix or 'missing'!r} is not an embedding format; supported: {', '.join(READERS)}.{hint}"
+        )
+    if not path.is_file():
+        what = "is a folder" if path.is_dir() else "no such file"
+        raise DataError(f"{path}: {what}, need an embedding file ({', '.join(READERS)})")
+    if path.stat().st_size == 0:
+        raise DataError(f"{path}: the file is empty (0 bytes)")
+    return reader(path)
+
+
+def _read_torch(path: Path) -> Table:
+    try:
+        loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=_can_map(path))
+    except pickle.UnpicklingError as error:
+        raise _refused_pickle(path, str(error)) from error
+    except DAMAGE as error:
+        raise DataError(
+            f"{path}: cannot be read as a torch file (damaged, truncated or another format): {_first_line(error)}"
+        ) from error
+    if not isinstance(loaded, dict):
+        raise DataError(f"{path}: holds a {type(loaded).__name__}, need a dict (docs/import.md shows the layouts)")
+    for key in loaded:
+        if not isinstance(key, str):
+            raise DataError(f"{path}: key {key!r} is a {type(key).__name__}, need text keys such as 'doc_embeddings'")
+    meta = loaded.pop("meta", None)
+    if meta is not None and not isinstance(meta, dict):
+        raise DataError(f"{path}: meta: got {type(meta).__name__}, need a dict (qrels, query_ids, doc_ids)")
+    return Table(path, loaded, dict(meta or {}), (path,))
+
+
+def _can_map(path: Path) -> bool:
+    """Whether the tensors can be mapped: torch's zip format, nothing compressed (a re-zipped file maps to garbage)."""
+    with open(path, "rb") as handle:
+        head = handle.read(len(OLD_TORCH))
+    if head == OLD_TORCH:
+        return False
+    if not head.startswith(b"PK"):
+        if head.startswith(b"\x80"):
+            raise DataError(f"{path}: refused, it holds a pickled object, not a torch file: {NO_CODE}")
+        raise DataError(f"{path}: cannot be read as a torch file (it begins with {head[:8]!r})")
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return all(info.compress_type == zipfile.ZIP_STORED for info in archive.infolist())
+    except (zipfile.BadZipFile, OSError, ValueError, struct.error) as error:
+        raise DataError(
+            f"{path}: cannot be read as a torch file (damaged or truncated, its index is missing): {_first_line(error)}"
+        ) from error
+
+
+def _refused_pickle(path: Path, message: str) -> DataError:
+    name = re.search(r"GLOBAL (\S+) (?:was not|whose module)", message)
+    if name is not None:
+        return DataError(f"{path}: refused, it holds the pickled object {name.group(1)!r}: {NO_CODE}")
+    if "Can only build" in message or "Can only create" in message or "Trying to call reduce" in message:
+        return DataError(f"{path}: refused, it holds pickled objects: {NO_CODE}")
+    detail = message.rsplit("WeightsUnpickler error: ", maxsplit=1)[-1].strip().splitlines()
+    return DataError(
+        f"{path}: cannot be read as a torch file (damaged, truncated or another format): {detail[0] if detail else ''}"
+    )
+
+
+def _first_line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return f"{lines[0] if lines else ''} ({type(error).__name__})".strip()
+
+
+def _read_npz(path: Path) -> Table:
+    entries: dict[str, Any] = {}
+    name = ""
+    with open(path, "rb") as handle:  # numpy does not close a file that it opened and could not read
+        try:
+            archive = np.load(handle, allow_pickle=False)
+            if not isinstance(archive, np.lib.npyio.NpzFile):
+                raise DataError(f"{path}: holds a single array, need an npz archive (or name it .npy)")
+            with archive:
+                for name in archive.files:
+                    array = archive[name]
+                    if not isinstance(array, np.ndarray):
+                        raise DataError(f"{path}: {name}: the archive holds another file, not a numpy array")
+                    entries[name] = _from_numpy(path, name, array)
+        except DAMAGE as error:
+            raise _numpy_error(path, f"{name}: " if name else "", error) from error
+    return Table(path, entries, {}, (path,))
+
+
+def _read_npy(path: Path) -> Table:
+    """`<name>.npy` with `<name>.offsets.npy` and, when there is one, `<name>.ids.txt`."""
+    beside = path.with_name(f"{path.stem}.offsets.npy")
+    if not beside.is_file():
+        raise DataError(f"{path}: needs {beside.name} beside it: [N + 1] integers, where each row of tokens starts and ends")
+    table = Table(path, {}, {}, (path, beside))
+    for name, file in (("values", path), ("offsets", beside)):
+        try:
+            array = np.lib.format.open_memmap(file, mode="c")  # never pickled; writes would never reach the file
+        except DAMAGE as error:
+            raise _numpy_error(file, f"{name}: ", error) from error
+        table.entries[name] = _from_numpy(file, name, array)
+    _add_id_files(table)
+    return table
+
+
+def _numpy_error(path: Path, key: str, error: BaseException) -> DataError:
+    if "pickle" in str(error).lower() or "Python objects" in str(error):
+        return DataError(f"{path}: {key}refused, it holds pickled Python objects (dtype object): {NO_CODE}")
+    return DataError(
+        f"{path}: {key}cannot be read as a numpy file (damaged, truncated or another format): {_first_line(error)}"
+    )
+
+
+def _from_numpy(path: Path, name: str, array: np.ndarray) -> Any:
+    """A tensor (numbers), a list of str (text) or a str (one text); other dtypes are refused."""
+    if array.dtype.kind in "US":
+        try:
+            text = array if array.dtype.kind == "U" else np.char.decode(array, "utf-8")
+        except UnicodeDecodeError as error:
+            raise DataError(f"{path}: {name}: bytes that are not UTF-8: {error}") from error
+        return text.tolist()
+    if array.dtype.kind == "V":
+        raise DataError(
+            f"{path}: {name}: got dtype {array.dtype}; numpy has no bfloat16, save that as safetensors or a torch file"
+        )
+    if array.dtype.kind not in "fiub" or array.dtype.itemsize > 8:
+        raise DataError(f"{path}: {name}: got dtype {array.dtype}, need float16 or float32 embeddings and integer offsets")
+    native = array.astype(array.dtype.newbyteorder("="), copy=False)
+    if native.dtype.kind == "u" and native.dtype.itemsize > 1:
+        if native.size and int(native.max()) > np.iinfo(np.int64).max:
+            raise DataError(f"{path}: {name}: holds integers beyond 64 bits signed")
+        native = native.astype(np.int64)
+    if any(stride < 0 for stride in native.strides):
+        native = np.ascontiguousarray(native)
+    return torch.from_numpy(native)
+
+
+def _read_safetensors(path: Path) -> Table:
+    from safetensors import SafetensorError, safe_open
+
+    entries: dict[str, Any] = {}
+    try:
+        with safe_open(path, framework="pt") as handle:
+            text = handle.metadata() or {}
+            for name in handle.keys():  # noqa: SIM118 - no mapping: the handle cannot be iterated
+                entries[name] = handle.get_tensor(name)
+    except (SafetensorError, *DAMAGE) as error:
+        raise DataError(
+            f"{path}: cannot be read as safetensors (damaged, truncated or another format): {_first_line(error)}"
+        ) from error
+    meta: dict[str, Any] = dict(text)
+    for key in (*ID_LISTS, "qrels"):
+        if key in meta:
+            try:
+                meta[key] = json.loads(meta[key])
+            except ValueError as error:
+                raise DataError(f"{path}: metadata {key}: not JSON: {error}") from error
+    table = Table(path, entries, meta, (path,))
+    _add_id_files(table)
+    return table
+
+
+def _add_id_files(table: Table) -> None:
+    """Ids from `<name>.ids.txt`, `<name>.query_ids.txt`, `<name>.document_ids.txt`: UTF-8, one a line."""
+    for key in ("ids", "query_ids", "document_ids"):
+        beside = table.path.with_name(f"{table.path.stem}.{key}.txt")
+        if key in table.entries or key in table.meta or not beside.is_file():
+            continue
+        try:
+            text = beside.read_text(encoding="utf-8")
+        except UnicodeDecodeError as error:
+            raise DataError(f"{beside}: not UTF-8: {error}") from error
+        # Only the line feed separates: str.splitlines would also cut at characters that ids may hold.
+        table.entries[key] = [line.removesuffix("\r") for line in text.removesuffix("\n").split("\n")] if text else []
+        table.files = (*table.files, beside)
+
+
+READERS: dict[str, Callable[[Path], Table]] = {
+    ".pt": _read_torch,
+    ".pth": _read_torch,
+    ".bin": _read_torch,
+    ".npz": _read_npz,
+    ".npy": _read_npy,
+    ".safetensors": _read_safetensors,
+}
