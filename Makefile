@@ -1,0 +1,53 @@
+# Everything from nothing: a virtual environment, the pinned packages, then the job. Needs Python >= 3.11 and make.
+#   make demo    set up and evaluate a generated collection        make lint       ruff and mypy
+#   make test    set up and run the tests                          make test-slow  the longer tests
+#   make gate    the quality gate on demo (and on SciFact where its data is found)
+#   make bench-cpu  the CPU table of docs/kernels.md
+# PYTHON picks the interpreter. TORCH_INDEX picks the index torch comes from (README, "Choosing the torch build").
+
+PYTHON ?= python3
+VENV ?= .venv
+TORCH_INDEX ?=
+BIN := $(VENV)/bin
+# The folder of real test collections; tests and the gate say so when it is not there.
+DATA ?= $(if $(MAXSIM_TEST_DATA),$(MAXSIM_TEST_DATA),../shared/data)
+
+.PHONY: demo test test-slow lint gate bench-cpu install clean
+
+install: $(VENV)/.installed
+
+$(VENV)/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python >= 3.11 is needed, this is " + sys.version.split()[0])'
+	$(PYTHON) -m venv $(VENV)
+	$(if $(TORCH_INDEX),$(BIN)/pip install -q -c constraints.txt torch --index-url $(TORCH_INDEX))
+	$(BIN)/pip install -q -c constraints.txt -e '.[dev]'
+	touch $@
+
+demo: install
+	$(BIN)/python evaluate.py demo
+
+test: install
+	$(BIN)/pytest -m "not slow"
+
+test-slow: install
+	$(BIN)/pytest -m slow
+
+lint: install
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+gate: install
+	$(BIN)/python evaluate.py demo --quiet --out results/gate-demo
+	$(BIN)/python evaluate.py gate results/gate-demo/result.json --baseline tests/baselines/demo-lexical.json
+	@if [ -f $(DATA)/beir/scifact/corpus.jsonl ]; then \
+	  $(BIN)/python evaluate.py beir scifact --data-dir $(DATA)/beir --encoder lexical --quiet --out results/gate-scifact && \
+	  $(BIN)/python evaluate.py gate results/gate-scifact/result.json --baseline tests/baselines/scifact-lexical.json; \
+	else echo "gate: SciFact skipped, no $(DATA)/beir/scifact/corpus.jsonl (set MAXSIM_TEST_DATA)"; fi
+
+bench-cpu: install
+	$(BIN)/pip install -q -c constraints.txt -e '.[bench]'
+	$(BIN)/python kernels/benchmarks/cpu_forward.py --json docs/results/cpu/forward.json
+
+clean:
+	rm -rf $(VENV) build *.egg-info results

@@ -1,0 +1,201 @@
+"""The embedding cache: encode a collection once, keep its tokens in HDF5, find them again only when nothing changed.
+
+    <cache>/<source>/<dataset>/<encoder>-<queries|documents>-<key>/
+        manifest.json     written first: what the entry holds and which documents every shard holds   (`entries.py`)
+        00000.h5 ...      the shards, each written whole or not at all                                 (`shards.py`)
+        .lock             held by the process that writes
+
+This file names entries, finds them and encodes what is missing; `<key>` changes with any id, text or encoder setting.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Mapping, Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from maxsim_eval.entries import (
+    MANIFEST,
+    Entry,
+    fill_entry,
+    ids_hash,
+    open_entry,
+    open_if_complete,
+    read_manifest,
+    require_same,
+)
+from maxsim_eval.errors import CacheError, UsageError
+from maxsim_eval.hashing import canonical, feed
+from maxsim_eval.shards import DTYPES, FORMAT, encode_ids
+from maxsim_eval.types import Encoder, Role, Task
+from maxsim_kernels import Packed
+
+__all__ = [
+    "FORMAT",
+    "Entry",
+    "content_hash",
+    "embed",
+    "embedding_key",
+    "entry_folder",
+    "entry_key",
+    "fill_entry",
+    "find_imported",
+    "open_entry",
+]
+
+CHUNK = 256  # items an encoder gets at a time: often enough for a progress bar, enough to sort by length
+_PACKAGES = ("maxsim-eval", "torch", "numpy", "h5py", "transformers", "sentence-transformers")
+
+
+def content_hash(ids: Sequence[str], items: Sequence[Any]) -> str:
+    """SHA-256 over ordered ids and texts or images, each behind its length and kind: any change gives another hash.
+
+    Raises:
+        UsageError: another number of items than ids, or an item that is neither a text nor a PIL image.
+    """
+    if len(ids) != len(items):
+        raise UsageError(f"items: got {len(items)}, need one for each of the {len(ids)} ids")
+    digest = hashlib.sha256()
+    feed(digest, [b"maxsim-eval/content/1", str(len(ids)).encode()])
+    for name, item in zip(ids, items, strict=True):
+        feed(digest, [name.encode("utf-8", "surrogatepass"), *_item_parts(name, item)])
+    return digest.hexdigest()
+
+
+def _item_parts(name: str, item: Any) -> list[bytes]:
+    if isinstance(item, str):
+        return [b"text", item.encode("utf-8", "surrogatepass")]
+    if all(hasattr(item, attribute) for attribute in ("mode", "size", "tobytes", "getpalette")):
+        pixels = item.tobytes()  # first: reading a lazily opened image may change its mode
+        palette = bytes(item.getpalette() or ()) if item.mode in ("P", "PA") else b""
+        return [b"image", item.mode.encode(), canonical(list(item.size)), palette, pixels]
+    raise UsageError(f"item {name!r}: got {type(item).__name__}, need a text or a PIL image")
+
+
+def entry_key(content: str, fingerprint: Mapping[str, Any]) -> str:
+    """16 hex characters that change with the content hash and with every field of the fingerprint (JSON-able)."""
+    return hashlib.sha256(canonical({"content": content, "fingerprint": dict(fingerprint)})).hexdigest()[:16]
+
+
+def entry_folder(cache_dir: Path | str, source: str, dataset: str, encoder_name: str, role: Role, key: str) -> Path:
+    """`<cache_dir>/<source>/<dataset>/<encoder>-<queries|documents>-<key>`, names made safe for a file system."""
+    return Path(cache_dir) / _safe(source) / _safe(dataset) / f"{_prefix(encoder_name, role)}{key}"
+
+
+def _prefix(encoder_name: str, role: Role) -> str:
+    return f"{_safe(encoder_name)}-{'queries' if role == 'query' else 'documents'}-"
+
+
+def _safe(name: str) -> str:
+    # Two names may become one: the key, and the provenance of imported entries, keep their entries apart.
+    text = re.sub(r"[^A-Za-z0-9._]+", "-", name).strip("-.")
+    return text[-64:].strip("-.") or "unnamed"
+
+
+def find_imported(
+    cache_dir: Path | str, source: str, dataset: str, encoder_name: str, role: Role, content: str
+) -> Entry | None:
+    """The imported entry of exactly this content under this encoder name, or None.
+
+    Raises:
+        CacheError: a candidate that is damaged, partial or of another format version, or several that fit.
+    """
+    found = []
+    dataset_folder = Path(cache_dir) / _safe(source) / _safe(dataset)
+    for path in sorted(dataset_folder.glob(f"{_prefix(encoder_name, role)}*/{MANIFEST}")):
+        provenance = read_manifest(path.parent)["provenance"]
+        same_encoder = provenance.get("encoder", encoder_name) == encoder_name  # two names may be one folder name
+        if provenance.get("origin") == "imported" and provenance.get("content") == content and same_encoder:
+            found.append(path.parent)
+    if len(found) > 1:
+        names = " and ".join(str(folder) for folder in found)
+        raise CacheError(f"{names}: imported embeddings of the same texts under one encoder name. Remove all but one.")
+    return open_entry(found[0]) if found else None
+
+
+def embedding_key(task: Task, role: Role, encoder: Encoder, content: str) -> str:
+    """Key of the entry that `embed` uses; `content` is the content hash of the role's ids and items."""
+    settings = encoder.fingerprint(role)
+    fingerprint = {"name": encoder.name, "revision": encoder.revision, "role": role, "settings": settings}
+    if role == "query" and settings.get("corpus_statistics"):
+        fingerprint["corpus"] = content_hash(task.document_ids, task.documents)
+    return entry_key(content, fingerprint)
+
+
+def embed(task: Task, role: Role, encoder: Encoder, cache_dir: Path | str, *, quiet: bool = False) -> Entry:
+    """Token embeddings of a task's queries or documents, from the cache where they are in it.
+
+    In this order: the entry with exactly this key, complete or to be resumed; an imported entry of the same texts and
+    encoder name; else everything is encoded, in chunks of 256 items, with a progress bar on stderr. Before queries are
+    encoded the encoder is offered the corpus (`encoder.prepare`).
+
+    Raises:
+        CacheError, DataError, UsageError: as `fill_entry` and `content_hash`.
+    """
+    ids, items = (task.query_ids, task.queries) if role == "query" else (task.document_ids, task.documents)
+    content = content_hash(ids, items)
+    key = embedding_key(task, role, encoder, content)
+    folder = entry_folder(cache_dir, task.source, task.dataset, encoder.name, role, key)
+    # Not encoder.dim: it may load the model, which a complete entry does without.
+    wanted = {"documents": len(ids), "ids": ids_hash(encode_ids(ids))}
+    begun = (folder / MANIFEST).exists()
+    if not begun:
+        imported = find_imported(cache_dir, task.source, task.dataset, encoder.name, role, content)
+        if imported is not None:
+            require_same(imported.folder, imported.manifest, wanted)
+            return imported
+    elif (entry := open_if_complete(folder, {"key": key, **wanted})) is not None:
+        return entry
+    if role == "query":
+        encoder.prepare(task.documents)
+
+    def encode(start: int, stop: int) -> Packed:
+        return encoder.encode([items[index] for index in range(start, stop)], role)
+
+    # Only the embeddings themselves say which dtype the encoder yields, and the manifest comes before any shard.
+    first = None if begun else encode(0, min(CHUNK, len(ids)))
+
+    def encode_rest(start: int, stop: int) -> Packed:
+        nonlocal first
+        if first is not None and (start, stop) == (0, len(first)):
+            ready, first = first, None
+            return ready
+        return encode(start, stop)
+
+    return fill_entry(
+        folder,
+        ids=ids,
+        key=key,
+        dtype=DTYPES[read_manifest(folder)["dtype"]] if first is None else first.dtype,
+        dim=encoder.dim,
+        provenance=_provenance(task, role, encoder, content),
+        encode=encode_rest,
+        chunk=CHUNK,
+        label=f"encode {task.dataset}",
+        quiet=quiet,
+    )
+
+
+def _provenance(task: Task, role: Role, encoder: Encoder, content: str) -> dict[str, Any]:
+    return {
+        "origin": "encoded",
+        "content": content,
+        "source": task.source,
+        "dataset": task.dataset,
+        "role": role,
+        "encoder": encoder.name,
+        "revision": encoder.revision,
+        "fingerprint": encoder.fingerprint(role),
+        "packages": {name: metadata.version(name) for name in _PACKAGES if _installed(name)},
+    }
+
+
+def _installed(package: str) -> bool:
+    try:
+        metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return False
+    return True

@@ -1,0 +1,396 @@
+"""The command line: `python evaluate.py beir scifact`, also installed as `maxsim-eval`.
+
+Results go to stdout, everything else (progress, warnings, errors) to stderr. Exit codes: 0 fine, 1 the gate says no, 2 a wrong name
+or option, 3 data or cache that is missing or damaged, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+import warnings
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any, TextIO
+
+import typer
+from rich.console import Console
+
+from maxsim_eval.errors import EXIT_GATE, EXIT_INTERRUPTED, MaxsimEvalError, UsageError
+
+app = typer.Typer(
+    name="maxsim-eval",
+    help="Score late-interaction embeddings by several exact and quantised MaxSim paths and compare what they retrieve.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+DataDir = Annotated[Path, typer.Option(help="Folder of datasets (BEIR layout).")]
+CacheDir = Annotated[Path, typer.Option(help="Folder of the HDF5 embedding cache.")]
+Out = Annotated[Path | None, typer.Option(help="Where the report goes. Default: results/<source>-<dataset>-<encoder>/.")]
+EncoderName = Annotated[
+    str, typer.Option("--encoder", help="lexical, hf:<id or path>, or the name embeddings were imported under.")
+]
+Paths = Annotated[
+    str, typer.Option(help="Comma-separated: fp32, fused-fp32, fp16, bf16, int8, int8-document, int8-corpus, fp8.")
+]
+K = Annotated[int, typer.Option("--k", help="Documents kept for each query.")]
+Device = Annotated[str, typer.Option(help="Where scores are computed: cpu, cuda, cuda:1, ...")]
+Split = Annotated[str | None, typer.Option(help="Split of the judgements. Default: test (a card may say otherwise).")]
+LimitQueries = Annotated[int | None, typer.Option(help="Score only this many judged queries (a seeded sample).")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print the Result as JSON instead of tables.")]
+Quiet = Annotated[bool, typer.Option("--quiet", help="No progress bars and no tables.")]
+
+_DATA = Path("datasets")
+_CACHE = Path("embeddings_cache")
+_PATHS = "fp32,fp16,int8"
+
+
+def _evaluate(
+    source: str,
+    dataset: str,
+    *,
+    data_dir: Path,
+    cache_dir: Path,
+    out: Path | None,
+    encoder: str,
+    paths: str,
+    k: int,
+    device: str,
+    split: str | None,
+    limit_queries: int | None,
+    as_json: bool,
+    quiet: bool,
+) -> None:
+    from maxsim_eval.api import check_device, evaluate
+    from maxsim_eval.loaders import load_task
+    from maxsim_eval.report import render_console, to_json
+    from maxsim_eval.scoring import check_paths
+
+    names = check_paths([name.strip() for name in paths.split(",") if name.strip()])
+    if k < 1:
+        raise UsageError(f"--k: got {k}, need 1 or more")
+    if limit_queries is not None and limit_queries < 1:
+        raise UsageError(f"--limit-queries: got {limit_queries}, need 1 or more")
+    check_device(device)
+    task = load_task(source, dataset, data_dir=data_dir, split=split, quiet=quiet)
+    folder = out or Path("results") / re.sub(r"[^A-Za-z0-9._-]+", "-", f"{source}-{dataset}-{Path(encoder).name}")
+    result = evaluate(
+        task,
+        encoder,
+        names,
+        k=k,
+        cache_dir=cache_dir,
+        out_dir=folder,
+        limit_queries=limit_queries,
+        device=device,
+        command=_command(),
+        quiet=quiet,
+    )
+    if as_json:
+        sys.stdout.write(to_json(result))
+    elif not quiet:
+        console = Console()
+        render_console(result, console)
+        console.print(f"report: {folder}/report.md, {folder}/result.json, {folder}/runs/", soft_wrap=True, highlight=False)
+
+
+def _command() -> list[str]:
+    """The command as it was given, without the folder the program lies in."""
+    return [Path(sys.argv[0]).name, *sys.argv[1:]]
+
+
+@app.command()
+def beir(
+    dataset: Annotated[str, typer.Argument(help="Name of a BEIR set: scifact, nq, hotpotqa, ...")],
+    data_dir: DataDir = _DATA,
+    cache_dir: CacheDir = _CACHE,
+    out: Out = None,
+    encoder: EncoderName = "colbertv2",
+    paths: Paths = _PATHS,
+    k: K = 100,
+    device: Device = "cpu",
+    split: Split = None,
+    limit_queries: LimitQueries = None,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+) -> None:
+    """Evaluate a BEIR set: from the data folder, or downloaded there.
+
+    Example: python evaluate.py beir scifact --encoder lexical --paths fp32,fp16,int8
+    """
+    _evaluate(
+        "beir",
+        dataset,
+        data_dir=data_dir,
+        cache_dir=cache_dir,
+        out=out,
+        encoder=encoder,
+        paths=paths,
+        k=k,
+        device=device,
+        split=split,
+        limit_queries=limit_queries,
+        as_json=as_json,
+        quiet=quiet,
+    )
+
+
+@app.command()
+def local(
+    dataset: Annotated[str, typer.Argument(help="Folder in BEIR layout: a path, or a name below the data folder.")],
+    data_dir: DataDir = _DATA,
+    cache_dir: CacheDir = _CACHE,
+    out: Out = None,
+    encoder: EncoderName = "lexical",
+    paths: Paths = _PATHS,
+    k: K = 100,
+    device: Device = "cpu",
+    split: Split = None,
+    limit_queries: LimitQueries = None,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+) -> None:
+    """Evaluate a dataset of your own: corpus.jsonl, queries.jsonl, qrels/<split>.tsv.
+
+    Example: python evaluate.py local my-corpus --encoder hf:/models/my-encoder
+    """
+    _evaluate(
+        "local",
+        dataset,
+        data_dir=data_dir,
+        cache_dir=cache_dir,
+        out=out,
+        encoder=encoder,
+        paths=paths,
+        k=k,
+        device=device,
+        split=split,
+        limit_queries=limit_queries,
+        as_json=as_json,
+        quiet=quiet,
+    )
+
+
+@app.command()
+def demo(
+    dataset: Annotated[str, typer.Argument(help="Name of the generated collection.")] = "small",
+    data_dir: DataDir = _DATA,
+    cache_dir: CacheDir = _CACHE,
+    out: Out = None,
+    encoder: EncoderName = "lexical",
+    paths: Paths = _PATHS,
+    k: K = 100,
+    device: Device = "cpu",
+    limit_queries: LimitQueries = None,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+) -> None:
+    """Generate a small collection with ties, empty and very long documents, and evaluate it. Needs no download.
+
+    Example: python evaluate.py demo
+    """
+    _evaluate(
+        "demo",
+        dataset,
+        data_dir=data_dir,
+        cache_dir=cache_dir,
+        out=out,
+        encoder=encoder,
+        paths=paths,
+        k=k,
+        device=device,
+        split=None,
+        limit_queries=limit_queries,
+        as_json=as_json,
+        quiet=quiet,
+    )
+
+
+@app.command("import")
+def import_(
+    source: Annotated[str, typer.Argument(help="beir or local.")],
+    dataset: Annotated[str, typer.Argument(help="Name of the dataset the embeddings belong to.")],
+    files: Annotated[list[Path] | None, typer.Argument(help="Embedding files: .pt, .npz, .npy or .safetensors.")] = None,
+    *,
+    encoder: Annotated[str, typer.Option(help="Name of the encoder that made them; evaluate with the same name.")],
+    queries: Annotated[Path | None, typer.Option(help="File of query embeddings that does not name its role.")] = None,
+    documents: Annotated[Path | None, typer.Option(help="File of document embeddings that does not name its role.")] = None,
+    revision: Annotated[str, typer.Option(help="Revision of the model, recorded in the report.")] = "",
+    data_dir: DataDir = _DATA,
+    cache_dir: CacheDir = _CACHE,
+    split: Split = None,
+    replace: Annotated[bool, typer.Option("--replace", help="Replace embeddings imported earlier.")] = False,
+    quiet: Quiet = False,
+) -> None:
+    """Put precomputed token embeddings into the cache, checked against the dataset.
+
+    Example: python evaluate.py import beir scifact colbertv2.pt --encoder colbertv2
+    """
+    from maxsim_eval.importers import import_embeddings
+    from maxsim_eval.loaders import load_task
+
+    roles: dict[Any, Path | str] = {}
+    if queries is not None:
+        roles["query"] = queries
+    if documents is not None:
+        roles["document"] = documents
+    if roles and files:
+        raise UsageError("import: got files and --queries/--documents; name every file once, one way or the other")
+    if not roles and not files:
+        raise UsageError("import: got no file, need the embedding files (or --queries FILE and --documents FILE)")
+    # A local dataset need not exist: a file with ids and qrels makes it.
+    alone = source == "local" and not _exists(dataset, data_dir)
+    task = None if alone else load_task(source, dataset, data_dir=data_dir, split=split, quiet=quiet)
+    entries = import_embeddings(
+        roles or list(files or ()),
+        task,
+        source=source,
+        dataset=dataset,
+        encoder_name=encoder,
+        cache_dir=cache_dir,
+        data_dir=data_dir,
+        revision=revision,
+        quiet=quiet,
+        replace=replace,
+    )
+    for role, entry in entries.items():
+        name = "queries" if role == "query" else "documents"
+        typer.echo(f"{name}: {entry.documents} rows, {entry.tokens} tokens, d = {entry.dim}, {entry.dtype}: {entry.folder}")
+        for note in entry.manifest["provenance"].get("notes", []):
+            typer.echo(f"  note: {note}")
+
+
+def _exists(dataset: str, data_dir: Path) -> bool:
+    return any(
+        (place / "corpus.jsonl").is_file() for place in (data_dir / dataset, data_dir / "local" / dataset, Path(dataset))
+    )
+
+
+@app.command()
+def compare(
+    inputs: Annotated[list[Path], typer.Argument(help="Two or more result.json (or result.json:path) or TREC run files.")],
+    qrels: Annotated[Path | None, typer.Option(help="Judgements: TREC or BEIR qrels. Needed for TREC runs.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Compare Results or runs with the first of them.
+
+    Example: python evaluate.py compare results/a/result.json results/b/result.json:int8
+    """
+    from maxsim_eval.comparing import compare_inputs, render_comparison
+
+    comparison = compare_inputs(inputs, qrels)
+    if as_json:
+        typer.echo(json.dumps(asdict(comparison), indent=2, allow_nan=False))
+    else:
+        render_comparison(comparison, Console())
+
+
+@app.command()
+def metrics(
+    qrels: Annotated[Path, typer.Argument(help="Judgements: TREC or BEIR qrels.")],
+    run: Annotated[Path, typer.Argument(help="TREC run file.")],
+    names: Annotated[str | None, typer.Option("--metrics", help="Comma-separated, as nDCG@10,R@100,AP,RR@10.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Metrics of a TREC run, by trec_eval's own code; a judged query without results scores 0.
+
+    Example: python evaluate.py metrics qrels.txt run.trec --metrics nDCG@10,R@100
+    """
+    from maxsim_eval.metrics import DEFAULT_METRICS, evaluate_run, means
+    from maxsim_eval.runs import read_qrels, read_trec_run
+
+    chosen = DEFAULT_METRICS if names is None else tuple(name.strip() for name in names.split(",") if name.strip())
+    values = means(evaluate_run(read_trec_run(run), read_qrels(qrels), chosen))
+    if as_json:
+        typer.echo(json.dumps(values, indent=2, allow_nan=False))
+    else:
+        for name, value in values.items():
+            typer.echo(f"{name:12} {value:.4f}")
+
+
+@app.command()
+def gate(
+    result: Annotated[Path, typer.Argument(help="result.json of a fresh evaluation.")],
+    baseline: Annotated[Path, typer.Option(help="Committed baseline JSON.")],
+    thresholds: Annotated[Path | None, typer.Option(help="Thresholds TOML. Default: the paper's bounds.")] = None,
+    update_baseline: Annotated[bool, typer.Option("--update-baseline", help="Write the baseline from this result.")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", help="Also show the checks that passed.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Fail (exit code 1) when quality fell or a path left its parity bounds.
+
+    Example: python evaluate.py gate results/beir-scifact-lexical/result.json --baseline tests/baselines/scifact.json
+    """
+    from maxsim_eval.gate import check, load_baseline, load_thresholds, passed, render, write_baseline
+
+    found = _read_result(result)
+    if update_baseline:
+        write_baseline(baseline, found)
+        typer.echo(f"baseline written: {baseline}")
+        return
+    findings = check(found, load_baseline(baseline), load_thresholds(thresholds))
+    if as_json:
+        typer.echo(json.dumps([asdict(finding) for finding in findings], indent=2, default=str))
+    else:
+        typer.echo(render(findings, every=verbose))
+    if not passed(findings):
+        raise typer.Exit(EXIT_GATE)
+
+
+@app.command()
+def report(
+    result: Annotated[Path, typer.Argument(help="result.json of an evaluation.")],
+    out: Annotated[Path | None, typer.Option(help="Also write report.md and result.json into this folder.")] = None,
+) -> None:
+    """Render a Result again; reads nothing but the file.
+
+    Example: python evaluate.py report results/beir-scifact-lexical/result.json
+    """
+    from maxsim_eval.report import render_console, write_reports
+
+    found = _read_result(result)
+    render_console(found, Console())
+    if out is not None:
+        write_reports(found, out)
+
+
+def _read_result(path: Path) -> Any:
+    from maxsim_eval.errors import DataError
+    from maxsim_eval.report import from_json
+
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{path}: cannot be read as a result ({error})") from error
+    return from_json(text, origin=str(path))
+
+
+def _show_warning(message: Warning | str, category: type[Warning], filename: str, lineno: int, *_: Any) -> None:
+    typer.secho(f"warning: {message}", fg="yellow", err=True)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run the command line and exit with its code."""
+    warnings.showwarning = _show_warning  # type: ignore[assignment]
+    try:
+        app(args=arguments)
+    except MaxsimEvalError as error:
+        typer.secho(f"error: {error}", fg="red", err=True)
+        sys.exit(error.exit_code)
+    except SystemExit as exit_:
+        if exit_.code == EXIT_INTERRUPTED:
+            typer.secho("interrupted; finished shards are kept, the same command continues", err=True)
+        raise
+    except BrokenPipeError:
+        _quiet_stdout(sys.stdout)
+        sys.exit(EXIT_INTERRUPTED)
+
+
+def _quiet_stdout(stream: TextIO) -> None:
+    """The reader went away: send what is still buffered nowhere, so that exiting does not raise again."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
