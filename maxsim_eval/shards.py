@@ -319,9 +319,9 @@ def _scan(parts: Sequence[Tensor], offsets: np.ndarray, ids: Sequence[str], stri
         rest = part
         while rest.shape[0]:
             rows, rest = rest.tensor_split((stripe_tokens - first % stripe_tokens,))
-            finite = torch.isfinite(rows)
-            if not bool(finite.all()):
-                token = first + int((~finite.all(dim=1)).nonzero()[0])
+            # Smallest and largest keep a NaN, and cost a tenth of isfinite over everything.
+            if not bool(torch.isfinite(torch.stack(torch.aminmax(rows))).all()):
+                token = first + int((~torch.isfinite(rows).all(dim=1)).nonzero()[0])
                 document = int(np.searchsorted(offsets, token, side="right")) - 1
                 place = f"token {token - int(offsets[document])} of {ids[document]!r}"
                 raise DataError(f"embeddings: {place} holds NaN or infinity, need finite numbers; nothing of it was stored")
