@@ -135,6 +135,8 @@ def _run(
         quantize_queries=quantize_queries,
     )
     differentiable = _needs_gradient(call)
+    if differentiable and backward in ("atomic", "unified"):
+        _refuse_when_deterministic(backward)
     choice = _choose(call, impl)
     if choice.implementation == "reference":
         if impl == "auto":
@@ -178,6 +180,14 @@ def _needs_gradient(call: Call) -> bool:
     if call.scales is not None and (wanted or call.scales.requires_grad) and torch.is_grad_enabled():
         raise ValueError("queries, documents: got requires_grad with quantised documents, which have no gradient; detach them")
     return wanted and torch.is_grad_enabled()
+
+
+def _refuse_when_deterministic(backward: str) -> None:
+    """An explicit path that is defined by atomics raises under deterministic algorithms, as torch's own operators do."""
+    if torch.are_deterministic_algorithms_enabled() and not torch.is_deterministic_algorithms_warn_only_enabled():
+        raise RuntimeError(
+            f"backward: got {backward!r} with torch.use_deterministic_algorithms(True), need 'auto' or 'csr' (no atomics)"
+        )
 
 
 def _choose(call: Call, impl: str) -> _Choice:

@@ -143,8 +143,7 @@ def validate(
             _need(held.dim() in (3, 4), "documents", list(held.shape), "[B, Ld, d], [Nq, B, Ld, d] or packed")
             if held.dim() == 4:
                 layout = "per_query"
-                _need(query_starts is None, "queries", "Packed", "[Nq, Lq, d] with per-query documents [Nq, B, Ld, d]")
-                count = query_values.shape[0]
+                count = query_values.shape[0] if query_starts is None else query_starts.shape[0]
                 _need(held.shape[0] == count, "documents", list(held.shape), f"[{count}, B, Ld, d] for {count} queries")
         _check_mask("document_mask", document_mask, tuple(held.shape[:-1]), held.device)
         _check_lengths("document_lengths", document_lengths, tuple(held.shape[:-2]), held.device)

@@ -1,8 +1,8 @@
 """Fast exact MaxSim on the CPU: tiles of one fixed, padded shape, a running maximum per tile, never the similarity tensor.
 
-Query tokens are the rows of a matrix; document tokens stream past in tiles of `_TILE_TOKENS` that hold whole documents (a longer
-document is cut into pieces). A tile's product stays in cache and is reduced at once, so memory beyond inputs and scores is a
-few tens of megabytes whatever the corpus. FP16 and BF16 tokens are widened tile by tile (their products are exact in FP32),
+Query tokens are the rows of a matrix; document tokens stream past in tiles that hold whole documents (a longer document is
+cut into pieces; `cpu_tiles.py`). A tile's product stays in cache and is reduced at once, so memory beyond inputs and scores is
+a few tens of megabytes whatever the corpus. FP16 and BF16 tokens are widened tile by tile (their products are exact in FP32),
 INT8 codes meet INT8 query codes in exact integer products (`torch._int_mm`), and scales are applied after the product.
 
 Bits: every product has the same shape for a given set of queries, and the inner dimension is cut at 512 so that the matrix
@@ -14,55 +14,19 @@ Source: paper Alg. 1 (fused forward), section 'INT8'; tile sizes measured by `ke
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from maxsim_kernels.checks import Call, check_padded, check_rows
+from maxsim_kernels.cpu_tiles import Corpus, Queries, maxima
 from maxsim_kernels.quantize import quantize_fp8, quantize_int8
 
-_TILE_TOKENS = 2048  # document tokens a product: FP32 [2048, 512] results stay in a 2 MB L2 cache for two threads
-_TILE_ROWS = 512  # query tokens a product
-_INT8_TILE_TOKENS = 768  # the integer path is bound by its reduction, which wants smaller tiles
-_INT8_TILE_ROWS = 256
-_INNER = 512  # inner dimension a product: longer sums are split by the matrix library in shape-dependent ways
 _QUERY_ROWS = 8192  # query tokens held at once
 _GROUP_TOKENS = 1 << 18  # document tokens planned at once
 _GROUP_CELLS = 1 << 22  # (query token, document piece) maxima held at once: 16 MB
 _ROW_MULTIPLE = 32  # query rows are padded to a multiple of this
-
-
-@dataclass(frozen=True)
-class _Queries:
-    """A block of queries as one matrix.
-
-    `matrix`: `[R, d]` float32 or int8, rows padded with zeros; `bounds[q]`: rows of query q; `places`: `[rows]` position of each
-    row in its query; `scales`, `sums`: `[R, 1]` float32, the quantised queries' scales and (affine documents) row sums.
-    """
-
-    matrix: Tensor
-    bounds: list[tuple[int, int]]
-    places: np.ndarray
-    scales: np.ndarray | None
-    sums: np.ndarray | None
-
-
-@dataclass(frozen=True)
-class _Corpus:
-    """Documents as rows of a `[T, d]` matrix, with per-token or per-document scale and offset (float32, or None)."""
-
-    values: Tensor
-    starts: np.ndarray
-    lengths: np.ndarray
-    index: Tensor | None  # row of `values` for each token in order; None: documents follow each other in memory from starts[0]
-    places: np.ndarray | None  # position of each token in its document; None: 0, 1, 2, ...
-    uniform: int | None  # one length for all documents, nothing masked
-    token_scale: Tensor | None
-    token_offset: Tensor | None
-    document_scale: np.ndarray | None
-    document_offset: np.ndarray | None
 
 
 def forward(call: Call, return_argmax: bool) -> tuple[Tensor, Tensor]:
@@ -131,7 +95,7 @@ def _query_tokens(call: Call, query: int) -> tuple[Tensor, Tensor]:
     return tokens[places], places
 
 
-def _query_blocks(call: Call) -> Iterator[tuple[int, _Queries]]:
+def _query_blocks(call: Call) -> Iterator[tuple[int, Queries]]:
     """Consecutive queries of about `_QUERY_ROWS` tokens; a longer query is a block of its own."""
     longest = max(1, query_width(call))
     step = max(1, _QUERY_ROWS // longest)
@@ -139,7 +103,7 @@ def _query_blocks(call: Call) -> Iterator[tuple[int, _Queries]]:
         yield first, _queries(call, range(first, min(first + step, call.query_count)))
 
 
-def _queries(call: Call, numbers: range | list[int]) -> _Queries:
+def _queries(call: Call, numbers: range | list[int]) -> Queries:
     parts = [_query_tokens(call, number) for number in numbers]
     ends = np.cumsum([part.shape[0] for part, _ in parts]).tolist()
     bounds = list(zip([0, *ends[:-1]], ends, strict=True))
@@ -157,7 +121,7 @@ def _queries(call: Call, numbers: range | list[int]) -> _Queries:
     if scales is not None:
         spread = np.ones((padded, 1), np.float32)
         spread[:rows, 0] = scales.numpy()
-    return _Queries(full, bounds, places, spread, sums)
+    return Queries(full, bounds, places, spread, sums)
 
 
 def quantized_queries(call: Call, tokens: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -166,12 +130,13 @@ def quantized_queries(call: Call, tokens: Tensor) -> tuple[Tensor, Tensor | None
         return tokens.float(), None
     if call.documents.dtype == torch.int8:
         codes = quantize_int8(tokens)
-        return codes.token_values, codes.scales.float()
+        # torch._int_mm returns garbage at d = 1; there, and only there, codes are multiplied as floats, exactly.
+        return codes.token_values.float() if tokens.shape[1] == 1 else codes.token_values, codes.scales.float()
     fp8 = quantize_fp8(tokens, "token")
     return fp8.token_values.float(), fp8.scales.float()
 
 
-def _corpora(call: Call, query: int | None) -> Iterator[tuple[int, _Corpus]]:
+def _corpora(call: Call, query: int | None) -> Iterator[tuple[int, Corpus]]:
     """The documents (of one query, for per-query layouts) in groups whose plan fits in memory: (first document, group)."""
     values, mask, lengths = call.documents, call.document_mask, call.document_lengths
     scales, offset = call.scales, call.offset
@@ -209,7 +174,7 @@ def _corpora(call: Call, query: int | None) -> Iterator[tuple[int, _Corpus]]:
 
 def _packed_groups(
     call: Call, values: Tensor, lengths: Tensor, scales: Tensor | None, offset: Tensor | None
-) -> Iterator[tuple[int, _Corpus]]:
+) -> Iterator[tuple[int, Corpus]]:
     assert call.document_starts is not None
     begins, sizes = call.document_starts.numpy().astype(np.int64), lengths.numpy().astype(np.int64)
     ends = np.cumsum(sizes)
@@ -244,7 +209,7 @@ def _corpus(
     scales: Tensor | None,
     offset: Tensor | None,
     span: slice,
-) -> _Corpus:
+) -> Corpus:
     """Attach the scales of the documents (or tokens) `span`."""
     token = (
         [None if t is None else t[span].reshape(-1).float() for t in (scales, offset)]
@@ -256,209 +221,26 @@ def _corpus(
         document = [None if t is None else t[span].float().numpy() for t in (scales, offset)]
     elif call.granularity == "corpus":
         document = [None if t is None else np.full(len(sizes), float(t), np.float32) for t in (scales, offset)]
-    return _Corpus(flat, starts, sizes, index, places, uniform, token[0], token[1], document[0], document[1])
-
-
-@dataclass(frozen=True)
-class _Tile:
-    """Tokens `first..last` of the group, cut into pieces: `begins` relative to `first`, the piece numbers `pieces`."""
-
-    first: int
-    last: int
-    begins: np.ndarray
-    pieces: slice
-
-
-def _tiles(lengths: np.ndarray, tile_tokens: int) -> tuple[list[_Tile], np.ndarray]:
-    """Cut documents into tiles of whole documents (a longer one into pieces); also the document of each piece."""
-    tiles: list[_Tile] = []
-    owners: list[int] = []
-    begins: list[int] = []
-    first = at = piece = 0
-    for number, length in enumerate(lengths.tolist()):
-        left = length
-        while left:
-            part = min(left, tile_tokens)
-            if begins and at + part - first > tile_tokens:
-                tiles.append(_Tile(first, at, np.array(begins), slice(piece, piece + len(begins))))
-                piece += len(begins)
-                begins, first = [], at
-            begins.append(at - first)
-            owners.append(number)
-            at += part
-            left -= part
-    if begins:
-        tiles.append(_Tile(first, at, np.array(begins), slice(piece, piece + len(begins))))
-    return tiles, np.array(owners, np.int64)
+    return Corpus(flat, starts, sizes, index, places, uniform, token[0], token[1], document[0], document[1])
 
 
 def _score_corpus(
-    queries: _Queries, corpus: _Corpus, first_query: int, first_document: int, scores: Tensor, argmax: Tensor | None
+    queries: Queries, corpus: Corpus, first_query: int, first_document: int, scores: Tensor, argmax: Tensor | None
 ) -> None:
     """Score a block of queries against a group of documents, in steps whose maxima fit in memory."""
     step = max(1, _GROUP_CELLS // queries.matrix.shape[0])
     for begin in range(0, len(corpus.lengths), step):
         stop = min(begin + step, len(corpus.lengths))
-        maxima, winners = _maxima(queries, corpus, begin, stop, argmax is not None)
+        best, winners = maxima(queries, corpus, begin, stop, argmax is not None)
         empty = corpus.lengths[begin:stop] == 0
         columns = slice(first_document + begin, first_document + stop)
         for number, (low, high) in enumerate(queries.bounds):
             total = np.zeros(stop - begin, np.float64)
             for row in range(low, high):  # one fixed order of addition, wherever the document stands
-                total += maxima[row]
+                total += best[row]
             if high > low:
                 total[empty] = -np.inf  # also where a NaN query scale met the empty maximum
             scores[first_query + number, columns] = torch.from_numpy(total.astype(np.float32))
             if argmax is not None and winners is not None:
                 places = torch.from_numpy(queries.places[low:high])
                 argmax[first_query + number, columns, places] = torch.from_numpy(winners[low:high].T.copy())
-
-
-def _maxima(
-    queries: _Queries, corpus: _Corpus, begin: int, stop: int, return_argmax: bool
-) -> tuple[np.ndarray, np.ndarray | None]:
-    """Maximum `[R, documents]` for each query row over each document's tokens, scaled, and the winning positions."""
-    integer = queries.matrix.dtype == torch.int8
-    lengths = corpus.lengths[begin:stop]
-    base = int(corpus.starts[begin])
-    tile_tokens = _INT8_TILE_TOKENS if integer else _TILE_TOKENS
-    uniform = corpus.uniform if not return_argmax and (corpus.uniform or 0) <= tile_tokens else None
-    if uniform:
-        tile_tokens = tile_tokens // uniform * uniform
-    tiles, owners = _tiles(lengths, tile_tokens)
-    rows = queries.matrix.shape[0]
-    found = np.full((rows, len(owners)), -np.inf, np.float32)
-    winners = np.full((rows, len(owners)), -1, np.int32) if return_argmax else None
-    reader = _TileReader(corpus, tile_tokens, integer)
-    chunk = _INT8_TILE_ROWS if integer else _TILE_ROWS
-    for tile in tiles:
-        tokens, scale, offset = reader.read(base + tile.first, base + tile.last)
-        for low in range(0, rows, chunk):
-            block = slice(low, min(low + chunk, rows))
-            sums = None if offset is None or queries.sums is None else torch.from_numpy(queries.sums[block])
-            if uniform:
-                found[block, tile.pieces] = _uniform_maxima(
-                    queries.matrix[block], tokens, scale, offset, sums, uniform, len(tile.begins)
-                )
-                continue
-            cells = _cells(queries.matrix[block], tokens, scale, offset, sums)[:, : tile.last - tile.first]
-            best = np.maximum.reduceat(cells, tile.begins, axis=1)  # a maximum that keeps NaN
-            found[block, tile.pieces] = best
-            if winners is not None:
-                places = _token_places(corpus, begin, owners[tile.pieces], base + tile.first, base + tile.last)
-                winners[block, tile.pieces] = _first_of(cells, best, tile.begins, places)
-    merged, merged_winners = _merge_pieces(found, winners, owners, len(lengths))
-    return _scaled(merged, queries, corpus, begin, stop), merged_winners
-
-
-class _TileReader:
-    """Gives tiles of document tokens in one fixed shape, copying only where dtype, order or the last tile needs it."""
-
-    def __init__(self, corpus: _Corpus, tile_tokens: int, integer: bool) -> None:
-        self.corpus = corpus
-        self.tile_tokens = tile_tokens
-        dtype = torch.int8 if integer else torch.float32
-        self.direct = corpus.index is None and corpus.values.dtype == dtype and corpus.values.stride(1) == 1
-        self.buffer = torch.zeros(tile_tokens, corpus.values.shape[1], dtype=dtype)
-        self.scale = torch.zeros(tile_tokens) if corpus.token_scale is not None else None
-        self.offset = torch.zeros(tile_tokens) if corpus.token_offset is not None else None
-
-    def read(self, first: int, last: int) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """Tokens `[tile, d]` of which the first `last - first` count, their scales and offsets `[tile]`."""
-        count = last - first
-        rows = slice(first, last) if self.corpus.index is None else self.corpus.index[first:last]
-        for buffer, source in ((self.scale, self.corpus.token_scale), (self.offset, self.corpus.token_offset)):
-            if buffer is not None and source is not None:
-                buffer[:count] = source[rows]
-        if self.direct and first + self.tile_tokens <= self.corpus.values.shape[0]:
-            # Tokens of later documents may fill up the tile; their columns are never looked at.
-            return self.corpus.values[first : first + self.tile_tokens], self.scale, self.offset
-        self.buffer[:count] = self.corpus.values[rows]
-        return self.buffer, self.scale, self.offset
-
-
-def _product(left: Tensor, right: Tensor) -> Tensor:
-    """`left @ right` in FP32 over inner cuts of 512, or in int32 for codes."""
-    if left.dtype == torch.int8:
-        return torch._int_mm(left, right)
-    out = torch.mm(left[:, :_INNER], right[:_INNER])
-    for start in range(_INNER, left.shape[1], _INNER):
-        out.addmm_(left[:, start : start + _INNER], right[start : start + _INNER])
-    return out
-
-
-def _cells(queries: Tensor, tokens: Tensor, scale: Tensor | None, offset: Tensor | None, sums: Tensor | None) -> np.ndarray:
-    """Similarities `[rows, tile]`, token scale and offset applied."""
-    out = _product(queries, tokens.t())
-    if scale is not None:
-        out = out * scale
-        if offset is not None and sums is not None:
-            out.addcmul_(sums, offset.unsqueeze(0))
-    return out.numpy()
-
-
-def _uniform_maxima(
-    queries: Tensor,
-    tokens: Tensor,
-    scale: Tensor | None,
-    offset: Tensor | None,
-    sums: Tensor | None,
-    length: int,
-    count: int,
-) -> np.ndarray:
-    """Maxima `[rows, count]` of documents of one length: tokens as rows, so that the maximum runs over whole vectors."""
-    out = _product(tokens, queries.t())
-    if scale is not None:
-        out = out * scale.unsqueeze(1)
-        if offset is not None and sums is not None:
-            out.addcmul_(offset.unsqueeze(1), sums.t())
-    return out[: count * length].view(count, length, -1).amax(1).t().numpy()
-
-
-def _token_places(corpus: _Corpus, begin: int, owners: np.ndarray, first: int, last: int) -> np.ndarray:
-    """Position of each token `first..last` of the group in its own document."""
-    if corpus.places is not None:
-        return corpus.places[first:last]
-    starts = corpus.starts[begin + owners]
-    tokens = np.arange(first, last)
-    piece = np.searchsorted(starts, tokens, side="right") - 1
-    return tokens - starts[piece]
-
-
-def _first_of(cells: np.ndarray, best: np.ndarray, begins: np.ndarray, places: np.ndarray) -> np.ndarray:
-    """Position of the first cell that equals its piece's maximum; a NaN maximum gives the piece's first position."""
-    sizes = np.diff(np.append(begins, cells.shape[1]))
-    hit = cells == np.repeat(best, sizes, axis=1)
-    last = np.iinfo(np.int32).max
-    first = np.minimum.reduceat(np.where(hit, places.astype(np.int32), last), begins, axis=1)
-    return np.where(first == last, places[begins].astype(np.int32), first)
-
-
-def _merge_pieces(
-    found: np.ndarray, winners: np.ndarray | None, owners: np.ndarray, documents: int
-) -> tuple[np.ndarray, np.ndarray | None]:
-    """One column a document: `[R, documents]`; documents without tokens keep -inf and -1."""
-    if len(owners) == documents:
-        return found, winners
-    merged = np.full((found.shape[0], documents), -np.inf, np.float32)
-    merged_winners = None if winners is None else np.full((found.shape[0], documents), -1, np.int32)
-    if len(owners) == 0:
-        return merged, merged_winners
-    firsts = np.flatnonzero(np.diff(owners, prepend=-1))
-    merged[:, owners[firsts]] = np.maximum.reduceat(found, firsts, axis=1)
-    if winners is not None and merged_winners is not None:
-        for begin, stop in zip(firsts, np.append(firsts[1:], len(owners)), strict=True):
-            piece = found[:, begin:stop].argmax(1)  # the first maximum, or the first NaN
-            merged_winners[:, owners[begin]] = winners[np.arange(len(winners)), begin + piece]
-    return merged, merged_winners
-
-
-def _scaled(maxima: np.ndarray, queries: _Queries, corpus: _Corpus, begin: int, stop: int) -> np.ndarray:
-    """Scales that leave the loop: one a document or corpus (positive, so they keep the maximum), one a query token."""
-    if corpus.document_scale is not None:
-        maxima = maxima * corpus.document_scale[begin:stop]
-        if corpus.document_offset is not None and queries.sums is not None:
-            maxima += queries.sums * corpus.document_offset[begin:stop]
-    if queries.scales is not None:
-        maxima = maxima * queries.scales
-    return maxima

@@ -12,6 +12,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from maxsim_kernels.checks import check_padded
 from maxsim_kernels.tokens import FLOAT_DTYPES, Fp8Tokens, Granularity, Int8Tokens, Packed
 
 _SCALE_DTYPE = torch.float16
@@ -41,29 +42,18 @@ def quantize_int8(
         `Int8Tokens`. A zero token has scale 1 and codes 0. A token that is not finite, or whose scale FP16 cannot hold, gets a
         NaN scale (granularity "token") or is a `ValueError` ("document", "corpus").
     """
-    packed, values, valid = _prepare(tokens, mask, lengths)
     check_granularity(granularity)
+    given = None
     if scale is not None:
         if granularity != "corpus" or affine:
-            raise ValueError("scale: only for symmetric codes with granularity='corpus'")
-        given = torch.as_tensor(scale, dtype=_SCALE_DTYPE, device=values.device)
-        if given.dim() != 0 or not bool(torch.isfinite(given)) or not bool(given > 0):
-            raise ValueError(f"scale: got {scale!r}, need one positive finite number that FP16 can hold")
-        _refuse_non_finite(values, valid, granularity)
-        return _int8(packed, values, valid, given, None, granularity)
-    if affine:
-        low = _reduce(values.float().amin(-1), valid, packed, granularity, "amin")
-        high = _reduce(values.float().amax(-1), valid, packed, granularity, "amax")
-        _refuse_non_finite(values, valid, granularity)
-        step = (high - low) / 255
-        scales = _stored_scale(step, 255 / 2)
-        constant = step == 0  # a constant token is its offset alone
-        offset = torch.where(constant, low, low + 128 * scales.float()).to(_SCALE_DTYPE)
-        bad = ~torch.isfinite(offset) | torch.isnan(scales)
-        return _int8(packed, values, valid, scales.masked_fill(bad, torch.nan), offset.masked_fill(bad, torch.nan), granularity)
-    absmax = _reduce(values.float().abs().amax(-1), valid, packed, granularity, "amax")
-    _refuse_non_finite(values, valid, granularity)
-    return _int8(packed, values, valid, _stored_scale(absmax / 127, 127), None, granularity)
+            raise ValueError("scale: got a value, need None except for symmetric codes with granularity='corpus'")
+        given = torch.as_tensor(scale, dtype=_SCALE_DTYPE)
+    packed, values = _held(tokens, mask, lengths)
+    offsets = None if packed is None else packed.offsets
+    kind = "int8-affine" if affine else "int8"
+    codes, scales, offset = _quantize(values, mask, lengths, offsets, granularity, kind, given)
+    held = codes if packed is None else packed.with_values(codes)
+    return Int8Tokens(held, scales, offset if affine else None, granularity)
 
 
 def quantize_fp8(
@@ -78,18 +68,11 @@ def quantize_fp8(
     A document's scale stays outside the scoring loop; e4m3 keeps its relative precision over the whole range, so a finer scale
     would gain little. Arguments, NaN scales ("token") and refusals ("document", "corpus") as in `quantize_int8`.
     """
-    packed, values, valid = _prepare(tokens, mask, lengths)
     check_granularity(granularity)
-    _refuse_non_finite(values, valid, granularity)
-    absmax = _reduce(values.float().abs().amax(-1), valid, packed, granularity, "amax")
-    scales = _stored_scale(absmax / _FP8_MAX, _FP8_MAX)
-    _refuse_large(scales, granularity)
-    codes = (values.float() / _spread(scales.float(), packed, granularity)).clamp(-_FP8_MAX, _FP8_MAX)
-    codes = codes.nan_to_num_(nan=0.0)
-    if valid is not None:
-        codes = codes.masked_fill(~valid.unsqueeze(-1), 0)
-    fp8 = codes.to(torch.float8_e4m3fn)
-    return Fp8Tokens(fp8 if packed is None else packed.with_values(fp8), scales, granularity)
+    packed, values = _held(tokens, mask, lengths)
+    offsets = None if packed is None else packed.offsets
+    codes, scales, _ = _quantize(values, mask, lengths, offsets, granularity, "fp8", None)
+    return Fp8Tokens(codes if packed is None else packed.with_values(codes), scales, granularity)
 
 
 def check_granularity(granularity: str) -> None:
@@ -98,33 +81,93 @@ def check_granularity(granularity: str) -> None:
         raise ValueError(f"granularity: got {granularity!r}, need 'token', 'document' or 'corpus'")
 
 
-def _prepare(
-    tokens: Tensor | Packed, mask: Tensor | None, lengths: Tensor | None
-) -> tuple[Packed | None, Tensor, Tensor | None]:
-    """The packed form (or None), the values, and which tokens are valid (None: all)."""
+def _held(tokens: Tensor | Packed, mask: Tensor | None, lengths: Tensor | None) -> tuple[Packed | None, Tensor]:
+    """The packed form end to end (or None) and the values, shapes and dtypes checked."""
     packed = tokens.compact() if isinstance(tokens, Packed) else None
     values = packed.values if packed is not None else tokens
     if not isinstance(values, Tensor) or values.dim() < 2 or values.dtype not in FLOAT_DTYPES:
         got = f"{values.dtype} {list(values.shape)}" if isinstance(values, Tensor) else type(values).__name__
         raise ValueError(f"tokens: got {got}, need fp16, bf16 or fp32 [..., L, d] or Packed")
-    if packed is not None:
-        if mask is not None or lengths is not None:
-            raise ValueError("mask, lengths: Packed tokens have no padding")
-        return packed, values.detach(), None
-    valid: Tensor | None = None
-    if mask is not None:
-        if mask.shape != values.shape[:-1]:
-            raise ValueError(f"mask: got {list(mask.shape)}, need {list(values.shape[:-1])}")
-        valid = mask != 0
+    if packed is not None and (mask is not None or lengths is not None):
+        raise ValueError("mask, lengths: got a value with Packed, which has no padding, need None")
+    if mask is not None and mask.shape != values.shape[:-1]:
+        raise ValueError(f"mask: got {list(mask.shape)}, need {list(values.shape[:-1])}")
+    if lengths is not None and lengths.shape != values.shape[:-2]:
+        raise ValueError(f"lengths: got {list(lengths.shape)}, need {list(values.shape[:-2])}")
+    return packed, values.detach()
+
+
+def _valid(values: Tensor, mask: Tensor | None, lengths: Tensor | None) -> Tensor | None:
+    """Which padded tokens count, `[..., L]`; None: all."""
+    valid = None if mask is None else mask != 0
     if lengths is not None:
-        if lengths.shape != values.shape[:-2]:
-            raise ValueError(f"lengths: got {list(lengths.shape)}, need {list(values.shape[:-2])}")
+        if values.device.type == "cpu":
+            check_padded("document", None, lengths, values.shape[-2])
         inside = torch.arange(values.shape[-2], device=values.device) < lengths.unsqueeze(-1)
         valid = inside if valid is None else valid & inside
-    return None, values.detach(), valid
+    return valid
 
 
-def _refuse_non_finite(values: Tensor, valid: Tensor | None, granularity: Granularity) -> None:
+@torch.library.custom_op("maxsim_kernels::quantize", mutates_args=())
+def _quantize(
+    values: Tensor,
+    mask: Tensor | None,
+    lengths: Tensor | None,
+    offsets: Tensor | None,
+    granularity: str,
+    kind: str,
+    scale: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Codes, scales and offset (empty unless affine). One op, because it refuses *values*, which a compiled graph cannot."""
+    valid = _valid(values, mask, lengths)
+    packed = None if offsets is None else Packed(values, offsets)
+    _refuse_non_finite(values, valid, granularity)
+    offset: Tensor | None = None
+    if scale is not None:
+        if scale.dim() != 0 or not bool(torch.isfinite(scale)) or not bool(scale > 0):
+            raise ValueError(f"scale: got {scale.tolist()}, need one positive finite number that FP16 can hold")
+        scales = scale.to(values.device, copy=True)
+    elif kind == "int8-affine":
+        low = _reduce(values.float().amin(-1), valid, packed, granularity, "amin")
+        high = _reduce(values.float().amax(-1), valid, packed, granularity, "amax")
+        step = (high - low) / 255
+        scales = _stored_scale(step, 255 / 2)
+        # A constant token is its offset alone.
+        offset = torch.where(step == 0, low, low + 128 * scales.float()).to(_SCALE_DTYPE)
+        bad = ~torch.isfinite(offset) | torch.isnan(scales)
+        scales, offset = scales.masked_fill(bad, torch.nan), offset.masked_fill(bad, torch.nan)
+    else:
+        largest = _FP8_MAX if kind == "fp8" else 127
+        absmax = _reduce(values.float().abs().amax(-1), valid, packed, granularity, "amax")
+        scales = _stored_scale(absmax / largest, largest)
+    if granularity != "token" and bool(torch.isnan(scales).any()):
+        raise ValueError(f"tokens: values too large, a {granularity} scale does not fit FP16 (at most 65504)")
+    codes = _codes(values, valid, packed, scales, offset, granularity, kind)
+    return codes, scales, offset if offset is not None else scales.new_empty(0)
+
+
+@_quantize.register_fake
+def _(
+    values: Tensor,
+    mask: Tensor | None,
+    lengths: Tensor | None,
+    offsets: Tensor | None,
+    granularity: str,
+    kind: str,
+    scale: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    if granularity == "corpus":
+        shape: list[int] = []
+    elif granularity == "token":
+        shape = list(values.shape[:-1])
+    else:
+        shape = list(values.shape[:-2]) if offsets is None else [offsets.shape[0] - 1]
+    codes = torch.empty_like(values, dtype=torch.float8_e4m3fn if kind == "fp8" else torch.int8)
+    scales = values.new_empty(shape, dtype=_SCALE_DTYPE)
+    return codes.contiguous(), scales, torch.empty_like(scales) if kind == "int8-affine" else scales.new_empty(0)
+
+
+def _refuse_non_finite(values: Tensor, valid: Tensor | None, granularity: str) -> None:
     if granularity == "token":
         return
     finite = torch.isfinite(values).all(-1)
@@ -134,12 +177,7 @@ def _refuse_non_finite(values: Tensor, valid: Tensor | None, granularity: Granul
         raise ValueError(f"tokens: {int((~finite).sum())} tokens are not finite; a {granularity} scale cannot hold that")
 
 
-def _refuse_large(scales: Tensor, granularity: Granularity) -> None:
-    if granularity != "token" and bool(torch.isnan(scales).any()):
-        raise ValueError(f"tokens: values too large, a {granularity} scale does not fit FP16 (at most 65504)")
-
-
-def _reduce(per_token: Tensor, valid: Tensor | None, packed: Packed | None, granularity: Granularity, how: str) -> Tensor:
+def _reduce(per_token: Tensor, valid: Tensor | None, packed: Packed | None, granularity: str, how: str) -> Tensor:
     """Reduce one value a token (`amax` or `amin`) to one a token, document or corpus; nothing valid gives 0."""
     empty = -torch.inf if how == "amax" else torch.inf
     if valid is not None:
@@ -170,7 +208,7 @@ def _stored_scale(exact: Tensor, codes: float) -> Tensor:
     return torch.where(torch.isfinite(scales) & torch.isfinite(exact), scales, torch.full_like(scales, torch.nan))
 
 
-def _spread(values: Tensor, packed: Packed | None, granularity: Granularity) -> Tensor:
+def _spread(values: Tensor, packed: Packed | None, granularity: str) -> Tensor:
     if granularity == "token":
         return values.unsqueeze(-1)
     if granularity == "corpus":
@@ -178,22 +216,22 @@ def _spread(values: Tensor, packed: Packed | None, granularity: Granularity) -> 
     return values[packed.document_of_token()].unsqueeze(-1) if packed is not None else values[..., None, None]
 
 
-def _int8(
-    packed: Packed | None,
+def _codes(
     values: Tensor,
     valid: Tensor | None,
+    packed: Packed | None,
     scales: Tensor,
     offset: Tensor | None,
-    granularity: Granularity,
-) -> Int8Tokens:
-    _refuse_large(scales, granularity)
+    granularity: str,
+    kind: str,
+) -> Tensor:
     shifted = values.float()
     if offset is not None:
         shifted = shifted - _spread(offset.float(), packed, granularity)
-    low = -127 if offset is None else -128
-    codes = (shifted / _spread(scales.float(), packed, granularity)).round_().clamp_(low, 127)
-    codes = codes.nan_to_num_(nan=0.0)  # a NaN scale says it; the code itself must be some integer
+    scaled = shifted / _spread(scales.float(), packed, granularity)
+    low, high = {"int8": (-127.0, 127.0), "int8-affine": (-128.0, 127.0), "fp8": (-_FP8_MAX, _FP8_MAX)}[kind]
+    codes = (scaled if kind == "fp8" else scaled.round_()).clamp_(low, high)
+    codes = codes.nan_to_num_(nan=0.0)  # a NaN scale says it; the code itself must be some number
     if valid is not None:
         codes = codes.masked_fill_(~valid.unsqueeze(-1), 0)
-    int8 = codes.to(torch.int8)
-    return Int8Tokens(int8 if packed is None else packed.with_values(int8), scales, offset, granularity)
+    return codes.to(torch.float8_e4m3fn if kind == "fp8" else torch.int8).contiguous()

@@ -22,11 +22,20 @@ from maxsim_kernels.tokens import FLOAT_DTYPES, Fp8Tokens, Int8Tokens, Packed
 
 _DOCUMENT_ROWS = 4096
 _QUERY_ROWS = 4096
+_LEAST_ROWS = (
+    16  # shorter documents are padded: libraries take other kernels, which add in another order, for very thin products
+)
 
 
 @contextmanager
 def true_precision() -> Iterator[None]:
-    """Run matrix products in the precision of their inputs: no TF32, no BF16 shortcut, no autocast."""
+    """Run matrix products in the precision of their inputs: no TF32, no BF16 shortcut, no autocast.
+
+    Under `torch.compile` the settings cannot be switched inside the graph: those of the moment it runs hold there.
+    """
+    if torch.compiler.is_compiling():
+        yield
+        return
     settings: tuple[Any, ...] = (torch.backends.cuda.matmul, torch.backends.mkldnn.matmul)  # type: ignore[attr-defined]
     before = [setting.fp32_precision for setting in settings]
     try:
@@ -83,6 +92,8 @@ def maxsim_reference(
     )
     with true_precision():
         scores, argmax = _score(call, dtype, return_argmax)
+    # A sum of nothing ties the scores to the inputs, so that "no valid token anywhere" has a gradient too: zero.
+    scores = scores + (call.queries.flatten()[:0].sum() + call.documents.flatten()[:0].sum()).to(dtype)
     if call.single_query:
         scores, argmax = scores[0], argmax[0]
     return (scores, argmax) if return_argmax else scores
@@ -204,7 +215,9 @@ def _best(queries: Tensor, document: Tensor, dtype: torch.dtype, track: bool) ->
         best: Tensor | None = None
         index: Tensor | None = None
         for start in range(0, document.shape[0], _DOCUMENT_ROWS):
-            scores = document[start : start + _DOCUMENT_ROWS].to(dtype) @ block.t()
+            rows = document[start : start + _DOCUMENT_ROWS].to(dtype).contiguous()
+            padding = max(0, _LEAST_ROWS - rows.shape[0])
+            scores = (torch.nn.functional.pad(rows, (0, 0, 0, padding)) @ block.t())[: rows.shape[0]]
             if not track:  # amax needs no index and is several times faster
                 here = scores.amax(0)
                 best = here if best is None else torch.maximum(best, here)

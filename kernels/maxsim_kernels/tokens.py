@@ -164,8 +164,9 @@ def pack(documents: Sequence[Tensor], *, dim: int | None = None, dtype: torch.dt
         return Packed(torch.empty(0, dim, dtype=dtype or torch.float32), torch.zeros(1, dtype=torch.int64))
     first = documents[0]
     for number, document in enumerate(documents):
-        if document.dim() != 2 or document.shape[1] != first.shape[1]:
-            raise ValueError(f"documents[{number}]: got {list(document.shape)}, need [L, {first.shape[1]}]")
+        if document.dim() != 2 or document.shape[1] != first.shape[-1]:
+            width = first.shape[1] if first.dim() == 2 else "d"
+            raise ValueError(f"documents[{number}]: got {list(document.shape)}, need [L, {width}]")
         if document.dtype != first.dtype or document.device != first.device:
             raise ValueError(
                 f"documents[{number}]: got {document.dtype} on {document.device}, need {first.dtype} on {first.device}"
@@ -225,13 +226,17 @@ class _QuantizedTokens:
     def __len__(self) -> int:
         return len(self.codes)
 
+    def _shares_tokens(self) -> bool:
+        """Whether one token may belong to several documents with scales of their own: a view with document scales."""
+        return isinstance(self.codes, Packed) and self.codes.offsets is None and self.granularity == "document"
+
     @property
     def token_values(self) -> Tensor:
         """The codes' tensor: `[..., L, d]`, or `[T, d]` where packed."""
         return self.codes.values if isinstance(self.codes, Packed) else self.codes
 
     def _per_token(self, values: Tensor) -> Tensor:
-        """Spread one value a token, document or corpus over the codes' tokens, ready to broadcast over d."""
+        """Spread one value a token, document or corpus over the codes' tokens (end to end), ready to broadcast over d."""
         if self.granularity == "token":
             return values.unsqueeze(-1)
         if self.granularity == "corpus":
@@ -276,12 +281,18 @@ class Int8Tokens(_QuantizedTokens):
 
     def dequantize(self, dtype: torch.dtype = torch.float32) -> Tensor | Packed:
         """`codes * scale + offset` in float32 (float64 when asked for), rounded once to `dtype`."""
+        if self._shares_tokens():
+            return self._end_to_end().dequantize(dtype)
         work = torch.float64 if dtype == torch.float64 else torch.float32
         tokens = self.token_values.to(work) * self._per_token(self.scales.to(work))
         if self.offset is not None:
             tokens = tokens + self._per_token(self.offset.to(work))
         tokens = tokens.to(dtype)
         return self.codes.with_values(tokens) if isinstance(self.codes, Packed) else tokens
+
+    def _end_to_end(self) -> Int8Tokens:
+        assert isinstance(self.codes, Packed)
+        return Int8Tokens(self.codes.compact(), self.scales, self.offset, self.granularity)
 
     def select(self, indices: Tensor | Sequence[int]) -> Int8Tokens:
         """Documents `indices` of packed codes, as a view; per-document scales are gathered."""
@@ -311,8 +322,14 @@ class Fp8Tokens(_QuantizedTokens):
 
     def dequantize(self, dtype: torch.dtype = torch.float32) -> Tensor | Packed:
         """`codes * scale` in float32 (exact: 4 + 11 significant bits), rounded once to `dtype`."""
+        if self._shares_tokens():
+            return self._end_to_end().dequantize(dtype)
         tokens = (self.token_values.float() * self._per_token(self.scales.float())).to(dtype)
         return self.codes.with_values(tokens) if isinstance(self.codes, Packed) else tokens
+
+    def _end_to_end(self) -> Fp8Tokens:
+        assert isinstance(self.codes, Packed)
+        return Fp8Tokens(self.codes.compact(), self.scales, self.granularity)
 
     def select(self, indices: Tensor | Sequence[int]) -> Fp8Tokens:
         """Documents `indices` of packed codes, as a view; per-document scales are gathered."""

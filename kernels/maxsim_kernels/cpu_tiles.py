@@ -1,0 +1,246 @@
+"""The inner part of `cpu.py`: tiles of document tokens, their products with query rows, and segmented maxima."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+_LONGEST_TILE = 8192  # document tokens a product, at most: with few query rows calls cost more than cache misses
+_TILE_ROWS = 512  # query tokens a product
+_CELLS = 1 << 20  # similarities a product: FP32 [2048, 512]
+_INT8_TILE_ROWS = 256
+_INT8_CELLS = 3 << 16  # the integer path is bound by its reduction, which wants a result that fits the L2 cache: [768, 256]
+_INNER = 512  # inner dimension a product: longer sums are split by the matrix library in shape-dependent ways
+
+
+@dataclass(frozen=True)
+class Queries:
+    """A block of queries as one matrix.
+
+    `matrix`: `[R, d]` float32 or int8, rows padded with zeros; `bounds[q]`: rows of query q; `places`: `[rows]` position of each row
+    in its query; `scales`, `sums`: `[R, 1]` float32, the quantised queries' scales and (affine documents) row sums.
+    """
+
+    matrix: Tensor
+    bounds: list[tuple[int, int]]
+    places: np.ndarray
+    scales: np.ndarray | None
+    sums: np.ndarray | None
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """Documents as rows of a `[T, d]` matrix, with per-token or per-document scale and offset (float32, or None).
+
+    `index`: row of `values` for each token in order (None: documents follow each other in memory); `places`: position of each
+    token in its document (None: 0, 1, 2, ...); `uniform`: the one length of all documents, where nothing is masked.
+    """
+
+    values: Tensor
+    starts: np.ndarray
+    lengths: np.ndarray
+    index: Tensor | None
+    places: np.ndarray | None
+    uniform: int | None
+    token_scale: Tensor | None
+    token_offset: Tensor | None
+    document_scale: np.ndarray | None
+    document_offset: np.ndarray | None
+
+
+@dataclass(frozen=True)
+class _Tile:
+    """Tokens `first..last` of the group; `begins` of its pieces relative to `first`; the piece numbers `pieces`."""
+
+    first: int
+    last: int
+    begins: np.ndarray
+    pieces: slice
+
+
+def _tiles(lengths: np.ndarray, tile_tokens: int) -> tuple[list[_Tile], np.ndarray]:
+    """Cut documents into tiles of whole documents (a longer one into pieces); also the document of each piece."""
+    counts = -(-lengths // tile_tokens)  # pieces of each document; none for an empty one
+    owners = np.repeat(np.arange(len(lengths)), counts)
+    number = np.arange(len(owners)) - np.repeat(np.cumsum(counts) - counts, counts)
+    sizes = np.minimum(tile_tokens, lengths[owners] - number * tile_tokens)
+    ends = np.cumsum(sizes)
+    begins = ends - sizes
+    tiles = []
+    piece = 0
+    while piece < len(owners):
+        first = int(begins[piece])
+        stop = int(np.searchsorted(ends, first + tile_tokens, side="right"))
+        tiles.append(_Tile(first, int(ends[stop - 1]), begins[piece:stop] - first, slice(piece, stop)))
+        piece = stop
+    return tiles, owners
+
+
+def _tile_tokens(queries: Queries) -> int:
+    """Document tokens a product: decided by the queries alone, so it is one number for a task."""
+    integer = queries.matrix.dtype == torch.int8
+    rows = min(queries.matrix.shape[0], _INT8_TILE_ROWS if integer else _TILE_ROWS)
+    return min(_LONGEST_TILE, (_INT8_CELLS if integer else _CELLS) // rows)
+
+
+def maxima(
+    queries: Queries, corpus: Corpus, begin: int, stop: int, return_argmax: bool
+) -> tuple[np.ndarray, np.ndarray | None]:
+    """Maximum `[R, documents]` for each query row over the tokens of documents `begin..stop`, scaled, and the winning positions.
+
+    Documents without tokens have maximum -inf and winner -1.
+    """
+    integer = queries.matrix.dtype == torch.int8
+    lengths = corpus.lengths[begin:stop]
+    base = int(corpus.starts[begin])
+    tile_tokens = _tile_tokens(queries)
+    uniform = corpus.uniform if not return_argmax and (corpus.uniform or 0) <= tile_tokens else None
+    if uniform:
+        tile_tokens = tile_tokens // uniform * uniform
+    tiles, owners = _tiles(lengths, tile_tokens)
+    rows = queries.matrix.shape[0]
+    found = np.empty((rows, len(owners)), np.float32)
+    by_document = torch.empty(len(owners), rows) if uniform else None
+    winners = np.full((rows, len(owners)), -1, np.int32) if return_argmax else None
+    reader = _TileReader(corpus, tile_tokens, integer)
+    work = _Products(queries, tile_tokens, corpus.token_scale is not None)
+    for tile in tiles:
+        tokens, scale, offset = reader.read(base + tile.first, base + tile.last)
+        for block in work.blocks:
+            if uniform and by_document is not None:
+                product = work.cells(tokens, block, scale, offset, tokens_first=True)
+                documents = product[: len(tile.begins) * uniform].view(len(tile.begins), uniform, -1)
+                by_document[tile.pieces, block] = documents.amax(1)
+                continue
+            product = work.cells(tokens, block, scale, offset, tokens_first=False)
+            cells = product.numpy()[:, : tile.last - tile.first]
+            best = np.maximum.reduceat(cells, tile.begins, axis=1)  # a maximum that keeps NaN
+            found[block, tile.pieces] = best
+            if winners is not None:
+                places = _token_places(corpus, begin, owners[tile.pieces], base + tile.first, base + tile.last)
+                winners[block, tile.pieces] = _first_of(cells, best, tile.begins, places)
+    if by_document is not None:
+        found[:] = by_document.numpy().T
+    merged, merged_winners = _merge_pieces(found, winners, owners, len(lengths))
+    return _scaled(merged, queries, corpus, begin, stop), merged_winners
+
+
+class _TileReader:
+    """Gives tiles of document tokens in one fixed shape, copying only where dtype, order or the last tile needs it."""
+
+    def __init__(self, corpus: Corpus, tile_tokens: int, integer: bool) -> None:
+        self.corpus = corpus
+        self.tile_tokens = tile_tokens
+        dtype = torch.int8 if integer else torch.float32
+        self.direct = corpus.index is None and corpus.values.dtype == dtype and corpus.values.stride(1) == 1
+        self.buffer = torch.zeros(tile_tokens, corpus.values.shape[1], dtype=dtype)
+        self.scale = torch.zeros(tile_tokens) if corpus.token_scale is not None else None
+        self.offset = torch.zeros(tile_tokens) if corpus.token_offset is not None else None
+
+    def read(self, first: int, last: int) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """Tokens `[tile, d]` of which the first `last - first` count, their scales and offsets `[tile]`."""
+        corpus, end = self.corpus, first + self.tile_tokens
+        if self.direct and end <= corpus.values.shape[0]:
+            # Tokens of later documents may fill up the tile; their cells are never looked at.
+            whole = slice(first, end)
+            return (
+                corpus.values[whole],
+                None if corpus.token_scale is None else corpus.token_scale[whole],
+                None if corpus.token_offset is None else corpus.token_offset[whole],
+            )
+        count = last - first
+        rows = slice(first, last) if corpus.index is None else corpus.index[first:last]
+        for buffer, source in ((self.scale, corpus.token_scale), (self.offset, corpus.token_offset)):
+            if buffer is not None and source is not None:
+                buffer[:count] = source[rows]
+        self.buffer[:count] = corpus.values[rows]
+        return self.buffer, self.scale, self.offset
+
+
+class _Products:
+    """Products of query rows with a tile, into buffers that are made once: a fresh megabyte a product costs page faults."""
+
+    def __init__(self, queries: Queries, tile_tokens: int, scaled: bool) -> None:
+        self.matrix = queries.matrix
+        self.integer = queries.matrix.dtype == torch.int8
+        self.sums = None if queries.sums is None else torch.from_numpy(queries.sums)
+        self.tile_tokens = tile_tokens
+        rows = queries.matrix.shape[0]
+        chunk = min(_INT8_TILE_ROWS if self.integer else _TILE_ROWS, rows)
+        self.blocks = [slice(low, min(low + chunk, rows)) for low in range(0, rows, chunk)]
+        self.product = torch.empty(chunk * tile_tokens, dtype=torch.int32 if self.integer else torch.float32)
+        self.scaled = torch.empty(chunk * tile_tokens) if scaled else None
+
+    def cells(self, tokens: Tensor, block: slice, scale: Tensor | None, offset: Tensor | None, *, tokens_first: bool) -> Tensor:
+        """Similarities with token scale and offset applied: `[tile, rows]`, or `[rows, tile]`. Valid until the next call."""
+        queries = self.matrix[block]
+        left, right = (tokens, queries.t()) if tokens_first else (queries, tokens.t())
+        shape = (left.shape[0], right.shape[1])
+        out = self.product[: shape[0] * shape[1]].view(shape)
+        if self.integer:
+            torch._int_mm(left, right, out=out)
+        else:
+            torch.mm(left[:, :_INNER], right[:_INNER], out=out)
+            for start in range(_INNER, left.shape[1], _INNER):
+                out.addmm_(left[:, start : start + _INNER], right[start : start + _INNER])
+        if scale is None or self.scaled is None:
+            return out
+        along = (-1, 1) if tokens_first else (1, -1)
+        result = self.scaled[: shape[0] * shape[1]].view(shape)
+        result.copy_(out).mul_(scale.view(along))  # two vector passes; one mixed-type product converts cell by cell
+        if offset is not None and self.sums is not None:
+            sums = self.sums[block]
+            result.addcmul_(offset.view(along), sums.t() if tokens_first else sums)
+        return result
+
+
+def _token_places(corpus: Corpus, begin: int, owners: np.ndarray, first: int, last: int) -> np.ndarray:
+    """Position of each token `first..last` of the group in its own document."""
+    if corpus.places is not None:
+        return corpus.places[first:last]
+    starts = corpus.starts[begin + owners]
+    tokens = np.arange(first, last)
+    piece = np.searchsorted(starts, tokens, side="right") - 1
+    return tokens - starts[piece]
+
+
+def _first_of(cells: np.ndarray, best: np.ndarray, begins: np.ndarray, places: np.ndarray) -> np.ndarray:
+    """Position of the first cell that equals its piece's maximum; a NaN maximum gives the piece's first position."""
+    sizes = np.diff(np.append(begins, cells.shape[1]))
+    hit = cells == np.repeat(best, sizes, axis=1)
+    last = np.iinfo(np.int32).max
+    first = np.minimum.reduceat(np.where(hit, places.astype(np.int32), last), begins, axis=1)
+    return np.where(first == last, places[begins].astype(np.int32), first)
+
+
+def _merge_pieces(
+    found: np.ndarray, winners: np.ndarray | None, owners: np.ndarray, documents: int
+) -> tuple[np.ndarray, np.ndarray | None]:
+    """One column a document: `[R, documents]`; documents without tokens keep -inf and -1."""
+    if len(owners) == documents:
+        return found, winners
+    merged = np.full((found.shape[0], documents), -np.inf, np.float32)
+    merged_winners = None if winners is None else np.full((found.shape[0], documents), -1, np.int32)
+    if len(owners) == 0:
+        return merged, merged_winners
+    firsts = np.flatnonzero(np.diff(owners, prepend=-1))
+    merged[:, owners[firsts]] = np.maximum.reduceat(found, firsts, axis=1)
+    if winners is not None and merged_winners is not None:
+        for begin, stop in zip(firsts, np.append(firsts[1:], len(owners)), strict=True):
+            piece = found[:, begin:stop].argmax(1)  # the first maximum, or the first NaN
+            merged_winners[:, owners[begin]] = winners[np.arange(len(winners)), begin + piece]
+    return merged, merged_winners
+
+
+def _scaled(maxima: np.ndarray, queries: Queries, corpus: Corpus, begin: int, stop: int) -> np.ndarray:
+    """Scales that leave the loop: one a document or corpus (positive, so they keep the maximum), one a query token."""
+    if corpus.document_scale is not None:
+        maxima = maxima * corpus.document_scale[begin:stop]
+        if corpus.document_offset is not None and queries.sums is not None:
+            maxima += queries.sums * corpus.document_offset[begin:stop]
+    if queries.scales is not None:
+        maxima = maxima * queries.scales
+    return maxima

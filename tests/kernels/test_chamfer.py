@@ -1,0 +1,116 @@
+"""Chamfer distance: mean over p of the smallest squared distance to q, plus the same from q."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from maxsim_kernels import chamfer_distance
+
+
+def close(got, need, tolerance):
+    scale = max(float(np.abs(need).max()), 1e-30)
+    return float(np.abs(got - need).max()) <= tolerance * scale
+
+
+@pytest.mark.parametrize(
+    ("N", "M", "d"), [(1, 1, 3), (7, 31, 3), (63, 7, 2), (100, 100, 3), (300, 40, 3), (5, 9, 1), (20, 31, 64)]
+)
+def test_value(oracle, cases, tol, N, M, d):
+    p, q = cases.gauss(N, d), cases.gauss(M, d, seed=1)
+    distance = chamfer_distance(p, q)
+    assert distance.shape == ()
+    assert distance.dtype == torch.float32
+    assert float(distance) == pytest.approx(oracle.chamfer(p, q)[0], rel=tol.CHAMFER)
+
+
+@pytest.mark.parametrize("shift", [100.0, 1000.0, -1000.0])
+def test_translation(oracle, cases, tol, shift):
+    p, q = cases.gauss(60, 3) + shift, cases.gauss(45, 3, seed=1) + shift
+    assert float(chamfer_distance(p, q)) == pytest.approx(oracle.chamfer(p, q)[0], rel=tol.CHAMFER)
+
+
+def test_clouds_far_apart_and_close_pairs(oracle, cases, tol):
+    p = cases.gauss(40, 3)
+    near = p + 1e-3 * cases.gauss(40, 3, seed=1)
+    assert float(chamfer_distance(p, near)) == pytest.approx(oracle.chamfer(p, near)[0], rel=tol.CHAMFER)
+    far = cases.gauss(30, 3, seed=2) + 500
+    assert float(chamfer_distance(p, far)) == pytest.approx(oracle.chamfer(p, far)[0], rel=tol.CHAMFER)
+
+
+def test_two_clusters_far_from_their_common_centre(oracle, cases, tol):
+    """Centring cannot save squared norms here: neighbours are 1e-2 apart, clusters 2000."""
+    offsets = torch.tensor([1000.0, -1000.0]).repeat(20)[:, None]
+    p = offsets + 0.25 * cases.grid(40, 3)
+    q = offsets + 0.25 * cases.grid(40, 3, seed=1)
+    assert float(chamfer_distance(p, q)) == pytest.approx(oracle.chamfer(p, q)[0], rel=tol.CHAMFER)
+
+
+def test_identical_clouds_are_at_zero(cases):
+    p = cases.gauss(50, 3) + 1000
+    assert float(chamfer_distance(p, p.flip(0))) == 0.0
+
+
+def test_symmetry(cases, tol):
+    p, q = cases.gauss(30, 3), cases.gauss(70, 3, seed=1)
+    assert float(chamfer_distance(p, q)) == pytest.approx(float(chamfer_distance(q, p)), rel=tol.CHAMFER)
+
+
+@pytest.mark.parametrize("shift", [0.0, 1000.0])
+def test_gradient(oracle, cases, tol, shift):
+    p, q = cases.gauss(33, 3) + shift, cases.gauss(20, 3, seed=1) + shift
+    _, need_p, need_q = oracle.chamfer(p, q)
+    dp, dq = torch.autograd.grad(chamfer_distance(p.requires_grad_(), q.requires_grad_()), (p, q))
+    assert close(oracle.numbers(dp), need_p, tol.CHAMFER_GRADIENT)
+    assert close(oracle.numbers(dq), need_q, tol.CHAMFER_GRADIENT)
+
+
+def test_gradient_takes_the_first_index_on_ties(oracle, cases, tol):
+    p, q = 4 * cases.grid(20, 2), 4 * cases.grid(31, 2, seed=1)  # small lattice: equal distances abound
+    _, need_p, need_q = oracle.chamfer(p, q)
+    dp, dq = torch.autograd.grad(3 * chamfer_distance(p.requires_grad_(), q.requires_grad_()), (p, q))
+    assert close(oracle.numbers(dp), 3 * need_p, tol.CHAMFER_GRADIENT)
+    assert close(oracle.numbers(dq), 3 * need_q, tol.CHAMFER_GRADIENT)
+
+
+@pytest.mark.parametrize("which", ["p", "q"])
+def test_gradient_of_one_side(oracle, cases, tol, which):
+    p, q = cases.gauss(9, 3), cases.gauss(14, 3, seed=1)
+    need = oracle.chamfer(p, q)[1 if which == "p" else 2]
+    leaf = (p if which == "p" else q).requires_grad_()
+    chamfer_distance(p, q).backward()
+    assert close(oracle.numbers(leaf.grad), need, tol.CHAMFER_GRADIENT)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_points_are_computed_in_float32(oracle, cases, tol, dtype):
+    p, q = (100 * cases.gauss(20, 3)).to(dtype), (100 * cases.gauss(31, 3, seed=1)).to(dtype)
+    distance = chamfer_distance(p, q)
+    assert distance.dtype == torch.float32
+    assert float(distance) == pytest.approx(oracle.chamfer(p, q)[0], rel=tol.CHAMFER)
+
+
+def test_strides(oracle, cases, tol):
+    p, q = cases.gauss(3, 20).T, cases.gauss(31, 6, seed=1)[:, ::2]
+    assert float(chamfer_distance(p, q)) == pytest.approx(oracle.chamfer(p, q)[0], rel=tol.CHAMFER)
+
+
+def test_nan_is_never_hidden(cases):
+    p, q = cases.gauss(20, 3), cases.gauss(30, 3, seed=1)
+    for cloud in (p, q):
+        broken = cloud.clone()
+        broken[7, 1] = float("nan")
+        assert chamfer_distance(broken if cloud is p else p, broken if cloud is q else q).isnan()
+
+
+def test_bad_arguments(cases):
+    p = cases.gauss(5, 3)
+    with pytest.raises(ValueError, match=r"^q\b"):
+        chamfer_distance(p, cases.gauss(5, 4))
+    with pytest.raises(ValueError, match=r"^p\b"):
+        chamfer_distance(p[0], p)
+    with pytest.raises(ValueError, match=r"^q\b"):
+        chamfer_distance(p, p[None])
+    with pytest.raises(ValueError, match=r"int|float"):
+        chamfer_distance(p.int(), p.int())
