@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import tempfile
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,8 +20,9 @@ from maxsim_eval.encoders import get_encoder
 from maxsim_eval.entries import Entry
 from maxsim_eval.environment import environment
 from maxsim_eval.errors import DataError, UsageError
+from maxsim_eval.files import writing
 from maxsim_eval.loaders import limit_queries as keep_queries
-from maxsim_eval.metrics import DEFAULT_METRICS, evaluate_run, means
+from maxsim_eval.metrics import DEFAULT_METRICS, evaluate_run, means, parse_metric
 from maxsim_eval.parity import compare
 from maxsim_eval.report import write_reports
 from maxsim_eval.runs import write_trec_run
@@ -75,6 +77,10 @@ def evaluate(
         raise UsageError("paths: got none, need at least one of " + ", ".join(PATHS))
     if k < 1:
         raise UsageError(f"k: got {k}, need 1 or more")
+    if limit_queries is not None and limit_queries < 1:
+        raise UsageError(f"limit_queries: got {limit_queries}, need 1 or more")
+    for metric in metrics:
+        parse_metric(metric)
     check_device(device)
     found = embeddings(task, encoder, cache_dir, device=device, quiet=quiet)
     kept = task if limit_queries is None else keep_queries(task, limit_queries)
@@ -108,14 +114,24 @@ def evaluate(
         created=datetime.now(UTC).isoformat(timespec="seconds"),
     )
     if out_dir is not None:
-        for name, run in runs.items():
-            write_trec_run(Path(out_dir) / "runs" / f"{name}.trec", run)
-        write_reports(result, out_dir)
+        _write(result, runs, Path(out_dir))
     return result
 
 
+def _write(result: Result, runs: Mapping[str, Run], folder: Path) -> None:
+    """Replace a report: `result.json` goes first and comes last, so where it exists the rest belongs to it."""
+    with writing(folder):
+        (folder / "result.json").unlink(missing_ok=True)
+        shutil.rmtree(folder / "runs", ignore_errors=True)  # runs of an earlier evaluation
+    for name, run in runs.items():
+        write_trec_run(folder / "runs" / f"{name}.trec", run)
+    write_reports(result, folder)
+
+
 def check_device(device: str) -> None:
-    """Refuse a device torch does not know or this machine does not have."""
+    """Refuse a device torch does not know, this machine does not have, or that holds no data."""
+    if device.partition(":")[0] not in ("cpu", "cuda"):
+        raise UsageError(f"device {device!r} cannot be used: need 'cpu', 'cuda' or 'cuda:<number>'")
     try:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:

@@ -8,6 +8,7 @@ takes silently and wrongly is refused here: qrels without a header (it would eat
 from __future__ import annotations
 
 import csv
+import errno
 import hashlib
 import json
 import os
@@ -255,9 +256,17 @@ def publish_folder(temporary: Path, folder: Path) -> None:
     """Rename `temporary` to `folder`; a folder that already stands there is moved aside first and deleted after."""
     retired = folder.with_name(f".{folder.name}.{os.getpid()}.old")
     try:
-        if folder.exists():
-            os.replace(folder, retired)
-        os.replace(temporary, folder)
+        while True:
+            if folder.exists():
+                os.replace(folder, retired)
+            try:
+                os.replace(temporary, folder)
+                break
+            except OSError as error:
+                # Another process published between the two renames: its folder is retired in turn, the later one wins.
+                if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                    raise
+                shutil.rmtree(retired, ignore_errors=True)
         fsync_folder(folder.parent)
     finally:
         if retired.exists() and not folder.exists():

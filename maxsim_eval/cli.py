@@ -7,18 +7,17 @@ or option, 3 data or cache that is missing or damaged, 130 interrupted.
 from __future__ import annotations
 
 import json
-import os
 import re
 import sys
 import warnings
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any, TextIO
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
-from maxsim_eval.errors import EXIT_GATE, EXIT_INTERRUPTED, MaxsimEvalError, UsageError
+from maxsim_eval.errors import EXIT_DATA, EXIT_GATE, EXIT_INTERRUPTED, MaxsimEvalError, UsageError
 
 app = typer.Typer(
     name="maxsim-eval",
@@ -78,7 +77,7 @@ def _evaluate(
         raise UsageError(f"--limit-queries: got {limit_queries}, need 1 or more")
     check_device(device)
     task = load_task(source, dataset, data_dir=data_dir, split=split, quiet=quiet)
-    folder = out or Path("results") / re.sub(r"[^A-Za-z0-9._-]+", "-", f"{source}-{dataset}-{Path(encoder).name}")
+    folder = out or Path("results") / re.sub(r"[^A-Za-z0-9._-]+", "-", f"{source}-{task.dataset}-{Path(encoder).name}")
     result = evaluate(
         task,
         encoder,
@@ -186,6 +185,7 @@ def demo(
     paths: Paths = _PATHS,
     k: K = 100,
     device: Device = "cpu",
+    split: Split = None,
     limit_queries: LimitQueries = None,
     as_json: AsJson = False,
     quiet: Quiet = False,
@@ -204,7 +204,7 @@ def demo(
         paths=paths,
         k=k,
         device=device,
-        split=None,
+        split=split,
         limit_queries=limit_queries,
         as_json=as_json,
         quiet=quiet,
@@ -213,7 +213,7 @@ def demo(
 
 @app.command("import")
 def import_(
-    source: Annotated[str, typer.Argument(help="beir or local.")],
+    source: Annotated[str, typer.Argument(help="beir, local or demo.")],
     dataset: Annotated[str, typer.Argument(help="Name of the dataset the embeddings belong to.")],
     files: Annotated[list[Path] | None, typer.Argument(help="Embedding files: .pt, .npz, .npy or .safetensors.")] = None,
     *,
@@ -285,7 +285,7 @@ def compare(
 
     comparison = compare_inputs(inputs, qrels)
     if as_json:
-        typer.echo(json.dumps(asdict(comparison), indent=2, allow_nan=False))
+        typer.echo(comparison.to_json())
     else:
         render_comparison(comparison, Console())
 
@@ -305,6 +305,8 @@ def metrics(
     from maxsim_eval.runs import read_qrels, read_trec_run
 
     chosen = DEFAULT_METRICS if names is None else tuple(name.strip() for name in names.split(",") if name.strip())
+    if not chosen:
+        raise UsageError("--metrics: got no name, need some, as nDCG@10,R@100,AP,RR@10")
     values = means(evaluate_run(read_trec_run(run), read_qrels(qrels), chosen))
     if as_json:
         typer.echo(json.dumps(values, indent=2, allow_nan=False))
@@ -382,15 +384,10 @@ def main(arguments: list[str] | None = None) -> None:
     except MaxsimEvalError as error:
         typer.secho(f"error: {error}", fg="red", err=True)
         sys.exit(error.exit_code)
+    except OSError as error:  # a file that cannot be written or read: the system's own words and the file's name
+        typer.secho(f"error: {error}", fg="red", err=True)
+        sys.exit(EXIT_DATA)
     except SystemExit as exit_:
         if exit_.code == EXIT_INTERRUPTED:
             typer.secho("interrupted; finished shards are kept, the same command continues", err=True)
         raise
-    except BrokenPipeError:
-        _quiet_stdout(sys.stdout)
-        sys.exit(EXIT_INTERRUPTED)
-
-
-def _quiet_stdout(stream: TextIO) -> None:
-    """The reader went away: send what is still buffered nowhere, so that exiting does not raise again."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

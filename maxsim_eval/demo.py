@@ -19,6 +19,7 @@ from typing import TypeVar
 
 from maxsim_eval.beir_format import dump_jsonl, dump_qrels, write_folder
 from maxsim_eval.errors import UnknownNameError
+from maxsim_eval.files import writing
 
 T = TypeVar("T")
 DEFAULT = "small"
@@ -179,5 +180,6 @@ def ensure(name: str, parent: Path) -> tuple[Path, bool]:
     existed = folder.exists()
     if existed and all((folder / file).is_file() and (folder / file).read_bytes() == data for file, data in files.items()):
         return folder, False
-    write_folder(folder, files)
+    with writing(folder):
+        write_folder(folder, files)
     return folder, existed

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from maxsim_eval.errors import DataError
+
 
 def fsync_folder(folder: Path) -> None:
     """Make a rename in `folder` durable (POSIX: the directory entry is data of the folder)."""
@@ -35,6 +37,15 @@ def atomic_path(path: Path | str) -> Iterator[Path]:
         fsync_folder(path.parent)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def writing(path: Path | str) -> Iterator[None]:
+    """Turn what the system says while `path` is written (no space, no permission, a file in the way) into one `DataError`."""
+    try:
+        yield
+    except OSError as error:
+        raise DataError(f"{path}: cannot be written ({error.strerror or error})") from error
 
 
 def write_text(path: Path | str, text: str) -> None:

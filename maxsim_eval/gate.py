@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from maxsim_eval.errors import DataError, UnknownNameError, UsageError
-from maxsim_eval.files import write_text
+from maxsim_eval.files import write_text, writing
 from maxsim_eval.metrics import parse_metric
 from maxsim_eval.parity import OVERLAPS
 from maxsim_eval.result_json import dump_json, field, jsonable, load_json
@@ -146,7 +146,8 @@ def baseline_of(result: Result) -> dict[str, Any]:
 
 def write_baseline(path: Path | str, result: Result) -> None:
     """Write `baseline_of(result)` to `path`, whole or not at all."""
-    write_text(path, dump_json(baseline_of(result)) + "\n")
+    with writing(path):
+        write_text(path, dump_json(baseline_of(result)) + "\n")
 
 
 def check_baseline(baseline: Any, origin: str = "baseline") -> Mapping[str, Any]:

@@ -18,14 +18,11 @@ from tqdm import tqdm
 from maxsim_eval.entries import Entry
 from maxsim_eval.errors import DataError, UnknownNameError
 from maxsim_eval.types import Run
-from maxsim_kernels import Int8Tokens, Packed, maxsim, maxsim_reference, quantize_fp8, quantize_int8
+from maxsim_kernels import Packed, maxsim, maxsim_reference, quantize_fp8, quantize_int8
 from maxsim_kernels.streaming import TopK
 
 BLOCK_BYTES = 32 << 20
 _FP16_MAX = 65504.0
-
-Prepared = Packed | Int8Tokens
-Prepare = Callable[[Packed, "Corpus"], object]
 
 
 @dataclass
@@ -78,8 +75,8 @@ def _fused(dtype: torch.dtype, description: str) -> ScoringPath:
 def _int8(granularity: str, description: str) -> ScoringPath:
     def documents(block: Packed, corpus: Corpus) -> object:
         scale = None
-        if granularity == "corpus":
-            scale = np.float16(max(corpus.absmax() / 127, 2.0**-24)).item()
+        if granularity == "corpus":  # the scale that quantising the whole corpus at once would find
+            scale = quantize_int8(torch.tensor([[corpus.absmax()]]), "corpus").scales
         return quantize_int8(block, granularity, scale=scale)  # type: ignore[arg-type]
 
     return ScoringPath(description, _cast(torch.float32), documents, maxsim)
@@ -164,7 +161,7 @@ def score_path(name: str, queries: Packed, corpus: Corpus, plan: Plan, kept: np.
     with tqdm(total=corpus.entry.documents, desc=name, unit="doc", disable=plan.quiet, leave=False) as bar:
         for block in corpus.entry.blocks(BLOCK_BYTES):
             clock.lap("read")
-            documents = path.documents(block.to(plan.device), corpus)
+            documents = _prepared(name, path, block.to(plan.device), corpus)
             clock.lap("prepare")
             scores = path.score(prepared_queries, documents)
             assert isinstance(scores, Tensor)
@@ -179,6 +176,13 @@ def score_path(name: str, queries: Packed, corpus: Corpus, plan: Plan, kept: np.
             bar.update(len(block))
     seconds["total"] = time.perf_counter() - started
     return Scored(best.scores.cpu().numpy(), best.indices.cpu().numpy(), seconds)
+
+
+def _prepared(name: str, path: ScoringPath, block: Packed, corpus: Corpus) -> object:
+    try:
+        return path.documents(block, corpus)
+    except ValueError as error:  # values that no scale can hold
+        raise DataError(f"path {name}: {corpus.entry.folder}: {error}") from error
 
 
 class _Clock:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from maxsim_kernels import ops
-from maxsim_kernels.checks import BACKWARDS, IMPLS, Call, Documents, check_choice, validate
+from maxsim_kernels.checks import BACKWARDS, IMPLS, Call, Documents, check_choice, is_plain, validate
 from maxsim_kernels.reference import maxsim_reference
 from maxsim_kernels.tokens import Fp8Tokens, Packed
 
@@ -152,7 +152,18 @@ def _run(
             quantize_queries=quantize_queries,
             pairs=pairs,
         )
-    scores, argmax = ops.forward(
+    if not differentiable and is_plain(call.queries, call.documents, call.query_mask, call.document_mask, call.scales):
+        scores, argmax = ops.run(call, return_argmax)
+    else:
+        scores, argmax = _through_op(call, return_argmax or differentiable, backward)
+    if call.single_query:
+        scores = scores[0]
+        argmax = argmax[0] if return_argmax else argmax
+    return (scores, argmax) if return_argmax else scores
+
+
+def _through_op(call: Call, return_argmax: bool, backward: str) -> tuple[Tensor, Tensor]:
+    return ops.forward(
         call.queries,
         call.query_starts,
         call.query_lengths,
@@ -166,13 +177,9 @@ def _run(
         call.layout,
         call.granularity,
         call.quantize_queries,
-        return_argmax or differentiable,
+        return_argmax,
         backward,
     )
-    if call.single_query:
-        scores = scores[0]
-        argmax = argmax[0] if return_argmax else argmax
-    return (scores, argmax) if return_argmax else scores
 
 
 def _needs_gradient(call: Call) -> bool:

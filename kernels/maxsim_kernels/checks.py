@@ -202,3 +202,12 @@ def check_padded(name: str, mask: Tensor | None, lengths: Tensor | None, size: i
         raise ValueError(f"{name}_lengths: got {int(lengths.min())}..{int(lengths.max())}, need 0..{size} (the padded size)")
     if mask is not None and mask.dtype != torch.bool and bool(((mask != 0) & (mask != 1)).any()):
         raise ValueError(f"{name}_mask: got integers other than 0 and 1, need bool or 0/1 integers")
+
+
+def is_plain(*tensors: Tensor | None) -> bool:
+    """Whether a call may skip the custom op: eager, no gradient, ordinary tensors. The op costs a dispatch, and on its first call
+    the import of torch's compiler (over a second)."""
+    if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack():  # someone traces or fakes what runs
+        return False
+    ordinary = (Tensor, torch.nn.Parameter)
+    return all(tensor is None or type(tensor) in ordinary for tensor in tensors)

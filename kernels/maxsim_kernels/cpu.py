@@ -236,8 +236,9 @@ def _score_corpus(
         columns = slice(first_document + begin, first_document + stop)
         for number, (low, high) in enumerate(queries.bounds):
             total = np.zeros(stop - begin, np.float64)
-            for row in range(low, high):  # one fixed order of addition, wherever the document stands
-                total += best[row]
+            with np.errstate(invalid="ignore"):  # inf - inf is the NaN it should be
+                for row in range(low, high):  # one fixed order of addition, wherever the document stands
+                    total += best[row]
             if high > low:
                 total[empty] = -np.inf  # also where a NaN query scale met the empty maximum
             scores[first_query + number, columns] = torch.from_numpy(total.astype(np.float32))

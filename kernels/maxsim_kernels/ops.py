@@ -50,8 +50,13 @@ def forward(
         quantize_queries=quantize_queries,
         single_query=False,
     )
-    run = cpu_pairs.forward_pairs if layout == "pairs" else cpu.forward
     return run(call, return_argmax)
+
+
+def run(call: Call, return_argmax: bool) -> tuple[Tensor, Tensor]:
+    """What the op runs on CPU tensors."""
+    forward_of = cpu_pairs.forward_pairs if call.layout == "pairs" else cpu.forward
+    return forward_of(call, return_argmax)
 
 
 @forward.register_fake

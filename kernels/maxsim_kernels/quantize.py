@@ -12,7 +12,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from maxsim_kernels.checks import check_padded
+from maxsim_kernels.checks import check_padded, is_plain
 from maxsim_kernels.tokens import FLOAT_DTYPES, Fp8Tokens, Granularity, Int8Tokens, Packed
 
 _SCALE_DTYPE = torch.float16
@@ -108,8 +108,20 @@ def _valid(values: Tensor, mask: Tensor | None, lengths: Tensor | None) -> Tenso
     return valid
 
 
-@torch.library.custom_op("maxsim_kernels::quantize", mutates_args=())
 def _quantize(
+    values: Tensor,
+    mask: Tensor | None,
+    lengths: Tensor | None,
+    offsets: Tensor | None,
+    granularity: str,
+    kind: str,
+    scale: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    run = _quantize_values if is_plain(values, mask, lengths, offsets, scale) else _quantize_op
+    return run(values, mask, lengths, offsets, granularity, kind, scale)
+
+
+def _quantize_values(
     values: Tensor,
     mask: Tensor | None,
     lengths: Tensor | None,
@@ -146,7 +158,10 @@ def _quantize(
     return codes, scales, offset if offset is not None else scales.new_empty(0)
 
 
-@_quantize.register_fake
+_quantize_op = torch.library.custom_op("maxsim_kernels::quantize", _quantize_values, mutates_args=())
+
+
+@_quantize_op.register_fake
 def _(
     values: Tensor,
     mask: Tensor | None,

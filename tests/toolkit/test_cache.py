@@ -274,3 +274,12 @@ def test_non_finite_embeddings_are_refused_with_the_document(tmp_path: Path, dty
     with pytest.raises(DataError, match="token 2 of 'd2' holds NaN or infinity"):
         fill(tmp_path / "entry", packed, chunk=1)
     assert sorted(os.listdir(tmp_path / "entry")) == [".lock", "manifest.json"]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_a_non_finite_number_is_found_wherever_it_is(tmp_path: Path, dtype: torch.dtype) -> None:
+    for place in [*range(0, 1000, 13), 999]:
+        values = torch.randn(40, 25).to(dtype)
+        values.view(-1)[place] = float("nan")
+        with pytest.raises(DataError, match=f"of 'd{place // 25}' holds NaN"):
+            fill(tmp_path / "entry", Packed(values, torch.arange(41)))

@@ -1,0 +1,255 @@
+"""compare, metrics, gate and report on the demo's result."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from maxsim_eval.gate import load_thresholds
+
+GATE, USAGE, DATA = 1, 2, 3
+
+
+@pytest.fixture
+def report(demo: Any, tmp_path: Path) -> Path:
+    """A copy of the demo's report, at results/demo-small-lexical below tmp_path."""
+    return Path(demo.copy(tmp_path, "results")) / "results" / "demo-small-lexical"
+
+
+@pytest.fixture
+def qrels(demo: Any) -> Path:
+    return Path(demo.folder / "datasets" / "demo" / "small" / "qrels" / "test.tsv")
+
+
+def doctored(report: Path, change: Any) -> Path:
+    """The result with a change, in a file beside it."""
+    result = json.loads((report / "result.json").read_text(encoding="utf-8"))
+    change(result)
+    target = report / "doctored.json"
+    target.write_text(json.dumps(result), encoding="utf-8")
+    return target
+
+
+# compare --------------------------------------------------------------------------------------------------------------
+
+
+def test_compare_two_paths_of_a_result(report: Path, cli: Any, tmp_path: Path) -> None:
+    outcome = cli("compare", report / "result.json", f"{report}/result.json:int8", cwd=tmp_path).fine()
+    said = " ".join(outcome.out.split())
+    for text in ("40 judged queries", "demo-small-lexical:fp32", "demo-small-lexical:int8", "nDCG@10", "top-10 overlap"):
+        assert text in said
+    assert "ranking differs" in said
+
+
+def test_compare_results_of_two_runs(report: Path, demo: Any, cli: Any, tmp_path: Path) -> None:
+    outcome = cli("compare", report / "result.json", demo.results / "result.json", cwd=tmp_path).fine()
+    assert "ranking identical" in outcome.out
+    assert "(=)" in outcome.out
+
+
+def test_compare_trec_runs(report: Path, qrels: Path, demo: Any, cli: Any, tmp_path: Path) -> None:
+    rows = [line.split() for line in (report / "runs" / "fp32.trec").read_text().splitlines()]
+    other = tmp_path / "other.trec"  # the run of another tool: no order by rank, fewer documents
+    other.write_text("".join(f"{r[0]} Q0 {r[2]} 0 {r[4]} tool\n" for r in reversed(rows) if int(r[3]) <= 20))
+    outcome = cli("compare", report / "runs" / "fp32.trec", other, "--qrels", qrels, "--json", cwd=tmp_path).fine()
+    found = json.loads(outcome.out)
+    assert found["queries"] == 40
+    first, second = found["inputs"] if isinstance(found["inputs"], list) else found["inputs"].values()
+    ours = demo.result["paths"]["fp32"]["metrics"]
+    assert first["metrics"]["nDCG@10"] == pytest.approx(ours["nDCG@10"], abs=1e-12)
+    assert second["metrics"]["Recall@100"] == pytest.approx(ours["Recall@20"], abs=0.05)
+    assert second["parity"]["overlap"]["@10"] > 0.97
+
+
+def test_compare_prints_the_documented_json(report: Path, cli: Any, tmp_path: Path) -> None:
+    outcome = cli("compare", report / "result.json", f"{report}/result.json:int8", "--json", cwd=tmp_path).fine()
+    found = json.loads(outcome.out)
+    assert found["schema"] == "maxsim-eval/comparison/1"
+    assert found["reference"] == "demo-small-lexical:fp32"
+    assert set(found["inputs"]) == {"demo-small-lexical:fp32", "demo-small-lexical:int8"}
+    assert "NaN" not in outcome.out
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "texts"),
+    [
+        (("{report}/result.json",), USAGE, ("got 1 input",)),
+        (("{report}/result.json", "{report}/result.json:int9"), USAGE, ("'int9'", "Did you mean 'int8'")),
+        (("{report}/runs/fp32.trec", "{report}/runs/int8.trec"), USAGE, ("--qrels",)),
+        (("{report}/result.json", "missing.json"), DATA, ("missing.json", "cannot be read")),
+        (("{report}/result.json", "{report}/report.md"), DATA, ("report.md:1", "columns")),
+    ],
+)
+def test_compare_refuses(
+    words: tuple[str, ...], code: int, texts: tuple[str, ...], report: Path, cli: Any, tmp_path: Path
+) -> None:
+    cli("compare", *(word.format(report=report) for word in words), cwd=tmp_path).refused(code, *texts)
+
+
+# metrics --------------------------------------------------------------------------------------------------------------
+
+
+def test_metrics_of_our_run_are_those_of_the_report(report: Path, qrels: Path, demo: Any, cli: Any, tmp_path: Path) -> None:
+    for name in ("fp32", "int8"):
+        outcome = cli("metrics", qrels, report / "runs" / f"{name}.trec", "--json", cwd=tmp_path).fine()
+        assert json.loads(outcome.out) == pytest.approx(demo.result["paths"][name]["metrics"], abs=1e-12)
+        assert outcome.err == ""
+
+
+def test_metrics_of_ones_choice(report: Path, qrels: Path, cli: Any, tmp_path: Path) -> None:
+    outcome = cli("metrics", qrels, report / "runs" / "fp32.trec", "--metrics", "nDCG@10, R@100", cwd=tmp_path).fine()
+    names = [line.split()[0] for line in outcome.out.splitlines()]
+    assert names == ["nDCG@10", "R@100"], "under the names that were asked for"
+    assert all(0 < float(line.split()[1]) <= 1 for line in outcome.out.splitlines())
+
+
+def test_metrics_refuse(report: Path, qrels: Path, cli: Any, tmp_path: Path) -> None:
+    run = report / "runs" / "fp32.trec"
+    cli("metrics", qrels, run, "--metrics", "nDGC@10", cwd=tmp_path).refused(USAGE, "nDGC@10", "nDCG")
+    cli("metrics", qrels, tmp_path / "no.trec", cwd=tmp_path).refused(DATA, "no.trec", "cannot be read")
+    cli("metrics", run, run, cwd=tmp_path).refused(DATA, "fp32.trec:1", "columns")
+    headless = tmp_path / "headless.tsv"
+    headless.write_text("q01\td001\t1\nq02\td002\t1\n")
+    cli("metrics", headless, run, cwd=tmp_path).refused(DATA, "headless.tsv:1", "header")
+    run.write_text(run.read_text().replace(" 2 ", " 2 nan ", 1))
+    cli("metrics", qrels, run, cwd=tmp_path).refused(DATA, "fp32.trec:2", "NaN")
+
+
+@pytest.mark.parametrize("names", ["", " , "])
+def test_metrics_of_no_name(names: str, report: Path, qrels: Path, cli: Any, tmp_path: Path) -> None:
+    cli("metrics", qrels, report / "runs" / "fp32.trec", "--metrics", names, cwd=tmp_path).refused(USAGE, "metrics")
+
+
+# gate -----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def baseline(report: Path, cli: Any, tmp_path: Path) -> Path:
+    path = tmp_path / "base" / "demo.json"
+    outcome = cli("gate", report / "result.json", "--baseline", path, "--update-baseline", cwd=tmp_path).fine()
+    assert str(path) in outcome.out
+    return path
+
+
+def test_gate_passes_on_what_the_baseline_was_made_of(
+    report: Path, baseline: Path, demo: Any, cli: Any, tmp_path: Path
+) -> None:
+    content = json.loads(baseline.read_text(encoding="utf-8"))
+    assert content["schema"] == "maxsim-eval/baseline/1"
+    assert content["paths"]["fp32"] == demo.result["paths"]["fp32"]["metrics"]
+    outcome = cli("gate", report / "result.json", "--baseline", baseline, cwd=tmp_path).fine()
+    assert "gate passed" in outcome.out
+    assert "FAIL" not in outcome.out
+    verbose = cli("gate", report / "result.json", "--baseline", baseline, "--verbose", cwd=tmp_path).fine()
+    assert verbose.out.count("ok  ") > 20
+    findings = json.loads(cli("gate", report / "result.json", "--baseline", baseline, "--json", cwd=tmp_path).fine().out)
+    assert all(finding["ok"] for finding in findings)
+    assert len(findings) == verbose.out.count("ok  ")
+
+
+def lower(result: dict[str, Any]) -> None:
+    result["paths"]["fp32"]["metrics"]["nDCG@10"] -= 0.01
+
+
+def drift(result: dict[str, Any]) -> None:
+    result["paths"]["fp16"]["parity"]["overlap"]["@10"] = 0.9
+
+
+def drop(result: dict[str, Any]) -> None:
+    del result["paths"]["int8"]
+
+
+def other(result: dict[str, Any]) -> None:
+    result["encoder"]["name"] = "colbertv2"
+
+
+def null(result: dict[str, Any]) -> None:
+    result["paths"]["int8"]["parity"]["spearman"]["mean"] = None
+
+
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [(lower, "nDCG@10"), (drift, "top-10 overlap"), (drop, "path int8"), (other, "encoder name"), (null, "Spearman")],
+)
+def test_gate_fails_on_a_doctored_result(
+    change: Any, what: str, report: Path, baseline: Path, cli: Any, tmp_path: Path
+) -> None:
+    bad, before = doctored(report, change), baseline.read_bytes()
+    outcome = cli("gate", bad, "--baseline", baseline, cwd=tmp_path)
+    assert outcome.code == GATE
+    assert outcome.err == ""
+    failed = [line for line in outcome.out.splitlines() if line.startswith("FAIL")]
+    assert any(what in line for line in failed), outcome.out
+    assert "gate FAILED" in outcome.out
+    assert baseline.read_bytes() == before
+    as_json = cli("gate", bad, "--baseline", baseline, "--json", cwd=tmp_path)
+    assert as_json.code == GATE
+    assert sum(not finding["ok"] for finding in json.loads(as_json.out)) == len(failed)
+
+
+def test_gate_with_thresholds_of_ones_own(report: Path, baseline: Path, cli: Any, tmp_path: Path) -> None:
+    strict = tmp_path / "strict.toml"
+    strict.write_text('[fall]\n"nDCG@10" = 0.0\n[classes.all]\npaths = ["*"]\noverlap = { "@10" = 1.0 }\n')
+    assert tomllib.loads(strict.read_text())
+    outcome = cli("gate", report / "result.json", "--baseline", baseline, "--thresholds", strict, cwd=tmp_path)
+    assert outcome.code == GATE
+    assert "int8: top-10 overlap" in outcome.out
+    assert load_thresholds()["fall"]
+
+
+@pytest.mark.parametrize(
+    ("result", "base", "code", "texts"),
+    [
+        ("{report}/result.json", "none.json", DATA, ("none.json", "cannot be read")),
+        ("none.json", "{base}", DATA, ("none.json", "cannot be read")),
+        ("{report}/report.md", "{base}", DATA, ("report.md", "JSON")),
+        ("{base}", "{base}", DATA, ("demo.json", "schema")),
+        ("{report}/result.json", "{report}/result.json", DATA, ("result.json", "schema")),
+    ],
+)
+def test_gate_refuses(
+    result: str, base: str, code: int, texts: tuple[str, ...], report: Path, baseline: Path, cli: Any, tmp_path: Path
+) -> None:
+    words = [word.format(report=report, base=baseline) for word in ("gate", result, "--baseline", base)]
+    cli(*words, cwd=tmp_path).refused(code, *texts)
+
+
+def test_no_baseline_of_a_result_without_a_reference(report: Path, cli: Any, tmp_path: Path) -> None:
+    def change(result: dict[str, Any]) -> None:
+        del result["paths"]["fp32"]
+        result["reference"] = None
+
+    bad = doctored(report, change)
+    cli("gate", bad, "--baseline", "new.json", "--update-baseline", cwd=tmp_path).refused(USAGE, "reference")
+    assert not (tmp_path / "new.json").exists()
+
+
+def test_a_baseline_that_cannot_be_written(report: Path, cli: Any, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    outcome = cli("gate", report / "result.json", "--baseline", "file/base.json", "--update-baseline", cwd=tmp_path)
+    outcome.refused(DATA, "file/base.json", "cannot be written")
+
+
+# report ---------------------------------------------------------------------------------------------------------------
+
+
+def test_report_reads_nothing_but_the_file(report: Path, demo: Any, cli: Any, tmp_path: Path) -> None:
+    alone = tmp_path / "alone"
+    alone.mkdir()
+    (alone / "result.json").write_bytes((report / "result.json").read_bytes())
+    outcome = cli("report", "result.json", "--out", "again", cwd=alone).fine()
+    shown = demo.outcome.out.rpartition("report: ")[0]
+    assert outcome.out == shown, "rendered again it must look the same"
+    for name in ("result.json", "report.md"):
+        assert (alone / "again" / name).read_bytes() == (demo.results / name).read_bytes()
+
+
+def test_report_refuses(report: Path, cli: Any, tmp_path: Path) -> None:
+    cli("report", "none.json", cwd=tmp_path).refused(DATA, "none.json", "cannot be read")
+    cli("report", report, cwd=tmp_path).refused(DATA, "demo-small-lexical", "cannot be read")
+    newer = doctored(report, lambda result: result.update(schema="maxsim-eval/result/2"))
+    cli("report", newer, cwd=tmp_path).refused(DATA, "doctored.json", "maxsim-eval/result/2", "maxsim-eval/result/1")
