@@ -2,7 +2,7 @@
 
     python kernels/benchmarks/cpu_forward.py [--json FILE] [--runs 15]
 
-Shapes: 1000 documents x 180 tokens, d = 128, 32 query tokens; one query, 16 queries, and one query over ragged documents (lengths
+Two torch baselines: the paper's Listing 1, and its faster form with `amax`. Shapes: 1000 documents x 180 tokens, d = 128, 32 query tokens; one query, 16 queries, and one query over ragged documents (lengths
 16 to 180, padded for the methods that need it). Every method's scores are compared with the FP64 reference before anything is
 timed; padding, casting and quantising of documents happen outside the timed region, quantising of queries inside. A second part
 measures the peak memory of scoring a large corpus, in a process of its own.
@@ -27,6 +27,7 @@ from torch import Tensor
 from maxsim_kernels import Packed, maxsim, maxsim_reference, pack, quantize_int8
 
 DOCUMENTS, LENGTH, DIM, QUERY_TOKENS = 1000, 180, 128, 32
+LISTING, AMAX = "torch einsum + max, padded", "torch einsum + amax, padded"
 EXACT = 2e-6  # the contract's bound, relative to sum_i |Q_i| * max_j |D_j| (unit tokens: the number of query tokens)
 QUANTISED = 2e-2  # INT8 against FP32 inputs, per query token: what the codes cost, not an arithmetic error
 
@@ -35,12 +36,13 @@ def unit(*shape: int) -> Tensor:
     return torch.nn.functional.normalize(torch.randn(*shape), dim=-1)
 
 
-def einsum(queries: Tensor, documents: Tensor, lengths: Tensor | None) -> Tensor:
+def einsum(queries: Tensor, documents: Tensor, lengths: Tensor | None, *, listing: bool) -> Tensor:
+    """Padded torch: the paper's Listing 1 (`max(...).values`), or with `amax`, which keeps no indices and is faster."""
     scores = torch.einsum("qid,bjd->qbij", queries, documents)
     if lengths is not None:
         padding = torch.arange(documents.shape[1]) >= lengths[:, None]
         scores.masked_fill_(padding[None, :, None, :], -torch.inf)
-    return scores.amax(-1).sum(-1)
+    return (scores.max(-1).values if listing else scores.amax(-1)).sum(-1)
 
 
 def peer(queries: Tensor, documents: list[Tensor] | Tensor) -> Callable[[], Tensor] | None:
@@ -69,7 +71,8 @@ def methods(count: int, ragged: bool) -> tuple[dict[str, Callable[[], Tensor]], 
     codes = {kind: quantize_int8(held, kind) for kind in ("token", "document")}  # type: ignore[arg-type]
     half_queries = queries.half()
     found: dict[str, Callable[[], Tensor]] = {
-        "torch einsum, padded": lambda: einsum(queries, dense, lengths),
+        LISTING: lambda: einsum(queries, dense, lengths, listing=True),
+        AMAX: lambda: einsum(queries, dense, lengths, listing=False),
         "ours FP32": lambda: maxsim(queries, held),
         "ours FP16 inputs": lambda: maxsim(half_queries, half),
         "ours INT8, token scale": lambda: maxsim(queries, codes["token"]),
@@ -101,14 +104,15 @@ def measure(case: str, count: int, ragged: bool, runs: int) -> dict[str, dict[st
             start = time.perf_counter()
             run()
             samples[name].append((time.perf_counter() - start) * 1e3)
-    base = statistics.median(samples["torch einsum, padded"])
-    print(f"\n{case}\n{'method':28} {'ms':>9} {'IQR':>7} {'x einsum':>9} {'max error':>10}")
+    listing, amax = statistics.median(samples[LISTING]), statistics.median(samples[AMAX])
+    print(f"\n{case}\n{'method':28} {'ms':>9} {'IQR':>7} {'x max':>7} {'x amax':>7} {'max error':>10}")
     for name, values in samples.items():
         quarter = statistics.quantiles(values, n=4)
         row = table[name]
-        row |= {"median_ms": statistics.median(values), "iqr_ms": quarter[2] - quarter[0], "times_einsum": 0.0}
-        row["times_einsum"] = base / row["median_ms"]
-        print(f"{name:28} {row['median_ms']:9.2f} {row['iqr_ms']:7.2f} {row['times_einsum']:9.2f} {row['max_error']:10.1e}")
+        row |= {"median_ms": statistics.median(values), "iqr_ms": quarter[2] - quarter[0]}
+        row |= {"times_max": listing / row["median_ms"], "times_amax": amax / row["median_ms"]}
+        times = f"{row['times_max']:7.2f} {row['times_amax']:7.2f}"
+        print(f"{name:28} {row['median_ms']:9.2f} {row['iqr_ms']:7.2f} {times} {row['max_error']:10.1e}")
     return table
 
 

@@ -86,6 +86,12 @@ def _tile_tokens(queries: Queries) -> int:
     return min(_LONGEST_TILE, (_INT8_CELLS if integer else _CELLS) // rows)
 
 
+def _reduced_dtype(queries: Queries, corpus: Corpus) -> torch.dtype:
+    """Maxima of integer products stay integers until a scale has been applied."""
+    integer = queries.matrix.dtype == torch.int8 and corpus.token_scale is None
+    return torch.int32 if integer else torch.float32
+
+
 def maxima(
     queries: Queries, corpus: Corpus, begin: int, stop: int, return_argmax: bool
 ) -> tuple[np.ndarray, np.ndarray | None]:
@@ -102,28 +108,28 @@ def maxima(
         tile_tokens = tile_tokens // uniform * uniform
     tiles, owners = _tiles(lengths, tile_tokens)
     rows = queries.matrix.shape[0]
-    found = np.empty((rows, len(owners)), np.float32)
-    by_document = torch.empty(len(owners), rows) if uniform else None
+    found = np.empty((rows, 0 if uniform else len(owners)), np.float32)
+    by_document = torch.empty(len(owners), rows, dtype=_reduced_dtype(queries, corpus)) if uniform else None
     winners = np.full((rows, len(owners)), -1, np.int32) if return_argmax else None
     reader = _TileReader(corpus, tile_tokens, integer)
-    work = _Products(queries, tile_tokens, corpus.token_scale is not None)
+    work = _Products(queries, tile_tokens, corpus.token_scale is not None, tokens_first=by_document is not None)
     for tile in tiles:
         tokens, scale, offset = reader.read(base + tile.first, base + tile.last)
-        for block in work.blocks:
-            if uniform and by_document is not None:
-                product = work.cells(tokens, block, scale, offset, tokens_first=True)
-                documents = product[: len(tile.begins) * uniform].view(len(tile.begins), uniform, -1)
-                by_document[tile.pieces, block] = documents.amax(1)
+        for part in work.parts:
+            product = work.cells(part, tokens, scale, offset)
+            if by_document is not None and uniform:
+                count = len(tile.begins)
+                documents = product[: count * uniform].view(count, uniform, -1)
+                torch.amax(documents, 1, out=by_document[tile.pieces, part.rows])
                 continue
-            product = work.cells(tokens, block, scale, offset, tokens_first=False)
             cells = product.numpy()[:, : tile.last - tile.first]
             best = np.maximum.reduceat(cells, tile.begins, axis=1)  # a maximum that keeps NaN
-            found[block, tile.pieces] = best
+            found[part.rows, tile.pieces] = best
             if winners is not None:
                 places = _token_places(corpus, begin, owners[tile.pieces], base + tile.first, base + tile.last)
-                winners[block, tile.pieces] = _first_of(cells, best, tile.begins, places)
+                winners[part.rows, tile.pieces] = _first_of(cells, best, tile.begins, places)
     if by_document is not None:
-        found[:] = by_document.numpy().T
+        found = by_document.t().float().contiguous().numpy()
     merged, merged_winners = _merge_pieces(found, winners, owners, len(lengths))
     return _scaled(merged, queries, corpus, begin, stop), merged_winners
 
@@ -160,41 +166,58 @@ class _TileReader:
         return self.buffer, self.scale, self.offset
 
 
+@dataclass(frozen=True)
+class _Part:
+    """A block of query rows with its operand and its views of the buffers, made once a task: the loop only calls kernels."""
+
+    rows: slice
+    operand: Tensor
+    product: Tensor
+    scaled: Tensor
+    sums: Tensor | None
+
+
 class _Products:
-    """Products of query rows with a tile, into buffers that are made once: a fresh megabyte a product costs page faults."""
+    """Products of query rows with a tile: `[tile, rows]` (`tokens_first`) or `[rows, tile]`, into buffers that are made once."""
 
-    def __init__(self, queries: Queries, tile_tokens: int, scaled: bool) -> None:
-        self.matrix = queries.matrix
+    def __init__(self, queries: Queries, tile_tokens: int, scaled: bool, tokens_first: bool) -> None:
+        self.tokens_first = tokens_first
         self.integer = queries.matrix.dtype == torch.int8
-        self.sums = None if queries.sums is None else torch.from_numpy(queries.sums)
-        self.tile_tokens = tile_tokens
-        rows = queries.matrix.shape[0]
-        chunk = min(_INT8_TILE_ROWS if self.integer else _TILE_ROWS, rows)
-        self.blocks = [slice(low, min(low + chunk, rows)) for low in range(0, rows, chunk)]
-        self.product = torch.empty(chunk * tile_tokens, dtype=torch.int32 if self.integer else torch.float32)
-        self.scaled = torch.empty(chunk * tile_tokens) if scaled else None
+        total = queries.matrix.shape[0]
+        chunk = min(_INT8_TILE_ROWS if self.integer else _TILE_ROWS, total)
+        product = torch.empty(chunk * tile_tokens, dtype=torch.int32 if self.integer else torch.float32)
+        result = torch.empty(chunk * tile_tokens) if scaled else product
+        self.parts = []
+        for low in range(0, total, chunk):
+            rows = slice(low, min(low + chunk, total))
+            count = rows.stop - low
+            shape = (tile_tokens, count) if tokens_first else (count, tile_tokens)
+            operand = queries.matrix[rows].t() if tokens_first else queries.matrix[rows]
+            sums = None if queries.sums is None else torch.from_numpy(queries.sums[rows])
+            own_product, own_result = (buffer[: count * tile_tokens].view(shape) for buffer in (product, result))
+            across = sums.t() if sums is not None and tokens_first else sums
+            self.parts.append(_Part(rows, operand, own_product, own_result, across))
 
-    def cells(self, tokens: Tensor, block: slice, scale: Tensor | None, offset: Tensor | None, *, tokens_first: bool) -> Tensor:
-        """Similarities with token scale and offset applied: `[tile, rows]`, or `[rows, tile]`. Valid until the next call."""
-        queries = self.matrix[block]
-        left, right = (tokens, queries.t()) if tokens_first else (queries, tokens.t())
-        shape = (left.shape[0], right.shape[1])
-        out = self.product[: shape[0] * shape[1]].view(shape)
+    def cells(self, part: _Part, tokens: Tensor, scale: Tensor | None, offset: Tensor | None) -> Tensor:
+        """Similarities of a part with a tile, token scale and offset applied; valid until the next call."""
+        out = part.product
+        left, right = (tokens, part.operand) if self.tokens_first else (part.operand, tokens.t())
         if self.integer:
             torch._int_mm(left, right, out=out)
+        elif left.shape[1] <= _INNER:
+            torch.mm(left, right, out=out)
         else:
             torch.mm(left[:, :_INNER], right[:_INNER], out=out)
             for start in range(_INNER, left.shape[1], _INNER):
                 out.addmm_(left[:, start : start + _INNER], right[start : start + _INNER])
-        if scale is None or self.scaled is None:
+        if scale is None:
             return out
-        along = (-1, 1) if tokens_first else (1, -1)
-        result = self.scaled[: shape[0] * shape[1]].view(shape)
-        result.copy_(out).mul_(scale.view(along))  # two vector passes; one mixed-type product converts cell by cell
-        if offset is not None and self.sums is not None:
-            sums = self.sums[block]
-            result.addcmul_(offset.view(along), sums.t() if tokens_first else sums)
-        return result
+        along = (-1, 1) if self.tokens_first else (1, -1)
+        # Two vector passes: one product of mixed types would convert cell by cell.
+        part.scaled.copy_(out).mul_(scale.view(along))
+        if offset is not None and part.sums is not None:
+            part.scaled.addcmul_(offset.view(along), part.sums)
+        return part.scaled
 
 
 def _token_places(corpus: Corpus, begin: int, owners: np.ndarray, first: int, last: int) -> np.ndarray:
