@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-_LONGEST_TILE = 8192  # document tokens a product, at most: with few query rows calls cost more than cache misses
+_LONGEST_TILE = 16384  # document tokens a product, at most: with few query rows calls cost more than cache misses
 _TILE_ROWS = 512  # query tokens a product
 _CELLS = 1 << 20  # similarities a product: FP32 [2048, 512]
 _INT8_TILE_ROWS = 256
@@ -114,15 +114,15 @@ def maxima(
     reader = _TileReader(corpus, tile_tokens, integer)
     work = _Products(queries, tile_tokens, corpus.token_scale is not None, tokens_first=by_document is not None)
     for tile in tiles:
-        tokens, scale, offset = reader.read(base + tile.first, base + tile.last)
+        tokens, scale, offset, shift = reader.read(base + tile.first, base + tile.last)
         for part in work.parts:
             product = work.cells(part, tokens, scale, offset)
             if by_document is not None and uniform:
                 count = len(tile.begins)
-                documents = product[: count * uniform].view(count, uniform, -1)
+                documents = product[shift : shift + count * uniform].view(count, uniform, -1)
                 torch.amax(documents, 1, out=by_document[tile.pieces, part.rows])
                 continue
-            cells = product.numpy()[:, : tile.last - tile.first]
+            cells = product.numpy()[:, shift : shift + tile.last - tile.first]
             best = np.maximum.reduceat(cells, tile.begins, axis=1)  # a maximum that keeps NaN
             found[part.rows, tile.pieces] = best
             if winners is not None:
@@ -135,35 +135,38 @@ def maxima(
 
 
 class _TileReader:
-    """Gives tiles of document tokens in one fixed shape, copying only where dtype, order or the last tile needs it."""
+    """Gives tiles of document tokens in one fixed shape, copying only where dtype, order or a small corpus needs it."""
 
     def __init__(self, corpus: Corpus, tile_tokens: int, integer: bool) -> None:
         self.corpus = corpus
         self.tile_tokens = tile_tokens
         dtype = torch.int8 if integer else torch.float32
-        self.direct = corpus.index is None and corpus.values.dtype == dtype and corpus.values.stride(1) == 1
-        self.buffer = torch.zeros(tile_tokens, corpus.values.shape[1], dtype=dtype)
-        self.scale = torch.zeros(tile_tokens) if corpus.token_scale is not None else None
-        self.offset = torch.zeros(tile_tokens) if corpus.token_offset is not None else None
+        same = corpus.index is None and corpus.values.dtype == dtype and corpus.values.stride(1) == 1
+        self.direct = same and corpus.values.shape[0] >= tile_tokens
+        if not self.direct:
+            self.buffer = torch.zeros(tile_tokens, corpus.values.shape[1], dtype=dtype)
+            self.scale = torch.zeros(tile_tokens) if corpus.token_scale is not None else None
+            self.offset = torch.zeros(tile_tokens) if corpus.token_offset is not None else None
 
-    def read(self, first: int, last: int) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """Tokens `[tile, d]` of which the first `last - first` count, their scales and offsets `[tile]`."""
-        corpus, end = self.corpus, first + self.tile_tokens
-        if self.direct and end <= corpus.values.shape[0]:
-            # Tokens of later documents may fill up the tile; their cells are never looked at.
-            whole = slice(first, end)
-            return (
-                corpus.values[whole],
-                None if corpus.token_scale is None else corpus.token_scale[whole],
-                None if corpus.token_offset is None else corpus.token_offset[whole],
-            )
+    def read(self, first: int, last: int) -> tuple[Tensor, Tensor | None, Tensor | None, int]:
+        """Tokens `[tile, d]`, their scales and offsets `[tile]`, and where in the tile token `first` stands.
+
+        A tile may hold tokens of other documents before and behind the ones asked for; their cells are never looked at.
+        """
+        corpus = self.corpus
+        if self.direct:
+            start = min(first, corpus.values.shape[0] - self.tile_tokens)
+            whole = slice(start, start + self.tile_tokens)
+            scale = None if corpus.token_scale is None else corpus.token_scale[whole]
+            offset = None if corpus.token_offset is None else corpus.token_offset[whole]
+            return corpus.values[whole], scale, offset, first - start
         count = last - first
         rows = slice(first, last) if corpus.index is None else corpus.index[first:last]
         for buffer, source in ((self.scale, corpus.token_scale), (self.offset, corpus.token_offset)):
             if buffer is not None and source is not None:
                 buffer[:count] = source[rows]
         self.buffer[:count] = corpus.values[rows]
-        return self.buffer, self.scale, self.offset
+        return self.buffer, self.scale, self.offset, 0
 
 
 @dataclass(frozen=True)
