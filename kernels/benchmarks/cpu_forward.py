@@ -3,9 +3,10 @@
     python kernels/benchmarks/cpu_forward.py [--json FILE] [--runs 15]
 
 Two torch baselines: the paper's Listing 1, and its faster form with `amax`. Shapes: 1000 documents x 180 tokens, d = 128, 32 query
-tokens; one query, 16 queries, and both over ragged documents (lengths 16 to 180, padded for the methods that need it). Every method's scores are compared with the FP64 reference before anything is
-timed; padding, casting and quantising of documents happen outside the timed region, quantising of queries inside. A second part
-measures the peak memory of scoring a large corpus, in a process of its own.
+tokens; one query, 16 queries, and both over ragged documents (lengths 16 to 180, padded for the methods that need it).
+Every method's scores are compared with the FP64 reference before anything is timed; padding, casting and quantising of documents
+happen outside the timed region, quantising of queries inside. A second part measures the peak memory of scoring a large corpus, in
+a process of its own.
 """
 
 from __future__ import annotations
