@@ -137,7 +137,7 @@ def _run(
     differentiable = _needs_gradient(call)
     if differentiable and backward in ("atomic", "unified"):
         _refuse_when_deterministic(backward)
-    choice = _choose(call, impl)
+    choice = _choose(call, impl, return_argmax or differentiable)
     if choice.implementation == "reference":
         if impl == "auto":
             _say_once(choice.reason)
@@ -197,18 +197,43 @@ def _refuse_when_deterministic(backward: str) -> None:
         )
 
 
-def _choose(call: Call, impl: str) -> _Choice:
-    """The one place that decides: by device and by what was asked."""
+def _choose(call: Call, impl: str, winners: bool) -> _Choice:
+    """The one place that decides: by device, by what was asked, and by what the kernels can take."""
     kind = call.queries.device.type
     if impl == "reference":
         return _Choice("reference", "asked for: plain chunked torch in FP32")
     if impl == "cpu" and kind != "cpu":
         raise ValueError(f"impl: got 'cpu' with tensors on {kind}, need CPU tensors")
-    if impl == "triton":
-        raise ValueError(f"impl: got 'triton' with tensors on {kind}; this version has no Triton kernels yet, need 'auto'")
-    if kind == "cpu":
+    if kind == "cpu" and impl != "triton":
         return _Choice("cpu", "CPU tensors: tiled matrix products, running maximum (cpu.py)")
-    return _Choice("reference", f"no fused kernel for {kind} tensors in this version: plain chunked torch in FP32 (slower)")
+    missing = _no_triton(call, winners)
+    if not missing:
+        return _Choice("triton", "CUDA tensors: fused Triton kernels (dense.py)")
+    if impl == "triton":
+        raise ValueError(f"impl: got 'triton', need 'auto': {missing}")
+    return _Choice("reference", f"{missing}: plain chunked torch in FP32 (slower)")
+
+
+def _no_triton(call: Call, winners: bool) -> str:
+    """Why the Triton kernels cannot take a call; empty when they can."""
+    if call.queries.device.type != "cuda":
+        return f"no fused kernel for {call.queries.device.type} tensors"
+    if winners:
+        return "no fused GPU kernel with argmax or gradients yet"
+    try:
+        from maxsim_kernels import dense
+    except ImportError as error:
+        return f"Triton cannot be imported ({error})"
+    return dense.supported(call)
+
+
+def _launch_reason(call: Call) -> str:
+    """Which kernel and configuration, and whether that row of the table was measured."""
+    from maxsim_kernels import dense
+
+    name, config = dense.variant(call, torch.cuda.get_device_capability(call.queries.device))
+    tuned = "untuned" if config.measured == "untuned" else f"measured on {config.measured}"
+    return f"{name} kernel, tiles of {config.rows} query rows x {config.tokens} document tokens, {tuned}: {config.reason}"
 
 
 _SAID: set[str] = set()
@@ -244,7 +269,9 @@ def explain(
         document_lengths=document_lengths,
         quantize_queries=quantize_queries,
     )
-    choice = _choose(call, impl)
+    choice = _choose(call, impl, winners=False)
+    if choice.implementation == "triton":
+        choice = _Choice("triton", _launch_reason(call))
     held = "packed" if call.document_starts is not None else "dense"
     if call.granularity != "none":
         kind = "FP8" if isinstance(documents, Fp8Tokens) else "INT8"

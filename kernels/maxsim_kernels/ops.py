@@ -15,7 +15,7 @@ from maxsim_kernels import cpu, cpu_backward, cpu_pairs
 from maxsim_kernels.checks import Call, Layout
 
 
-@torch.library.custom_op("maxsim_kernels::forward", mutates_args=(), device_types="cpu")
+@torch.library.custom_op("maxsim_kernels::forward", mutates_args=())
 def forward(
     queries: Tensor,
     query_starts: Tensor | None,
@@ -54,7 +54,11 @@ def forward(
 
 
 def run(call: Call, return_argmax: bool) -> tuple[Tensor, Tensor]:
-    """What the op runs on CPU tensors."""
+    """What the op runs: the tiled paths on CPU tensors, the Triton kernels on CUDA tensors (`api` only sends what they take)."""
+    if call.queries.device.type == "cuda":
+        from maxsim_kernels import dense
+
+        return dense.forward(call), call.queries.new_empty(0, dtype=torch.int32)
     forward_of = cpu_pairs.forward_pairs if call.layout == "pairs" else cpu.forward
     return forward_of(call, return_argmax)
 

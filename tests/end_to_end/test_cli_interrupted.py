@@ -87,7 +87,8 @@ def test_the_disk_is_full_while_the_demo_data_is_written(
 # Ctrl-C ---------------------------------------------------------------------------------------------------------------
 
 SLOW = """if True:
-    import pathlib, sys, time
+    import pathlib, signal, sys, time
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job inherits an ignored Ctrl-C
     from maxsim_eval.cli import main
     from maxsim_eval.lexical import LexicalEncoder
     encode, seen = LexicalEncoder.encode, []
