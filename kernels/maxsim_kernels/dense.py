@@ -15,6 +15,7 @@ sums are then added in one fixed order.
 from __future__ import annotations
 
 from contextlib import nullcontext
+from functools import lru_cache
 
 import torch
 import triton
@@ -206,7 +207,7 @@ def forward(call: Call) -> Tensor:
     if size == 0:
         return call.queries.new_zeros(count, documents, dtype=torch.float32)
     device = call.queries.device
-    kind, config = variant(call, torch.cuda.get_device_capability(device) if device.type == "cuda" else (0, 0))
+    kind, config = variant(call, _hardware(device)[0])
     padded = _padded(size)
     rows = max(16, min(config.rows, padded * triton.next_power_of_2(count)))
     per_query = triton.cdiv(size, rows) if padded > rows else 1
@@ -226,8 +227,12 @@ def _query_masks(call: Call) -> tuple[Tensor, Tensor]:
     return lengths, mask.view(torch.uint8) if mask.dtype == torch.bool else mask
 
 
-def _processors(device: torch.device) -> int:
-    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
+@lru_cache
+def _hardware(device: torch.device) -> tuple[tuple[int, int], int]:
+    """Compute capability and multiprocessors; asking the driver on every call would cost more than a launch."""
+    if device.type != "cuda":
+        return (0, 0), 1
+    return torch.cuda.get_device_capability(device), torch.cuda.get_device_properties(device).multi_processor_count
 
 
 def _launch_blocks(call: Call, config: Config, out: Tensor, rows: int, padded: int, per_query: int, blocks: int) -> None:
@@ -236,7 +241,7 @@ def _launch_blocks(call: Call, config: Config, out: Tensor, rows: int, padded: i
     query_lengths, query_mask = _query_masks(call)
     lengths = call.document_lengths if call.document_lengths is not None else queries
     mask = call.document_mask.contiguous() if call.document_mask is not None else queries
-    programs = max(1, min(call.document_count, _processors(out.device) * config.programs))
+    programs = max(1, min(call.document_count, _hardware(out.device)[1] * config.programs))
     # torch decides whether FP32 inputs may use TF32; by default they may not.
     tf32 = queries.dtype == torch.float32 and torch.backends.cuda.matmul.allow_tf32
     _blocks_kernel[(programs, blocks)](
@@ -261,7 +266,7 @@ def _launch_uniform(call: Call, config: Config, out: Tensor, rows: int, padded: 
     desc = TensorDescriptor(flat, [count * size, width], [documents.stride(1), 1], [config.tokens, held])
     query_lengths, query_mask = _query_masks(call)
     pairs = triton.cdiv(blocks, 2)
-    chunks = max(1, min(count, triton.cdiv(_processors(out.device) * config.programs, pairs)))
+    chunks = max(1, min(count, triton.cdiv(_hardware(out.device)[1] * config.programs, pairs)))
     each = triton.cdiv(count, chunks)
     _uniform_kernel[(pairs * triton.cdiv(count, each),)](
         queries, query_lengths, query_mask, desc, out,
