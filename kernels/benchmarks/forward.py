@@ -1,192 +1,305 @@
-"""Forward kernels on an NVIDIA GPU against torch and the peers: correctness first, then interleaved medians with the L2 flushed.
+"""Forward kernels on one NVIDIA GPU against torch and the peers: correctness first, then interleaved medians with the L2 flushed.
 
-    python kernels/benchmarks/forward.py [--json FILE] [--runs 20]
+    python kernels/benchmarks/forward.py [--only dense,many,...] [--json FILE] [--runs 20] [--no-compile] [--peers none]
 
-Shapes are the paper's (d = 128, FP16): one query against 1K and 10K documents, many queries against one corpus, ragged documents. The
-floor is max(document bytes / measured read rate, operations / measured cuBLAS 8192^3 rate) of the same run. Every method's scores on
-a part of the documents are compared with the FP64 reference before it is timed; a method that is wrong or fails is reported so, never
-timed. Peers (flash-maxsim, late-interaction-kernels) are used where they are installed. Covers what has a fused kernel so far.
+Groups: dense (the paper's five shapes, one query, 1K and 10K documents, FP16), many (many queries against one corpus), ragged (16 to
+240 tokens), int8 and fp8 (over our own FP16, and against dequantise-then-naive), wide (d = 96 to 4096), pairs (tiny independent pairs),
+host (calls bound by the host, by its clock). d = 128 where not said.
+
+In the same run, every method's scores on a part of the documents are first compared with `maxsim_reference` in FP64 on the same inputs
+(of quantised documents: on their codes), after NaN was left in the memory that its output will get; all scores must be finite. A
+method that is wrong, fails or is missing is reported so, and never timed. Then the methods of a row are timed in turn (`timing.py`
+says how). The floor is max(document bytes / read rate, operations / library rate of that dtype), both measured in this run.
+
+Compiling takes longer than timing. `--compile-only --only GROUP` in several processes at once fills Triton's cache on disk first; what
+the peers' autotuners find there is not kept.
+
+The file is written after every row; a group that ends replaces its predecessor, so a run may be cut into several with `--only`. Only
+runs on the same machine, software and kernels (a digest of maxsim_kernels' sources) go into one file.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import statistics
-from collections.abc import Callable
+import gc
+import hashlib
+import subprocess
+import sys
+import time
 from pathlib import Path
+from typing import Any
 
+import peers
+import timing
 import torch
-import triton
-from torch import Tensor
+from cases import GROUPS, Options, Row
+from figures import Figures, floor, merge, opened, read, row_lines, standing, write
+from rivals import Method
+from timing import Call, Flush
+from truths import Truth, error
+from verdicts import table, verdicts
 
-from maxsim_kernels import Packed, explain, maxsim, maxsim_reference
+import maxsim_kernels
 
-DIM = 128
-BOUND = 2e-6  # the contract's, times the number of (unit) query tokens
-LOOSE = 2e-3  # FP16 accumulation or output: what naive FP16 and a peer may lose, per query token
-SHAPES = {
-    "textual 1K": (1, 32, 1000, 300),
-    "long-doc 1K": (1, 32, 1000, 1024),
-    "medium 1K": (1, 128, 1000, 1024),
-    "visual 1K": (1, 512, 1000, 1024),
-    "ColPali 1K": (1, 1024, 1000, 1024),
-    "textual 10K": (1, 32, 10000, 300),
-    "long-doc 10K": (1, 32, 10000, 1024),
-    "visual 10K": (1, 512, 10000, 1024),
-    "ColPali 10K": (1, 1024, 10000, 1024),
-    "256 queries x 8192 x 128": (256, 32, 8192, 128),
-    "32 queries x 1024 x 1024": (32, 32, 1024, 1024),
-}
-Method = Callable[[], Tensor]
+SLOWEST = 2.0  # seconds a call may take and still be timed
+CHOOSING_RUNS = 3
 
 
-def unit(*shape: int) -> Tensor:
-    return torch.nn.functional.normalize(torch.randn(*shape, device="cuda"), dim=-1).half()
+class DeviceLostError(Exception):
+    """The GPU answers no more after a method; nothing else can be measured in this process."""
 
 
-def measure(methods: dict[str, Method], runs: int) -> dict[str, dict[str, float]]:
-    """Interleaved CUDA-event medians and IQR, ms; a 100 MB write before every call empties the L2."""
-    flush = torch.empty(100 << 20, dtype=torch.int8, device="cuda")
-    samples: dict[str, list[float]] = {name: [] for name in methods}
-    for step in range(runs + 3):
-        for name, method in methods.items():
-            flush.zero_()
-            start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-            start.record()
-            method()
-            end.record()
+class RefusedError(Exception):
+    """A method does not take part, and why."""
+
+
+def failures() -> tuple[type[BaseException], ...]:
+    """What a method of somebody else may raise: torch's errors, wrong arguments, Triton's compiler and launcher."""
+    from triton.errors import TritonError
+
+    return (RuntimeError, ValueError, TypeError, AttributeError, KeyError, IndexError, AssertionError, TritonError)
+
+
+def check(call: Call, method: Method, row: Row, against: Truth) -> dict[str, Any]:
+    """Run an entry point until it is warm, compare its scores, measure its memory.
+
+    Raises:
+        RefusedError: it failed, is wrong, or is too slow to be timed.
+        DeviceLostError: it left the GPU unusable.
+    """
+    try:
+        try:
+            before = torch.cuda.memory_allocated()
+            start = time.perf_counter()
+            call()
             torch.cuda.synchronize()
-            if step >= 3:
-                samples[name].append(start.elapsed_time(end))
-    found = {}
-    for name, values in samples.items():
-        quarter = statistics.quantiles(values, n=4)
-        found[name] = {"median_ms": statistics.median(values), "iqr_ms": quarter[2] - quarter[0]}
-    return found
-
-
-def ceilings(runs: int) -> tuple[float, float]:
-    """cuBLAS FP16 8192^3 in FLOP/s and device reads in bytes/s, as this run sees them."""
-    left, right = (torch.randn(8192, 8192, device="cuda").half() for _ in range(2))
-    block = torch.empty(1 << 30, dtype=torch.float32, device="cuda")
-    times = measure({"matmul": lambda: left @ right, "read": block.sum}, runs)
-    return 2 * 8192**3 / times["matmul"]["median_ms"] * 1e3, block.numel() * 4 / times["read"]["median_ms"] * 1e3
-
-
-def dense_methods(queries: Tensor, documents: Tensor) -> dict[str, Method]:
-    one = queries.shape[0] == 1
-    methods: dict[str, Method] = {"ours": lambda: maxsim(queries, documents)}
-    if one and documents.shape[0] * queries.shape[1] * documents.shape[1] <= 1 << 31:
-        methods["naive FP16"] = lambda: torch.einsum("qd,bld->bql", queries[0], documents).max(2).values.sum(1).unsqueeze(0)
-    try:
-        import flash_maxsim
-
-        scorer = flash_maxsim.flash_maxsim if one else flash_maxsim.flash_maxsim_batched
-        methods["flash-maxsim"] = lambda: scorer(queries[0] if one else queries, documents).view(queries.shape[0], -1)
-    except ImportError:
-        pass
-    try:
-        import late_interaction_kernels
-
-        methods["late-interaction-kernels"] = lambda: late_interaction_kernels.maxsim(queries, documents)
-    except ImportError:
-        pass
-    return methods
-
-
-def ragged_methods(queries: Tensor, packed: Packed) -> dict[str, Method]:
-    methods: dict[str, Method] = {"ours": lambda: maxsim(queries, packed)}
-    if queries.shape[0] == 1:
+            first = time.perf_counter() - start
+            start = time.perf_counter()
+            call()
+            torch.cuda.synchronize()
+            second = time.perf_counter() - start
+            if second > SLOWEST:
+                raise RefusedError(f"too slow to be timed: {second:.1f} s a call")
+            stale = call()  # a third time: only then does a compiled CUDA graph replay
+            stale.fill_(torch.nan)
+            count = stale.numel()
+            del stale
+            timing.poison(count)
+            found = error(call(), against, row.shape)
+            gc.collect()
+            kept = max(0, torch.cuda.memory_allocated() - before)
+            extra = timing.extra_bytes(call)
+        except failures() as problem:
+            text = f"{type(problem).__name__}: {str(problem).strip()}".splitlines()[0]
+            raise RefusedError(f"failed: {text[:160]}") from None
+    except RefusedError:
         try:
-            import flash_maxsim
+            torch.cuda.synchronize()
+        except RuntimeError as problem:
+            raise DeviceLostError(f"{row.name}, {method.name}: {str(problem).splitlines()[0]}") from problem
+        raise
+    if not found <= method.bound:
+        raise RefusedError(f"wrong: error {found:.2e}, bound {method.bound:.0e} (inf: a score is not finite)")
+    return {"error": found, "bound": method.bound, "extra_bytes": extra, "kept_bytes": kept, "first_call_s": first}
 
-            rows = [packed[n] for n in range(len(packed))]
-            held = flash_maxsim.pack_docs(rows)
-            methods["flash-maxsim"] = lambda: flash_maxsim.flash_maxsim_packed(queries[0], *held).view(1, -1)
-        except ImportError:
-            pass
-    return methods
 
-
-def checked(methods: dict[str, Method], truth: Tensor, tokens: int) -> tuple[dict[str, Method], dict[str, str]]:
-    """Methods that agree with the truth on the documents it covers, and why the others do not take part."""
-    good: dict[str, Method] = {}
+def prepare(method: Method, row: Row, truths: dict[str, Truth], flush: Flush) -> tuple[Call, dict[str, Any]]:
+    """The fastest correct entry point of a method, and what was found about it."""
+    good: dict[str, dict[str, Any]] = {}
     refused: dict[str, str] = {}
-    for name, method in methods.items():
+    for name, call in method.entries.items():
         try:
-            scores = method()[:, : truth.shape[1]].double().cpu()
-        except (RuntimeError, ValueError, TypeError, AssertionError, triton.CompilationError) as error:
-            refused[name] = f"failed: {str(error).splitlines()[0][:120]}"
-            continue
-        error_ = float((scores - truth).abs().max())
-        bound = (BOUND if name == "ours" else LOOSE) * tokens
-        if error_ <= bound:
-            good[name] = method
-        else:
-            refused[name] = f"wrong: error {error_:.3g}, bound {bound:.3g}"
-    return good, refused
+            good[name] = check(call, method, row, truths[method.truth])
+        except RefusedError as reason:
+            refused[name] = str(reason)
+    if not good:
+        raise RefusedError("; ".join(f"{name}: {why}" if name else why for name, why in refused.items()))
+    chosen, times = next(iter(good)), {}
+    if len(good) > 1:
+        tried = timing.measure({name: method.entries[name] for name in good}, CHOOSING_RUNS, flush)
+        times = {name: found["median_ms"] for name, found in tried.items()}
+        chosen = min(times, key=times.__getitem__)
+    data = {"kind": method.kind, "entry": chosen, **good[chosen]}
+    if times or refused:
+        data |= {"entries_ms": times, "entries_refused": refused}
+    if method.says:
+        data["says"] = method.says
+    return method.entries[chosen], data
 
 
-def run_case(
-    case: str, methods: dict[str, Method], truth: Tensor, shape: tuple[int, int, int], rates: tuple[float, float], runs: int
-) -> dict:
-    """Check, time and print one case; `shape` is (query rows, document tokens, tokens a query)."""
-    rows, tokens, size = shape
-    good, refused = checked(methods, truth, size)
-    times = measure(good, runs)
-    flops, size_bytes = 2.0 * rows * tokens * DIM, 2.0 * tokens * DIM
-    floor = max(flops / rates[0], size_bytes / rates[1]) * 1e3
-    print(f"\n{case}: floor {floor:.4f} ms")
-    for name, row in times.items():
-        row["times_ours"] = row["median_ms"] / times["ours"]["median_ms"] if "ours" in times else 0.0
-        row["of_floor"] = floor / row["median_ms"]
-        timing = f"{row['median_ms']:9.4f} ms  IQR {row['iqr_ms']:.4f}"
-        print(f"  {name:26} {timing}  {row['times_ours']:6.2f}x ours  {row['of_floor']:.3f} of floor")
-    for name, why in refused.items():
-        print(f"  {name:26} {why}")
-    return {"floor_ms": floor, "methods": times, "refused": refused}
+def run_row(row: Row, ceilings: dict[str, float], runs: int, flush: Flush) -> dict[str, Any]:
+    """Check and time everybody in a row."""
+    calls: dict[str, Call] = {}
+    methods: dict[str, dict[str, Any]] = {}
+    skipped = dict(row.lineup.skipped)
+    works, truths = {}, {name: make() for name, make in row.truths.items()}
+    for method in row.lineup.methods:
+        try:
+            calls[method.name], methods[method.name] = prepare(method, row, truths, flush)
+            works[method.name] = method.work or row.work
+        except RefusedError as reason:
+            skipped[method.name] = str(reason)
+    for name, times in (timing.wall if row.host else timing.measure)(calls, runs, flush).items():
+        methods[name] |= times
+        if not row.host:
+            methods[name]["of_floor"] = floor(works[name], ceilings)[0] / times["median_ms"]
+    least, bound_by = floor(row.work, ceilings)
+    return {
+        "shape": row.about,
+        "operations": row.work.operations,
+        "bytes": row.work.size,
+        "unit": row.work.unit,
+        "floor_ms": least,
+        "bound_by": bound_by,
+        "main": row.main,
+        "host": row.host,
+        "methods": methods,
+        "skipped": skipped,
+    }
 
 
-def main() -> None:
+def clear() -> None:
+    """Between rows: drop compiled graphs, caches and the last row's tensors."""
+    torch.compiler.reset()
+    gc.collect()
+    torch.cuda.empty_cache()
+
+
+def environment(revision: str) -> dict[str, Any]:
+    """The machine, the software and the kernels, as far as figures depend on them."""
+    import triton
+
+    digest = hashlib.sha256()
+    package = Path(str(maxsim_kernels.__file__)).parent
+    for source in sorted(package.glob("*.py")):
+        digest.update(source.name.encode() + b"\0" + source.read_bytes() + b"\0")
+    properties = torch.cuda.get_device_properties(0)
+    return {
+        "gpu": properties.name,
+        "capability": list(torch.cuda.get_device_capability()),
+        "multiprocessors": properties.multi_processor_count,
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+        "triton": triton.__version__,
+        "peers": peers.versions(),
+        "sources": digest.hexdigest()[:16],
+        "revision": revision or described(package),
+    }
+
+
+def described(folder: Path) -> str:
+    """The git revision of a folder, or "unknown" outside a repository."""
+    try:
+        found = subprocess.run(
+            ["git", "describe", "--always", "--dirty"], cwd=folder, capture_output=True, text=True, check=False, timeout=10
+        )
+    except FileNotFoundError:
+        return "unknown"
+    return found.stdout.strip() or "unknown"
+
+
+def compile_group(name: str, options: argparse.Namespace) -> None:
+    """Call every Triton method of a group twice, so that its kernels are in Triton's cache on disk."""
+    from triton.runtime.autotuner import Autotuner
+
+    def sweep(self: Any, key: Any, configs: Any, bench: Any) -> bool:  # as check_disk_cache, without the disk
+        bench()
+        return False
+
+    Autotuner.check_disk_cache = sweep  # a sweep beside other processes must not choose for the timed run
+    start = time.perf_counter()
+    for row in GROUPS[name](Options(compile=False, peers=options.peers)):
+        for method in row.lineup.methods:
+            for call in method.entries.values() if method.kind != "baseline" else ():
+                try:
+                    call()
+                    call()
+                    torch.cuda.synchronize()
+                except failures() as problem:
+                    print(f"{row.name}, {method.name}: {str(problem).strip().splitlines()[:1]}")
+        row.lineup.methods.clear()
+        clear()
+    print(f"{name}: compiled in {time.perf_counter() - start:.0f} s", flush=True)
+
+
+def run_group(name: str, options: argparse.Namespace, report: dict[str, Any], here: dict[str, Any], flush: Flush) -> None:
+    """All rows of a group into the report and the file."""
+    start = time.perf_counter()
+    ceilings = timing.ceilings(flush, options.runs)
+    clear()
+    rates = ", ".join(f"{unit} {rate / 1e12:.0f}" for unit, rate in ceilings.items() if unit != "read")
+    print(f"\n== {name}: library products 8192^3, T/s: {rates}; read {ceilings['read'] / 1e12:.2f} TB/s", flush=True)
+    group: dict[str, Any] = {"environment": here, "ceilings": ceilings, "runs": options.runs, "rows": {}}
+    for row in GROUPS[name](Options(options.compile, options.peers)):
+        group["rows"][row.name] = run_row(row, ceilings, options.runs, flush)
+        print("\n".join(row_lines(row.name, group["rows"][row.name])), flush=True)
+        row.lineup.methods.clear()
+        clear()
+        merge(report, name, group, complete=False)
+        write(options.json, report)
+    merge(report, name, group, complete=True)
+    report["verdicts"] = verdicts(report)
+    write(options.json, report)
+    print(f"== {name}: {time.perf_counter() - start:.0f} s", flush=True)
+
+
+def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path, help="write the raw figures here")
-    parser.add_argument("--runs", type=int, default=20)
-    options = parser.parse_args()
-    torch.manual_seed(0)
-    rates = ceilings(options.runs)
-    print(f"{torch.cuda.get_device_name()}: cuBLAS {rates[0] / 1e12:.0f} TFLOP/s, read {rates[1] / 1e12:.2f} TB/s")
-    cases = {}
-    for case, (count, size, documents, length) in SHAPES.items():
-        queries, corpus = unit(count, size, DIM), unit(documents, length, DIM)
-        truth = maxsim_reference(queries.cpu(), corpus[:16].cpu(), dtype=torch.float64)
-        assert isinstance(truth, Tensor)
-        print(explain(queries, corpus).splitlines()[0])
-        shape = (count * size, documents * length, size)
-        cases[case] = run_case(case, dense_methods(queries, corpus), truth, shape, rates, options.runs)
-        del corpus
-    lengths = torch.randint(16, 241, (8192,), device="cuda")
-    offsets = torch.cat([torch.zeros(1, dtype=torch.int64, device="cuda"), lengths.cumsum(0)])
-    packed = Packed(unit(int(offsets[-1]), DIM), offsets)
-    few = packed.select(list(range(16))).to("cpu")
-    for count in (1, 256):
-        queries = unit(count, 32, DIM)
-        truth = maxsim_reference(queries.cpu(), few, dtype=torch.float64)
-        assert isinstance(truth, Tensor)
-        shape = (count * 32, packed.values.shape[0], 32)
-        case = f"ragged 16 to 240, 8192 documents, {count} queries"
-        cases[case] = run_case(case, ragged_methods(queries, packed), truth, shape, rates, options.runs)
-    if options.json is not None:
-        environment = {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__, "triton": triton.__version__}
-        report = {
-            "environment": environment,
-            "cublas_flops": rates[0],
-            "read_bytes": rates[1],
-            "runs": options.runs,
-            "cases": cases,
-        }
-        options.json.parent.mkdir(parents=True, exist_ok=True)
-        options.json.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+    parser.add_argument("--only", default=",".join(GROUPS), help="groups, by comma (default: all)")
+    parser.add_argument("--json", type=Path, help="add the raw figures to this file")
+    parser.add_argument("--fresh", action="store_true", help="replace the file instead of adding to it")
+    parser.add_argument("--runs", type=int, default=20, help="timed rounds (default 20)")
+    parser.add_argument("--no-compile", dest="compile", action="store_false", help="leave out torch.compile")
+    parser.add_argument("--peers", default=",".join(peers.PEERS), help="peers, by comma, or none (default: both)")
+    parser.add_argument("--compile-only", action="store_true", help="fill Triton's cache on disk and time nothing")
+    parser.add_argument("--revision", default="", help="what to record as the revision (default: git describe)")
+    parser.add_argument("--show", type=Path, help="print the tables of a results file and end; needs no GPU")
+    options = parser.parse_args(arguments)
+    options.only = [name for name in options.only.split(",") if name]
+    unknown = [name for name in options.only if name not in GROUPS]
+    if unknown or not options.only:
+        parser.error(f"--only: got {', '.join(unknown) or 'nothing'}, need some of {', '.join(GROUPS)}")
+    options.peers = () if options.peers == "none" else tuple(options.peers.split(","))
+    unknown = [name for name in options.peers if name not in peers.PEERS]
+    if unknown:
+        parser.error(f"--peers: got {', '.join(unknown)}, need some of {', '.join(peers.PEERS)}, or none")
+    if options.runs < 1:
+        parser.error(f"--runs: got {options.runs}, need 1 or more")
+    return options
+
+
+def show(report: dict[str, Any]) -> None:
+    """Wins and losses, then what was asked."""
+    print("\n".join(standing(Figures(report))))
+    print("\n".join(table(verdicts(report))), flush=True)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    options = parse(arguments)
+    if options.show is not None:
+        show(read(options.show))
+        return
+    if not torch.cuda.is_available():
+        raise SystemExit("forward.py measures a CUDA GPU, and torch sees none here; cpu_forward.py measures the CPU")
+    if options.compile_only:
+        for name in options.only:
+            compile_group(name, options)
+        return
+    torch.set_float32_matmul_precision("high")  # naive FP32 accumulation runs in TF32, as in the paper
+    here = environment(options.revision)
+    try:
+        report = opened(options.json, here, options.fresh)
+    except ValueError as problem:
+        raise SystemExit(str(problem)) from None
+    print(f"{here['gpu']}, torch {here['torch']}, triton {here['triton']}, {here['peers']}, kernels {here['sources']}")
+    flush = Flush()
+    try:
+        for name in options.only:
+            run_group(name, options, report, here, flush)
+    except DeviceLostError as lost:
+        print(f"\nThe GPU answers no more after {lost}; rows so far are in the file under 'partial'.", file=sys.stderr)
+        raise SystemExit(3) from None
+    show(report)
 
 
 if __name__ == "__main__":

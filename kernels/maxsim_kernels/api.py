@@ -5,8 +5,10 @@ Source: paper Eq. 1 and section 'Fused Forward'; the contract's table is in docs
 
 from __future__ import annotations
 
+import importlib.util
 import warnings
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -14,7 +16,7 @@ from torch import Tensor
 from maxsim_kernels import ops
 from maxsim_kernels.checks import BACKWARDS, IMPLS, Call, Documents, check_choice, is_plain, validate
 from maxsim_kernels.reference import maxsim_reference
-from maxsim_kernels.tokens import Fp8Tokens, Packed
+from maxsim_kernels.tokens import Fp8Tokens, Int8Tokens, Packed
 
 
 @dataclass(frozen=True)
@@ -122,6 +124,84 @@ def _run(
     backward: str,
     impl: str,
 ) -> Tensor | tuple[Tensor, Tensor]:
+    inputs = _cuda_inputs(queries, documents, query_mask, document_mask, query_lengths, document_lengths)
+
+    def run() -> Tensor | tuple[Tensor, Tensor]:
+        return _run_checked(
+            queries,
+            documents,
+            pairs=pairs,
+            query_mask=query_mask,
+            document_mask=document_mask,
+            query_lengths=query_lengths,
+            document_lengths=document_lengths,
+            return_argmax=return_argmax,
+            quantize_queries=quantize_queries,
+            backward=backward,
+            impl=impl,
+        )
+
+    if inputs is None:
+        return run()
+    from maxsim_kernels import launch
+
+    held = (type(queries), type(documents), getattr(documents, "granularity", None), _end_to_end(documents))
+    key = launch.signature(inputs, pairs, return_argmax, quantize_queries, backward, impl, held, _precision(inputs))
+    plan = launch.planned(key)
+    device = inputs[0].device  # type: ignore[union-attr]
+    return launch.record(key, inputs, device, run) if plan is None else plan.run(inputs, device)
+
+
+def _cuda_inputs(queries: object, documents: object, *others: Tensor | None) -> tuple[Tensor | None, ...] | None:
+    """Every tensor of a call that may be replayed (`launch.py`), in a fixed order: eager, on a GPU, without a gradient; else None."""
+    values = queries.values if isinstance(queries, Packed) else queries
+    if not isinstance(values, Tensor) or not values.is_cuda or not is_plain() or not _has_triton():
+        return None
+    held = documents.codes if isinstance(documents, Int8Tokens | Fp8Tokens) else documents
+    tokens = held.values if isinstance(held, Packed) else held
+    if not isinstance(tokens, Tensor):
+        return None
+    if torch.is_grad_enabled() and (values.requires_grad or tokens.requires_grad):
+        return None
+    parts: list[Tensor | None] = [values, tokens, *others]
+    for packed in (queries, held):
+        parts += [packed.starts, packed.lengths] if isinstance(packed, Packed) else []
+    if isinstance(documents, Int8Tokens | Fp8Tokens):
+        parts += [documents.scales, documents.offset if isinstance(documents, Int8Tokens) else None]
+    return tuple(parts)
+
+
+@cache
+def _has_triton() -> bool:
+    return importlib.util.find_spec("triton") is not None
+
+
+def _end_to_end(documents: object) -> bool:
+    held = documents.codes if isinstance(documents, Int8Tokens | Fp8Tokens) else documents
+    return isinstance(held, Packed) and held.offsets is not None
+
+
+def _precision(inputs: tuple[Tensor | None, ...]) -> object:
+    """What decides whether FP32 products may use TF32; nothing for other dtypes."""
+    if inputs[0] is None or inputs[0].dtype != torch.float32:
+        return None
+    return torch.backends.fp32_precision, torch.backends.cuda.matmul.fp32_precision
+
+
+def _run_checked(
+    queries: Tensor | Packed,
+    documents: Documents,
+    *,
+    pairs: bool,
+    query_mask: Tensor | None,
+    document_mask: Tensor | None,
+    query_lengths: Tensor | None,
+    document_lengths: Tensor | None,
+    return_argmax: bool,
+    quantize_queries: bool,
+    backward: str,
+    impl: str,
+) -> Tensor | tuple[Tensor, Tensor]:
     check_choice("backward", backward, BACKWARDS)
     check_choice("impl", impl, IMPLS)
     call = validate(
@@ -137,7 +217,7 @@ def _run(
     differentiable = _needs_gradient(call)
     if differentiable and backward in ("atomic", "unified"):
         _refuse_when_deterministic(backward)
-    choice = _choose(call, impl, return_argmax or differentiable)
+    choice = _choose(call, impl, differentiable)
     if choice.implementation == "reference":
         if impl == "auto":
             _say_once(choice.reason)
@@ -179,6 +259,7 @@ def _through_op(call: Call, return_argmax: bool, backward: str) -> tuple[Tensor,
         call.quantize_queries,
         return_argmax,
         backward,
+        call.end_to_end,
     )
 
 
@@ -197,7 +278,7 @@ def _refuse_when_deterministic(backward: str) -> None:
         )
 
 
-def _choose(call: Call, impl: str, winners: bool) -> _Choice:
+def _choose(call: Call, impl: str, differentiable: bool) -> _Choice:
     """The one place that decides: by device, by what was asked, and by what the kernels can take."""
     kind = call.queries.device.type
     if impl == "reference":
@@ -206,32 +287,35 @@ def _choose(call: Call, impl: str, winners: bool) -> _Choice:
         raise ValueError(f"impl: got 'cpu' with tensors on {kind}, need CPU tensors")
     if kind == "cpu" and impl != "triton":
         return _Choice("cpu", "CPU tensors: tiled matrix products, running maximum (cpu.py)")
-    missing = _no_triton(call, winners)
+    missing = _no_triton(call, differentiable)
     if not missing:
-        return _Choice("triton", "CUDA tensors: fused Triton kernels (dense.py)")
+        return _Choice("triton", "CUDA tensors: fused Triton kernels")
     if impl == "triton":
         raise ValueError(f"impl: got 'triton', need 'auto': {missing}")
     return _Choice("reference", f"{missing}: plain chunked torch in FP32 (slower)")
 
 
-def _no_triton(call: Call, winners: bool) -> str:
+def _no_triton(call: Call, differentiable: bool) -> str:
     """Why the Triton kernels cannot take a call; empty when they can."""
     if call.queries.device.type != "cuda":
         return f"no fused kernel for {call.queries.device.type} tensors"
-    if winners:
-        return "no fused GPU kernel with argmax or gradients yet"
+    if differentiable:
+        return "no fused GPU kernel with gradients yet"
     try:
-        from maxsim_kernels import dense
+        from maxsim_kernels import geometry, gpu
     except ImportError as error:
         return f"Triton cannot be imported ({error})"
-    return dense.supported(call)
+    refused = gpu.supported(call, geometry.hardware(call.queries.device)[0])
+    if refused:
+        raise ValueError(f"documents: got {call.documents.dtype}, need another dtype on this GPU: {refused}")
+    return ""
 
 
 def _launch_reason(call: Call) -> str:
     """Which kernel and configuration, and whether that row of the table was measured."""
-    from maxsim_kernels import dense
+    from maxsim_kernels import geometry, gpu
 
-    name, config = dense.variant(call, torch.cuda.get_device_capability(call.queries.device))
+    name, config = gpu.variant(call, geometry.hardware(call.queries.device)[0])
     tuned = "untuned" if config.measured == "untuned" else f"measured on {config.measured}"
     return f"{name} kernel, tiles of {config.rows} query rows x {config.tokens} document tokens, {tuned}: {config.reason}"
 
@@ -269,7 +353,7 @@ def explain(
         document_lengths=document_lengths,
         quantize_queries=quantize_queries,
     )
-    choice = _choose(call, impl, winners=False)
+    choice = _choose(call, impl, differentiable=False)
     if choice.implementation == "triton":
         choice = _Choice("triton", _launch_reason(call))
     held = "packed" if call.document_starts is not None else "dense"

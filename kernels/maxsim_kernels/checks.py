@@ -42,6 +42,7 @@ class Call:
     granularity: str
     quantize_queries: bool
     single_query: bool
+    end_to_end: bool  # packed documents follow each other in the buffer; views may overlap
 
     @property
     def query_count(self) -> int:
@@ -169,6 +170,7 @@ def validate(
         granularity="none" if quantized is None else quantized.granularity,
         quantize_queries=quantize_queries,
         single_query=single,
+        end_to_end=isinstance(held, Packed) and held.offsets is not None,
     )
     if pairs:
         got = f"{call.document_count} documents"

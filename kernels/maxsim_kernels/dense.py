@@ -1,278 +1,271 @@
-"""Fused MaxSim forward in Triton: every query row against every document, one pass, a running maximum in registers.
+"""Fused MaxSim forward for many query rows: documents arrive as tiles by tensor descriptors, a running maximum stays in registers.
 
-Two kernels, both exact with FP32 accumulation (paper Alg. 1):
+One kernel for dense documents of one length and for ragged ones (`packed.py` builds its tile table), in FP16, BF16, INT8 and FP8
+with at most 256 bytes a token (paper Alg. 1; section 'INT8').
 
-- `_blocks_kernel`: any documents (dense or ragged, masked, any strides). A program holds a block of query rows and walks over
-  documents; 64-bit addresses, loads masked by the document's length. Bound by reading documents when query rows are few.
-- `_uniform_kernel`: unmasked documents of one length, many query rows. Documents arrive by tensor descriptors (TMA) in one flat loop
-  over tiles, so the pipeline never drains between documents; two query tiles share each document tile. A document's last tile is
-  moved back to overlap the one before it, because a maximum does not mind seeing a token twice.
-
-Query rows: a query is padded to a power of two of rows, so a block holds several short queries, or a part of a long one, whose partial
-sums are then added in one fixed order.
+- A program keeps two tiles of query rows and walks over document tiles in one flat loop, so that loading never drains between
+  documents; both query tiles share each document tile, and one's maximum hides in the other's matrix product.
+- A document's last tile is moved back to overlap the one before it: a maximum does not mind seeing a token twice, so only documents
+  shorter than a tile need a mask.
+- Integer products keep their maximum in int32 where the scale is a document's or the corpus's. A token's own scale takes one FMA
+  a cell: the accumulator starts at the bit pattern of 1.5 * 2^23, so that it can be read as a float without a conversion.
 """
 
 from __future__ import annotations
-
-from contextlib import nullcontext
-from functools import lru_cache
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from triton.tools.tensor_descriptor import TensorDescriptor
 
 from maxsim_kernels.checks import Call
-from maxsim_kernels.tuning import Config, configuration
+from maxsim_kernels.combine import RowMaxima, combine, row_maxima
+from maxsim_kernels.geometry import (
+    EIGHT_BITS,
+    SCALES,
+    byte_mask,
+    chunks_of,
+    descriptor,
+    flat_queries,
+    flat_rows,
+    hardware,
+    padded,
+    pieces_a_document,
+    pitch,
+)
+from maxsim_kernels.launch import launch
+from maxsim_kernels.packed import Tiles, tiles_of
+from maxsim_kernels.tile_ops import (
+    INT8,
+    INT8_TOKEN,
+    MAGIC,
+    MAGIC_FLOAT,
+    SCALED_TOKEN,
+    as_float,
+    better,
+    first_place,
+    half_rows,
+    hide,
+    load_rows,
+    merge_best,
+    nothing,
+    tile_best,
+    valid_rows,
+)
+from maxsim_kernels.tuning import Config
 
-_WIDEST = 256  # embedding width these kernels hold in one tile
-_STREAM_ROWS = 64  # up to here the call is bound by reading documents
+# What the kernel multiplies, by the codes' dtype and whether every token has its own scale.
+KINDS = {(torch.int8, False): 1, (torch.int8, True): 2, (torch.float8_e4m3fn, False): 0, (torch.float8_e4m3fn, True): 3}
 
 
 @triton.jit
-def _keep_nan(a, b):
-    return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
-
-
-@triton.jit
-def _query_rows(block, query_count, query_size, blocks_per_query, PADDED: tl.constexpr, ROWS: tl.constexpr):
-    """Query and token of each row of a block, and whether the row exists."""
-    row = tl.arange(0, ROWS)
-    if PADDED <= ROWS:
-        query = block * (ROWS // PADDED) + row // PADDED
-        token = row % PADDED
+def _cells(rows, tokens, scale, KIND: tl.constexpr):
+    """Products of a query tile `[ROWS, WIDTH]` and a document tile `[TOKENS, WIDTH]`, as they enter the maximum."""
+    if KIND == INT8_TOKEN:
+        start = tl.full([rows.shape[0], tokens.shape[0]], MAGIC, tl.int32)
+        shifted = tl.dot(rows, tokens.T, start, out_dtype=tl.int32).to(tl.float32, bitcast=True)
+        # magic * scale is exact for a scale of FP16 (2 + 11 bits), so this is the scaled integer, rounded once.
+        cells = shifted * scale[None, :] - (scale * MAGIC_FLOAT)[None, :]
+    elif KIND == INT8:
+        cells = tl.dot(rows, tokens.T, out_dtype=tl.int32)
+    elif KIND == SCALED_TOKEN:
+        cells = tl.dot(rows, tokens.T) * scale[None, :]
     else:
-        query = block // blocks_per_query + row * 0
-        token = (block % blocks_per_query) * ROWS + row
-    return query, token, (token < query_size) & (query < query_count)
+        cells = tl.dot(rows, tokens.T)
+    return cells
 
 
 @triton.jit
-def _store_sums(out_ptr, best, valid, block, document, documents, limit, PADDED: tl.constexpr, ROWS: tl.constexpr):
-    """Sum the maxima of each query of the block (masked rows add 0) and store one number a query, or one for the part."""
-    kept = tl.where(valid, best, 0.0)
-    if PADDED <= ROWS:
-        sums = tl.sum(tl.reshape(kept, [ROWS // PADDED, PADDED]), 1)
-        query = block * (ROWS // PADDED) + tl.arange(0, ROWS // PADDED)
-        tl.store(out_ptr + query.to(tl.int64) * documents + document, sums, mask=query < limit)
-    elif block < limit:
-        tl.store(out_ptr + block.to(tl.int64) * documents + document, tl.sum(kept, 0))
+def _document_start(step, table_ptr, bound_ptr, last_document):
+    """The first tile at or after `step` that begins a document; the end of the last document's tiles beyond them."""
+    end = tl.load(bound_ptr + last_document)
+    document = tl.load(table_ptr + (tl.full([], 0, tl.int64) + step) * 2 + 1, mask=step < end, other=0) // 2
+    begin = tl.load(bound_ptr + document)
+    return tl.where(step >= end, end, tl.where(begin == step, step, tl.load(bound_ptr + document + 1)))
 
 
-@triton.jit
-def _blocks_kernel(
-    query_ptr, query_length_ptr, query_mask_ptr, document_ptr, start_ptr, length_ptr, mask_ptr, out_ptr,
-    query_count, query_size, blocks_per_query, out_limit, documents, document_size, width,
-    stride_qn, stride_qt, stride_qd, stride_n, stride_t, stride_d,
-    RAGGED: tl.constexpr, HAS_LENGTHS: tl.constexpr, HAS_MASK: tl.constexpr, HAS_QUERY_LENGTHS: tl.constexpr,
-    HAS_QUERY_MASK: tl.constexpr, PADDED: tl.constexpr, ROWS: tl.constexpr, TOKENS: tl.constexpr, WIDTH: tl.constexpr,
-    STAGES: tl.constexpr, PRECISION: tl.constexpr,
+@triton.jit(
+    do_not_specialize=[
+        "query_count", "query_size", "first_document", "last_document", "document_size", "pitch", "groups", "chunks",
+        "argmax_documents", "tokens_total", "splits",
+    ]
+)  # fmt: skip
+def _tiles_kernel(
+    query_ptr, query_length_ptr, query_mask_ptr, query_scale_ptr, document_desc, table_ptr, bound_ptr, start_ptr, length_ptr,
+    scale_ptr, out_ptr, argmax_ptr,
+    query_count, query_size, first_document, last_document, document_size, pitch, width, groups, chunks, out_stride,
+    argmax_documents, tokens_total, splits, stride_qn, stride_qt, stride_qd,
+    KIND: tl.constexpr, RAGGED: tl.constexpr, SHORT: tl.constexpr, QUERY_SCALED: tl.constexpr, DOCUMENT_SCALED: tl.constexpr,
+    HAS_QUERY_LENGTHS: tl.constexpr, HAS_QUERY_MASK: tl.constexpr, STORE_ROWS: tl.constexpr, ARGMAX: tl.constexpr,
+    PADDED: tl.constexpr, ROWS: tl.constexpr, TOKENS: tl.constexpr, WIDTH: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    block = tl.program_id(1)
-    query, token, valid = _query_rows(block, query_count, query_size, blocks_per_query, PADDED, ROWS)
-    if HAS_QUERY_LENGTHS:
-        valid = valid & (token < tl.load(query_length_ptr + query, mask=valid, other=0))
-    if HAS_QUERY_MASK:
-        valid = valid & (tl.load(query_mask_ptr + query.to(tl.int64) * query_size + token, mask=valid, other=0) != 0)
-    inner = tl.arange(0, WIDTH)
-    address = (
-        query.to(tl.int64)[:, None] * stride_qn
-        + token.to(tl.int64)[:, None] * stride_qt
-        + inner.to(tl.int64)[None, :] * stride_qd
-    )
-    rows = tl.load(query_ptr + address, mask=valid[:, None] & (inner < width)[None, :], other=0.0)
-    for document in range(tl.program_id(0), documents, tl.num_programs(0)):
-        number = tl.full([], 0, tl.int64) + document
+    group = tl.program_id(0) % groups  # neighbours share documents in L2
+    chunk = tl.program_id(0) // groups
+    query0, token0, valid0 = half_rows(group, query_count, query_size, 0, PADDED, ROWS)
+    query1, token1, valid1 = half_rows(group, query_count, query_size, 1, PADDED, ROWS)
+    valid0 = valid_rows(valid0, query0, token0, query_length_ptr, query_mask_ptr, query_size, HAS_QUERY_LENGTHS, HAS_QUERY_MASK)
+    valid1 = valid_rows(valid1, query1, token1, query_length_ptr, query_mask_ptr, query_size, HAS_QUERY_LENGTHS, HAS_QUERY_MASK)
+    rows0 = load_rows(query_ptr, query0, token0, valid0, width, stride_qn, stride_qt, stride_qd, WIDTH)
+    rows1 = load_rows(query_ptr, query1, token1, valid1, width, stride_qn, stride_qt, stride_qd, WIDTH)
+    place = tl.arange(0, TOKENS)
+    if RAGGED:
+        # Tiles are dealt out evenly; a program takes the documents that begin in its share.
+        low = tl.load(bound_ptr + first_document)
+        share = tl.cdiv(tl.load(bound_ptr + last_document) - low, chunks)
+        begin = _document_start(low + chunk * share, table_ptr, bound_ptr, last_document)
+        end = _document_start(low + (chunk + 1) * share, table_ptr, bound_ptr, last_document)
+        tiles = 1
+    else:
+        share = tl.cdiv(last_document - first_document, chunks)
+        tiles = tl.cdiv(document_size, TOKENS)
+        begin = (first_document + chunk * share) * tiles
+        end = tl.minimum(first_document + (chunk + 1) * share, last_document) * tiles
+    best0 = nothing(ROWS, KIND)
+    best1 = nothing(ROWS, KIND)
+    index0 = tl.full([ROWS], -1, tl.int32)
+    index1 = tl.full([ROWS], -1, tl.int32)
+    for step in tl.range(begin, end, num_stages=STAGES):
         if RAGGED:
-            base = document_ptr + tl.load(start_ptr + number).to(tl.int64) * stride_t
-            length = tl.maximum(tl.load(length_ptr + number).to(tl.int32), 0)
+            entry = table_ptr + (tl.full([], 0, tl.int64) + step) * 2
+            row = tl.load(entry)
+            owner_and_last = tl.load(entry + 1)
+            document = owner_and_last // 2
+            last = owner_and_last % 2 == 1
+            size = TOKENS  # at least, where documents are not short
+            first = 0
+            if SHORT or ARGMAX:
+                size = tl.load(length_ptr + document)
+                first = row - tl.load(start_ptr + document)
         else:
-            base = document_ptr + number * stride_n
-            length = document_size
-            if HAS_LENGTHS:
-                length = tl.minimum(tl.maximum(tl.load(length_ptr + number).to(tl.int32), 0), document_size)
-        best = tl.full([ROWS], float("-inf"), tl.float32)
-        for first in tl.range(0, length, TOKENS, num_stages=STAGES):
-            place = first + tl.arange(0, TOKENS)
-            inside = place < length
-            if HAS_MASK:
-                inside = inside & (tl.load(mask_ptr + number * document_size + place, mask=inside, other=0) != 0)
-            source = base + place.to(tl.int64)[None, :] * stride_t + inner.to(tl.int64)[:, None] * stride_d
-            tokens = tl.load(source, mask=inside[None, :] & (inner < width)[:, None], other=0.0)
-            cells = tl.dot(rows, tokens, input_precision=PRECISION)
-            cells = tl.where(inside[None, :], cells, float("-inf"))
-            best = _keep_nan(best, tl.reduce(cells, 1, _keep_nan))
-        _store_sums(out_ptr, best, valid, block, document, documents, out_limit, PADDED, ROWS)
-
-
-@triton.jit
-def _uniform_kernel(
-    query_ptr, query_length_ptr, query_mask_ptr, document_desc, out_ptr,
-    query_count, query_size, blocks_per_query, out_limit, documents, document_size, width, pair_count, documents_a_program,
-    stride_qn, stride_qt, stride_qd,
-    HAS_QUERY_LENGTHS: tl.constexpr, HAS_QUERY_MASK: tl.constexpr, PADDED: tl.constexpr, ROWS: tl.constexpr,
-    TOKENS: tl.constexpr, WIDTH: tl.constexpr, STAGES: tl.constexpr, SHORT: tl.constexpr,
-):  # fmt: skip
-    pair = tl.program_id(0) % pair_count  # neighbours share documents in L2
-    chunk = tl.program_id(0) // pair_count
-    query0, token0, valid0 = _query_rows(pair * 2, query_count, query_size, blocks_per_query, PADDED, ROWS)
-    query1, token1, valid1 = _query_rows(pair * 2 + 1, query_count, query_size, blocks_per_query, PADDED, ROWS)
-    if HAS_QUERY_LENGTHS:
-        valid0 = valid0 & (token0 < tl.load(query_length_ptr + query0, mask=valid0, other=0))
-        valid1 = valid1 & (token1 < tl.load(query_length_ptr + query1, mask=valid1, other=0))
-    if HAS_QUERY_MASK:
-        valid0 = valid0 & (tl.load(query_mask_ptr + query0.to(tl.int64) * query_size + token0, mask=valid0, other=0) != 0)
-        valid1 = valid1 & (tl.load(query_mask_ptr + query1.to(tl.int64) * query_size + token1, mask=valid1, other=0) != 0)
-    inner = tl.arange(0, WIDTH)
-    across = inner.to(tl.int64)[None, :] * stride_qd
-    place0 = query0.to(tl.int64)[:, None] * stride_qn + token0.to(tl.int64)[:, None] * stride_qt + across
-    place1 = query1.to(tl.int64)[:, None] * stride_qn + token1.to(tl.int64)[:, None] * stride_qt + across
-    rows0 = tl.load(query_ptr + place0, mask=valid0[:, None] & (inner < width)[None, :], other=0.0)
-    rows1 = tl.load(query_ptr + place1, mask=valid1[:, None] & (inner < width)[None, :], other=0.0)
-    best0 = tl.full([ROWS], float("-inf"), tl.float32)
-    best1 = tl.full([ROWS], float("-inf"), tl.float32)
-    first = chunk * documents_a_program
-    last = tl.minimum(first + documents_a_program, documents)
-    tiles = tl.cdiv(document_size, TOKENS)
-    for step in tl.range(0, (last - first) * tiles, num_stages=STAGES):
-        document = first + step // tiles
-        tile = step % tiles
-        row = document * document_size + tl.minimum(tile * TOKENS, tl.maximum(document_size - TOKENS, 0))
+            document = step // tiles
+            tile = step % tiles
+            size = document_size
+            first = tl.minimum(tile * TOKENS, tl.maximum(size - TOKENS, 0))
+            row = document * pitch + first
+            last = tile == tiles - 1
         tokens = document_desc.load([row, 0])
-        cells0 = tl.dot(rows0, tokens.T)
+        scale = 0.0
+        if KIND == INT8_TOKEN or KIND == SCALED_TOKEN:
+            at = row + place
+            scale = tl.load(scale_ptr + at, mask=at < tokens_total, other=0.0).to(tl.float32)
+        cells0 = _cells(rows0, tokens, scale, KIND)
+        cells1 = _cells(rows1, tokens, scale, KIND)
         if SHORT:
-            cells0 = tl.where((tl.arange(0, TOKENS) < document_size)[None, :], cells0, float("-inf"))
-        best0 = _keep_nan(best0, tl.reduce(cells0, 1, _keep_nan))
-        cells1 = tl.dot(rows1, tokens.T)
-        if SHORT:
-            cells1 = tl.where((tl.arange(0, TOKENS) < document_size)[None, :], cells1, float("-inf"))
-        best1 = _keep_nan(best1, tl.reduce(cells1, 1, _keep_nan))
-        if tile == tiles - 1:
-            _store_sums(out_ptr, best0, valid0, pair * 2, document, documents, out_limit, PADDED, ROWS)
-            _store_sums(out_ptr, best1, valid1, pair * 2 + 1, document, documents, out_limit, PADDED, ROWS)
-            best0 = tl.full([ROWS], float("-inf"), tl.float32)
-            best1 = tl.full([ROWS], float("-inf"), tl.float32)
+            # In ragged documents a tile may end beyond its document, in dense ones only when that is shorter than a tile.
+            inside = first + place < size
+            cells0 = hide(cells0, inside, KIND)
+            cells1 = hide(cells1, inside, KIND)
+        here0 = tile_best(cells0, KIND)
+        here1 = tile_best(cells1, KIND)
+        if ARGMAX:
+            win0 = better(here0, best0, KIND) | (index0 < 0)
+            win1 = better(here1, best1, KIND) | (index1 < 0)
+            index0 = tl.where(win0, first_place(cells0, here0, first + place, KIND), index0)
+            index1 = tl.where(win1, first_place(cells1, here1, first + place, KIND), index1)
+        best0 = merge_best(best0, here0, KIND)
+        best1 = merge_best(best1, here1, KIND)
+        if last:
+            number = tl.full([], 0, tl.int64) + document
+            sum0 = as_float(best0, KIND)
+            sum1 = as_float(best1, KIND)
+            if QUERY_SCALED:
+                if size > 0:  # an empty document stays -inf, also for a query token whose scale is NaN
+                    sum0 = sum0 * tl.load(query_scale_ptr + query0 * query_size + token0, mask=valid0, other=1.0)
+                    sum1 = sum1 * tl.load(query_scale_ptr + query1 * query_size + token1, mask=valid1, other=1.0)
+            if DOCUMENT_SCALED == 1:
+                weight = tl.load(scale_ptr + number // splits).to(tl.float32)
+                sum0 = sum0 * weight
+                sum1 = sum1 * weight
+            elif DOCUMENT_SCALED == 2:
+                weight = tl.load(scale_ptr).to(tl.float32)
+                sum0 = sum0 * weight
+                sum1 = sum1 * weight
+            sum0 = tl.where(valid0, sum0, 0.0)
+            sum1 = tl.where(valid1, sum1, 0.0)
+            column = number - first_document
+            if ARGMAX:
+                index0 = tl.where(valid0, tl.minimum(index0, size - 1), -1)
+                index1 = tl.where(valid1, tl.minimum(index1, size - 1), -1)
+                # Rows mode: [documents of this launch, rows]; else [Nq, N, Lq].
+                cell0 = column * out_stride + token0
+                cell1 = column * out_stride + token1
+                if not STORE_ROWS:
+                    cell0 = (query0.to(tl.int64) * argmax_documents + number) * query_size + token0
+                    cell1 = (query1.to(tl.int64) * argmax_documents + number) * query_size + token1
+                tl.store(argmax_ptr + cell0, index0, mask=(token0 < query_size) & (query0 < query_count))
+                tl.store(argmax_ptr + cell1, index1, mask=(token1 < query_size) & (query1 < query_count))
+                index0 = tl.full([ROWS], -1, tl.int32)
+                index1 = tl.full([ROWS], -1, tl.int32)
+            if STORE_ROWS:
+                tl.store(out_ptr + column * out_stride + token0, sum0, mask=token0 < query_size)
+                tl.store(out_ptr + column * out_stride + token1, sum1, mask=token1 < query_size)
+            else:
+                HALF: tl.constexpr = PADDED // 2
+                # In FP64, so that the order of addition cannot show: every kernel gives the same sum of the same maxima.
+                both = sum0.to(tl.float64) + sum1.to(tl.float64)
+                sums = tl.sum(tl.reshape(both, [ROWS // HALF, HALF]), 1).to(tl.float32)
+                owner = group * (ROWS // HALF) + tl.arange(0, ROWS // HALF)
+                tl.store(out_ptr + owner.to(tl.int64) * out_stride + column, sums, mask=owner < query_count)
+            best0 = nothing(ROWS, KIND)
+            best1 = nothing(ROWS, KIND)
 
 
-def supported(call: Call) -> str:
-    """Why these kernels cannot take a call, or an empty string when they can. Shapes and dtypes only."""
-    if call.layout != "shared":
-        return f"no fused GPU kernel for the {call.layout} layout yet"
-    if call.granularity != "none":
-        return "no fused GPU kernel for quantised documents yet"
-    if call.query_starts is not None:
-        return "no fused GPU kernel for packed queries yet"
-    if call.queries.shape[-1] > _WIDEST:
-        return f"no fused GPU kernel for d = {call.queries.shape[-1]} yet (at most {_WIDEST})"
-    return ""
+def launch_tiles(
+    call: Call, queries: Tensor, scales: Tensor | None, config: Config, scores: Tensor, argmax: Tensor | None
+) -> None:
+    """Score documents that a tensor descriptor describes; `queries`, `scales`: codes and theirs where documents are quantised."""
+    count = call.document_count
+    packed = call.query_starts is not None
+    size = 0 if packed else call.queries.shape[1]
+    total = queries.shape[0] * (1 if packed else size)
+    groups = triton.cdiv(total, 2 * config.rows)
+    splits = 1 if argmax is not None else pieces_a_document(call, config.tokens, groups * count)
+    # Rows mode: query tokens one after the other, their maxima stored for `combine`. Else a query's rows are padded to a power of two
+    # and summed here, which is cheaper where padding wastes little.
+    rows_mode = packed or padded(size) > 2 * config.rows or padded(size) * 4 > size * 5 or splits > 1
+    if not rows_mode:
+        groups = triton.cdiv(queries.shape[0] * padded(size), 2 * config.rows)
+    ragged = call.document_starts is not None or call.document_lengths is not None or splits > 1
+    tables: tuple[Tiles | None, ...] = tiles_of(call, config.tokens, config.short, splits) if ragged else (None,)
+    pieces = count * splits
+    maxima = row_maxima(total, pieces, splits, size, scores.device, argmax is not None) if rows_mode else None
+    each = maxima.documents if maxima is not None else pieces
+    for first in range(0, pieces, each):
+        last = min(pieces, first + each)
+        for tiles in tables:
+            _launch(call, queries, scales, config, scores, argmax, maxima, tiles, groups, splits, first, last)
+        if maxima is not None:
+            combine(call, maxima, first // splits, (last - first) // splits, scores, argmax)
 
 
-def variant(call: Call, capability: tuple[int, int]) -> tuple[str, Config]:
-    """Which kernel a call takes and how it is launched: "uniform", "blocks" or "stream" (blocks with few rows)."""
-    few = call.query_count * _padded(call.queries.shape[1]) <= _STREAM_ROWS
-    uniform = configuration("uniform", capability)
-    if not few and uniform is not None and _is_uniform(call):
-        return "uniform", uniform
-    name = "stream" if few else "blocks"
-    # FP32 tiles take twice the shared memory: the safe row, whose tiles are half as large in both directions, fits them.
-    config = configuration(name, capability if call.queries.dtype != torch.float32 else (0, 0))
-    assert config is not None  # these two have a safe row
-    return name, config
-
-
-def _padded(size: int) -> int:
-    return max(16, triton.next_power_of_2(size))
-
-
-def _is_uniform(call: Call) -> bool:
-    """Whether documents are one aligned, unmasked block that a tensor descriptor can describe."""
-    documents = call.documents
-    if call.document_starts is not None or call.document_mask is not None or call.document_lengths is not None:
-        return False
-    if documents.dtype == torch.float32 or documents.shape[1] == 0 or documents.shape[0] == 0 or call.queries.shape[2] > 128:
-        return False
-    rows = documents.shape[0] * documents.shape[1]
-    dense = documents.stride(2) == 1 and documents.stride(0) == documents.shape[1] * documents.stride(1)
-    aligned = documents.stride(1) * documents.element_size() % 16 == 0 and documents.data_ptr() % 16 == 0
-    return dense and aligned and rows < 2**31 - 2**16
-
-
-def forward(call: Call) -> Tensor:
-    """Scores `[Nq, N]` float32 of a call that `supported` accepts."""
-    count, size, _ = call.queries.shape
-    documents = call.document_count
-    if count == 0 or documents == 0:
-        return call.queries.new_empty(count, documents, dtype=torch.float32)
-    if size == 0:
-        return call.queries.new_zeros(count, documents, dtype=torch.float32)
-    device = call.queries.device
-    kind, config = variant(call, _hardware(device)[0])
-    padded = _padded(size)
-    rows = max(16, min(config.rows, padded * triton.next_power_of_2(count)))
-    per_query = triton.cdiv(size, rows) if padded > rows else 1
-    blocks = count * per_query if padded > rows else triton.cdiv(count, rows // padded)
-    out = torch.empty(count * per_query, documents, dtype=torch.float32, device=device)
-    launch = _launch_uniform if kind == "uniform" else _launch_blocks
-    # Triton launches on the current device, which need not be the tensors' one.
-    with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
-        launch(call, config, out, rows, min(padded, 2 * rows), per_query, blocks)
-    # Parts of a long query are added in one fixed order.
-    return out if per_query == 1 else out.view(count, per_query, documents).sum(1)
-
-
-def _query_masks(call: Call) -> tuple[Tensor, Tensor]:
-    lengths = call.query_lengths if call.query_lengths is not None else call.queries
-    mask = call.query_mask.contiguous() if call.query_mask is not None else call.queries
-    return lengths, mask.view(torch.uint8) if mask.dtype == torch.bool else mask
-
-
-@lru_cache
-def _hardware(device: torch.device) -> tuple[tuple[int, int], int]:
-    """Compute capability and multiprocessors; asking the driver on every call would cost more than a launch."""
-    if device.type != "cuda":
-        return (0, 0), 1
-    return torch.cuda.get_device_capability(device), torch.cuda.get_device_properties(device).multi_processor_count
-
-
-def _launch_blocks(call: Call, config: Config, out: Tensor, rows: int, padded: int, per_query: int, blocks: int) -> None:
-    documents, queries = call.documents, call.queries
-    ragged = call.document_starts is not None
-    query_lengths, query_mask = _query_masks(call)
-    lengths = call.document_lengths if call.document_lengths is not None else queries
-    mask = call.document_mask.contiguous() if call.document_mask is not None else queries
-    programs = max(1, min(call.document_count, _hardware(out.device)[1] * config.programs))
-    # torch decides whether FP32 inputs may use TF32; by default they may not.
-    tf32 = queries.dtype == torch.float32 and torch.backends.cuda.matmul.allow_tf32
-    _blocks_kernel[(programs, blocks)](
-        queries, query_lengths, query_mask, documents, call.document_starts if ragged else queries, lengths,
-        mask.view(torch.uint8) if mask.dtype == torch.bool else mask, out,
-        queries.shape[0], queries.shape[1], per_query, out.shape[0], call.document_count,
-        0 if ragged else documents.shape[1], queries.shape[2],
-        queries.stride(0), queries.stride(1), queries.stride(2),
-        0 if ragged else documents.stride(0), documents.stride(-2), documents.stride(-1),
-        RAGGED=ragged, HAS_LENGTHS=not ragged and call.document_lengths is not None, HAS_MASK=call.document_mask is not None,
-        HAS_QUERY_LENGTHS=call.query_lengths is not None, HAS_QUERY_MASK=call.query_mask is not None,
-        PADDED=padded, ROWS=rows, TOKENS=config.tokens, WIDTH=_padded(queries.shape[2]), STAGES=config.stages,
-        PRECISION="tf32" if tf32 else "ieee", num_warps=config.warps,
-    )  # fmt: skip
-
-
-def _launch_uniform(call: Call, config: Config, out: Tensor, rows: int, padded: int, per_query: int, blocks: int) -> None:
-    documents, queries = call.documents, call.queries
-    count, size, width = documents.shape
-    held = _padded(width)
-    flat = documents.as_strided((count * size, width), (documents.stride(1), 1))
-    desc = TensorDescriptor(flat, [count * size, width], [documents.stride(1), 1], [config.tokens, held])
-    query_lengths, query_mask = _query_masks(call)
-    pairs = triton.cdiv(blocks, 2)
-    chunks = max(1, min(count, triton.cdiv(_hardware(out.device)[1] * config.programs, pairs)))
-    each = triton.cdiv(count, chunks)
-    _uniform_kernel[(pairs * triton.cdiv(count, each),)](
-        queries, query_lengths, query_mask, desc, out,
-        queries.shape[0], queries.shape[1], per_query, out.shape[0], count, size, width, pairs, each,
-        queries.stride(0), queries.stride(1), queries.stride(2),
-        HAS_QUERY_LENGTHS=call.query_lengths is not None, HAS_QUERY_MASK=call.query_mask is not None,
-        PADDED=padded, ROWS=rows, TOKENS=config.tokens, WIDTH=held, STAGES=config.stages, SHORT=size < config.tokens,
-        num_warps=config.warps,
+def _launch(
+    call: Call, queries: Tensor, scales: Tensor | None, config: Config, scores: Tensor, argmax: Tensor | None,
+    maxima: RowMaxima | None, tiles: Tiles | None, groups: int, splits: int, first: int, last: int,
+) -> None:  # fmt: skip
+    documents, unused = call.documents, scores
+    width = queries.shape[-1]
+    held = padded(width, 32 if documents.dtype in EIGHT_BITS else 16)
+    tokens = config.tokens if tiles is None else tiles.tokens
+    rows_mode = maxima is not None
+    source = flat_queries(queries) if rows_mode else queries
+    out, winners = (maxima.best, maxima.winner) if maxima is not None else (scores, argmax)
+    kind = KINDS[documents.dtype, call.granularity == "token"] if call.granularity != "none" else 0
+    lengths = call.query_lengths if not rows_mode else None
+    mask = call.query_mask if not rows_mode else None
+    chunks = chunks_of(last - first, groups, hardware(scores.device)[1], config.programs)
+    launch(
+        _tiles_kernel, groups * chunks,
+        source, lengths if lengths is not None else unused, byte_mask(mask, unused), scales if scales is not None else unused,
+        descriptor(documents, flat_rows(call), width, documents.stride(-2), [tokens, held]),
+        *((tiles.table, tiles.bound, tiles.begin, tiles.size) if tiles is not None else (unused,) * 4),
+        call.scales.contiguous() if call.scales is not None else unused, out, winners if winners is not None else unused,
+        1 if rows_mode else queries.shape[0], source.shape[0] if rows_mode else queries.shape[1], first, last,
+        documents.shape[-2], pitch(call) if documents.dim() == 3 else 0, width, groups, chunks, out.stride(0),
+        call.document_count, flat_rows(call), splits,
+        0 if rows_mode else source.stride(0), source.stride(-2), source.stride(-1),
+        KIND=kind, RAGGED=tiles is not None, SHORT=tiles.short if tiles is not None else documents.shape[-2] < tokens,
+        QUERY_SCALED=scales is not None, DOCUMENT_SCALED=max(0, SCALES[call.granularity] - 1),
+        HAS_QUERY_LENGTHS=lengths is not None, HAS_QUERY_MASK=mask is not None, STORE_ROWS=rows_mode,
+        ARGMAX=argmax is not None, PADDED=4 * config.rows if rows_mode else padded(queries.shape[1]), ROWS=config.rows,
+        TOKENS=tokens, WIDTH=held, STAGES=config.stages, warps=config.warps,
     )  # fmt: skip

@@ -32,6 +32,7 @@ def forward(
     quantize_queries: bool,
     return_argmax: bool,
     backward_path: str,
+    end_to_end: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Scores `[Nq, N]` (pairs: `[N]`) float32; argmax int32, the same plus `[max Lq]`, or empty."""
     call = Call(
@@ -49,6 +50,7 @@ def forward(
         granularity=granularity,
         quantize_queries=quantize_queries,
         single_query=False,
+        end_to_end=end_to_end,
     )
     return run(call, return_argmax)
 
@@ -56,9 +58,9 @@ def forward(
 def run(call: Call, return_argmax: bool) -> tuple[Tensor, Tensor]:
     """What the op runs: the tiled paths on CPU tensors, the Triton kernels on CUDA tensors (`api` only sends what they take)."""
     if call.queries.device.type == "cuda":
-        from maxsim_kernels import dense
+        from maxsim_kernels import gpu
 
-        return dense.forward(call), call.queries.new_empty(0, dtype=torch.int32)
+        return gpu.forward(call, return_argmax)
     forward_of = cpu_pairs.forward_pairs if call.layout == "pairs" else cpu.forward
     return forward_of(call, return_argmax)
 
@@ -80,6 +82,7 @@ def _(
     quantize_queries: bool,
     return_argmax: bool,
     backward_path: str,
+    end_to_end: bool = False,
 ) -> tuple[Tensor, Tensor]:
     count = queries.shape[0] if query_starts is None else query_starts.shape[0]
     shape: list[Any] = [count]
@@ -165,7 +168,7 @@ def _backward(ctx: Any, grad: Tensor, _: Any) -> tuple[Any, ...]:
         need_documents,
         ctx.backward_path,
     )
-    grads: list[Tensor | None] = [None] * 15  # one an input of `forward`
+    grads: list[Tensor | None] = [None] * 16  # one an input of `forward`
     grads[0] = query_grad if need_queries else None
     grads[4] = document_grad if need_documents else None
     return tuple(grads)

@@ -19,19 +19,39 @@ class Config:
     programs: int
     measured: str
     reason: str
+    short: int = 32  # tokens a tile of ragged documents shorter than `tokens`
 
 
 _SAFE = "untuned"
+_FITS = "small tiles and two stages fit every shared memory"
 TABLE: dict[tuple[str, str], Config] = {
-    ("stream", "sm_90"): Config(
-        64, 64, 4, 3, 16, "H200", "few query rows: bound by reading documents; 0.93 to 1.0 of read rate"
+    # Few query rows: bound by reading documents.
+    ("stream", "sm_90"): Config(64, 16, 1, 4, 64, "H200", "many one-warp programs: 0.98 to 1.0 of the read rate, 0.83 ragged"),
+    ("stream", "any"): Config(64, 32, 4, 2, 8, _SAFE, _FITS),
+    # Every layout.
+    ("general", "sm_90"): Config(64, 64, 4, 3, 8, "H200", "any layout: one query tile, documents by masked loads"),
+    ("general", "any"): Config(64, 32, 4, 2, 4, _SAFE, _FITS),
+    ("exact", "any"): Config(32, 32, 4, 2, 8, _SAFE, "FP32 products without matrix units: small tiles keep registers"),
+    # Many query rows, two tiles of `rows` each; documents of one length, then ragged ones (`short`: tiles of documents below `tokens`).
+    ("dense float", "sm_90"): Config(128, 128, 8, 4, 4, "H200", "two query tiles share a document tile: 0.93 of cuBLAS"),
+    ("dense float narrow", "sm_90"): Config(
+        64, 64, 4, 4, 8, "H200", "up to 128 rows: bound by reading, small tiles start sooner"
     ),
-    ("stream", "any"): Config(64, 32, 4, 2, 8, _SAFE, "small tiles and two stages fit every shared memory"),
-    ("blocks", "sm_90"): Config(128, 64, 8, 3, 4, "H200", "many query rows against ragged or masked documents"),
-    ("blocks", "any"): Config(64, 32, 4, 2, 4, _SAFE, "small tiles and two stages fit every shared memory"),
-    ("uniform", "sm_90"): Config(
-        128, 128, 8, 3, 8, "H200", "two query tiles of 128 rows a document tile: one's maximum hides in the other's product"
-    ),
+    ("dense int8", "sm_90"): Config(128, 128, 8, 4, 8, "H200", "integer maximum: twice the FP16 rate"),
+    ("dense int8 token", "sm_90"): Config(64, 128, 4, 3, 16, "H200", "a token's scale is one FMA a cell; two programs overlap"),
+    ("dense fp8", "sm_90"): Config(64, 128, 4, 3, 16, "H200", "two programs a multiprocessor overlap product and maximum"),
+    ("dense fp8 token", "sm_90"): Config(64, 128, 4, 3, 16, "H200", "as INT8"),
+    ("ragged float", "sm_90"): Config(128, 64, 8, 3, 16, "H200", "shorter tiles waste less at documents' ends", short=32),
+    ("ragged int8", "sm_90"): Config(64, 64, 4, 4, 16, "H200", "as float", short=32),
+    ("ragged int8 token", "sm_90"): Config(64, 64, 4, 4, 16, "H200", "as float", short=32),
+    ("ragged fp8", "sm_90"): Config(64, 64, 4, 4, 16, "H200", "as float", short=32),
+    ("ragged fp8 token", "sm_90"): Config(64, 64, 4, 4, 16, "H200", "as float", short=32),
+    # More than 256 bytes a token, many query rows: `rows` x `tokens` accumulator over slices of d.
+    ("wide float", "sm_90"): Config(128, 256, 8, 3, 1, "H200", "a matrix product's tile, slices of 64: 0.87 to 0.90 of cuBLAS"),
+    ("wide int8", "sm_90"): Config(128, 256, 8, 3, 1, "H200", "as float, slices of 128"),
+    ("wide int8 token", "sm_90"): Config(128, 256, 8, 3, 1, "H200", "as float, slices of 128"),
+    ("wide fp8", "sm_90"): Config(128, 256, 8, 3, 1, "H200", "as float, slices of 128"),
+    ("wide fp8 token", "sm_90"): Config(128, 256, 8, 3, 1, "H200", "as float, slices of 128"),
 }
 
 

@@ -1,0 +1,82 @@
+"""Shapes of a launch: padded rows, flat token matrices, how many programs share the documents. Nothing here waits for the GPU."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import torch
+import triton
+from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from maxsim_kernels.checks import Call
+
+EIGHT_BITS = (torch.int8, torch.float8_e4m3fn)
+SCALES = {"none": 0, "token": 1, "document": 2, "corpus": 3}
+
+
+@lru_cache
+def hardware(device: torch.device) -> tuple[tuple[int, int], int]:
+    """Compute capability and multiprocessors; asking the driver on every call would cost more than a launch."""
+    if device.type != "cuda":
+        return (0, 0), 1
+    return torch.cuda.get_device_capability(device), torch.cuda.get_device_properties(device).multi_processor_count
+
+
+def padded(size: int, least: int = 16) -> int:
+    """The power of two that holds `size`."""
+    return max(least, triton.next_power_of_2(size))
+
+
+def pitch(call: Call) -> int:
+    """Rows of the flat token matrix from one dense document to the next."""
+    return call.documents.stride(0) // call.documents.stride(1)
+
+
+def flat_rows(call: Call) -> int:
+    """Rows of the flat token matrix that holds every document."""
+    documents = call.documents
+    if documents.dim() == 2:
+        return documents.shape[0]
+    return (documents.shape[0] - 1) * (documents.stride(0) // max(1, documents.stride(1))) + documents.shape[1]
+
+
+def flat_queries(queries: Tensor) -> Tensor:
+    """Query tokens as rows `[R, d]`, a view where strides allow one."""
+    return queries if queries.dim() == 2 else queries.reshape(-1, queries.shape[-1])
+
+
+def byte_mask(mask: Tensor | None, unused: Tensor) -> Tensor:
+    """A mask the kernels can read; `unused` where there is none."""
+    if mask is None:
+        return unused
+    mask = mask.contiguous()
+    return mask.view(torch.uint8) if mask.dtype == torch.bool else mask
+
+
+def descriptor(values: Tensor, rows: int, width: int, stride: int, block: list[int]) -> TensorDescriptor:
+    """A tensor descriptor (TMA) of `rows` tokens of `width`, read in blocks."""
+    return TensorDescriptor(values, [rows, width], [stride, 1], block)
+
+
+def pieces_a_document(call: Call, tokens: int, programs: int) -> int:
+    """Into how many pieces to cut each document so that few long ones fill the GPU; 1 where they are many or short."""
+    processors = hardware(call.queries.device)[1]
+    longest = call.documents.shape[-2]  # packed: the buffer, a bound
+    if programs * 2 > processors or longest < 8 * tokens:
+        return 1
+    return max(1, min(triton.cdiv(processors, programs), triton.cdiv(longest, 4 * tokens), 64))
+
+
+def chunks_of(documents: int, groups: int, processors: int, programs: int) -> int:
+    """How many programs a query group's documents are dealt to: whole waves over the multiprocessors, up to `programs` of them."""
+    best, least = 1, float("inf")
+    for waves in range(programs, 0, -1):
+        chunks = max(1, min(documents, processors * waves // groups))
+        share = triton.cdiv(documents, chunks)
+        used = groups * triton.cdiv(documents, share)
+        # One wave leaves nothing to even out differences between multiprocessors.
+        cost = triton.cdiv(used, processors) * share * (1.04 if used <= processors else 1.0)
+        if cost < least * 0.99:
+            best, least = chunks, cost
+    return best

@@ -1,0 +1,124 @@
+"""Which Triton kernel takes a call, and its launch. Everything here follows from shapes, dtypes and strides: nothing waits for the GPU.
+
+`variant` decides, in this order: few query rows -> "stream" (bound by reading documents); documents that a tensor descriptor can
+describe -> "dense", "ragged" or "wide"; everything else -> "general". The choice never looks at the number of documents, so a document
+gets the same bits however a corpus is cut.
+"""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+
+import torch
+from torch import Tensor
+
+from maxsim_kernels import dense, general, wide
+from maxsim_kernels.checks import Call
+from maxsim_kernels.geometry import flat_rows, hardware, padded, pitch
+from maxsim_kernels.launch import empty, unrecorded
+from maxsim_kernels.packed import most_tiles
+from maxsim_kernels.quantized import query_codes
+from maxsim_kernels.tuning import Config, configuration
+
+_STREAM_ROWS = 64  # up to here a call is bound by reading documents
+_NARROW_ROWS = 128  # up to here two tiles of 64 rows hold them all
+_TILE_BYTES = 256  # of a token, in the kernels that hold whole tokens
+_MOST_TILES = 1 << 23  # entries of a tile table: 32 MB
+
+
+def supported(call: Call, capability: tuple[int, int]) -> str:
+    """Why no kernel can take a call, or an empty string. Shapes and dtypes only."""
+    if call.documents.dtype == torch.float8_e4m3fn and capability < (8, 9):
+        return f"FP8 needs compute capability 8.9 or higher, this GPU has {capability[0]}.{capability[1]}; INT8 runs everywhere"
+    return ""
+
+
+def variant(call: Call, capability: tuple[int, int], winners: bool = False) -> tuple[str, Config]:
+    """The kernel ("stream", "general", "dense", "ragged" or "wide") and its row of the table."""
+    exact = call.queries.dtype == torch.float32 and not (call.granularity != "none" and call.quantize_queries)
+    packed = call.query_starts is not None
+    if not exact and not packed and call.layout == "shared" and not winners:
+        if call.queries.shape[0] * padded(call.queries.shape[1]) <= _STREAM_ROWS:
+            return "stream", _row("stream", capability)
+    kind = _tiled_kind(call)
+    if kind and not exact and capability >= (9, 0):
+        ragged = call.document_starts is not None or call.document_lengths is not None
+        if call.documents.shape[-1] * call.documents.element_size() > _TILE_BYTES:
+            name = "wide"
+        else:
+            name = "ragged" if ragged else "dense"
+        rows = call.queries.shape[0] * (1 if packed else call.queries.shape[1])
+        narrow = configuration(f"{name} {kind} narrow", capability) if rows <= _NARROW_ROWS else None
+        found = narrow or configuration(f"{name} {kind}", capability)
+        if found is not None and (not ragged or call.end_to_end or most_tiles(call, found.tokens, 1) <= _MOST_TILES):
+            return name, found
+    return "general", _row("exact" if exact else "general", capability)
+
+
+def _row(name: str, capability: tuple[int, int]) -> Config:
+    found = configuration(name, capability)
+    assert found is not None  # these have a safe row
+    return found
+
+
+def _tiled_kind(call: Call) -> str:
+    """What a descriptor kernel would multiply ("float", "int8", "fp8 token", ...); empty where it cannot describe the documents."""
+    documents = call.documents
+    if call.layout != "shared" or call.document_mask is not None or call.offset is not None:
+        return ""
+    if call.granularity != "none" and not call.quantize_queries:
+        return ""
+    if documents.dtype == torch.float32 or documents.numel() == 0 or call.queries.numel() == 0:
+        return ""
+    size, stride = documents.element_size(), documents.stride(-2)
+    aligned = stride * size % 16 == 0 and documents.data_ptr() % 16 == 0 and stride >= documents.shape[-1]
+    if documents.stride(-1) != 1 or not aligned or flat_rows(call) >= 2**31 - 2**16:
+        return ""
+    if documents.dim() == 3 and (
+        documents.stride(0) % stride or (call.granularity == "token" and pitch(call) != documents.shape[1])
+    ):
+        return ""
+    if call.query_starts is not None and call.queries.shape[0] > 4096 + 256 * call.query_count:
+        return ""  # a view of few queries into a large buffer: rows of the whole buffer would be scored
+    kinds = {torch.int8: "int8", torch.float8_e4m3fn: "fp8"}
+    return kinds.get(documents.dtype, "float") + (" token" if call.granularity == "token" else "")
+
+
+def forward(call: Call, winners: bool) -> tuple[Tensor, Tensor]:
+    """Scores `[Nq, N]` (pairs: `[N]`) float32, and winners int32 `[..., max Lq]` or empty, of a call that `supported` accepts."""
+    count, documents, device = call.query_count, call.document_count, call.queries.device
+    pairs = call.layout == "pairs"
+    shape = (count, 1 if pairs else documents)
+    scores = empty(shape, torch.float32, device)
+    size = call.queries.shape[1] if call.query_starts is None else (_longest(call) if winners else 0)
+    argmax = empty((*shape, size), torch.int32, device) if winners else torch.empty(0, dtype=torch.int32, device=device)
+    if scores.numel():
+        # Triton launches on the current device, which need not be the tensors' one.
+        with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
+            _launch(call, scores, argmax if winners else None)
+    if pairs:
+        scores, argmax = scores[:, 0], argmax[:, 0] if winners else argmax
+    return scores, argmax
+
+
+def _longest(call: Call) -> int:
+    """The longest packed query: the shape of its winners is a value on the device, so this, alone, waits for it."""
+    assert call.query_lengths is not None
+    unrecorded()
+    return int(call.query_lengths.max()) if call.query_lengths.numel() else 0
+
+
+def _launch(call: Call, scores: Tensor, argmax: Tensor | None) -> None:
+    if call.query_starts is None and call.queries.shape[1] == 0:
+        scores.zero_()
+        unrecorded()
+        return
+    name, config = variant(call, hardware(call.queries.device)[0], argmax is not None)
+    codes = call.granularity != "none" and call.quantize_queries
+    queries, scales = query_codes(call.queries, call.documents.dtype) if codes else (call.queries, None)
+    if name in ("dense", "ragged"):
+        dense.launch_tiles(call, queries, scales, config, scores, argmax)
+    elif name == "wide":
+        wide.launch_wide(call, queries, scales, config, scores, argmax)
+    else:
+        general.launch_general(call, queries, scales, config, scores, argmax, name == "stream")

@@ -1,0 +1,172 @@
+"""Launching kernels cheaply: a call's launches are recorded once and replayed for every later call of the same signature.
+
+Checking arguments, choosing a kernel and Triton's own launcher take over 100 us of host time, more than many calls take on the GPU. All
+of it follows from shapes, dtypes, strides and alignment; so the first call of a signature leaves a `Plan`: the compiled kernels, their
+grids and scalars, and where each pointer comes from. A replay allocates the outputs, fills in pointers and launches.
+
+A call that does something other than launch (a copy, torch's own operators) leaves no plan and is prepared each time.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from triton import knobs
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+_MOST_PLANS = 2048
+Inputs = tuple[Tensor | None, ...]
+
+
+@dataclass(frozen=True)
+class _Step:
+    """One recorded launch: `pointers` are (argument, tensor slot, byte offset), `descriptors` (argument, slot)."""
+
+    kernel: Any
+    grid: int
+    arguments: tuple[Any, ...]
+    pointers: tuple[tuple[int, int, int], ...]
+    descriptors: tuple[tuple[int, int], ...]
+
+
+@dataclass
+class Plan:
+    """The launches of one call signature. Slots: the inputs, then everything the call allocated; the first allocations are results."""
+
+    device: int
+    allocations: list[tuple[tuple[int, ...], torch.dtype]]
+    steps: list[_Step]
+    winners: bool
+
+    def run(self, inputs: Inputs, device: torch.device) -> Any:
+        """Replay on new inputs of the same signature."""
+        if torch._C._cuda_getDevice() != self.device:
+            with torch.cuda.device(self.device):
+                return self._run(inputs, device)
+        return self._run(inputs, device)
+
+    def _run(self, inputs: Inputs, device: torch.device) -> Any:
+        allocated = [torch.empty(shape, dtype=dtype, device=device) for shape, dtype in self.allocations]
+        tensors = [*inputs, *allocated]
+        stream = torch._C._cuda_getCurrentRawStream(self.device)
+        for step in self.steps:
+            arguments = list(step.arguments)
+            for place, slot, offset in step.pointers:
+                arguments[place] = tensors[slot].data_ptr() + offset  # type: ignore[union-attr]
+            for place, slot in step.descriptors:
+                described = copy.copy(arguments[place])
+                described.base = tensors[slot]
+                arguments[place] = described
+            kernel = step.kernel
+            kernel.run(step.grid, 1, 1, stream, kernel.function, kernel.packed_metadata, None, None, None, *arguments)
+        return (allocated[0], allocated[1]) if self.winners else allocated[0]
+
+
+@dataclass
+class _Recorder:
+    inputs: Inputs
+    allocated: list[Tensor] = field(default_factory=list)
+    steps: list[_Step] = field(default_factory=list)
+    broken: bool = False
+
+    def slot(self, tensor: Tensor) -> tuple[int, int] | None:
+        """Which tensor of the call this one is, or lies in, and how many bytes from its start."""
+        storage, pointer = tensor.untyped_storage().data_ptr(), tensor.data_ptr()
+        known = [*self.inputs, *self.allocated]
+        same = [n for n, one in enumerate(known) if one is not None and one.untyped_storage().data_ptr() == storage]
+        exact = [n for n in same if known[n].data_ptr() == pointer]  # type: ignore[union-attr]
+        chosen = exact or same
+        if not chosen:
+            return None
+        return chosen[0], pointer - known[chosen[0]].data_ptr()  # type: ignore[union-attr]
+
+    def step(self, kernel: Any, grid: int, arguments: list[Any]) -> None:
+        pointers, descriptors = [], []
+        for place, argument in enumerate(arguments):
+            if isinstance(argument, Tensor | TensorDescriptor):
+                found = self.slot(argument if isinstance(argument, Tensor) else argument.base)
+                if found is None:
+                    self.broken = True
+                    return
+                if isinstance(argument, Tensor):
+                    pointers.append((place, *found))
+                    arguments[place] = 0
+                elif found[1]:
+                    self.broken = True
+                    return
+                else:
+                    descriptors.append((place, found[0]))
+                    arguments[place] = TensorDescriptor(
+                        torch.empty(0, dtype=argument.base.dtype), argument.shape, argument.strides, argument.block_shape
+                    )
+        self.steps.append(_Step(kernel, grid, tuple(arguments), tuple(pointers), tuple(descriptors)))
+
+
+_plans: dict[Hashable, Plan] = {}
+_recorder: _Recorder | None = None
+
+
+def launch(kernel: Any, grid: int, *arguments: Any, warps: int, **constants: Any) -> None:
+    """Launch a Triton kernel on the current device, and note it when a call is being recorded. Constants by name."""
+    compiled = kernel[(grid,)](*arguments, **constants, num_warps=warps)
+    if _recorder is not None and not _recorder.broken:
+        given = dict(zip(kernel.arg_names, arguments, strict=False)) | constants
+        _recorder.step(compiled, grid, [given[name] for name in kernel.arg_names])
+
+
+def empty(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """`torch.empty`, noted when a call is being recorded."""
+    tensor = torch.empty(shape, dtype=dtype, device=device)
+    if _recorder is not None:
+        _recorder.allocated.append(tensor)
+    return tensor
+
+
+def unrecorded() -> None:
+    """Said by whoever does something between launches that a replay would miss."""
+    if _recorder is not None:
+        _recorder.broken = True
+
+
+def planned(key: Hashable) -> Plan | None:
+    """The plan of a signature; none while somebody watches launches (a profiler's hooks need Triton's own launcher)."""
+    return None if _watched(knobs.runtime.launch_enter_hook) or _watched(knobs.runtime.launch_exit_hook) else _plans.get(key)
+
+
+def _watched(hook: Any) -> bool:
+    return hook is not None and bool(getattr(hook, "calls", True))
+
+
+def record(key: Hashable, inputs: Inputs, device: torch.device, run: Callable[[], Any]) -> Any:
+    """Run a call and keep its plan where it can be replayed. Its results must be its first allocations, whatever their view."""
+    global _recorder
+    held = [one.data_ptr() for one in inputs if one is not None]
+    if 0 in held or len(set(held)) != len(held):
+        return run()  # one tensor in two roles: later calls of this signature need not repeat that
+    _recorder = _Recorder(inputs)
+    try:
+        result = run()
+        recorder = _recorder
+    finally:
+        _recorder = None
+    results = result if isinstance(result, tuple) else (result,)
+    mine = [one.data_ptr() for one in recorder.allocated[: len(results)]]
+    if not recorder.broken and recorder.steps and mine == [one.data_ptr() for one in results]:
+        if len(_plans) >= _MOST_PLANS:
+            _plans.clear()
+        shapes = [(tuple(one.shape), one.dtype) for one in (*results, *recorder.allocated[len(results) :])]
+        _plans[key] = Plan(device.index or 0, shapes, recorder.steps, len(results) == 2)
+    return result
+
+
+def signature(inputs: Inputs, *flags: Hashable) -> Hashable:
+    """What a plan depends on: shapes, strides, dtypes, alignment of every input, the device, and the flags."""
+    parts: list[Hashable] = [flags]
+    for one in inputs:
+        parts.append(None if one is None else (type(one), one.shape, one.stride(), one.dtype, one.data_ptr() & 15, one.device))
+    return tuple(parts)

@@ -1,0 +1,184 @@
+"""One small call of every kernel and variant, through public names only, for compute-sanitizer.
+
+    PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool memcheck python3 tests/gpu/sanitize.py
+    PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool racecheck python3 tests/gpu/sanitize.py --only int8
+
+Without the caching allocator every tensor is an allocation of its own, so that a read one element past a tensor is seen. Truths
+are computed on the CPU, where the tool does not look. Prints the number of calls; exits 1 where a result is wrong or a call fell
+back to plain torch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import gpu_inputs as make
+import gpu_truth as truth
+import torch
+
+from maxsim_kernels import Fp8Tokens, Int8Tokens, Packed, maxsim, maxsim_pairs, quantize_fp8, quantize_int8
+
+HALF, BFLOAT, SINGLE = torch.float16, torch.bfloat16, torch.float32
+COUNTS, ASKED = [3, 0, 31, 1, 130, 65], [4, 0, 31, 1, 70, 17]
+Case = tuple[str, Any, Any, dict[str, Any]]
+
+
+def layouts(d: int, dtype: torch.dtype) -> Iterator[Case]:
+    """Every layout of float tokens; sizes leave a tail in every tile."""
+    few, documents = make.gauss(6, 17, d, dtype=dtype), make.gauss(6, 70, d, dtype=dtype, seed=1)
+    rows, asked = make.packed(COUNTS, d, dtype=dtype, seed=1), make.packed(ASKED, d, dtype=dtype)
+    masks = make.masks("both", "query", 6, 17) | make.masks("both", "document", 6, 70, seed=1)
+    yield "one query", few[0].clone(), documents, {}
+    yield "few queries", few, documents, {}
+    yield "many queries", make.gauss(40, 17, d, dtype=dtype), documents, {}
+    yield "long queries", make.gauss(2, 300, d, dtype=dtype), documents, {}
+    yield "masked", few, documents, masks
+    yield "masked, one query", few[0].clone(), documents, {"document_lengths": masks["document_lengths"]}
+    yield "lengths beyond", few, documents, {"document_lengths": torch.full_like(masks["document_lengths"], 1000)}
+    yield "packed", few, rows, {}
+    yield "packed, one query", few[0].clone(), rows, {}
+    yield "packed, many queries", make.gauss(40, 17, d, dtype=dtype), rows, {}
+    yield "view", few, make.scattered(rows), {}
+    yield "packed queries", asked, documents, {}
+    yield "both packed", asked, rows, {}
+    yield "per query", few, make.gauss(6, 3, 70, d, dtype=dtype, seed=1), {}
+    yield "pairs", few, documents, {"pairs": True}
+    yield "masked pairs", few, documents, {"pairs": True, **masks}
+    yield "ragged pairs", asked, rows, {"pairs": True}
+
+
+def float_cases() -> Iterator[Case]:
+    """fp16 everywhere, with and without winners; the other dtypes and widths where kernels may differ."""
+    for name, queries, documents, options in layouts(128, HALF):
+        yield f"fp16 {name}", queries, documents, options
+        yield f"fp16 {name}, winners", queries, documents, {**options, "return_argmax": True}
+    for label, dtype in (("bf16", BFLOAT), ("fp32", SINGLE)):
+        for name, queries, documents, options in layouts(128, dtype):
+            if name in ("one query", "many queries", "masked", "both packed", "pairs", "per query"):
+                yield f"{label} {name}", queries, documents, options
+    for d, dtype in ((100, HALF), (1, HALF), (768, HALF), (1001, HALF), (1000, SINGLE)):
+        for name, queries, documents, options in layouts(d, dtype):
+            if name in ("one query", "few queries", "masked", "both packed", "ragged pairs"):
+                yield f"d={d} {dtype} {name}", queries, documents, options
+    few, long = make.gauss(2, 17, 128), make.gauss(2, 5001, 128, seed=1)
+    lengths = torch.tensor([5001, 4000], device=make.DEVICE)
+    yield "split", few[0].clone(), long, {"document_lengths": lengths}
+    yield "split, winners", few, long, {"return_argmax": True}
+    yield "split, packed", few[0].clone(), make.packed([5001, 0, 3000], 128, seed=1), {}
+    for how in ("transposed", "odd rows", "unaligned"):
+        yield f"strides, {how}", make.strided(few, how), make.strided(make.gauss(6, 70, 128, seed=1), how), {}
+
+
+def quantized_cases() -> Iterator[Case]:
+    """INT8 of every granularity and FP8, with quantised and float queries."""
+    forms: list[tuple[str, Any, dict[str, Any]]] = [
+        ("int8", quantize_int8, {"granularity": g, "affine": a}) for g in ("token", "document", "corpus") for a in (False, True)
+    ]
+    forms += [("fp8", quantize_fp8, {"granularity": g}) for g in ("token", "document")]
+    for kind, quantize, how in forms:
+        label = f"{kind} {how['granularity']}{' affine' if how.get('affine') else ''}"
+        for name, queries, documents, options in layouts(128, HALF):
+            stored = quantize(documents, **how)
+            if name in ("one query", "many queries", "masked", "packed", "both packed", "pairs", "per query"):
+                yield f"{label} {name}", queries, stored, options
+            if name in ("few queries", "packed, one query") and not how.get("affine"):
+                yield f"{label} {name}, floats", queries, stored, {**options, "quantize_queries": False}
+                yield f"{label} {name}, winners", queries, stored, {**options, "return_argmax": True}
+    for name, queries, documents, options in layouts(1000, HALF):
+        if name in ("few queries", "both packed"):
+            yield f"int8 d=1000 {name}", queries, quantize_int8(documents), options
+            yield f"fp8 d=1000 {name}", queries, quantize_fp8(documents), options
+
+
+def on_cpu(thing: Any) -> Any:
+    """A copy on the CPU; lengths are cut to the padded size there by the truth itself."""
+    if isinstance(thing, Packed):
+        return thing.to("cpu")
+    if isinstance(thing, Int8Tokens):
+        offset = None if thing.offset is None else thing.offset.cpu()
+        return Int8Tokens(on_cpu(thing.codes), thing.scales.cpu(), offset, thing.granularity)
+    if isinstance(thing, Fp8Tokens):
+        return Fp8Tokens(on_cpu(thing.codes), thing.scales.cpu(), thing.granularity)
+    return thing.cpu() if isinstance(thing, torch.Tensor) else thing
+
+
+def right(queries: Any, documents: Any, options: dict[str, Any]) -> str:
+    """Run one call; what is wrong with its result, or nothing."""
+    asked = dict(options)
+    pairs, winners = asked.pop("pairs", False), asked.get("return_argmax", False)
+    result: Any = (maxsim_pairs if pairs else maxsim)(queries, documents, **asked)
+    asked.pop("return_argmax", None)
+    need = truth.oracle(
+        on_cpu(queries), on_cpu(documents), pairs=pairs, **{name: on_cpu(value) for name, value in asked.items()}
+    )
+    tolerance = truth.tolerance_of(documents)
+    try:
+        truth.check_scores((result[0] if winners else result).cpu(), need, tolerance)
+        if winners:
+            truth.check_argmax(result[1].cpu(), need, tolerance)
+    except AssertionError as error:
+        return str(error)
+    return ""
+
+
+def broken_offsets() -> int:
+    """Offsets and starts that break their promises: what comes out is undefined, that nothing outside is touched is not."""
+    values, few = make.gauss(300, 128), make.gauss(6, 17, 128)
+    falling = torch.tensor([0, 300] * 30, device=make.DEVICE)
+    wild = torch.tensor([-5, 0, 299, 300, 2**31 - 1, 2**40], device=make.DEVICE)
+    cases = [
+        Packed(values, falling),
+        Packed(values, falling * 1000),
+        Packed.view(values, wild, wild.abs()),
+        Packed.view(values, wild, -wild),
+    ]
+    calls = 0
+    for rows in cases:
+        for queries in (few, few[0].clone(), make.packed(ASKED, 128)):
+            maxsim(queries, rows)
+            maxsim(queries, quantize_like(rows))
+            calls += 2
+        maxsim_pairs(make.gauss(len(rows), 17, 128), rows)
+        maxsim(Packed(values, falling), make.gauss(6, 70, 128))
+        calls += 2
+    torch.cuda.synchronize()
+    return calls
+
+
+def quantize_like(rows: Packed) -> Int8Tokens:
+    """INT8 codes for the same starts and lengths, broken or not."""
+    stored = quantize_int8(rows.values.unsqueeze(0))
+    return Int8Tokens(rows.with_values(stored.token_values[0]), stored.scales[0], granularity="token")
+
+
+def main() -> int:
+    """Run all cases, or those whose names hold a word."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default="", help="run the cases whose name contains this")
+    only = parser.parse_args().only
+    if not torch.cuda.is_available():
+        print("needs an NVIDIA GPU")
+        return 2
+    warnings.filterwarnings("error", message="maxsim_kernels")
+    calls, wrong = 0, 0
+    for cases in (float_cases(), quantized_cases()):
+        for name, queries, documents, options in cases:
+            if only in name:
+                calls += 1
+                message = right(queries, documents, options)
+                torch.cuda.synchronize()
+                if message:
+                    wrong += 1
+                    print(f"WRONG {name}: {message}")
+    if not only:
+        calls += broken_offsets()
+    print(f"{calls} calls, {wrong} wrong")
+    return 1 if wrong or not calls else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

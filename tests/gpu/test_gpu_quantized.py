@@ -1,0 +1,385 @@
+"""INT8 and FP8 documents on a GPU against the float64 truth of their own codes; INT8 fidelity against FP32."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from maxsim_kernels import Fp8Tokens, Int8Tokens, Packed, maxsim, maxsim_pairs, quantize_fp8, quantize_int8
+
+D = 128
+HALF, BFLOAT, SINGLE = torch.float16, torch.bfloat16, torch.float32
+GRANULARITIES = ["token", "document", "corpus"]
+COUNTS = [3, 0, 31, 1, 7, 100, 0, 1000, 63, 64, 65, 128, 129, 0]
+FORMS = ["int8-token", "int8-document", "int8-corpus", "int8-affine-token", "int8-affine-document", "int8-affine-corpus"]
+FORMS += ["fp8-token", "fp8-document", "fp8-corpus"]
+USUAL = ["int8-token", "int8-document", "fp8-document"]
+
+
+def quantized(form, tokens, **padding):
+    kind, *words = form.split("-")
+    if kind == "fp8":
+        return quantize_fp8(tokens, words[-1], **padding)
+    return quantize_int8(tokens, words[-1], affine="affine" in words, **padding)
+
+
+def corpus(make, layout, d=D, seed=1):
+    """Tokens of all sizes of norm: a coarse scale must serve long and short ones."""
+    if layout == "packed":
+        rows = make.packed(COUNTS, d, seed=seed)
+        scale = torch.linspace(0.25, 1, rows.values.shape[0], device=make.DEVICE)
+        return rows.with_values(rows.values * scale[:, None].to(HALF))
+    return make.gauss(40, 63, d, seed=seed) * torch.linspace(0.25, 1, 40, device=make.DEVICE)[:, None, None].to(HALF)
+
+
+@pytest.mark.parametrize("form", [form for form in FORMS if "affine" not in form])
+@pytest.mark.parametrize("layout", ["dense", "packed"])
+@pytest.mark.parametrize("Nq", [1, 70])
+def test_forms(agree, make, form, layout, Nq):
+    """Every scale granularity with queries quantised on the fly."""
+    agree(make.gauss(Nq, 31, D), quantized(form, corpus(make, layout)))
+
+
+@pytest.mark.parametrize(
+    ("granularity", "layout", "Nq"),
+    [
+        ("token", "dense", 1),
+        ("token", "packed", 70),
+        ("document", "packed", 1),
+        ("document", "dense", 70),
+        ("corpus", "dense", 70),
+    ],
+)
+def test_affine_forms(agree, make, granularity, layout, Nq):
+    agree(make.gauss(Nq, 31, D), quantized(f"int8-affine-{granularity}", corpus(make, layout)))
+
+
+@pytest.mark.parametrize(
+    ("form", "layout", "dtype"),
+    [
+        ("int8-token", "dense", HALF),
+        ("int8-token", "packed", SINGLE),
+        ("int8-document", "packed", BFLOAT),
+        ("int8-document", "dense", SINGLE),
+        ("int8-corpus", "dense", HALF),
+        ("int8-corpus", "packed", HALF),
+        ("int8-affine-token", "dense", HALF),
+        ("int8-affine-document", "packed", SINGLE),
+        ("fp8-document", "dense", HALF),
+        ("fp8-document", "packed", BFLOAT),
+        ("fp8-token", "dense", SINGLE),
+    ],
+)
+def test_float_queries(agree, make, form, layout, dtype):
+    """`quantize_queries=False`: float queries times codes, in the queries' own precision."""
+    documents = quantized(form, corpus(make, layout))
+    agree(make.gauss(7, 31, D, dtype=dtype), documents, quantize_queries=False)
+    if dtype == HALF:
+        agree(make.gauss(31, D, dtype=dtype), documents, quantize_queries=False)
+
+
+@pytest.mark.parametrize(("form", "dtype"), [("int8-token", BFLOAT), ("int8-token", SINGLE), ("fp8-document", SINGLE)])
+def test_queries_of_every_dtype_are_quantized(agree, make, form, dtype):
+    agree(make.gauss(7, 31, D, dtype=dtype), quantized(form, corpus(make, "dense")))
+
+
+@pytest.mark.parametrize("form", USUAL)
+@pytest.mark.parametrize(
+    ("Nq", "Lq", "B", "Ld"),
+    [
+        (1, 1, 1, 1),
+        (1, 1000, 63, 100),
+        (7, 1000, 31, 63),
+        (31, 7, 63, 1000),
+        (100, 64, 7, 129),
+        (3, 17, 1000, 31),
+        (0, 7, 7, 7),
+        (7, 0, 7, 7),
+        (7, 7, 0, 7),
+        (7, 7, 7, 0),
+    ],
+)
+def test_sizes(agree, make, form, Nq, Lq, B, Ld):
+    documents = make.gauss(B, Ld, D, seed=1)
+    agree(make.gauss(Nq, Lq, D), quantized(form, documents))
+
+
+@pytest.mark.parametrize(
+    ("form", "d"),
+    [
+        *[("int8-token", d) for d in (1, 7, 31, 96, 100, 200, 384, 768, 1000, 1024)],
+        *[("int8-document", d) for d in (96, 768, 1000)],
+    ],
+)
+def test_widths(agree, make, form, d):
+    agree(make.gauss(7, 31, d), quantized(form, corpus(make, "packed", d)))
+
+
+@pytest.mark.parametrize("d", [31, 384, 1000])
+def test_widths_fp8(agree, make, d):
+    agree(make.gauss(7, 31, d), quantized("fp8-document", corpus(make, "dense", d)))
+
+
+@pytest.mark.parametrize("d", [100, 768])
+def test_widths_of_float_queries(agree, make, d):
+    agree(make.gauss(7, 31, d), quantized("int8-token", corpus(make, "dense", d)), quantize_queries=False)
+
+
+@pytest.mark.parametrize("d", [1030, 3000])
+@pytest.mark.parametrize("form", ["int8-token", "int8-corpus"])
+def test_very_wide(agree, make, form, d):
+    """Past d = 1040 an integer sum may need more than FP32's 24 bits: it must be rounded, never cut."""
+    agree(make.gauss(3, 7, d).abs(), quantized(form, make.gauss(5, 9, d, seed=1).abs()))
+
+
+def test_integer_products_are_exact(make):
+    """Codes of 127 at d = 1000: 16,128,873 needs all 24 bits; with unit scales the score is that integer."""
+    codes = torch.full((3, 40, 1000), 127, dtype=torch.int8, device=make.DEVICE)
+    codes[:, 0, 0] = 126
+    codes[:, 1:] = -127
+    for scales in (
+        torch.ones((), device=make.DEVICE),
+        torch.ones(3, device=make.DEVICE),
+        torch.ones(3, 40, device=make.DEVICE),
+    ):
+        documents = Int8Tokens(codes, scales.to(HALF))
+        queries = torch.full((5, 1, 1000), 127.0, device=make.DEVICE)
+        assert maxsim(queries, documents).tolist() == [[127.0 * 127 * 999 + 127 * 126] * 3] * 5
+        assert maxsim(-queries, documents).tolist() == [[127.0 * 127 * 1000] * 3] * 5
+
+
+@pytest.mark.parametrize(
+    ("form", "padding"),
+    [
+        *[(form, padding) for form in USUAL for padding in ("lengths", "both")],
+        ("int8-token", "mask"),
+        ("int8-affine-token", "both"),
+    ],
+)
+def test_masks(agree, make, form, padding):
+    """Codes of padding are 127 and its scales NaN here: neither is read into a result."""
+    masks = make.masks(padding, "document", 40, 63, seed=1)
+    mask, lengths = masks.get("document_mask"), masks.get("document_lengths")
+    stored = quantized(form, make.dirty(make.gauss(40, 63, D, seed=1), mask, lengths), mask=mask, lengths=lengths)
+    invalid = ~make.valid(63, mask, lengths)
+    if isinstance(stored, Int8Tokens):
+        stored.codes[invalid] = 127
+    if stored.granularity == "token":
+        stored.scales[invalid] = float("nan")
+    asked = make.masks("both", "query", 7, 31)
+    queries = make.dirty(make.gauss(7, 31, D), asked["query_mask"], asked["query_lengths"])
+    agree(queries, stored, **masks, **asked)
+    if padding == "both":
+        agree(queries, stored, quantize_queries=False, **masks, **asked)
+
+
+@pytest.mark.parametrize("form", USUAL)
+def test_lengths_beyond_the_padded_size(agree, make, form):
+    documents = make.gauss(40, 63, D, seed=1)
+    documents[1::2] *= 50
+    lengths = torch.full((40,), 2**31 - 1, device=make.DEVICE)
+    agree(make.gauss(7, 31, D), quantized(form, documents), document_lengths=lengths)
+
+
+@pytest.mark.parametrize("form", [*USUAL, "int8-corpus", "int8-affine-document"])
+@pytest.mark.parametrize("layout", ["dense", "packed"])
+def test_negative_maxima(make, agree, form, layout):
+    """An integer maximum that starts at zero would win here; so would padding."""
+    rows = corpus(make, layout)
+    rows = rows.with_values(-rows.values.abs()) if isinstance(rows, Packed) else -rows.abs()
+    assert bool((agree(make.gauss(7, 31, D).abs(), quantized(form, rows)) < 0).all())
+
+
+@pytest.mark.parametrize("form", [*USUAL, "int8-corpus", "int8-affine-token"])
+def test_zero_tokens(agree, make, form):
+    """A zero token has scale 1 and codes 0: its products are 0, which beat negative ones; zero queries score 0."""
+    documents = -make.gauss(40, 63, D, seed=1).abs()
+    documents[::2, 5] = 0
+    documents[7] = 0
+    queries = make.gauss(7, 31, D).abs()
+    queries[3] = 0
+    scores = agree(queries, quantized(form, documents))
+    if "affine" not in form:
+        assert bool((scores[:, ::2] == 0).all())
+        assert bool((scores[3] == 0).all())
+    if form in USUAL:
+        agree(queries, quantized(form, documents), quantize_queries=False)
+
+
+@pytest.mark.parametrize("form", ["int8-token", "int8-affine-token", "fp8-token"])
+@pytest.mark.parametrize("layout", ["dense", "packed"])
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_non_finite_tokens(agree, make, form, layout, bad):
+    """A token that is not finite has a NaN scale, and its document a NaN score, for every query."""
+    tokens = corpus(make, layout)
+    if isinstance(tokens, Packed):
+        tokens.values[int(tokens.starts[7]) + 500, 9] = bad
+    else:
+        tokens[7, 62, 9] = bad
+    stored = quantized(form, tokens)
+    for Nq, quantize_queries in ((1, True), (70, True), (7, False)):
+        scores = agree(make.gauss(Nq, 31, D), stored, quantize_queries=quantize_queries)
+        assert scores.isnan().all(0).nonzero().flatten().tolist() == [7]
+        assert not bool(scores[:, :7].isnan().any())
+
+
+@pytest.mark.parametrize(
+    ("form", "quantize_queries"),
+    [*[(form, True) for form in [*USUAL, "int8-corpus"]], ("int8-document", False), ("fp8-document", False)],
+)
+def test_nan_in_a_query_token(agree, make, form, quantize_queries):
+    queries = make.gauss(7, 31, D)
+    queries[4, 30, 0] = float("nan")
+    scores = agree(queries, quantized(form, corpus(make, "packed")), quantize_queries=quantize_queries)
+    filled = [n for n, count in enumerate(COUNTS) if count]
+    assert scores[:, filled].isnan().all(1).nonzero().flatten().tolist() == [4]
+
+
+@pytest.mark.parametrize("form", [*USUAL, "int8-corpus"])
+def test_packed_and_masked_queries(agree, make, form):
+    asked = make.packed([4, 0, 31, 1, 100, 0], D)
+    stored = quantized(form, corpus(make, "packed"))
+    agree(asked, stored)
+    if form == "int8-token":
+        agree(asked, stored, quantize_queries=False)
+    masks = make.masks("lengths", "query", 7, 31)
+    agree(make.dirty(make.gauss(7, 31, D), None, masks["query_lengths"]), stored, **masks)
+
+
+@pytest.mark.parametrize("form", [*USUAL, "int8-corpus", "int8-affine-token"])
+def test_per_query_documents(agree, make, form):
+    masks = make.masks("both", "document", 7, 5, 63, seed=1)
+    documents = make.gauss(7, 5, 63, D, seed=1)
+    agree(make.gauss(7, 31, D), quantized(form, documents))
+    stored = quantized(form, documents, mask=masks["document_mask"], lengths=masks["document_lengths"])
+    agree(make.gauss(7, 31, D), stored, **masks)
+    if form == "int8-token":
+        agree(make.gauss(7, 31, D), stored, quantize_queries=False, **masks)
+
+
+@pytest.mark.parametrize("form", [*USUAL, "int8-affine-token"])
+def test_pairs(agree, make, form):
+    dense, rows = quantized(form, corpus(make, "dense")), quantized(form, corpus(make, "packed"))
+    agree(make.gauss(40, 31, D), dense, pairs=True)
+    agree(make.packed(make.sizes(len(rows), 100), D), rows, pairs=True)
+    if form == "int8-token":
+        agree(make.gauss(len(rows), 31, D), rows, pairs=True)
+        agree(make.gauss(40, 31, D), dense, pairs=True, quantize_queries=False)
+
+
+@pytest.mark.parametrize("form", USUAL)
+def test_selected_documents(agree, make, form):
+    """A view shares the codes; scales of documents are gathered with it."""
+    stored = quantized(form, corpus(make, "packed"))
+    chosen = torch.tensor([7, 3, 3, 0, 13, 8], device=make.DEVICE)
+    scores = agree(make.gauss(7, 31, D), stored.select(chosen))
+    assert make.same_bits(scores, maxsim(make.gauss(7, 31, D), stored)[:, chosen])
+
+
+def test_tokens_shared_by_documents_with_scales_of_their_own(agree, make):
+    """Overlapping windows over one buffer of codes, each with its own scale."""
+    codes = quantize_int8(make.gauss(500, D, seed=1).unsqueeze(0)).codes[0]
+    starts = torch.arange(0, 400, 4, device=make.DEVICE)
+    windows = Packed.view(codes, starts, torch.full_like(starts, 100))
+    scales = torch.linspace(0.001, 0.02, 100, device=make.DEVICE).to(HALF)
+    agree(make.gauss(7, 31, D), Int8Tokens(windows, scales, granularity="document"))
+
+
+@pytest.mark.parametrize(
+    ("form", "how"),
+    [
+        *[("int8-token", how) for how in ("transposed", "every second element", "wider rows", "unaligned")],
+        ("int8-document", "transposed"),
+        ("fp8-document", "unaligned"),
+        ("int8-affine-token", "wider rows"),
+    ],
+)
+def test_strides(agree, make, form, how):
+    """Codes and scales with any strides."""
+    stored = quantized(form, corpus(make, "dense"))
+    codes = make.strided(stored.codes.view(torch.int8), how).view(stored.codes.dtype)
+    offset = (every_second(stored.offset),) if "affine" in form else ()
+    agree(make.gauss(7, 31, D), type(stored)(codes, every_second(stored.scales), *offset))
+
+
+def every_second(values):
+    return torch.stack([values, values * 0 + 7], -1)[..., 0]
+
+
+@pytest.mark.parametrize("form", USUAL)
+def test_expanded_codes(agree, make, form):
+    stored = quantized(form, corpus(make, "dense"))
+    one = type(stored)(stored.codes[:1].expand(40, 63, D), stored.scales[:1].expand(stored.scales.shape))
+    agree(make.strided(make.gauss(7, 31, D), "transposed"), one)
+
+
+@pytest.mark.parametrize("form", USUAL)
+def test_few_long_documents(agree, make, form):
+    stored = quantized(form, make.packed([20000, 0, 15000], D, seed=1))
+    agree(make.gauss(32, D), stored)
+    agree(make.gauss(3, 1000, D), stored)
+    agree(make.gauss(32, D), quantized(form, make.gauss(2, 20000, D, seed=1)))
+
+
+@pytest.mark.parametrize("form", USUAL)
+def test_scales_of_any_float_dtype(agree, make, form):
+    """Scales are FP16 by default, and may be FP32."""
+    stored = quantized(form, corpus(make, "dense"))
+    finer = type(stored)(stored.codes, stored.scales.float() * 1.0001)
+    agree(make.gauss(7, 31, D), finer)
+
+
+def test_extreme_scales(agree, make):
+    """A token of 60000 beside one of 1e-6: FP16 scales from subnormal to large, applied in FP32."""
+    factors = torch.logspace(-6, 4.5, 63, device=make.DEVICE)
+    documents = make.gauss(40, 63, D, dtype=SINGLE, seed=1) * factors[:, None]
+    stored = quantize_int8(documents)
+    agree(make.gauss(7, 31, D, dtype=SINGLE) * 1e3, stored)
+    lengths = torch.arange(40, device=make.DEVICE) + 1
+    agree(make.gauss(7, 31, D, dtype=SINGLE) * 1e-4, stored, document_lengths=lengths)
+
+
+def ranks(values):
+    return values.argsort(-1).argsort(-1).double()
+
+
+def spearman(one, other):
+    """Per row; continuous scores, so ties need no care."""
+    one, other = (x - x.mean(-1, keepdim=True) for x in (ranks(one), ranks(other)))
+    return (one * other).sum(-1) / (one.norm(dim=-1) * other.norm(dim=-1))
+
+
+@pytest.mark.parametrize(
+    ("granularity", "Lq", "Ld"), [("token", 32, 180), ("token", 128, 512), ("document", 32, 180), ("corpus", 32, 180)]
+)
+def test_int8_fidelity(make, granularity, Lq, Ld):
+    """The paper's table (tab:int8): rank correlation and top-20 overlap with FP32 on normalised random tokens."""
+    queries, documents = make.unit(32, Lq, D, dtype=SINGLE), make.unit(1000, Ld, D, dtype=SINGLE, seed=1)
+    need, got = maxsim(queries, documents), maxsim(queries, quantize_int8(documents, granularity))
+    correlation = spearman(need, got)
+    # The paper's figure is for a scale a token: it holds for each query there, for the mean with coarser scales.
+    assert float(correlation.min() if granularity == "token" else correlation.mean()) >= 0.999
+    best = torch.zeros_like(need).scatter_(1, need.topk(20).indices, 1.0)
+    assert float(best.gather(1, got.topk(20).indices).mean()) >= 0.95
+
+
+def test_fp8_is_close_to_fp32(make):
+    """e4m3 rounds each coordinate by up to 1/16: no rank guarantee, a correlation all the same."""
+    queries, documents = make.unit(32, 32, D, dtype=SINGLE), make.unit(1000, 180, D, dtype=SINGLE, seed=1)
+    got = maxsim(queries, quantize_fp8(documents))
+    assert float(spearman(maxsim(queries, documents), got).min()) >= 0.95
+
+
+def test_pairs_equal_the_diagonal(make):
+    stored = quantize_int8(make.gauss(31, 63, D, seed=1))
+    queries = make.gauss(31, 20, D)
+    assert torch.allclose(maxsim_pairs(queries, stored), maxsim(queries, stored).diagonal(), rtol=1e-5, atol=1e-2)
+
+
+def test_fp8_needs_hardware_that_has_it(make):
+    """Before sm_89 there are no FP8 tensor cores: a clear error, never a silent detour."""
+    if torch.cuda.get_device_capability() >= (8, 9):
+        pytest.skip("this GPU has FP8")
+    codes = torch.zeros(4, 9, D, dtype=torch.uint8, device=make.DEVICE).view(torch.float8_e4m3fn)
+    with pytest.raises(ValueError, match=r"sm_89|8\.9"):
+        maxsim(make.gauss(7, 31, D), Fp8Tokens(codes, torch.ones(4, device=make.DEVICE).to(HALF)))

@@ -1,0 +1,203 @@
+"""Run under TRITON_INTERPRET=1 in a process of its own (the variable counts before Triton is first imported).
+
+    TRITON_INTERPRET=1 python interpreted_forward.py GROUP
+
+Every forward kernel, with small tiles so that small shapes cross tile edges, against the FP64 reference; output memory is poisoned.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import torch
+
+from maxsim_kernels import Packed, dense, general, geometry, gpu, maxsim_reference, quantize_fp8, quantize_int8, wide
+from maxsim_kernels.checks import validate
+from maxsim_kernels.quantized import query_codes
+from maxsim_kernels.tuning import Config
+
+SMALL = Config(16, 16, 4, 1, 2, "interpreter", "small tiles", short=8)
+FALSE_PROCESSORS = 2
+CHECKED = 0
+plain = torch.empty
+
+
+def poisoned(*size: Any, **options: Any) -> torch.Tensor:
+    """Memory nobody has written shows as NaN or as a number no index has: a missed store fails loudly."""
+    tensor = plain(*size, **options)
+    return tensor.fill_(torch.nan if tensor.dtype.is_floating_point and tensor.element_size() > 1 else 99)
+
+
+def norms(tokens: Any) -> torch.Tensor:
+    held = tokens.dequantize() if hasattr(tokens, "dequantize") else tokens
+    return (held.values if isinstance(held, Packed) else held).double().nan_to_num(0.0, 0.0, 0.0).norm(dim=-1)
+
+
+def bound(queries: Any, documents: Any) -> float:
+    """The contract's, for the largest document and every query token together (never looser than 2e-6 of what a query could score)."""
+    asked, held = norms(queries), norms(documents)
+    whole = asked.sum() if isinstance(queries, Packed) else asked.sum(-1).max()
+    return 2e-6 * float(whole * held.max()) + 1e-12 if asked.numel() and held.numel() else 1e-12
+
+
+def check(
+    queries: torch.Tensor | Packed, documents: Any, kernel: str, *, pairs: bool = False, winners: bool = False,
+    processors: int = FALSE_PROCESSORS, quantize_queries: bool = True, **valid: torch.Tensor,
+) -> None:  # fmt: skip
+    global CHECKED
+    names = ("query_mask", "document_mask", "query_lengths", "document_lengths")
+    held = {name: valid.get(name) for name in names}
+    truth, places = maxsim_reference(
+        queries, documents, dtype=torch.float64, return_argmax=True, pairs=pairs, quantize_queries=quantize_queries, **held
+    )
+    call = validate(queries, documents, pairs=pairs, quantize_queries=quantize_queries, **held)
+    chosen: list[str] = []
+    for module in (geometry, dense, wide, general, gpu):
+        module.hardware = lambda device: ((9, 0), processors)
+
+    def force(call: Any, capability: Any, with_winners: bool = False) -> tuple[str, Config]:
+        chosen.append(kernel)
+        return kernel, SMALL
+
+    # The interpreter rounds some ties to FP8 the other way; on a GPU the kernel's own codes are tested.
+    if hasattr(documents, "codes") and call.documents.dtype == torch.float8_e4m3fn:
+        gpu.query_codes = lambda asked, dtype: ((held := quantize_fp8(asked, "token")).codes, held.scales.float())
+    else:
+        gpu.query_codes = query_codes
+    original, gpu.variant = gpu.variant, force
+    torch.empty = poisoned
+    try:
+        scores, argmax = gpu.forward(call, winners)
+    finally:
+        gpu.variant = original
+        torch.empty = plain
+    assert chosen in ([kernel], [])
+    if call.single_query:
+        scores = scores[0]
+        argmax = argmax[0] if winners else argmax
+    assert scores.shape == truth.shape, (kernel, scores.shape, truth.shape)
+    torch.testing.assert_close(scores.double(), truth, rtol=0.0, atol=bound(queries, documents), equal_nan=True)
+    if winners:
+        assert argmax.shape == places.shape, (kernel, argmax.shape, places.shape)
+        number = torch.isnan(truth)[..., None].expand_as(places)
+        assert torch.equal(argmax[~number], places[~number]), (kernel, argmax, places)
+    CHECKED += 1
+
+
+def ragged(lengths: torch.Tensor, d: int, dtype: torch.dtype) -> Packed:
+    offsets = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)])
+    return Packed(torch.randn(int(offsets[-1]), d).to(dtype), offsets)
+
+
+def general() -> None:
+    for dtype, (nq, lq, b, ld, d) in (
+        (torch.float16, (1, 5, 7, 19, 8)), (torch.float32, (3, 17, 4, 33, 20)), (torch.float16, (2, 40, 3, 16, 16)),
+        (torch.float32, (5, 3, 6, 1, 1)), (torch.float16, (1, 20, 2, 63, 200)), (torch.float32, (2, 9, 2, 20, 100)),
+    ):  # fmt: skip
+        queries, documents = torch.randn(nq, lq, d).to(dtype), torch.randn(b, ld, d).to(dtype)
+        query_lengths, lengths = torch.randint(0, lq + 1, (nq,)), torch.randint(0, ld + 1, (b,))
+        lengths[0] = 0
+        query_mask, mask = torch.rand(nq, lq) > 0.3, torch.rand(b, ld) > 0.3
+        hidden = documents.clone()
+        hidden[~mask] = torch.nan
+        broken = documents.clone()
+        broken[-1, -1] = torch.nan
+        check(queries, documents, "general")
+        check(queries[0], documents, "general", winners=True)
+        check(queries, documents, "general", winners=True, query_lengths=query_lengths, document_lengths=lengths)
+        check(queries, hidden, "general", winners=True, query_mask=query_mask, document_mask=mask, document_lengths=lengths)
+        check(queries, broken, "general", winners=True)
+        check(queries, documents.transpose(1, 2).contiguous().transpose(1, 2), "stream")
+        docs = ragged(lengths, d, dtype)
+        check(queries, docs, "general", query_mask=query_mask, winners=True)
+        check(queries, docs.select(list(range(b - 1, -1, -1))), "stream")
+        asked = ragged(query_lengths, d, dtype)
+        check(asked, docs, "general", winners=True)
+        check(asked, documents, "general", document_mask=mask, winners=True)
+        own = torch.randn(nq, b, ld, d).to(dtype)
+        check(queries, own, "general", winners=True, document_lengths=torch.randint(0, ld + 1, (nq, b)), query_mask=query_mask)
+        check(queries, own, "general", document_mask=torch.rand(nq, b, ld) > 0.5)
+        check(asked, own, "general")
+        check(queries, documents[:1].expand(nq, ld, d), "general", pairs=True, winners=True, query_lengths=query_lengths)
+        check(asked, ragged(torch.randint(0, ld + 1, (nq,)), d, dtype), "general", pairs=True, winners=True)
+
+
+def split() -> None:
+    for nq, lq, b, d in ((1, 5, 2, 16), (2, 20, 1, 8)):
+        queries, documents = torch.randn(nq, lq, d).half(), torch.randn(b, 200, d).half()
+        lengths = torch.randint(100, 200, (b,))
+        mask = torch.rand(b, 200) > 0.3
+        check(queries, documents, "general", winners=True, processors=64)
+        check(queries, documents, "stream", processors=64, document_lengths=lengths)
+        check(queries, documents, "general", winners=True, processors=64, document_mask=mask, query_mask=torch.rand(nq, lq) > 0.3)
+        check(queries, ragged(lengths, d, torch.float16), "general", winners=True, processors=64)
+        check(queries, documents, "dense", processors=64)
+        check(queries, ragged(lengths, d, torch.float16), "ragged", processors=64)
+        check(queries, documents, "wide", processors=64, document_lengths=lengths)
+
+
+def tiles() -> None:
+    for nq, lq, b, ld, d in ((3, 20, 4, 19, 16), (2, 9, 5, 33, 32), (1, 70, 3, 16, 8), (9, 4, 3, 7, 24), (5, 32, 3, 40, 16)):
+        queries, documents = torch.randn(nq, lq, d).half(), torch.randn(b, ld, d).half()
+        query_lengths, lengths = torch.randint(0, lq + 1, (nq,)), torch.randint(0, ld + 1, (b,))
+        lengths[0] = 0
+        query_mask = torch.rand(nq, lq) > 0.3
+        broken = documents.clone()
+        broken[-1, -1] = torch.nan
+        hidden = queries.clone()
+        hidden[~query_mask] = torch.nan
+        docs, asked = ragged(lengths, d, torch.float16), ragged(query_lengths, d, torch.float16)
+        for kernel in ("dense", "wide"):
+            check(queries, documents, kernel, winners=True)
+            check(hidden, broken, kernel, winners=True, query_lengths=query_lengths, query_mask=query_mask)
+            check(asked, documents, kernel, winners=True)
+            check(queries, torch.randn(b, ld + 3, d).half()[:, :ld], kernel)
+        for kernel in ("ragged", "wide"):
+            check(queries, docs, kernel, winners=True, query_mask=query_mask)
+            check(queries, docs.select([b - 1, 0, 1, 1]), kernel, query_lengths=query_lengths)
+            check(asked, docs, kernel, winners=True)
+            check(queries, documents, kernel, document_lengths=lengths)
+
+
+def codes() -> None:
+    for nq, lq, b, ld, d in ((3, 20, 4, 19, 32), (2, 9, 3, 33, 48), (1, 40, 3, 7, 64)):
+        queries, documents = torch.randn(nq, lq, d), torch.randn(b, ld, d)
+        queries[0, 0] = 0
+        documents[0, 0] = 0
+        lengths = torch.randint(0, ld + 1, (b,))
+        lengths[0] = 0
+        docs, asked = ragged(lengths, d, torch.float32), ragged(torch.randint(0, lq + 1, (nq,)), d, torch.float32)
+        own = torch.randn(nq, b, ld, d)
+        for granularity in ("token", "document", "corpus"):
+            whole, parts = quantize_int8(documents, granularity), quantize_int8(docs, granularity)
+            affine = quantize_int8(documents, granularity, affine=True)
+            eight, pieces = quantize_fp8(documents, granularity), quantize_fp8(docs, granularity)
+            for kernel in ("dense", "general", "wide"):
+                check(queries, whole, kernel, winners=kernel != "dense")
+                check(queries.half(), eight, kernel)
+                check(asked, whole, kernel)
+            for kernel in ("ragged", "general", "wide"):
+                check(queries, parts, kernel, winners=True)
+                check(asked, parts, kernel)
+                check(queries, pieces, kernel)
+            check(queries, affine, "general", winners=True, document_lengths=lengths)
+            check(queries.half(), whole, "general", quantize_queries=False)
+            check(queries, affine, "stream", quantize_queries=False)
+            check(queries, eight, "general", quantize_queries=False, winners=True)
+            check(queries, quantize_int8(own, granularity), "general", document_lengths=torch.randint(0, ld + 1, (nq, b)))
+            check(asked, quantize_int8(docs, granularity).select([0, 1, 2][:nq] if nq <= b else [0]), "general", pairs=True)
+        bad = documents.clone()
+        bad[-1, -1, 0] = torch.nan
+        for kernel in ("dense", "general", "wide"):
+            check(queries, quantize_int8(bad), kernel)
+        lost = queries.clone()
+        lost[-1, -1, 0] = torch.inf
+        for kernel in ("ragged", "general", "wide"):
+            check(lost, quantize_int8(documents), kernel, document_lengths=lengths)
+
+
+torch.manual_seed(0)
+GROUPS = {"general": general, "split": split, "tiles": tiles, "codes": codes}
+GROUPS[sys.argv[1]]()
+sys.stdout.write(f"{CHECKED} checked\n")
