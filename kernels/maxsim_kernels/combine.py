@@ -22,7 +22,7 @@ ROWS_BYTES = 40 << 20  # row maxima held at once; more documents take several la
 
 
 @triton.jit(
-    do_not_specialize=["query_size", "query_total", "documents", "splits", "out_stride", "argmax_documents", "argmax_size"]
+    do_not_specialize=["query_size", "query_total", "documents", "splits", "stride_s", "stride_q", "stride_n", "out_stride", "argmax_documents", "argmax_size"]
 )
 def _combine_kernel(
     best_ptr, winner_ptr, query_start_ptr, query_length_ptr, query_mask_ptr, out_ptr, argmax_ptr,
@@ -40,8 +40,8 @@ def _combine_kernel(
     if PACKED_QUERIES:
         begin = tl.load(query_start_ptr + query).to(tl.int64)
         origin = begin
-        size = tl.load(query_length_ptr + query).to(tl.int32)
-        size = tl.maximum(tl.minimum(size, (query_total - begin).to(tl.int32)), 0)
+        size = tl.load(query_length_ptr + query).to(tl.int64)
+        size = tl.maximum(tl.minimum(size, query_total - begin), 0).to(tl.int32)
     total = tl.zeros([COLUMNS], tl.float64)
     for first in range(0, tl.maximum(size, argmax_size), ROWS):
         row = first + tl.arange(0, ROWS)

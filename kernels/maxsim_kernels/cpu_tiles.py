@@ -246,7 +246,9 @@ def _merge_pieces(
     found: np.ndarray, winners: np.ndarray | None, owners: np.ndarray, documents: int
 ) -> tuple[np.ndarray, np.ndarray | None]:
     """One column a document: `[R, documents]`; documents without tokens keep -inf and -1."""
-    if len(owners) == documents:
+    if np.array_equal(
+        owners, np.arange(documents)
+    ):  # as many pieces as documents is not enough: one may have two, another none
         return found, winners
     merged = np.full((found.shape[0], documents), -np.inf, np.float32)
     merged_winners = None if winners is None else np.full((found.shape[0], documents), -1, np.int32)

@@ -62,6 +62,7 @@ KINDS = {(torch.int8, False): 1, (torch.int8, True): 2, (torch.float8_e4m3fn, Fa
 def _cells(rows, tokens, scale, KIND: tl.constexpr):
     """Products of a query tile `[ROWS, WIDTH]` and a document tile `[TOKENS, WIDTH]`, as they enter the maximum."""
     if KIND == INT8_TOKEN:
+        scale = scale.to(tl.float32)
         start = tl.full([rows.shape[0], tokens.shape[0]], MAGIC, tl.int32)
         shifted = tl.dot(rows, tokens.T, start, out_dtype=tl.int32).to(tl.float32, bitcast=True)
         # magic * scale is exact for a scale of FP16 (2 + 11 bits), so this is the scaled integer, rounded once.
@@ -69,32 +70,59 @@ def _cells(rows, tokens, scale, KIND: tl.constexpr):
     elif KIND == INT8:
         cells = tl.dot(rows, tokens.T, out_dtype=tl.int32)
     elif KIND == SCALED_TOKEN:
-        cells = tl.dot(rows, tokens.T) * scale[None, :]
+        cells = tl.dot(rows, tokens.T) * scale.to(tl.float32)[None, :]
     else:
         cells = tl.dot(rows, tokens.T)
     return cells
 
 
 @triton.jit
-def _document_start(step, table_ptr, bound_ptr, last_document):
+def _document_start(step, table_ptr, bound_ptr, last_document, room):
     """The first tile at or after `step` that begins a document; the end of the last document's tiles beyond them."""
-    end = tl.load(bound_ptr + last_document)
+    end = tl.minimum(tl.load(bound_ptr + last_document), room)
     document = tl.load(table_ptr + (tl.full([], 0, tl.int64) + step) * 2 + 1, mask=step < end, other=0) // 2
     begin = tl.load(bound_ptr + document)
-    return tl.where(step >= end, end, tl.where(begin == step, step, tl.load(bound_ptr + document + 1)))
+    after = tl.minimum(tl.load(bound_ptr + document + 1), end)
+    return tl.where(step >= end, end, tl.where(begin == step, step, after))
+
+
+@triton.jit
+def _entry(step, end, table_ptr, document_size, pitch, tiles, RAGGED: tl.constexpr, TOKENS: tl.constexpr):
+    """First row of a tile, and 2 * document + (whether it is the document's last tile); anything beyond `end`."""
+    if RAGGED:
+        at = table_ptr + (tl.full([], 0, tl.int64) + step) * 2
+        row = tl.load(at, mask=step < end, other=0)
+        owner_and_last = tl.load(at + 1, mask=step < end, other=0)
+    else:
+        document = step // tiles
+        tile = step % tiles
+        row = document * pitch + tl.minimum(tile * TOKENS, tl.maximum(document_size - TOKENS, 0))
+        owner_and_last = document * 2 + (tile == tiles - 1).to(tl.int32)
+    return row, owner_and_last
+
+
+@triton.jit
+def _token_scales(row, there, scale_ptr, tokens_total, KIND: tl.constexpr, TOKENS: tl.constexpr):
+    """Scales of a tile's tokens where every token has its own."""
+    if KIND == INT8_TOKEN or KIND == SCALED_TOKEN:
+        at = row + tl.arange(0, TOKENS)
+        scale = tl.load(scale_ptr + at, mask=there & (at < tokens_total), other=0.0)
+    else:
+        scale = 0.0
+    return scale
 
 
 @triton.jit(
     do_not_specialize=[
         "query_count", "query_size", "first_document", "last_document", "document_size", "pitch", "groups", "chunks",
-        "argmax_documents", "tokens_total", "splits",
+        "argmax_documents", "tokens_total", "splits", "room", "out_stride",
     ]
 )  # fmt: skip
 def _tiles_kernel(
     query_ptr, query_length_ptr, query_mask_ptr, query_scale_ptr, document_desc, table_ptr, bound_ptr, start_ptr, length_ptr,
     scale_ptr, out_ptr, argmax_ptr,
     query_count, query_size, first_document, last_document, document_size, pitch, width, groups, chunks, out_stride,
-    argmax_documents, tokens_total, splits, stride_qn, stride_qt, stride_qd,
+    argmax_documents, tokens_total, splits, room, stride_qn, stride_qt, stride_qd,
     KIND: tl.constexpr, RAGGED: tl.constexpr, SHORT: tl.constexpr, QUERY_SCALED: tl.constexpr, DOCUMENT_SCALED: tl.constexpr,
     HAS_QUERY_LENGTHS: tl.constexpr, HAS_QUERY_MASK: tl.constexpr, STORE_ROWS: tl.constexpr, ARGMAX: tl.constexpr,
     PADDED: tl.constexpr, ROWS: tl.constexpr, TOKENS: tl.constexpr, WIDTH: tl.constexpr, STAGES: tl.constexpr,
@@ -110,10 +138,10 @@ def _tiles_kernel(
     place = tl.arange(0, TOKENS)
     if RAGGED:
         # Tiles are dealt out evenly; a program takes the documents that begin in its share.
-        low = tl.load(bound_ptr + first_document)
-        share = tl.cdiv(tl.load(bound_ptr + last_document) - low, chunks)
-        begin = _document_start(low + chunk * share, table_ptr, bound_ptr, last_document)
-        end = _document_start(low + (chunk + 1) * share, table_ptr, bound_ptr, last_document)
+        low = tl.minimum(tl.load(bound_ptr + first_document), room)
+        share = tl.cdiv(tl.minimum(tl.load(bound_ptr + last_document), room) - low, chunks)
+        begin = _document_start(low + chunk * share, table_ptr, bound_ptr, last_document, room)
+        end = _document_start(low + (chunk + 1) * share, table_ptr, bound_ptr, last_document, room)
         tiles = 1
     else:
         share = tl.cdiv(last_document - first_document, chunks)
@@ -124,30 +152,23 @@ def _tiles_kernel(
     best1 = nothing(ROWS, KIND)
     index0 = tl.full([ROWS], -1, tl.int32)
     index1 = tl.full([ROWS], -1, tl.int32)
+    # What a tile needs besides its tokens is loaded one tile ahead: only tokens go through the compiler's pipeline.
+    entry = _entry(begin, end, table_ptr, document_size, pitch, tiles, RAGGED, TOKENS)
+    scale = _token_scales(entry[0], begin < end, scale_ptr, tokens_total, KIND, TOKENS)
     for step in tl.range(begin, end, num_stages=STAGES):
+        row, owner_and_last = entry
+        entry = _entry(step + 1, end, table_ptr, document_size, pitch, tiles, RAGGED, TOKENS)
+        next_scale = _token_scales(entry[0], step + 1 < end, scale_ptr, tokens_total, KIND, TOKENS)
+        document = owner_and_last // 2
+        last = owner_and_last % 2 == 1
+        size = document_size
+        first = row - document * pitch
         if RAGGED:
-            entry = table_ptr + (tl.full([], 0, tl.int64) + step) * 2
-            row = tl.load(entry)
-            owner_and_last = tl.load(entry + 1)
-            document = owner_and_last // 2
-            last = owner_and_last % 2 == 1
             size = TOKENS  # at least, where documents are not short
-            first = 0
             if SHORT or ARGMAX:
                 size = tl.load(length_ptr + document)
                 first = row - tl.load(start_ptr + document)
-        else:
-            document = step // tiles
-            tile = step % tiles
-            size = document_size
-            first = tl.minimum(tile * TOKENS, tl.maximum(size - TOKENS, 0))
-            row = document * pitch + first
-            last = tile == tiles - 1
         tokens = document_desc.load([row, 0])
-        scale = 0.0
-        if KIND == INT8_TOKEN or KIND == SCALED_TOKEN:
-            at = row + place
-            scale = tl.load(scale_ptr + at, mask=at < tokens_total, other=0.0).to(tl.float32)
         cells0 = _cells(rows0, tokens, scale, KIND)
         cells1 = _cells(rows1, tokens, scale, KIND)
         if SHORT:
@@ -162,6 +183,7 @@ def _tiles_kernel(
             win1 = better(here1, best1, KIND) | (index1 < 0)
             index0 = tl.where(win0, first_place(cells0, here0, first + place, KIND), index0)
             index1 = tl.where(win1, first_place(cells1, here1, first + place, KIND), index1)
+        scale = next_scale
         best0 = merge_best(best0, here0, KIND)
         best1 = merge_best(best1, here1, KIND)
         if last:
@@ -261,7 +283,7 @@ def _launch(
         call.scales.contiguous() if call.scales is not None else unused, out, winners if winners is not None else unused,
         1 if rows_mode else queries.shape[0], source.shape[0] if rows_mode else queries.shape[1], first, last,
         documents.shape[-2], pitch(call) if documents.dim() == 3 else 0, width, groups, chunks, out.stride(0),
-        call.document_count, flat_rows(call), splits,
+        call.document_count, flat_rows(call), splits, tiles.table.shape[0] if tiles is not None else 0,
         0 if rows_mode else source.stride(0), source.stride(-2), source.stride(-1),
         KIND=kind, RAGGED=tiles is not None, SHORT=tiles.short if tiles is not None else documents.shape[-2] < tokens,
         QUERY_SCALED=scales is not None, DOCUMENT_SCALED=max(0, SCALES[call.granularity] - 1),

@@ -148,8 +148,8 @@ def _general_kernel(
     query_base = query_ptr
     if PACKED_QUERIES:
         origin = tl.load(query_start_ptr + block).to(tl.int64)
-        query_length = tl.load(query_length_ptr + block).to(tl.int32)
-        query_length = tl.maximum(tl.minimum(query_length, (query_total - origin).to(tl.int32)), 0)
+        query_length = tl.load(query_length_ptr + block).to(tl.int64)
+        query_length = tl.maximum(tl.minimum(query_length, query_total - origin), 0).to(tl.int32)
         query_base = query_ptr + origin * stride_qt
     parts = 1
     if PARTS:
@@ -177,7 +177,8 @@ def _general_kernel(
             start = number * document_size  # of its scales
             length = document_size
             if HAS_LENGTHS:
-                length = tl.minimum(tl.maximum(tl.load(length_ptr + number).to(tl.int32), 0), document_size)
+                length = tl.load(length_ptr + number).to(tl.int64)
+                length = tl.minimum(tl.maximum(length, 0), document_size).to(tl.int32)
         base = document_ptr + owner * stride_m + (tl.full([], 0, tl.int64) + document) * stride_n
         if RAGGED:
             base = document_ptr + start * stride_t

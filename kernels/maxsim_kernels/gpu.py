@@ -8,6 +8,7 @@ gets the same bits however a corpus is cut.
 from __future__ import annotations
 
 from contextlib import nullcontext
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -37,9 +38,9 @@ def variant(call: Call, capability: tuple[int, int], winners: bool = False) -> t
     """The kernel ("stream", "general", "dense", "ragged" or "wide") and its row of the table."""
     exact = call.queries.dtype == torch.float32 and not (call.granularity != "none" and call.quantize_queries)
     packed = call.query_starts is not None
-    if not exact and not packed and call.layout == "shared" and not winners:
-        if call.queries.shape[0] * padded(call.queries.shape[1]) <= _STREAM_ROWS:
-            return "stream", _row("stream", capability)
+    plain = not exact and not packed and call.layout == "shared" and not winners
+    if plain and call.queries.shape[0] * padded(call.queries.shape[1]) <= _STREAM_ROWS:
+        return "stream", _row("stream", capability)
     kind = _tiled_kind(call)
     if kind and not exact and capability >= (9, 0):
         ragged = call.document_starts is not None or call.document_lengths is not None
@@ -80,6 +81,8 @@ def _tiled_kind(call: Call) -> str:
         return ""
     if call.query_starts is not None and call.queries.shape[0] > 4096 + 256 * call.query_count:
         return ""  # a view of few queries into a large buffer: rows of the whole buffer would be scored
+    if call.granularity == "token" and call.scales is not None and call.scales.dtype.itemsize > 2:
+        return ""  # the one-FMA form needs scales of few bits (dense.py)
     kinds = {torch.int8: "int8", torch.float8_e4m3fn: "fp8"}
     return kinds.get(documents.dtype, "float") + (" token" if call.granularity == "token" else "")
 
@@ -87,6 +90,9 @@ def _tiled_kind(call: Call) -> str:
 def forward(call: Call, winners: bool) -> tuple[Tensor, Tensor]:
     """Scores `[Nq, N]` (pairs: `[N]`) float32, and winners int32 `[..., max Lq]` or empty, of a call that `supported` accepts."""
     count, documents, device = call.query_count, call.document_count, call.queries.device
+    refused = supported(call, hardware(device)[0])
+    if refused:
+        raise ValueError(f"documents: got {call.documents.dtype}, need another dtype on this GPU: {refused}")
     pairs = call.layout == "pairs"
     shape = (count, 1 if pairs else documents)
     scores = empty(shape, torch.float32, device)
@@ -101,6 +107,21 @@ def forward(call: Call, winners: bool) -> tuple[Tensor, Tensor]:
     return scores, argmax
 
 
+def _with_plain_rows(call: Call) -> Call:
+    """Starts and lengths one after the other in memory, as the kernels read them; they rarely are not."""
+    held = (call.query_starts, call.query_lengths, call.document_starts, call.document_lengths)
+    if all(one is None or one.is_contiguous() for one in held):
+        return call
+    query_starts, query_lengths, document_starts, document_lengths = (None if one is None else one.contiguous() for one in held)
+    return replace(
+        call,
+        query_starts=query_starts,
+        query_lengths=query_lengths,
+        document_starts=document_starts,
+        document_lengths=document_lengths,
+    )
+
+
 def _longest(call: Call) -> int:
     """The longest packed query: the shape of its winners is a value on the device, so this, alone, waits for it."""
     assert call.query_lengths is not None
@@ -109,6 +130,7 @@ def _longest(call: Call) -> int:
 
 
 def _launch(call: Call, scores: Tensor, argmax: Tensor | None) -> None:
+    call = _with_plain_rows(call)
     if call.query_starts is None and call.queries.shape[1] == 0:
         scores.zero_()
         unrecorded()

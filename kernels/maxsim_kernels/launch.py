@@ -10,6 +10,7 @@ A call that does something other than launch (a copy, torch's own operators) lea
 from __future__ import annotations
 
 import copy
+import threading
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from typing import Any
@@ -108,29 +109,36 @@ class _Recorder:
 
 
 _plans: dict[Hashable, Plan] = {}
-_recorder: _Recorder | None = None
+
+
+class _Recording(threading.local):
+    recorder: _Recorder | None = None
+
+
+_recording = _Recording()  # by thread: what one thread launches is no part of another's call
 
 
 def launch(kernel: Any, grid: int, *arguments: Any, warps: int, **constants: Any) -> None:
     """Launch a Triton kernel on the current device, and note it when a call is being recorded. Constants by name."""
     compiled = kernel[(grid,)](*arguments, **constants, num_warps=warps)
-    if _recorder is not None and not _recorder.broken:
+    recorder = _recording.recorder
+    if recorder is not None and not recorder.broken:
         given = dict(zip(kernel.arg_names, arguments, strict=False)) | constants
-        _recorder.step(compiled, grid, [given[name] for name in kernel.arg_names])
+        recorder.step(compiled, grid, [given[name] for name in kernel.arg_names])
 
 
 def empty(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
     """`torch.empty`, noted when a call is being recorded."""
     tensor = torch.empty(shape, dtype=dtype, device=device)
-    if _recorder is not None:
-        _recorder.allocated.append(tensor)
+    if _recording.recorder is not None:
+        _recording.recorder.allocated.append(tensor)
     return tensor
 
 
 def unrecorded() -> None:
     """Said by whoever does something between launches that a replay would miss."""
-    if _recorder is not None:
-        _recorder.broken = True
+    if _recording.recorder is not None:
+        _recording.recorder.broken = True
 
 
 def planned(key: Hashable) -> Plan | None:
@@ -144,16 +152,14 @@ def _watched(hook: Any) -> bool:
 
 def record(key: Hashable, inputs: Inputs, device: torch.device, run: Callable[[], Any]) -> Any:
     """Run a call and keep its plan where it can be replayed. Its results must be its first allocations, whatever their view."""
-    global _recorder
     held = [one.data_ptr() for one in inputs if one is not None]
     if 0 in held or len(set(held)) != len(held):
         return run()  # one tensor in two roles: later calls of this signature need not repeat that
-    _recorder = _Recorder(inputs)
+    recorder = _recording.recorder = _Recorder(inputs)
     try:
         result = run()
-        recorder = _recorder
     finally:
-        _recorder = None
+        _recording.recorder = None
     results = result if isinstance(result, tuple) else (result,)
     mine = [one.data_ptr() for one in recorder.allocated[: len(results)]]
     if not recorder.broken and recorder.steps and mine == [one.data_ptr() for one in results]:

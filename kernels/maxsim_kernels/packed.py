@@ -1,9 +1,10 @@
 """The tile tables of ragged documents: where each tile of tokens lies, built on the device without waiting for it.
 
-Documents of at least one tile go into one table, shorter ones (the empty too: their one tile writes -inf) into another
-with smaller tiles, because only those need a mask. A tile's entry holds its first row and its document; a document's last tile is moved back over the
-one before it. The host knows only a bound on the number of tiles, ceil(T / tile) + N, which sizes the tables: 8 bytes a tile, 16 a
-document. Lengths are clamped to the buffer here, once. Source: paper section 'Variable-length corpora'.
+Documents of at least one tile go into one table, shorter ones (the empty too: their one tile writes -inf) into another with
+smaller tiles, because only those need a mask. A tile's entry holds its first row and its document; a document's last tile is
+moved back over the one before it. The host knows only a bound on the number of tiles, ceil(T / tile) + N, which sizes the
+tables: 8 bytes a tile, 16 a document. Lengths are clamped to the buffer here, once.
+Source: paper section 'Variable-length corpora'.
 """
 
 from __future__ import annotations
@@ -58,8 +59,8 @@ def _pieces_kernel(
     tl.store(short_ptr + piece, piece * 0, mask=piece == 0)
 
 
-@triton.jit(do_not_specialize=["pieces"])
-def _table_kernel(bound_ptr, begin_ptr, size_ptr, table_ptr, pieces, TOKENS: tl.constexpr, BLOCK: tl.constexpr):
+@triton.jit(do_not_specialize=["pieces", "room"])
+def _table_kernel(bound_ptr, begin_ptr, size_ptr, table_ptr, pieces, room, TOKENS: tl.constexpr, BLOCK: tl.constexpr):
     """Row and document of every tile: `[tiles, 2]`, the second number 2 * document + (whether this tile is its last)."""
     piece = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = piece < pieces
@@ -68,7 +69,7 @@ def _table_kernel(bound_ptr, begin_ptr, size_ptr, table_ptr, pieces, TOKENS: tl.
     begin = tl.load(begin_ptr + piece, mask=inside, other=0)
     furthest = tl.maximum(tl.load(size_ptr + piece, mask=inside, other=0) - TOKENS, 0)
     for tile in range(0, tl.max(count, 0)):
-        here = inside & (tile < count)
+        here = inside & (tile < count) & (first + tile < room)  # overlapping offsets, which nobody may pass, end here
         to = table_ptr + (first + tile).to(tl.int64) * 2
         tl.store(to, begin + tl.minimum(tile * TOKENS, furthest), mask=here)
         tl.store(to + 1, piece * 2 + (tile + 1 == count).to(tl.int32), mask=here)
@@ -104,7 +105,17 @@ def tiles_of(call: Call, tokens: int, short_tokens: int, splits: int) -> tuple[T
         most = triton.cdiv(tokens, short_tokens) * pieces if short else most_tiles(call, tokens, splits)
         table = empty((most, 2), torch.int32, device)
         launch(
-            _table_kernel, triton.cdiv(pieces, _BLOCK), bound, begin, size, table, pieces, TOKENS=each, BLOCK=_BLOCK, warps=4
+            _table_kernel,
+            triton.cdiv(pieces, _BLOCK),
+            bound,
+            begin,
+            size,
+            table,
+            pieces,
+            most,
+            TOKENS=each,
+            BLOCK=_BLOCK,
+            warps=4,
         )
         made.append(Tiles(table, bound, begin, size, each, short))
     return made[0], made[1]

@@ -1,10 +1,10 @@
 """Fused MaxSim forward for wide embeddings (split-d): the product is added up over slices of d before its maximum is taken.
 
-For many query rows and tokens of more than 256 bytes. Query and document slices stream past by tensor descriptors in one
-flat loop over (document, tile, slice), so that loading never drains; the accumulator is reduced to the running maximum at a tile's last slice, and row
-maxima are stored at a document's last tile for `combine.py` to sum. Columns beyond d arrive as zeros, so any d with aligned rows is taken
-without a copy. Traffic: a slice of queries and documents is read from L2 for every tile, as in a matrix product.
-Source: paper section 'Wide embeddings' (split-d, d > 512).
+For many query rows and tokens of more than 256 bytes. Query and document slices stream past by tensor descriptors in one flat
+loop over (document, tile, slice), so that loading never drains; the accumulator is reduced to the running maximum at a tile's
+last slice, and row maxima are stored at a document's last tile for `combine.py` to sum. Columns beyond d arrive as zeros, so any
+d with aligned rows is taken without a copy. Traffic: a slice of queries and documents is read from L2 for every tile, as in a
+matrix product. Source: paper section 'Wide embeddings' (split-d, d > 512).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from maxsim_kernels.tile_ops import better, first_place, keep_nan
 from maxsim_kernels.tuning import Config
 
 
-@triton.jit(do_not_specialize=["rows_total", "first_document", "last_document", "document_size", "groups", "chunks", "splits"])
+@triton.jit(do_not_specialize=["rows_total", "first_document", "last_document", "document_size", "groups", "chunks", "splits", "out_stride", "tokens_total"])
 def _wide_kernel(
     query_desc, document_desc, query_scale_ptr, begin_ptr, size_ptr, scale_ptr, out_ptr, winner_ptr,
     rows_total, first_document, last_document, document_size, width, groups, chunks, out_stride, tokens_total, splits,

@@ -1,11 +1,11 @@
-"""Dense documents on a GPU: shared, per query and in pairs, against the float64 truth."""
+"""Dense documents shared by all queries on a GPU, against the float64 truth."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from maxsim_kernels import maxsim, maxsim_pairs, maxsim_reference, quantize_fp8, quantize_int8
+from maxsim_kernels import combine, maxsim, maxsim_reference, quantize_fp8, quantize_int8
 
 D = 128  # the width of ColBERT and ColPali tokens; other widths have tests of their own
 HALF, BFLOAT, SINGLE = torch.float16, torch.bfloat16, torch.float32
@@ -115,11 +115,12 @@ def test_document_lengths_around_tiles(agree, make, Nq, Ld):
 
 @pytest.mark.parametrize("winners", [False, True])
 @pytest.mark.parametrize(("d", "dtype"), [(D, HALF), (D, SINGLE), (768, HALF)])
-def test_many_rows_and_many_documents(agree, make, d, dtype, winners):
-    """Maxima a query token and document, 4 bytes each: 144 MB here, more than a workspace holds at once."""
-    agree(make.gauss(90, 100, d, dtype=dtype), make.gauss(4000, 7, d, dtype=dtype, seed=1), return_argmax=winners)
+def test_many_rows_and_many_documents(agree, make, monkeypatch, d, dtype, winners):
+    """Row maxima of more documents than a workspace holds at once (made small here): several launches, one result."""
+    monkeypatch.setattr(combine, "ROWS_BYTES", 1 << 20)
+    agree(make.gauss(30, 100, d, dtype=dtype), make.gauss(400, 7, d, dtype=dtype, seed=1), return_argmax=winners)
     if dtype == HALF:
-        agree(make.packed(make.sizes(300, 60, low=0), d), make.packed(make.sizes(4000, 9), d, seed=1), return_argmax=winners)
+        agree(make.packed(make.sizes(100, 60, low=0), d), make.packed(make.sizes(400, 9), d, seed=1), return_argmax=winners)
 
 
 @pytest.mark.parametrize(("query", "document"), SIDES)
@@ -132,7 +133,7 @@ def test_masks(agree, make, query, document):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("shape", [(1, 31, 63, 100), (100, 31, 63, 100), (3, 500, 31, 300)])
+@pytest.mark.parametrize("shape", [(1, 31, 63, 100), (100, 31, 63, 100)])
 def test_masks_in_every_dtype(agree, make, dtype, shape):
     Nq, Lq, B, Ld = shape
     masks = make.masks("both", "query", Nq, Lq) | make.masks("both", "document", B, Ld, seed=1)
@@ -141,7 +142,7 @@ def test_masks_in_every_dtype(agree, make, dtype, shape):
     agree(queries, make.dirty(documents, masks["document_mask"], masks["document_lengths"]), **masks)
 
 
-@pytest.mark.parametrize("mask_dtype", [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64])
+@pytest.mark.parametrize("mask_dtype", [torch.uint8, torch.int8, torch.int32, torch.int64])
 def test_mask_dtypes(agree, make, mask_dtype):
     masks = make.masks("mask", "query", 7, 31, mask_dtype=mask_dtype)
     masks |= make.masks("mask", "document", 40, 63, seed=1, mask_dtype=mask_dtype)
@@ -252,8 +253,18 @@ def test_empty_documents_and_queries(agree, make, Nq):
     agree(queries[:, :0], documents[:, :0])
 
 
-@pytest.mark.parametrize("how", ["transposed", "batch inside", "every second element", "wider rows", "odd rows", "unaligned"])
-@pytest.mark.parametrize("which", ["queries", "documents", "both"])
+@pytest.mark.parametrize(
+    ("which", "how"),
+    [
+        *[
+            ("documents", how)
+            for how in ("transposed", "batch inside", "every second element", "wider rows", "odd rows", "unaligned")
+        ],
+        *[("queries", how) for how in ("transposed", "odd rows", "unaligned")],
+        ("both", "transposed"),
+        ("both", "unaligned"),
+    ],
+)
 def test_strides(agree, make, which, how):
     queries, documents = make.gauss(7, 31, D), make.gauss(40, 63, D, seed=1)
     if which != "documents":
@@ -261,7 +272,8 @@ def test_strides(agree, make, which, how):
     if which != "queries":
         documents = make.strided(documents, how)
     agree(queries, documents)
-    agree(queries[0], documents)
+    if which == "documents":
+        agree(make.gauss(31, D), documents)
 
 
 @pytest.mark.parametrize(
@@ -296,7 +308,8 @@ def test_a_slice_of_a_larger_tensor(agree, make):
 def test_widths(agree, make, d):
     documents = make.gauss(31, 63, d, seed=1)
     agree(make.gauss(7, 31, d), documents)
-    agree(make.gauss(31, d), documents)
+    if d in (1, 96, 100, 384, 768, 1000):
+        agree(make.gauss(31, d), documents)
 
 
 @pytest.mark.parametrize(
@@ -319,88 +332,6 @@ def test_wide_and_strided(agree, make, d):
     documents = make.strided(make.gauss(31, 63, d, seed=1), "odd rows")
     agree(make.gauss(7, 31, d), documents)
     agree(make.gauss(7, 31, d), documents.unsqueeze(0).expand(7, 31, 63, d))
-
-
-@pytest.mark.parametrize(
-    ("dtype", "Nq", "Lq", "B", "Ld"),
-    [
-        (HALF, 1, 7, 31, 31),
-        (HALF, 7, 31, 7, 100),
-        (HALF, 3, 1000, 7, 63),
-        (HALF, 31, 1, 1, 1000),
-        (HALF, 100, 130, 3, 17),
-        (BFLOAT, 7, 31, 7, 100),
-        (SINGLE, 7, 31, 7, 100),
-        (HALF, 0, 7, 3, 7),
-        (HALF, 7, 0, 3, 7),
-        (HALF, 7, 7, 0, 7),
-        (HALF, 7, 7, 3, 0),
-    ],
-)
-def test_per_query_documents(agree, make, dtype, Nq, Lq, B, Ld):
-    agree(make.gauss(Nq, Lq, D, dtype=dtype), make.gauss(Nq, B, Ld, D, dtype=dtype, seed=1))
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_per_query_documents_masked(agree, make, dtype):
-    masks = make.masks("both", "query", 7, 31) | make.masks("both", "document", 7, 5, 63, seed=1)
-    queries = make.dirty(make.gauss(7, 31, D, dtype=dtype), masks["query_mask"], masks["query_lengths"])
-    documents = make.dirty(make.gauss(7, 5, 63, D, dtype=dtype, seed=1), masks["document_mask"], masks["document_lengths"])
-    agree(queries, documents, **masks)
-
-
-def test_per_query_documents_strided(agree, make):
-    queries, documents = make.gauss(7, 31, D), make.gauss(5, 7, 63, D, seed=1).transpose(0, 1)
-    agree(queries, documents)
-    agree(queries, make.strided(documents, "transposed"))
-    agree(make.packed([4, 0, 31, 1, 7, 100, 2], D), documents)
-
-
-def test_one_query_with_documents_of_its_own(agree, make):
-    """`[Lq, d]` is one query: `[1, B, Ld, d]` documents give `[B]`."""
-    agree(make.gauss(31, D), make.gauss(1, 40, 63, D, seed=1))
-
-
-@pytest.mark.parametrize(
-    ("dtype", "N", "Lq", "Ld"),
-    [
-        (HALF, 1, 7, 31),
-        (HALF, 16, 64, 64),
-        (HALF, 31, 31, 31),
-        (HALF, 63, 17, 31),
-        (HALF, 1000, 7, 63),
-        (HALF, 7, 1000, 1000),
-        (HALF, 100, 64, 17),
-        (BFLOAT, 31, 100, 63),
-        (SINGLE, 31, 100, 63),
-        (HALF, 0, 7, 7),
-        (HALF, 7, 0, 7),
-        (HALF, 7, 7, 0),
-    ],
-)
-def test_pairs(agree, make, dtype, N, Lq, Ld):
-    scores = agree(make.gauss(N, Lq, D, dtype=dtype), make.gauss(N, Ld, D, dtype=dtype, seed=1), pairs=True)
-    assert scores.shape == (N,)
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("N", "Lq", "Ld"), [(31, 31, 63), (7, 300, 500)])
-def test_pairs_masked(agree, make, dtype, N, Lq, Ld):
-    masks = make.masks("both", "query", N, Lq) | make.masks("both", "document", N, Ld, seed=1)
-    queries = make.dirty(make.gauss(N, Lq, D, dtype=dtype), masks["query_mask"], masks["query_lengths"])
-    documents = make.gauss(N, Ld, D, dtype=dtype, seed=1)
-    agree(queries, make.dirty(documents, masks["document_mask"], masks["document_lengths"]), pairs=True, **masks)
-
-
-@pytest.mark.parametrize("d", [7, 96, 1000])
-def test_pairs_widths(agree, make, d):
-    agree(make.gauss(31, 20, d), make.gauss(31, 63, d, seed=1), pairs=True)
-
-
-def test_pairs_strided(agree, make):
-    queries, documents = make.gauss(31, 20, D), make.gauss(31, 63, D, seed=1)
-    for how in ("transposed", "unaligned", "batch inside"):
-        agree(make.strided(queries, how), make.strided(documents, how), pairs=True)
 
 
 def test_large_values(agree, make):
@@ -460,10 +391,3 @@ def test_few_long_documents_with_nan(agree, make):
 @pytest.mark.parametrize("dtype", [BFLOAT, SINGLE])
 def test_few_long_documents_in_other_dtypes(agree, make, dtype):
     agree(make.gauss(32, D, dtype=dtype), make.gauss(2, 30000, D, dtype=dtype, seed=1))
-
-
-def test_pairs_of_one_matrix(make):
-    """`maxsim_pairs` equals the diagonal of `maxsim` within twice the bound."""
-    queries, documents = make.gauss(31, 20, D), make.gauss(31, 63, D, seed=1)
-    both = maxsim(queries, documents).diagonal()
-    assert torch.allclose(maxsim_pairs(queries, documents), both, rtol=1e-6, atol=1e-3)

@@ -1,4 +1,4 @@
-"""The operator as a torch citizen on a GPU: opcheck, compile, graphs, streams, synchronisation, devices, compilations, imports."""
+"""The operator as a torch citizen on a GPU: opcheck, compile, graphs, streams, synchronisation, devices, imports."""
 
 from __future__ import annotations
 
@@ -191,6 +191,7 @@ def test_cuda_graph_with_other_lengths(calls, make, kind):
     assert make.same_bits(held, function(queries, view))
 
 
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
 @pytest.mark.parametrize("kind", KINDS)
 def test_no_call_waits_for_the_gpu(calls, kind):
     """torch raises on every synchronising operation here; the first call may compile."""
@@ -203,6 +204,7 @@ def test_no_call_waits_for_the_gpu(calls, kind):
         torch.cuda.set_sync_debug_mode("default")
 
 
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
 def test_packed_inputs_are_built_without_waiting(make):
     values, offsets = make.gauss(1205, D), torch.tensor([0, 3, 100, 1205], device=make.DEVICE)
     queries = make.packed([3, 0, 31], D)
@@ -313,88 +315,6 @@ def test_deterministic_algorithms(calls, make):
             assert equal(make, function(queries, documents, **options), need[kind]), kind
     finally:
         torch.use_deterministic_algorithms(False)
-
-
-# --- compilations ----------------------------------------------------------------------------------------------------------
-
-# Every size class a kernel may be chosen by, one shape each: 1 and multiples of 16 (which Triton would specialise on its own),
-# odd sizes, sizes below and above tiles.
-CLASSES = [
-    (Nq, Lq, B, Ld)
-    for Nq in (1, 2, 3, 7, 40)
-    for Lq in (1, 31, 64, 100, 130)
-    for B in (1, 16, 301)
-    for Ld in (1, 16, 31, 64, 100, 501)
-]
-
-
-def other_sizes(make, count, longest):
-    """Sizes inside the classes above that hardly one of them names."""
-    generator, highs = make.random(0, "cpu"), (40, longest, 300, 500)
-    return [[int(torch.randint(1, high + 1, (1,), generator=generator, device="cpu")) for high in highs] for _ in range(count)]
-
-
-def dense_call(make, Nq, Lq, B, Ld):
-    maxsim(make.gauss(Nq, Lq, D), make.gauss(B, Ld, D, seed=1))
-
-
-def masked_call(make, Nq, Lq, B, Ld):
-    masks = make.masks("both", "query", Nq, Lq) | make.masks("both", "document", B, Ld)
-    maxsim(make.gauss(Nq, Lq, D), make.gauss(B, Ld, D, seed=1), **masks)
-
-
-def packed_call(make, Nq, Lq, B, Ld):
-    maxsim(make.gauss(Nq, Lq, D), make.packed([Ld] * (B // 2) + [Ld // 2] * (B - B // 2), D, seed=1))
-
-
-def int8_call(make, Nq, Lq, B, Ld):
-    maxsim(
-        make.gauss(Nq, Lq, D), Int8Tokens(torch.ones(B, Ld, D, dtype=torch.int8, device=make.DEVICE), make.mask(B, Ld).to(HALF))
-    )
-
-
-def pairs_call(make, Nq, Lq, B, Ld):
-    maxsim_pairs(make.gauss(B, Lq, D), make.gauss(B, Ld, D, seed=1))
-
-
-def winners_call(make, Nq, Lq, B, Ld):
-    maxsim(make.gauss(Nq, Lq, D), make.gauss(B, Ld, D, seed=1), return_argmax=True)
-
-
-@pytest.mark.parametrize(
-    ("call", "longest"),
-    [(dense_call, 130), (masked_call, 31), (packed_call, 31), (int8_call, 31), (pairs_call, 31), (winners_call, 31)],
-)
-def test_sizes_do_not_compile_again(make, compilations, call, longest):
-    """A few size classes may have kernels of their own; counts and lengths may not be compiled in."""
-    classes = [sizes for sizes in CLASSES if sizes[1] <= longest]
-    for sizes in classes:
-        call(make, *sizes)
-    assert len(compilations) <= 40, f"{len(compilations)} kernels for {len(classes)} shapes"
-    compilations.clear()
-    for sizes in classes:
-        call(make, *sizes)
-    assert not compilations, f"second use of a shape compiled {compilations}"
-    for sizes in other_sizes(make, 80, longest):
-        call(make, *sizes)
-    # Two, for a class that none of the shapes above fell into.
-    assert len(compilations) <= 2, f"new sizes compiled {compilations}"
-
-
-def test_pointers_and_strides_do_not_compile_without_end(make, compilations):
-    """Alignment may have two kernels; the second call with any stride or address compiles nothing new."""
-    queries, documents = make.gauss(7, 31, D), make.gauss(40, 63, D, seed=1)
-    hows = ("transposed", "batch inside", "every second element", "wider rows", "odd rows", "unaligned")
-    for how in hows:
-        maxsim(queries, make.strided(documents, how))
-    first = len(compilations)
-    assert first <= 8
-    for how in hows:
-        maxsim(make.gauss(9, 30, D), make.strided(make.gauss(33, 70, D), how))
-    assert len(compilations) == first, compilations[first:]
-
-
-# --- imports ---------------------------------------------------------------------------------------------------------------
 
 
 def test_import_starts_no_cuda_context():

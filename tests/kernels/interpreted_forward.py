@@ -19,7 +19,7 @@ from maxsim_kernels.tuning import Config
 
 SMALL = Config(16, 16, 4, 1, 2, "interpreter", "small tiles", short=8)
 FALSE_PROCESSORS = 2
-CHECKED = 0
+CHECKED: list[str] = []
 plain = torch.empty
 
 
@@ -45,7 +45,6 @@ def check(
     queries: torch.Tensor | Packed, documents: Any, kernel: str, *, pairs: bool = False, winners: bool = False,
     processors: int = FALSE_PROCESSORS, quantize_queries: bool = True, **valid: torch.Tensor,
 ) -> None:  # fmt: skip
-    global CHECKED
     names = ("query_mask", "document_mask", "query_lengths", "document_lengths")
     held = {name: valid.get(name) for name in names}
     truth, places = maxsim_reference(
@@ -82,7 +81,7 @@ def check(
         assert argmax.shape == places.shape, (kernel, argmax.shape, places.shape)
         number = torch.isnan(truth)[..., None].expand_as(places)
         assert torch.equal(argmax[~number], places[~number]), (kernel, argmax, places)
-    CHECKED += 1
+    CHECKED.append(kernel)
 
 
 def ragged(lengths: torch.Tensor, d: int, dtype: torch.dtype) -> Packed:
@@ -90,7 +89,7 @@ def ragged(lengths: torch.Tensor, d: int, dtype: torch.dtype) -> Packed:
     return Packed(torch.randn(int(offsets[-1]), d).to(dtype), offsets)
 
 
-def general() -> None:
+def check_general() -> None:
     for dtype, (nq, lq, b, ld, d) in (
         (torch.float16, (1, 5, 7, 19, 8)), (torch.float32, (3, 17, 4, 33, 20)), (torch.float16, (2, 40, 3, 16, 16)),
         (torch.float32, (5, 3, 6, 1, 1)), (torch.float16, (1, 20, 2, 63, 200)), (torch.float32, (2, 9, 2, 20, 100)),
@@ -123,21 +122,23 @@ def general() -> None:
         check(asked, ragged(torch.randint(0, ld + 1, (nq,)), d, dtype), "general", pairs=True, winners=True)
 
 
-def split() -> None:
+def check_split() -> None:
     for nq, lq, b, d in ((1, 5, 2, 16), (2, 20, 1, 8)):
         queries, documents = torch.randn(nq, lq, d).half(), torch.randn(b, 200, d).half()
         lengths = torch.randint(100, 200, (b,))
         mask = torch.rand(b, 200) > 0.3
         check(queries, documents, "general", winners=True, processors=64)
         check(queries, documents, "stream", processors=64, document_lengths=lengths)
-        check(queries, documents, "general", winners=True, processors=64, document_mask=mask, query_mask=torch.rand(nq, lq) > 0.3)
+        check(
+            queries, documents, "general", winners=True, processors=64, document_mask=mask, query_mask=torch.rand(nq, lq) > 0.3
+        )
         check(queries, ragged(lengths, d, torch.float16), "general", winners=True, processors=64)
         check(queries, documents, "dense", processors=64)
         check(queries, ragged(lengths, d, torch.float16), "ragged", processors=64)
         check(queries, documents, "wide", processors=64, document_lengths=lengths)
 
 
-def tiles() -> None:
+def check_tiles() -> None:
     for nq, lq, b, ld, d in ((3, 20, 4, 19, 16), (2, 9, 5, 33, 32), (1, 70, 3, 16, 8), (9, 4, 3, 7, 24), (5, 32, 3, 40, 16)):
         queries, documents = torch.randn(nq, lq, d).half(), torch.randn(b, ld, d).half()
         query_lengths, lengths = torch.randint(0, lq + 1, (nq,)), torch.randint(0, ld + 1, (b,))
@@ -160,7 +161,7 @@ def tiles() -> None:
             check(queries, documents, kernel, document_lengths=lengths)
 
 
-def codes() -> None:
+def check_codes() -> None:
     for nq, lq, b, ld, d in ((3, 20, 4, 19, 32), (2, 9, 3, 33, 48), (1, 40, 3, 7, 64)):
         queries, documents = torch.randn(nq, lq, d), torch.randn(b, ld, d)
         queries[0, 0] = 0
@@ -198,6 +199,6 @@ def codes() -> None:
 
 
 torch.manual_seed(0)
-GROUPS = {"general": general, "split": split, "tiles": tiles, "codes": codes}
+GROUPS = {"general": check_general, "split": check_split, "tiles": check_tiles, "codes": check_codes}
 GROUPS[sys.argv[1]]()
-sys.stdout.write(f"{CHECKED} checked\n")
+sys.stdout.write(f"{len(CHECKED)} checked\n")
