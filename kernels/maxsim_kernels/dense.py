@@ -135,6 +135,14 @@ def _tiles_kernel(
     valid1 = valid_rows(valid1, query1, token1, query_length_ptr, query_mask_ptr, query_size, HAS_QUERY_LENGTHS, HAS_QUERY_MASK)
     rows0 = load_rows(query_ptr, query0, token0, valid0, width, stride_qn, stride_qt, stride_qd, WIDTH)
     rows1 = load_rows(query_ptr, query1, token1, valid1, width, stride_qn, stride_qt, stride_qd, WIDTH)
+    weight0 = tl.zeros([ROWS], tl.float32)
+    weight1 = tl.zeros([ROWS], tl.float32)
+    weight = 1.0
+    if QUERY_SCALED:
+        weight0 = tl.load(query_scale_ptr + query0 * query_size + token0, mask=valid0, other=1.0)
+        weight1 = tl.load(query_scale_ptr + query1 * query_size + token1, mask=valid1, other=1.0)
+        if DOCUMENT_SCALED == 2:
+            weight = tl.load(scale_ptr).to(tl.float32)
     place = tl.arange(0, TOKENS)
     if RAGGED:
         # Tiles are dealt out evenly; a program takes the documents that begin in its share.
@@ -168,6 +176,8 @@ def _tiles_kernel(
             if SHORT or ARGMAX:
                 size = tl.load(length_ptr + document)
                 first = row - tl.load(start_ptr + document)
+        if DOCUMENT_SCALED == 1:
+            weight = tl.load(scale_ptr + document // splits).to(tl.float32)
         tokens = document_desc.load([row, 0])
         cells0 = _cells(rows0, tokens, scale, KIND)
         cells1 = _cells(rows1, tokens, scale, KIND)
@@ -191,17 +201,11 @@ def _tiles_kernel(
             sum0 = as_float(best0, KIND)
             sum1 = as_float(best1, KIND)
             if QUERY_SCALED:
-                if size > 0:  # an empty document stays -inf, also for a query token whose scale is NaN
-                    sum0 = sum0 * tl.load(query_scale_ptr + query0 * query_size + token0, mask=valid0, other=1.0)
-                    sum1 = sum1 * tl.load(query_scale_ptr + query1 * query_size + token1, mask=valid1, other=1.0)
-            if DOCUMENT_SCALED == 1:
-                weight = tl.load(scale_ptr + number // splits).to(tl.float32)
-                sum0 = sum0 * weight
-                sum1 = sum1 * weight
-            elif DOCUMENT_SCALED == 2:
-                weight = tl.load(scale_ptr).to(tl.float32)
-                sum0 = sum0 * weight
-                sum1 = sum1 * weight
+                # An empty document stays -inf, also for a query token whose scale is NaN.
+                factor0 = tl.where(size > 0, weight0 * weight, 1.0)
+                factor1 = tl.where(size > 0, weight1 * weight, 1.0)
+                sum0 = sum0 * factor0
+                sum1 = sum1 * factor1
             sum0 = tl.where(valid0, sum0, 0.0)
             sum1 = tl.where(valid1, sum1, 0.0)
             column = number - first_document
@@ -244,7 +248,8 @@ def launch_tiles(
     splits = 1 if argmax is not None else pieces_a_document(call, config.tokens, groups * count)
     # Rows mode: query tokens one after the other, their maxima stored for `combine`. Else a query's rows are padded to a power of two
     # and summed here, which is cheaper where padding wastes little.
-    rows_mode = packed or padded(size) > 2 * config.rows or padded(size) * 4 > size * 5 or splits > 1
+    # Few such sizes, because each is a kernel of its own.
+    rows_mode = packed or padded(size) not in (32, 64) or padded(size) * 4 > size * 5 or splits > 1
     if not rows_mode:
         groups = triton.cdiv(queries.shape[0] * padded(size), 2 * config.rows)
     ragged = call.document_starts is not None or call.document_lengths is not None or splits > 1

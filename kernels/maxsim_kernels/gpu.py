@@ -16,13 +16,14 @@ from torch import Tensor
 from maxsim_kernels import dense, general, wide
 from maxsim_kernels.checks import Call
 from maxsim_kernels.geometry import flat_rows, hardware, padded, pitch
-from maxsim_kernels.launch import empty, unrecorded
+from maxsim_kernels.launch import empty, ensure_context, unrecorded
 from maxsim_kernels.packed import most_tiles
 from maxsim_kernels.quantized import query_codes
 from maxsim_kernels.tuning import Config, configuration
 
 _STREAM_ROWS = 64  # up to here a call is bound by reading documents
 _NARROW_ROWS = 128  # up to here two tiles of 64 rows hold them all
+_BRIEF_TOKENS = 256  # documents up to here spend much of their time on sums and stores
 _TILE_BYTES = 256  # of a token, in the kernels that hold whole tokens
 _MOST_TILES = 1 << 23  # entries of a tile table: 32 MB
 
@@ -49,8 +50,9 @@ def variant(call: Call, capability: tuple[int, int], winners: bool = False) -> t
         else:
             name = "ragged" if ragged else "dense"
         rows = call.queries.shape[0] * (1 if packed else call.queries.shape[1])
-        narrow = configuration(f"{name} {kind} narrow", capability) if rows <= _NARROW_ROWS else None
-        found = narrow or configuration(f"{name} {kind}", capability)
+        brief = not ragged and call.documents.shape[1] <= _BRIEF_TOKENS
+        size = " narrow" if rows <= _NARROW_ROWS else " brief" if brief else ""
+        found = configuration(f"{name} {kind}{size}", capability) or configuration(f"{name} {kind}", capability)
         if found is not None and (not ragged or call.end_to_end or most_tiles(call, found.tokens, 1) <= _MOST_TILES):
             return name, found
     return "general", _row("exact" if exact else "general", capability)
@@ -99,6 +101,8 @@ def forward(call: Call, winners: bool) -> tuple[Tensor, Tensor]:
     size = call.queries.shape[1] if call.query_starts is None else (_longest(call) if winners else 0)
     argmax = empty((*shape, size), torch.int32, device) if winners else torch.empty(0, dtype=torch.int32, device=device)
     if scores.numel():
+        if device.type == "cuda":
+            ensure_context(device.index or 0)
         # Triton launches on the current device, which need not be the tensors' one.
         with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
             _launch(call, scores, argmax if winners else None)

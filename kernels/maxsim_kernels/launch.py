@@ -46,6 +46,7 @@ class Plan:
 
     def run(self, inputs: Inputs, device: torch.device) -> Any:
         """Replay on new inputs of the same signature."""
+        ensure_context(self.device)
         if torch._C._cuda_getDevice() != self.device:
             with torch.cuda.device(self.device):
                 return self._run(inputs, device)
@@ -114,8 +115,18 @@ _plans: dict[Hashable, Plan] = {}
 class _Recording(threading.local):
     recorder: _Recorder | None = None
 
+    def __init__(self) -> None:
+        self.ready: set[int] = set()
+
 
 _recording = _Recording()  # by thread: what one thread launches is no part of another's call
+
+
+def ensure_context(device: int) -> None:
+    """Give this thread the device's context: a tensor descriptor is encoded before anything else would make one."""
+    if device not in _recording.ready:
+        torch.cuda.mem_get_info(device)
+        _recording.ready.add(device)
 
 
 def launch(kernel: Any, grid: int, *arguments: Any, warps: int, **constants: Any) -> None:
