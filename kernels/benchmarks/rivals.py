@@ -20,7 +20,7 @@ from torch import Tensor
 from maxsim_kernels import Fp8Tokens, Int8Tokens, Packed, explain, maxsim, maxsim_pairs
 
 EXACT = 2e-6  # the contract's bound, times sum_i |Q_i| * max_j |D_j|
-FP8_BOUND = 2e-4  # FP8 tensor cores keep fewer bits while they add
+FP8_BOUND = 4 * 2.0**-13  # FP8 tensor cores keep about 13 bits for every 32 products (d = 128: four times)
 LOOSE = 2e-3  # FP16 products or sums: what naive FP16 may lose
 INT8_LOOSE = 2e-2  # against unquantised inputs: what somebody's codes may lose
 CHUNKS = (64, 256, 1024)

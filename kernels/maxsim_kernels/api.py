@@ -358,11 +358,3 @@ def explain(
         f"layout: {call.layout}, {call.query_count} queries x {call.document_count} documents ({held}), d = {call.queries.shape[-1]}\n"
         f"products: {products}"
     )
-
-
-def warmup(device: torch.device | str | None = None) -> str:
-    """Say what there is to compile ahead of the first call on `device`: nothing on a CPU; GPU kernels compile on first use so far."""
-    kind = torch.device(device or "cpu").type
-    if kind == "cpu":
-        return "cpu: nothing to compile"
-    return f"{kind}: nothing compiled ahead; each fused kernel is compiled on its first call"

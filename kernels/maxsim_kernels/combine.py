@@ -22,7 +22,18 @@ ROWS_BYTES = 40 << 20  # row maxima held at once; more documents take several la
 
 
 @triton.jit(
-    do_not_specialize=["query_size", "query_total", "documents", "splits", "stride_s", "stride_q", "stride_n", "out_stride", "argmax_documents", "argmax_size"]
+    do_not_specialize=[
+        "query_size",
+        "query_total",
+        "documents",
+        "splits",
+        "stride_s",
+        "stride_q",
+        "stride_n",
+        "out_stride",
+        "argmax_documents",
+        "argmax_size",
+    ]
 )
 def _combine_kernel(
     best_ptr, winner_ptr, query_start_ptr, query_length_ptr, query_mask_ptr, out_ptr, argmax_ptr,

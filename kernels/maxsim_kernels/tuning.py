@@ -33,22 +33,34 @@ TABLE: dict[tuple[str, str], Config] = {
     ("general", "any"): Config(64, 32, 4, 2, 4, _SAFE, _FITS),
     ("exact", "any"): Config(32, 32, 4, 2, 8, _SAFE, "FP32 products without matrix units: small tiles keep registers"),
     # Many query rows, two tiles of `rows` each; documents of one length, then ragged ones (`short`: tiles of documents below `tokens`).
-    ("dense float", "sm_90"): Config(128, 128, 8, 4, 4, "H200", "two query tiles share a document tile: 0.93 of cuBLAS"),
+    # "brief": documents of up to 256 tokens, where two programs a multiprocessor hide each other's sums and stores.
+    ("dense float", "sm_90"): Config(
+        128, 128, 8, 4, 4, "H200", "two query tiles share a document tile; 0.88 to 0.93 of cuBLAS"
+    ),
     ("dense float brief", "sm_90"): Config(
-        64, 128, 4, 2, 16, "H200", "documents of few tiles: two small programs a multiprocessor hide each other's sums; 0.86 of cuBLAS"
+        128, 64, 8, 3, 16, "H200", "documents of few tiles: two programs fit; 0.88 of cuBLAS"
     ),
     ("dense float narrow", "sm_90"): Config(
         64, 64, 4, 4, 8, "H200", "up to 128 rows: bound by reading, small tiles start sooner"
     ),
-    ("dense int8", "sm_90"): Config(128, 128, 8, 4, 8, "H200", "integer maximum: twice the FP16 rate"),
-    ("dense int8 token", "sm_90"): Config(64, 128, 4, 3, 16, "H200", "a token's scale is one FMA a cell; two programs overlap"),
-    ("dense fp8", "sm_90"): Config(64, 128, 4, 3, 16, "H200", "two programs a multiprocessor overlap product and maximum"),
+    ("dense int8 narrow", "sm_90"): Config(64, 128, 4, 3, 8, _SAFE, "up to 128 rows: tiles that hold no more"),
+    ("dense fp8 narrow", "sm_90"): Config(64, 128, 4, 3, 8, _SAFE, "up to 128 rows: tiles that hold no more"),
+    ("ragged float narrow", "sm_90"): Config(64, 64, 4, 3, 16, _SAFE, "up to 128 rows: tiles that hold no more"),
+    ("dense int8", "sm_90"): Config(128, 128, 8, 3, 8, "H200", "integer maximum; two programs fit; twice the FP16 rate"),
+    ("dense int8 brief", "sm_90"): Config(64, 128, 4, 2, 16, "H200", "four small programs hide each other's sums; 1.9x FP16"),
+    ("dense int8 token", "sm_90"): Config(
+        64, 128, 4, 3, 16, "H200", "a token's scale is one FMA a cell; 1.2x FP16, 1.3x when brief"
+    ),
+    ("dense fp8", "sm_90"): Config(128, 128, 8, 3, 8, "H200", "as INT8; 1.8x FP16"),
+    ("dense fp8 brief", "sm_90"): Config(64, 128, 4, 2, 16, "H200", "as INT8; 1.7x FP16"),
     ("dense fp8 token", "sm_90"): Config(64, 128, 4, 3, 16, "H200", "as INT8"),
-    ("ragged float", "sm_90"): Config(128, 64, 8, 3, 16, "H200", "shorter tiles waste less at documents' ends", short=32),
-    ("ragged int8", "sm_90"): Config(64, 64, 4, 4, 16, "H200", "as float", short=32),
-    ("ragged int8 token", "sm_90"): Config(64, 64, 4, 4, 16, "H200", "as float", short=32),
-    ("ragged fp8", "sm_90"): Config(64, 64, 4, 4, 16, "H200", "as float", short=32),
-    ("ragged fp8 token", "sm_90"): Config(64, 64, 4, 4, 16, "H200", "as float", short=32),
+    ("ragged float", "sm_90"): Config(
+        128, 64, 8, 3, 16, "H200", "shorter tiles waste less at documents' ends; two programs fit"
+    ),
+    ("ragged int8", "sm_90"): Config(64, 64, 4, 2, 24, "H200", "as float, smaller programs"),
+    ("ragged int8 token", "sm_90"): Config(64, 64, 4, 3, 16, "H200", "as float, smaller programs"),
+    ("ragged fp8", "sm_90"): Config(64, 64, 4, 2, 24, "H200", "as INT8"),
+    ("ragged fp8 token", "sm_90"): Config(64, 64, 4, 3, 16, "H200", "as INT8"),
     # More than 256 bytes a token, many query rows: `rows` x `tokens` accumulator over slices of d.
     ("wide float", "sm_90"): Config(128, 256, 8, 3, 1, "H200", "a matrix product's tile, slices of 64: 0.87 to 0.90 of cuBLAS"),
     ("wide int8", "sm_90"): Config(128, 256, 8, 3, 1, "H200", "as float, slices of 128"),

@@ -23,7 +23,19 @@ from maxsim_kernels.tile_ops import better, first_place, keep_nan
 from maxsim_kernels.tuning import Config
 
 
-@triton.jit(do_not_specialize=["rows_total", "first_document", "last_document", "document_size", "groups", "chunks", "splits", "out_stride", "tokens_total"])
+@triton.jit(
+    do_not_specialize=[
+        "rows_total",
+        "first_document",
+        "last_document",
+        "document_size",
+        "groups",
+        "chunks",
+        "splits",
+        "out_stride",
+        "tokens_total",
+    ]
+)
 def _wide_kernel(
     query_desc, document_desc, query_scale_ptr, begin_ptr, size_ptr, scale_ptr, out_ptr, winner_ptr,
     rows_total, first_document, last_document, document_size, width, groups, chunks, out_stride, tokens_total, splits,

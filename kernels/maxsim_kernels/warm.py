@@ -1,0 +1,88 @@
+"""Compiling ahead: the kernels that a server's calls will need, so that no user waits for a compiler."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from maxsim_kernels.api import maxsim, maxsim_pairs
+from maxsim_kernels.quantize import quantize_fp8, quantize_int8
+from maxsim_kernels.tokens import Fp8Tokens, Int8Tokens, Packed
+
+FORMS = ("dense", "lengths", "mask", "packed", "pairs", "int8", "fp8")
+_DOCUMENTS = 3
+
+
+def warmup(
+    device: torch.device | str | None = None,
+    *,
+    dim: int = 128,
+    dtype: torch.dtype = torch.float16,
+    queries: Sequence[tuple[int, int]] = ((1, 32), (64, 32), (1, 1024)),
+    document_tokens: Sequence[int] = (180, 1024),
+    forms: Sequence[str] = ("dense", "packed"),
+    return_argmax: bool = False,
+) -> str:
+    """Compile the kernels of the calls described, by making small ones; Triton keeps them on disk for later processes too.
+
+    Args:
+        device: where calls will run; the current GPU by default, and nothing to do where there is none.
+        dim, dtype: of the embeddings.
+        queries: (queries, tokens a query) of each kind of call; counts beyond a few hundred rows need no other kernel.
+        document_tokens: padded lengths of documents to come; the number of documents never needs another kernel.
+        forms: which of "dense", "lengths", "mask", "packed", "pairs", "int8" (all three granularities, dense and packed) and "fp8".
+        return_argmax: compile for winners as well.
+
+    Returns:
+        What was done: calls made, seconds.
+
+    Raises:
+        ValueError: an unknown form.
+    """
+    unknown = set(forms) - set(FORMS)
+    if unknown:
+        raise ValueError(f"forms: got {sorted(unknown)}, need some of {', '.join(FORMS)}")
+    place = torch.device(device if device is not None else "cuda" if torch.cuda.is_available() else "cpu")
+    if place.type == "cpu":
+        return "cpu: nothing to compile"
+    started, calls = time.perf_counter(), 0
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # what falls back is said when it is really called
+        for count, size in queries:
+            asked = torch.zeros(count, size, dim, dtype=dtype, device=place)
+            for length in document_tokens:
+                for run in _calls(asked, length, forms):
+                    for winners in (False, True)[: 1 + return_argmax]:
+                        run(winners)
+                        calls += 1
+    torch.cuda.synchronize(place)
+    return f"{place}: {calls} calls compiled or found compiled in {time.perf_counter() - started:.1f} s"
+
+
+def _calls(queries: Tensor, length: int, forms: Sequence[str]) -> Iterator[Callable[[bool], object]]:
+    documents = torch.zeros(_DOCUMENTS, length, queries.shape[-1], dtype=queries.dtype, device=queries.device)
+    sizes = torch.full((_DOCUMENTS,), length, device=queries.device)
+    packed = Packed(documents.view(-1, queries.shape[-1]), torch.arange(_DOCUMENTS + 1, device=queries.device) * length)
+    kinds = {"dense": (documents, {}), "lengths": (documents, {"document_lengths": sizes}), "packed": (packed, {})}
+    kinds["mask"] = (documents, {"document_mask": torch.ones(documents.shape[:2], dtype=torch.bool, device=queries.device)})
+    for form in forms:
+        if form == "pairs":
+            pairs = torch.zeros(queries.shape[0], length, queries.shape[-1], dtype=queries.dtype, device=queries.device)
+            yield lambda winners, pairs=pairs: maxsim_pairs(queries, pairs, return_argmax=winners)  # type: ignore[misc]
+        elif form in kinds:
+            held, options = kinds[form]
+            yield lambda winners, held=held, options=options: maxsim(queries, held, return_argmax=winners, **options)  # type: ignore[misc]
+        else:
+            for codes in _codes(documents, packed, form):
+                yield lambda winners, codes=codes: maxsim(queries, codes, return_argmax=winners)  # type: ignore[misc]
+
+
+def _codes(documents: Tensor, packed: Packed, form: str) -> Iterator[Int8Tokens | Fp8Tokens]:
+    quantize = quantize_int8 if form == "int8" else quantize_fp8
+    for granularity in ("token", "document", "corpus"):
+        for tokens in (documents, packed):
+            yield quantize(tokens, granularity)
