@@ -132,7 +132,10 @@ class Figures:
 
     def ceiling(self, row: str, unit: str) -> float | None:
         """A ceiling of the run that measured the row."""
-        return self.rows[row][0]["ceilings"].get(unit) if row in self.rows else None
+        if row not in self.rows:
+            return None
+        group, held = self.rows[row]
+        return held.get("ceilings", group["ceilings"]).get(unit)
 
     def of_matrix(self, row: str, unit: str, name: str = "ours") -> float | None:
         """Operations/s over the library product's of the same run."""

@@ -127,7 +127,7 @@ def prepare(method: Method, row: Row, truths: dict[str, Truth], flush: Flush) ->
     return method.entries[chosen], data
 
 
-def run_row(row: Row, ceilings: dict[str, float], runs: int, flush: Flush) -> dict[str, Any]:
+def run_row(row: Row, library: timing.Library, runs: int, flush: Flush) -> dict[str, Any]:
     """Check and time everybody in a row."""
     calls: dict[str, Call] = {}
     methods: dict[str, dict[str, Any]] = {}
@@ -139,7 +139,13 @@ def run_row(row: Row, ceilings: dict[str, float], runs: int, flush: Flush) -> di
             works[method.name] = method.work or row.work
         except RefusedError as reason:
             skipped[method.name] = str(reason)
-    for name, times in (timing.wall if row.host else timing.measure)(calls, runs, flush).items():
+    ceilings = library.rates
+    if row.host:
+        found = timing.wall(calls, runs, flush)
+    else:
+        found = timing.measure(library.calls({work.unit for work in works.values()}) | calls, runs, flush)
+        ceilings = library.taken(found)
+    for name, times in found.items():
         methods[name] |= times
         if not row.host:
             methods[name]["of_floor"] = floor(works[name], ceilings)[0] / times["median_ms"]
@@ -151,6 +157,7 @@ def run_row(row: Row, ceilings: dict[str, float], runs: int, flush: Flush) -> di
         "unit": row.work.unit,
         "floor_ms": least,
         "bound_by": bound_by,
+        "ceilings": ceilings,
         "main": row.main,
         "host": row.host,
         "methods": methods,
@@ -225,13 +232,14 @@ def compile_group(name: str, options: argparse.Namespace) -> None:
 def run_group(name: str, options: argparse.Namespace, report: dict[str, Any], here: dict[str, Any], flush: Flush) -> None:
     """All rows of a group into the report and the file."""
     start = time.perf_counter()
-    ceilings = timing.ceilings(flush, options.runs)
+    library = timing.Library(flush, options.runs)
+    ceilings = library.rates
     clear()
     rates = ", ".join(f"{unit} {rate / 1e12:.0f}" for unit, rate in ceilings.items() if unit != "read")
     print(f"\n== {name}: library products 8192^3, T/s: {rates}; read {ceilings['read'] / 1e12:.2f} TB/s", flush=True)
     group: dict[str, Any] = {"environment": here, "ceilings": ceilings, "runs": options.runs, "rows": {}}
     for row in GROUPS[name](Options(options.compile, options.peers)):
-        group["rows"][row.name] = run_row(row, ceilings, options.runs, flush)
+        group["rows"][row.name] = run_row(row, library, options.runs, flush)
         print("\n".join(row_lines(row.name, group["rows"][row.name])), flush=True)
         row.lineup.methods.clear()
         clear()

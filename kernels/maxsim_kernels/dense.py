@@ -102,6 +102,15 @@ def _entry(step, end, table_ptr, document_size, pitch, tiles, RAGGED: tl.constex
 
 
 @triton.jit
+def _document_scale(owner_and_last, scale_ptr, documents, splits, STORE_ROWS: tl.constexpr):
+    """The scale of a tile's document (of the document that a piece belongs to)."""
+    document = owner_and_last // 2
+    if STORE_ROWS:
+        document = document // splits
+    return tl.load(scale_ptr + tl.minimum(document, documents - 1)).to(tl.float32)
+
+
+@triton.jit
 def _token_scales(row, there, scale_ptr, tokens_total, KIND: tl.constexpr, TOKENS: tl.constexpr):
     """Scales of a tile's tokens where every token has its own."""
     if KIND == INT8_TOKEN or KIND == SCALED_TOKEN:
@@ -163,6 +172,9 @@ def _tiles_kernel(
     # What a tile needs besides its tokens is loaded one tile ahead: only tokens go through the compiler's pipeline.
     entry = _entry(begin, end, table_ptr, document_size, pitch, tiles, RAGGED, TOKENS)
     scale = _token_scales(entry[0], begin < end, scale_ptr, tokens_total, KIND, TOKENS)
+    next_weight = weight
+    if DOCUMENT_SCALED == 1:
+        next_weight = _document_scale(entry[1], scale_ptr, argmax_documents, splits, STORE_ROWS)
     for step in tl.range(begin, end, num_stages=STAGES):
         row, owner_and_last = entry
         entry = _entry(step + 1, end, table_ptr, document_size, pitch, tiles, RAGGED, TOKENS)
@@ -177,7 +189,8 @@ def _tiles_kernel(
                 size = tl.load(length_ptr + document)
                 first = row - tl.load(start_ptr + document)
         if DOCUMENT_SCALED == 1:
-            weight = tl.load(scale_ptr + document // splits).to(tl.float32)
+            weight = next_weight
+            next_weight = _document_scale(entry[1], scale_ptr, argmax_documents, splits, STORE_ROWS)
         tokens = document_desc.load([row, 0])
         cells0 = _cells(rows0, tokens, scale, KIND)
         cells1 = _cells(rows1, tokens, scale, KIND)
@@ -279,7 +292,8 @@ def _launch(
     kind = KINDS[documents.dtype, call.granularity == "token"] if call.granularity != "none" else 0
     lengths = call.query_lengths if not rows_mode else None
     mask = call.query_mask if not rows_mode else None
-    chunks = chunks_of(last - first, groups, hardware(scores.device)[1], config.programs)
+    size = documents.shape[-2] if documents.dim() == 3 else documents.shape[0] // max(1, call.document_count)
+    chunks = chunks_of(last - first, triton.cdiv(size, tokens), groups, hardware(scores.device)[1], config.programs)
     launch(
         _tiles_kernel, groups * chunks,
         source, lengths if lengths is not None else unused, byte_mask(mask, unused), scales if scales is not None else unused,

@@ -68,15 +68,15 @@ def pieces_a_document(call: Call, tokens: int, programs: int) -> int:
     return max(1, min(triton.cdiv(processors, programs), triton.cdiv(longest, 4 * tokens), 64))
 
 
-def chunks_of(documents: int, groups: int, processors: int, programs: int) -> int:
-    """How many programs a query group's documents are dealt to: whole waves over the multiprocessors, up to `programs` of them."""
+def chunks_of(documents: int, tiles: int, groups: int, processors: int, programs: int) -> int:
+    """How many programs a query group's documents (of `tiles` each) are dealt to: whole waves, up to `programs` of them."""
     best, least = 1, float("inf")
     for waves in range(programs, 0, -1):
         chunks = max(1, min(documents, processors * waves // groups))
         share = triton.cdiv(documents, chunks)
         used = groups * triton.cdiv(documents, share)
-        # One wave leaves nothing to even out differences between multiprocessors.
-        cost = triton.cdiv(used, processors) * share * (1.04 if used <= processors else 1.0)
+        # A program loads its queries before its first tile. One program a multiprocessor has nobody to hide its waits.
+        cost = triton.cdiv(used, processors) * (share * tiles + 3) * (1.15 if used <= processors else 1.0)
         if cost < least * 0.99:
             best, least = chunks, cost
     return best
