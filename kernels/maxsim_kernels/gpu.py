@@ -23,6 +23,7 @@ from maxsim_kernels.tuning import Config, configuration
 
 _STREAM_ROWS = 64  # up to here a call is bound by reading documents
 _NARROW_ROWS = 128  # up to here two tiles of 64 rows hold them all
+_LONG_TOKENS = 512  # documents from here on are read in larger pieces
 _BRIEF_TOKENS = 256  # documents up to here spend much of their time on sums and stores
 _TILE_BYTES = 256  # of a token, in the kernels that hold whole tokens
 _MOST_TILES = 1 << 23  # entries of a tile table: 32 MB
@@ -41,7 +42,9 @@ def variant(call: Call, capability: tuple[int, int], winners: bool = False) -> t
     packed = call.query_starts is not None
     plain = not exact and not packed and call.layout == "shared" and not winners
     if plain and call.queries.shape[0] * padded(call.queries.shape[1]) <= _STREAM_ROWS:
-        return "stream", _row("stream", capability)
+        packed_documents = call.document_starts is not None
+        kind = "stream ragged" if packed_documents else "stream long" if call.documents.shape[1] >= _LONG_TOKENS else "stream"
+        return "stream", configuration(kind, capability) or _row("stream", capability)
     kind = _tiled_kind(call)
     if kind and not exact and capability >= (9, 0):
         ragged = call.document_starts is not None or call.document_lengths is not None
