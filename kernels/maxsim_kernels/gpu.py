@@ -17,7 +17,6 @@ from maxsim_kernels import dense, general, wide
 from maxsim_kernels.checks import Call
 from maxsim_kernels.geometry import flat_rows, hardware, padded, pitch
 from maxsim_kernels.launch import empty, ensure_context, unrecorded
-from maxsim_kernels.packed import most_tiles
 from maxsim_kernels.quantized import query_codes
 from maxsim_kernels.tuning import Config, configuration
 
@@ -26,7 +25,7 @@ _NARROW_ROWS = 128  # up to here two tiles of 64 rows hold them all
 _LONG_TOKENS = 512  # documents from here on are read in larger pieces
 _BRIEF_TOKENS = 256  # documents up to here spend much of their time on sums and stores
 _TILE_BYTES = 256  # of a token, in the kernels that hold whole tokens
-_MOST_TILES = 1 << 23  # entries of a tile table: 32 MB
+_VIEW_TOKENS = 1 << 15  # of a buffer whose views get a tile table: without offsets each document may be as long as the buffer
 
 
 def supported(call: Call, capability: tuple[int, int]) -> str:
@@ -56,7 +55,7 @@ def variant(call: Call, capability: tuple[int, int], winners: bool = False) -> t
         brief = not ragged and call.documents.shape[1] <= _BRIEF_TOKENS
         size = " narrow" if rows <= _NARROW_ROWS else " brief" if brief else ""
         found = configuration(f"{name} {kind}{size}", capability) or configuration(f"{name} {kind}", capability)
-        if found is not None and (not ragged or call.end_to_end or most_tiles(call, found.tokens, 1) <= _MOST_TILES):
+        if found is not None and not _unbounded(call):
             return name, found
     return "general", _row("exact" if exact else "general", capability)
 
@@ -65,6 +64,11 @@ def _row(name: str, capability: tuple[int, int]) -> Config:
     found = configuration(name, capability)
     assert found is not None  # these have a safe row
     return found
+
+
+def _unbounded(call: Call) -> bool:
+    """Whether documents are views into a buffer too large to bound their tiles by; says nothing about how many there are."""
+    return call.document_starts is not None and not call.end_to_end and call.documents.shape[0] > _VIEW_TOKENS
 
 
 def _tiled_kind(call: Call) -> str:

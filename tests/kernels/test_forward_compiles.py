@@ -1,0 +1,103 @@
+"""The forward kernels compiled for sm_80 and sm_90 without a GPU: shared memory, spills, matrix instructions, against `resources.json`.
+
+Every row of `tuning.TABLE` is compiled as calls that choose it would be. `python tests/kernels/record_resources.py` writes the record
+anew after a change that is meant; under another Triton than the recorded one only limits, instructions and spills are checked.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+triton = pytest.importorskip("triton", reason="Triton is not installed")
+if os.environ.get("TRITON_INTERPRET"):
+    pytest.skip("TRITON_INTERPRET is set: kernels are interpreted, not compiled", allow_module_level=True)
+
+
+def _recorder() -> ModuleType:
+    name = "maxsim_kernels_test_record_resources"
+    spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name("record_resources.py"))
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # before execution: dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module
+
+
+recorder = _recorder()
+RECORD: dict[str, Any] = json.loads(recorder.RECORD.read_text(encoding="utf-8"))
+SAME_TRITON = triton.__version__ == RECORD["triton"]
+
+
+def _hot(case: Any, kernel: str) -> bool:
+    """Kernels that may never spill: those that read documents by descriptors, and the stream kernel with whole tokens held."""
+    return kernel in ("_tiles_kernel", "_wide_kernel") or (case.row.startswith("stream") and case.width <= 256)
+
+
+def test_every_row_of_the_table_has_a_case() -> None:
+    def row(case: Any) -> tuple[str, str]:
+        own = (case.row, f"sm_{case.architecture}")
+        return own if own in recorder.TABLE else (case.row, "any")
+
+    assert {row(case) for case in recorder.CASES} == set(recorder.TABLE)
+
+
+def test_names_of_cases_are_unique() -> None:
+    keys = [case.key for case in recorder.CASES]
+    assert len(set(keys)) == len(keys)
+
+
+@pytest.mark.parametrize("case", recorder.CASES, ids=lambda case: case.key)
+def test_a_call_chooses_the_row_it_is_named_after(case) -> None:
+    config, launches = recorder.launches(case)
+    assert config is recorder.row_of(case)
+    tiles = [one for one in launches if one.kernel.__name__ in recorder.SCORING]
+    assert tiles
+    # The general kernel may take fewer rows than its row of the table says; document tiles of short ragged documents are smaller.
+    for one in tiles:
+        assert one.warps == config.warps
+        assert one.arguments["STAGES"] == config.stages
+        assert one.arguments["ROWS"] <= config.rows
+        assert one.arguments["TOKENS"] in (config.tokens, config.short)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", recorder.CASES, ids=lambda case: case.key)
+def test_kernels_compile_within_their_resources(case, tmp_path) -> None:
+    for key, (launch, binary, used) in recorder.measured(case, tmp_path).items():
+        name, text = launch.kernel.__name__, binary.asm["ptx"]
+        assert used["shared"] <= recorder.LIMITS[case.architecture], key
+        if name in ("_tiles_kernel", "_wide_kernel"):
+            assert "wgmma.mma_async" in text, f"{key}: does not use the matrix instruction of sm_90"
+        if name == "_tiles_kernel" and case.codes == "int8 token":
+            assert "fma.rn.f32" in text, f"{key}: a token's scale is not one FMA a cell"
+        if name not in recorder.SCORING:
+            assert used["spill_bytes"] == 0, f"{key}: {used}"
+            continue
+        assert key in RECORD["kernels"], f"{key}: not in {recorder.RECORD.name}; {recorder.__doc__}"
+        known = RECORD["kernels"][key]
+        allowed = 0 if _hot(case, name) else known["spill_bytes"]
+        assert used["spill_bytes"] <= allowed, f"{key}: spills {used['spill_bytes']} bytes a thread, {allowed} allowed"
+        if SAME_TRITON:
+            assert used["shared"] <= known["shared"], f"{key}: more shared memory than recorded"
+
+
+@pytest.mark.slow
+def test_the_record_holds_no_kernel_that_is_gone() -> None:
+    expected = set()
+    for case in recorder.CASES:
+        seen: dict[str, int] = {}
+        for launch in recorder.launches(case)[1]:
+            name = launch.kernel.__name__
+            seen[name] = seen.get(name, 0) + 1
+            if name in recorder.SCORING:
+                expected.add(f"{case.key}, {name}" + (f" {seen[name]}" if seen[name] > 1 else ""))
+    assert set(RECORD["kernels"]) == expected

@@ -1,0 +1,242 @@
+"""What follows from shapes alone, without a GPU: how documents are shared out, the row of the table, the kernel."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("triton", reason="Triton is not installed")
+
+from maxsim_kernels import Packed, geometry, gpu, quantize_fp8, quantize_int8, tuning
+from maxsim_kernels.checks import Call, validate
+from maxsim_kernels.tuning import TABLE, configuration
+
+HOPPER, AMPERE = (9, 0), (8, 0)
+
+
+# Sharing out
+
+
+@pytest.mark.parametrize("processors", [1, 8, 132])
+@pytest.mark.parametrize("programs", [1, 2, 8, 64])
+def test_documents_are_dealt_out_in_whole_waves(processors, programs) -> None:
+    for documents, tiles, groups in itertools.product((1, 2, 7, 131, 133, 1000, 100_000), (1, 3, 40), (1, 2, 5, 132, 500)):
+        chunks = geometry.chunks_of(documents, tiles, groups, processors, programs)
+        assert 1 <= chunks <= documents
+        waves = range(1, programs + 1)
+        assert chunks in {max(1, min(documents, processors * wave // groups)) for wave in waves}
+
+
+def test_chunks_fill_every_multiprocessor() -> None:
+    assert geometry.chunks_of(100_000, 3, 1, 132, 8) % 132 == 0
+    assert geometry.chunks_of(5, 3, 1, 132, 8) == 5
+    assert geometry.chunks_of(133, 3, 132, 132, 1) == 1
+
+
+def call_of(queries: Any, documents: Any, *, pairs: bool = False, **options: Any) -> Call:
+    names = ("query_mask", "document_mask", "query_lengths", "document_lengths")
+    held = {name: options.get(name) for name in names}
+    return validate(queries, documents, pairs=pairs, quantize_queries=options.get("quantize_queries", True), **held)
+
+
+def zeros(*size: int, dtype: torch.dtype = torch.float16) -> torch.Tensor:
+    return torch.zeros(size, dtype=dtype)
+
+
+def pack_of(count: int, size: int, d: int = 128, dtype: torch.dtype = torch.float16) -> Packed:
+    return Packed(zeros(count * size, d, dtype=dtype), torch.arange(count + 1) * size)
+
+
+def test_only_few_long_documents_are_cut(monkeypatch) -> None:
+    monkeypatch.setattr(geometry, "hardware", lambda device: (HOPPER, 132))
+    queries = zeros(1, 32, 16)
+
+    def pieces(size: int, programs: int, documents: Any = None) -> int:
+        return geometry.pieces_a_document(
+            call_of(queries, zeros(1, size, 16) if documents is None else documents), 64, programs
+        )
+
+    assert pieces(511, 1) == 1  # short
+    assert pieces(512, 67) == 1  # more programs than half the multiprocessors
+    assert pieces(512, 66) == 2
+    assert pieces(512, 1) == 2  # a piece has four tiles at least
+    assert pieces(16384, 1) == 64  # never more than 64
+    assert pieces(16384, 30) == 5  # as many as fill the multiprocessors
+    assert pieces(0, 1, pack_of(8, 64, 16)) == 2  # packed: the buffer is the bound
+    assert pieces(0, 1, pack_of(7, 64, 16)) == 1
+
+
+# The table
+
+
+def test_configurations_fall_back() -> None:
+    assert configuration("stream", HOPPER) is TABLE["stream", "sm_90"]
+    assert configuration("stream", AMPERE) is TABLE["stream", "any"]
+    assert configuration("exact", HOPPER) is TABLE["exact", "any"]
+    assert configuration("dense float", AMPERE) is None
+    assert configuration("ragged int8 narrow", HOPPER) is None
+    assert configuration("nothing", HOPPER) is None
+    assert configuration("stream long", AMPERE) is None
+
+
+def test_rows_are_sound() -> None:
+    for (name, architecture), row in TABLE.items():
+        assert row.measured, name
+        assert row.reason, name
+        for size in (row.rows, row.tokens, row.warps, row.short):
+            assert size & (size - 1) == 0, (name, architecture)
+        assert min(row.rows, row.tokens) >= 16
+        assert row.tokens % row.short == 0 or not name.startswith("ragged")
+        assert min(row.stages, row.programs) >= 1
+    for name in ("stream", "general", "exact"):
+        assert (name, "any") in TABLE  # every architecture has a kernel
+
+
+# The kernel
+
+PLAIN = {
+    # name: (queries, documents, options, kernel on sm_90, its row)
+    "one query": ((1, 32), (9, 180), {}, "stream", "stream"),
+    "two queries": ((2, 32), (9, 180), {}, "stream", "stream"),
+    "long": ((1, 32), (9, 512), {}, "stream", "stream long"),
+    "nearly long": ((1, 32), (9, 511), {}, "stream", "stream"),
+    "packed": ((1, 32), (9, 180), {"packed": True}, "stream", "stream ragged"),
+    "65 rows, padded": ((1, 65), (9, 512), {}, "dense", "dense float narrow"),
+    "narrow": ((4, 32), (9, 180), {}, "dense", "dense float narrow"),
+    "dense": ((64, 32), (9, 512), {}, "dense", "dense float"),
+    "one long query": ((1, 1024), (9, 180), {}, "dense", "dense float"),
+    "ragged": ((64, 32), (9, 180), {"packed": True}, "ragged", "ragged float"),
+    "ragged narrow": ((4, 32), (9, 180), {"packed": True}, "ragged", "ragged float narrow"),
+    "lengths": ((64, 32), (9, 180), {"lengths": True}, "ragged", "ragged float"),
+    "wide": ((64, 32), (9, 180), {"d": 768}, "wide", "wide float"),
+    "wide, narrow": ((4, 32), (9, 180), {"d": 768}, "wide", "wide float"),
+    "unaligned": ((64, 32), (9, 180), {"d": 100}, "general", "general"),
+    "mask": ((64, 32), (9, 180), {"mask": True}, "general", "general"),
+    "one query, mask": ((1, 32), (9, 180), {"mask": True}, "stream", "stream"),
+    "fp32": ((64, 32), (9, 180), {"dtype": torch.float32}, "general", "exact"),
+    "one query, fp32": ((1, 32), (9, 180), {"dtype": torch.float32}, "general", "exact"),
+    "one query, winners": ((1, 32), (9, 180), {"winners": True}, "dense", "dense float narrow"),
+    "packed queries": ((1, 32), (9, 512), {"packed queries": True}, "dense", "dense float narrow"),
+    "int8": ((64, 32), (9, 512), {"codes": "int8 document"}, "dense", "dense int8"),
+    "int8 brief": ((64, 32), (9, 256), {"codes": "int8 document"}, "dense", "dense int8 brief"),
+    "int8 narrow": ((4, 32), (9, 180), {"codes": "int8 document"}, "dense", "dense int8 narrow"),
+    "int8 corpus": ((64, 32), (9, 512), {"codes": "int8 corpus"}, "dense", "dense int8"),
+    "int8 token": ((64, 32), (9, 512), {"codes": "int8 token"}, "dense", "dense int8 token"),
+    "int8 token narrow": ((4, 32), (9, 180), {"codes": "int8 token"}, "dense", "dense int8 token"),
+    "int8 ragged": ((64, 32), (9, 180), {"codes": "int8 token", "packed": True}, "ragged", "ragged int8 token"),
+    "int8 wide": ((64, 32), (9, 180), {"codes": "int8 document", "d": 272}, "wide", "wide int8"),
+    "int8, 256 bytes": ((64, 32), (9, 512), {"codes": "int8 document", "d": 256}, "dense", "dense int8"),
+    "int8, float queries": ((64, 32), (9, 180), {"codes": "int8 document", "quantize_queries": False}, "general", "general"),
+    "int8 stream": ((1, 32), (9, 180), {"codes": "int8 token"}, "stream", "stream"),
+    "fp8": ((64, 32), (9, 512), {"codes": "fp8 document"}, "dense", "dense fp8"),
+    "fp8 token": ((64, 32), (9, 180), {"codes": "fp8 token", "packed": True}, "ragged", "ragged fp8 token"),
+}
+
+
+def made(queries: tuple[int, int], documents: tuple[int, int], options: dict[str, Any]) -> Call:
+    """The call of a line of `PLAIN`."""
+    d, dtype = options.get("d", 128), options.get("dtype", torch.float16)
+    count, size = documents
+    asked: Any = pack_of(*queries, d, dtype) if "packed queries" in options else zeros(*queries, d, dtype=dtype)
+    held: Any = pack_of(count, size, d, dtype) if "packed" in options else zeros(count, size, d, dtype=dtype)
+    if "codes" in options:
+        kind, granularity = options["codes"].split()
+        held = (quantize_int8 if kind == "int8" else quantize_fp8)(held, granularity)
+    return call_of(
+        asked,
+        held,
+        quantize_queries=options.get("quantize_queries", True),
+        document_mask=torch.ones(count, size, dtype=torch.bool) if "mask" in options else None,
+        document_lengths=torch.full((count,), size) if "lengths" in options else None,
+    )
+
+
+@pytest.mark.parametrize("name", PLAIN)
+def test_the_kernel_follows_from_shapes(name) -> None:
+    queries, documents, options, kernel, row = PLAIN[name]
+    call, winners = made(queries, documents, options), "winners" in options
+    assert gpu.variant(call, HOPPER, winners) == (kernel, configuration(row, HOPPER))
+    found, config = gpu.variant(call, AMPERE, winners)
+    assert found == ("stream" if kernel == "stream" else "general")  # tensor descriptors are Hopper's
+    assert config is TABLE["exact" if row == "exact" else found, "any"]
+
+
+@pytest.mark.parametrize("name", PLAIN)
+@pytest.mark.parametrize("capability", [HOPPER, AMPERE])
+def test_the_number_of_documents_never_changes_the_kernel(name, capability) -> None:
+    queries, (_, size), options, _, _ = PLAIN[name]
+    found = {gpu.variant(made(queries, (count, size), options), capability, "winners" in options) for count in (1, 2, 40)}
+    assert len(found) == 1
+
+
+@pytest.mark.parametrize("kind", ["dense", "packed"])
+@pytest.mark.parametrize("queries", [(1, 32), (4, 32), (64, 32)])
+def test_a_large_corpus_has_the_kernel_of_a_small_one(kind, queries) -> None:
+    """Shapes of ten million documents, without their memory."""
+
+    def chosen(count: int) -> Any:
+        if kind == "dense":
+            held = torch.empty((count, 180, 128), dtype=torch.float16, device="meta")
+            return gpu.variant(call_of(zeros(*queries, 128).to("meta"), held), HOPPER)
+        values = torch.empty((count * 180, 128), dtype=torch.float16, device="meta")
+        packed = Packed(values, torch.empty(count + 1, dtype=torch.int64, device="meta"))
+        return gpu.variant(call_of(zeros(*queries, 128).to("meta"), packed), HOPPER)
+
+    assert chosen(1) == chosen(10_000_000)
+
+
+def test_own_documents_and_pairs_take_the_general_kernel() -> None:
+    queries = zeros(4, 32, 128)
+    for call in (call_of(queries, zeros(4, 3, 180, 128)), call_of(queries, zeros(4, 180, 128), pairs=True)):
+        for capability in (HOPPER, AMPERE):
+            assert gpu.variant(call, capability)[0] == "general"
+
+
+def test_documents_that_no_descriptor_describes_take_the_general_kernel() -> None:
+    queries = zeros(64, 32, 128)
+    storage = zeros(9 * 180 * 128 + 1)
+    for documents in (
+        storage[1:].view(9, 180, 128),  # does not begin at 16 bytes
+        zeros(9, 128, 180).transpose(1, 2),  # d is not the last dimension
+        zeros(180, 9, 128).transpose(0, 1),  # tokens first
+        zeros(9, 180, 132)[:, :, :128],  # rows of 264 bytes
+    ):
+        assert gpu.variant(call_of(queries, documents), HOPPER)[0] == "general"
+    assert gpu.variant(call_of(queries, zeros(9, 200, 128)[:, :180]), HOPPER)[0] == "dense"  # padded documents are described
+    affine = quantize_int8(zeros(9, 180, 128), "token", affine=True)
+    assert gpu.variant(call_of(queries, affine), HOPPER)[0] == "general"
+
+
+def test_fp8_is_refused_where_there_is_none() -> None:
+    call = call_of(zeros(4, 32, 128), quantize_fp8(zeros(3, 9, 128)))
+    refused = gpu.supported(call, AMPERE)
+    assert "8.9" in refused
+    assert "8.0" in refused
+    assert "INT8" in refused
+    assert gpu.supported(call, (8, 9)) == gpu.supported(call, HOPPER) == ""
+    assert gpu.supported(call_of(zeros(4, 32, 128), quantize_int8(zeros(3, 9, 128))), AMPERE) == ""
+    assert gpu.supported(call_of(zeros(4, 32, 128), zeros(3, 9, 128)), AMPERE) == ""
+
+
+def test_a_refused_dtype_is_an_error_of_the_call(monkeypatch) -> None:
+    monkeypatch.setattr(gpu, "hardware", lambda device: (AMPERE, 108))
+    with pytest.raises(ValueError, match=r"^documents: got torch\.float8_e4m3fn, need another dtype on this GPU: FP8 needs"):
+        gpu.forward(call_of(zeros(4, 32, 128), quantize_fp8(zeros(3, 9, 128))), False)
+
+
+def test_explained_rows_say_where_they_were_measured() -> None:
+    assert {row.measured for (_, architecture), row in TABLE.items() if architecture == "any"} == {tuning._SAFE}
+
+
+def test_choice_of_views_never_depends_on_how_many_there_are() -> None:
+    """Without offsets a document may be as long as the buffer; only the buffer's size may decide whether its tiles get a table."""
+    queries = torch.zeros(70, 32, 128, dtype=torch.float16)
+    for tokens, kernel in ((1 << 15, "ragged"), ((1 << 15) + 1, "general")):
+        values = torch.zeros(1, 128, dtype=torch.float16).expand(tokens, 128).contiguous()
+        for count in (1, 600, 5000):
+            starts = torch.zeros(count, dtype=torch.int64)
+            call = call_of(queries, Packed.view(values, starts, starts + 5))
+            assert gpu.variant(call, (9, 0))[0] == kernel
