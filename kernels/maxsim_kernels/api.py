@@ -8,6 +8,8 @@ from __future__ import annotations
 import importlib.util
 import warnings
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -109,46 +111,22 @@ def maxsim_pairs(
     )
 
 
-def _run(
-    queries: Tensor | Packed,
-    documents: Documents,
-    *,
-    pairs: bool,
-    query_mask: Tensor | None,
-    document_mask: Tensor | None,
-    query_lengths: Tensor | None,
-    document_lengths: Tensor | None,
-    return_argmax: bool,
-    quantize_queries: bool,
-    backward: str,
-    impl: str,
-) -> Tensor | tuple[Tensor, Tensor]:
-    inputs = _cuda_inputs(queries, documents, query_mask, document_mask, query_lengths, document_lengths)
-
-    def run() -> Tensor | tuple[Tensor, Tensor]:
-        return _run_checked(
-            queries,
-            documents,
-            pairs=pairs,
-            query_mask=query_mask,
-            document_mask=document_mask,
-            query_lengths=query_lengths,
-            document_lengths=document_lengths,
-            return_argmax=return_argmax,
-            quantize_queries=quantize_queries,
-            backward=backward,
-            impl=impl,
-        )
-
+def _run(queries: Tensor | Packed, documents: Documents, **options: Any) -> Tensor | tuple[Tensor, Tensor]:
+    """Replay a call that is known (`launch.py`), or check and run it; `options` are those of `_run_checked`."""
+    run = partial(_run_checked, queries, documents, **options)
+    inputs = _cuda_inputs(queries, documents, *(options.pop(name) for name in _TENSOR_OPTIONS))
     if inputs is None:
         return run()
     from maxsim_kernels import launch
 
     held = (type(queries), type(documents), getattr(documents, "granularity", None), _end_to_end(documents))
-    key = launch.signature(inputs, pairs, return_argmax, quantize_queries, backward, impl, held, _precision(inputs))
+    key = launch.signature(inputs, *options.values(), held, _precision(inputs))
     plan = launch.planned(key)
     device = inputs[0].device  # type: ignore[union-attr]
     return launch.record(key, inputs, device, run) if plan is None else plan.run(inputs, device)
+
+
+_TENSOR_OPTIONS = ("query_mask", "document_mask", "query_lengths", "document_lengths")
 
 
 def _cuda_inputs(queries: object, documents: object, *others: Tensor | None) -> tuple[Tensor | None, ...] | None:

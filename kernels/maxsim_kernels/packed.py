@@ -17,6 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from maxsim_kernels.checks import Call
+from maxsim_kernels.geometry import pitch
 from maxsim_kernels.launch import empty, launch, unrecorded
 
 _BLOCK = 128
@@ -133,7 +134,7 @@ def _lay_out(
         call.document_starts if ragged else begin,
         call.document_lengths if call.document_lengths is not None else begin,
         begin, size, *counts, pieces, splits, 0 if ragged else documents.shape[1],
-        0 if ragged else documents.stride(0) // documents.stride(1), documents.shape[0] if ragged else 0,
+        0 if ragged else pitch(call), documents.shape[0] if ragged else 0,
         RAGGED=ragged, HAS_LENGTHS=call.document_lengths is not None, TOKENS=tokens, SHORT_TOKENS=short, SUM=one,
         BLOCK=_BLOCK if not one else (1024 if pieces <= 1024 else _FEW), warps=8 if one else 4,
     )  # fmt: skip
