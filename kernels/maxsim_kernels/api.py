@@ -15,9 +15,12 @@ import torch
 from torch import Tensor
 
 from maxsim_kernels import ops
-from maxsim_kernels.checks import BACKWARDS, IMPLS, Call, Documents, check_choice, is_plain, validate
+from maxsim_kernels.checks import BACKWARDS, IMPLS, Call, Documents, Layout, check_choice, is_plain, validate
+from maxsim_kernels.paths import backward_path
 from maxsim_kernels.reference import maxsim_reference
 from maxsim_kernels.tokens import Fp8Tokens, Int8Tokens, Packed
+
+_LEAN_TOKENS = 0xFFFF
 
 
 @dataclass(frozen=True)
@@ -117,6 +120,10 @@ def _run(queries: Tensor | Packed, documents: Documents, **options: Any) -> Tens
     inputs = _cuda_inputs(queries, documents, *(options.pop(name) for name in _TENSOR_OPTIONS))
     if inputs is None:
         return run()
+    if torch.is_grad_enabled() and any(one is not None and one.requires_grad for one in inputs):
+        if options["impl"] == "reference" or isinstance(documents, Int8Tokens | Fp8Tokens):
+            return run()
+        return _differentiable(queries, documents, run)
     from maxsim_kernels import launch
 
     held = (type(queries), type(documents), getattr(documents, "granularity", None), _end_to_end(documents))
@@ -126,19 +133,38 @@ def _run(queries: Tensor | Packed, documents: Documents, **options: Any) -> Tens
     return launch.record(key, inputs, device, run) if plan is None else plan.run(inputs, device)
 
 
+def _differentiable(queries: Tensor | Packed, documents: Documents, run: Any) -> Tensor | tuple[Tensor, Tensor]:
+    """An eager call on a GPU whose inputs need gradients: the same call with winners, which the backward will use (`autograd.py`)."""
+    from maxsim_kernels import autograd
+
+    check_choice("backward", run.keywords["backward"], BACKWARDS)
+    asked = run.keywords["return_argmax"]
+    values, starts, whole = _parts(queries)
+    tokens, document_starts, documents_whole = _parts(documents)
+    layout: Layout = "pairs" if run.keywords["pairs"] else "per_query" if tokens.dim() == 4 else "shared"
+    route = autograd.Route(layout, backward_path(run.keywords["backward"])[0], whole, documents_whole)
+    options = {**run.keywords, "return_argmax": True, "lean": not asked and _lean(tokens)}
+    score = partial(_run, queries, documents, **options)
+    scores, argmax = autograd.differentiable(values, tokens, starts, document_starts, route, score)
+    return (scores, argmax) if asked else scores
+
+
+def _parts(side: Any) -> tuple[Tensor, Tensor | None, bool]:
+    """Values, starts and whether rows follow each other, of float tokens."""
+    return (side.values, side.starts, side.offsets is not None) if isinstance(side, Packed) else (side, None, False)
+
+
 _TENSOR_OPTIONS = ("query_mask", "document_mask", "query_lengths", "document_lengths")
 
 
 def _cuda_inputs(queries: object, documents: object, *others: Tensor | None) -> tuple[Tensor | None, ...] | None:
-    """Every tensor of a call that may be replayed (`launch.py`), in a fixed order: eager, on a GPU, without a gradient; else None."""
+    """Every tensor of a call that may be replayed (`launch.py`), in a fixed order: eager, on a GPU; else None."""
     values = queries.values if isinstance(queries, Packed) else queries
     if not isinstance(values, Tensor) or not values.is_cuda or not is_plain() or not _HAS_TRITON:
         return None
     held = documents.codes if isinstance(documents, Int8Tokens | Fp8Tokens) else documents
     tokens = held.values if isinstance(held, Packed) else held
     if not isinstance(tokens, Tensor):
-        return None
-    if torch.is_grad_enabled() and (values.requires_grad or tokens.requires_grad):
         return None
     parts: list[Tensor | None] = [values, tokens, *others]
     for packed in (queries, held):
@@ -176,6 +202,7 @@ def _run_checked(
     quantize_queries: bool,
     backward: str,
     impl: str,
+    lean: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
     check_choice("backward", backward, BACKWARDS)
     check_choice("impl", impl, IMPLS)
@@ -190,9 +217,8 @@ def _run_checked(
         quantize_queries=quantize_queries,
     )
     differentiable = _needs_gradient(call)
-    if differentiable and backward in ("atomic", "unified"):
-        _refuse_when_deterministic(backward)
-    choice = _choose(call, impl, differentiable)
+    path = backward_path(backward)[0] if differentiable else ""
+    choice = _choose(call, impl)
     if choice.implementation == "reference":
         if impl == "auto":
             _say_once(choice.reason)
@@ -208,16 +234,18 @@ def _run_checked(
             pairs=pairs,
         )
     if not differentiable and is_plain(call.queries, call.documents, call.query_mask, call.document_mask, call.scales):
-        scores, argmax = ops.run(call, return_argmax)
+        scores, argmax = ops.run(call, return_argmax, lean)
     else:
-        scores, argmax = _through_op(call, return_argmax or differentiable, backward)
+        scores, argmax = _through_op(call, return_argmax, differentiable, path)
     if call.single_query:
         scores = scores[0]
         argmax = argmax[0] if return_argmax else argmax
     return (scores, argmax) if return_argmax else scores
 
 
-def _through_op(call: Call, return_argmax: bool, backward: str) -> tuple[Tensor, Tensor]:
+def _through_op(call: Call, return_argmax: bool, differentiable: bool, path: str) -> tuple[Tensor, Tensor]:
+    # Winners that only the backward will see take 16 bits on a GPU where documents are short enough.
+    lean = differentiable and not return_argmax and call.queries.is_cuda and _lean(call.documents)
     return ops.forward(
         call.queries,
         call.query_starts,
@@ -232,10 +260,17 @@ def _through_op(call: Call, return_argmax: bool, backward: str) -> tuple[Tensor,
         call.layout,
         call.granularity,
         call.quantize_queries,
-        return_argmax,
-        backward,
+        return_argmax or differentiable,
+        path,
         call.end_to_end,
+        call.queries_end_to_end,
+        lean,
     )
+
+
+def _lean(documents: Tensor) -> bool:
+    """Whether 16 bits hold every winner and "none" besides; packed documents may be as long as their buffer."""
+    return documents.shape[-2] < _LEAN_TOKENS
 
 
 def _needs_gradient(call: Call) -> bool:
@@ -245,15 +280,7 @@ def _needs_gradient(call: Call) -> bool:
     return wanted and torch.is_grad_enabled()
 
 
-def _refuse_when_deterministic(backward: str) -> None:
-    """An explicit path that is defined by atomics raises under deterministic algorithms, as torch's own operators do."""
-    if torch.are_deterministic_algorithms_enabled() and not torch.is_deterministic_algorithms_warn_only_enabled():
-        raise RuntimeError(
-            f"backward: got {backward!r} with torch.use_deterministic_algorithms(True), need 'auto' or 'csr' (no atomics)"
-        )
-
-
-def _choose(call: Call, impl: str, differentiable: bool) -> _Choice:
+def _choose(call: Call, impl: str) -> _Choice:
     """The one place that decides: by device, by what was asked, and by what the kernels can take."""
     kind = call.queries.device.type
     if impl == "reference":
@@ -262,7 +289,7 @@ def _choose(call: Call, impl: str, differentiable: bool) -> _Choice:
         raise ValueError(f"impl: got 'cpu' with tensors on {kind}, need CPU tensors")
     if kind == "cpu" and impl != "triton":
         return _Choice("cpu", "CPU tensors: tiled matrix products, running maximum (cpu.py)")
-    missing = _no_triton(call, differentiable)
+    missing = _no_triton(call)
     if not missing:
         return _Choice("triton", "CUDA tensors: fused Triton kernels")
     if impl == "triton":
@@ -270,12 +297,10 @@ def _choose(call: Call, impl: str, differentiable: bool) -> _Choice:
     return _Choice("reference", f"{missing}: plain chunked torch in FP32 (slower)")
 
 
-def _no_triton(call: Call, differentiable: bool) -> str:
+def _no_triton(call: Call) -> str:
     """Why the Triton kernels cannot take a call; empty when they can."""
     if call.queries.device.type != "cuda":
         return f"no fused kernel for {call.queries.device.type} tensors"
-    if differentiable:
-        return "no fused GPU kernel with gradients yet"
     return "" if _HAS_TRITON else "Triton is not installed"
 
 
@@ -307,6 +332,7 @@ def explain(
     query_lengths: Tensor | None = None,
     document_lengths: Tensor | None = None,
     quantize_queries: bool = True,
+    backward: str = "auto",
     impl: str = "auto",
 ) -> str:
     """Which implementation a call would run, on what, and why. Takes the arguments of `maxsim` (`pairs=True`: `maxsim_pairs`)."""
@@ -321,7 +347,7 @@ def explain(
         document_lengths=document_lengths,
         quantize_queries=quantize_queries,
     )
-    choice = _choose(call, impl, differentiable=False)
+    choice = _choose(call, impl)
     if choice.implementation == "triton":
         choice = _Choice("triton", _launch_reason(call))
     held = "packed" if call.document_starts is not None else "dense"
@@ -331,8 +357,16 @@ def explain(
         products = f"{kind} codes, one scale a {call.granularity}, {queries_as}, scale after the product"
     else:
         products = f"{str(call.queries.dtype).removeprefix('torch.')} inputs, FP32 accumulation"
+    lines = "gradients: none (quantised documents)"
+    if call.granularity == "none":
+        path, why = backward_path(backward)
+        where = {"triton": "", "cpu": ", the same bits for every path on CPU tensors"}.get(
+            choice.implementation, ", through plain torch"
+        )
+        lines = f"gradients: {path} ({why}{where})"
     return (
         f"{choice.implementation}: {choice.reason}\n"
         f"layout: {call.layout}, {call.query_count} queries x {call.document_count} documents ({held}), d = {call.queries.shape[-1]}\n"
-        f"products: {products}"
+        f"products: {products}\n"
+        f"{lines}"
     )

@@ -43,6 +43,7 @@ class Call:
     quantize_queries: bool
     single_query: bool
     end_to_end: bool  # packed documents follow each other in the buffer; views may overlap
+    queries_end_to_end: bool  # the same of packed queries
 
     @property
     def query_count(self) -> int:
@@ -171,6 +172,7 @@ def validate(
         quantize_queries=quantize_queries,
         single_query=single,
         end_to_end=isinstance(held, Packed) and held.offsets is not None,
+        queries_end_to_end=isinstance(queries, Packed) and queries.offsets is not None,
     )
     if pairs:
         got = f"{call.document_count} documents"

@@ -4,7 +4,9 @@ One kernel for dense documents of one length and for ragged ones (`packed.py` bu
 with at most 256 bytes a token (paper Alg. 1; section 'INT8').
 
 - A program keeps two tiles of query rows and walks over document tiles in one flat loop, so that loading never drains between
-  documents; both query tiles share each document tile, and one's maximum hides in the other's matrix product.
+  documents; both query tiles share each document tile, and two programs a multiprocessor hide one's maxima in the other's products.
+- The running maximum is one of each thread's own cells of a row (a slot, `tile_ops.slots`): threads exchange nothing before a
+  document's end. Winners take a comparison and a multiply-add a cell, whose result names the slot's first equal cell.
 - A document's last tile is moved back to overlap the one before it: a maximum does not mind seeing a token twice, so only documents
   shorter than a tile need a mask.
 - Integer products keep their maximum in int32 where the scale is a document's or the corpus's. A token's own scale takes one FMA
@@ -42,13 +44,15 @@ from maxsim_kernels.tile_ops import (
     MAGIC_FLOAT,
     SCALED_TOKEN,
     as_float,
-    better,
-    first_place,
+    first_equal,
     half_rows,
     hide,
     load_rows,
     merge_best,
     nothing,
+    slot_best,
+    slots,
+    slots_first,
     tile_best,
     valid_rows,
 )
@@ -87,15 +91,13 @@ def _document_start(step, table_ptr, bound_ptr, last_document, room):
 
 
 @triton.jit
-def _entry(step, end, table_ptr, document_size, pitch, tiles, RAGGED: tl.constexpr, TOKENS: tl.constexpr):
+def _entry(step, end, document, tile, table_ptr, document_size, pitch, tiles, RAGGED: tl.constexpr, TOKENS: tl.constexpr):
     """First row of a tile, and 2 * document + (whether it is the document's last tile); anything beyond `end`."""
     if RAGGED:
         at = table_ptr + (tl.full([], 0, tl.int64) + step) * 2
         row = tl.load(at, mask=step < end, other=0)
         owner_and_last = tl.load(at + 1, mask=step < end, other=0)
     else:
-        document = step // tiles
-        tile = step % tiles
         row = document * pitch + tl.minimum(tile * TOKENS, tl.maximum(document_size - TOKENS, 0))
         owner_and_last = document * 2 + (tile == tiles - 1).to(tl.int32)
     return row, owner_and_last
@@ -124,14 +126,14 @@ def _token_scales(row, there, scale_ptr, tokens_total, KIND: tl.constexpr, TOKEN
 @triton.jit(
     do_not_specialize=[
         "query_count", "query_size", "first_document", "last_document", "document_size", "pitch", "groups", "chunks",
-        "argmax_documents", "tokens_total", "splits", "room", "out_stride",
+        "argmax_documents", "winner_size", "tokens_total", "splits", "room", "out_stride",
     ]
 )  # fmt: skip
 def _tiles_kernel(
     query_ptr, query_length_ptr, query_mask_ptr, query_scale_ptr, document_desc, table_ptr, bound_ptr, start_ptr, length_ptr,
     scale_ptr, out_ptr, argmax_ptr,
     query_count, query_size, first_document, last_document, document_size, pitch, width, groups, chunks, out_stride,
-    argmax_documents, tokens_total, splits, room, stride_qn, stride_qt, stride_qd,
+    argmax_documents, winner_size, tokens_total, splits, room, stride_qn, stride_qt, stride_qd,
     KIND: tl.constexpr, RAGGED: tl.constexpr, SHORT: tl.constexpr, QUERY_SCALED: tl.constexpr, DOCUMENT_SCALED: tl.constexpr,
     HAS_QUERY_LENGTHS: tl.constexpr, HAS_QUERY_MASK: tl.constexpr, STORE_ROWS: tl.constexpr, ARGMAX: tl.constexpr,
     PADDED: tl.constexpr, ROWS: tl.constexpr, TOKENS: tl.constexpr, WIDTH: tl.constexpr, STAGES: tl.constexpr,
@@ -165,19 +167,26 @@ def _tiles_kernel(
         tiles = tl.cdiv(document_size, TOKENS)
         begin = (first_document + chunk * share) * tiles
         end = tl.minimum(first_document + (chunk + 1) * share, last_document) * tiles
-    best0 = nothing(ROWS, KIND)
-    best1 = nothing(ROWS, KIND)
-    index0 = tl.full([ROWS], -1, tl.int32)
-    index1 = tl.full([ROWS], -1, tl.int32)
+    best0 = nothing(ROWS, TOKENS, KIND)
+    best1 = nothing(ROWS, TOKENS, KIND)
+    bits0 = tl.zeros_like(best0).to(tl.float32)
+    bits1 = bits0
+    from0 = bits0.to(tl.int32)
+    from1 = from0
     # What a tile needs besides its tokens is loaded one tile ahead: only tokens go through the compiler's pipeline.
-    entry = _entry(begin, end, table_ptr, document_size, pitch, tiles, RAGGED, TOKENS)
+    next_document = begin // tiles
+    next_tile = 0
+    entry = _entry(begin, end, next_document, next_tile, table_ptr, document_size, pitch, tiles, RAGGED, TOKENS)
     scale = _token_scales(entry[0], begin < end, scale_ptr, tokens_total, KIND, TOKENS)
     next_weight = weight
     if DOCUMENT_SCALED == 1:
         next_weight = _document_scale(entry[1], scale_ptr, argmax_documents, splits, STORE_ROWS)
     for step in tl.range(begin, end, num_stages=STAGES):
         row, owner_and_last = entry
-        entry = _entry(step + 1, end, table_ptr, document_size, pitch, tiles, RAGGED, TOKENS)
+        # Counted, not divided: a division costs as much as a tenth of a tile's maxima.
+        next_tile = tl.where(next_tile == tiles - 1, 0, next_tile + 1)
+        next_document += (next_tile == 0).to(tl.int32)
+        entry = _entry(step + 1, end, next_document, next_tile, table_ptr, document_size, pitch, tiles, RAGGED, TOKENS)
         next_scale = _token_scales(entry[0], step + 1 < end, scale_ptr, tokens_total, KIND, TOKENS)
         document = owner_and_last // 2
         last = owner_and_last % 2 == 1
@@ -199,20 +208,27 @@ def _tiles_kernel(
             inside = first + place < size
             cells0 = hide(cells0, inside, KIND)
             cells1 = hide(cells1, inside, KIND)
-        here0 = tile_best(cells0, KIND)
-        here1 = tile_best(cells1, KIND)
+        held0 = slots(cells0)
+        held1 = slots(cells1)
+        here0 = slot_best(held0, KIND)
+        here1 = slot_best(held1, KIND)
         if ARGMAX:
-            win0 = better(here0, best0, KIND) | (index0 < 0)
-            win1 = better(here1, best1, KIND) | (index1 < 0)
-            index0 = tl.where(win0, first_place(cells0, here0, first + place, KIND), index0)
-            index1 = tl.where(win1, first_place(cells1, here1, first + place, KIND), index1)
+            # Strictly, so that the first of equal maxima stays; a NaN shows in the maximum, whoever wins.
+            win0 = here0 > best0
+            win1 = here1 > best1
+            bits0 = tl.where(win0, first_equal(held0, here0), bits0)
+            bits1 = tl.where(win1, first_equal(held1, here1), bits1)
+            from0 = tl.where(win0, first, from0)
+            from1 = tl.where(win1, first, from1)
         scale = next_scale
         best0 = merge_best(best0, here0, KIND)
         best1 = merge_best(best1, here1, KIND)
         if last:
             number = tl.full([], 0, tl.int64) + document
-            sum0 = as_float(best0, KIND)
-            sum1 = as_float(best1, KIND)
+            row0 = tile_best(best0, KIND)
+            row1 = tile_best(best1, KIND)
+            sum0 = as_float(row0, KIND)
+            sum1 = as_float(row1, KIND)
             if QUERY_SCALED:
                 # An empty document stays -inf, also for a query token whose scale is NaN.
                 factor0 = tl.where(size > 0, weight0 * weight, 1.0)
@@ -223,18 +239,30 @@ def _tiles_kernel(
             sum1 = tl.where(valid1, sum1, 0.0)
             column = number - first_document
             if ARGMAX:
+                index0 = slots_first(best0, row0, bits0, from0, ROWS, TOKENS)
+                index1 = slots_first(best1, row1, bits1, from1, ROWS, TOKENS)
                 index0 = tl.where(valid0, tl.minimum(index0, size - 1), -1)
                 index1 = tl.where(valid1, tl.minimum(index1, size - 1), -1)
-                # Rows mode: [documents of this launch, rows]; else [Nq, N, Lq].
+                # Without a winner size rows go to `combine`: [documents of this launch, rows]; else [Nq, N, Lq].
                 cell0 = column * out_stride + token0
                 cell1 = column * out_stride + token1
-                if not STORE_ROWS:
+                if STORE_ROWS:
+                    if winner_size > 0:
+                        cell0 = (
+                            (token0 // winner_size).to(tl.int64) * argmax_documents + number
+                        ) * winner_size + token0 % winner_size
+                        cell1 = (
+                            (token1 // winner_size).to(tl.int64) * argmax_documents + number
+                        ) * winner_size + token1 % winner_size
+                else:
                     cell0 = (query0.to(tl.int64) * argmax_documents + number) * query_size + token0
                     cell1 = (query1.to(tl.int64) * argmax_documents + number) * query_size + token1
                 tl.store(argmax_ptr + cell0, index0, mask=(token0 < query_size) & (query0 < query_count))
                 tl.store(argmax_ptr + cell1, index1, mask=(token1 < query_size) & (query1 < query_count))
-                index0 = tl.full([ROWS], -1, tl.int32)
-                index1 = tl.full([ROWS], -1, tl.int32)
+                bits0 = tl.zeros_like(bits0)
+                bits1 = bits0
+                from0 = tl.zeros_like(from0)
+                from1 = from0
             if STORE_ROWS:
                 tl.store(out_ptr + column * out_stride + token0, sum0, mask=token0 < query_size)
                 tl.store(out_ptr + column * out_stride + token1, sum1, mask=token1 < query_size)
@@ -245,8 +273,8 @@ def _tiles_kernel(
                 sums = tl.sum(tl.reshape(both, [ROWS // HALF, HALF]), 1).to(tl.float32)
                 owner = group * (ROWS // HALF) + tl.arange(0, ROWS // HALF)
                 tl.store(out_ptr + owner.to(tl.int64) * out_stride + column, sums, mask=owner < query_count)
-            best0 = nothing(ROWS, KIND)
-            best1 = nothing(ROWS, KIND)
+            best0 = nothing(ROWS, TOKENS, KIND)
+            best1 = nothing(ROWS, TOKENS, KIND)
 
 
 def launch_tiles(
@@ -268,14 +296,17 @@ def launch_tiles(
     ragged = call.document_starts is not None or call.document_lengths is not None or splits > 1
     tables: tuple[Tiles | None, ...] = tiles_of(call, config.tokens, config.short, splits) if ragged else (None,)
     pieces = count * splits
-    maxima = row_maxima(total, pieces, splits, size, scores.device, argmax is not None) if rows_mode else None
+    # Winners of whole queries go where they belong at once; else with the maxima, through `combine`.
+    direct = argmax if not packed and call.query_lengths is None else None
+    through = argmax if direct is None else None
+    maxima = row_maxima(total, pieces, splits, size, scores.device, through is not None) if rows_mode else None
     each = maxima.documents if maxima is not None else pieces
     for first in range(0, pieces, each):
         last = min(pieces, first + each)
         for tiles in tables:
             _launch(call, queries, scales, config, scores, argmax, maxima, tiles, groups, splits, first, last)
         if maxima is not None:
-            combine(call, maxima, first // splits, (last - first) // splits, scores, argmax)
+            combine(call, maxima, first // splits, (last - first) // splits, scores, through)
 
 
 def _launch(
@@ -288,10 +319,13 @@ def _launch(
     tokens = config.tokens if tiles is None else tiles.tokens
     rows_mode = maxima is not None
     source = flat_queries(queries) if rows_mode else queries
-    out, winners = (maxima.best, maxima.winner) if maxima is not None else (scores, argmax)
+    out, winners = scores, argmax
+    if maxima is not None:
+        out, winners = maxima.best, argmax if maxima.winner is None else maxima.winner
+    winner_size = argmax.shape[-1] if argmax is not None and winners is argmax else 0
     kind = KINDS[documents.dtype, call.granularity == "token"] if call.granularity != "none" else 0
     lengths = call.query_lengths if not rows_mode else None
-    mask = call.query_mask if not rows_mode else None
+    mask = call.query_mask if not rows_mode or winner_size else None
     size = documents.shape[-2] if documents.dim() == 3 else documents.shape[0] // max(1, call.document_count)
     chunks = chunks_of(last - first, triton.cdiv(size, tokens), groups, hardware(scores.device)[1], config.programs)
     launch(
@@ -302,7 +336,7 @@ def _launch(
         call.scales.contiguous() if call.scales is not None else unused, out, winners if winners is not None else unused,
         1 if rows_mode else queries.shape[0], source.shape[0] if rows_mode else queries.shape[1], first, last,
         documents.shape[-2], pitch(call) if documents.dim() == 3 else 0, width, groups, chunks, out.stride(0),
-        call.document_count, flat_rows(call), splits, tiles.table.shape[0] if tiles is not None else 0,
+        call.document_count, winner_size, flat_rows(call), splits, tiles.table.shape[0] if tiles is not None else 0,
         0 if rows_mode else source.stride(0), source.stride(-2), source.stride(-1),
         KIND=kind, RAGGED=tiles is not None, SHORT=tiles.short if tiles is not None else documents.shape[-2] < tokens,
         QUERY_SCALED=scales is not None, DOCUMENT_SCALED=max(0, SCALES[call.granularity] - 1),

@@ -96,8 +96,11 @@ def _tiled_kind(call: Call) -> str:
     return kinds.get(documents.dtype, "float") + (" token" if call.granularity == "token" else "")
 
 
-def forward(call: Call, winners: bool) -> tuple[Tensor, Tensor]:
-    """Scores `[Nq, N]` (pairs: `[N]`) float32, and winners int32 `[..., max Lq]` or empty, of a call that `supported` accepts."""
+def forward(call: Call, winners: bool, lean: bool = False) -> tuple[Tensor, Tensor]:
+    """Scores `[Nq, N]` (pairs: `[N]`) float32, and winners `[..., max Lq]` or empty, of a call that `supported` accepts.
+
+    Winners are int32, or with `lean` int16 holding the low 16 bits (`winner_dtype`).
+    """
     count, documents, device = call.query_count, call.document_count, call.queries.device
     refused = supported(call, hardware(device)[0])
     if refused:
@@ -106,7 +109,8 @@ def forward(call: Call, winners: bool) -> tuple[Tensor, Tensor]:
     shape = (count, 1 if pairs else documents)
     scores = empty(shape, torch.float32, device)
     size = call.queries.shape[1] if call.query_starts is None else (_longest(call) if winners else 0)
-    argmax = empty((*shape, size), torch.int32, device) if winners else torch.empty(0, dtype=torch.int32, device=device)
+    kept = torch.int16 if lean else torch.int32
+    argmax = empty((*shape, size), kept, device) if winners else torch.empty(0, dtype=kept, device=device)
     if scores.numel():
         if device.type == "cuda":
             ensure_context(device.index or 0)

@@ -4,7 +4,7 @@ Checking arguments, choosing a kernel and Triton's own launcher take over 100 us
 of it follows from shapes, dtypes, strides and alignment; so the first call of a signature leaves a `Plan`: the compiled kernels, their
 grids and scalars, and where each pointer comes from. A replay allocates the outputs, fills in pointers and launches.
 
-A call that does something other than launch (a copy, torch's own operators) leaves no plan and is prepared each time.
+Torch's own operators take part where they go through `call`; a call that does anything else leaves no plan and is prepared each time.
 """
 
 from __future__ import annotations
@@ -35,14 +35,22 @@ class _Step:
     descriptors: tuple[tuple[int, int], ...]
 
 
+@dataclass(frozen=True)
+class _Torch:
+    """One recorded call of torch: a function that writes its first tensor, and the slots of its tensors."""
+
+    function: Callable[..., Any]
+    slots: tuple[int, ...]
+
+
 @dataclass
 class Plan:
     """The launches of one call signature. Slots: the inputs, then everything the call allocated; the first allocations are results."""
 
     device: int
     allocations: list[tuple[tuple[int, ...], torch.dtype]]
-    steps: list[_Step]
-    winners: bool
+    steps: list[_Step | _Torch]
+    pair: bool  # two results
 
     def run(self, inputs: Inputs, device: torch.device) -> Any:
         """Replay on new inputs of the same signature."""
@@ -57,6 +65,9 @@ class Plan:
         tensors = [*inputs, *allocated]
         stream = torch._C._cuda_getCurrentRawStream(self.device)
         for step in self.steps:
+            if isinstance(step, _Torch):
+                step.function(*(tensors[slot] for slot in step.slots))
+                continue
             arguments = list(step.arguments)
             for place, slot, offset in step.pointers:
                 arguments[place] = tensors[slot].data_ptr() + offset  # type: ignore[union-attr]
@@ -66,14 +77,14 @@ class Plan:
                 arguments[place] = described
             kernel = step.kernel
             kernel.run(step.grid, 1, 1, stream, kernel.function, kernel.packed_metadata, None, None, None, *arguments)
-        return (allocated[0], allocated[1]) if self.winners else allocated[0]
+        return (allocated[0], allocated[1]) if self.pair else allocated[0]
 
 
 @dataclass
 class _Recorder:
     inputs: Inputs
     allocated: list[Tensor] = field(default_factory=list)
-    steps: list[_Step] = field(default_factory=list)
+    steps: list[_Step | _Torch] = field(default_factory=list)
     broken: bool = False
 
     def slot(self, tensor: Tensor) -> tuple[int, int] | None:
@@ -107,6 +118,12 @@ class _Recorder:
                         torch.empty(0, dtype=argument.base.dtype), argument.shape, argument.strides, argument.block_shape
                     )
         self.steps.append(_Step(kernel, grid, tuple(arguments), tuple(pointers), tuple(descriptors)))
+
+    def call(self, function: Callable[..., Any], tensors: tuple[Tensor, ...]) -> None:
+        known = [*self.inputs, *self.allocated]
+        slots = [next((n for n, one in enumerate(known) if one is tensor), None) for tensor in tensors]
+        self.broken = self.broken or None in slots
+        self.steps.append(_Torch(function, tuple(slot for slot in slots if slot is not None)))
 
 
 _plans: dict[Hashable, Plan] = {}
@@ -144,6 +161,13 @@ def empty(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> T
     if _recording.recorder is not None:
         _recording.recorder.allocated.append(tensor)
     return tensor
+
+
+def call(function: Callable[..., Any], *tensors: Tensor) -> None:
+    """`function(*tensors)`, which writes the first one, noted when a call is being recorded: for inputs and whole `empty` tensors."""
+    function(*tensors)
+    if _recording.recorder is not None:
+        _recording.recorder.call(function, tensors)
 
 
 def unrecorded() -> None:

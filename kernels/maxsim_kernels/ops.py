@@ -33,8 +33,11 @@ def forward(
     return_argmax: bool,
     backward_path: str,
     end_to_end: bool = False,
+    queries_end_to_end: bool = False,
+    lean: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """Scores `[Nq, N]` (pairs: `[N]`) float32; argmax int32, the same plus `[max Lq]`, or empty."""
+    """Scores `[Nq, N]` (pairs: `[N]`) float32; argmax int32, the same plus `[max Lq]`, or empty. `lean` (GPU only): int16, the low
+    16 bits of the same."""
     call = Call(
         layout=cast(Layout, layout),
         queries=queries.detach(),
@@ -51,16 +54,17 @@ def forward(
         quantize_queries=quantize_queries,
         single_query=False,
         end_to_end=end_to_end,
+        queries_end_to_end=queries_end_to_end,
     )
-    return run(call, return_argmax)
+    return run(call, return_argmax, lean)
 
 
-def run(call: Call, return_argmax: bool) -> tuple[Tensor, Tensor]:
+def run(call: Call, return_argmax: bool, lean: bool = False) -> tuple[Tensor, Tensor]:
     """What the op runs: the tiled paths on CPU tensors, the Triton kernels on CUDA tensors (`api` only sends what they take)."""
     if call.queries.device.type == "cuda":
         from maxsim_kernels import gpu
 
-        return gpu.forward(call, return_argmax)
+        return gpu.forward(call, return_argmax, lean)
     forward_of = cpu_pairs.forward_pairs if call.layout == "pairs" else cpu.forward
     return forward_of(call, return_argmax)
 
@@ -83,6 +87,8 @@ def _(
     return_argmax: bool,
     backward_path: str,
     end_to_end: bool = False,
+    queries_end_to_end: bool = False,
+    lean: bool = False,
 ) -> tuple[Tensor, Tensor]:
     count = queries.shape[0] if query_starts is None else query_starts.shape[0]
     shape: list[Any] = [count]
@@ -92,14 +98,15 @@ def _(
         else:
             shape.append(documents.shape[1] if layout == "per_query" else documents.shape[0])
     scores = queries.new_empty(shape, dtype=torch.float32)
+    kind = torch.int16 if lean else torch.int32
     if not return_argmax:
-        return scores, queries.new_empty(0, dtype=torch.int32)
+        return scores, queries.new_empty(0, dtype=kind)
     # The longest packed query is a value, not a shape: unknown until the op runs.
     width = queries.shape[1] if query_starts is None else torch.library.get_ctx().new_dynamic_size()
-    return scores, queries.new_empty([*shape, width], dtype=torch.int32)
+    return scores, queries.new_empty([*shape, width], dtype=kind)
 
 
-@torch.library.custom_op("maxsim_kernels::backward", mutates_args=(), device_types="cpu")
+@torch.library.custom_op("maxsim_kernels::backward", mutates_args=())
 def backward(
     grad: Tensor,
     argmax: Tensor,
@@ -111,8 +118,27 @@ def backward(
     need_queries: bool,
     need_documents: bool,
     backward_path: str,
+    queries_end_to_end: bool = False,
+    documents_end_to_end: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Gradients of queries and documents in their dtypes (empty where not needed)."""
+    if queries.is_cuda:
+        from maxsim_kernels import backward as gpu_backward
+
+        return gpu_backward.backward(
+            grad,
+            argmax,
+            queries.detach(),
+            query_starts,
+            documents.detach(),
+            document_starts,
+            cast(Layout, layout),
+            need_queries,
+            need_documents,
+            backward_path,
+            queries_end_to_end,
+            documents_end_to_end,
+        )
     return cpu_backward.backward(
         grad,
         argmax,
@@ -138,6 +164,8 @@ def _(
     need_queries: bool,
     need_documents: bool,
     backward_path: str,
+    queries_end_to_end: bool = False,
+    documents_end_to_end: bool = False,
 ) -> tuple[Tensor, Tensor]:
     query_grad = queries.new_empty(queries.shape if need_queries else (0,))
     document_grad = documents.new_empty(documents.shape if need_documents else (0,))
@@ -148,6 +176,7 @@ def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tens
     queries, query_starts, _, _, documents, document_starts = inputs[:6]
     ctx.save_for_backward(queries, query_starts, documents, document_starts, output[1])
     ctx.layout, ctx.return_argmax, ctx.backward_path = inputs[10], inputs[13], inputs[14]
+    ctx.documents_end_to_end, ctx.queries_end_to_end = inputs[15], inputs[16]
     ctx.mark_non_differentiable(output[1])
 
 
@@ -167,8 +196,10 @@ def _backward(ctx: Any, grad: Tensor, _: Any) -> tuple[Any, ...]:
         need_queries,
         need_documents,
         ctx.backward_path,
+        ctx.queries_end_to_end,
+        ctx.documents_end_to_end,
     )
-    grads: list[Tensor | None] = [None] * 16  # one an input of `forward`
+    grads: list[Tensor | None] = [None] * 18  # one an input of `forward`
     grads[0] = query_grad if need_queries else None
     grads[4] = document_grad if need_documents else None
     return tuple(grads)

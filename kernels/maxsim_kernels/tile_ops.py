@@ -103,12 +103,13 @@ def merge_best(best, here, KIND: tl.constexpr):
 
 
 @triton.jit
-def nothing(ROWS: tl.constexpr, KIND: tl.constexpr):
-    """The running maximum before any token."""
+def nothing(ROWS: tl.constexpr, TOKENS: tl.constexpr, KIND: tl.constexpr):
+    """The running maximum of each row's slots before any token."""
+    SLOTS: tl.constexpr = 4 if TOKENS < 64 else TOKENS // 16
     if KIND == INT8:
-        best = tl.full([ROWS], EMPTY, tl.int32)
+        best = tl.full([ROWS, SLOTS], EMPTY, tl.int32)
     else:
-        best = tl.full([ROWS], float("-inf"), tl.float32)
+        best = tl.full([ROWS, SLOTS], float("-inf"), tl.float32)
     return best
 
 
@@ -145,3 +146,68 @@ def better(here, best, KIND: tl.constexpr):
     else:
         win = (here > best) | ((here != here) & (best == best))
     return win
+
+
+@triton.jit
+def slots(cells):
+    """Cells `[ROWS, TOKENS]` as `[ROWS, SLOTS, PER]`, up to 16 of a row in a slot: what one thread of a Hopper accumulator holds.
+
+    The matrix unit leaves a row of 8 tokens to four threads, two each; so a slot is four tokens apart from the next two of its own,
+    and everything done along the last axis stays inside a thread. `slot_place` says which token a cell is.
+    """
+    ROWS: tl.constexpr = cells.shape[0]
+    TOKENS: tl.constexpr = cells.shape[1]
+    PER: tl.constexpr = TOKENS // 4 if TOKENS < 64 else 16
+    parts = tl.reshape(cells, [ROWS, TOKENS // (PER * 4), PER // 2, 4, 2])
+    return tl.reshape(tl.permute(parts, (0, 1, 3, 2, 4)), [ROWS, TOKENS // PER, PER])
+
+
+@triton.jit
+def first_equal(held, here):
+    """For each slot `[ROWS, SLOTS]` a float whose highest bit is its first cell that equals `here`; 0 where none does (NaN).
+
+    A comparison gives 1 or 0; neighbours are merged by one multiply-add, twice as many cells at a time, so that the cells of a slot
+    become the bits of an integer below 2^16: exact, and ties keep every bit.
+    """
+    ROWS: tl.constexpr = held.shape[0]
+    SLOTS: tl.constexpr = held.shape[1]
+    PER: tl.constexpr = held.shape[2]
+    bits = (held == here[:, :, None]).to(tl.float32)
+    left, right = tl.split(tl.reshape(bits, [ROWS, SLOTS, PER // 2, 2]))
+    bits = left * 2.0 + right
+    if PER >= 4:
+        left, right = tl.split(tl.reshape(bits, [ROWS, SLOTS, PER // 4, 2]))
+        bits = left * 4.0 + right
+    if PER >= 8:
+        left, right = tl.split(tl.reshape(bits, [ROWS, SLOTS, PER // 8, 2]))
+        bits = left * 16.0 + right
+    if PER >= 16:
+        left, right = tl.split(tl.reshape(bits, [ROWS, SLOTS, PER // 16, 2]))
+        bits = left * 256.0 + right
+    return tl.reshape(bits, [ROWS, SLOTS])
+
+
+@triton.jit
+def slot_best(held, KIND: tl.constexpr):
+    """Maximum of each slot `[ROWS, SLOTS]`, NaN kept."""
+    if KIND == INT8:
+        best = tl.reduce(held, 2, larger)
+    else:
+        best = tl.reduce(held, 2, keep_nan)
+    return best
+
+
+@triton.jit
+def slots_first(best, row, bits, tile, ROWS: tl.constexpr, TOKENS: tl.constexpr):
+    """The first token `[ROWS]` whose product is the row's maximum; beyond every token where that is NaN, 0 where nothing won."""
+    token = tl.where(bits > 0, tile + slot_place(bits, ROWS, TOKENS), 0)
+    return tl.min(tl.where(best == row[:, None], token, 2147483647), 1)
+
+
+@triton.jit
+def slot_place(bits, ROWS: tl.constexpr, TOKENS: tl.constexpr):
+    """The token in its tile that the highest bit of each `first_equal` stands for."""
+    PER: tl.constexpr = TOKENS // 4 if TOKENS < 64 else 16
+    slot = tl.arange(0, TOKENS // PER)[None, :]
+    order = (PER - 1) - ((bits.to(tl.int32, bitcast=True) >> 23) - 127)
+    return (slot // 4) * (PER * 4) + (order // 2) * 8 + (slot % 4) * 2 + order % 2

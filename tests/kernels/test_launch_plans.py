@@ -256,7 +256,7 @@ def test_results_and_scratch_keep_their_shapes() -> None:
     launch.record("key", (source,), CPU, run)
     plan = launch.planned("key")
     assert plan is not None
-    assert plan.winners
+    assert plan.pair
     scores, winners = plan.run((base(),), CPU)
     assert (scores.shape, winners.shape, winners.dtype) == ((4,), (4, 2), torch.int32)
     (_, *first), (_, *second) = kernel.compiled.runs
