@@ -44,35 +44,35 @@ def floor(work: Work, ceilings: dict[str, float]) -> tuple[float, str]:
 # The results file
 
 
-def empty(environment: dict[str, Any]) -> dict[str, Any]:
+def empty(environment: dict[str, Any], schema: str = SCHEMA) -> dict[str, Any]:
     """A results document without groups."""
-    return {"schema": SCHEMA, "identity": {key: environment[key] for key in IDENTITY}, "groups": {}, "partial": {}}
+    return {"schema": schema, "identity": {key: environment[key] for key in IDENTITY}, "groups": {}, "partial": {}}
 
 
-def read(path: Path) -> dict[str, Any]:
+def read(path: Path, schema: str = SCHEMA) -> dict[str, Any]:
     """A results file.
 
     Raises:
         ValueError: it is no file of this schema.
     """
     found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    if found.get("schema") != SCHEMA:
+    if found.get("schema") != schema:
         raise ValueError(
-            f"{path}: schema {found.get('schema')!r}, need {SCHEMA!r}; name another file, or --fresh to replace it"
+            f"{path}: schema {found.get('schema')!r}, need {schema!r}; name another file, or --fresh to replace it"
         )
     return found
 
 
-def opened(path: Path | None, environment: dict[str, Any], fresh: bool) -> dict[str, Any]:
+def opened(path: Path | None, environment: dict[str, Any], fresh: bool, schema: str = SCHEMA) -> dict[str, Any]:
     """The document to add to: the file's when it is of this machine and these kernels, a new one when there is none.
 
     Raises:
         ValueError: the file is another's (and `fresh` does not say to replace it).
     """
     if path is None or fresh or not path.exists():
-        return empty(environment)
-    found = read(path)
-    here = empty(environment)["identity"]
+        return empty(environment, schema)
+    found = read(path, schema)
+    here = empty(environment, schema)["identity"]
     other = [
         f"{key} {found['identity'].get(key)!r}, here {here[key]!r}"
         for key in IDENTITY

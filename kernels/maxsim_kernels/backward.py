@@ -25,10 +25,11 @@ from maxsim_kernels.inverse_grid import Grid, Lists, divisor, sorted_entries
 from maxsim_kernels.launch import Inputs, call, empty, launch, planned, record, signature, unrecorded
 
 LIST_BYTES = 16 << 20  # of query tokens listed at once: small enough to stay in the cache beside the queries
+_RAGGED_LIST_BYTES = 64 << 20  # more at once, because every turn looks at all rows of the buffer
 _WIDTH = 128  # columns a program holds; wider embeddings take several
 # Query tokens a program owns, documents it reads at once, warps (H200: 32 rows of 256 bytes in flight a program, whoever adds).
 _GATHER, _SCATTER = (16, 2, 2), (32, 1, 4)
-_LIST_ENTRIES, _LIST_WARPS = 32, 1  # rows a program reads at once: one warp starts soonest, 1.8 times as fast as four
+_LIST_BYTES, _LIST_WARPS = 8192, 1  # of rows a program reads at once: one warp starts soonest, 1.8 times as fast as four
 _OWN_TOKENS, _OWN_ROWS = 64, 32  # document tokens and query tokens a product holds
 _PROGRAMS = 8  # a multiprocessor, below which documents are dealt to several programs
 
@@ -80,8 +81,12 @@ class _Saved:
     def document_strides(self) -> tuple[int, int, int, int]:
         """Of the query, the document, the token and the column."""
         one = self.documents
-        outer = {4: (one.stride(0), one.stride(-3)), 3: (one.stride(0), 0) if self.owned else (0, one.stride(0)), 2: (0, 0)}
-        return *outer[one.dim()], one.stride(-2), one.stride(-1)
+        outer = (0, 0)
+        if one.dim() == 4:
+            outer = (one.stride(0), one.stride(1))
+        elif one.dim() == 3:
+            outer = (one.stride(0), 0) if self.owned else (0, one.stride(0))
+        return *outer, one.stride(-2), one.stride(-1)
 
 
 def backward(
@@ -106,7 +111,7 @@ def backward(
         path: "unified", "atomic" or "csr".
         queries_end_to_end, documents_end_to_end: packed rows follow each other in their buffer; otherwise they may overlap.
     """
-    parts = (grad.contiguous(), argmax.contiguous(), queries, query_starts, documents, document_starts)
+    parts = (grad.contiguous(), argmax.contiguous(), queries, _plain(query_starts), documents, _plain(document_starts))
     inputs = tuple(None if one is None else one.detach() for one in parts)
     flags = (layout != "shared", need_queries, need_documents, path, queries_end_to_end, documents_end_to_end)
     if queries.is_cuda:
@@ -121,6 +126,10 @@ def backward(
     results = iter(found if isinstance(found, tuple) else (found,))
     none = torch.empty(0, dtype=queries.dtype, device=queries.device)
     return next(results) if need_queries else none, next(results) if need_documents else none
+
+
+def _plain(starts: Tensor | None) -> Tensor | None:
+    return None if starts is None else starts.contiguous()
 
 
 def _run(
@@ -202,8 +211,8 @@ def _overlapping_queries(saved: _Saved, out: Tensor, sums: Tensor | None) -> Non
     launch(
         _lists_kernel, total * columns,
         own, grid.list, grid.ends, own, own, own, out,
-        0, 1, size, 1, 1, columns, 0, 0, width, size * width, width, 1,
-        FLAT=True, WEIGHTED=False, PACKED_QUERIES=False, RAGGED=False, ENTRIES=_LIST_ENTRIES, WIDTH=held, warps=_LIST_WARPS,
+        0, 0, 0, 1, size, 1, 1, columns, 0, 0, width, size * width, width, 1,
+        FLAT=True, WEIGHTED=False, PACKED_QUERIES=False, RAGGED=False, ENTRIES=_entries(own, held), WIDTH=held, warps=_LIST_WARPS,
     )  # fmt: skip
 
 
@@ -244,9 +253,13 @@ def _listed(saved: _Saved, end_to_end: bool, out: Tensor) -> None:
     if starts is not None:
         owners = empty((saved.rows,), torch.int32, out.device)
         call(_owners, owners, starts)
-        _launch_lists(saved, Lists(saved.argmax, starts, saved.rows, count).build(0, count), owners, out, 0, saved.rows)
+        each = min(count, max(1, _RAGGED_LIST_BYTES // 4 // (queries * size)))
+        lists = Lists(saved.argmax, starts, saved.rows, each)
+        for first in range(0, count, each):
+            last = min(count, first + each)
+            _launch_lists(saved, lists.build(first, last - first), owners, out, 0, saved.rows, (first, last))
         return
-    each = min(count, max(1, LIST_BYTES // 4 // max(1, queries * size)))
+    each = min(count, max(1, LIST_BYTES // 4 // (queries * size)))
     lists = Lists(saved.argmax, None, saved.size, each)
     for first in range(0, count, each):
         here = min(each, count - first)
@@ -273,7 +286,16 @@ def _overlapping_documents(saved: _Saved, starts: Tensor, out: Tensor) -> None:
     _launch_lists(saved, grid, None, out, 0, saved.rows)
 
 
-def _launch_lists(saved: _Saved, grid: Grid, owners: Tensor | None, out: Tensor, first_row: int, rows: int) -> None:
+def _launch_lists(
+    saved: _Saved,
+    grid: Grid,
+    owners: Tensor | None,
+    out: Tensor,
+    first_row: int,
+    rows: int,
+    documents_of: tuple[int, int] = (0, 0),
+) -> None:
+    """Gradients of `rows` document tokens from `first_row` on; with `owners`, of those whose document is in `documents_of`."""
     held, columns = saved.columns
     _, documents, size = saved.argmax.shape
     packed = saved.query_starts is not None
@@ -281,24 +303,32 @@ def _launch_lists(saved: _Saved, grid: Grid, owners: Tensor | None, out: Tensor,
         _lists_kernel, rows * columns,
         saved.grad, grid.list, grid.ends, saved.queries, saved.query_starts if packed else saved.grad,
         owners if owners is not None else saved.grad, out,
-        first_row, documents, size, saved.size, grid.blocks, columns, *divisor(size), saved.queries.shape[-1],
+        first_row, *documents_of, documents, size, saved.size, grid.blocks, columns, *divisor(size), saved.queries.shape[-1],
         *saved.query_strides(),
         FLAT=grid.list.dtype == torch.int64, WEIGHTED=True, PACKED_QUERIES=packed, RAGGED=owners is not None,
-        ENTRIES=_LIST_ENTRIES, WIDTH=held, warps=_LIST_WARPS,
+        ENTRIES=_entries(saved.queries, held), WIDTH=held, warps=_LIST_WARPS,
     )  # fmt: skip
+
+
+def _entries(rows: Tensor, held: int) -> int:
+    """Rows of `held` columns a program of `_lists_kernel` reads at once."""
+    return min(64, _LIST_BYTES // (held * rows.element_size()))
 
 
 def _launch_own(saved: _Saved, out: Tensor) -> None:
     held, columns = saved.columns
     queries, documents, size = saved.argmax.shape
     packed, ragged = saved.query_starts is not None, saved.document_starts is not None
-    tiles = 1 if ragged else triton.cdiv(saved.size, _OWN_TOKENS)
+    # FP32, and matrix units before Hopper, keep more in registers: half the tokens, or they spill.
+    half = out.dtype == torch.float32 or hardware(out.device)[0] < (9, 0)
+    held_tokens = _OWN_TOKENS // (2 if half else 1)
+    tiles = 1 if ragged else triton.cdiv(saved.size, held_tokens)
     launch(
         _own_kernel, queries * documents * tiles * columns,
         saved.grad, saved.argmax, saved.queries, saved.query_starts if packed else saved.grad,
         saved.document_starts if ragged else saved.grad, out,
         documents, size, saved.size, tiles, columns, saved.rows, queries * documents, saved.queries.shape[-1],
         *saved.query_strides(),
-        LEAN=saved.argmax.dtype == torch.int16, PACKED_QUERIES=packed, RAGGED=ragged, TOKENS=_OWN_TOKENS, ROWS=_OWN_ROWS,
+        LEAN=saved.argmax.dtype == torch.int16, PACKED_QUERIES=packed, RAGGED=ragged, TOKENS=held_tokens, ROWS=_OWN_ROWS,
         WIDTH=held, warps=4,
     )  # fmt: skip

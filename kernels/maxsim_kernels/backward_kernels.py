@@ -51,13 +51,15 @@ def _rows_kernel(
     low = split * share
     high = tl.minimum(low + share, documents)
     mine = query * stride_qn
+    start = tl.full([], 0, tl.int64)
     if PACKED_QUERIES:
-        mine = tl.load(query_start_ptr + query).to(tl.int64) * stride_qt
+        start = tl.load(query_start_ptr + query).to(tl.int64)
+        mine = start * stride_qt
     if SCATTER:
         # Of a query shorter than its neighbours, rows beyond it exist only as far as the buffer does; nobody chose for them.
         exists = token < winner_size
         if PACKED_QUERIES:
-            exists = exists & (mine + token * stride_qt < room * stride_qt)
+            exists = exists & (start + token < room)
         rows = tl.load(
             query_ptr + mine + token.to(tl.int64)[:, None] * stride_qt + inner.to(tl.int64)[None, :] * stride_qd,
             mask=exists[:, None] & (inner < width)[None, :],
@@ -72,12 +74,12 @@ def _rows_kernel(
             first + TURN, high, document, token, query, argmax_ptr, grad_ptr, documents, winner_size, LEAN
         )
         won = place >= 0
-        number = tl.full([], 0, tl.int64) + first + document
+        number = tl.full([], 0, tl.int64) + tl.minimum(first + document, documents - 1)
         if OWNED:
             number = number + query * documents
         begin = number * document_size
         if RAGGED:
-            begin = tl.load(start_ptr + number, mask=won, other=0).to(tl.int64)
+            begin = tl.load(start_ptr + number).to(tl.int64)
         if GATHER:
             seen = tl.maximum(seen, won.to(tl.int32))
             source = begin + place
@@ -107,16 +109,21 @@ def _rows_kernel(
         to = query * winner_size + token
         kept = token < winner_size
         if PACKED_QUERIES and not APART:
-            to = tl.load(query_start_ptr + query).to(tl.int64) + token
+            to = start + token
             kept = kept & chosen  # a row beyond the query is another query's
         to = ((tl.full([], 0, tl.int64) + split) * room + to) * width
         tl.store(out_ptr + to[:, None] + inner[None, :], out, mask=kept[:, None] & (inner < width)[None, :])
 
 
-@triton.jit(do_not_specialize=["first_row", "documents", "winner_size", "document_size", "blocks", "columns", "magic", "shift"])
+@triton.jit(
+    do_not_specialize=[
+        "first_row", "first_document", "last_document", "documents", "winner_size", "document_size", "blocks", "columns", "magic",
+        "shift",
+    ]
+)  # fmt: skip
 def _lists_kernel(
     grad_ptr, list_ptr, end_ptr, query_ptr, query_start_ptr, owner_ptr, out_ptr,
-    first_row, documents, winner_size, document_size, blocks, columns, magic, shift, width,
+    first_row, first_document, last_document, documents, winner_size, document_size, blocks, columns, magic, shift, width,
     stride_qn, stride_qt, stride_qd,
     FLAT: tl.constexpr, WEIGHTED: tl.constexpr, PACKED_QUERIES: tl.constexpr, RAGGED: tl.constexpr, ENTRIES: tl.constexpr,
     WIDTH: tl.constexpr,
@@ -128,8 +135,10 @@ def _lists_kernel(
     begin = tl.load(end_ptr + last, mask=row > 0, other=0)
     end = tl.load(end_ptr + last + blocks)
     document = first_row // document_size + row // document_size
+    mine = True
     if RAGGED:
         document = tl.load(owner_ptr + row)
+        mine = (document >= first_document) & (document < last_document)
     at = begin + tl.arange(0, ENTRIES)
     next_entry = tl.load(list_ptr + at, mask=at < end, other=0)
     total = tl.zeros([ENTRIES, WIDTH], tl.float32)
@@ -160,7 +169,7 @@ def _lists_kernel(
             found = found * tl.load(grad_ptr + cell, mask=there, other=0.0)[:, None]
         total += found
     to = out_ptr + (tl.full([], 0, tl.int64) + first_row + row) * width + inner
-    tl.store(to, tl.sum(total, 0), mask=inner < width)
+    tl.store(to, tl.sum(total, 0), mask=(inner < width) & mine)
 
 
 @triton.jit(do_not_specialize=["documents", "winner_size", "document_size", "tiles", "columns", "room", "count"])

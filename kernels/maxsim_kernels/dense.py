@@ -230,11 +230,11 @@ def _tiles_kernel(
             sum0 = as_float(row0, KIND)
             sum1 = as_float(row1, KIND)
             if QUERY_SCALED:
-                # An empty document stays -inf, also for a query token whose scale is NaN.
-                factor0 = tl.where(size > 0, weight0 * weight, 1.0)
-                factor1 = tl.where(size > 0, weight1 * weight, 1.0)
-                sum0 = sum0 * factor0
-                sum1 = sum1 * factor1
+                # An empty document stays -inf, also for a query token whose scale is NaN. The document's scale comes first, as in
+                # the other kernels: views of a large buffer are theirs, and must get the same bits.
+                there = size > 0
+                sum0 = sum0 * tl.where(there, weight, 1.0) * tl.where(there, weight0, 1.0)
+                sum1 = sum1 * tl.where(there, weight, 1.0) * tl.where(there, weight1, 1.0)
             sum0 = tl.where(valid0, sum0, 0.0)
             sum1 = tl.where(valid1, sum1, 0.0)
             column = number - first_document

@@ -67,14 +67,14 @@ def _key(
 @triton.jit
 def _share(first_document, queries, blocks, per_block, document_size, start_ptr, winner_size, RAGGED: tl.constexpr):
     """A program's document, block, first query, winners, and the table's row of the document's first token."""
-    number = tl.program_id(0) // blocks
+    number = first_document + tl.program_id(0) // blocks
     block = tl.program_id(0) % blocks
     query0 = block * per_block
     total = tl.maximum(tl.minimum(queries - query0, per_block), 0) * winner_size
-    base = number * document_size
+    base = (number - first_document) * document_size
     if RAGGED:
         base = tl.load(start_ptr + number).to(tl.int32)
-    return first_document + number, block, query0, total, base
+    return number, block, query0, total, base
 
 
 @triton.jit(

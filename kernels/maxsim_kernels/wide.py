@@ -97,12 +97,12 @@ def _wide_kernel(
                     kept = best
                     number = tl.full([], 0, tl.int64) + document
                     if size > 0:
-                        if QUERY_SCALED:
-                            kept = kept * tl.load(query_scale_ptr + row, mask=row < rows_total, other=1.0)
                         if SCALE == 2:
                             kept = kept * tl.load(scale_ptr + number // splits).to(tl.float32)
                         elif SCALE == 3:
                             kept = kept * tl.load(scale_ptr).to(tl.float32)
+                        if QUERY_SCALED:
+                            kept = kept * tl.load(query_scale_ptr + row, mask=row < rows_total, other=1.0)
                     to = (number - first_document) * out_stride + row
                     tl.store(out_ptr + to, kept, mask=row < rows_total)
                     if ARGMAX:

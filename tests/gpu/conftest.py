@@ -1,7 +1,8 @@
 """What the GPU tests share: float64 truth, input makers, poisoned memory, a counter of compilations.
 
 Test files cannot import their neighbours (`--import-mode=importlib`), so the helper modules of this folder arrive as fixtures:
-`make` (gpu_inputs.py) and `truth` (gpu_truth.py); `agree` is the one most tests need.
+`make` (gpu_inputs.py), `truth` (gpu_truth.py) and `gradients` (gpu_gradients.py); `agree` and `agree_gradients` are the ones most
+tests need.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import gc
 import importlib.util
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -72,6 +74,18 @@ def truth() -> ModuleType:
 def agree(truth: ModuleType) -> Callable[..., torch.Tensor]:
     """`agree(queries, documents, ...)`: call the operator, compare with the truth, return the scores."""
     return truth.agree
+
+
+@pytest.fixture(scope="session")
+def gradients() -> ModuleType:
+    """Float64 sums over winners, one training step, and the checks of its gradients."""
+    return _load("gpu_gradients")
+
+
+@pytest.fixture(scope="session")
+def agree_gradients(gradients: ModuleType, truth: ModuleType, make: ModuleType) -> Callable[..., Any]:
+    """`agree_gradients(queries, documents, ...)`: train one step, compare winners and gradients with the truth, return the step."""
+    return partial(gradients.agree, truth, make)
 
 
 def _poisoned(function: Callable[..., Any]) -> Callable[..., Any]:

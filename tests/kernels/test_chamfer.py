@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from maxsim_kernels import chamfer_distance
+from maxsim_kernels import api, chamfer, chamfer_distance
 
 
 def close(got, need, tolerance):
@@ -114,3 +114,92 @@ def test_bad_arguments(cases):
         chamfer_distance(p, p[None])
     with pytest.raises(ValueError, match=r"int|float"):
         chamfer_distance(p.int(), p.int())
+
+
+@pytest.mark.parametrize(("N", "M"), [(1, 257), (257, 1), (100, 63)])
+@pytest.mark.parametrize("d", [1, 16, 20, 128])
+def test_unequal_sizes_and_dimensions(oracle, cases, tol, N, M, d):
+    p, q = cases.gauss(N, d), cases.gauss(M, d, seed=1)
+    need, need_p, need_q = oracle.chamfer(p, q)
+    distance = chamfer_distance(p.requires_grad_(), q.requires_grad_())
+    assert float(distance.detach()) == pytest.approx(need, rel=tol.CHAMFER)
+    dp, dq = torch.autograd.grad(distance, (p, q))
+    assert close(oracle.numbers(dp), need_p, tol.CHAMFER_GRADIENT)
+    assert close(oracle.numbers(dq), need_q, tol.CHAMFER_GRADIENT)
+
+
+def test_one_point_that_is_everybodys_nearest(oracle, cases, tol):
+    p, q = cases.gauss(40, 3), cases.gauss(300, 3, seed=1) + 50
+    p[7] += 10  # nearest of every q
+    _, need_p, need_q = oracle.chamfer(p, q)
+    dp, dq = torch.autograd.grad(chamfer_distance(p.requires_grad_(), q.requires_grad_()), (p, q))
+    assert close(oracle.numbers(dp), need_p, tol.CHAMFER_GRADIENT)
+    assert close(oracle.numbers(dq), need_q, tol.CHAMFER_GRADIENT)
+
+
+def test_a_far_outlier(oracle, cases, tol):
+    p, q = cases.gauss(40, 3), cases.gauss(30, 3, seed=1)
+    p[11] = 1e6
+    # The outlier's own distance is nearly all of the mean: the rest is compared without it.
+    assert float(chamfer_distance(p, q)) == pytest.approx(oracle.chamfer(p, q)[0], rel=tol.CHAMFER)
+    dq = torch.autograd.grad(chamfer_distance(p, q.requires_grad_()), q)[0]
+    need = oracle.chamfer(p, q)[2]
+    for got, row in zip(oracle.numbers(dq), need, strict=True):
+        assert close(got, row, tol.CHAMFER_GRADIENT)
+
+
+def test_infinite_coordinates(cases):
+    p, q = cases.gauss(20, 3), cases.gauss(30, 3, seed=1)
+    p[7, 1] = float("inf")
+    assert chamfer_distance(p, q) == float("inf")
+    q[2, 1] = float("inf")
+    assert chamfer_distance(p, q).isnan()
+
+
+def test_float64_gradients_of_both_orders(cases):
+    p, q = cases.gauss(7, 3).double().requires_grad_(), cases.gauss(5, 3, seed=1).double().requires_grad_()
+    assert chamfer_distance(p, q).dtype == torch.float64
+    assert torch.autograd.gradcheck(chamfer_distance, (p, q))
+    assert torch.autograd.gradgradcheck(chamfer_distance, (p, q))
+    assert torch.autograd.gradgradcheck(lambda one: chamfer_distance(one, q.detach()), (p,))
+
+
+def test_a_call_without_gradient_skips_the_custom_op(cases, monkeypatch):
+    p, q = cases.gauss(9, 3).requires_grad_(), cases.gauss(14, 3, seed=1)
+    need = chamfer_distance(p, q)
+
+    def fail(*_):
+        raise AssertionError("went through the custom op")
+
+    monkeypatch.setattr(chamfer, "_chamfer", fail)
+    with torch.no_grad():
+        assert chamfer_distance(p, q) == need
+    assert chamfer_distance(p.detach(), q) == need
+    with pytest.raises(AssertionError, match="custom op"):
+        chamfer_distance(p, q)
+
+
+def test_what_is_not_fused_is_said_once(monkeypatch):
+    monkeypatch.setattr(api, "_SAID", set())
+    p = torch.empty(5, 3, device="meta")
+    with pytest.warns(UserWarning, match="no fused Chamfer kernel for meta tensors"):
+        assert chamfer_distance(p, p).shape == ()
+    chamfer_distance(p, p)  # warnings are errors here
+
+
+class Cuda:
+    """The little that the choice looks at, without a GPU."""
+
+    def __init__(self, count, d, dtype=torch.float32):
+        self.shape, self.dtype, self.device = (count, d), dtype, torch.device("cuda")
+
+
+def test_what_the_fused_kernels_take(monkeypatch):
+    pytest.importorskip("triton", reason="Triton is not installed")
+    for d in (1, 3, 128, 256):
+        assert chamfer._not_fused(Cuda(100_000, d), Cuda(1, d)) == ""
+    assert "d = 257" in chamfer._not_fused(Cuda(5, 257), Cuda(5, 257))
+    assert "float64" in chamfer._not_fused(Cuda(5, 3, torch.float64), Cuda(5, 3, torch.float64))
+    assert "points" in chamfer._not_fused(Cuda(2**30, 3), Cuda(1, 3))
+    monkeypatch.setattr(api, "_HAS_TRITON", False)
+    assert "Triton" in chamfer._not_fused(Cuda(5, 3), Cuda(5, 3))

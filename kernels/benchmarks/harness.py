@@ -1,0 +1,399 @@
+"""What the training and the Chamfer benchmark share: prepare a row's methods, time them in turn, write one file, one command line.
+
+A row's methods are prepared first: called until warm, compared with FP64 truth after NaN was left in the memory that its outputs will
+get, and their memory measured. A method that is wrong, fails or is missing is reported with the reason and never timed. Then the row is
+timed as `timing.py` says, in turn. Methods that need more than 60 ms a call (naive autograd, recomputation) take their turns among
+themselves in fewer rounds: beside a call a hundred times longer, a short one would not be measured any better.
+
+Memory is that of a steady state: what the call before left behind (gradients, outputs) exists when the call starts and is dropped by
+it. `peak_bytes` counts from that state, so it holds winners, lists, scratch, activations; `strict_bytes` adds the gradients themselves.
+
+`--smoke` runs the same flow on tiny shapes, also on a CPU, where wall clocks replace events and peers are left out. Its figures mean
+nothing and go to files of their own schema.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import peers
+import timing
+import torch
+from figures import merge, opened, read, short, summary, write
+from forward import DeviceLostError, RefusedError, environment, failures
+from timing import Call
+
+SLOW, SLOWEST = 0.06, 3.0  # seconds: above the first a method is timed apart, above the second not at all
+SLOW_RUNS = 5
+AHEAD = 2_000_000  # GPU clocks, about a millisecond, of waiting before a call whose host cost is not to count
+
+
+@dataclass(frozen=True)
+class Method:
+    """One line of a row: the calls of its entry points, of which the fastest correct one is timed."""
+
+    name: str
+    kind: str  # "ours", "baseline" or "peer"
+    calls: Mapping[str, Call]
+    check: Callable[[str], dict[str, Any]]  # entry -> what was found; raises RefusedError when it is wrong
+    gradient_bytes: int = 0  # what a call leaves behind
+    says: str = ""  # explain(): what ours chose, and why
+    kernels: bool = False  # record the time of each of its kernels
+
+
+@dataclass
+class Lineup:
+    """The methods of one row, and who does not take part for which reason."""
+
+    methods: list[Method] = field(default_factory=list)
+    skipped: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass
+class Row:
+    """One line of work with everybody who can do it."""
+
+    name: str
+    about: dict[str, Any]
+    lineup: Lineup
+    operations: float = 0.0  # of the least FP16 products, 2 a multiply-add; 0: no floor is given
+    main: str = "ours"
+    timed: bool = True
+    busy: bool = False  # time once more with the host ahead of the GPU
+    precision: str = "high"  # of FP32 products in torch ("high": TF32, as the paper's naive)
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a group's rows depend on."""
+
+    device: torch.device
+    peers: tuple[str, ...] = tuple(peers.PEERS)
+    smoke: bool = False
+
+
+@dataclass(frozen=True)
+class Tool:
+    """A benchmark command: its groups of rows and how its figures are shown."""
+
+    name: str
+    text: str
+    schema: str
+    groups: dict[str, Callable[[Options], Iterator[Row]]]
+    verdicts: Callable[[dict[str, Any]], list[dict[str, Any]]]
+    markdown: Callable[[dict[str, Any]], list[str]]
+
+
+class Bench:
+    """Clocks and memory of the device: CUDA events with the L2 flushed, or wall time on a CPU."""
+
+    def __init__(self, device: torch.device, runs: int) -> None:
+        self.cuda, self.runs = device.type == "cuda", runs
+        self.flush = timing.Flush() if self.cuda else None
+        self.library = timing.Library(self.flush, runs) if self.flush is not None else None
+        self._frozen = False
+        self.ceilings: dict[str, float] = {} if self.library is None else dict(self.library.rates)
+
+    def wait(self) -> None:
+        """Until the device has done everything."""
+        if self.cuda:
+            torch.cuda.synchronize()
+
+    def seconds(self, call: Call) -> float:
+        """One call by the host's clock."""
+        self.wait()
+        start = time.perf_counter()
+        call()
+        self.wait()
+        return time.perf_counter() - start
+
+    def peak(self, call: Call) -> int | None:
+        """Peak bytes of a call above the state that the same call left behind; None on a CPU."""
+        if not self.cuda:
+            return None
+        call()
+        gc.collect()
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        call()
+        torch.cuda.synchronize()
+        return int(torch.cuda.max_memory_allocated() - before)
+
+    def kernels(self, call: Call) -> dict[str, float]:
+        """Milliseconds of each kernel of a call by torch's profiler, the L2 warm; empty where it sees none."""
+        if not self.cuda:
+            return {}
+        from torch.profiler import ProfilerActivity, profile
+
+        with profile(activities=[ProfilerActivity.CUDA]) as held:
+            for _ in range(SLOW_RUNS):
+                call()
+            torch.cuda.synchronize()
+        events = {event.key[:60]: event.self_device_time_total / SLOW_RUNS / 1e3 for event in held.key_averages()}
+        return {name: time for name, time in events.items() if time > 0}
+
+    def poison(self, size: int) -> None:
+        """Leave NaN where the next outputs will lie."""
+        if self.cuda:
+            timing.poison(size // 4)
+
+    def time(self, calls: dict[str, Call], slow: set[str], busy: bool) -> tuple[dict[str, dict[str, float]], dict[str, float]]:
+        """Medians and IQR of every call, and the row's own ceilings."""
+        if self.library is None or self.flush is None:
+            return {name: self._wall(call) for name, call in calls.items()}, {}
+        fast = {name: call for name, call in calls.items() if name not in slow}
+        turns = {name: call for name, call in self.library.calls({"fp16"}).items() if name != "library read"}
+        found = timing.measure(turns | fast, self.runs, self.flush)
+        ceilings = self.library.taken(found)
+        if slow:
+            rest = {name: calls[name] for name in slow}
+            found |= timing.measure(rest, min(self.runs, SLOW_RUNS), self.flush)
+        if busy and fast:
+            for name, times in timing.measure(fast, self.runs, self._ahead).items():  # type: ignore[arg-type]
+                found[name] |= {f"busy_{key}": value for key, value in times.items()}
+        return found, ceilings
+
+    def _ahead(self) -> None:
+        assert self.flush is not None
+        self.flush()
+        torch.cuda._sleep(AHEAD)
+
+    def _wall(self, call: Call) -> dict[str, float]:
+        return summary([self.seconds(call) * 1e3 for _ in range(self.runs)], "ms")
+
+    def clear(self) -> None:
+        """Drop what the last method or row held."""
+        gc.collect()
+        if not self._frozen:
+            self._frozen = True
+            gc.freeze()  # later collections, one a method, need not walk over every module
+        if self.cuda:
+            torch.cuda.empty_cache()
+
+
+def prepare(method: Method, bench: Bench) -> tuple[Call, dict[str, Any], float]:
+    """The fastest correct entry point of a method, what was found about it, and seconds a call.
+
+    Raises:
+        RefusedError: no entry point is right.
+        DeviceLostError: the GPU answers no more.
+    """
+    good: dict[str, dict[str, Any]] = {}
+    seconds: dict[str, float] = {}
+    refused: dict[str, str] = {}
+    for name, call in method.calls.items():
+        try:
+            first = bench.seconds(call)
+            seconds[name] = bench.seconds(call)
+            if seconds[name] > SLOWEST:
+                raise RefusedError(f"too slow to be timed: {seconds[name]:.1f} s a call")
+            bench.poison(method.gradient_bytes)
+            good[name] = {**method.check(name), "first_call_s": first}
+        except RefusedError as reason:
+            refused[name] = str(reason)
+        except failures() as problem:
+            refused[name] = f"failed: {type(problem).__name__}: {str(problem).strip()}".splitlines()[0][:180]
+        if name in refused:
+            bench.clear()
+            try:
+                bench.wait()
+            except RuntimeError as problem:
+                raise DeviceLostError(f"{method.name}: {str(problem).splitlines()[0]}") from problem
+    if not good:
+        raise RefusedError("; ".join(f"{name}: {why}" if name else why for name, why in refused.items()))
+    chosen = min(good, key=seconds.__getitem__)
+    data = {"kind": method.kind, "entry": chosen, **good[chosen]}
+    peak = bench.peak(method.calls[chosen])
+    data |= {"peak_bytes": peak, "strict_bytes": None if peak is None else peak + method.gradient_bytes}
+    if len(seconds) > 1:
+        data["entries_ms"] = {name: 1e3 * seconds[name] for name in good}
+    if refused:
+        data["entries_refused"] = refused
+    if method.kernels:
+        data["kernels_ms"] = bench.kernels(method.calls[chosen])
+    if method.says:
+        data["says"] = method.says
+    return method.calls[chosen], data, seconds[chosen]
+
+
+def run_row(row: Row, bench: Bench) -> dict[str, Any]:
+    """Check everybody in a row, measure memory, time those that are right."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision(row.precision)
+    try:
+        return _run_row(row, bench)
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+def _run_row(row: Row, bench: Bench) -> dict[str, Any]:
+    calls: dict[str, Call] = {}
+    methods: dict[str, dict[str, Any]] = {}
+    skipped, slow = dict(row.lineup.skipped), set()
+    for method in row.lineup.methods:
+        try:
+            calls[method.name], methods[method.name], seconds = prepare(method, bench)
+        except RefusedError as reason:
+            skipped[method.name] = str(reason)
+        else:
+            slow |= {method.name} if seconds > SLOW else set()
+        bench.clear()
+    ceilings = bench.ceilings
+    if row.timed:
+        found, ceilings = bench.time(calls, slow, row.busy)
+        for name, times in found.items():
+            methods[name] |= times
+    rate = ceilings.get("fp16")
+    return {
+        "about": row.about,
+        "operations": row.operations,
+        "bytes": 0,
+        "floor_ms": row.operations / rate * 1e3 if rate and row.operations else None,
+        "ceilings": ceilings,
+        "main": row.main,
+        "host": False,
+        "methods": methods,
+        "skipped": skipped,
+    }
+
+
+def lines(name: str, row: dict[str, Any]) -> list[str]:
+    """One row as text."""
+    floor = "" if row["floor_ms"] is None else f" (forward floor {row['floor_ms']:.4f} ms)"
+    shown = [f"\n{name}{floor}"]
+    for method, data in row["methods"].items():
+        ms = f"{data['median_ms']:10.4f} ms" if "median_ms" in data else " " * 13
+        busy = f"busy {data['busy_median_ms']:9.4f}" if "busy_median_ms" in data else " " * 14
+        peak = "" if data["peak_bytes"] is None else f"{data['peak_bytes'] / 1e6:10.2f} MB"
+        found = "  ".join(
+            f"{key} {data[key]:.2e}" for key in ("error", "shifted_error", "gradient_error") if data.get(key) is not None
+        )
+        cosine = f"  1-cos {1 - data['cosine']:.1e}" if "cosine" in data else ""
+        entry = f"  [{data['entry']}]" if data["entry"] else ""
+        wrong = f"  WRONG: {data['wrong']}" if data.get("wrong") else ""
+        shown.append(f"  {method:44} {ms} {busy} {peak}  {found}{cosine}{entry}{wrong}")
+    return [*shown, *(f"  {method:44} {reason}" for method, reason in row["skipped"].items())]
+
+
+def run_group(tool: Tool, name: str, report: dict[str, Any], bench: Bench, options: argparse.Namespace) -> None:
+    """All rows of a group into the report and the file."""
+    start = time.perf_counter()
+    print(f"\n== {name}", flush=True)
+    group: dict[str, Any] = {
+        "environment": options.here,
+        "ceilings": bench.ceilings,
+        "runs": bench.runs,
+        "smoke": options.smoke,
+        "rows": {},
+    }
+    for row in tool.groups[name](options.rows):
+        group["rows"][row.name] = run_row(row, bench)
+        print("\n".join(lines(row.name, group["rows"][row.name])), flush=True)
+        row.lineup.methods.clear()
+        del row
+        bench.clear()
+        merge(report, name, group, complete=False)
+        write(options.json, report)
+    merge(report, name, group, complete=True)
+    report["verdicts"] = tool.verdicts(report)
+    write(options.json, report)
+    print(f"== {name}: {time.perf_counter() - start:.0f} s", flush=True)
+
+
+def compile_group(tool: Tool, name: str, options: argparse.Namespace) -> None:
+    """Call every Triton method of a group twice, so that its kernels are in Triton's cache on disk."""
+    from triton.runtime.autotuner import Autotuner
+
+    def sweep(self: Any, key: Any, configs: Any, bench: Any) -> bool:  # as check_disk_cache, without the disk
+        bench()
+        return False
+
+    Autotuner.check_disk_cache = sweep  # a sweep beside other processes must not choose for the timed run
+    start = time.perf_counter()
+    for row in tool.groups[name](options.rows):
+        for method in row.lineup.methods:
+            for call in method.calls.values() if method.kind != "baseline" else ():
+                try:
+                    call()
+                    call()
+                    torch.cuda.synchronize()
+                except failures() as problem:
+                    print(f"{row.name}, {method.name}: {str(problem).strip().splitlines()[:1]}")
+        row.lineup.methods.clear()
+        del row
+        gc.collect()
+        torch.cuda.empty_cache()
+    print(f"{name}: compiled in {time.perf_counter() - start:.0f} s", flush=True)
+
+
+def surroundings(revision: str, device: torch.device) -> dict[str, Any]:
+    """The machine, the software and the kernels; of a CPU smoke run only what the file's shape needs."""
+    if device.type == "cuda":
+        return environment(revision)
+    keys = {"gpu": "none", "capability": [0, 0], "cuda": None, "triton": "none", "sources": "none", "revision": revision}
+    return {**keys, "torch": torch.__version__, "peers": {}}
+
+
+def parse(tool: Tool, arguments: list[str] | None) -> argparse.Namespace:
+    """The command line; ends the program with a usage message when it is wrong."""
+    parser = argparse.ArgumentParser(description=tool.text, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default=",".join(tool.groups), help="groups, by comma (default: all)")
+    parser.add_argument("--json", type=Path, help="add the raw figures to this file")
+    parser.add_argument("--fresh", action="store_true", help="replace the file instead of adding to it")
+    parser.add_argument("--runs", type=int, default=20, help="timed rounds (default 20)")
+    parser.add_argument("--peers", default=",".join(peers.PEERS), help="peers, by comma, or none (default: both)")
+    parser.add_argument("--smoke", action="store_true", help="tiny shapes, on a CPU too: shows mistakes, measures nothing")
+    parser.add_argument("--compile-only", action="store_true", help="fill Triton's cache on disk and time nothing")
+    parser.add_argument("--revision", default="", help="what to record as the revision (default: git describe)")
+    parser.add_argument("--show", type=Path, help="print the Markdown tables of a results file and end; needs no GPU")
+    options = parser.parse_args(arguments)
+    options.only = [name for name in options.only.split(",") if name]
+    unknown = [name for name in options.only if name not in tool.groups]
+    if unknown or not options.only:
+        parser.error(f"--only: got {', '.join(unknown) or 'nothing'}, need some of {', '.join(tool.groups)}")
+    options.peers = () if options.peers == "none" else tuple(options.peers.split(","))
+    unknown = [name for name in options.peers if name not in peers.PEERS]
+    if unknown:
+        parser.error(f"--peers: got {', '.join(unknown)}, need some of {', '.join(peers.PEERS)}, or none")
+    if options.runs < 1:
+        parser.error(f"--runs: got {options.runs}, need 1 or more")
+    return options
+
+
+def main(tool: Tool, arguments: list[str] | None = None) -> None:
+    """The command."""
+    options = parse(tool, arguments)
+    schema = f"{tool.schema}/smoke" if options.smoke else tool.schema
+    if options.show is not None:
+        print("\n".join(tool.markdown(read(options.show, schema))), flush=True)
+        return
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if device.type == "cpu" and (options.compile_only or not options.smoke):
+        raise SystemExit(f"{tool.name} measures a CUDA GPU, and torch sees none here; --smoke runs the flow on a CPU")
+    options.rows = Options(device, options.peers if device.type == "cuda" else (), options.smoke)
+    if options.compile_only:
+        for name in options.only:
+            compile_group(tool, name, options)
+        return
+    options.here = surroundings(options.revision, device)
+    try:
+        report = opened(options.json, options.here, options.fresh, schema)
+    except ValueError as problem:
+        raise SystemExit(str(problem)) from None
+    print(" ".join(f"{key} {options.here[key]}" for key in ("gpu", "torch", "triton", "peers", "sources")), flush=True)
+    bench = Bench(device, options.runs)
+    try:
+        for name in options.only:
+            run_group(tool, name, report, bench, options)
+    except DeviceLostError as lost:
+        print(f"\nThe GPU answers no more after {lost}; rows so far are in the file under 'partial'.", file=sys.stderr)
+        raise SystemExit(3) from None
+    print("\n".join(tool.markdown(short(report))), flush=True)

@@ -1,0 +1,206 @@
+"""Run under TRITON_INTERPRET=1 in a process of its own (the variable counts before Triton is first imported).
+
+    TRITON_INTERPRET=1 python interpreted_chamfer.py GROUP
+
+Every Chamfer kernel, with small tiles so that small clouds cross tile edges, against FP64 brute force; scratch memory is poisoned.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import torch
+
+from maxsim_kernels import nearest
+from maxsim_kernels.tuning import Config
+
+CHECKED: list[int] = []
+plain = torch.empty
+DESCRIPTORS, POINTERS = (9, 0), (8, 0)
+
+
+def poisoned(*size: Any, **options: Any) -> torch.Tensor:
+    """Memory nobody has written shows as NaN or as an index nothing has: a missed store fails loudly."""
+    tensor = plain(*size, **options)
+    return tensor.fill_(torch.nan if tensor.dtype.is_floating_point else 2**31 - 1)
+
+
+def set_up(capability: tuple[int, int] = DESCRIPTORS, maxima: int = 1 << 20) -> None:
+    nearest.hardware = lambda device: (capability, 2)
+    nearest.MAXIMA_BYTES = maxima
+    for width in nearest.FILTERS:
+        nearest.FILTERS[width] = Config(32, 32, 4, 1, 2, "interpreter", "small tiles", short=16)
+
+
+def run(p: torch.Tensor, q: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    torch.empty = poisoned
+    try:
+        distance, chosen = nearest.forward(p, q, True)
+    finally:
+        torch.empty = plain
+    assert chosen is not None
+    assert (distance.shape, distance.dtype, chosen.dtype) == ((), torch.float32, torch.int32)
+    return distance, chosen
+
+
+def split_up(chosen: torch.Tensor, p: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Nearest points of p and of q, each in the other cloud's own numbering."""
+    return chosen[: len(p)].long() - len(p), chosen[len(p) :].long()
+
+
+def check(p: torch.Tensor, q: torch.Tensor, exact: bool = True, work: torch.dtype = torch.float64) -> None:
+    """`exact`: distances are far enough apart, or exactly equal, so that the first of the smallest is known."""
+    distance, chosen = run(p, q)
+    between = (p.to(work)[:, None] - q.to(work)[None]).square().sum(-1)
+    of_p, of_q = split_up(chosen, p)
+    for table, index in ((between, of_p), (between.T, of_q)):
+        assert int(index.min()) >= 0
+        assert int(index.max()) < table.shape[1]
+        if exact:
+            assert torch.equal(index, table.argmin(1)), (index, table.argmin(1))
+        least = table.min(1).values
+        torch.testing.assert_close(table.gather(1, index[:, None])[:, 0], least, rtol=1e-5, atol=0.0, equal_nan=True)
+    need = between.min(1).values.mean() + between.min(0).values.mean()
+    torch.testing.assert_close(distance.to(work), need, rtol=1e-6, atol=0.0, equal_nan=True)
+    CHECKED.append(1)
+
+
+def check_gradient(p: torch.Tensor, q: torch.Tensor, chosen: torch.Tensor | None = None) -> None:
+    """Against FP64 with the same nearest points, every choice of gradients; the same bits each time."""
+    chosen = run(p, q)[1] if chosen is None else chosen
+    of_p, of_q = split_up(chosen, p)
+    grad = torch.tensor(-1.5)
+    left, right = p.double().requires_grad_(), q.double().requires_grad_()
+    loss = (left - right[of_p]).square().sum(1).mean() + (right - left[of_q]).square().sum(1).mean()
+    need = torch.autograd.grad(grad.double() * loss, (left, right))
+    held: dict[int, torch.Tensor] = {}
+    for need_p, need_q in ((True, True), (True, False), (False, True)):
+        torch.empty = poisoned
+        try:
+            got = nearest.backward(grad, p, q, chosen, need_p, need_q)
+        finally:
+            torch.empty = plain
+        for number, wanted in enumerate((need_p, need_q)):
+            assert got[number].dtype == p.dtype
+            if not wanted:
+                assert got[number].numel() == 0
+                continue
+            scale = float(need[number].abs().max())
+            slack = {torch.float32: 2e-6, torch.float16: 2.0**-10, torch.bfloat16: 2.0**-7}[p.dtype] * scale
+            torch.testing.assert_close(got[number].double(), need[number], rtol=0.0, atol=slack + 2.0**-24)
+            assert torch.equal(got[number], held.setdefault(number, got[number]))
+    CHECKED.append(1)
+
+
+def check_values() -> None:
+    for n, m, d in (
+        (1, 1, 3), (1, 257, 3), (63, 7, 3), (257, 63, 3), (100, 7, 1), (7, 100, 16), (31, 100, 20), (40, 63, 21), (63, 100, 128),
+        (7, 63, 200),
+    ):  # fmt: skip
+        p, q = torch.randn(n, d), torch.randn(m, d)
+        set_up(POINTERS if d in (1, 21) else DESCRIPTORS, maxima=20_000 if n == 257 else 1 << 20)
+        check(p, q)
+        if n + m < 180:
+            distance, nothing = nearest.forward(p, q, False)
+            assert nothing is None
+            assert torch.equal(distance, run(p, q)[0])
+        if d in (3, 20, 200):
+            check(100 * p.half(), 100 * q.half(), exact=d > 3)
+            check(p.bfloat16(), q.bfloat16(), exact=d > 3)
+
+
+def check_edges() -> None:
+    set_up()
+    p, q = torch.randn(35, 3), torch.randn(63, 3)
+    for shift in (1000.0, -1000.0):
+        check(p + shift, q + shift, exact=False)
+    check(torch.randn(20, 128) + 1000, torch.randn(40, 128) + 1000, exact=False)
+    for d in (24, 128):  # targets so close together that rounding to FP16 reorders them
+        check(torch.randn(20, d), torch.randn(1, d) + 1e-3 * torch.randn(63, d))
+    lattice = torch.randint(-2, 3, (80, 3)) / 4  # equal distances and duplicates abound
+    check(lattice[:30], lattice[30:])
+    check(torch.ones(20, 3), torch.ones(40, 3))  # one point, again and again
+    check(p, p.flip(0))
+    assert float(run(p, p.flip(0))[0]) == 0.0
+    far = p.clone()
+    far[11] = 1e6  # what remains of the scale lies within the filter's error: everything is scanned
+    check(far, q)
+    check(q, far)
+    check(p.T.contiguous().T, torch.randn(40, 6)[:, ::2])
+    for bad in (torch.nan, torch.inf, -torch.inf):
+        broken = p.clone()
+        broken[13, 1] = broken[34, 2] = bad
+        check(broken, q)
+        check(q, broken)
+        check(broken, broken)
+    check(torch.full((5, 3), torch.nan), q[:20])
+    # Squares of differences overflow, or vanish, in FP32: all distances are equal, and so is the outcome of a plain FP32 scan.
+    for factor in (1e30, 1e-30):
+        check(p[:20] * factor, q[:40] * factor, work=torch.float32)
+
+
+def check_gradients() -> None:
+    set_up()
+    for n, m, d in ((1, 1, 3), (1, 63, 3), (63, 35, 3), (35, 7, 20), (20, 30, 128), (5, 100, 2)):
+        p, q = torch.randn(n, d), torch.randn(m, d)
+        check_gradient(p, q)
+        check_gradient(p + 1000, q + 1000)
+        if n == 63:
+            check_gradient(p.half(), q.half())
+            check_gradient(p.bfloat16(), q.bfloat16())
+            check_gradient(p.T.contiguous().T, q.T.contiguous().T)
+    for n, m, d in ((20, 1200, 3), (5, 100, 128)):  # one point is everybody's nearest: lists longer than a tile of them
+        p, q = torch.randn(n, d), torch.randn(m, d)
+        chosen = torch.cat([torch.full((n,), n + m - 1), torch.full((m,), n // 2)]).int()
+        check_gradient(p, q, chosen)
+
+
+def check_bound() -> None:
+    """Chunk maxima of the filter against FP64 scores of the centred, scaled inputs: within the error that `refine` relies on."""
+    for n, m, d, shift in ((63, 100, 3, 0.0), (63, 100, 3, 1000.0), (100, 40, 16, 0.0), (40, 100, 20, 3.0), (40, 60, 128, 0.0)):
+        set_up()
+        p, q = torch.randn(n, d) + shift, torch.randn(m, d) * 0.3 + shift
+        p[0] *= 1e-4
+        held: dict[str, torch.Tensor] = {}
+        original = nearest.launch
+
+        def watch(
+            kernel: Any, grid: int, *arguments: Any, original: Any = original, held: Any = held, **constants: Any
+        ) -> None:
+            original(kernel, grid, *arguments, **constants)
+            if kernel is nearest.filter_kernel:
+                held["maxima"] = arguments[3].clone()
+
+        nearest.launch = watch
+        try:
+            nearest.forward(p, q, False)
+        finally:
+            nearest.launch = original
+        points = torch.cat([p, q])
+        low, high = points.min(0).values, points.max(0).values
+        centre = low * 0.5 + high * 0.5
+        half = float((high * 0.5 - low * 0.5).max())
+        scale = 2.0 ** -(torch.frexp(torch.tensor(half)).exponent.item() + 1)
+        x, y = ((one.double() - centre.double()) * scale for one in (p, q))
+        assert float(torch.cat([x, y]).abs().max()) <= 1.0
+        alpha, floor = nearest.score_error(d)
+        at = 0
+        for source, target in ((x, y), (y, x)):
+            tiles, groups = -(-len(target) // 32), -(-len(source) // 32)
+            size = groups * tiles * 64
+            got = held["maxima"][at : at + size].view(groups, tiles, 32, 2).permute(0, 2, 1, 3).reshape(groups * 32, tiles * 2)
+            at += size
+            score = source @ target.T - 0.5 * target.square().sum(1)
+            one, other = source.norm(dim=1)[:, None], target.norm(dim=1)[None]
+            error = alpha * (one * other + other.square() / 2) + floor * (one + other) + 2.0**-32
+            for chunk, (scores, errors) in enumerate(zip(score.split(16, 1), error.split(16, 1), strict=True)):
+                wrong = (got[: len(source), chunk].double() - scores.max(1).values).abs()
+                assert bool((wrong <= errors.max(1).values).all()), (d, chunk, float((wrong / errors.max(1).values).max()))
+        CHECKED.append(1)
+
+
+torch.manual_seed(0)
+GROUPS = {"values": check_values, "edges": check_edges, "gradients": check_gradients, "bound": check_bound}
+GROUPS[sys.argv[1]]()
+sys.stdout.write(f"{len(CHECKED)} checked\n")

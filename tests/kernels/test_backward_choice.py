@@ -1,0 +1,197 @@
+"""Which gradient path a call takes: by its argument, FLASH_BWD_PATH and torch's deterministic mode, and `explain` says so."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from maxsim_kernels import explain, maxsim, maxsim_pairs, quantize_int8
+from maxsim_kernels.training import contrastive_loss, distillation_loss
+
+PATHS = ["unified", "atomic", "csr"]
+VARIABLE = "FLASH_BWD_PATH"
+NAMES = {"atomic_unified": "unified", "atomic": "atomic", "invgrid": "csr", "unified": "unified", "csr": "csr"}
+LAYOUTS = ["dense", "one query", "packed", "both packed", "view", "per query", "pairs"]
+
+
+@pytest.fixture(autouse=True)
+def no_variable(monkeypatch):
+    monkeypatch.delenv(VARIABLE, raising=False)
+
+
+def call(cases, layout):
+    """Queries, documents and whether they are pairs."""
+    queries, documents = cases.grid(3, 7, 6), cases.grid(3, 20, 6, seed=1)
+    rows = cases.packed([20, 0, 5], 6, seed=1)
+    return {
+        "dense": (queries, documents, False),
+        "one query": (queries[0].clone(), documents, False),
+        "packed": (queries, rows, False),
+        "both packed": (cases.packed([7, 0, 3], 6), rows, False),
+        "view": (queries, rows.select([2, 0, 0]), False),
+        "per query": (queries, cases.grid(3, 4, 9, 6, seed=1), False),
+        "pairs": (queries, documents, True),
+    }[layout]
+
+
+def train(cases, layout, **options):
+    """Scores and gradients of one step."""
+    queries, documents, pairs = call(cases, layout)
+    leaves = [cases.values_of(tokens).requires_grad_() for tokens in (queries, documents)]
+    scores = (maxsim_pairs if pairs else maxsim)(queries, documents, **options)
+    return scores, *torch.autograd.grad(scores, leaves, cases.grid(*scores.shape, seed=9))
+
+
+def gradient_line(cases, layout, **options):
+    queries, documents, pairs = call(cases, layout)
+    lines = [
+        line for line in explain(queries, documents, pairs=pairs, **options).splitlines() if line.startswith("gradients: ")
+    ]
+    assert len(lines) == 1
+    return lines[0]
+
+
+def explained(cases, layout, **options):
+    """The path that `explain` names first."""
+    return gradient_line(cases, layout, **options).removeprefix("gradients: ").split()[0]
+
+
+class Taken(TorchDispatchMode):
+    """Paths that the backward op is told to take."""
+
+    def __init__(self):
+        super().__init__()
+        self.paths = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func._schema.name == "maxsim_kernels::backward":
+            names = [argument.name for argument in func._schema.arguments]
+            self.paths.append(dict(zip(names, args, strict=False)) | (kwargs or {}))
+        return func(*args, **(kwargs or {}))
+
+
+def taken(cases, layout, **options):
+    with Taken() as mode:
+        train(cases, layout, **options)
+    assert len(mode.paths) == 1
+    return mode.paths[0]["backward_path"]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("path", ["auto", *PATHS])
+def test_every_path_gives_the_same_bits_on_the_cpu(cases, layout, path):
+    for one, other in zip(train(cases, layout, backward=path), train(cases, layout), strict=True):
+        assert cases.same_bits(one, other)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_the_path_taken_is_the_path_explained(cases, layout):
+    for path in PATHS:
+        assert taken(cases, layout, backward=path) == explained(cases, layout, backward=path) == path
+    assert taken(cases, layout) == explained(cases, layout)
+    assert explained(cases, layout) in PATHS
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("value", NAMES)
+def test_environment_variable(cases, monkeypatch, layout, value):
+    """The paper's names and ours, where the call says "auto"; a path that the call names goes first."""
+    monkeypatch.setenv(VARIABLE, value)
+    assert taken(cases, layout) == explained(cases, layout) == NAMES[value]
+    assert VARIABLE in gradient_line(cases, layout)
+    for path in PATHS:
+        assert taken(cases, layout, backward=path) == explained(cases, layout, backward=path) == path
+        assert VARIABLE not in gradient_line(cases, layout, backward=path)
+
+
+@pytest.mark.parametrize("value", ["fastest", "CSR", "atomic,csr", " csr"])
+def test_unknown_value_of_the_variable(cases, monkeypatch, value):
+    monkeypatch.setenv(VARIABLE, value)
+    for layout in ("dense", "packed", "per query", "pairs"):
+        with pytest.raises(ValueError, match=f"{VARIABLE}: got {value!r}, need one of .*invgrid"):
+            train(cases, layout)
+        with pytest.raises(ValueError, match=VARIABLE):
+            explained(cases, layout)
+
+
+@pytest.mark.parametrize("path", ["fastest", "invgrid", "", None])
+def test_unknown_path(cases, path):
+    """The paper's names are the variable's alone."""
+    for layout in ("dense", "packed", "per query", "pairs"):
+        with pytest.raises(ValueError, match="backward: got"):
+            train(cases, layout, backward=path)
+        with pytest.raises(ValueError, match="backward: got"):
+            explained(cases, layout, backward=path)
+    with pytest.raises(ValueError, match="backward: got"):
+        maxsim(cases.grid(3, 7, 6), cases.grid(3, 20, 6), backward=path)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_deterministic_mode_takes_csr(cases, deterministic, layout):
+    assert taken(cases, layout) == explained(cases, layout) == "csr"
+    assert taken(cases, layout, backward="csr") == "csr"
+
+
+@pytest.mark.parametrize("path", ["unified", "atomic"])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_deterministic_mode_refuses_atomics(cases, deterministic, layout, path):
+    with pytest.raises(RuntimeError, match=f"backward: got '{path}' .*csr"):
+        train(cases, layout, backward=path)
+    queries, documents, pairs = call(cases, layout)
+    scores = (maxsim_pairs if pairs else maxsim)(queries, documents, backward=path)  # without a gradient nothing is added up
+    assert scores.isfinite().any()
+
+
+@pytest.mark.parametrize("value", ["atomic_unified", "atomic"])
+def test_deterministic_mode_goes_before_the_variable(cases, deterministic, monkeypatch, value):
+    """Atomics are never taken: refused, as where the call asks for them."""
+    monkeypatch.setenv(VARIABLE, value)
+    with pytest.raises(RuntimeError, match="csr"):
+        train(cases, "dense")
+    assert taken(cases, "dense", backward="csr") == "csr"
+
+
+def test_deterministic_mode_that_only_warns(cases):
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        with pytest.warns(UserWarning, match="csr"):
+            train(cases, "dense", backward="atomic")
+        assert taken(cases, "dense") == "csr"
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+def test_the_path_does_not_depend_on_sizes(cases):
+    """The same call with other numbers of queries, documents and tokens."""
+    for shape in ((1, 1, 1, 1), (2, 7, 3, 9), (40, 3, 50, 2)):
+        Nq, Lq, B, Ld = shape
+        queries = cases.grid(Nq, Lq, 6)
+        for documents, layout in ((cases.grid(B, Ld, 6), "dense"), (cases.packed([Ld] * B, 6), "packed")):
+            text = explain(queries, documents)
+            assert gradient_line(cases, layout) in text.splitlines()
+
+
+def test_quantised_documents_have_no_path(cases):
+    text = explain(cases.grid(3, 7, 6), quantize_int8(cases.grid(4, 20, 6)))
+    assert "gradients: none" in text
+    assert not any(f"gradients: {path}" in text for path in PATHS)
+
+
+def test_losses_hand_the_path_on(cases, monkeypatch):
+    queries = cases.grid(3, 7, 6).requires_grad_()
+    shared, own = cases.grid(3, 9, 6, seed=1), cases.grid(3, 4, 9, 6, seed=1)
+    steps = {
+        "contrastive": lambda **options: contrastive_loss(queries, shared, **options),
+        "distillation": lambda **options: distillation_loss(queries, own, torch.zeros(3, 4), **options),
+    }
+    for loss in steps.values():
+        with Taken() as mode:
+            for path in PATHS:
+                loss(backward=path).backward()
+            monkeypatch.setenv(VARIABLE, "atomic")
+            loss().backward()
+            monkeypatch.delenv(VARIABLE)
+        assert [one["backward_path"] for one in mode.paths] == [*PATHS, "atomic"]
+        with pytest.raises(ValueError, match="backward: got"):
+            loss(backward="fastest")

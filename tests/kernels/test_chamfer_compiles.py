@@ -1,0 +1,113 @@
+"""The Chamfer kernels: compiled for sm_80 and sm_90 without a GPU, and how their work is cut into launches and programs."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+triton = pytest.importorskip("triton", reason="Triton is not installed")
+if os.environ.get("TRITON_INTERPRET"):
+    pytest.skip("TRITON_INTERPRET is set: kernels are interpreted, not compiled", allow_module_level=True)
+
+from maxsim_kernels import nearest  # noqa: E402
+
+POISON = False  # nothing here runs a kernel
+
+
+def _recorder() -> ModuleType:
+    """How Triton would specialise and compile a launch: shared with the forward kernels' tests."""
+    name = "maxsim_kernels_test_record_resources"
+    if name not in sys.modules:
+        spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name("record_resources.py"))
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[name] = module  # before execution: dataclasses look their module up
+        spec.loader.exec_module(module)
+    return sys.modules[name]
+
+
+recorder = _recorder()
+PROCESSORS = 132
+KERNELS = ["bounds_kernel", "features_kernel", "filter_kernel", "refine_kernel", "finish_kernel", "gradient_kernel"]
+
+
+def launches(
+    monkeypatch: pytest.MonkeyPatch, architecture: int, d: int, dtype: torch.dtype, points: tuple[int, int]
+) -> list[Any]:
+    """Everything that a forward with nearest points and a backward of both clouds would launch."""
+    caught: list[Any] = []
+
+    def catch(kernel: Any, grid: int, *arguments: Any, warps: int, **constants: Any) -> None:
+        assert grid > 0
+        given = dict(zip(kernel.arg_names, arguments, strict=False)) | constants
+        caught.append(recorder.Launch(kernel, {name: given[name] for name in kernel.arg_names}, warps))
+
+    monkeypatch.setattr(nearest, "launch", catch)
+    monkeypatch.setattr(nearest, "hardware", lambda device: (recorder.CAPABILITIES[architecture], PROCESSORS))
+    p, q = (torch.ones(count, d, dtype=dtype) for count in points)
+    nearest.forward(p, q, True)
+    nearest.backward(torch.tensor(1.0), p, q, torch.zeros(sum(points), dtype=torch.int32), True, True)
+    return caught
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("architecture", [80, 90])
+@pytest.mark.parametrize(("d", "dtype"), [(3, torch.float32), (16, torch.bfloat16), (128, torch.float32), (256, torch.float16)])
+def test_kernels_compile_within_their_resources(monkeypatch, tmp_path, architecture, d, dtype) -> None:
+    found = launches(monkeypatch, architecture, d, dtype, (300, 200))
+    assert [one.kernel.__name__ for one in found] == KERNELS
+    for one in found:
+        binary = recorder.compiled(one, architecture)
+        used = recorder.resources(binary, tmp_path)
+        assert used["shared"] <= recorder.LIMITS[architecture], (one.kernel.__name__, used)
+        hot = one.kernel in (nearest.filter_kernel, nearest.refine_kernel)
+        assert used["spill_bytes"] <= (0 if hot else 32), (one.kernel.__name__, used)
+        if one.kernel is nearest.filter_kernel and architecture == 90:
+            assert "wgmma.mma_async" in binary.asm["ptx"]
+            assert "cp.async.bulk.tensor" in binary.asm["ptx"]
+
+
+@pytest.mark.parametrize("points", [(1, 1), (10_000, 10_000), (50_000, 50_000), (100_000, 1), (1, 100_000), (3000, 70_000)])
+@pytest.mark.parametrize("d", [3, 128])
+def test_launches_cover_every_group_and_tile_once(d, points) -> None:
+    shape = nearest._shape(torch.empty(points[0], d, device="meta"), torch.empty(points[1], d, device="meta"))
+    in_p, in_q = shape.groups
+    slices = nearest._slices(shape)
+    covered = []
+    for first, of_p, of_q in slices:
+        covered += range(first, first + of_p + of_q)
+        assert of_p == sum(first <= group < first + of_p + of_q for group in range(in_p))
+        held = (of_p * shape.tiles[1] + of_q * shape.tiles[0]) * shape.tile_maxima * 4
+        assert held <= nearest.MAXIMA_BYTES or of_p + of_q == 1
+        splits = nearest._splits(of_p, of_q, shape, PROCESSORS)
+        assert all(1 <= pieces <= tiles for pieces, tiles in zip(splits, shape.tiles[::-1], strict=True))
+    assert covered == list(range(in_p + in_q))
+
+
+def test_small_clouds_take_five_launches(monkeypatch) -> None:
+    """Two to prepare, one to filter, one to refine, one to add up; and one more for both gradients."""
+    assert len(launches(monkeypatch, 90, 3, torch.float32, (10_000, 10_000))) == 6
+
+
+@pytest.mark.parametrize("width", sorted(nearest.FILTERS))
+def test_configurations_hold_together(width) -> None:
+    config = nearest.FILTERS[width]
+    for number in (config.rows, config.tokens, config.short, nearest.REFINE_ROWS, nearest.FEATURE_ROWS, nearest.BOUND_BLOCKS):
+        assert number & (number - 1) == 0
+    assert config.short <= config.tokens <= config.rows  # padding to whole rows is padding to whole tiles
+    assert config.rows >= nearest.REFINE_ROWS
+
+
+def test_features_fit_their_width() -> None:
+    for d in range(1, nearest.MOST_DIMENSIONS + 1):
+        split, width = nearest.features_of(d)
+        assert width in nearest.FILTERS
+        assert width >= (3 * d + 3 if split else d)
