@@ -53,7 +53,8 @@ def maxsim(
         return_argmax: also return the winning document token of each query token.
         quantize_queries: with INT8 / FP8 documents, quantise queries on the fly (one scale a token); False multiplies float
             queries with the codes.
-        backward: gradient path, "auto", "unified", "atomic" or "csr"; never changes a result beyond summation order.
+        backward: gradient path, "auto", "unified", "atomic" or "csr"; never changes a result beyond summation order (of finite
+            tokens: docs/training.md).
         impl: "auto", "triton", "cpu" or "reference".
 
     Returns:
@@ -270,7 +271,7 @@ def _through_op(call: Call, return_argmax: bool, differentiable: bool, path: str
 
 def _lean(documents: Tensor) -> bool:
     """Whether 16 bits hold every winner and "none" besides; packed documents may be as long as their buffer."""
-    return documents.shape[-2] < _LEAN_TOKENS
+    return documents.dim() >= 2 and documents.shape[-2] < _LEAN_TOKENS
 
 
 def _needs_gradient(call: Call) -> bool:
@@ -308,7 +309,8 @@ def _launch_reason(call: Call) -> str:
     """Which kernel and configuration, and whether that row of the table was measured."""
     from maxsim_kernels import geometry, gpu
 
-    name, config = gpu.variant(call, geometry.hardware(call.queries.device)[0])
+    winners = call.granularity == "none" and _needs_gradient(call)
+    name, config = gpu.variant(call, geometry.hardware(call.queries.device)[0], winners)
     tuned = "untuned" if config.measured == "untuned" else f"measured on {config.measured}"
     return f"{name} kernel, tiles of {config.rows} query rows x {config.tokens} document tokens, {tuned}: {config.reason}"
 
@@ -336,6 +338,7 @@ def explain(
     impl: str = "auto",
 ) -> str:
     """Which implementation a call would run, on what, and why. Takes the arguments of `maxsim` (`pairs=True`: `maxsim_pairs`)."""
+    check_choice("backward", backward, BACKWARDS)
     check_choice("impl", impl, IMPLS)
     call = validate(
         queries,

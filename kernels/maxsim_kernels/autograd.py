@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from maxsim_kernels import ops
 from maxsim_kernels.checks import Layout
 
 
@@ -38,7 +39,8 @@ class _Scores(torch.autograd.Function):
         route: Route,
         score: Callable[[], Any],
     ) -> tuple[Tensor, Tensor]:
-        scores, argmax = score()
+        # Detached: a view made here (one query's row, pairs) could not be modified in place by the caller.
+        scores, argmax = (one.detach() for one in score())
         ctx.save_for_backward(queries, query_starts, documents, document_starts, argmax)
         ctx.route = route
         ctx.mark_non_differentiable(argmax)
@@ -56,8 +58,10 @@ class _Scores(torch.autograd.Function):
         route: Route = ctx.route
         need_queries, need_documents = ctx.needs_input_grad[:2]
         one = query_starts is None and queries.dim() == 2
-        query_grad, document_grad = backward(
-            grad[None] if one else grad,
+        # Compiled autograd traces this; launches by pointer cannot be traced, the op can.
+        run = ops.backward if torch.compiler.is_compiling() else backward
+        query_grad, document_grad = run(
+            (grad[None] if one else grad).contiguous(),
             argmax[None] if one else argmax,
             queries[None] if one else queries,
             query_starts,

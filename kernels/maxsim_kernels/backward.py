@@ -12,20 +12,22 @@ Sums are FP32, rounded once to the inputs' dtype. Nothing here waits for the GPU
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import triton
 from torch import Tensor
 
 from maxsim_kernels.backward_kernels import _lists_kernel, _own_kernel, _rows_kernel
-from maxsim_kernels.checks import Layout
+from maxsim_kernels.checks import Layout, check_choice
 from maxsim_kernels.geometry import hardware, padded
 from maxsim_kernels.inverse_grid import Grid, Lists, divisor, sorted_entries
 from maxsim_kernels.launch import Inputs, call, empty, launch, planned, record, signature, unrecorded
 
 LIST_BYTES = 16 << 20  # of query tokens listed at once: small enough to stay in the cache beside the queries
-_RAGGED_LIST_BYTES = 64 << 20  # more at once, because every turn looks at all rows of the buffer
+_RAGGED_LIST_BYTES = 64 << 20  # at least: every turn looks at all rows of the buffer; up to a quarter of the documents' size
+_MOST_SORTED = 1 << 26  # winners of views sorted at once
+_MOST_ROWS = 1 << 30  # document tokens listed at once
 _WIDTH = 128  # columns a program holds; wider embeddings take several
 # Query tokens a program owns, documents it reads at once, warps (H200: 32 rows of 256 bytes in flight a program, whoever adds).
 _GATHER, _SCATTER = (16, 2, 2), (32, 1, 4)
@@ -48,7 +50,7 @@ class _Saved:
 
     @property
     def size(self) -> int:
-        """Tokens of a dense document."""
+        """Tokens of a dense document; 1 where documents are packed, which kernels divide by without using it."""
         return self.documents.shape[-2] if self.document_starts is None else 1
 
     @property
@@ -66,6 +68,20 @@ class _Saved:
         width = self.queries.shape[-1]
         held = min(_WIDTH, padded(width))
         return held, triton.cdiv(width, held)
+
+    def some(self, first: int, last: int) -> _Saved:
+        """Queries `first .. last` alone; documents are whole, where queries own them theirs."""
+        packed = self.query_starts is not None
+        return replace(
+            self,
+            grad=self.grad[first:last],
+            argmax=self.argmax[first:last],
+            queries=self.queries if packed else self.queries[first:last],
+            query_starts=self.query_starts[first:last] if self.query_starts is not None else None,
+            document_starts=self.document_starts[first:last]
+            if self.owned and self.document_starts is not None
+            else self.document_starts,
+        )
 
     def splits(self) -> int:
         """Programs that share a query token's documents, so that few queries fill the GPU too."""
@@ -111,6 +127,7 @@ def backward(
         path: "unified", "atomic" or "csr".
         queries_end_to_end, documents_end_to_end: packed rows follow each other in their buffer; otherwise they may overlap.
     """
+    check_choice("path", path, ("unified", "atomic", "csr"))
     parts = (grad.contiguous(), argmax.contiguous(), queries, _plain(query_starts), documents, _plain(document_starts))
     inputs = tuple(None if one is None else one.detach() for one in parts)
     flags = (layout != "shared", need_queries, need_documents, path, queries_end_to_end, documents_end_to_end)
@@ -158,7 +175,8 @@ def _run(
         return results
     sums = None
     if need_documents and path != "csr":
-        sums = empty(tuple(documents.shape), torch.float32, documents.device)
+        exact = documents.dtype == torch.float32
+        sums = results[-1] if exact else empty(tuple(documents.shape), torch.float32, documents.device)
         call(torch.Tensor.zero_, sums)
     together = need_queries and path == "unified"
     if need_queries:
@@ -166,7 +184,8 @@ def _run(
     if sums is not None:
         if not together:
             _launch_rows(saved, None, sums, 1)
-        call(torch.Tensor.copy_, results[-1], sums)
+        if sums is not results[-1]:
+            call(torch.Tensor.copy_, results[-1], sums)
     elif need_documents:
         _listed(saved, documents_whole, results[-1])
     return results
@@ -212,7 +231,8 @@ def _overlapping_queries(saved: _Saved, out: Tensor, sums: Tensor | None) -> Non
         _lists_kernel, total * columns,
         own, grid.list, grid.ends, own, own, own, out,
         0, 0, 0, 1, size, 1, 1, columns, 0, 0, width, size * width, width, 1,
-        FLAT=True, WEIGHTED=False, PACKED_QUERIES=False, RAGGED=False, ENTRIES=_entries(own, held), WIDTH=held, warps=_LIST_WARPS,
+        FLAT=True, WEIGHTED=False, ADD=False, PACKED_QUERIES=False, RAGGED=False,
+        ENTRIES=_entries(own, held), WIDTH=held, warps=_LIST_WARPS,
     )  # fmt: skip
 
 
@@ -243,24 +263,34 @@ def _launch_rows(saved: _Saved, out: Tensor | None, sums: Tensor | None, splits:
 def _listed(saved: _Saved, end_to_end: bool, out: Tensor) -> None:
     """dD without atomics."""
     starts = saved.document_starts
+    if (starts is not None and saved.rows * saved.columns[1] >= 2**31) or saved.argmax.shape[0] * saved.argmax.shape[
+        2
+    ] >= 2**31:
+        raise ValueError(
+            f"backward: got 'csr' with {saved.rows} packed document tokens and {saved.argmax.shape[0]} queries of up to "
+            f"{saved.argmax.shape[2]} tokens, need fewer than 2^31 of either; 'atomic' has no such limit"
+        )
     if starts is not None and not end_to_end:
         _overlapping_documents(saved, starts, out)
         return
     if saved.owned:
+        if starts is not None:
+            call(torch.Tensor.zero_, out)  # rows before the first document, should offsets not start at 0
         _launch_own(saved, out)
         return
     queries, count, size = saved.argmax.shape
     if starts is not None:
         owners = empty((saved.rows,), torch.int32, out.device)
         call(_owners, owners, starts)
-        each = min(count, max(1, _RAGGED_LIST_BYTES // 4 // (queries * size)))
-        lists = Lists(saved.argmax, starts, saved.rows, each)
+        room = max(_RAGGED_LIST_BYTES, out.numel() * out.element_size() // 4)
+        each = min(count, max(1, room // 4 // (queries * size)))
+        lists = Lists(saved.argmax, starts, saved.rows, each, room)
         for first in range(0, count, each):
             last = min(count, first + each)
             _launch_lists(saved, lists.build(first, last - first), owners, out, 0, saved.rows, (first, last))
         return
-    each = min(count, max(1, LIST_BYTES // 4 // (queries * size)))
-    lists = Lists(saved.argmax, None, saved.size, each)
+    each = min(count, max(1, LIST_BYTES // 4 // (queries * size)), max(1, _MOST_ROWS // saved.size))
+    lists = Lists(saved.argmax, None, saved.size, each, LIST_BYTES)
     for first in range(0, count, each):
         here = min(each, count - first)
         _launch_lists(saved, lists.build(first, here), None, out, first * saved.size, here * saved.size)
@@ -274,16 +304,24 @@ def _owners(owners: Tensor, starts: Tensor) -> None:
 
 
 def _overlapping_documents(saved: _Saved, starts: Tensor, out: Tensor) -> None:
-    """dD of views that may share rows, by a stable sort of all winners."""
+    """dD of views that may share rows, by a stable sort of the winners of some queries at a time, added up in order."""
     unrecorded()
-    queries, count = saved.argmax.shape[:2]
-    place = saved.argmax.int()
-    if saved.argmax.dtype == torch.int16:
-        place = place & 0xFFFF
-        place = torch.where(place == 0xFFFF, -1, place)
-    rows = starts.view(queries if saved.owned else 1, count, 1) + place
-    grid = sorted_entries(torch.where(place >= 0, rows, saved.rows).flatten(), saved.rows)
-    _launch_lists(saved, grid, None, out, 0, saved.rows)
+    queries, count, size = saved.argmax.shape
+    each = max(1, _MOST_SORTED // (count * size))
+    sums = out if each >= queries else torch.zeros(out.shape, dtype=torch.float32, device=out.device)
+    for first in range(0, queries, each):
+        part = saved.some(first, min(queries, first + each))
+        place = part.argmax.int()
+        if place.dtype != part.argmax.dtype:
+            place = place & 0xFFFF
+            place = torch.where(place == 0xFFFF, -1, place)
+        held = part.document_starts
+        assert held is not None
+        rows = held.clamp(min=0).view(-1 if saved.owned else 1, count, 1) + place
+        grid = sorted_entries(torch.where(place >= 0, rows, saved.rows).flatten(), saved.rows)
+        _launch_lists(part, grid, None, sums, 0, saved.rows, add=sums is not out)
+    if sums is not out:
+        out.copy_(sums)
 
 
 def _launch_lists(
@@ -294,8 +332,12 @@ def _launch_lists(
     first_row: int,
     rows: int,
     documents_of: tuple[int, int] = (0, 0),
+    add: bool = False,
 ) -> None:
-    """Gradients of `rows` document tokens from `first_row` on; with `owners`, of those whose document is in `documents_of`."""
+    """Gradients of `rows` document tokens from `first_row` on; with `owners`, of those whose document is in `documents_of`.
+
+    `add`: to what `out` holds.
+    """
     held, columns = saved.columns
     _, documents, size = saved.argmax.shape
     packed = saved.query_starts is not None
@@ -305,7 +347,7 @@ def _launch_lists(
         owners if owners is not None else saved.grad, out,
         first_row, *documents_of, documents, size, saved.size, grid.blocks, columns, *divisor(size), saved.queries.shape[-1],
         *saved.query_strides(),
-        FLAT=grid.list.dtype == torch.int64, WEIGHTED=True, PACKED_QUERIES=packed, RAGGED=owners is not None,
+        FLAT=grid.list.dtype == torch.int64, WEIGHTED=True, ADD=add, PACKED_QUERIES=packed, RAGGED=owners is not None,
         ENTRIES=_entries(saved.queries, held), WIDTH=held, warps=_LIST_WARPS,
     )  # fmt: skip
 

@@ -53,7 +53,7 @@ def _rows_kernel(
     mine = query * stride_qn
     start = tl.full([], 0, tl.int64)
     if PACKED_QUERIES:
-        start = tl.load(query_start_ptr + query).to(tl.int64)
+        start = tl.maximum(tl.load(query_start_ptr + query).to(tl.int64), 0)
         mine = start * stride_qt
     if SCATTER:
         # Of a query shorter than its neighbours, rows beyond it exist only as far as the buffer does; nobody chose for them.
@@ -79,7 +79,7 @@ def _rows_kernel(
             number = number + query * documents
         begin = number * document_size
         if RAGGED:
-            begin = tl.load(start_ptr + number).to(tl.int64)
+            begin = tl.maximum(tl.load(start_ptr + number).to(tl.int64), 0)  # as the forward reads it
         if GATHER:
             seen = tl.maximum(seen, won.to(tl.int32))
             source = begin + place
@@ -110,7 +110,7 @@ def _rows_kernel(
         kept = token < winner_size
         if PACKED_QUERIES and not APART:
             to = start + token
-            kept = kept & chosen  # a row beyond the query is another query's
+            kept = kept & chosen & (to < room)  # a row beyond the query is another query's
         to = ((tl.full([], 0, tl.int64) + split) * room + to) * width
         tl.store(out_ptr + to[:, None] + inner[None, :], out, mask=kept[:, None] & (inner < width)[None, :])
 
@@ -125,8 +125,8 @@ def _lists_kernel(
     grad_ptr, list_ptr, end_ptr, query_ptr, query_start_ptr, owner_ptr, out_ptr,
     first_row, first_document, last_document, documents, winner_size, document_size, blocks, columns, magic, shift, width,
     stride_qn, stride_qt, stride_qd,
-    FLAT: tl.constexpr, WEIGHTED: tl.constexpr, PACKED_QUERIES: tl.constexpr, RAGGED: tl.constexpr, ENTRIES: tl.constexpr,
-    WIDTH: tl.constexpr,
+    FLAT: tl.constexpr, WEIGHTED: tl.constexpr, ADD: tl.constexpr, PACKED_QUERIES: tl.constexpr, RAGGED: tl.constexpr,
+    ENTRIES: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
     column = tl.program_id(0) % columns
     row = tl.program_id(0) // columns
@@ -158,7 +158,7 @@ def _lists_kernel(
             cell = query.to(tl.int64) * documents + document
         source = query.to(tl.int64) * stride_qn
         if PACKED_QUERIES:
-            source = tl.load(query_start_ptr + query, mask=there, other=0).to(tl.int64) * stride_qt
+            source = tl.maximum(tl.load(query_start_ptr + query, mask=there, other=0).to(tl.int64), 0) * stride_qt
         source += token.to(tl.int64) * stride_qt
         found = tl.load(
             query_ptr + source[:, None] + inner.to(tl.int64)[None, :] * stride_qd,
@@ -169,7 +169,10 @@ def _lists_kernel(
             found = found * tl.load(grad_ptr + cell, mask=there, other=0.0)[:, None]
         total += found
     to = out_ptr + (tl.full([], 0, tl.int64) + first_row + row) * width + inner
-    tl.store(to, tl.sum(total, 0), mask=(inner < width) & mine)
+    summed = tl.sum(total, 0)
+    if ADD:
+        summed += tl.load(to, mask=inner < width, other=0.0)
+    tl.store(to, summed, mask=(inner < width) & mine)
 
 
 @triton.jit(do_not_specialize=["documents", "winner_size", "document_size", "tiles", "columns", "room", "count"])
@@ -187,12 +190,13 @@ def _own_kernel(
     begin = number * document_size
     size = document_size
     if RAGGED:
-        begin = tl.load(start_ptr + number).to(tl.int64)
+        begin = tl.maximum(tl.load(start_ptr + number).to(tl.int64), 0)
         after = tl.load(start_ptr + number + 1, mask=number + 1 < count, other=0).to(tl.int64)
-        size = (tl.where(number + 1 < count, after, room) - begin).to(tl.int32)
+        # Offsets that break their promise must not write outside either.
+        size = tl.maximum(tl.minimum(tl.where(number + 1 < count, after, room), room) - begin, 0).to(tl.int32)
     mine = query * stride_qn
     if PACKED_QUERIES:
-        mine = tl.load(query_start_ptr + query).to(tl.int64) * stride_qt
+        mine = tl.maximum(tl.load(query_start_ptr + query).to(tl.int64), 0) * stride_qt
     weight = tl.load(grad_ptr + number)
     for first in range((worker % tiles) * TOKENS, size, tiles * TOKENS):
         place = first + tl.arange(0, TOKENS)

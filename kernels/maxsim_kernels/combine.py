@@ -49,7 +49,7 @@ def _combine_kernel(
     origin = query * stride_q
     size = query_size
     if PACKED_QUERIES:
-        begin = tl.load(query_start_ptr + query).to(tl.int64)
+        begin = tl.maximum(tl.load(query_start_ptr + query).to(tl.int64), 0)
         origin = begin
         size = tl.load(query_length_ptr + query).to(tl.int64)
         size = tl.maximum(tl.minimum(size, query_total - begin), 0).to(tl.int32)

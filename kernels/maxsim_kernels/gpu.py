@@ -141,7 +141,7 @@ def _longest(call: Call) -> int:
     """The longest packed query: the shape of its winners is a value on the device, so this, alone, waits for it."""
     assert call.query_lengths is not None
     unrecorded()
-    return int(call.query_lengths.max()) if call.query_lengths.numel() else 0
+    return min(int(call.query_lengths.max()), call.queries.shape[0]) if call.query_lengths.numel() else 0
 
 
 def _launch(call: Call, scores: Tensor, argmax: Tensor | None) -> None:

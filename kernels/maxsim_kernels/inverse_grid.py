@@ -73,7 +73,7 @@ def _share(first_document, queries, blocks, per_block, document_size, start_ptr,
     total = tl.maximum(tl.minimum(queries - query0, per_block), 0) * winner_size
     base = (number - first_document) * document_size
     if RAGGED:
-        base = tl.load(start_ptr + number).to(tl.int32)
+        base = tl.maximum(tl.load(start_ptr + number), 0).to(tl.int32)
     return number, block, query0, total, base
 
 
@@ -138,11 +138,11 @@ class Grid:
     blocks: int
 
 
-def shares(queries: int, documents: int, winner_size: int, device: torch.device) -> tuple[int, int]:
-    """Blocks a document's queries are cut into, and queries a block: by shapes only, so that lists never depend on the GPU's load."""
+def shares(queries: int, documents: int, winner_size: int, device: torch.device, limit: int) -> tuple[int, int]:
+    """Blocks a document's queries are cut into (at most `limit`), and queries a block: by shapes only, never by the GPU's load."""
     wanted = triton.cdiv(hardware(device)[1] * _PROGRAMS, documents)
     most = max(1, queries * winner_size // _BLOCK_WINNERS)
-    per_block = triton.cdiv(queries, max(1, min(wanted, most, queries)))
+    per_block = triton.cdiv(queries, max(1, min(wanted, most, queries, limit)))
     return triton.cdiv(queries, per_block), per_block
 
 
@@ -152,14 +152,15 @@ class Lists:
     Args:
         argmax: `[Nq, N, W]` winners, contiguous.
         starts: first row of every document, packed end to end in a buffer of `rows`; or None: `rows` tokens each.
+        room: bytes that places may take, where more than one a row are wanted.
     """
 
-    def __init__(self, argmax: Tensor, starts: Tensor | None, rows: int, most: int) -> None:
+    def __init__(self, argmax: Tensor, starts: Tensor | None, rows: int, most: int, room: int) -> None:
         queries, _, winner_size = argmax.shape
         self._argmax, self._starts, self._rows = argmax, starts, rows
-        self._blocks, self._per_block = shares(queries, most, winner_size, argmax.device)
-        table = (rows if starts is not None else rows * most) * self._blocks + 1
-        self._ends = empty((table,), torch.int32, argmax.device)
+        table = rows if starts is not None else rows * most
+        self._blocks, self._per_block = shares(queries, most, winner_size, argmax.device, max(1, room // (4 * table)))
+        self._ends = empty((table * self._blocks + 1,), torch.int32, argmax.device)
         self._list = empty((queries * most * winner_size,), torch.int32, argmax.device)
 
     def build(self, first: int, count: int) -> Grid:

@@ -20,7 +20,7 @@ from torch import Tensor
 from triton import knobs
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-_MOST_PLANS = 2048
+_MOST_PLANS, _MOST_STEPS = 2048, 128  # a call of more launches is long enough for the host to prepare it anew
 Inputs = tuple[Tensor | None, ...]
 
 
@@ -197,7 +197,7 @@ def record(key: Hashable, inputs: Inputs, device: torch.device, run: Callable[[]
         _recording.recorder = None
     results = result if isinstance(result, tuple) else (result,)
     mine = [one.data_ptr() for one in recorder.allocated[: len(results)]]
-    if not recorder.broken and recorder.steps and mine == [one.data_ptr() for one in results]:
+    if not recorder.broken and 0 < len(recorder.steps) <= _MOST_STEPS and mine == [one.data_ptr() for one in results]:
         if len(_plans) >= _MOST_PLANS:
             _plans.clear()
         shapes = [(tuple(one.shape), one.dtype) for one in (*results, *recorder.allocated[len(results) :])]

@@ -178,9 +178,13 @@ def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tens
     ctx.layout, ctx.return_argmax, ctx.backward_path = inputs[10], inputs[13], inputs[14]
     ctx.documents_end_to_end, ctx.queries_end_to_end = inputs[15], inputs[16]
     ctx.mark_non_differentiable(output[1])
+    ctx.set_materialize_grads(False)  # or autograd makes zeros of the winners' size
 
 
-def _backward(ctx: Any, grad: Tensor, _: Any) -> tuple[Any, ...]:
+def _backward(ctx: Any, grad: Tensor | None, _: Any) -> tuple[Any, ...]:
+    grads: list[Tensor | None] = [None] * 18  # one an input of `forward`
+    if grad is None:
+        return tuple(grads)
     queries, query_starts, documents, document_starts, argmax = ctx.saved_tensors
     if not ctx.return_argmax:
         raise RuntimeError("maxsim_kernels::forward needs return_argmax=True to have a gradient")
@@ -199,7 +203,6 @@ def _backward(ctx: Any, grad: Tensor, _: Any) -> tuple[Any, ...]:
         ctx.queries_end_to_end,
         ctx.documents_end_to_end,
     )
-    grads: list[Tensor | None] = [None] * 18  # one an input of `forward`
     grads[0] = query_grad if need_queries else None
     grads[4] = document_grad if need_documents else None
     return tuple(grads)

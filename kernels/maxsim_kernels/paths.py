@@ -22,20 +22,23 @@ def backward_path(backward: str) -> tuple[str, str]:
     """The path of a call that says `backward`, and why.
 
     Raises:
-        ValueError: a name nobody knows, in the call or in FLASH_BWD_PATH.
-        RuntimeError: float atomics are asked for while `torch.use_deterministic_algorithms(True)` holds.
+        ValueError: a name nobody knows, in the call or (where the call says "auto") in FLASH_BWD_PATH.
+        RuntimeError: the call asks for float atomics while `torch.use_deterministic_algorithms(True)` holds.
     """
     check_choice("backward", backward, BACKWARDS)
-    named = os.environ.get(VARIABLE, "auto")
-    check_choice(VARIABLE, named, tuple(_NAMES))
+    deterministic = torch.are_deterministic_algorithms_enabled()
     path, reason = backward, "asked for by the call"
     if backward == "auto":
+        named = os.environ.get(VARIABLE) or "auto"
+        check_choice(VARIABLE, named, tuple(_NAMES))
         path, reason = _NAMES[named], f"asked for by {VARIABLE}"
-    if path == "auto":
-        return "csr", "the default: no atomics, the same bits every time, and the fastest measured"
-    if path != "csr" and torch.are_deterministic_algorithms_enabled():
+        if path == "auto":
+            return "csr", "the default: no atomics, the same bits every time, and the fastest measured"
+        if path != "csr" and deterministic:
+            return "csr", f"deterministic algorithms were asked for, which {VARIABLE}={named} cannot give"
+    if path != "csr" and deterministic:
         message = f"backward: got {path!r} with torch.use_deterministic_algorithms(True), need 'auto' or 'csr' (no atomics)"
         if not torch.is_deterministic_algorithms_warn_only_enabled():
             raise RuntimeError(message)
-        warnings.warn(message, stacklevel=4)
+        warnings.warn(message, stacklevel=5)
     return path, reason

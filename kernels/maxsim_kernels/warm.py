@@ -13,7 +13,7 @@ from maxsim_kernels.api import maxsim, maxsim_pairs
 from maxsim_kernels.quantize import quantize_fp8, quantize_int8
 from maxsim_kernels.tokens import Fp8Tokens, Int8Tokens, Packed
 
-FORMS = ("dense", "lengths", "mask", "packed", "pairs", "int8", "fp8")
+FORMS = ("dense", "lengths", "mask", "packed", "pairs", "training", "int8", "fp8")
 _DOCUMENTS = 3
 
 
@@ -34,7 +34,8 @@ def warmup(
         dim, dtype: of the embeddings.
         queries: (queries, tokens a query) of each kind of call; counts beyond a few hundred rows need no other kernel.
         document_tokens: padded lengths of documents to come; the number of documents never needs another kernel.
-        forms: which of "dense", "lengths", "mask", "packed", "pairs", "int8" (all three granularities, dense and packed) and "fp8".
+        forms: which of "dense", "lengths", "mask", "packed", "pairs", "training" (dense, both gradients), "int8" (all three
+            granularities, dense and packed) and "fp8".
         return_argmax: compile for winners as well.
 
     Returns:
@@ -73,12 +74,24 @@ def _calls(queries: Tensor, length: int, forms: Sequence[str]) -> Iterator[Calla
         if form == "pairs":
             pairs = torch.zeros(queries.shape[0], length, queries.shape[-1], dtype=queries.dtype, device=queries.device)
             yield lambda winners, pairs=pairs: maxsim_pairs(queries, pairs, return_argmax=winners)  # type: ignore[misc]
+        elif form == "training":
+            yield lambda winners: _trained(queries, documents, winners)
         elif form in kinds:
             held, options = kinds[form]
             yield lambda winners, held=held, options=options: maxsim(queries, held, return_argmax=winners, **options)  # type: ignore[misc]
         else:
             for codes in _codes(documents, packed, form):
                 yield lambda winners, codes=codes: maxsim(queries, codes, return_argmax=winners)  # type: ignore[misc]
+
+
+def _trained(queries: Tensor, documents: Tensor, winners: bool) -> Tensor:
+    with torch.enable_grad():
+        sides = (queries.detach().requires_grad_(), documents.detach().requires_grad_())
+        found = maxsim(*sides, return_argmax=winners)
+        scores = found[0] if winners else found
+        assert isinstance(scores, Tensor)
+        scores.sum().backward()
+    return scores.detach()
 
 
 def _codes(documents: Tensor, packed: Packed, form: str) -> Iterator[Int8Tokens | Fp8Tokens]:

@@ -125,6 +125,41 @@ def right(queries: Any, documents: Any, options: dict[str, Any]) -> str:
     return ""
 
 
+def gradient_cases() -> Iterator[Case]:
+    """Float tokens of every layout; where widths, dtypes and masks change what a backward kernel reads."""
+    for d, dtype in ((128, HALF), (100, SINGLE), (300, BFLOAT), (1, HALF)):
+        for name, queries, documents, options in layouts(d, dtype):
+            if "one query" not in name and (
+                d == 128 or name in ("few queries", "both packed", "view", "ragged pairs", "per query")
+            ):
+                yield f"gradients d={d} {dtype} {name}", queries, documents, options
+
+
+def gradients_differ(queries: Any, documents: Any, options: dict[str, Any]) -> str:
+    """Run forward and backward by every path; where gradients differ from the CPU's by more than rounding, or nothing."""
+
+    def gradients(path: str, *sides: Any) -> list[torch.Tensor]:
+        leaves = []
+        for side in sides:
+            values = (side.values if isinstance(side, Packed) else side).detach().requires_grad_()
+            leaves.append((values, side.with_values(values) if isinstance(side, Packed) else values))
+        asked = {name: value if sides[0] is queries else on_cpu(value) for name, value in options.items() if name != "pairs"}
+        scores = (maxsim_pairs if options.get("pairs") else maxsim)(leaves[0][1], leaves[1][1], backward=path, **asked)
+        weights = torch.arange(scores.numel(), dtype=torch.float32).view(scores.shape).remainder(7).to(scores.device) - 3
+        torch.where(scores > -torch.inf, scores * weights, 0.0).sum().backward()
+        return [values.grad.cpu().double() for values, _ in leaves]
+
+    if options.get("document_lengths") is not None and options["document_lengths"].max() > documents.shape[-2]:
+        return ""  # refused on the CPU
+    need = gradients("csr", on_cpu(queries), on_cpu(documents))
+    for path in ("unified", "atomic", "csr"):
+        for side, got, want in zip(("dQ", "dD"), gradients(path, queries, documents), need, strict=True):
+            worst = float((got - want).abs().max()) if got.numel() else 0.0
+            if not worst <= 2e-2 * float(want.abs().max()):
+                return f"{path} {side}: {worst} off"
+    return ""
+
+
 def broken_offsets() -> int:
     """Offsets and starts that break their promises: what comes out is undefined, that nothing outside is touched is not."""
     values, few = make.gauss(300, 128), make.gauss(6, 17, 128)
@@ -141,6 +176,12 @@ def broken_offsets() -> int:
         for queries in (few, few[0].clone(), make.packed(ASKED, 128)):
             maxsim(queries, rows)
             maxsim(queries, quantize_like(rows))
+            calls += 2
+        for path in ("unified", "atomic", "csr"):
+            maxsim(few.clone().requires_grad_(), rows, backward=path).nan_to_num(0.0, 0.0, 0.0).sum().backward()
+            maxsim(few, rows.with_values(values.clone().requires_grad_()), backward=path).nan_to_num(
+                0.0, 0.0, 0.0
+            ).sum().backward()
             calls += 2
         maxsim_pairs(make.gauss(len(rows), 17, 128), rows)
         maxsim(Packed(values, falling), make.gauss(6, 70, 128))
@@ -174,6 +215,14 @@ def main() -> int:
                 if message:
                     wrong += 1
                     print(f"WRONG {name}: {message}")
+    for name, queries, documents, options in gradient_cases():
+        if only in name:
+            calls += 3
+            message = gradients_differ(queries, documents, options)
+            torch.cuda.synchronize()
+            if message:
+                wrong += 1
+                print(f"WRONG {name}: {message}")
     if not only:
         calls += broken_offsets()
     print(f"{calls} calls, {wrong} wrong")

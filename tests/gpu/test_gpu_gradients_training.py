@@ -7,7 +7,7 @@ import contextlib
 import pytest
 import torch
 
-from maxsim_kernels import Packed, maxsim
+from maxsim_kernels import Packed, maxsim, maxsim_pairs
 from maxsim_kernels.training import contrastive_loss, distillation_loss
 
 D = 128
@@ -133,3 +133,27 @@ def test_a_loss_that_needs_no_gradient(make):
     for context in (torch.no_grad(), torch.inference_mode(), contextlib.nullcontext()):
         with context:
             assert maxsim(queries, documents).requires_grad == torch.is_grad_enabled()
+
+
+@pytest.mark.parametrize("layout", ["one query", "few", "pairs", "packed queries"])
+def test_scores_may_be_modified_in_place(make, layout):
+    """On the first call of a signature, which is recorded, and on the next, which is replayed."""
+    documents = make.gauss(6, 63, D, seed=1)
+    few = make.gauss(6, 31, D)
+    asked = {"one query": few[0].clone(), "packed queries": make.packed([4, 0, 31, 1, 7, 9], D)}.get(layout, few)
+    for _ in range(2):
+        leaf = (asked.values if isinstance(asked, Packed) else asked).detach().requires_grad_()
+        queries = asked.with_values(leaf) if isinstance(asked, Packed) else leaf
+        scores = (maxsim_pairs if layout == "pairs" else maxsim)(queries, documents)
+        scores *= 2
+        scores.sum().backward()
+        first = leaf.grad.clone()
+        leaf.grad = None
+        (maxsim_pairs if layout == "pairs" else maxsim)(queries, documents).sum().backward()
+        assert torch.equal(first, 2 * leaf.grad)
+
+
+def test_wrong_ranks_are_named_where_gradients_are_needed(make):
+    queries = make.gauss(3, 31, D).requires_grad_()
+    with pytest.raises(ValueError, match="documents: got"):
+        maxsim(queries, make.gauss(16))

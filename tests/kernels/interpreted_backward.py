@@ -30,6 +30,7 @@ ROUNDING = 2e-6
 CHECKED: list[str] = []
 # Small pieces, so that small shapes have several: winners that are ranked, counted and placed at once, documents listed at once.
 inverse_grid.PLACE_CHUNK, inverse_grid.COUNT_CHUNK, inverse_grid._BLOCK_WINNERS, backward.LIST_BYTES = 16, 64, 32, 400
+backward._RAGGED_LIST_BYTES, backward._MOST_SORTED = 600, 300  # packed documents and views take several turns too
 TURN = itertools.count()
 plain, plain_like, plain_new = torch.empty, torch.empty_like, Tensor.new_empty
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from maxsim_kernels import explain, maxsim, maxsim_pairs, quantize_int8
+from maxsim_kernels import autograd, explain, maxsim, maxsim_pairs, quantize_int8
 from maxsim_kernels.training import contrastive_loss, distillation_loss
 
 PATHS = ["unified", "atomic", "csr"]
@@ -145,11 +145,12 @@ def test_deterministic_mode_refuses_atomics(cases, deterministic, layout, path):
 
 @pytest.mark.parametrize("value", ["atomic_unified", "atomic"])
 def test_deterministic_mode_goes_before_the_variable(cases, deterministic, monkeypatch, value):
-    """Atomics are never taken: refused, as where the call asks for them."""
+    """Atomics are never taken, and only a call that names them is refused."""
     monkeypatch.setenv(VARIABLE, value)
-    with pytest.raises(RuntimeError, match="csr"):
-        train(cases, "dense")
+    assert taken(cases, "dense") == "csr"
     assert taken(cases, "dense", backward="csr") == "csr"
+    with pytest.raises(RuntimeError, match="csr"):
+        train(cases, "dense", backward="atomic")
 
 
 def test_deterministic_mode_that_only_warns(cases):
@@ -195,3 +196,23 @@ def test_losses_hand_the_path_on(cases, monkeypatch):
         assert [one["backward_path"] for one in mode.paths] == [*PATHS, "atomic"]
         with pytest.raises(ValueError, match="backward: got"):
             loss(backward="fastest")
+
+
+@pytest.mark.parametrize("layout", ["one query", "pairs"])
+def test_scores_may_be_modified_in_place(layout) -> None:
+    """What the eager GPU route returns, here around CPU scores: also where the scores are a view of what the kernels wrote."""
+    queries = torch.randn(5, 6, requires_grad=True)
+    documents = torch.randn(4, 7, 6, requires_grad=True)
+
+    def score() -> tuple[torch.Tensor, torch.Tensor]:
+        held = torch.einsum("id,ntd->nit", queries, documents).max(-1)
+        both = held.values.sum(-1)[None], held.indices.int()[None]
+        return (both[0][0], both[1][0]) if layout == "one query" else (both[0][0, :], both[1][0, :])
+
+    route = autograd.Route("shared", "csr", False, False)
+    scores, argmax = autograd.differentiable(queries, documents, None, None, route, score)
+    scores /= 0.05
+    scores -= 1
+    assert scores.requires_grad
+    assert not argmax.requires_grad
+    assert scores.grad_fn is not None
