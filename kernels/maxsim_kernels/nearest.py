@@ -1,29 +1,36 @@
 """Nearest points of two clouds, both ways, and the Chamfer gradient, without the `[N, M]` matrix (paper appendix 'Chamfer').
 
 Filter and refine. The nearest of a source x has the largest score `x.y - |y|^2 / 2`, a matrix product; but a product of rounded numbers
-cannot tell close distances apart. So it only selects: its maximum over each chunk of targets is kept, and every chunk whose maximum
-comes near the row's best is scanned with FP32 coordinate differences of the inputs. The outcome is that of a plain FP32 scan.
+cannot tell close distances apart. So it only selects: its maximum over each small part of the targets is kept, and every part whose
+maximum comes near the row's best is scanned with FP32 coordinate differences of the inputs. The outcome is that of a plain FP32 scan.
 
 Both clouds lie behind each other in one padded list of rows, p then q, so that every kernel does both directions in one launch.
 Coordinates are centred (midrange of both clouds) and scaled by one power of two into [-1, 1]. FP16 features of a target y:
 - d <= 20, "split": `(hi, lo, hi)` with `hi = fp16(y)`, `lo = fp16(y - hi)`, then `-|y|^2 / 2` in three FP16 pieces; a source has
-  `(hi, hi, lo)` and a constant for the pieces. The product is then the whole score, with an error near FP32's.
-- else `fp16(y)`, and the FP32 bias `-|y|^2 / 2` is added to the product.
+  `(hi, hi, lo)` and a constant for the pieces. The product is then the whole score, with an error near FP32's. Parts are chunks of
+  consecutive targets, and their maxima FP32.
+- else "plain": `fp16(y)`, and the product is added to the FP32 bias `-|y|^2 / 2`. A scan reads whole points, so parts are small: the
+  16 cells that a thread holds of a row of 64 targets (`tile_ops.slots`), whose maximum needs no other thread. It is stored in FP16.
+  Rounding never swaps two numbers, so what reaches a threshold still does once both are rounded: the bound below needs no more room.
 
 Error of a score, with u = 2^-24, F the features' width, everything in scaled units (`score_error`):
 - centring rounds each coordinate by u, the FP32 sum behind the bias by (d + 2) u of itself, and adding it by u of the score;
-- split drops lo.lo' (2^-22 |x||y| as |lo| <= 2^-11 |hi|) and rounds either lo (2^-22 each); else both fp16 round: 2^-10 |x||y|;
+- split drops lo.lo' (2^-22 |x||y| as |lo| <= 2^-11 |hi|) and rounds either lo (2^-22 each); plain rounds x and y to FP16, by 2^-11
+  each: 2^-10 |x||y| (the product of both roundings is among the 8 below), but the bias by nothing more;
 - FP16 has a smallest spacing 2^-24: at most 2^-25 a coordinate more, hence `floor * (|x| + |y|)` with floor = sqrt(d) 2^-24, and
   `TINY` for its square and for what three pieces of the bias leave;
-- matrix units align the products of a step to the largest and cut them there: under 2^-22 of the sum of all magnitudes for each of the
-  F products and the accumulator's own cuts together.
-In all: `alpha (|x||y| + |y|^2 / 2) + floor (|x| + |y|) + TINY`, with alpha = (F + d + 8) 2^-22 (not split: 2^-10 more).
+- matrix units align the products of a step, and what they are added to, to the largest and cut them there: under 2^-22 of the sum of
+  all magnitudes for each of the F products and the accumulator's own cuts together.
+In all: `alpha |x||y| + beta |y|^2 / 2 + floor (|x| + |y|) + TINY`, with beta = (F + d + 8) 2^-22, and alpha = beta (plain: 2^-10 more).
 
 Which y can matter? Let b be the best score and e0 the bound for |y| <= sqrt(d). The target k that scored b is at squared distance
 `D_k <= reach^2 = |x|^2 - 2 b + 2 e0`, and so is the true nearest: both have |y| <= |x| + reach. With e the bound for that |y|, the true
 nearest scores at least `b - 2 e`; FP32 distances may differ by (d + 4) 2^-23 of reach^2 more. What is below that is never scanned.
-NaN and infinite coordinates become NaN features, NaN maxima, and chunks that every row scans; so do clouds so wide (or so tiny) that
+NaN and infinite coordinates become NaN features, NaN maxima, and parts that every row scans; so do clouds so wide (or so tiny) that
 squares of their differences could overflow (underflow).
+
+Several programs scan parts for one row. Each finding is a key, the distance's bits above the target's index, and the least key of all
+is the nearest, the first one on ties: an atomic minimum gives the same from every order.
 """
 
 from __future__ import annotations
@@ -42,31 +49,35 @@ from torch import Tensor
 
 from maxsim_kernels.geometry import descriptor, hardware, padded
 from maxsim_kernels.launch import empty, ensure_context, launch, planned, record, signature
-from maxsim_kernels.nearest_kernels import (
-    bounds_kernel,
-    features_kernel,
-    filter_kernel,
-    finish_kernel,
-    gradient_kernel,
-    refine_kernel,
-)
+from maxsim_kernels.nearest_kernels import bounds_kernel, chunks_kernel, features_kernel, slots_kernel
+from maxsim_kernels.nearest_refine import finish_kernel, gradient_kernel, refine_kernel, winners_kernel
 from maxsim_kernels.tuning import Config
 
-# To be tuned, all of it. Filter, by width of the features: rows of sources, targets a tile, warps, stages, programs a multiprocessor;
-# `short`: targets a chunk, the part of a tile that has a maximum of its own. Tiles are no longer than rows are many.
-FILTERS: dict[int, Config] = {
-    16: Config(128, 128, 4, 3, 3, "untuned", "bound by the maximum: one matrix step a tile", short=64),
-    32: Config(128, 128, 4, 3, 3, "untuned", "as 16", short=64),
-    64: Config(128, 128, 4, 3, 3, "untuned", "as 16", short=64),
-    128: Config(256, 64, 8, 3, 2, "untuned", "bound by the matrix units", short=64),
-    256: Config(128, 64, 8, 2, 1, "untuned", "rows and tiles of 512 bytes leave room for small tiles", short=64),
+# By whether features are split, and their width: rows of sources, targets a tile, warps, stages, programs a multiprocessor; `short`:
+# targets that share a maximum, a chunk of a tile (split) or a slot. Tiles are no longer than rows are many.
+FILTERS: dict[tuple[bool, int], Config] = {
+    (True, 16): Config(
+        128, 128, 4, 3, 3, "H200", "bound by the maxima, one matrix step a tile; long chunks: few maxima", short=128
+    ),
+    (True, 32): Config(128, 128, 4, 3, 3, "untuned", "as 16", short=128),
+    (True, 64): Config(128, 128, 4, 3, 3, "untuned", "as 16", short=128),
+    (False, 32): Config(256, 64, 8, 3, 2, "untuned", "as 128", short=16),
+    (False, 64): Config(256, 64, 8, 3, 2, "untuned", "as 128", short=16),
+    (False, 128): Config(256, 64, 8, 3, 2, "H200", "bound by the matrix units; two programs fit: 0.9 of cuBLAS", short=16),
+    (False, 256): Config(128, 64, 4, 2, 1, "untuned", "rows and tiles of 512 bytes leave room for small tiles", short=16),
 }
-MAXIMA_BYTES = 32 << 20  # chunk maxima held at once: they should stay in L2 from filter to refine
+# Maxima held at once. On an H200, 50,000 points: d = 3 takes 0.74 ms with 32, 64 or 128 MB, d = 128 takes 2.9, 2.7 and 2.6 ms.
+MAXIMA_BYTES = 128 << 20
 BOUND_BLOCKS = 128  # programs that find the range of the coordinates; every program of `features_kernel` reads all they left
-BOUND_CELLS, BOUND_WARPS = 4096, 4
-FEATURE_ROWS, FEATURE_WARPS = 64, 4
-REFINE_ROWS, REFINE_CHUNKS = 8, 128  # rows of a one-warp program (8 floats: one sector of 32 bytes), chunks looked at together
-SCAN_CELLS = 1024  # coordinates of targets compared at once with a row, d > 8
+# By whether features are split: coordinates that such a program reads at once, and its warps.
+BOUNDS = {True: (4096, 4), False: (16384, 16)}
+# The same for `features_kernel`: rows of a program, coordinates of bounds read at once, warps.
+FEATURES = {True: (64, 2048, 4), False: (128, 8192, 8)}
+# By whether features are split: rows of a one-warp program (8 floats or 16 halves of a tile), maxima of a row looked at together,
+# coordinates of targets compared at once with a row (d > 8).
+REFINES = {True: (8, 64, 1024), False: (16, 64, 2048)}
+REFINE_PROGRAMS, REFINE_LOOKS = 4096, 2  # tiles are cut to have so many programs, but none that looks less often
+WINNER_ROWS, WINNER_WARPS = 256, 4
 FINISH_CELLS, FINISH_WARPS = 4096, 8
 GRADIENT_ROWS, GRADIENT_CELLS, GRADIENT_WARPS = 256, 2048, 4  # rows and coordinates a program holds, at most
 LIST_CELLS, LIST_SHORT = 2048, 8  # of long lists at once; shorter lists are added row beside row
@@ -82,10 +93,11 @@ def features_of(d: int) -> tuple[bool, int]:
     return (True, padded(3 * d + 3)) if d <= _SPLIT_DIMENSIONS else (False, padded(d))
 
 
-def score_error(d: int) -> tuple[float, float]:
-    """`alpha` and `floor` of the bound on a score's error (module docstring)."""
+def score_error(d: int) -> tuple[float, float, float]:
+    """`alpha`, `beta` and `floor` of the bound on a score's error (module docstring)."""
     split, width = features_of(d)
-    return (width + d + 8) * 2.0**-22 + (0.0 if split else 2.0**-10), math.sqrt(d) * 2.0**-24
+    beta = (width + d + 8) * 2.0**-22
+    return beta + (0.0 if split else 2.0**-10), beta, math.sqrt(d) * 2.0**-24
 
 
 @dataclass(frozen=True)
@@ -100,13 +112,30 @@ class _Shape:
 
     @property
     def parts(self) -> int:
-        """Chunks of a tile."""
+        """Maxima of a row in a tile."""
         return self.config.tokens // self.config.short
 
     @property
-    def tile_maxima(self) -> int:
-        """Chunk maxima of a group of sources and a tile of targets."""
-        return self.config.rows * self.parts
+    def split(self) -> bool:
+        """Whether features are split, and maxima FP32 of chunks; else FP16 of slots."""
+        return features_of(self.d)[0]
+
+    @property
+    def tile_words(self) -> int:
+        """The maxima of a group of sources and a tile of targets, in words of four bytes."""
+        return self.config.rows * self.parts // (1 if self.split else 2)
+
+    @property
+    def refine(self) -> tuple[int, int, int]:
+        """Rows of a program of `refine_kernel`, tiles that it looks at together, and targets that it compares at once."""
+        rows, maxima, cells = REFINES[self.split]
+        scan = cells // (padded(self.d) if self.d > 8 else 1)
+        return rows, max(1, maxima // self.parts), min(self.config.short, scan)
+
+    def refine_pieces(self, rows: int) -> int:
+        """Into how many programs of `refine_kernel` to cut the targets of `rows` sources."""
+        wanted = REFINE_PROGRAMS * self.refine[0] // rows
+        return max(1, min(wanted, max(self.tiles) // (self.refine[1] * REFINE_LOOKS)))
 
     @property
     def row_q(self) -> int:
@@ -120,19 +149,23 @@ class _Shape:
 
 
 def _shape(p: Tensor, q: Tensor) -> _Shape:
-    config = FILTERS[features_of(p.shape[1])[1]]
+    config = FILTERS[features_of(p.shape[1])]
     points = (p.shape[0], q.shape[0])
     groups = [triton.cdiv(count, config.rows) for count in points]
     tiles = [triton.cdiv(count, config.tokens) for count in points]
     return _Shape(points, p.shape[1], config, (groups[0], groups[1]), (tiles[0], tiles[1]))
 
 
-def _slices(shape: _Shape) -> list[tuple[int, int, int]]:
-    """Runs of row groups whose chunk maxima fit `MAXIMA_BYTES`: the first group, groups of p and groups of q."""
+def _slices(shape: _Shape, processors: int) -> list[tuple[int, int, int]]:
+    """Runs of row groups whose maxima fit `MAXIMA_BYTES`: the first group, groups of p and groups of q."""
     (in_p, in_q), (tiles_p, tiles_q) = shape.groups, shape.tiles
-    whole = in_p * tiles_q + in_q * tiles_p
-    pieces = triton.cdiv(whole * shape.tile_maxima * 4, MAXIMA_BYTES)
-    room = max(triton.cdiv(whole, pieces), tiles_p, tiles_q)
+    whole, longest = in_p * tiles_q + in_q * tiles_p, max(tiles_p, tiles_q)
+    pieces = triton.cdiv(whole * shape.tile_words * 4, MAXIMA_BYTES)
+    room = max(triton.cdiv(whole, pieces), longest)
+    if pieces > 1:  # as many groups as fill whole waves of programs, but no fewer than half
+        most = room // longest
+        choices = range(most, most // 2, -max(1, most // 32))
+        room = min(choices, key=lambda groups: _splits(groups, 0, shape, processors)[2] / groups) * longest
     found, first = [], 0
     while first < in_p + in_q:
         of_p = max(0, min(in_p - first, room // tiles_q))
@@ -143,18 +176,18 @@ def _slices(shape: _Shape) -> list[tuple[int, int, int]]:
     return found
 
 
-def _splits(of_p: int, of_q: int, shape: _Shape, processors: int) -> tuple[int, int]:
-    """Into how many programs to cut the targets of each group of p and of q: whole waves of programs with equal shares."""
+def _splits(of_p: int, of_q: int, shape: _Shape, processors: int) -> tuple[int, int, int]:
+    """Into how many programs to cut the targets of each group of p and of q: whole waves of programs with equal shares; the cost."""
     tiles_p, tiles_q = shape.tiles
     longest = max(tiles_q if of_p else 1, tiles_p if of_q else 1)
-    best, least = (1, 1), float("inf")
+    best, least = (1, 1, 1 << 62), float("inf")
     for pieces in range(1, min(longest, _MOST_SPLITS) + 1):
         share = triton.cdiv(longest, pieces)
         cut = (triton.cdiv(tiles_q, share) if of_p else 1, triton.cdiv(tiles_p, share) if of_q else 1)
         waves = triton.cdiv(of_p * cut[0] + of_q * cut[1], processors * shape.config.programs)
         cost = waves * (share + 3)  # a program loads its rows before its first tile
         if cost < least * 0.99:
-            best, least = cut, cost
+            best, least = (*cut, cost), cost
     return best
 
 
@@ -184,52 +217,68 @@ def _launch(p: Tensor, q: Tensor, winners: bool) -> Any:
     shape = _shape(p, q)
     config, d, (count_p, count_q), row_q = shape.config, shape.d, shape.points, shape.row_q
     (split, width), lanes = features_of(d), padded(d, 4)
-    pieces = 2.0**14 / triton.next_power_of_2(d)  # brings |y|^2 / 2 <= d / 2 up to 2^13
-    alpha, floor = score_error(d)
-    slices = [(*one, *_splits(one[1], one[2], shape, processors)) for one in _slices(shape)]
+    weight = 2.0**14 / triton.next_power_of_2(d)  # brings |y|^2 / 2 <= d / 2 up to 2^13
+    alpha, beta, floor = score_error(d)
+    slices = [(*one, *_splits(one[1], one[2], shape, processors)[:2]) for one in _slices(shape, processors)]
     distance = empty((), torch.float32, p.device)
     nearest = empty((count_p + count_q,), torch.int32, p.device) if winners else distance
     features = empty((shape.rows, width), torch.float16, p.device)
-    programs = shape.rows // REFINE_ROWS
+    programs = triton.cdiv(shape.rows, WINNER_ROWS)
     scratch = _Scratch(
         p.device,
         bound=BOUND_BLOCKS * 2 * lanes,
         bias=shape.rows,
+        keys=2 * shape.rows,  # int64
         sums=2 * programs,  # float64
-        maxima=max(of_p * shape.tiles[1] + of_q * shape.tiles[0] for _, of_p, of_q, _, _ in slices) * shape.tile_maxima,
+        maxima=max(of_p * shape.tiles[1] + of_q * shape.tiles[0] for _, of_p, of_q, _, _ in slices) * shape.tile_words,
         best=max((of_p + of_q) * config.rows * max(cuts) for _, of_p, of_q, *cuts in slices),
     )
-    sums = scratch["sums"].view(torch.float64)
+    keys, sums = scratch["keys"].view(torch.int64), scratch["sums"].view(torch.float64)
+    cells, warps = BOUNDS[split]
     launch(
         bounds_kernel, BOUND_BLOCKS, p, q, scratch["bound"], count_p, count_q,
-        D=d, LANES=lanes, ROWS=BOUND_CELLS // lanes, BLOCKS=BOUND_BLOCKS, warps=BOUND_WARPS,
+        D=d, LANES=lanes, ROWS=cells // lanes, BLOCKS=BOUND_BLOCKS, warps=warps,
     )  # fmt: skip
-    feature_rows = min(FEATURE_ROWS, config.rows)
+    feature_rows, cells, warps = FEATURES[split]
+    feature_rows = min(feature_rows, config.rows)
     launch(
         features_kernel, shape.rows // feature_rows,
-        p, q, scratch["bound"], features, scratch["bias"], count_p, count_q, row_q,
-        D=d, LANES=lanes, WIDTH=width, SPLIT=split, PIECES=pieces, ROWS=feature_rows, BLOCKS=BOUND_BLOCKS,
-        STEP=min(BOUND_BLOCKS, 2048 // lanes), warps=FEATURE_WARPS,
+        p, q, scratch["bound"], features, scratch["bias"], keys, count_p, count_q, row_q,
+        D=d, LANES=lanes, WIDTH=width, SPLIT=split, PIECES=weight, ROWS=feature_rows, BLOCKS=BOUND_BLOCKS,
+        STEP=min(BOUND_BLOCKS, cells // lanes), warps=warps,
     )  # fmt: skip
     described = capability >= (9, 0)
     target = descriptor(features, shape.rows, width, width, [config.tokens, width]) if described else features
+    refine_rows, look, scan = shape.refine
+    maxima = scratch["maxima"] if split else scratch["maxima"].view(torch.int32)
     for first, of_p, of_q, splits_p, splits_q in slices:
         rows = (of_p + of_q) * config.rows
+        cut = (row_q, *shape.tiles, splits_p, splits_q, rows)
+        if split:
+            launch(
+                chunks_kernel, of_p * splits_p + of_q * splits_q,
+                target, features, maxima, scratch["best"], first, of_p, of_q, *cut,
+                D=d, WIDTH=width, PIECES=weight, DESCRIPTOR=described, ROWS=config.rows, TILE=config.tokens, PARTS=shape.parts,
+                STAGES=config.stages, warps=config.warps,
+            )  # fmt: skip
+        else:
+            launch(
+                slots_kernel, of_p * splits_p + of_q * splits_q,
+                target, features, scratch["bias"], maxima, scratch["best"], first, of_p, of_q, *cut,
+                D=d, WIDTH=width, DESCRIPTOR=described, ROWS=config.rows, TILE=config.tokens, SLOTS=shape.parts,
+                STAGES=config.stages, warps=config.warps,
+            )  # fmt: skip
+        pieces = shape.refine_pieces(rows)
         launch(
-            filter_kernel, of_p * splits_p + of_q * splits_q,
-            target, features, scratch["bias"], scratch["maxima"], scratch["best"],
-            first, of_p, of_q, row_q, *shape.tiles, splits_p, splits_q, rows,
-            D=d, WIDTH=width, SPLIT=split, PIECES=pieces, DESCRIPTOR=described, ROWS=config.rows, TILE=config.tokens, PARTS=shape.parts,
-            STAGES=config.stages, warps=config.warps,
+            refine_kernel, rows // refine_rows * pieces,
+            p, q, scratch["bias"], maxima, scratch["best"], keys, count_p, count_q, first, of_p, *cut, pieces,
+            D=d, LANES=lanes, ALPHA=alpha, BETA=beta, FLOOR=floor, SPLIT=split, GROUP=config.rows, ROWS=refine_rows,
+            TILE=config.tokens, PARTS=shape.parts, LOOK=look, SCAN=scan, warps=1,
         )  # fmt: skip
-        launch(
-            refine_kernel, rows // REFINE_ROWS,
-            p, q, scratch["bias"], scratch["maxima"], scratch["best"], sums, nearest,
-            count_p, count_q, first, of_p, row_q, *shape.tiles, splits_p, splits_q, rows,
-            D=d, LANES=lanes, ALPHA=alpha, FLOOR=floor, WINNERS=winners, GROUP=config.rows, ROWS=REFINE_ROWS,
-            CHUNKS=REFINE_CHUNKS, CHUNK=config.short, PARTS=shape.parts,
-            SCAN=min(config.short, SCAN_CELLS // (lanes if d > 8 else 1)), warps=1,
-        )  # fmt: skip
+    launch(
+        winners_kernel, programs, keys, sums, nearest, count_p, count_q, row_q,
+        WINNERS=winners, ROWS=WINNER_ROWS, warps=WINNER_WARPS,
+    )  # fmt: skip
     launch(finish_kernel, 1, sums, distance, programs, CELLS=FINISH_CELLS, warps=FINISH_WARPS)
     return (distance, nearest) if winners else distance
 

@@ -64,4 +64,4 @@ def test_memory_is_linear(make, d):
     chamfer_distance(p, q).backward()
     torch.cuda.synchronize()
     used = torch.cuda.max_memory_allocated() - before
-    assert used <= 3 * (p.numel() + q.numel()) * 4 + (96 << 20), f"{used / 2**20:.0f} MiB"
+    assert used <= 3 * (p.numel() + q.numel()) * 4 + (160 << 20), f"{used / 2**20:.0f} MiB"

@@ -29,8 +29,10 @@ def poisoned(*size: Any, **options: Any) -> torch.Tensor:
 def set_up(capability: tuple[int, int] = DESCRIPTORS, maxima: int = 1 << 20) -> None:
     nearest.hardware = lambda device: (capability, 2)
     nearest.MAXIMA_BYTES = maxima
-    for width in nearest.FILTERS:
-        nearest.FILTERS[width] = Config(32, 32, 4, 1, 2, "interpreter", "small tiles", short=16)
+    for key in nearest.FILTERS:
+        nearest.FILTERS[key] = Config(32, 32, 4, 1, 2, "interpreter", "small tiles", short=16 if key[0] else 8)
+    nearest.REFINE_LOOKS = 1
+    nearest.REFINES = {True: (8, 4, 128), False: (16, 4, 512)}
 
 
 def run(p: torch.Tensor, q: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -156,8 +158,27 @@ def check_gradients() -> None:
         check_gradient(p, q, chosen)
 
 
+def held_maxima(words: torch.Tensor, shape: Any, groups: int, tiles: int) -> torch.Tensor:
+    """What a filter left for `groups` of sources and `tiles` of targets: `[sources, tiles, parts]`."""
+    rows, parts = shape.config.rows, shape.parts
+    if shape.split:
+        return words.view(groups, tiles, rows, parts).permute(0, 2, 1, 3).reshape(groups * rows, tiles, parts)
+    halves = words.view(torch.float16).view(groups, tiles, rows // 16, 8, parts, 2)
+    return halves.permute(0, 2, 5, 3, 1, 4).reshape(groups * rows, tiles, parts).float()
+
+
+def by_part(scores: torch.Tensor, shape: Any, tiles: int) -> torch.Tensor:
+    """Scores `[sources, targets]` as `[sources, tiles, parts, members]`, padded with -inf."""
+    tile, parts = shape.config.tokens, shape.parts
+    scores = torch.nn.functional.pad(scores, (0, tiles * tile - scores.shape[1]), value=-torch.inf)
+    if shape.split:
+        return scores.view(-1, tiles, parts, tile // parts)
+    apart = scores.view(-1, tiles, parts // 4, tile // parts // 2, 4, 2)
+    return apart.permute(0, 1, 2, 4, 3, 5).reshape(-1, tiles, parts, tile // parts)
+
+
 def check_bound() -> None:
-    """Chunk maxima of the filter against FP64 scores of the centred, scaled inputs: within the error that `refine` relies on."""
+    """Maxima of the filters against FP64 scores of the centred, scaled inputs: within the error that `refine` relies on."""
     for n, m, d, shift in ((63, 100, 3, 0.0), (63, 100, 3, 1000.0), (100, 40, 16, 0.0), (40, 100, 20, 3.0), (40, 60, 128, 0.0)):
         set_up()
         p, q = torch.randn(n, d) + shift, torch.randn(m, d) * 0.3 + shift
@@ -169,8 +190,8 @@ def check_bound() -> None:
             kernel: Any, grid: int, *arguments: Any, original: Any = original, held: Any = held, **constants: Any
         ) -> None:
             original(kernel, grid, *arguments, **constants)
-            if kernel is nearest.filter_kernel:
-                held["maxima"] = arguments[3].clone()
+            if kernel in (nearest.chunks_kernel, nearest.slots_kernel):
+                held["maxima"] = arguments[2 if kernel is nearest.chunks_kernel else 3].clone()
 
         nearest.launch = watch
         try:
@@ -184,19 +205,24 @@ def check_bound() -> None:
         scale = 2.0 ** -(torch.frexp(torch.tensor(half)).exponent.item() + 1)
         x, y = ((one.double() - centre.double()) * scale for one in (p, q))
         assert float(torch.cat([x, y]).abs().max()) <= 1.0
-        alpha, floor = nearest.score_error(d)
-        at = 0
-        for source, target in ((x, y), (y, x)):
-            tiles, groups = -(-len(target) // 32), -(-len(source) // 32)
-            size = groups * tiles * 64
-            got = held["maxima"][at : at + size].view(groups, tiles, 32, 2).permute(0, 2, 1, 3).reshape(groups * 32, tiles * 2)
+        alpha, beta, floor = nearest.score_error(d)
+        shape, at = nearest._shape(p, q), 0
+        for turn, (source, target) in enumerate(((x, y), (y, x))):
+            tiles, groups = shape.tiles[1 - turn], shape.groups[turn]
+            size = groups * tiles * shape.tile_words
+            got = held_maxima(held["maxima"][at : at + size], shape, groups, tiles)[: len(source)].double()
             at += size
             score = source @ target.T - 0.5 * target.square().sum(1)
             one, other = source.norm(dim=1)[:, None], target.norm(dim=1)[None]
-            error = alpha * (one * other + other.square() / 2) + floor * (one + other) + 2.0**-32
-            for chunk, (scores, errors) in enumerate(zip(score.split(16, 1), error.split(16, 1), strict=True)):
-                wrong = (got[: len(source), chunk].double() - scores.max(1).values).abs()
-                assert bool((wrong <= errors.max(1).values).all()), (d, chunk, float((wrong / errors.max(1).values).max()))
+            error = alpha * one * other + beta * other.square() / 2 + floor * (one + other) + 2.0**-32
+            best = by_part(score, shape, tiles).max(-1).values
+            allowed = by_part(error, shape, tiles).max(-1).values
+            if not shape.split:  # stored in FP16
+                allowed = allowed + 2.0**-11 * (best.abs() + allowed) + 2.0**-25
+            known = best > -torch.inf
+            assert torch.equal(known, got > -torch.inf)
+            wrong = (got - best).abs()[known] / allowed[known]
+            assert float(wrong.max()) <= 1.0, (d, float(wrong.max()))
         CHECKED.append(1)
 
 

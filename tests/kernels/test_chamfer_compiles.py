@@ -36,7 +36,9 @@ def _recorder() -> ModuleType:
 
 recorder = _recorder()
 PROCESSORS = 132
-KERNELS = ["bounds_kernel", "features_kernel", "filter_kernel", "refine_kernel", "finish_kernel", "gradient_kernel"]
+BEFORE = ["bounds_kernel", "features_kernel"]
+AFTER = ["refine_kernel", "winners_kernel", "finish_kernel", "gradient_kernel"]
+FILTERS = (nearest.chunks_kernel, nearest.slots_kernel)
 
 
 def launches(
@@ -60,17 +62,27 @@ def launches(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("architecture", [80, 90])
-@pytest.mark.parametrize(("d", "dtype"), [(3, torch.float32), (16, torch.bfloat16), (128, torch.float32), (256, torch.float16)])
+@pytest.mark.parametrize(
+    ("d", "dtype"),
+    [
+        (3, torch.float32),
+        (16, torch.bfloat16),
+        (40, torch.float32),
+        (128, torch.float32),
+        (128, torch.float16),
+        (256, torch.float16),
+    ],
+)
 def test_kernels_compile_within_their_resources(monkeypatch, tmp_path, architecture, d, dtype) -> None:
     found = launches(monkeypatch, architecture, d, dtype, (300, 200))
-    assert [one.kernel.__name__ for one in found] == KERNELS
+    assert [one.kernel.__name__ for one in found] == [*BEFORE, "chunks_kernel" if d <= 20 else "slots_kernel", *AFTER]
     for one in found:
         binary = recorder.compiled(one, architecture)
         used = recorder.resources(binary, tmp_path)
         assert used["shared"] <= recorder.LIMITS[architecture], (one.kernel.__name__, used)
-        hot = one.kernel in (nearest.filter_kernel, nearest.refine_kernel)
+        hot = one.kernel in (*FILTERS, nearest.refine_kernel)
         assert used["spill_bytes"] <= (0 if hot else 32), (one.kernel.__name__, used)
-        if one.kernel is nearest.filter_kernel and architecture == 90:
+        if one.kernel in FILTERS and architecture == 90:
             assert "wgmma.mma_async" in binary.asm["ptx"]
             assert "cp.async.bulk.tensor" in binary.asm["ptx"]
 
@@ -80,34 +92,64 @@ def test_kernels_compile_within_their_resources(monkeypatch, tmp_path, architect
 def test_launches_cover_every_group_and_tile_once(d, points) -> None:
     shape = nearest._shape(torch.empty(points[0], d, device="meta"), torch.empty(points[1], d, device="meta"))
     in_p, in_q = shape.groups
-    slices = nearest._slices(shape)
+    slices = nearest._slices(shape, PROCESSORS)
     covered = []
     for first, of_p, of_q in slices:
         covered += range(first, first + of_p + of_q)
         assert of_p == sum(first <= group < first + of_p + of_q for group in range(in_p))
-        held = (of_p * shape.tiles[1] + of_q * shape.tiles[0]) * shape.tile_maxima * 4
+        held = (of_p * shape.tiles[1] + of_q * shape.tiles[0]) * shape.tile_words * 4
         assert held <= nearest.MAXIMA_BYTES or of_p + of_q == 1
-        splits = nearest._splits(of_p, of_q, shape, PROCESSORS)
+        rows = (of_p + of_q) * shape.config.rows
+        assert rows % shape.refine[0] == 0
+        assert 1 <= shape.refine_pieces(rows) <= max(shape.tiles)
+        splits = nearest._splits(of_p, of_q, shape, PROCESSORS)[:2]
         assert all(1 <= pieces <= tiles for pieces, tiles in zip(splits, shape.tiles[::-1], strict=True))
     assert covered == list(range(in_p + in_q))
 
 
-def test_small_clouds_take_five_launches(monkeypatch) -> None:
-    """Two to prepare, one to filter, one to refine, one to add up; and one more for both gradients."""
-    assert len(launches(monkeypatch, 90, 3, torch.float32, (10_000, 10_000))) == 6
+@pytest.mark.parametrize("d", [3, 128])
+def test_small_clouds_take_six_launches(monkeypatch, d) -> None:
+    """Two to prepare, one to filter, one to refine, two to add up; and one more for both gradients."""
+    assert len(launches(monkeypatch, 90, d, torch.float32, (10_000, 10_000))) == 7
 
 
-@pytest.mark.parametrize("width", sorted(nearest.FILTERS))
-def test_configurations_hold_together(width) -> None:
-    config = nearest.FILTERS[width]
-    for number in (config.rows, config.tokens, config.short, nearest.REFINE_ROWS, nearest.FEATURE_ROWS, nearest.BOUND_BLOCKS):
+@pytest.mark.slow
+def test_slots_stay_in_their_threads(monkeypatch) -> None:
+    """The loop over tiles neither shuffles nor passes maxima through shared memory: accumulators are reduced and stored as they lie."""
+    found = launches(monkeypatch, 90, 128, torch.float32, (300, 200))
+    binary = recorder.compiled(next(one for one in found if one.kernel is nearest.slots_kernel), 90)
+    body = binary.asm["ptx"].split("wgmma.mma_async", 1)[1].split("st.global")
+    assert len(body) == 5  # two stores in the loop, two after it
+    loop = "".join(body[:2])
+    assert loop.count("max.NaN.f32") == 2 * 2 * 15  # two tiles, two rows of a thread, 16 cells each
+    assert "shfl" not in loop
+    assert "st.shared" not in loop
+
+
+@pytest.mark.parametrize("key", sorted(nearest.FILTERS))
+def test_configurations_hold_together(key) -> None:
+    config, (rows, maxima, cells) = nearest.FILTERS[key], nearest.REFINES[key[0]]
+    for number in (
+        config.rows,
+        config.tokens,
+        config.short,
+        rows,
+        maxima,
+        cells,
+        nearest.FEATURES[key[0]][0],
+        nearest.BOUND_BLOCKS,
+    ):
         assert number & (number - 1) == 0
     assert config.short <= config.tokens <= config.rows  # padding to whole rows is padding to whole tiles
-    assert config.rows >= nearest.REFINE_ROWS
+    assert config.rows >= rows
+    if not key[0]:  # what `tile_ops.slots` makes of a tile, and `_two_rows` of its rows
+        assert config.short == (config.tokens // 4 if config.tokens < 64 else 16)
+        assert config.rows % 32 == 0
+        assert rows == 16
 
 
 def test_features_fit_their_width() -> None:
     for d in range(1, nearest.MOST_DIMENSIONS + 1):
         split, width = nearest.features_of(d)
-        assert width in nearest.FILTERS
+        assert (split, width) in nearest.FILTERS
         assert width >= (3 * d + 3 if split else d)
