@@ -19,7 +19,7 @@ from maxsim_eval.entries import Entry
 from maxsim_eval.errors import DataError, UnknownNameError
 from maxsim_eval.types import Run
 from maxsim_kernels import Packed, maxsim, maxsim_reference, quantize_fp8, quantize_int8
-from maxsim_kernels.streaming import TopK
+from maxsim_kernels.topk import TopK
 
 BLOCK_BYTES = 32 << 20
 _FP16_MAX = 65504.0

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from maxsim_kernels import Fp8Tokens, Int8Tokens, Packed, maxsim, pack, quantize_fp8, quantize_int8, stream_topk
-from maxsim_kernels.streaming import TopK
+from maxsim_kernels.topk import TopK
 
 DOCUMENTS, WIDTH = 19, 16
 Row = tuple[list[float], list[int]]
