@@ -15,18 +15,19 @@ from typing import Any
 import numpy as np
 import torch
 
-from maxsim_eval.cache import content_hash, embed, find_imported
+from maxsim_eval.cache import content_hash, embed, find_entry, find_imported
 from maxsim_eval.encoders import get_encoder
 from maxsim_eval.entries import Entry
 from maxsim_eval.environment import environment
 from maxsim_eval.errors import DataError, UsageError
 from maxsim_eval.files import writing
-from maxsim_eval.loaders import limit_queries as keep_queries
 from maxsim_eval.metrics import DEFAULT_METRICS, evaluate_run, means, parse_metric
 from maxsim_eval.parity import compare
 from maxsim_eval.report import write_reports
 from maxsim_eval.runs import write_trec_run
 from maxsim_eval.scoring import PATHS, REFERENCE, Corpus, Plan, Scored, check_paths, score_path, to_run
+from maxsim_eval.selection import Documents, Selection
+from maxsim_eval.subsets import idle_limits, limit_task, limits_of, rows_of
 from maxsim_eval.types import Encoder, PathResult, Result, Role, Run, Task
 from maxsim_kernels import Packed
 
@@ -38,10 +39,10 @@ _IN_MEMORY_BYTES = 64 << 20  # kept scores beyond this go to a scratch file
 
 @dataclass(frozen=True)
 class Embeddings:
-    """The two cache entries of an evaluation, and what the report says of the encoder."""
+    """The token embeddings of an evaluation in the cache, and what the report says of the encoder."""
 
     queries: Entry
-    documents: Entry
+    documents: Documents
     encoder: Mapping[str, Any]
 
 
@@ -55,6 +56,8 @@ def evaluate(
     out_dir: Path | str | None = None,
     metrics: Sequence[str] = DEFAULT_METRICS,
     limit_queries: int | None = None,
+    limit_documents: int | None = None,
+    limit_seed: int = 0,
     device: str = "cpu",
     command: Sequence[str] = (),
     quiet: bool = False,
@@ -67,6 +70,8 @@ def evaluate(
         k: documents kept for each query; clamped to the corpus, said once.
         out_dir: where `result.json`, `report.md` and `runs/<path>.trec` are written; None writes nothing.
         limit_queries: score only this many judged queries, a seeded sample.
+        limit_documents: search only this many documents: every one judged for these queries, the rest a seeded sample.
+        limit_seed: of both samples (`subsets.limit_task`); the Result says what was left out.
         device: where scores are computed.
 
     Raises:
@@ -77,24 +82,26 @@ def evaluate(
         raise UsageError("paths: got none, need at least one of " + ", ".join(PATHS))
     if k < 1:
         raise UsageError(f"k: got {k}, need 1 or more")
-    if limit_queries is not None and limit_queries < 1:
-        raise UsageError(f"limit_queries: got {limit_queries}, need 1 or more")
     for metric in metrics:
         parse_metric(metric)
     check_device(device)
-    found = embeddings(task, encoder, cache_dir, device=device, quiet=quiet)
-    kept = task if limit_queries is None else keep_queries(task, limit_queries)
+    asked = {"queries": limit_queries, "documents": limit_documents}
+    kept = limit_task(task, **asked, seed=limit_seed)
+    limits = limits_of(task, kept, **asked, seed=limit_seed)
+    found = embeddings(task, encoder, cache_dir, kept=kept, device=device, quiet=quiet)
     queries = _query_tokens(task, kept, found.queries)
     _check_widths(found, queries)
-    said = list(kept.warnings)
-    if k > len(task.document_ids):
-        k = len(task.document_ids)
-        said.append(f"k was clamped to the {k} documents of the corpus")
+    said = [*kept.warnings, *idle_limits(task, **asked)]
+    if k > len(kept.document_ids):
+        k = len(kept.document_ids)
+        said.append(
+            f"k was clamped to the {k} documents of the {'corpus' if kept.document_ids is task.document_ids else 'subset'}"
+        )
         warnings.warn(said[-1], stacklevel=2)
     plan = _plan(kept, k, device, quiet)
     results, runs = _score_paths(names, queries, Corpus(found.documents, quiet), plan, kept, metrics)
     result = Result(
-        task=_task_facts(task, kept, found, said),
+        task={**_task_facts(kept, queries, found.documents, said), "limits": limits},
         encoder=found.encoder,
         k=k,
         paths={
@@ -139,24 +146,49 @@ def check_device(device: str) -> None:
 
 
 def embeddings(
-    task: Task, encoder: Encoder | str, cache_dir: Path | str, *, device: str = "cpu", quiet: bool = False, **options: Any
+    task: Task,
+    encoder: Encoder | str,
+    cache_dir: Path | str,
+    *,
+    kept: Task | None = None,
+    device: str = "cpu",
+    quiet: bool = False,
+    **options: Any,
 ) -> Embeddings:
     """Token embeddings of a task through the cache: cached, imported, or encoded now.
 
     A name this version can run goes through `cache.embed`. Any other name must have been imported for exactly these texts;
     else the error of `get_encoder` says what is missing and what to do.
+
+    `kept` is the task itself or a subset of it (`subsets.limit_task`). Its documents are rows of the whole corpus's entry
+    where that is complete or imported; else they alone are encoded, into an entry of their own, whose key their ids and
+    texts make. The queries are always those of the whole task, and an encoder that counts the corpus is offered all of it:
+    what a query or document is encoded to does not depend on what was left out.
     """
+    kept = task if kept is None else kept
     if isinstance(encoder, str):
-        imported = _imported(task, encoder, cache_dir)
+        imported = _imported(task, kept, encoder, cache_dir)
         if imported is not None:
             return imported
         encoder = get_encoder(encoder, device=device, **options)
-    documents = embed(task, "document", encoder, cache_dir, quiet=quiet)
+    documents: Documents
+    whole = None if kept.document_ids is task.document_ids else find_entry(task, "document", encoder, cache_dir)
+    if whole is None:
+        documents = embed(kept, "document", encoder, cache_dir, quiet=quiet)
+    else:
+        documents = _rows(whole, task, kept)
     queries = embed(task, "query", encoder, cache_dir, quiet=quiet)
     return Embeddings(queries, documents, _encoder_facts(encoder.name, encoder.revision, documents))
 
 
-def _imported(task: Task, name: str, cache_dir: Path | str) -> Embeddings | None:
+def _rows(entry: Entry, task: Task, kept: Task) -> Documents:
+    """The kept documents of the whole corpus's entry."""
+    if kept.document_ids is task.document_ids:
+        return entry
+    return Selection(entry, rows_of(task.document_ids, kept.document_ids))
+
+
+def _imported(task: Task, kept: Task, name: str, cache_dir: Path | str) -> Embeddings | None:
     sides: tuple[tuple[Role, Sequence[str], Sequence[Any]], ...] = (
         ("query", task.query_ids, task.queries),
         ("document", task.document_ids, task.documents),
@@ -173,10 +205,11 @@ def _imported(task: Task, name: str, cache_dir: Path | str) -> Embeddings | None
                 f"side was; import them too (evaluate.py import {task.source} {task.dataset} FILE --encoder {name})"
             )
         return None
-    return Embeddings(queries, documents, _encoder_facts(name, documents.manifest["provenance"].get("revision", ""), documents))
+    facts = _encoder_facts(name, documents.manifest["provenance"].get("revision", ""), documents)
+    return Embeddings(queries, _rows(documents, task, kept), facts)
 
 
-def _encoder_facts(name: str, revision: str, documents: Entry) -> dict[str, Any]:
+def _encoder_facts(name: str, revision: str, documents: Documents) -> dict[str, Any]:
     return {
         "name": name,
         "revision": revision,
@@ -191,8 +224,7 @@ def _query_tokens(task: Task, kept: Task, entry: Entry) -> Packed:
     tokens = entry.load()
     if kept.query_ids is task.query_ids:
         return tokens
-    place = {query: number for number, query in enumerate(task.query_ids)}
-    return tokens.select([place[query] for query in kept.query_ids]).compact()
+    return tokens.select(torch.from_numpy(rows_of(task.query_ids, kept.query_ids))).compact()
 
 
 def _check_widths(found: Embeddings, queries: Packed) -> None:
@@ -241,7 +273,7 @@ def _score_paths(
     return results, runs
 
 
-def _about_inputs(parity: Mapping[str, Any], name: str, entry: Entry) -> dict[str, Any]:
+def _about_inputs(parity: Mapping[str, Any], name: str, entry: Documents) -> dict[str, Any]:
     """Whether the reference read the same rounded embeddings as this path: then only arithmetic can differ."""
     stored = {"fp16": torch.float16, "bf16": torch.bfloat16}.get(name)
     same = name == "fused-fp32" or (stored is not None and entry.dtype == stored)
@@ -269,17 +301,17 @@ def _scores(shape: tuple[int, int]) -> Iterator[np.ndarray]:
         yield np.memmap(scratch, dtype=np.float32, mode="r+", shape=shape)
 
 
-def _task_facts(task: Task, kept: Task, found: Embeddings, said: Sequence[str]) -> dict[str, Any]:
+def _task_facts(task: Task, queries: Packed, documents: Documents, said: Sequence[str]) -> dict[str, Any]:
+    """What was evaluated: the task, or the subset of it that was kept."""
     return {
         "source": task.source,
         "dataset": task.dataset,
         "split": task.split,
-        "queries": len(kept.query_ids),
+        "queries": len(task.query_ids),
         "documents": len(task.document_ids),
-        "document_tokens": found.documents.tokens,
-        "query_tokens": found.queries.tokens,
-        "judged_pairs": kept.judged_pairs,
+        "document_tokens": documents.tokens,
+        "query_tokens": int(queries.lengths.sum()),
+        "judged_pairs": task.judged_pairs,
         "exclude_same_id": task.exclude_same_id,
-        "limited_queries": None if kept is task else len(kept.query_ids),
         "warnings": list(dict.fromkeys(said)),
     }

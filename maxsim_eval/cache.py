@@ -13,6 +13,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -42,6 +43,7 @@ __all__ = [
     "entry_folder",
     "entry_key",
     "fill_entry",
+    "find_entry",
     "find_imported",
     "open_entry",
 ]
@@ -125,6 +127,44 @@ def embedding_key(task: Task, role: Role, encoder: Encoder, content: str) -> str
     return entry_key(content, fingerprint)
 
 
+@dataclass(frozen=True)
+class _Address:
+    """Where the entry of one role of a task belongs, and what it must be."""
+
+    ids: Sequence[str]
+    items: Sequence[Any]
+    content: str
+    key: str
+    folder: Path
+
+    def find(self, task: Task, role: Role, encoder: Encoder, cache_dir: Path | str) -> Entry | None:
+        """The complete entry of this key or, where that was never begun, an imported one of the same content."""
+        # Not encoder.dim: it may load the model, which a complete entry does without.
+        wanted = {"documents": len(self.ids), "ids": ids_hash(encode_ids(self.ids))}
+        if (self.folder / MANIFEST).exists():
+            return open_if_complete(self.folder, {"key": self.key, **wanted})
+        imported = find_imported(cache_dir, task.source, task.dataset, encoder.name, role, self.content)
+        if imported is not None:
+            require_same(imported.folder, imported.manifest, wanted)
+        return imported
+
+
+def _address(task: Task, role: Role, encoder: Encoder, cache_dir: Path | str) -> _Address:
+    ids, items = (task.query_ids, task.queries) if role == "query" else (task.document_ids, task.documents)
+    content = content_hash(ids, items)
+    key = embedding_key(task, role, encoder, content)
+    return _Address(ids, items, content, key, entry_folder(cache_dir, task.source, task.dataset, encoder.name, role, key))
+
+
+def find_entry(task: Task, role: Role, encoder: Encoder, cache_dir: Path | str) -> Entry | None:
+    """The entry that `embed` would give without encoding anything; None where it would encode. Writes nothing.
+
+    Raises:
+        CacheError, DataError, UsageError: as `embed`.
+    """
+    return _address(task, role, encoder, cache_dir).find(task, role, encoder, cache_dir)
+
+
 def embed(task: Task, role: Role, encoder: Encoder, cache_dir: Path | str, *, quiet: bool = False) -> Entry:
     """Token embeddings of a task's queries or documents, from the cache where they are in it.
 
@@ -135,20 +175,11 @@ def embed(task: Task, role: Role, encoder: Encoder, cache_dir: Path | str, *, qu
     Raises:
         CacheError, DataError, UsageError: as `fill_entry` and `content_hash`.
     """
-    ids, items = (task.query_ids, task.queries) if role == "query" else (task.document_ids, task.documents)
-    content = content_hash(ids, items)
-    key = embedding_key(task, role, encoder, content)
-    folder = entry_folder(cache_dir, task.source, task.dataset, encoder.name, role, key)
-    # Not encoder.dim: it may load the model, which a complete entry does without.
-    wanted = {"documents": len(ids), "ids": ids_hash(encode_ids(ids))}
-    begun = (folder / MANIFEST).exists()
-    if not begun:
-        imported = find_imported(cache_dir, task.source, task.dataset, encoder.name, role, content)
-        if imported is not None:
-            require_same(imported.folder, imported.manifest, wanted)
-            return imported
-    elif (entry := open_if_complete(folder, {"key": key, **wanted})) is not None:
+    address = _address(task, role, encoder, cache_dir)
+    if (entry := address.find(task, role, encoder, cache_dir)) is not None:
         return entry
+    ids, items, folder = address.ids, address.items, address.folder
+    begun = (folder / MANIFEST).exists()
     if role == "query":
         encoder.prepare(task.documents)
 
@@ -168,10 +199,10 @@ def embed(task: Task, role: Role, encoder: Encoder, cache_dir: Path | str, *, qu
     return fill_entry(
         folder,
         ids=ids,
-        key=key,
+        key=address.key,
         dtype=DTYPES[read_manifest(folder)["dtype"]] if first is None else first.dtype,
         dim=encoder.dim,
-        provenance=_provenance(task, role, encoder, content),
+        provenance=_provenance(task, role, encoder, address.content),
         encode=encode_rest,
         chunk=CHUNK,
         label=f"encode {task.dataset}",

@@ -41,6 +41,10 @@ K = Annotated[int, typer.Option("--k", help="Documents kept for each query.")]
 Device = Annotated[str, typer.Option(help="Where scores are computed: cpu, cuda, cuda:1, ...")]
 Split = Annotated[str | None, typer.Option(help="Split of the judgements. Default: test (a card may say otherwise).")]
 LimitQueries = Annotated[int | None, typer.Option(help="Score only this many judged queries (a seeded sample).")]
+LimitDocuments = Annotated[
+    int | None, typer.Option(help="Search only this many documents: all judged for the queries, the rest a seeded sample.")
+]
+LimitSeed = Annotated[int, typer.Option(help="Seed of both samples: it and the ids decide what is drawn, nothing else.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the Result as JSON instead of tables.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="No progress bars and no tables.")]
 
@@ -51,8 +55,8 @@ _PATHS = "fp32,fp16,int8"
 
 def _evaluate(
     source: str,
-    dataset: str,
     *,
+    dataset: str,
     data_dir: Path,
     cache_dir: Path,
     out: Path | None,
@@ -62,9 +66,12 @@ def _evaluate(
     device: str,
     split: str | None,
     limit_queries: int | None,
+    limit_documents: int | None,
+    limit_seed: int,
     as_json: bool,
     quiet: bool,
 ) -> None:
+    """Every evaluation command; its keywords are the options of each, which hand over all their arguments by `locals()`."""
     from maxsim_eval.api import check_device, evaluate
     from maxsim_eval.loaders import load_task
     from maxsim_eval.report import render_console, to_json
@@ -73,8 +80,9 @@ def _evaluate(
     names = check_paths([name.strip() for name in paths.split(",") if name.strip()])
     if k < 1:
         raise UsageError(f"--k: got {k}, need 1 or more")
-    if limit_queries is not None and limit_queries < 1:
-        raise UsageError(f"--limit-queries: got {limit_queries}, need 1 or more")
+    for option, limit in (("--limit-queries", limit_queries), ("--limit-documents", limit_documents)):
+        if limit is not None and limit < 1:
+            raise UsageError(f"{option}: got {limit}, need 1 or more")
     check_device(device)
     task = load_task(source, dataset, data_dir=data_dir, split=split, quiet=quiet)
     folder = out or Path("results") / re.sub(r"[^A-Za-z0-9._-]+", "-", f"{source}-{task.dataset}-{Path(encoder).name}")
@@ -86,6 +94,8 @@ def _evaluate(
         cache_dir=cache_dir,
         out_dir=folder,
         limit_queries=limit_queries,
+        limit_documents=limit_documents,
+        limit_seed=limit_seed,
         device=device,
         command=_command(),
         quiet=quiet,
@@ -115,6 +125,8 @@ def beir(
     device: Device = "cpu",
     split: Split = None,
     limit_queries: LimitQueries = None,
+    limit_documents: LimitDocuments = None,
+    limit_seed: LimitSeed = 0,
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
@@ -122,21 +134,7 @@ def beir(
 
     Example: python evaluate.py beir scifact --encoder lexical --paths fp32,fp16,int8
     """
-    _evaluate(
-        "beir",
-        dataset,
-        data_dir=data_dir,
-        cache_dir=cache_dir,
-        out=out,
-        encoder=encoder,
-        paths=paths,
-        k=k,
-        device=device,
-        split=split,
-        limit_queries=limit_queries,
-        as_json=as_json,
-        quiet=quiet,
-    )
+    _evaluate("beir", **locals())
 
 
 @app.command()
@@ -151,6 +149,8 @@ def local(
     device: Device = "cpu",
     split: Split = None,
     limit_queries: LimitQueries = None,
+    limit_documents: LimitDocuments = None,
+    limit_seed: LimitSeed = 0,
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
@@ -158,21 +158,7 @@ def local(
 
     Example: python evaluate.py local my-corpus --encoder hf:/models/my-encoder
     """
-    _evaluate(
-        "local",
-        dataset,
-        data_dir=data_dir,
-        cache_dir=cache_dir,
-        out=out,
-        encoder=encoder,
-        paths=paths,
-        k=k,
-        device=device,
-        split=split,
-        limit_queries=limit_queries,
-        as_json=as_json,
-        quiet=quiet,
-    )
+    _evaluate("local", **locals())
 
 
 @app.command()
@@ -187,6 +173,8 @@ def demo(
     device: Device = "cpu",
     split: Split = None,
     limit_queries: LimitQueries = None,
+    limit_documents: LimitDocuments = None,
+    limit_seed: LimitSeed = 0,
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
@@ -194,21 +182,7 @@ def demo(
 
     Example: python evaluate.py demo
     """
-    _evaluate(
-        "demo",
-        dataset,
-        data_dir=data_dir,
-        cache_dir=cache_dir,
-        out=out,
-        encoder=encoder,
-        paths=paths,
-        k=k,
-        device=device,
-        split=split,
-        limit_queries=limit_queries,
-        as_json=as_json,
-        quiet=quiet,
-    )
+    _evaluate("demo", **locals())
 
 
 @app.command("import")

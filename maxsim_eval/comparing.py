@@ -18,6 +18,7 @@ from maxsim_eval.errors import DataError, UnknownNameError, UsageError
 from maxsim_eval.metrics import DEFAULT_METRICS, evaluate_run, means, parse_metric
 from maxsim_eval.result_json import dump_json, from_json, jsonable
 from maxsim_eval.runs import read_qrels, read_trec_run
+from maxsim_eval.subsets import describe
 from maxsim_eval.types import PathResult, Qrels, Result, Run
 
 SCHEMA = "maxsim-eval/comparison/1"
@@ -202,9 +203,14 @@ def _evaluated(inputs: Sequence[Input], qrels: Qrels, metrics: Iterable[str]) ->
     return found
 
 
+def _task_set(task: Mapping[str, Any]) -> str:
+    limits = task.get("limits")
+    return f"{task['dataset']} {task['split']}" + ("" if limits is None else f", {describe(limits, ids=True)}")
+
+
 def _warnings(inputs: Sequence[Input], qrels: Qrels | None) -> tuple[str, ...]:
     found = []
-    sets = {f"{e.result.task['dataset']} {e.result.task['split']}" for e in inputs if e.result is not None}
+    sets = {_task_set(entry.result.task) for entry in inputs if entry.result is not None}
     if len(sets) > 1:
         found.append(f"the results are of different task sets: {', '.join(sorted(sets))}")
     for entry in inputs:

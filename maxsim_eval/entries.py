@@ -78,7 +78,7 @@ class Entry:
     def _blocks(self, max_bytes: int) -> Iterator[Packed]:
         for shard in self.shards:
             with shard.opened() as read:
-                for start, stop in _cuts(shard.offsets, max_bytes // shard.spec.row_bytes):
+                for start, stop in cuts(shard.offsets, max_bytes // shard.spec.row_bytes):
                     first, last = int(shard.offsets[start]), int(shard.offsets[stop])
                     values = torch.empty(last - first, self.dim, dtype=self.dtype)
                     read(first, values)
@@ -102,7 +102,7 @@ class Entry:
                     bar.update(count)
 
 
-def _cuts(offsets: np.ndarray, max_tokens: int) -> Iterator[tuple[int, int]]:
+def cuts(offsets: np.ndarray, max_tokens: int) -> Iterator[tuple[int, int]]:
     """Cut documents into runs of at most `max_tokens` tokens, but of at least one document."""
     start, documents = 0, len(offsets) - 1
     while start < documents:

@@ -18,7 +18,8 @@ from maxsim_eval.errors import DataError, UnknownNameError, UsageError
 from maxsim_eval.files import write_text, writing
 from maxsim_eval.metrics import parse_metric
 from maxsim_eval.parity import OVERLAPS
-from maxsim_eval.result_json import dump_json, field, jsonable, load_json
+from maxsim_eval.result_json import check_limits, dump_json, field, jsonable, load_json
+from maxsim_eval.subsets import describe, same_subset
 from maxsim_eval.types import PathResult, Result
 
 BASELINE_SCHEMA = "maxsim-eval/baseline/1"
@@ -132,7 +133,7 @@ def baseline_of(result: Result) -> dict[str, Any]:
         for metric, value in path.metrics.items():
             if not math.isfinite(value):
                 raise DataError(f"baseline: path {name!r} has no value for {metric}, need a number")
-    baseline = {
+    baseline: dict[str, Any] = {
         "schema": BASELINE_SCHEMA,
         "task": {key: result.task[key] for key in (*_TASK_FIT, *_COUNTS) if key in result.task},
         "encoder": {key: result.encoder[key] for key in _ENCODER_FIT if key in result.encoder},
@@ -140,6 +141,8 @@ def baseline_of(result: Result) -> dict[str, Any]:
         "reference": result.reference,
         "paths": {name: dict(path.metrics) for name, path in result.paths.items()},
     }
+    if result.task.get("limits") is not None:
+        baseline["task"]["limits"] = result.task["limits"]
     plain: dict[str, Any] = jsonable(baseline)
     return plain
 
@@ -164,6 +167,7 @@ def check_baseline(baseline: Any, origin: str = "baseline") -> Mapping[str, Any]
         field(task, key, str, f"{origin}: 'task'", "text")
     for key in ("queries", "documents"):
         field(task, key, int, f"{origin}: 'task'", "a whole number")
+    check_limits(task, f"{origin}: 'task'")
     field(field(baseline, "encoder", Mapping, origin, "an object"), "name", str, f"{origin}: 'encoder'", "text")
     field(baseline, "k", int, origin, "a whole number")
     reference = field(baseline, "reference", str, origin, "a path name")
@@ -203,7 +207,7 @@ def _object(value: Any) -> Mapping[str, Any]:
 
 
 def _fit(result: Result, baseline: Mapping[str, Any]) -> list[Finding]:
-    """Whether the baseline is about the same thing: dataset, split, encoder, k, reference."""
+    """Whether the baseline is about the same thing: dataset, split, subset, encoder, k, reference."""
     pairs = [(f"task {key}", result.task.get(key), baseline["task"].get(key)) for key in _TASK_FIT]
     pairs += [
         (f"encoder {key}", result.encoder.get(key), baseline["encoder"][key])
@@ -211,7 +215,12 @@ def _fit(result: Result, baseline: Mapping[str, Any]) -> list[Finding]:
         if key in baseline["encoder"]
     ]
     pairs += [("k", result.k, baseline["k"]), ("reference path", result.reference, baseline["reference"])]
-    return [Finding(found == needed, f"baseline fits: {what}", str(found), str(needed)) for what, found, needed in pairs]
+    limits = [task.get("limits") for task in (result.task, baseline["task"])]
+    subset = Finding(same_subset(*limits), "baseline fits: task subset", *(describe(entry, ids=True) for entry in limits))
+    return [
+        *(Finding(found == needed, f"baseline fits: {what}", str(found), str(needed)) for what, found, needed in pairs),
+        subset,
+    ]
 
 
 def _counts(result: Result, baseline: Mapping[str, Any]) -> list[Finding]:

@@ -5,7 +5,6 @@ A loader is one function `(dataset, data_dir, split, quiet) -> Task` and one lin
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -202,29 +201,4 @@ def _provenance(
     return provenance
 
 
-def limit_queries(task: Task, n: int, seed: int = 0) -> Task:
-    """A seeded sample of `n` queries, in their original order, with the qrels restricted to them.
-
-    The sample depends on seed and query ids alone (not on Python's random module), and a smaller sample is part of a larger
-    one with the same seed. With `n` at or above the number of queries the task is returned as it is.
-
-    Raises:
-        UsageError: n below 1.
-    """
-    if n < 1:
-        raise UsageError(f"limit of queries: got {n}, need 1 or more")
-    if n >= len(task.query_ids):
-        return task
-    order = sorted(task.query_ids, key=lambda name: hashlib.sha256(f"{seed}:{name}".encode()).digest())
-    kept = set(order[:n])
-    rows = [(name, text) for name, text in zip(task.query_ids, task.queries) if name in kept]
-    return replace(
-        task,
-        query_ids=[name for name, _ in rows],
-        queries=[text for _, text in rows],
-        qrels={name: task.qrels[name] for name, _ in rows},
-        provenance={**task.provenance, "limit_queries": n, "limit_seed": seed},
-    )
-
-
-__all__ = ["LOADERS", "known", "limit_queries", "load_card", "load_folder", "load_task"]
+__all__ = ["LOADERS", "known", "load_card", "load_folder", "load_task"]

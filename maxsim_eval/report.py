@@ -22,6 +22,7 @@ from maxsim_eval.environment import environment
 from maxsim_eval.errors import DataError
 from maxsim_eval.files import write_text
 from maxsim_eval.result_json import SCHEMA, from_json, to_json
+from maxsim_eval.subsets import describe
 from maxsim_eval.types import Result
 
 __all__ = [
@@ -181,7 +182,7 @@ def facts(entries: Mapping[str, Any]) -> list[tuple[str, str]]:
     return [(key, text) for key, text in found if text is not None]
 
 
-def _headline(result: Result) -> tuple[str, str]:
+def _headline(result: Result) -> list[str]:
     task, encoder = result.task, result.encoder
     counts = ", ".join(
         f"{task[key]:,} {key.replace('_', ' ')}"
@@ -190,10 +191,12 @@ def _headline(result: Result) -> tuple[str, str]:
     )
     revision = f" ({encoder['revision']})" if encoder.get("revision") else ""
     dim = f", d = {encoder['dim']}" if _known(encoder.get("dim")) else ""
-    return (
+    limits = task.get("limits")
+    return [
         f"{task.get('source')}/{task.get('dataset')} {task.get('split')}: {counts}",
+        *([] if limits is None else [f"SUBSET: {describe(limits)}; figures are not those of the whole collection"]),
         f"encoder {encoder.get('name')}{revision}{dim}, top {result.k}",
-    )
+    ]
 
 
 def _warnings(result: Result) -> list[str]:

@@ -143,6 +143,25 @@ def _path_from(value: Any, where: str) -> PathResult:
     )
 
 
+def check_limits(task: Mapping[str, Any], where: str) -> None:
+    """Validate the `limits` entry of a parsed `task` object; a file without one is of the whole collection.
+
+    Raises:
+        DataError: not null and not as docs/result.md says.
+    """
+    if task.get("limits") is None:
+        return
+    limits = field(task, "limits", dict, where, "null or an object")
+    where = f"{where}: 'limits'"
+    field(limits, "seed", int, where, "a whole number")
+    for key in ("queries", "documents", "judged_pairs"):
+        counts = field(limits, key, dict, where, "an object")
+        before, after = (field(counts, when, int, f"{where}: {key!r}", "a whole number") for when in ("before", "after"))
+        if not 0 <= after <= before:
+            raise DataError(f"{where}: {key!r} is {after} of {before}, need no more after than before")
+    field(limits, "ids_sha256", str, where, "text")
+
+
 def from_json(text: str, origin: str = "result") -> Result:
     """Read a Result; entries this version does not know are ignored.
 
@@ -163,6 +182,7 @@ def from_json(text: str, origin: str = "result") -> Result:
         field(task, key, str, f"{origin}: 'task'", "text")
     for key in ("queries", "documents"):
         field(task, key, int, f"{origin}: 'task'", "a whole number")
+    check_limits(task, f"{origin}: 'task'")
     encoder = field(document, "encoder", dict, origin, "an object")
     field(encoder, "name", str, f"{origin}: 'encoder'", "text")
     k = field(document, "k", int, origin, "a whole number of 1 or more")

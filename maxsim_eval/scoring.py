@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from maxsim_eval.entries import Entry
 from maxsim_eval.errors import DataError, UnknownNameError
+from maxsim_eval.selection import Documents
 from maxsim_eval.types import Run
 from maxsim_kernels import Packed, maxsim, maxsim_reference, quantize_fp8, quantize_int8
 from maxsim_kernels.topk import TopK
@@ -29,7 +29,7 @@ _FP16_MAX = 65504.0
 class Corpus:
     """What a path may ask of the whole corpus before the first block: found once, on demand, by one pass."""
 
-    entry: Entry
+    entry: Documents
     quiet: bool = False
     _absmax: float | None = field(default=None, init=False)
 

@@ -51,6 +51,11 @@ def untouched(folder: Path) -> bool:
         (("local", "pets", "--k", "0"), ("--k: got 0, need 1 or more",)),
         (("local", "pets", "--k", "-7"), ("--k: got -7, need 1 or more",)),
         (("local", "pets", "--limit-queries", "0"), ("--limit-queries: got 0, need 1 or more",)),
+        (("local", "pets", "--limit-documents", "-2"), ("--limit-documents: got -2, need 1 or more",)),
+        (
+            ("local", "pets", "--limit-documents", "4"),
+            ("documents: got 4, need 5 or more", "3 queries have 5 judged documents"),
+        ),
         (("local", "pets", "--device", "cuda:77"), ("device 'cuda:77' cannot be used",)),
         (("local", "pets", "--device", "gpu"), ("device 'gpu' cannot be used",)),
         (("local", "pets", "--split", "../test"), ("split '../test'",)),

@@ -191,6 +191,28 @@ def test_gate_fails_on_a_doctored_result(
     assert sum(not finding["ok"] for finding in json.loads(as_json.out)) == len(failed)
 
 
+def test_gate_refuses_to_compare_another_subset(demo: Any, baseline: Path, cli: Any, tmp_path: Path) -> None:
+    folder = demo.copy(tmp_path / "work", "datasets", "embeddings_cache")
+    for seed in ("0", "1"):
+        limits = ("--limit-documents", "200", "--limit-queries", "20", "--limit-seed", seed)
+        cli("demo", *limits, "--quiet", "--out", tmp_path / seed, cwd=folder).fine()
+    some, other = (tmp_path / seed / "result.json" for seed in ("0", "1"))
+    subset = "20 of 40 queries and 200 of 300 documents (seed 0, ids "
+    against_whole = cli("gate", some, "--baseline", baseline, cwd=tmp_path)
+    assert against_whole.code == GATE
+    assert f"FAIL  baseline fits: task subset: {subset}" in against_whole.out
+    assert "need the whole collection" in against_whole.out
+    assert "against the baseline" not in against_whole.out, "metrics of a subset were compared with those of the whole"
+    cli("gate", some, "--baseline", "some.json", "--update-baseline", cwd=tmp_path).fine()
+    assert "gate passed" in cli("gate", some, "--baseline", "some.json", cwd=tmp_path).fine().out
+    for result in (other, demo.results / "result.json"):  # equal counts do not make it the same subset
+        outcome = cli("gate", result, "--baseline", "some.json", cwd=tmp_path)
+        assert outcome.code == GATE
+        assert "FAIL  baseline fits: task subset" in outcome.out
+        assert f"need {subset}" in outcome.out
+        assert "against the baseline" not in outcome.out
+
+
 def test_gate_with_thresholds_of_ones_own(report: Path, baseline: Path, cli: Any, tmp_path: Path) -> None:
     strict = tmp_path / "strict.toml"
     strict.write_text('[fall]\n"nDCG@10" = 0.0\n[classes.all]\npaths = ["*"]\noverlap = { "@10" = 1.0 }\n')

@@ -198,6 +198,46 @@ def test_limited_queries(demo: Any, cli: Any, no_encoding: None, tmp_path: Path)
         assert values == {query: everything[name][query] for query in values}
 
 
+def test_a_subset_of_documents_and_queries(demo: Any, cli: Any, no_encoding: None, tmp_path: Path) -> None:
+    folder = demo.copy(tmp_path, "datasets", "embeddings_cache")
+    limits = ("--limit-documents", "120", "--limit-queries", "7", "--limit-seed", "5")
+    said = cli("demo", *limits, "--k", "120", "--out", "some", cwd=folder).fine().out
+    line = "SUBSET: 7 of 40 queries and 120 of 300 documents (seed 5); figures are not those of the whole collection"
+    assert line in " ".join(said.split())
+    assert line in (folder / "some" / "report.md").read_text(encoding="utf-8")
+    result = strict((folder / "some" / "result.json").read_text(encoding="utf-8"))
+    task = result["task"]
+    assert result["schema"] == "maxsim-eval/result/1"
+    assert [task[key] for key in ("queries", "documents")] == [7, 120]
+    found = {key: task["limits"][key] for key in ("seed", "queries")}
+    assert found == {"seed": 5, "queries": {"limit": 7, "before": 40, "after": 7}}
+    # Every judged document of the kept queries is there to be found.
+    judged: dict[str, set[str]] = {}
+    for row in (folder / "datasets/demo/small/qrels/test.tsv").read_text(encoding="utf-8").splitlines()[1:]:
+        query, document, _ = row.split("\t")
+        judged.setdefault(query, set()).add(document)
+    kept = result["paths"]["fp32"]["per_query"]["nDCG@10"].keys()
+    documents = set().union(*(judged[query] for query in kept))
+    assert task["limits"]["documents"] == {"limit": 120, "before": 300, "after": 120, "judged": len(documents)}
+    assert task["limits"]["judged_pairs"] == {"before": 293, "after": sum(len(judged[query]) for query in kept)}
+    rows = [row.split() for row in (folder / "some" / "runs" / "fp32.trec").read_text().splitlines()]
+    assert documents <= {row[2] for row in rows}
+    assert len({row[2] for row in rows}) <= 120
+    # The whole's ranking without what was left out.
+    searched = {row[2] for row in rows}
+    whole = cli("demo", "--k", "300", "--paths", "fp32", "--quiet", "--out", "whole", cwd=folder).fine()
+    assert "SUBSET" not in whole.out
+    everything = [row.split() for row in (folder / "whole" / "runs" / "fp32.trec").read_text().splitlines()]
+    expected = [(row[0], row[2], row[4]) for row in everything if row[0] in kept and row[2] in searched]
+    assert [(row[0], row[2], row[4]) for row in rows] == expected
+    assert len(list((folder / "embeddings_cache" / "demo" / "small").iterdir())) == 2, "an entry was copied for the subset"
+    # Again, as JSON: the same subset. Another seed: another one.
+    again = strict(cli("demo", *limits, "--json", "--quiet", cwd=folder).fine().out)
+    assert again["task"]["limits"] == task["limits"]
+    other = strict(cli("demo", *limits[:-1], "6", "--json", "--quiet", cwd=folder).fine().out)
+    assert other["task"]["limits"]["ids_sha256"] != task["limits"]["ids_sha256"]
+
+
 def test_k_beyond_the_corpus_is_clamped_and_said_once(demo: Any, cli: Any, no_encoding: None, tmp_path: Path) -> None:
     folder = demo.copy(tmp_path, "datasets", "embeddings_cache")
     outcome = cli("demo", "--k", "5000", "--json", "--quiet", cwd=folder).fine()

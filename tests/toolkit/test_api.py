@@ -205,8 +205,8 @@ def test_limited_queries_share_the_cache_and_keep_their_scores(tmp_path: Path) -
     encoder = Letters()
     some = run(task_of(), encoder, tmp_path, limit_queries=2, out_dir=tmp_path / "some")
     assert encoder.encoded == []
-    assert some.task["queries"] == some.task["limited_queries"] == 2
-    assert whole.task["limited_queries"] is None
+    assert some.task["queries"] == some.task["limits"]["queries"]["after"] == 2
+    assert whole.task["limits"] is None
     kept = list(some.paths["fp32"].per_query["nDCG@10"])
     assert some.task["judged_pairs"] == sum(len(task_of().qrels[query]) for query in kept)
     for name in ("fp32", "fp16"):

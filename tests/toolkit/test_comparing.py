@@ -119,6 +119,28 @@ def test_results_over_different_queries_are_not_compared(result_file: Path, qrel
     assert comparison.warnings == ("the results are of different task sets: other test, tiny test",)
 
 
+def test_results_of_different_subsets_are_said_to_be(result_file: Path, tmp_path: Path) -> None:
+    (tmp_path / "two").mkdir()
+    other = write_result(tmp_path / "two")
+    assert compare_inputs([result_file, other]).warnings == ()
+    document = json.loads(other.read_text())
+    counts = {"limit": None, "before": 2, "after": 2}
+    document["task"]["limits"] = {
+        "seed": 1,
+        "queries": counts,
+        "documents": {"limit": 3, "before": 9, "after": 3, "judged": 3},
+        "judged_pairs": counts,
+        "ids_sha256": "ab" * 32,
+    }
+    other.write_text(json.dumps(document))
+    (said,) = compare_inputs([result_file, other]).warnings
+    assert said == (
+        "the results are of different task sets: tiny test, "
+        "tiny test, 2 of 2 queries and 3 of 9 documents (seed 1, ids abababababab)"
+    )
+    assert compare_inputs([other, f"{other}:int8"]).warnings == ()
+
+
 def test_metrics_of_unknown_name_are_kept(result_file: Path) -> None:
     document = json.loads(result_file.read_text())
     for path in document["paths"].values():

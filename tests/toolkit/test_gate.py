@@ -166,6 +166,47 @@ def test_a_baseline_of_something_else_does_not_fit(result: Result, changes: dict
     assert not any("against the baseline" in finding.what for finding in findings)  # those numbers mean something else
 
 
+def limited(result: Result, ids: str = "ab" * 32, **counts: int) -> Result:
+    """The result as one of a subset; its counts stay, so that only `limits` can tell."""
+    sizes = {"queries": 1000, "documents": 60_000, **counts}
+    limits = {
+        "seed": 0,
+        **{key: {"limit": result.task[key], "before": sizes[key], "after": result.task[key]} for key in sizes},
+        "judged_pairs": {"before": 2000, "after": 339},
+        "ids_sha256": ids,
+    }
+    return replace(result, task={**result.task, "limits": limits})
+
+
+def test_a_subset_is_compared_with_the_same_subset_only(result: Result, tmp_path: Path) -> None:
+    some, what = limited(result), "baseline fits: task subset"
+    write_baseline(tmp_path / "some.json", some)
+    baseline = load_baseline(tmp_path / "some.json")
+    assert not failures(some, baseline)
+    for mine, theirs in (
+        (some, baseline_of(result)),
+        (result, baseline),
+        (limited(result, "cd" * 32), baseline),
+        (limited(result, documents=70_000), baseline),
+    ):
+        findings = check(mine, theirs)
+        assert [finding.what for finding in findings if not finding.ok] == [what]
+        assert not any("against the baseline" in finding.what for finding in findings)
+        assert not passed(findings)
+        failed = next(finding for finding in findings if not finding.ok)
+        assert failed.found != failed.needed, "the message must show what differs"
+    (line, _) = render(check(some, baseline_of(result))).splitlines()
+    assert line == (
+        f"FAIL  {what}: 300 of 1,000 queries and 5,183 of 60,000 documents (seed 0, ids abababababab), "
+        "need the whole collection"
+    )
+
+
+def test_a_baseline_without_limits_is_of_the_whole(result: Result) -> None:
+    assert "limits" not in baseline_of(result)["task"]
+    assert not failures(replace(result, task={**result.task, "limits": None}), baseline_of(result))
+
+
 def test_a_missing_path_fails(result: Result) -> None:
     paths = {name: path for name, path in result.paths.items() if name != "int8"}
     assert failures(replace(result, paths=paths), baseline_of(result)) == ["path int8"]
@@ -218,6 +259,8 @@ def test_no_baseline_of_half_a_result(result: Result) -> None:
         (("task",), None, "'task' is null"),
         (("task", "dataset"), 3, "'dataset' is 3"),
         (("task", "queries"), "300", "'queries' is \"300\""),
+        (("task", "limits"), "some", "'limits' is \"some\", need null or an object"),
+        (("task", "limits"), {"seed": 0}, "'limits': no 'queries'"),
         (("encoder", "name"), None, "'name' is null"),
         (("k",), "100", "'k' is \"100\""),
         (("reference",), "fp64", "reference 'fp64' is not among its paths: fp32, fp16, int8"),

@@ -21,7 +21,8 @@ from maxsim_eval.lexical import (
     split_words,
     stem_vectors,
 )
-from maxsim_eval.loaders import limit_queries, load_task
+from maxsim_eval.loaders import load_task
+from maxsim_eval.subsets import limit_queries
 from maxsim_kernels import Packed
 
 TEXTS = [

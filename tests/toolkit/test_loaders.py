@@ -9,7 +9,7 @@ import pytest
 
 from maxsim_eval.beir_format import read_judgements, read_texts, write_folder
 from maxsim_eval.errors import DataError, UnknownNameError, UsageError
-from maxsim_eval.loaders import LOADERS, limit_queries, load_folder, load_task
+from maxsim_eval.loaders import LOADERS, load_folder, load_task
 
 CORPUS = '{"_id": "d1", "title": "A title", "text": "first text"}\n{"_id": "d2", "text": "second"}\n'
 QUERIES = '{"_id": "q1", "text": "one"}\n{"_id": "q2", "text": "two"}\n{"_id": "q3", "text": "unjudged"}\n'
@@ -228,28 +228,6 @@ def test_scifact_is_as_published(scifact_data):
     assert (len(task.documents), len(task.queries), task.judged_pairs) == (5183, 300, 339)
     assert not task.warnings
     assert load_task("beir", "scifact", data_dir=scifact_data.parent, split="train").judged_pairs == 919
-
-
-# limit_queries
-
-
-def test_limit_queries_is_a_stable_nested_sample_in_the_original_order(tmp_path):
-    queries = "".join(json.dumps({"_id": f"q{n}", "text": f"t{n}"}) + "\n" for n in range(50))
-    qrels = HEADER + "".join(f"q{n}\td1\t1\n" for n in range(50))
-    task = load_folder("local", "x", make(tmp_path, queries=queries, qrels=qrels))
-    small, large = limit_queries(task, 5), limit_queries(task, 20)
-    assert small.query_ids == ["q13", "q16", "q26", "q33", "q48"]  # the same on every machine and version
-    assert set(small.query_ids) <= set(large.query_ids)
-    assert large.query_ids == [name for name in task.query_ids if name in large.qrels]
-    assert list(large.qrels) == large.query_ids
-    assert large.queries == [f"t{name[1:]}" for name in large.query_ids]
-    assert limit_queries(task, 5, seed=1).query_ids != small.query_ids
-    assert small.documents is task.documents
-    assert small.provenance["limit_queries"] == 5
-    assert limit_queries(task, 50) is task
-    for bad in (0, -1):
-        with pytest.raises(UsageError, match="need 1 or more"):
-            limit_queries(task, bad)
 
 
 # Writing

@@ -47,6 +47,15 @@ PARITY: dict[str, Any] = {
 }
 
 
+LIMITS: dict[str, Any] = {
+    "seed": 3,
+    "queries": {"limit": 2, "before": 1300, "after": 2},
+    "documents": {"limit": 5183, "before": 60000, "after": 5183, "judged": 3},
+    "judged_pairs": {"before": 1500, "after": 3},
+    "ids_sha256": "0123456789abcdef" * 4,
+}
+
+
 @pytest.fixture
 def result() -> Result:
     reference = PathResult(
@@ -90,6 +99,20 @@ def test_round_trip(result: Result) -> None:
     again = from_json(to_json(result), "result.json")
     assert again == replace(result, task=dict(result.task))
     assert to_json(again) == to_json(result)
+
+
+def test_a_subset_survives_the_file_and_every_report_says_so(result: Result) -> None:
+    some = replace(result, task={**result.task, "limits": LIMITS})
+    again = from_json(to_json(some), "result.json")
+    assert again.task["limits"] == LIMITS
+    assert to_json(again) == to_json(some)
+    said = "SUBSET: 2 of 1,300 queries and 5,183 of 60,000 documents (seed 3); figures are not those of the whole collection"
+    for shown in (console_text(some), to_markdown(some)):
+        assert said in shown
+    for task in (result.task, {**result.task, "limits": None}):  # absent in files of earlier versions
+        whole = replace(result, task=task)
+        assert "SUBSET" not in console_text(whole) + to_markdown(whole)
+        assert from_json(to_json(whole)).task.get("limits") is None
 
 
 def test_layout_others_parse(result: Result) -> None:
@@ -174,6 +197,13 @@ def change(*keys: str, value: Any = ...) -> Callable[[dict[str, Any]], None]:
         (change("task", "split"), "'task': no 'split'"),
         (change("task", "queries", value="many"), "'queries' is \"many\", need a whole number"),
         (change("task", "documents", value=True), "'documents' is true"),
+        (change("task", "limits", value=7), "'limits' is 7, need null or an object"),
+        (change("task", "limits", value={}), "'limits': no 'seed', need a whole number"),
+        (change("task", "limits", value={**LIMITS, "seed": "0"}), "'limits': 'seed' is \"0\""),
+        (change("task", "limits", value={**LIMITS, "queries": [2, 9]}), r"'limits': 'queries' is \[2, 9\], need an object"),
+        (change("task", "limits", value={**LIMITS, "documents": {"after": 1}}), "'documents': no 'before'"),
+        (change("task", "limits", value={**LIMITS, "queries": {"before": 2, "after": 3}}), "'queries' is 3 of 2, need no more"),
+        (change("task", "limits", value={**LIMITS, "ids_sha256": None}), "'ids_sha256' is null, need text"),
         (change("encoder", "name", value=None), "'name' is null, need text"),
         (change("k", value=0), "'k' is 0"),
         (change("k", value=1.5), "'k' is 1.5"),
