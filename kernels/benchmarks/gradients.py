@@ -141,7 +141,8 @@ class Truth:
                 worst = max(worst, _row_error(got, need))
                 rows_out, rows_all = rows_out + int(unsure.sum()), rows_all + unsure.numel()
             cosine = min(cosine, _cosine(product, mine, true))
-        found: dict[str, Any] = {"cosine": cosine, "error": worst, "left_out": rows_out / max(1, rows_all)}
+        found: dict[str, Any] = {"cosine": cosine, "cosine_gap": 1 - cosine, "error": worst}  # files keep six digits of each
+        found["left_out"] = rows_out / max(1, rows_all)
         if bound.error is None:
             found["error"] = None  # rows that a moved winner leaves empty have no relative error
         if not cosine >= bound.cosine or (bound.error is not None and not worst <= bound.error):

@@ -2,8 +2,9 @@
 
 A row's methods are prepared first: called until warm, compared with FP64 truth after NaN was left in the memory that its outputs will
 get, and their memory measured. A method that is wrong, fails or is missing is reported with the reason and never timed. Then the row is
-timed as `timing.py` says, in turn. Methods that need more than 60 ms a call (naive autograd, recomputation) take their turns among
-themselves in fewer rounds: beside a call a hundred times longer, a short one would not be measured any better.
+timed as `timing.py` says, in turns whose order changes each round. Methods that need more than 60 ms a call (naive autograd,
+recomputation) take their turns among themselves in a few rounds: beside a call a hundred times longer, a short one would not be
+measured any better. `busy` times are of the GPU alone: the host runs ahead of it. Calls above 5 ms have none, since they need none.
 
 Memory is that of a steady state: what the call before left behind (gradients, outputs) exists when the call starts and is dropped by
 it. `peak_bytes` counts from that state, so it holds winners, lists, scratch, activations; `strict_bytes` adds the gradients themselves.
@@ -24,15 +25,11 @@ from pathlib import Path
 from typing import Any
 
 import peers
-import timing
 import torch
-from figures import merge, opened, read, short, summary, write
+from clocks import SLOW, SLOWEST, Bench
+from figures import merge, opened, read, short, write
 from forward import DeviceLostError, RefusedError, environment, failures
 from timing import Call
-
-SLOW, SLOWEST = 0.06, 3.0  # seconds: above the first a method is timed apart, above the second not at all
-SLOW_RUNS = 5
-AHEAD = 2_000_000  # GPU clocks, about a millisecond, of waiting before a call whose host cost is not to count
 
 
 @dataclass(frozen=True)
@@ -66,7 +63,7 @@ class Row:
     operations: float = 0.0  # of the least FP16 products, 2 a multiply-add; 0: no floor is given
     main: str = "ours"
     timed: bool = True
-    busy: bool = False  # time once more with the host ahead of the GPU
+    busy: bool = False  # time short calls once more with the host ahead of the GPU
     precision: str = "high"  # of FP32 products in torch ("high": TF32, as the paper's naive)
 
 
@@ -88,95 +85,7 @@ class Tool:
     schema: str
     groups: dict[str, Callable[[Options], Iterator[Row]]]
     verdicts: Callable[[dict[str, Any]], list[dict[str, Any]]]
-    markdown: Callable[[dict[str, Any]], list[str]]
-
-
-class Bench:
-    """Clocks and memory of the device: CUDA events with the L2 flushed, or wall time on a CPU."""
-
-    def __init__(self, device: torch.device, runs: int) -> None:
-        self.cuda, self.runs = device.type == "cuda", runs
-        self.flush = timing.Flush() if self.cuda else None
-        self.library = timing.Library(self.flush, runs) if self.flush is not None else None
-        self._frozen = False
-        self.ceilings: dict[str, float] = {} if self.library is None else dict(self.library.rates)
-
-    def wait(self) -> None:
-        """Until the device has done everything."""
-        if self.cuda:
-            torch.cuda.synchronize()
-
-    def seconds(self, call: Call) -> float:
-        """One call by the host's clock."""
-        self.wait()
-        start = time.perf_counter()
-        call()
-        self.wait()
-        return time.perf_counter() - start
-
-    def peak(self, call: Call) -> int | None:
-        """Peak bytes of a call above the state that the same call left behind; None on a CPU."""
-        if not self.cuda:
-            return None
-        call()
-        gc.collect()
-        torch.cuda.synchronize()
-        torch.cuda.reset_peak_memory_stats()
-        before = torch.cuda.memory_allocated()
-        call()
-        torch.cuda.synchronize()
-        return int(torch.cuda.max_memory_allocated() - before)
-
-    def kernels(self, call: Call) -> dict[str, float]:
-        """Milliseconds of each kernel of a call by torch's profiler, the L2 warm; empty where it sees none."""
-        if not self.cuda:
-            return {}
-        from torch.profiler import ProfilerActivity, profile
-
-        with profile(activities=[ProfilerActivity.CUDA]) as held:
-            for _ in range(SLOW_RUNS):
-                call()
-            torch.cuda.synchronize()
-        events = {event.key[:60]: event.self_device_time_total / SLOW_RUNS / 1e3 for event in held.key_averages()}
-        return {name: time for name, time in events.items() if time > 0}
-
-    def poison(self, size: int) -> None:
-        """Leave NaN where the next outputs will lie."""
-        if self.cuda:
-            timing.poison(size // 4)
-
-    def time(self, calls: dict[str, Call], slow: set[str], busy: bool) -> tuple[dict[str, dict[str, float]], dict[str, float]]:
-        """Medians and IQR of every call, and the row's own ceilings."""
-        if self.library is None or self.flush is None:
-            return {name: self._wall(call) for name, call in calls.items()}, {}
-        fast = {name: call for name, call in calls.items() if name not in slow}
-        turns = {name: call for name, call in self.library.calls({"fp16"}).items() if name != "library read"}
-        found = timing.measure(turns | fast, self.runs, self.flush)
-        ceilings = self.library.taken(found)
-        if slow:
-            rest = {name: calls[name] for name in slow}
-            found |= timing.measure(rest, min(self.runs, SLOW_RUNS), self.flush)
-        if busy and fast:
-            for name, times in timing.measure(fast, self.runs, self._ahead).items():  # type: ignore[arg-type]
-                found[name] |= {f"busy_{key}": value for key, value in times.items()}
-        return found, ceilings
-
-    def _ahead(self) -> None:
-        assert self.flush is not None
-        self.flush()
-        torch.cuda._sleep(AHEAD)
-
-    def _wall(self, call: Call) -> dict[str, float]:
-        return summary([self.seconds(call) * 1e3 for _ in range(self.runs)], "ms")
-
-    def clear(self) -> None:
-        """Drop what the last method or row held."""
-        gc.collect()
-        if not self._frozen:
-            self._frozen = True
-            gc.freeze()  # later collections, one a method, need not walk over every module
-        if self.cuda:
-            torch.cuda.empty_cache()
+    markdown: Callable[[dict[str, Any], bool], list[str]]  # of a report; brief?
 
 
 def prepare(method: Method, bench: Bench) -> tuple[Call, dict[str, Any], float]:
@@ -239,16 +148,17 @@ def _run_row(row: Row, bench: Bench) -> dict[str, Any]:
     methods: dict[str, dict[str, Any]] = {}
     skipped, slow = dict(row.lineup.skipped), set()
     for method in row.lineup.methods:
+        bench.clear()
         try:
             calls[method.name], methods[method.name], seconds = prepare(method, bench)
         except RefusedError as reason:
             skipped[method.name] = str(reason)
         else:
             slow |= {method.name} if seconds > SLOW else set()
-        bench.clear()
+    bench.clear()
     ceilings = bench.ceilings
     if row.timed:
-        found, ceilings = bench.time(calls, slow, row.busy)
+        found, ceilings = bench.time(calls, slow, row.busy, floor=row.operations > 0)
         for name, times in found.items():
             methods[name] |= times
     rate = ceilings.get("fp16")
@@ -276,7 +186,7 @@ def lines(name: str, row: dict[str, Any]) -> list[str]:
         found = "  ".join(
             f"{key} {data[key]:.2e}" for key in ("error", "shifted_error", "gradient_error") if data.get(key) is not None
         )
-        cosine = f"  1-cos {1 - data['cosine']:.1e}" if "cosine" in data else ""
+        cosine = f"  1-cos {data['cosine_gap']:.1e}" if "cosine_gap" in data else ""
         entry = f"  [{data['entry']}]" if data["entry"] else ""
         wrong = f"  WRONG: {data['wrong']}" if data.get("wrong") else ""
         shown.append(f"  {method:44} {ms} {busy} {peak}  {found}{cosine}{entry}{wrong}")
@@ -354,6 +264,7 @@ def parse(tool: Tool, arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--compile-only", action="store_true", help="fill Triton's cache on disk and time nothing")
     parser.add_argument("--revision", default="", help="what to record as the revision (default: git describe)")
     parser.add_argument("--show", type=Path, help="print the Markdown tables of a results file and end; needs no GPU")
+    parser.add_argument("--brief", action="store_true", help="print the summary tables only, not one table a row")
     options = parser.parse_args(arguments)
     options.only = [name for name in options.only.split(",") if name]
     unknown = [name for name in options.only if name not in tool.groups]
@@ -373,7 +284,7 @@ def main(tool: Tool, arguments: list[str] | None = None) -> None:
     options = parse(tool, arguments)
     schema = f"{tool.schema}/smoke" if options.smoke else tool.schema
     if options.show is not None:
-        print("\n".join(tool.markdown(read(options.show, schema))), flush=True)
+        print("\n".join(tool.markdown(read(options.show, schema), options.brief)), flush=True)
         return
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if device.type == "cpu" and (options.compile_only or not options.smoke):
@@ -396,4 +307,4 @@ def main(tool: Tool, arguments: list[str] | None = None) -> None:
     except DeviceLostError as lost:
         print(f"\nThe GPU answers no more after {lost}; rows so far are in the file under 'partial'.", file=sys.stderr)
         raise SystemExit(3) from None
-    print("\n".join(tool.markdown(short(report))), flush=True)
+    print("\n".join(tool.markdown(short(report), options.brief)), flush=True)

@@ -4,7 +4,8 @@ Before each timed call the L2 is emptied by WRITING 128 MB and then READING anot
 so the timed call neither finds its inputs nor pays for writing back the flush's own dirty lines. The flush keeps the GPU busy for about
 0.3 ms in which the host is already issuing the timed call, so event times are GPU times: host cost up to that length does not show
 in them. `wall` measures it instead. The library products that give a row's matrix rate, and the plain read, take turns with the row's
-methods, because a GPU that has just been busy for long runs at other clocks than one that has rested.
+methods, because a GPU that has just been busy for long runs at other clocks than one that has rested. Every round has another order,
+because a call pays for what came before it: threads that slept through a long product wake up late.
 """
 
 from __future__ import annotations
@@ -40,18 +41,32 @@ class Flush:
         self._clean.sum()
 
 
-def measure(calls: dict[str, Call], runs: int, flush: Flush) -> dict[str, dict[str, float]]:
-    """CUDA-event medians and IQR in ms of `runs` rounds, every call once a round, after three rounds that do not count."""
+def turns(count: int, step: int) -> list[int]:
+    """Who is called when in a round, by number: over `count` rounds everybody has every place once.
+
+    Everybody also follows everybody else equally often, over `count` rounds when it is even and over twice as many when it is odd
+    (the rows of a Williams square: a zigzag 0, count - 1, 1, count - 2, ... moved on by one each round, later rounds backwards).
+    """
+    zigzag = [count - 1 - place // 2 if place % 2 else place // 2 for place in range(count)]
+    found = [(number + step) % count for number in zigzag]
+    return found[::-1] if count and step // count % 2 else found
+
+
+def measure(
+    calls: dict[str, Call], runs: int, flush: Callable[[], None], warm_ups: int = WARM_UPS
+) -> dict[str, dict[str, float]]:
+    """CUDA-event medians and IQR in ms of `runs` rounds, every call once a round, after some rounds that do not count."""
     samples: dict[str, list[float]] = {name: [] for name in calls}
-    for step in range(runs + WARM_UPS):
-        for name, call in calls.items():
+    names = list(calls)
+    for step in range(runs + warm_ups):
+        for name in (names[number] for number in turns(len(names), step)):
             flush()
             start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
             start.record()
-            call()
+            calls[name]()
             end.record()
             torch.cuda.synchronize()
-            if step >= WARM_UPS:
+            if step >= warm_ups:
                 samples[name].append(start.elapsed_time(end))
     return {name: summary(values, "ms") for name, values in samples.items()}
 
@@ -76,12 +91,13 @@ def wall(calls: dict[str, Call], runs: int, flush: Flush) -> dict[str, dict[str,
             if step >= 0:
                 samples[name]["call"].append((done - start) / BACK_TO_BACK * 1e6)
                 samples[name]["enqueue"].append((issued - start) / BACK_TO_BACK * 1e6)
+    names = list(calls)
     for step in range(runs + WARM_UPS):
-        for name, call in calls.items():
+        for name in (names[number] for number in turns(len(names), step)):
             flush()
             torch.cuda.synchronize()
             start = time.perf_counter()
-            call()
+            calls[name]()
             torch.cuda.synchronize()
             if step >= WARM_UPS:
                 samples[name]["idle"].append((time.perf_counter() - start) * 1e6)

@@ -1,7 +1,7 @@
 """Training on one NVIDIA GPU against the peers and torch: correctness first, then interleaved medians with the L2 flushed.
 
     python kernels/benchmarks/training.py [--only steps,memory,...] [--json FILE] [--runs 20] [--peers none] [--smoke]
-    python kernels/benchmarks/training.py --show FILE
+    python kernels/benchmarks/training.py --show FILE [--brief]
 
 Groups: steps (forward + backward of in-batch negatives: ours by path, both peers, naive, checkpointed and chunked torch), memory
 (peaks alone, up to batches that only fused methods reach), parts (what a step is made of), ablation (the backward alone on random, hot

@@ -117,35 +117,45 @@ def maxsim_pairs(
 
 def _run(queries: Tensor | Packed, documents: Documents, **options: Any) -> Tensor | tuple[Tensor, Tensor]:
     """Replay a call that is known (`launch.py`), or check and run it; `options` are those of `_run_checked`."""
-    run = partial(_run_checked, queries, documents, **options)
-    inputs = _cuda_inputs(queries, documents, *(options.pop(name) for name in _TENSOR_OPTIONS))
+    inputs = _cuda_inputs(queries, documents, *(options[name] for name in _TENSOR_OPTIONS))
     if inputs is None:
-        return run()
+        return _run_checked(queries, documents, **options)
     if torch.is_grad_enabled() and any(one is not None and one.requires_grad for one in inputs):
         if options["impl"] == "reference" or isinstance(documents, Int8Tokens | Fp8Tokens):
-            return run()
-        return _differentiable(queries, documents, run)
+            return _run_checked(queries, documents, **options)
+        return _differentiable(queries, documents, inputs, options)
+    return _replayed(queries, documents, inputs, options)
+
+
+def _replayed(
+    queries: Tensor | Packed, documents: Documents, inputs: tuple[Tensor | None, ...], options: dict[str, Any]
+) -> Tensor | tuple[Tensor, Tensor]:
     from maxsim_kernels import launch
 
+    flags = (value for name, value in options.items() if name not in _TENSOR_OPTIONS)
     held = (type(queries), type(documents), getattr(documents, "granularity", None), _end_to_end(documents))
-    key = launch.signature(inputs, *options.values(), held, _precision(inputs))
+    key = launch.signature(inputs, *flags, held, _precision(inputs))
     plan = launch.planned(key)
     device = inputs[0].device  # type: ignore[union-attr]
-    return launch.record(key, inputs, device, run) if plan is None else plan.run(inputs, device)
+    if plan is not None:
+        return plan.run(inputs, device)
+    return launch.record(key, inputs, device, partial(_run_checked, queries, documents, **options))
 
 
-def _differentiable(queries: Tensor | Packed, documents: Documents, run: Any) -> Tensor | tuple[Tensor, Tensor]:
+def _differentiable(
+    queries: Tensor | Packed, documents: Documents, inputs: tuple[Tensor | None, ...], options: dict[str, Any]
+) -> Tensor | tuple[Tensor, Tensor]:
     """An eager call on a GPU whose inputs need gradients: the same call with winners, which the backward will use (`autograd.py`)."""
     from maxsim_kernels import autograd
 
-    check_choice("backward", run.keywords["backward"], BACKWARDS)
-    asked = run.keywords["return_argmax"]
+    check_choice("backward", options["backward"], BACKWARDS)
+    asked = options["return_argmax"]
     values, starts, whole = _parts(queries)
     tokens, document_starts, documents_whole = _parts(documents)
-    layout: Layout = "pairs" if run.keywords["pairs"] else "per_query" if tokens.dim() == 4 else "shared"
-    route = autograd.Route(layout, backward_path(run.keywords["backward"])[0], whole, documents_whole)
-    options = {**run.keywords, "return_argmax": True, "lean": not asked and _lean(tokens)}
-    score = partial(_run, queries, documents, **options)
+    layout: Layout = "pairs" if options["pairs"] else "per_query" if tokens.dim() == 4 else "shared"
+    route = autograd.Route(layout, backward_path(options["backward"])[0], whole, documents_whole)
+    options = {**options, "return_argmax": True, "lean": not asked and _lean(tokens)}
+    score = partial(_replayed, queries, documents, inputs, options)
     scores, argmax = autograd.differentiable(values, tokens, starts, document_starts, route, score)
     return (scores, argmax) if asked else scores
 

@@ -44,16 +44,15 @@ from maxsim_kernels.tile_ops import (
     MAGIC_FLOAT,
     SCALED_TOKEN,
     as_float,
+    best_along,
     first_equal,
     half_rows,
     hide,
     load_rows,
     merge_best,
     nothing,
-    slot_best,
     slots,
     slots_first,
-    tile_best,
     valid_rows,
 )
 from maxsim_kernels.tuning import Config
@@ -210,8 +209,8 @@ def _tiles_kernel(
             cells1 = hide(cells1, inside, KIND)
         held0 = slots(cells0)
         held1 = slots(cells1)
-        here0 = slot_best(held0, KIND)
-        here1 = slot_best(held1, KIND)
+        here0 = best_along(held0, 2, KIND)
+        here1 = best_along(held1, 2, KIND)
         if ARGMAX:
             # Strictly, so that the first of equal maxima stays; a NaN shows in the maximum, whoever wins.
             win0 = here0 > best0
@@ -225,8 +224,8 @@ def _tiles_kernel(
         best1 = merge_best(best1, here1, KIND)
         if last:
             number = tl.full([], 0, tl.int64) + document
-            row0 = tile_best(best0, KIND)
-            row1 = tile_best(best1, KIND)
+            row0 = best_along(best0, 1, KIND)
+            row1 = best_along(best1, 1, KIND)
             sum0 = as_float(row0, KIND)
             sum1 = as_float(row1, KIND)
             if QUERY_SCALED:

@@ -83,12 +83,12 @@ def load_rows(query_ptr, query, token, valid, width, stride_n, stride_t, stride_
 
 
 @triton.jit
-def tile_best(cells, KIND: tl.constexpr):
-    """Maximum of each row of a tile, NaN kept."""
+def best_along(cells, AXIS: tl.constexpr, KIND: tl.constexpr):
+    """Maximum along an axis, NaN kept."""
     if KIND == INT8:
-        best = tl.reduce(cells, 1, larger)
+        best = tl.reduce(cells, AXIS, larger)
     else:
-        best = tl.reduce(cells, 1, keep_nan)
+        best = tl.reduce(cells, AXIS, keep_nan)
     return best
 
 
@@ -185,16 +185,6 @@ def first_equal(held, here):
         left, right = tl.split(tl.reshape(bits, [ROWS, SLOTS, PER // 16, 2]))
         bits = left * 256.0 + right
     return tl.reshape(bits, [ROWS, SLOTS])
-
-
-@triton.jit
-def slot_best(held, KIND: tl.constexpr):
-    """Maximum of each slot `[ROWS, SLOTS]`, NaN kept."""
-    if KIND == INT8:
-        best = tl.reduce(held, 2, larger)
-    else:
-        best = tl.reduce(held, 2, keep_nan)
-    return best
 
 
 @triton.jit

@@ -1,4 +1,4 @@
-"""The training, Chamfer and parity benchmarks' parts that need no GPU: FP64 truths, methods on the CPU, budget, verdicts, tables, flow."""
+"""The training and Chamfer benchmarks' parts that need no GPU: FP64 truths, methods on the CPU, budget, verdicts, tables, flow."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def train(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """The scripts, imported as the commands import them: siblings of one folder."""
     monkeypatch.syspath_prepend(str(FOLDER))
     monkeypatch.delenv("FLASH_BWD_PATH", raising=False)
-    names = "budget gradients harness training_rivals training_cases training_parts training_tables training chamfer parity"
+    names = "budget gradients harness training_rivals training_cases training_parts training_tables training chamfer"
     return SimpleNamespace(**{name: importlib.import_module(name) for name in names.split()})
 
 
@@ -248,7 +248,7 @@ def test_training_verdicts_follow_the_figures(train: SimpleNamespace) -> None:
     assert (speed["measured"], speed["met"], speed["aimed"]) == (pytest.approx(2.0), True, True)
     assert found["times the forward floor"]["aimed"]
     assert found["times the forward floor"]["met"] is None
-    assert found[f"peak MB, no more than {peer}'s"]["asked"] == pytest.approx(202)
+    assert found[f"peak MB, no more than {peer}'s, the fastest peer's with the host"]["asked"] == pytest.approx(202)
     assert found["peak MB, 16-bit winners (the default)"]["met"]
     assert not found["peak MB, 16-bit winners (the default)"]["aimed"]
     assert not found["csr over unified, times faster"]["met"]
@@ -266,10 +266,17 @@ def test_training_tables_show_losses_and_the_paper(train: SimpleNamespace) -> No
     methods = {"ours": trained("ours", 9.0, 60e6), "flash-maxsim csr": trained("peer", 18.0, 2e8)}
     held = training_row(methods, skipped={"naive FP32 accumulation": "failed: OutOfMemoryError"})
     text = "\n".join(train.training_tables.markdown(report({name: held})))
-    assert "| flash-maxsim csr | 18 | - | 2.00 | 0.2 | 0.201 |" in text
-    assert "46.0 / 1.03" in text
-    assert "failed: OutOfMemoryError" in text
+    assert "| method | ms | x ours | peak GB | peak GB with gradients | row error | 1 - cosine | paper (A100) |" in text
+    assert "| flash-maxsim csr | 18 | 2.00 | 0.2 | 0.201 | 1.0e-04 | < 5e-07 | 46.0 (1.03) |" in text
+    assert "failed: OutOfMemoryError (paper (A100): OOM)" in text
     assert "137" in text, "S and its gradient at B = 128"
+    brief = "\n".join(train.training_tables.markdown(report({name: held}), True))
+    assert "x ours" not in brief
+    assert "| flash-maxsim csr | 18 (0.2) |" in brief
+    assert "| naive FP32 accumulation | out of memory |" in brief
+    assert "| the paper (A100): flash-maxsim csr | 46.0 (1.03) |" in brief
+    assert "137" in brief
+    assert brief.index("| ours |") < brief.index("| flash-maxsim csr |") < brief.index("| naive FP32")
 
 
 def test_missing_peers_of_training_are_skipped_with_the_reason(train: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -284,7 +291,9 @@ def test_missing_peers_of_training_are_skipped_with_the_reason(train: SimpleName
             assert not make(problem, ()).skipped
 
 
-@pytest.mark.parametrize(("tool", "groups"), [("training", "steps,memory,parts,ablation,layouts"), ("chamfer", "training")])
+@pytest.mark.parametrize(
+    ("tool", "groups"), [("training", "steps,memory,parts,ablation,layouts"), ("chamfer", "training,small")]
+)
 def test_smoke_runs_of_the_commands(
     train: SimpleNamespace,
     tmp_path: Path,
@@ -306,6 +315,10 @@ def test_smoke_runs_of_the_commands(
     assert not [why for data in every for why in data["skipped"].values()]
     train.harness.main(module.TOOL, ["--smoke", "--show", str(path)])
     assert capsys.readouterr().out.strip() in first
+    train.harness.main(module.TOOL, ["--smoke", "--show", str(path), "--brief"])
+    brief = capsys.readouterr().out
+    assert "| ours |" in brief
+    assert "x ours" not in brief
     with pytest.raises(ValueError, match="smoke"):
         train.harness.main(module.TOOL, ["--show", str(path)])
     with pytest.raises(SystemExit):
@@ -324,7 +337,10 @@ def test_chamfer_truth_and_marks(train: SimpleNamespace) -> None:
     assert not way.unsure.any()
     twice = chamfer.one_way(p, torch.cat([q, q[:1]]))
     assert bool(twice.unsure.any()) == bool((chamfer.one_way(p, q).nearest == 0).any())
-    clouds = chamfer.Clouds(p.requires_grad_(), q.requires_grad_())
+    clouds = chamfer.Clouds(chamfer.Truth(p, q), training=True)
+    assert not p.requires_grad
+    quick = chamfer.one_way(p, q, ties=False)
+    assert torch.equal(quick.distance, chamfer.one_way(p, q).distance)
     good = chamfer.method(clouds, "ours", "ours", chamfer.chamfer_distance, training=True).check("")
     assert good["gradient_error"] <= 1e-5
     assert "wrong" not in good
@@ -343,35 +359,31 @@ def test_chamfer_truth_and_marks(train: SimpleNamespace) -> None:
     }
     found = report({name: row(methods, floor_ms=None)})
     assert [line["met"] for line in chamfer.verdicts(found)] == [False, True]
-    assert "wrong: shifted_error 6e-01" in "\n".join(chamfer.markdown(found))
+    assert "| shifted_error 6e-01 |" in "\n".join(chamfer.markdown(found))
+    assert "| flash-maxsim train | 2 (0.001) [m] |" in "\n".join(chamfer.markdown(found, True))
 
 
-def test_parity_run_and_its_file(train: SimpleNamespace, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    parity, path = train.parity, tmp_path / "parity.json"
-    parity.main(["--smoke", "--steps", "5", "--json", str(path), "--full"])
-    held = parity.load(path)
-    runs = held["runs"]
-    assert set(runs) == {parity.NAIVE, parity.FULL, parity.OURS}
-    assert all(len(run["losses"]) == 5 for run in runs.values())
-    assert runs[parity.OURS]["losses"][4] < runs[parity.OURS]["losses"][0]
-    assert held["drift"][f"{parity.OURS} - {parity.FULL}"]["max"] < 1e-4
-    capsys.readouterr()
-    parity.main(["--show", str(path)])
-    assert "the paper, naive FP16" in capsys.readouterr().out
-    assert parity.drift([1.0, 2.0, 4.0], [1.0, 2.5, 3.0]) == {"max": 1.0, "mean": 0.5, "at": 2, "steps": [0.0, 0.5, 1.0]}
-    path.write_text("{}", encoding="utf-8")
-    with pytest.raises(ValueError, match="schema None"):
-        parity.load(path)
+def test_chamfer_rows_share_truth_and_leave_out_long_calls(train: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
+    chamfer, options = train.chamfer, train.harness.Options(torch.device("cpu"), (), True)
+    truths = [chamfer.drawn(210, dim, options.device) for dim in chamfer.DIMS]
+    assert truths[0] is chamfer.drawn(210, 3, options.device)
+    once = chamfer.Clouds(truths[0], training=True)
+    assert once.truth.ways is chamfer.Clouds(truths[0], training=False).truth.ways
+    assert [row.name for row in chamfer.rows(options, chamfer.LARGE, training=True)][:2] == [
+        "forward + backward, 10K points, d = 3",
+        "forward + backward, 50K points, d = 3",
+    ]
+    monkeypatch.setattr(chamfer, "DIFFERENCES", 100)
+    found = chamfer.lineup(once, options, training=True)
+    assert [method.name for method in found.methods] == ["ours", "naive, products"]
+    assert found.skipped["naive, differences"].startswith("too slow: about ")
 
+    clock = [0.0]
 
-def test_parity_picture(train: SimpleNamespace, tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
-    run = {"losses": [2.0, 1.0], "ms_per_step": 1.0, "peak_bytes": 10**9}
-    held = {
-        "runs": {train.parity.NAIVE: run, train.parity.OURS: run},
-        "drift": {"ours - naive FP16": train.parity.drift([2.0, 1.0], [2.0, 1.001])},
-        "paper": train.parity.PAPER,
-        "settings": {"steps": 2, "batch": 4, "tokens": 16},
-    }
-    train.parity.draw(held, tmp_path / "deep" / "parity.png")
-    assert (tmp_path / "deep" / "parity.png").stat().st_size > 10_000
+    def wait(p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
+        clock[0] += 0.001 * len(p)
+        return torch.zeros(())
+
+    monkeypatch.setattr(chamfer, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
+    assert chamfer.estimate(once, wait) == pytest.approx(0.21), "47 of 210 rows, a millisecond each"
+    assert clock[0] == pytest.approx(0.055)
