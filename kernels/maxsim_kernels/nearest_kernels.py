@@ -9,7 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from maxsim_kernels.tile_ops import FLOAT, keep_nan, nothing, slot_best, slots
+from maxsim_kernels.tile_ops import FLOAT, best_along, keep_nan, nothing, slots
 
 LAST = tl.constexpr(2**63 - 1)
 
@@ -215,8 +215,8 @@ def slots_kernel(
         tokens = _target_rows(target_desc, targets + tile * TILE, WIDTH, DESCRIPTOR, TILE)
         cells0 = tl.dot(sources0, tokens.T)
         cells1 = tl.dot(sources1, tokens.T)
-        here0 = slot_best(slots(cells0 + bias[None, :]), FLOAT)
-        here1 = slot_best(slots(cells1 + bias[None, :]), FLOAT)
+        here0 = best_along(slots(cells0 + bias[None, :]), 2, FLOAT)
+        here1 = best_along(slots(cells1 + bias[None, :]), 2, FLOAT)
         tl.store(to + word, _two_rows(here0))
         tl.store(to + (WORDS // 2 + word), _two_rows(here1))
         best0 = tl.maximum(best0, here0)  # the best number: NaN is passed over
