@@ -22,9 +22,8 @@ from maxsim_kernels.tokens import FLOAT_DTYPES, Fp8Tokens, Int8Tokens, Packed
 
 _DOCUMENT_ROWS = 4096
 _QUERY_ROWS = 4096
-_LEAST_ROWS = (
-    16  # shorter documents are padded: libraries take other kernels, which add in another order, for very thin products
-)
+# Both sides of a product take whole runs of rows: libraries give what is left over to other kernels, which add in another order.
+_PADDED_ROWS = 64
 
 
 @contextmanager
@@ -205,6 +204,11 @@ def _positions(row: _Row) -> Tensor:
     return torch.arange(row.tokens.shape[0]) if row.positions is None else row.positions.cpu()
 
 
+def _whole(rows: Tensor) -> Tensor:
+    """Rows with zero rows behind them, up to a multiple of `_PADDED_ROWS`."""
+    return torch.nn.functional.pad(rows, (0, 0, 0, -rows.shape[0] % _PADDED_ROWS))
+
+
 def _best(queries: Tensor, document: Tensor, dtype: torch.dtype, track: bool) -> tuple[Tensor, Tensor]:
     """Maximum over the document's tokens for each query token: `[R]` values and, when tracked, `[R]` indices."""
     if document.shape[0] == 0:
@@ -212,12 +216,12 @@ def _best(queries: Tensor, document: Tensor, dtype: torch.dtype, track: bool) ->
     values, indices = [], []
     for begin in range(0, queries.shape[0], _QUERY_ROWS):
         block = queries[begin : begin + _QUERY_ROWS]
+        columns = _whole(block).t()
         best: Tensor | None = None
         index: Tensor | None = None
         for start in range(0, document.shape[0], _DOCUMENT_ROWS):
             rows = document[start : start + _DOCUMENT_ROWS].to(dtype).contiguous()
-            padding = max(0, _LEAST_ROWS - rows.shape[0])
-            scores = (torch.nn.functional.pad(rows, (0, 0, 0, padding)) @ block.t())[: rows.shape[0]]
+            scores = (_whole(rows) @ columns)[: rows.shape[0], : block.shape[0]]
             if not track:  # amax needs no index and is several times faster
                 here = scores.amax(0)
                 best = here if best is None else torch.maximum(best, here)
