@@ -26,6 +26,7 @@ import hashlib
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -205,8 +206,8 @@ def described(folder: Path) -> str:
     return found.stdout.strip() or "unknown"
 
 
-def compile_group(name: str, options: argparse.Namespace) -> None:
-    """Call every Triton method of a group twice, so that its kernels are in Triton's cache on disk."""
+def fill_cache(name: str, rows: Iterable[Any], calls_of: Callable[[Any], Iterable[Call]]) -> None:
+    """Call every Triton method of a group's rows twice, so that its kernels are in Triton's cache on disk."""
     from triton.runtime.autotuner import Autotuner
 
     def sweep(self: Any, key: Any, configs: Any, bench: Any) -> bool:  # as check_disk_cache, without the disk
@@ -215,9 +216,9 @@ def compile_group(name: str, options: argparse.Namespace) -> None:
 
     Autotuner.check_disk_cache = sweep  # a sweep beside other processes must not choose for the timed run
     start = time.perf_counter()
-    for row in GROUPS[name](Options(compile=False, peers=options.peers)):
+    for row in rows:
         for method in row.lineup.methods:
-            for call in method.entries.values() if method.kind != "baseline" else ():
+            for call in calls_of(method) if method.kind != "baseline" else ():
                 try:
                     call()
                     call()
@@ -225,6 +226,7 @@ def compile_group(name: str, options: argparse.Namespace) -> None:
                 except failures() as problem:
                     print(f"{row.name}, {method.name}: {str(problem).strip().splitlines()[:1]}")
         row.lineup.methods.clear()
+        del row
         clear()
     print(f"{name}: compiled in {time.perf_counter() - start:.0f} s", flush=True)
 
@@ -291,7 +293,7 @@ def main(arguments: list[str] | None = None) -> None:
         raise SystemExit("forward.py measures a CUDA GPU, and torch sees none here; cpu_forward.py measures the CPU")
     if options.compile_only:
         for name in options.only:
-            compile_group(name, options)
+            fill_cache(name, GROUPS[name](Options(compile=False, peers=options.peers)), lambda method: method.entries.values())
         return
     torch.set_float32_matmul_precision("high")  # naive FP32 accumulation runs in TF32, as in the paper
     here = environment(options.revision)

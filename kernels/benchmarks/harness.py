@@ -16,7 +16,6 @@ nothing and go to files of their own schema.
 from __future__ import annotations
 
 import argparse
-import gc
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -28,7 +27,7 @@ import peers
 import torch
 from clocks import SLOW, SLOWEST, Bench
 from figures import merge, opened, read, short, write
-from forward import DeviceLostError, RefusedError, environment, failures
+from forward import DeviceLostError, RefusedError, environment, failures, fill_cache
 from timing import Call
 
 
@@ -218,32 +217,6 @@ def run_group(tool: Tool, name: str, report: dict[str, Any], bench: Bench, optio
     print(f"== {name}: {time.perf_counter() - start:.0f} s", flush=True)
 
 
-def compile_group(tool: Tool, name: str, options: argparse.Namespace) -> None:
-    """Call every Triton method of a group twice, so that its kernels are in Triton's cache on disk."""
-    from triton.runtime.autotuner import Autotuner
-
-    def sweep(self: Any, key: Any, configs: Any, bench: Any) -> bool:  # as check_disk_cache, without the disk
-        bench()
-        return False
-
-    Autotuner.check_disk_cache = sweep  # a sweep beside other processes must not choose for the timed run
-    start = time.perf_counter()
-    for row in tool.groups[name](options.rows):
-        for method in row.lineup.methods:
-            for call in method.calls.values() if method.kind != "baseline" else ():
-                try:
-                    call()
-                    call()
-                    torch.cuda.synchronize()
-                except failures() as problem:
-                    print(f"{row.name}, {method.name}: {str(problem).strip().splitlines()[:1]}")
-        row.lineup.methods.clear()
-        del row
-        gc.collect()
-        torch.cuda.empty_cache()
-    print(f"{name}: compiled in {time.perf_counter() - start:.0f} s", flush=True)
-
-
 def surroundings(revision: str, device: torch.device) -> dict[str, Any]:
     """The machine, the software and the kernels; of a CPU smoke run only what the file's shape needs."""
     if device.type == "cuda":
@@ -292,7 +265,7 @@ def main(tool: Tool, arguments: list[str] | None = None) -> None:
     options.rows = Options(device, options.peers if device.type == "cuda" else (), options.smoke)
     if options.compile_only:
         for name in options.only:
-            compile_group(tool, name, options)
+            fill_cache(name, tool.groups[name](options.rows), lambda method: method.calls.values())
         return
     options.here = surroundings(options.revision, device)
     try:

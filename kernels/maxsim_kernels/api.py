@@ -20,7 +20,7 @@ from maxsim_kernels.paths import backward_path
 from maxsim_kernels.reference import maxsim_reference
 from maxsim_kernels.tokens import Fp8Tokens, Int8Tokens, Packed
 
-_LEAN_TOKENS = 0xFFFF
+_LEAN_TOKENS = 0xFFFF  # documents from this length on have winners that 16 bits cannot tell from "none"
 
 
 @dataclass(frozen=True)
@@ -148,7 +148,6 @@ def _differentiable(
     """An eager call on a GPU whose inputs need gradients: the same call with winners, which the backward will use (`autograd.py`)."""
     from maxsim_kernels import autograd
 
-    check_choice("backward", options["backward"], BACKWARDS)
     asked = options["return_argmax"]
     values, starts, whole = _parts(queries)
     tokens, document_starts, documents_whole = _parts(documents)

@@ -61,7 +61,7 @@ class _Scores(torch.autograd.Function):
         # Compiled autograd traces this; launches by pointer cannot be traced, the op can.
         run = ops.backward if torch.compiler.is_compiling() else backward
         query_grad, document_grad = run(
-            (grad[None] if one else grad).contiguous(),
+            grad[None] if one else grad,
             argmax[None] if one else argmax,
             queries[None] if one else queries,
             query_starts,

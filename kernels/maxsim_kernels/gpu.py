@@ -99,7 +99,7 @@ def _tiled_kind(call: Call) -> str:
 def forward(call: Call, winners: bool, lean: bool = False) -> tuple[Tensor, Tensor]:
     """Scores `[Nq, N]` (pairs: `[N]`) float32, and winners `[..., max Lq]` or empty, of a call that `supported` accepts.
 
-    Winners are int32, or with `lean` int16 holding the low 16 bits (`winner_dtype`).
+    Winners are int32, or with `lean` int16 holding the low 16 bits (read by `inverse_grid.winner_of`).
     """
     count, documents, device = call.query_count, call.document_count, call.queries.device
     refused = supported(call, hardware(device)[0])

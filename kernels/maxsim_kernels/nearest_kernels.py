@@ -2,7 +2,6 @@
 
 Rows of both clouds are numbered one after the other, p then q, each padded to whole groups of rows; `row_q` is where q begins.
 """
-# mypy: disable-error-code="no-untyped-def, attr-defined"
 
 from __future__ import annotations
 

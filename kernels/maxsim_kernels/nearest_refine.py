@@ -1,5 +1,4 @@
 """The Triton kernels behind `nearest.py` after the filters: refine, sum, gradient. Its docstring says why the outcome is exact."""
-# mypy: disable-error-code="no-untyped-def, attr-defined"
 # ruff: noqa: PLR0124
 
 from __future__ import annotations
