@@ -41,9 +41,11 @@ def chamfer_distance(p: Tensor, q: Tensor) -> Tensor:
         raise ValueError(
             f"q: got d = {q.shape[1]}, {q.dtype} on {q.device}, need d = {p.shape[1]}, {p.dtype} on {p.device} as p"
         )
-    differentiable = torch.is_grad_enabled() and (p.requires_grad or q.requires_grad)
-    if not differentiable and is_plain(p, q):
-        return _forward(p, q, winners=False)[0]
+    if is_plain(p, q):
+        if not (torch.is_grad_enabled() and (p.requires_grad or q.requires_grad)):
+            return _forward(p, q, winners=False)[0]
+        if not _not_fused(p, q):
+            return _Distance.apply(p, q)
     return _chamfer(p, q)[0]
 
 
@@ -157,3 +159,28 @@ def _backward(ctx: Any, grad: Tensor, _: Any) -> tuple[Tensor | None, Tensor | N
 
 
 _chamfer.register_autograd(_backward, setup_context=_setup_context)
+
+
+class _Distance(torch.autograd.Function):
+    """Eager calls on a GPU that need gradients: the ops' kernels without the ops' dispatch, which costs more than the kernels."""
+
+    @staticmethod
+    def forward(ctx: Any, p: Tensor, q: Tensor) -> Tensor:
+        distance, nearest = _forward(p, q, winners=True)
+        ctx.save_for_backward(p, q, nearest)
+        ctx.set_materialize_grads(False)
+        return distance
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
+        from maxsim_kernels import nearest as fused
+
+        if grad is None:
+            return None, None
+        p, q, nearest = ctx.saved_tensors
+        need_p, need_q = ctx.needs_input_grad
+        # The op where the gradient is to be differentiated again, or traced (compiled autograd).
+        through_op = torch.is_grad_enabled() or torch.compiler.is_compiling()
+        run = _chamfer_backward if through_op else fused.backward
+        grad_p, grad_q = run(grad, p, q, nearest, need_p, need_q)
+        return grad_p if need_p else None, grad_q if need_q else None

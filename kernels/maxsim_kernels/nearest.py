@@ -5,13 +5,15 @@ cannot tell close distances apart. So it only selects: its maximum over each sma
 maximum comes near the row's best is scanned with FP32 coordinate differences of the inputs. The outcome is that of a plain FP32 scan.
 
 Both clouds lie behind each other in one padded list of rows, p then q, so that every kernel does both directions in one launch.
-Coordinates are centred (midrange of both clouds) and scaled by one power of two into [-1, 1]. FP16 features of a target y:
+Coordinates are centred (by the mean of a few points of both clouds: any centre will do) and scaled by one power of two into
+[-1, 1]. FP16 features of a target y:
 - d <= 20, "split": `(hi, lo, hi)` with `hi = fp16(y)`, `lo = fp16(y - hi)`, then `-|y|^2 / 2` in three FP16 pieces; a source has
   `(hi, hi, lo)` and a constant for the pieces. The product is then the whole score, with an error near FP32's. Parts are chunks of
   consecutive targets, and their maxima FP32.
 - else "plain": `fp16(y)`, and the product is added to the FP32 bias `-|y|^2 / 2`. A scan reads whole points, so parts are small: the
   16 cells that a thread holds of a row of 64 targets (`tile_ops.slots`), whose maximum needs no other thread. It is stored in FP16.
   Rounding never swaps two numbers, so what reaches a threshold still does once both are rounded: the bound below needs no more room.
+  Before a scan reads a point it forms that point's own score, from features, which take half as much to read (`ROUGH`).
 
 Error of a score, with u = 2^-24, F the features' width, everything in scaled units (`score_error`):
 - centring rounds each coordinate by u, the FP32 sum behind the bias by (d + 2) u of itself, and adding it by u of the score;
@@ -25,7 +27,8 @@ In all: `alpha |x||y| + beta |y|^2 / 2 + floor (|x| + |y|) + TINY`, with beta = 
 
 Which y can matter? Let b be the best score and e0 the bound for |y| <= sqrt(d). The target k that scored b is at squared distance
 `D_k <= reach^2 = |x|^2 - 2 b + 2 e0`, and so is the true nearest: both have |y| <= |x| + reach. With e the bound for that |y|, the true
-nearest scores at least `b - 2 e`; FP32 distances may differ by (d + 4) 2^-23 of reach^2 more. What is below that is never scanned.
+nearest scores at least `b - 2 e`, in the matrix units and in a scan's FP32 sum of the same products; FP32 distances may differ by
+(d + 4) 2^-23 of reach^2 more. What is below that is never scanned.
 NaN and infinite coordinates become NaN features, NaN maxima, and parts that every row scans; so do clouds so wide (or so tiny) that
 squares of their differences could overflow (underflow).
 
@@ -48,9 +51,16 @@ import triton
 from torch import Tensor
 
 from maxsim_kernels.geometry import descriptor, hardware, padded
-from maxsim_kernels.launch import empty, ensure_context, launch, planned, record, signature
+from maxsim_kernels.launch import call, empty, ensure_context, launch, planned, record, signature
 from maxsim_kernels.nearest_kernels import bounds_kernel, chunks_kernel, features_kernel, slots_kernel
-from maxsim_kernels.nearest_refine import finish_kernel, gradient_kernel, refine_kernel, winners_kernel
+from maxsim_kernels.nearest_refine import (
+    begin_kernel,
+    gradient_kernel,
+    place_kernel,
+    rank_kernel,
+    refine_kernel,
+    winners_kernel,
+)
 from maxsim_kernels.tuning import Config
 
 # By whether features are split, and their width: rows of sources, targets a tile, warps, stages, programs a multiprocessor; `short`:
@@ -68,19 +78,22 @@ FILTERS: dict[tuple[bool, int], Config] = {
 }
 # Maxima held at once. On an H200, 50,000 points: d = 3 takes 0.74 ms with 32, 64 or 128 MB, d = 128 takes 2.9, 2.7 and 2.6 ms.
 MAXIMA_BYTES = 128 << 20
-BOUND_BLOCKS = 128  # programs that find the range of the coordinates; every program of `features_kernel` reads all they left
-# By whether features are split: coordinates that such a program reads at once, and its warps.
-BOUNDS = {True: (4096, 4), False: (16384, 16)}
-# The same for `features_kernel`: rows of a program, coordinates of bounds read at once, warps.
-FEATURES = {True: (64, 2048, 4), False: (128, 8192, 8)}
+# By whether features are split: coordinates that a program of `bounds_kernel` reads at once. Its warps; programs at most, whose
+# findings every program of `features_kernel` reads; points of a cloud that give the centre.
+BOUNDS = {True: 1024, False: 4096}
+BOUND_WARPS, BOUND_PROGRAMS, SAMPLE = 4, 1024, 16
+# By whether features are split: rows of a program of `features_kernel`, and its warps.
+FEATURES = {True: (64, 4), False: (32, 4)}
 # By whether features are split: rows of a one-warp program (8 floats or 16 halves of a tile), maxima of a row looked at together,
 # coordinates of targets compared at once with a row (d > 8).
 REFINES = {True: (8, 64, 1024), False: (16, 64, 2048)}
+ROUGH_PAYS = 1.5  # a scan looks at features before points that are so many times longer
 REFINE_PROGRAMS, REFINE_LOOKS = 4096, 2  # tiles are cut to have so many programs, but none that looks less often
-WINNER_ROWS, WINNER_WARPS = 256, 4
-FINISH_CELLS, FINISH_WARPS = 4096, 8
-GRADIENT_ROWS, GRADIENT_CELLS, GRADIENT_WARPS = 256, 2048, 4  # rows and coordinates a program holds, at most
-LIST_CELLS, LIST_SHORT = 2048, 8  # of long lists at once; shorter lists are added row beside row
+WINNER_ROWS, WINNER_CELLS, WINNER_WARPS = 256, 512, 4  # rows of a program, and sums that the last one adds at once
+LIST_ROWS, LIST_WARPS = 256, 4  # of the kernels that make the lists
+GRADIENT_ROWS, LIST_SHORT = 128, 8  # rows of a program at most; lists up to this long are added row beside row
+# By whether features are split: coordinates of a program, and of a longer list, held at once, and warps.
+GRADIENTS = {True: (1024, 1024, 4), False: (1024, 2048, 8)}
 
 MOST_DIMENSIONS = 256
 MOST_POINTS = 1 << 30
@@ -226,30 +239,34 @@ def _launch(p: Tensor, q: Tensor, winners: bool) -> Any:
     programs = triton.cdiv(shape.rows, WINNER_ROWS)
     scratch = _Scratch(
         p.device,
-        bound=BOUND_BLOCKS * 2 * lanes,
+        centre=lanes,
+        bound=BOUND_PROGRAMS,
         bias=shape.rows,
         keys=2 * shape.rows,  # int64
         sums=2 * programs,  # float64
+        done=1,  # int32
         maxima=max(of_p * shape.tiles[1] + of_q * shape.tiles[0] for _, of_p, of_q, _, _ in slices) * shape.tile_words,
         best=max((of_p + of_q) * config.rows * max(cuts) for _, of_p, of_q, *cuts in slices),
     )
     keys, sums = scratch["keys"].view(torch.int64), scratch["sums"].view(torch.float64)
-    cells, warps = BOUNDS[split]
+    done = scratch["done"].view(torch.int32)
+    rows = BOUNDS[split] // lanes
+    bounds = min(BOUND_PROGRAMS, triton.cdiv(count_p, rows) + triton.cdiv(count_q, rows))
     launch(
-        bounds_kernel, BOUND_BLOCKS, p, q, scratch["bound"], count_p, count_q,
-        D=d, LANES=lanes, ROWS=cells // lanes, BLOCKS=BOUND_BLOCKS, warps=warps,
+        bounds_kernel, bounds, p, q, scratch["centre"], scratch["bound"], count_p, count_q,
+        D=d, LANES=lanes, ROWS=rows, SAMPLE=SAMPLE, warps=BOUND_WARPS,
     )  # fmt: skip
-    feature_rows, cells, warps = FEATURES[split]
-    feature_rows = min(feature_rows, config.rows)
+    rows, warps = FEATURES[split]
+    rows = min(rows, config.rows)
     launch(
-        features_kernel, shape.rows // feature_rows,
-        p, q, scratch["bound"], features, scratch["bias"], keys, count_p, count_q, row_q,
-        D=d, LANES=lanes, WIDTH=width, SPLIT=split, PIECES=weight, ROWS=feature_rows, BLOCKS=BOUND_BLOCKS,
-        STEP=min(BOUND_BLOCKS, cells // lanes), warps=warps,
+        features_kernel, shape.rows // rows,
+        p, q, scratch["centre"], scratch["bound"], features, scratch["bias"], keys, done, count_p, count_q, row_q, bounds,
+        D=d, LANES=lanes, WIDTH=width, SPLIT=split, PIECES=weight, ROWS=rows, BOUNDS=BOUND_PROGRAMS, warps=warps,
     )  # fmt: skip
     described = capability >= (9, 0)
     target = descriptor(features, shape.rows, width, width, [config.tokens, width]) if described else features
     refine_rows, look, scan = shape.refine
+    rough = not split and width * features.element_size() * ROUGH_PAYS <= d * p.element_size()
     maxima = scratch["maxima"] if split else scratch["maxima"].view(torch.int32)
     for first, of_p, of_q, splits_p, splits_q in slices:
         rows = (of_p + of_q) * config.rows
@@ -271,15 +288,14 @@ def _launch(p: Tensor, q: Tensor, winners: bool) -> Any:
         pieces = shape.refine_pieces(rows)
         launch(
             refine_kernel, rows // refine_rows * pieces,
-            p, q, scratch["bias"], maxima, scratch["best"], keys, count_p, count_q, first, of_p, *cut, pieces,
-            D=d, LANES=lanes, ALPHA=alpha, BETA=beta, FLOOR=floor, SPLIT=split, GROUP=config.rows, ROWS=refine_rows,
-            TILE=config.tokens, PARTS=shape.parts, LOOK=look, SCAN=scan, warps=1,
+            p, q, features, scratch["bias"], maxima, scratch["best"], keys, count_p, count_q, first, of_p, *cut, pieces,
+            D=d, LANES=lanes, WIDTH=width, ALPHA=alpha, BETA=beta, FLOOR=floor, SPLIT=split, ROUGH=rough,
+            GROUP=config.rows, ROWS=refine_rows, TILE=config.tokens, PARTS=shape.parts, LOOK=look, SCAN=scan, warps=1,
         )  # fmt: skip
     launch(
-        winners_kernel, programs, keys, sums, nearest, count_p, count_q, row_q,
-        WINNERS=winners, ROWS=WINNER_ROWS, warps=WINNER_WARPS,
+        winners_kernel, programs, keys, sums, done, nearest, distance, count_p, count_q, row_q,
+        WINNERS=winners, ROWS=WINNER_ROWS, CELLS=WINNER_CELLS, warps=WINNER_WARPS,
     )  # fmt: skip
-    launch(finish_kernel, 1, sums, distance, programs, CELLS=FINISH_CELLS, warps=FINISH_WARPS)
     return (distance, nearest) if winners else distance
 
 
@@ -306,38 +322,43 @@ def _replayed(inputs: tuple[Tensor, ...], device: torch.device, run: Callable[[]
     return record(key, inputs, device, run) if plan is None else plan.run(inputs, device)
 
 
-def _run_gradient(
-    grad: Tensor, p: Tensor, q: Tensor, nearest: Tensor, keys: Tensor, order: Tensor, need_p: bool, need_q: bool
-) -> tuple[Tensor, Tensor]:
-    grads = [empty(tuple(one.shape) if need else (0,), one.dtype, one.device) for one, need in ((p, need_p), (q, need_q))]
-    d = p.shape[1]
-    lanes = padded(d, 4)
-    rows = min(GRADIENT_ROWS, GRADIENT_CELLS // lanes)
-    blocks_p = triton.cdiv(p.shape[0], rows) if need_p else 0
-    blocks_q = triton.cdiv(q.shape[0], rows) if need_q else 0
-    with torch.cuda.device(p.device) if p.device.type == "cuda" else nullcontext():
+def _run_gradient(grad: Tensor, p: Tensor, q: Tensor, nearest: Tensor, need_p: bool, need_q: bool) -> tuple[Tensor, Tensor]:
+    device, d, (count_p, count_q) = p.device, p.shape[1], (p.shape[0], q.shape[0])
+    grads = [empty(tuple(one.shape) if need else (0,), one.dtype, device) for one, need in ((p, need_p), (q, need_q))]
+    entries, lanes = count_p + count_q, padded(d, 4)
+    counts = empty((entries + 1,), torch.int32, device)
+    scratch = _Scratch(device, rank=entries, begin=entries, list=entries)
+    rank, begin, members = (scratch[name].view(torch.int32) for name in ("rank", "begin", "list"))
+    programs = triton.cdiv(entries, LIST_ROWS)
+    cells, list_cells, warps = GRADIENTS[features_of(d)[0]]
+    rows = min(GRADIENT_ROWS, cells // lanes)
+    blocks_p = triton.cdiv(count_p, rows) if need_p else 0
+    blocks_q = triton.cdiv(count_q, rows) if need_q else 0
+    with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
+        call(torch.Tensor.zero_, counts)
+        launch(rank_kernel, programs, nearest, counts, rank, entries, ROWS=LIST_ROWS, warps=LIST_WARPS)
+        launch(begin_kernel, programs, counts, begin, entries, ROWS=LIST_ROWS, warps=LIST_WARPS)
+        launch(place_kernel, programs, nearest, begin, rank, members, entries, ROWS=LIST_ROWS, warps=LIST_WARPS)
         launch(
             gradient_kernel, blocks_p + blocks_q,
-            grad, p, q, nearest, keys, order, grads[0] if need_p else grads[1], grads[1] if need_q else grads[0],
-            p.shape[0], q.shape[0], blocks_p, keys.shape[0], keys.shape[0].bit_length(), p.shape[0] if need_q else 0,
-            D=d, LANES=lanes, ROWS=rows, LIST=LIST_CELLS // lanes, SHORT=LIST_SHORT, warps=GRADIENT_WARPS,
+            grad, p, q, nearest, counts, begin, members, grads[0] if need_p else grads[1], grads[1] if need_q else grads[0],
+            count_p, count_q, blocks_p, max(count_p, count_q).bit_length(),
+            D=d, LANES=lanes, ROWS=rows, LIST=list_cells // lanes, SHORT=LIST_SHORT, warps=warps,
         )  # fmt: skip
     return grads[0], grads[1]
 
 
 def backward(grad: Tensor, p: Tensor, q: Tensor, nearest: Tensor, need_p: bool, need_q: bool) -> tuple[Tensor, Tensor]:
-    """Gradients of p and q (empty where not needed) by the inverse of `nearest`: bitwise repeatable, no atomics, no waiting.
+    """Gradients of p and q (empty where not needed) by the inverse of `nearest`: bitwise repeatable, without waiting.
 
-    Every row's list of the points that chose it comes from a stable sort, and is added in its order in FP32.
+    Every row has a list of the points that chose it, in whatever order atomics gave; the differences to them are added as integers,
+    whose sum is the same in every order (`gradient_kernel`).
 
     Args:
         grad: float32 scalar, of the distance.
         p, q, nearest: as `forward` took and gave them.
         need_p, need_q: at least one.
     """
-    p, q = p.contiguous(), q.contiguous()
-    chosen = nearest if need_p and need_q else nearest[p.shape[0] :] if need_p else nearest[: p.shape[0]]
-    keys, order = torch.sort(chosen, stable=True)
-    inputs = (grad, p, q, nearest, keys, order)
+    inputs = (grad, p.contiguous(), q.contiguous(), nearest)
     run = partial(_run_gradient, *inputs, need_p, need_q)
     return run() if p.device.type != "cuda" else _replayed(inputs, p.device, run, "chamfer gradient", need_p, need_q)

@@ -19,54 +19,60 @@ def _finite(x):
 
 
 @triton.jit
-def _range_of(cloud_ptr, low, high, count, step, D: tl.constexpr, LANES: tl.constexpr, ROWS: tl.constexpr):
-    """Smallest and largest finite coordinate seen by this program."""
-    lane = tl.arange(0, LANES)
-    for first in range(tl.program_id(0) * ROWS, count, step):
-        row = first + tl.arange(0, ROWS)
-        inside = (row < count)[:, None] & (lane < D)[None, :]
-        x = tl.load(cloud_ptr + row.to(tl.int64)[:, None] * D + lane[None, :], mask=inside, other=float("inf")).to(tl.float32)
-        low = tl.minimum(low, tl.min(tl.where(_finite(x), x, float("inf")), 0))
-        high = tl.maximum(high, tl.max(tl.where(_finite(x), x, float("-inf")), 0))
-    return low, high
+def _sampled(cloud_ptr, count, lane, D: tl.constexpr, SAMPLE: tl.constexpr):
+    """Some points of a cloud, evenly apart, halved, and which of their coordinates are finite."""
+    row = (tl.arange(0, SAMPLE).to(tl.int64) * count) // SAMPLE
+    inside = (row >= 0)[:, None] & (lane < D)[None, :]
+    x = tl.load(cloud_ptr + row[:, None] * D + lane[None, :], mask=inside, other=float("inf")).to(tl.float32) * 0.5
+    return tl.where(_finite(x), x, 0.0), _finite(x)
 
 
 @triton.jit(do_not_specialize=["count_p", "count_q"])
 def bounds_kernel(
-    p_ptr, q_ptr, bound_ptr, count_p, count_q,
-    D: tl.constexpr, LANES: tl.constexpr, ROWS: tl.constexpr, BLOCKS: tl.constexpr,
+    p_ptr, q_ptr, centre_ptr, bound_ptr, count_p, count_q,
+    D: tl.constexpr, LANES: tl.constexpr, ROWS: tl.constexpr, SAMPLE: tl.constexpr,
 ):  # fmt: skip
-    """Smallest and largest coordinates of what each program saw, `[BLOCKS, 2, LANES]`; NaN and infinity are passed over."""
-    low = tl.full([LANES], float("inf"), tl.float32)
-    high = tl.full([LANES], float("-inf"), tl.float32)
-    low, high = _range_of(p_ptr, low, high, count_p, BLOCKS * ROWS, D, LANES, ROWS)
-    low, high = _range_of(q_ptr, low, high, count_q, BLOCKS * ROWS, D, LANES, ROWS)
-    at = bound_ptr + tl.program_id(0) * (2 * LANES) + tl.arange(0, LANES)
-    tl.store(at, low)
-    tl.store(at + LANES, high)
+    """A centre, and how far coordinates lie from it at most, for each program that looked; NaN and infinity are passed over.
+
+    Every program finds the same centre from the same few points: waiting for one that somebody else found would take a launch.
+    """
+    lane = tl.arange(0, LANES)
+    of_p, known_p = _sampled(p_ptr, count_p, lane, D, SAMPLE)
+    of_q, known_q = _sampled(q_ptr, count_q, lane, D, SAMPLE)
+    known = tl.sum(known_p.to(tl.float32) + known_q.to(tl.float32), 0)
+    centre = tl.sum(of_p + of_q, 0) / tl.maximum(known, 1.0) * 2.0
+    centre = tl.where(_finite(centre), centre, 0.0)
+    most = tl.zeros([ROWS, LANES], tl.float32)
+    tiles_p = tl.cdiv(count_p, ROWS)
+    for tile in range(tl.program_id(0), tiles_p + tl.cdiv(count_q, ROWS), tl.num_programs(0)):
+        from_q = tile >= tiles_p
+        row = (tile - tl.where(from_q, tiles_p, 0)) * ROWS + tl.arange(0, ROWS)
+        inside = (row < tl.where(from_q, count_q, count_p))[:, None] & (lane < D)[None, :]
+        at = tl.where(from_q, q_ptr, p_ptr) + row.to(tl.int64)[:, None] * D + lane[None, :]
+        x = tl.load(at, mask=inside, other=float("inf")).to(tl.float32)
+        most = tl.maximum(most, tl.where(_finite(x), tl.abs(x - centre[None, :]), 0.0))
+    tl.store(bound_ptr + tl.program_id(0), tl.max(tl.max(most, 0), 0))
+    if tl.program_id(0) == 0:
+        tl.store(centre_ptr + lane, centre)
 
 
-@triton.jit(do_not_specialize=["count_p", "count_q", "row_q"])
+@triton.jit(do_not_specialize=["count_p", "count_q", "row_q", "bounds"])
 def features_kernel(
-    p_ptr, q_ptr, bound_ptr, feature_ptr, bias_ptr, key_ptr, count_p, count_q, row_q,
+    p_ptr, q_ptr, centre_ptr, bound_ptr, feature_ptr, bias_ptr, key_ptr, done_ptr, count_p, count_q, row_q, bounds,
     D: tl.constexpr, LANES: tl.constexpr, WIDTH: tl.constexpr, SPLIT: tl.constexpr, PIECES: tl.constexpr, ROWS: tl.constexpr,
-    BLOCKS: tl.constexpr, STEP: tl.constexpr,
+    BOUNDS: tl.constexpr,
 ):  # fmt: skip
     """Features and `-|y|^2 / 2` of centred, scaled points, -inf where a row is only padding; no row has a nearest yet."""
+    if tl.program_id(0) == 0:
+        tl.store(done_ptr, 0)  # for `winners_kernel`
     lane = tl.arange(0, LANES)
-    low = tl.full([LANES], float("inf"), tl.float32)
-    high = tl.full([LANES], float("-inf"), tl.float32)
-    for block in range(0, BLOCKS, STEP):
-        at = bound_ptr + (block + tl.arange(0, STEP))[:, None] * (2 * LANES) + lane[None, :]
-        low = tl.minimum(low, tl.min(tl.load(at), 0))
-        high = tl.maximum(high, tl.max(tl.load(at + LANES), 0))
-    centre = tl.where(low <= high, low * 0.5 + high * 0.5, 0.0)
-    half = tl.max(tl.where(low <= high, high * 0.5 - low * 0.5, 0.0), 0)
-    # The centre lies between low and high, so no coordinate is further from it than twice `half` < 2^(exponent - 126).
-    exponent = half.to(tl.int32, bitcast=True) >> 23
+    centre = tl.load(centre_ptr + lane)
+    at = tl.arange(0, BOUNDS)
+    most = tl.max(tl.load(bound_ptr + at, mask=at < bounds, other=0.0), 0)  # below 2^(exponent - 126)
+    exponent = most.to(tl.int32, bitcast=True) >> 23
     usable = (exponent >= 127 - 48) & (exponent <= 127 + 58)
-    scale = tl.where(usable, (252 - exponent) << 23, 0x7FC00000).to(tl.float32, bitcast=True)
-    scale = tl.where(half == 0.0, 1.0, scale)
+    scale = tl.where(usable, (253 - exponent) << 23, 0x7FC00000).to(tl.float32, bitcast=True)
+    scale = tl.where(most == 0.0, 1.0, scale)
 
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     from_q = tl.program_id(0) * ROWS >= row_q

@@ -7,6 +7,7 @@ import triton
 import triton.language as tl
 
 from maxsim_kernels.nearest_kernels import LAST, first_tile
+from maxsim_kernels.tile_ops import keep_nan
 
 _NO_CODE = tl.constexpr(2**31 - 1)
 _TWO_LEAST = tl.constexpr(-0x03FF0400)  # -inf in FP16, twice
@@ -47,14 +48,26 @@ def _member(place, part, SPLIT: tl.constexpr, PER: tl.constexpr):
 
 @triton.jit
 def _scan(
-    source, target_ptr, tile, part, count, D: tl.constexpr, LANES: tl.constexpr, SPLIT: tl.constexpr, TILE: tl.constexpr,
-    PER: tl.constexpr, SCAN: tl.constexpr,
+    source, target_ptr, source_feature, target_feature, target_bias, threshold, tile, part, count, D: tl.constexpr,
+    LANES: tl.constexpr, WIDTH: tl.constexpr, SPLIT: tl.constexpr, ROUGH: tl.constexpr, TILE: tl.constexpr, PER: tl.constexpr,
+    SCAN: tl.constexpr,
 ):  # fmt: skip
-    """The nearest target of a part: its squared distance's bits (-1: NaN, the least) above its index, so that ties go to the first."""
+    """The nearest target of a part: its squared distance's bits (-1: NaN, the least) above its index, so that ties go to the first.
+
+    `ROUGH`: features are much shorter than points, so targets whose own score misses the threshold are not read.
+    """
     best = tl.full([SCAN], LAST, tl.int64)
     for start in range(0, PER, SCAN):
         target = tile * TILE + _member(start + tl.arange(0, SCAN), part, SPLIT, PER)
         there = target < count
+        if ROUGH:
+            NEAR: tl.constexpr = 64 if WIDTH > 64 else WIDTH
+            column = tl.arange(0, WIDTH // NEAR)[:, None, None] * NEAR + tl.arange(0, NEAR)[None, None, :]
+            x = tl.load(source_feature + column).to(tl.float32)
+            y = tl.load(target_feature + target.to(tl.int64)[None, :, None] * WIDTH + column).to(tl.float32)
+            score = tl.sum(tl.sum(y * x, 0), 1)
+            score += tl.load(target_bias + target, mask=there, other=float("-inf"))
+            there = there & ((score < threshold) == 0)
         at = target_ptr + target.to(tl.int64) * D
         if D <= 8:
             distance = tl.zeros([SCAN], tl.float32)
@@ -81,11 +94,11 @@ def _scan(
     ]
 )  # fmt: skip
 def refine_kernel(
-    p_ptr, q_ptr, bias_ptr, maxima_ptr, best_ptr, key_ptr,
+    p_ptr, q_ptr, feature_ptr, bias_ptr, maxima_ptr, best_ptr, key_ptr,
     count_p, count_q, first_group, groups_p, row_q, tiles_p, tiles_q, splits_p, splits_q, rows, pieces,
-    D: tl.constexpr, LANES: tl.constexpr, ALPHA: tl.constexpr, BETA: tl.constexpr, FLOOR: tl.constexpr,
-    SPLIT: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr, TILE: tl.constexpr, PARTS: tl.constexpr, LOOK: tl.constexpr,
-    SCAN: tl.constexpr,
+    D: tl.constexpr, LANES: tl.constexpr, WIDTH: tl.constexpr, ALPHA: tl.constexpr, BETA: tl.constexpr, FLOOR: tl.constexpr,
+    SPLIT: tl.constexpr, ROUGH: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr, TILE: tl.constexpr, PARTS: tl.constexpr,
+    LOOK: tl.constexpr, SCAN: tl.constexpr,
 ):  # fmt: skip
     """Scan the parts of tiles that may hold the nearest, and keep the least key of every row.
 
@@ -107,6 +120,9 @@ def refine_kernel(
     splits = tl.where(from_q, splits_q, splits_p)
     source_ptr = tl.where(from_q, q_ptr, p_ptr)
     target_ptr = tl.where(from_q, p_ptr, q_ptr)
+    wide = tl.full([], 0, tl.int64)
+    first_target = tl.where(from_q, 0, row_q)
+    target_feature = feature_ptr + (wide + first_target) * WIDTH
 
     best = tl.full([ROWS], float("-inf"), tl.float32)
     for first in range(0, splits, 32):
@@ -114,7 +130,7 @@ def refine_kernel(
         at = split.to(tl.int64)[:, None] * rows + (number * ROWS + lane)[None, :]
         held = tl.load(best_ptr + at, mask=(split < splits)[:, None] & there[None, :], other=float("-inf"))
         best = tl.maximum(best, tl.max(held, 0))
-    threshold = _threshold(best, tl.load(bias_ptr + row, mask=there, other=0.0), ALPHA, BETA, FLOOR, D)
+    score = _threshold(best, tl.load(bias_ptr + row, mask=there, other=0.0), ALPHA, BETA, FLOOR, D)
 
     keys = tl.full([ROWS], LAST, tl.int64)
     step = tl.arange(0, LOOK * PARTS)
@@ -126,6 +142,7 @@ def refine_kernel(
     LEAST: tl.constexpr = -3.4e38 if SPLIT else -65504.0
     NOTHING: tl.constexpr = float("-inf") if SPLIT else _TWO_LEAST
     held_row = inner + lane
+    threshold = score
     if not SPLIT:
         held_row = inner // 2 + tl.arange(0, 8)
         threshold = threshold.to(tl.float16).to(tl.float32)  # rounded as the maxima were
@@ -142,11 +159,14 @@ def refine_kernel(
         while code < _NO_CODE:
             which = code % ROWS
             # A row that is only padding comes here for NaN alone, and leaves no key.
-            source = source_ptr + (tl.full([], 0, tl.int64) + tl.minimum(first_point + which, sources - 1)) * D
+            point = wide + tl.minimum(first_point + which, sources - 1)
+            source_feature = feature_ptr + (point + tl.where(from_q, row_q, 0)) * WIDTH
             chosen = code // ROWS
             key = _scan(
-                source, target_ptr, first + chosen // PARTS, chosen % PARTS, count, D, LANES, SPLIT, TILE, TILE // PARTS, SCAN
-            )
+                source_ptr + point * D, target_ptr, source_feature, target_feature, bias_ptr + first_target,
+                tl.sum(tl.where(lane == which, score, 0.0), 0), first + chosen // PARTS, chosen % PARTS, count,
+                D, LANES, WIDTH, SPLIT, ROUGH, TILE, TILE // PARTS, SCAN,
+            )  # fmt: skip
             keys = tl.where(lane == which, tl.minimum(keys, key), keys)
             codes = tl.where(codes <= code, _NO_CODE, codes)
             code = tl.min(tl.ravel(codes, can_reorder=True), 0)
@@ -156,9 +176,10 @@ def refine_kernel(
 
 @triton.jit(do_not_specialize=["count_p", "count_q", "row_q"])
 def winners_kernel(
-    key_ptr, partial_ptr, nearest_ptr, count_p, count_q, row_q, WINNERS: tl.constexpr, ROWS: tl.constexpr
+    key_ptr, partial_ptr, done_ptr, nearest_ptr, out_ptr, count_p, count_q, row_q,
+    WINNERS: tl.constexpr, ROWS: tl.constexpr, CELLS: tl.constexpr,
 ):  # fmt: skip
-    """Sums of distances, divided by their count, and the nearest points."""
+    """The nearest points, and sums of distances, divided by their count; the last program done adds them up in a fixed order."""
     number = tl.program_id(0)
     row = number * ROWS + tl.arange(0, ROWS)
     from_q = row >= row_q
@@ -170,34 +191,19 @@ def winners_kernel(
     distance = tl.where(bits < 0, float("nan"), bits.to(tl.float32, bitcast=True)).to(tl.float64)
     of_p = tl.sum(tl.where(from_q, 0.0, distance), 0) / count_p.to(tl.float64)
     of_q = tl.sum(tl.where(from_q, distance, 0.0), 0) / count_q.to(tl.float64)
-    tl.store(partial_ptr + number, of_p + of_q)
     if WINNERS:
         winner = (keys & 0xFFFFFFFF).to(tl.int32) + tl.where(from_q, 0, count_p)
         tl.store(nearest_ptr + point + tl.where(from_q, count_p, 0), winner, mask=there)
-
-
-@triton.jit(do_not_specialize=["count"])
-def finish_kernel(partial_ptr, out_ptr, count, CELLS: tl.constexpr):
-    """The sum of what `winners_kernel` left, in a fixed order."""
-    total = tl.zeros([CELLS], tl.float64)
-    for first in range(0, count, CELLS):
-        at = first + tl.arange(0, CELLS)
-        total += tl.load(partial_ptr + at, mask=at < count, other=0.0)
-    tl.store(out_ptr, tl.sum(total, 0).to(tl.float32))
-
-
-@triton.jit
-def _lower_bound(sorted_ptr, wanted, entries, steps):
-    """For each wanted value the first of the sorted entries that is not smaller."""
-    low = wanted * 0
-    high = low + entries
-    for _ in range(steps):
-        open = low < high
-        middle = low + (high - low) // 2
-        smaller = tl.load(sorted_ptr + middle, mask=open, other=0) < wanted
-        low = tl.where(open & smaller, middle + 1, low)
-        high = tl.where(open & (smaller == 0), middle, high)
-    return low
+    tl.store(partial_ptr + number, of_p + of_q)
+    tl.debug_barrier()  # what this program left is known before it says so, and read past the first cache
+    programs = tl.num_programs(0)
+    if tl.atomic_add(done_ptr, 1, sem="acq_rel") == programs - 1:
+        tl.debug_barrier()
+        total = tl.zeros([CELLS], tl.float64)
+        for first in range(0, programs, CELLS):
+            at = first + tl.arange(0, CELLS)
+            total += tl.load(partial_ptr + at, mask=at < programs, other=0.0, cache_modifier=".cg")
+        tl.store(out_ptr, tl.sum(total, 0).to(tl.float32))
 
 
 @triton.jit
@@ -208,13 +214,70 @@ def _points(cloud_ptr, point, inside, D: tl.constexpr, LANES: tl.constexpr):
     return tl.load(at, mask=inside[:, None] & (lane < D)[None, :], other=0.0).to(tl.float32)
 
 
-@triton.jit(do_not_specialize=["count_p", "count_q", "blocks_p", "entries", "steps", "order_p"])
+@triton.jit(do_not_specialize=["entries"])
+def rank_kernel(nearest_ptr, count_ptr, rank_ptr, entries, ROWS: tl.constexpr):
+    """How many chose each point, and every entry's place among those that chose the same one: any order will do."""
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    inside = row < entries
+    chosen = tl.load(nearest_ptr + row, mask=inside, other=0)
+    tl.store(rank_ptr + row, tl.atomic_add(count_ptr + chosen, 1, mask=inside, sem="relaxed"), mask=inside)
+
+
+@triton.jit(do_not_specialize=["entries"])
+def begin_kernel(count_ptr, begin_ptr, entries, ROWS: tl.constexpr):
+    """Where each point's list begins. Programs take room for their points' lists as they come; behind the counts is what is taken."""
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    size = tl.load(count_ptr + row, mask=row < entries, other=0)
+    taken = tl.atomic_add(count_ptr + entries, tl.sum(size, 0), sem="relaxed")
+    tl.store(begin_ptr + row, taken + tl.cumsum(size, 0) - size, mask=row < entries)
+
+
+@triton.jit(do_not_specialize=["entries"])
+def place_kernel(nearest_ptr, begin_ptr, rank_ptr, list_ptr, entries, ROWS: tl.constexpr):
+    """Write every entry into the list of the point that it chose."""
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    inside = row < entries
+    chosen = tl.load(nearest_ptr + row, mask=inside, other=0)
+    place = tl.load(begin_ptr + chosen, mask=inside, other=0) + tl.load(rank_ptr + row, mask=inside, other=0)
+    tl.store(list_ptr + place, row, mask=inside)
+
+
+@triton.jit
+def _unit(top, drop, bits):
+    """The exponent of the power of two that brings up to 2^bits differences, none above `top` or below `-drop`, into 62 bits."""
+    exponent = tl.maximum(top, drop).to(tl.int32, bitcast=True) >> 23  # they are below 2^(exponent - 126)
+    return tl.where((top < float("inf")) & (drop < float("inf")), 188 - bits - exponent, 0)
+
+
+@triton.jit
+def _power(exponent):
+    """2^exponent in FP64."""
+    return ((exponent.to(tl.int64) + 1023) << 52).to(tl.float64, bitcast=True)
+
+
+@triton.jit
+def _whole(delta, unit):
+    """Differences as integers, in units of 2^-unit."""
+    return (tl.where(tl.abs(delta) < float("inf"), delta, 0.0).to(tl.float64) * _power(unit)).to(tl.int64)
+
+
+@triton.jit
+def _added(sums, top, drop, unit):
+    """The sum of differences in FP32; where one is infinite or NaN, what FP32 additions would leave."""
+    known = (top < float("inf")) & (drop < float("inf"))
+    return tl.where(known, (sums.to(tl.float64) * _power(-unit)).to(tl.float32), top - drop)
+
+
+@triton.jit(do_not_specialize=["count_p", "count_q", "blocks_p", "bits"])
 def gradient_kernel(
-    grad_ptr, p_ptr, q_ptr, nearest_ptr, sorted_ptr, order_ptr, grad_p_ptr, grad_q_ptr,
-    count_p, count_q, blocks_p, entries, steps, order_p,
+    grad_ptr, p_ptr, q_ptr, nearest_ptr, count_ptr, begin_ptr, list_ptr, grad_p_ptr, grad_q_ptr, count_p, count_q, blocks_p, bits,
     D: tl.constexpr, LANES: tl.constexpr, ROWS: tl.constexpr, LIST: tl.constexpr, SHORT: tl.constexpr,
 ):  # fmt: skip
-    """Each row's difference to its nearest, and the differences to all rows that chose it, in ascending order."""
+    """Each row's difference to its nearest, and the differences to all rows that chose it.
+
+    Lists have no order, and integers need none: the largest differences of a row (`top`, and `drop` of their negatives) give it a
+    unit, in which all of its differences are rounded to integers of up to 62 bits and added exactly.
+    """
     number = tl.program_id(0)
     of_q = number >= blocks_p
     row = (number - tl.where(of_q, blocks_p, 0)) * ROWS + tl.arange(0, ROWS)
@@ -222,37 +285,62 @@ def gradient_kernel(
     others = tl.where(of_q, count_p, count_q)
     cloud = tl.where(of_q, q_ptr, p_ptr)
     other = tl.where(of_q, p_ptr, q_ptr)
+    origin = tl.where(of_q, 0, count_p)  # of the other cloud, in the numbering of both
     there = row < count
-    name = row + tl.where(of_q, count_p, 0)  # in the numbering of both clouds
+    name = row + tl.where(of_q, count_p, 0)
     grad = tl.load(grad_ptr).to(tl.float32) * 2.0
+    begin = tl.load(begin_ptr + name, mask=there, other=0)
+    size = tl.load(count_ptr + name, mask=there, other=0)
     mine = _points(cloud, row, there, D, LANES)
-    nearest = tl.load(nearest_ptr + name, mask=there, other=0) - tl.where(of_q, 0, count_p)
+    nearest = tl.load(nearest_ptr + name, mask=there, other=0) - origin
     total = (mine - _points(other, nearest, there, D, LANES)) * (grad / count.to(tl.float32))
 
-    # Everybody whose nearest this row is, in ascending order.
-    begin = _lower_bound(sorted_ptr, name, entries, steps)
-    size = tl.where(there, _lower_bound(sorted_ptr, name + 1, entries, steps) - begin, 0)
-    origin = tl.where(of_q, 0, order_p)
-    longest = tl.max(size, 0)
-    listed = tl.zeros([ROWS, LANES], tl.float32)
-    for place in range(0, tl.minimum(longest, SHORT)):
-        inside = place < size
-        member = (tl.load(order_ptr + begin + place, mask=inside, other=0) - origin).to(tl.int32)
-        listed += tl.where(inside[:, None], mine - _points(other, member, inside, D, LANES), 0.0)
-    if longest > SHORT:
-        for which in range(ROWS):
-            chosen = tl.arange(0, ROWS) == which
-            first = tl.sum(tl.where(chosen, begin, 0), 0)
-            last = first + tl.sum(tl.where(chosen, size, 0), 0)
-            if last - first > SHORT:
-                point = tl.sum(tl.where(chosen[:, None], mine, 0.0), 0)
-                sums = tl.zeros([LIST, LANES], tl.float32)
-                for start in range(first + SHORT, last, LIST):
-                    entry = start + tl.arange(0, LIST)
-                    inside = entry < last
-                    member = (tl.load(order_ptr + entry, mask=inside, other=0) - origin).to(tl.int32)
-                    sums += tl.where(inside[:, None], point[None, :] - _points(other, member, inside, D, LANES), 0.0)
-                listed += tl.where(chosen[:, None], tl.sum(sums, 0)[None, :], 0.0)
+    short = tl.where(size <= SHORT, size, 0)
+    longest = tl.max(short, 0)
+    top = tl.zeros([ROWS, LANES], tl.float32)
+    drop = tl.zeros([ROWS, LANES], tl.float32)
+    for place in range(0, longest):
+        inside = place < short
+        member = tl.load(list_ptr + begin + place, mask=inside, other=0) - origin
+        delta = tl.where(inside[:, None], mine - _points(other, member, inside, D, LANES), 0.0)
+        top = keep_nan(top, delta)
+        drop = keep_nan(drop, -delta)
+    unit = _unit(top, drop, bits)
+    sums = tl.zeros([ROWS, LANES], tl.int64)
+    for place in range(0, longest):
+        inside = place < short
+        member = tl.load(list_ptr + begin + place, mask=inside, other=0) - origin
+        sums += _whole(tl.where(inside[:, None], mine - _points(other, member, inside, D, LANES), 0.0), unit)
+    listed = _added(sums, top, drop, unit)
+
+    # Long lists, one after the other, by the whole program.
+    place_of = tl.arange(0, ROWS)
+    which = tl.min(tl.where(size > SHORT, place_of, ROWS), 0)
+    while which < ROWS:
+        first = tl.sum(tl.where(place_of == which, begin, 0), 0)
+        last = first + tl.sum(tl.where(place_of == which, size, 0), 0)
+        point = tl.sum(tl.where((place_of == which)[:, None], mine, 0.0), 0)
+        tops = tl.zeros([LIST, LANES], tl.float32)
+        drops = tl.zeros([LIST, LANES], tl.float32)
+        for start in range(first, last, LIST):
+            entry = start + tl.arange(0, LIST)
+            member = tl.load(list_ptr + entry, mask=entry < last, other=0) - origin
+            delta = tl.where((entry < last)[:, None], point[None, :] - _points(other, member, entry < last, D, LANES), 0.0)
+            tops = keep_nan(tops, delta)
+            drops = keep_nan(drops, -delta)
+        most = tl.reduce(tops, 0, keep_nan)
+        least = tl.reduce(drops, 0, keep_nan)
+        unit_of = _unit(most, least, bits)
+        parts = tl.zeros([LIST, LANES], tl.int64)
+        for start in range(first, last, LIST):
+            entry = start + tl.arange(0, LIST)
+            member = tl.load(list_ptr + entry, mask=entry < last, other=0) - origin
+            delta = tl.where((entry < last)[:, None], point[None, :] - _points(other, member, entry < last, D, LANES), 0.0)
+            parts += _whole(delta, unit_of[None, :])
+        sum_of = _added(tl.sum(parts, 0), most, least, unit_of)
+        listed = tl.where((place_of == which)[:, None], sum_of[None, :], listed)
+        which = tl.min(tl.where((size > SHORT) & (place_of > which), place_of, ROWS), 0)
+
     total += listed * (grad / others.to(tl.float32))
     out = tl.where(of_q, grad_q_ptr, grad_p_ptr)
     lane = tl.arange(0, LANES)

@@ -162,28 +162,29 @@ def test_the_filter_keeps_its_bound(make, monkeypatch, d, shift):
     p = make.gauss(1000, d, dtype=SINGLE) + shift
     q = 0.3 * make.gauss(3000, d, dtype=SINGLE, seed=1) + shift
     p[0] *= 1e-4
-    held, original = [], nearest.launch
+    held, original = {}, nearest.launch
 
     def watch(kernel, grid, *arguments, **constants):
         original(kernel, grid, *arguments, **constants)
+        if kernel is nearest.features_kernel:
+            held["centre"] = arguments[2].clone()
         if kernel in (nearest.chunks_kernel, nearest.slots_kernel):
-            held.append(arguments[2 if kernel is nearest.chunks_kernel else 3].clone())
+            assert "maxima" not in held, "several slices: take smaller clouds"
+            held["maxima"] = arguments[2 if kernel is nearest.chunks_kernel else 3].clone()
 
     monkeypatch.setattr(nearest, "launch", watch)
     nearest._run(p, q, False)
-    assert len(held) == 1, "several slices: take smaller clouds"
-    points = torch.cat([p, q])
-    low, high = points.min(0).values, points.max(0).values
-    centre = low * 0.5 + high * 0.5
-    half = (high * 0.5 - low * 0.5).max()
-    scale = 2.0 ** -(int(torch.frexp(half).exponent) + 1)
+    centre = held["centre"][:d]
+    furthest = (torch.cat([p, q]) - centre).abs().max()
+    scale = 2.0 ** -int(torch.frexp(furthest).exponent)
     x, y = ((one.double() - centre.double()) * scale for one in (p, q))
+    assert 0.5 <= float(torch.cat([x, y]).abs().max()) <= 1.0
     alpha, beta, floor = nearest.score_error(d)
     shape, at = nearest._shape(p, q), 0
     for turn, (source, target) in enumerate(((x, y), (y, x))):
         tiles, groups = shape.tiles[1 - turn], shape.groups[turn]
         size = groups * tiles * shape.tile_words
-        got = held_maxima(held[0][at : at + size], shape, groups, tiles)[: len(source)]
+        got = held_maxima(held["maxima"][at : at + size], shape, groups, tiles)[: len(source)]
         at += size
         score = source @ target.T - 0.5 * target.square().sum(1)
         one, other = source.norm(dim=1)[:, None], target.norm(dim=1)[None]

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import sys
 from typing import Any
+from unittest import mock
 
 import torch
 
-from maxsim_kernels import nearest
+from maxsim_kernels import chamfer, chamfer_distance, nearest
 from maxsim_kernels.tuning import Config
 
 CHECKED: list[int] = []
@@ -137,6 +138,11 @@ def check_edges() -> None:
         check(q, broken)
         check(broken, broken)
     check(torch.full((5, 3), torch.nan), q[:20])
+    wide, others = torch.randn(20, 128), torch.randn(70, 128)
+    wide[13, 100] = torch.nan
+    others[50, 7] = torch.inf
+    check(wide, others)
+    check(others, wide)
     # Squares of differences overflow, or vanish, in FP32: all distances are equal, and so is the outcome of a plain FP32 scan.
     for factor in (1e30, 1e-30):
         check(p[:20] * factor, q[:40] * factor, work=torch.float32)
@@ -156,6 +162,85 @@ def check_gradients() -> None:
         p, q = torch.randn(n, d), torch.randn(m, d)
         chosen = torch.cat([torch.full((n,), n + m - 1), torch.full((m,), n // 2)]).int()
         check_gradient(p, q, chosen)
+
+
+def check_lists() -> None:
+    """Atomics may give a list any order: the bits stay. Infinite and NaN differences give what their sum is in any order."""
+    set_up()
+    original = nearest.launch
+
+    def reversed_lists(kernel: Any, grid: int, *arguments: Any, **constants: Any) -> None:
+        if kernel is nearest.gradient_kernel:
+            counts, begin, members = arguments[4:7]
+            for first, size in zip(begin.tolist(), counts[:-1].tolist(), strict=False):
+                members[first : first + size] = members[first : first + size].flip(0)
+        original(kernel, grid, *arguments, **constants)
+
+    for d in (3, 128):
+        p, q = torch.randn(12, d) * torch.logspace(-3, 3, 12)[:, None], torch.randn(150, d) + 1
+        p[5] += 1
+        chosen = run(p, q)[1]
+        assert int(chosen[len(p) :].bincount().max()) > nearest.LIST_SHORT
+        for bad in (0.0, torch.inf, -torch.inf, torch.nan):
+            q[17, 1] += bad
+            q[18, 2] -= bad
+            need = nearest.backward(torch.tensor(0.5), p, q, chosen, True, True)
+            nearest.launch = reversed_lists
+            try:
+                got = nearest.backward(torch.tensor(0.5), p, q, chosen, True, True)
+            finally:
+                nearest.launch = original
+            of_p, of_q = split_up(chosen, p)
+            left, right = p.double().requires_grad_(), q.double().requires_grad_()
+            loss = (left - right[of_p]).square().sum(1).mean() + (right - left[of_q]).square().sum(1).mean()
+            for one, other, true in zip(got, need, torch.autograd.grad(0.5 * loss, (left, right)), strict=True):
+                assert torch.equal(one.view(torch.int32), other.view(torch.int32)), (d, bad)
+                torch.testing.assert_close(one.double(), true, rtol=1e-6, atol=1e-6, equal_nan=True)
+            CHECKED.append(1)
+
+
+def check_autograd() -> None:
+    """Eager calls leave the custom op out, except where the gradient is differentiated again."""
+    set_up()
+    calls: list[int] = []
+    through = chamfer._chamfer_backward
+
+    def fail(*_: Any) -> Any:
+        raise AssertionError("went through the custom op")
+
+    def counted(*arguments: Any) -> Any:
+        calls.append(1)
+        return through(*arguments)
+
+    p, q = torch.randn(20, 3).requires_grad_(), torch.randn(33, 3).requires_grad_()
+    with mock.patch.multiple(chamfer, _not_fused=lambda p, q: "", _chamfer=fail, _chamfer_backward=fail):
+        distance = chamfer_distance(p, q)
+        need_distance, chosen = run(p.detach(), q.detach())
+        assert torch.equal(distance.detach(), need_distance)
+        need = nearest.backward(torch.tensor(3.0), p.detach(), q.detach(), chosen, True, True)
+        both = torch.autograd.grad(3 * distance, (p, q))
+        only_p = torch.autograd.grad(3 * chamfer_distance(p, q.detach()), p)
+        only_q = torch.autograd.grad(3 * chamfer_distance(p.detach(), q), q)
+        for got in (both, (*only_p, *only_q)):
+            assert all(torch.equal(one, other) for one, other in zip(got, need, strict=True))
+        assert torch.equal(chamfer_distance(p.detach(), q.detach()), need_distance)
+    CHECKED.append(1)
+
+    weights = torch.randn(20, 3), torch.randn(33, 3)
+    of_p, of_q = split_up(chosen, p)
+
+    def twice(p: torch.Tensor, q: torch.Tensor, distance: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        of_p, of_q = torch.autograd.grad(distance, (p, q), create_graph=True)
+        return torch.autograd.grad((of_p * weights[0]).sum() + (of_q * weights[1]).sum(), (p, q))
+
+    with mock.patch.multiple(chamfer, _not_fused=lambda p, q: "", _chamfer=fail, _chamfer_backward=counted):
+        again = twice(p, q, chamfer_distance(p, q))
+    assert calls
+    left, right = p.detach().double().requires_grad_(), q.detach().double().requires_grad_()
+    slow = (left - right[of_p]).square().sum(1).mean() + (right - left[of_q]).square().sum(1).mean()
+    for one, other in zip(again, twice(left, right, slow), strict=True):
+        torch.testing.assert_close(one.double(), other, rtol=1e-5, atol=1e-6)
+    CHECKED.append(1)
 
 
 def held_maxima(words: torch.Tensor, shape: Any, groups: int, tiles: int) -> torch.Tensor:
@@ -190,6 +275,8 @@ def check_bound() -> None:
             kernel: Any, grid: int, *arguments: Any, original: Any = original, held: Any = held, **constants: Any
         ) -> None:
             original(kernel, grid, *arguments, **constants)
+            if kernel is nearest.features_kernel:
+                held["centre"] = arguments[2].clone()
             if kernel in (nearest.chunks_kernel, nearest.slots_kernel):
                 held["maxima"] = arguments[2 if kernel is nearest.chunks_kernel else 3].clone()
 
@@ -198,13 +285,11 @@ def check_bound() -> None:
             nearest.forward(p, q, False)
         finally:
             nearest.launch = original
-        points = torch.cat([p, q])
-        low, high = points.min(0).values, points.max(0).values
-        centre = low * 0.5 + high * 0.5
-        half = float((high * 0.5 - low * 0.5).max())
-        scale = 2.0 ** -(torch.frexp(torch.tensor(half)).exponent.item() + 1)
+        centre = held["centre"][:d]
+        furthest = (torch.cat([p, q]) - centre).abs().max()
+        scale = 2.0 ** -int(torch.frexp(furthest).exponent)
         x, y = ((one.double() - centre.double()) * scale for one in (p, q))
-        assert float(torch.cat([x, y]).abs().max()) <= 1.0
+        assert 0.5 <= float(torch.cat([x, y]).abs().max()) <= 1.0
         alpha, beta, floor = nearest.score_error(d)
         shape, at = nearest._shape(p, q), 0
         for turn, (source, target) in enumerate(((x, y), (y, x))):
@@ -227,6 +312,13 @@ def check_bound() -> None:
 
 
 torch.manual_seed(0)
-GROUPS = {"values": check_values, "edges": check_edges, "gradients": check_gradients, "bound": check_bound}
+GROUPS = {
+    "values": check_values,
+    "edges": check_edges,
+    "gradients": check_gradients,
+    "lists": check_lists,
+    "bound": check_bound,
+    "autograd": check_autograd,
+}
 GROUPS[sys.argv[1]]()
 sys.stdout.write(f"{len(CHECKED)} checked\n")

@@ -37,7 +37,7 @@ def _recorder() -> ModuleType:
 recorder = _recorder()
 PROCESSORS = 132
 BEFORE = ["bounds_kernel", "features_kernel"]
-AFTER = ["refine_kernel", "winners_kernel", "finish_kernel", "gradient_kernel"]
+AFTER = ["refine_kernel", "winners_kernel", "rank_kernel", "begin_kernel", "place_kernel", "gradient_kernel"]
 FILTERS = (nearest.chunks_kernel, nearest.slots_kernel)
 
 
@@ -108,9 +108,9 @@ def test_launches_cover_every_group_and_tile_once(d, points) -> None:
 
 
 @pytest.mark.parametrize("d", [3, 128])
-def test_small_clouds_take_six_launches(monkeypatch, d) -> None:
-    """Two to prepare, one to filter, one to refine, two to add up; and one more for both gradients."""
-    assert len(launches(monkeypatch, 90, d, torch.float32, (10_000, 10_000))) == 7
+def test_small_clouds_take_few_launches(monkeypatch, d) -> None:
+    """Two to prepare, one to filter, one to refine, one to add up; three to list who chose whom, and one for both gradients."""
+    assert len(launches(monkeypatch, 90, d, torch.float32, (10_000, 10_000))) == 5 + 4
 
 
 @pytest.mark.slow
@@ -137,7 +137,9 @@ def test_configurations_hold_together(key) -> None:
         maxima,
         cells,
         nearest.FEATURES[key[0]][0],
-        nearest.BOUND_BLOCKS,
+        nearest.BOUND_PROGRAMS,
+        nearest.BOUNDS[key[0]],
+        nearest.SAMPLE,
     ):
         assert number & (number - 1) == 0
     assert config.short <= config.tokens <= config.rows  # padding to whole rows is padding to whole tiles

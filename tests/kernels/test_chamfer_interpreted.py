@@ -13,7 +13,9 @@ pytest.importorskip("triton", reason="Triton is not installed")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("group", "checks"), [("values", 22), ("edges", 23), ("gradients", 17), ("bound", 5)])
+@pytest.mark.parametrize(
+    ("group", "checks"), [("values", 22), ("edges", 25), ("gradients", 17), ("lists", 8), ("bound", 5), ("autograd", 2)]
+)
 def test_chamfer_kernels_agree_with_brute_force(group: str, checks: int) -> None:
     script = Path(__file__).with_name("interpreted_chamfer.py")
     env = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
