@@ -18,13 +18,13 @@ import torch
 import triton
 from torch import Tensor
 
-from maxsim_kernels.backward_kernels import _lists_kernel, _own_kernel, _rows_kernel
+from maxsim_kernels.backward_kernels import _lists_kernel, _own_kernel, _pieces_kernel, _rows_kernel
 from maxsim_kernels.checks import Layout, check_choice
 from maxsim_kernels.geometry import hardware, padded
 from maxsim_kernels.inverse_grid import Grid, Lists, divisor, sorted_entries
 from maxsim_kernels.launch import Inputs, call, empty, launch, planned, record, signature, unrecorded
 
-LIST_BYTES = 16 << 20  # of query tokens listed at once: small enough to stay in the cache beside the queries
+LIST_BYTES = 12 << 20  # of query tokens listed at once: small enough to stay in the cache beside the queries
 _RAGGED_LIST_BYTES = 64 << 20  # at least: every turn looks at all rows of the buffer; up to a quarter of the documents' size
 _MOST_SORTED = 1 << 26  # winners of views sorted at once
 _MOST_ROWS = 1 << 30  # document tokens listed at once
@@ -33,7 +33,7 @@ _WIDTH = 128  # columns a program holds; wider embeddings take several
 _GATHER, _SCATTER = (16, 2, 2), (32, 1, 4)
 _LIST_BYTES, _LIST_WARPS = 8192, 1  # of rows a program reads at once: one warp starts soonest, 1.8 times as fast as four
 _OWN_TOKENS, _OWN_ROWS = 64, 32  # document tokens and query tokens a product holds
-_PROGRAMS = 8  # a multiprocessor, below which documents are dealt to several programs
+_PROGRAMS = 4  # a multiprocessor, below which documents are dealt to several programs
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,8 @@ class _Saved:
         """Programs that share a query token's documents, so that few queries fill the GPU too."""
         count, documents, size = self.argmax.shape
         programs = count * triton.cdiv(size, _GATHER[0]) * self.columns[1]
-        wanted = triton.cdiv(hardware(self.queries.device)[1] * _PROGRAMS, programs)
+        # Rounded down: each more takes an FP32 copy of dQ, and half-full is full enough.
+        wanted = hardware(self.queries.device)[1] * _PROGRAMS // programs
         return max(1, min(wanted, triton.cdiv(documents, 16)))
 
     def query_strides(self) -> tuple[int, int, int]:
@@ -225,15 +226,17 @@ def _overlapping_queries(saved: _Saved, out: Tensor, sums: Tensor | None) -> Non
     rows = saved.query_starts.long()[:, None] + torch.arange(size, device=out.device)
     total = saved.query_rows
     # Beyond a view's end its rows are zeros, which may be added anywhere; beyond the buffer they have no place.
-    grid = sorted_entries(torch.where(rows < total, rows, total).flatten(), total)
+    grid = sorted_entries(torch.where(rows < total, rows, total).flatten(), total, width)
     held, columns = saved.columns
+    marks = _pieces(grid)[-1]
     launch(
-        _lists_kernel, total * columns,
+        _lists_kernel, (marks + total) * columns,
         own, grid.list, grid.ends, own, own, own, out,
-        0, 0, 0, 1, size, 1, 1, columns, 0, 0, width, size * width, width, 1,
-        FLAT=True, WEIGHTED=False, ADD=False, PACKED_QUERIES=False, RAGGED=False,
+        0, 0, 0, 1, size, 1, 1, columns, 0, 0, width, size * width, width, 1, *_pieces(grid), total,
+        FLAT=True, WEIGHTED=False, ADD=False, PACKED_QUERIES=False, RAGGED=False, SPLIT=marks > 0,
         ENTRIES=_entries(own, held), WIDTH=held, warps=_LIST_WARPS,
     )  # fmt: skip
+    _launch_pieces(saved, grid, out, 0, add=False)
 
 
 def _launch_rows(saved: _Saved, out: Tensor | None, sums: Tensor | None, splits: int, apart: bool = False) -> None:
@@ -245,8 +248,7 @@ def _launch_rows(saved: _Saved, out: Tensor | None, sums: Tensor | None, splits:
     packed = saved.query_starts is not None
     unused = saved.grad
     if out is None:
-        programs = count * blocks * columns
-        splits = max(1, min(triton.cdiv(hardware(unused.device)[1] * _PROGRAMS, programs), triton.cdiv(documents, 16)))
+        splits = saved.splits()
     launch(
         _rows_kernel, count * blocks * splits * columns,
         saved.grad, saved.argmax, saved.queries, saved.query_starts if packed else unused, saved.documents,
@@ -263,7 +265,7 @@ def _launch_rows(saved: _Saved, out: Tensor | None, sums: Tensor | None, splits:
 def _listed(saved: _Saved, end_to_end: bool, out: Tensor) -> None:
     """dD without atomics."""
     starts = saved.document_starts
-    if (starts is not None and saved.rows * saved.columns[1] >= 2**31) or saved.argmax.shape[0] * saved.argmax.shape[
+    if (starts is not None and saved.rows * saved.columns[1] >= 2**31 - 2**16) or saved.argmax.shape[0] * saved.argmax.shape[
         2
     ] >= 2**31:
         raise ValueError(
@@ -284,13 +286,13 @@ def _listed(saved: _Saved, end_to_end: bool, out: Tensor) -> None:
         call(_owners, owners, starts)
         room = max(_RAGGED_LIST_BYTES, out.numel() * out.element_size() // 4)
         each = min(count, max(1, room // 4 // (queries * size)))
-        lists = Lists(saved.argmax, starts, saved.rows, each, room)
+        lists = Lists(saved.argmax, starts, saved.rows, each, room, out.shape[-1])
         for first in range(0, count, each):
             last = min(count, first + each)
             _launch_lists(saved, lists.build(first, last - first), owners, out, 0, saved.rows, (first, last))
         return
     each = min(count, max(1, LIST_BYTES // 4 // (queries * size)), max(1, _MOST_ROWS // saved.size))
-    lists = Lists(saved.argmax, None, saved.size, each, LIST_BYTES)
+    lists = Lists(saved.argmax, None, saved.size, each, LIST_BYTES, out.shape[-1])
     for first in range(0, count, each):
         here = min(each, count - first)
         _launch_lists(saved, lists.build(first, here), None, out, first * saved.size, here * saved.size)
@@ -318,7 +320,7 @@ def _overlapping_documents(saved: _Saved, starts: Tensor, out: Tensor) -> None:
         held = part.document_starts
         assert held is not None
         rows = held.clamp(min=0).view(-1 if saved.owned else 1, count, 1) + place
-        grid = sorted_entries(torch.where(place >= 0, rows, saved.rows).flatten(), saved.rows)
+        grid = sorted_entries(torch.where(place >= 0, rows, saved.rows).flatten(), saved.rows, out.shape[-1])
         _launch_lists(part, grid, None, sums, 0, saved.rows, add=sums is not out)
     if sums is not out:
         out.copy_(sums)
@@ -341,15 +343,34 @@ def _launch_lists(
     held, columns = saved.columns
     _, documents, size = saved.argmax.shape
     packed = saved.query_starts is not None
+    marks = _pieces(grid)[-1]
     launch(
-        _lists_kernel, rows * columns,
+        _lists_kernel, (marks + rows) * columns,
         saved.grad, grid.list, grid.ends, saved.queries, saved.query_starts if packed else saved.grad,
         owners if owners is not None else saved.grad, out,
         first_row, *documents_of, documents, size, saved.size, grid.blocks, columns, *divisor(size), saved.queries.shape[-1],
-        *saved.query_strides(),
+        *saved.query_strides(), *_pieces(grid), rows,
         FLAT=grid.list.dtype == torch.int64, WEIGHTED=True, ADD=add, PACKED_QUERIES=packed, RAGGED=owners is not None,
-        ENTRIES=_entries(saved.queries, held), WIDTH=held, warps=_LIST_WARPS,
+        SPLIT=marks > 0, ENTRIES=_entries(saved.queries, held), WIDTH=held, warps=_LIST_WARPS,
     )  # fmt: skip
+    _launch_pieces(saved, grid, out, first_row, add)
+
+
+def _pieces(grid: Grid) -> tuple[Tensor, Tensor, int, int]:
+    """Where sums of long lists' pieces and their rows go, entries between marks, and marks: none where no list is long."""
+    pieces = grid.pieces
+    return (pieces.sums, pieces.rows, pieces.apart, pieces.rows.shape[0]) if pieces else (grid.ends, grid.ends, 1, 0)
+
+
+def _launch_pieces(saved: _Saved, grid: Grid, out: Tensor, first_row: int, add: bool) -> None:
+    """Long lists' rows of `out`, which `_lists_kernel` left out, from the sums of their pieces."""
+    if grid.pieces is not None:
+        held, columns = saved.columns
+        sums, rows, apart, marks = _pieces(grid)
+        launch(
+            _pieces_kernel, marks * columns, sums, rows, grid.ends, out, first_row, grid.blocks, columns, apart, out.shape[-1],
+            ADD=add, TURN=16, WIDTH=held, warps=2,
+        )  # fmt: skip
 
 
 def _entries(rows: Tensor, held: int) -> int:

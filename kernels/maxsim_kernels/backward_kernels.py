@@ -2,7 +2,8 @@
 
 - `_rows_kernel`: a program owns some query tokens and walks over documents. It gathers winners' rows into dQ (no collisions), adds
   its query rows to dD by float atomics, or both at once ("unified").
-- `_lists_kernel`: a program owns a document token and sums the query rows of its list (`inverse_grid.py`): no atomics.
+- `_lists_kernel`: a program owns a document token and sums the query rows of its list (`inverse_grid.py`): no atomics. Lists that
+  would keep one program busy long after the others are cut into pieces; `_pieces_kernel` adds their sums up, in order.
 - `_own_kernel`: documents that only one query sees (candidates of each query, pairs): who chose which token is a 0/1 matrix, its
   product with the query's rows is the whole gradient. One write per row, no atomics, no sort.
 
@@ -14,7 +15,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from maxsim_kernels.inverse_grid import divide, winner_of
+from maxsim_kernels.inverse_grid import divide, row_at, winner_of
 
 
 @triton.jit
@@ -118,27 +119,52 @@ def _rows_kernel(
 @triton.jit(
     do_not_specialize=[
         "first_row", "first_document", "last_document", "documents", "winner_size", "document_size", "blocks", "columns", "magic",
-        "shift",
+        "shift", "apart", "marks", "rows",
     ]
 )  # fmt: skip
 def _lists_kernel(
     grad_ptr, list_ptr, end_ptr, query_ptr, query_start_ptr, owner_ptr, out_ptr,
     first_row, first_document, last_document, documents, winner_size, document_size, blocks, columns, magic, shift, width,
-    stride_qn, stride_qt, stride_qd,
+    stride_qn, stride_qt, stride_qd, piece_ptr, piece_row_ptr, apart, marks, rows,
     FLAT: tl.constexpr, WEIGHTED: tl.constexpr, ADD: tl.constexpr, PACKED_QUERIES: tl.constexpr, RAGGED: tl.constexpr,
-    ENTRIES: tl.constexpr, WIDTH: tl.constexpr,
+    SPLIT: tl.constexpr, ENTRIES: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
     column = tl.program_id(0) % columns
-    row = tl.program_id(0) // columns
+    worker = tl.program_id(0) // columns
     inner = column * WIDTH + tl.arange(0, WIDTH)
+    row = worker
+    mine = True  # the row's sum is this program's to write
+    if SPLIT:
+        # The first programs are the marks': most have nothing to do, the others have the longest work of all.
+        row = worker - marks
+        mine = row >= 0
+        piece = row < 0  # the program sums a piece of a long list
+        if piece:
+            row = row_at(worker.to(tl.int64) * apart, end_ptr, rows, blocks)
+            piece = row < rows
+            row = tl.minimum(row, rows - 1)
     last = (tl.full([], 0, tl.int64) + row) * blocks - 1
     begin = tl.load(end_ptr + last, mask=row > 0, other=0)
     end = tl.load(end_ptr + last + blocks)
+    if SPLIT:
+        size = end - begin
+        if mine:
+            mine = size < 2 * apart
+            end = tl.where(mine, end, begin)
+        else:
+            pieces = tl.maximum(size // apart, 1)
+            number = worker - ((begin.to(tl.int64) + (apart - 1)) // apart).to(tl.int32)
+            piece = piece & (size >= 2 * apart) & (number < pieces)
+            share = size // pieces
+            more = size - share * pieces  # pieces that have one entry more
+            begin += number * share + tl.minimum(number, more)
+            end = tl.where(piece, begin + share + tl.where(number < more, 1, 0), begin)
+            # One program adds the pieces up: the first mark's.
+            tl.store(piece_row_ptr + worker, tl.where(piece & (number == 0), row, -1), mask=column == 0)
     document = first_row // document_size + row // document_size
-    mine = True
     if RAGGED:
         document = tl.load(owner_ptr + row)
-        mine = (document >= first_document) & (document < last_document)
+        mine = (document >= first_document) & (document < last_document) & mine
     at = begin + tl.arange(0, ENTRIES)
     next_entry = tl.load(list_ptr + at, mask=at < end, other=0)
     total = tl.zeros([ENTRIES, WIDTH], tl.float32)
@@ -170,9 +196,39 @@ def _lists_kernel(
         total += found
     to = out_ptr + (tl.full([], 0, tl.int64) + first_row + row) * width + inner
     summed = tl.sum(total, 0)
+    if SPLIT:
+        tl.store(piece_ptr + worker * width + inner, summed, mask=(inner < width) & piece)
     if ADD:
-        summed += tl.load(to, mask=inner < width, other=0.0)
+        summed += tl.load(to, mask=(inner < width) & mine, other=0.0)
     tl.store(to, summed, mask=(inner < width) & mine)
+
+
+@triton.jit(do_not_specialize=["first_row", "blocks", "columns", "apart"])
+def _pieces_kernel(
+    piece_ptr, piece_row_ptr, end_ptr, out_ptr, first_row, blocks, columns, apart, width,
+    ADD: tl.constexpr, TURN: tl.constexpr, WIDTH: tl.constexpr,
+):  # fmt: skip
+    column = tl.program_id(0) % columns
+    mark = tl.program_id(0) // columns
+    row = tl.load(piece_row_ptr + mark)
+    if row >= 0:
+        inner = column * WIDTH + tl.arange(0, WIDTH)
+        last = (tl.full([], 0, tl.int64) + row) * blocks - 1
+        begin = tl.load(end_ptr + last, mask=row > 0, other=0)
+        pieces = ((tl.load(end_ptr + last + blocks) - begin) // apart).to(tl.int32)
+        total = tl.zeros([TURN, WIDTH], tl.float32)
+        for first in range(0, pieces, TURN):
+            number = first + tl.arange(0, TURN)
+            total += tl.load(
+                piece_ptr + (mark + number)[:, None] * width + inner[None, :],
+                mask=(number < pieces)[:, None] & (inner < width)[None, :],
+                other=0.0,
+            )
+        to = out_ptr + (tl.full([], 0, tl.int64) + first_row + row) * width + inner
+        summed = tl.sum(total, 0)
+        if ADD:
+            summed += tl.load(to, mask=inner < width, other=0.0)
+        tl.store(to, summed, mask=inner < width)
 
 
 @triton.jit(do_not_specialize=["documents", "winner_size", "document_size", "tiles", "columns", "room", "count"])

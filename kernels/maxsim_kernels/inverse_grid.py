@@ -9,6 +9,12 @@ A stable counting sort of the saved winners, built on the device without waiting
    places already used. So equal keys stay in the order (query, query token), and the lists have the same bits every time.
 
 Packed rows that may overlap (views) have no such blocks; there `sorted_entries` sorts all winners by torch's stable sort.
+
+A list may hold any number of the entries (one token that everybody chose), and a program that sums it alone would outlast all
+others. So lists of `2 * apart` entries or more are cut into `length // apart` equal pieces. Who sums which is known without the
+host: the entries of all lists have a mark at every multiple of `apart`, each mark has a program, and a list of n entries holds at
+least `n // apart` of them. The program of a list's k-th mark sums its k-th piece. Cuts depend on the list's length and on shapes,
+not on its place or the GPU's load: the same bits every time.
 """
 
 from __future__ import annotations
@@ -26,6 +32,8 @@ from maxsim_kernels.launch import call, empty, launch
 COUNT_CHUNK, PLACE_CHUNK = 1024, 32  # winners at once: counting is free of order, placing compares all pairs of a chunk
 _BLOCK_WINNERS = 1024  # that a program walks over, at least
 _PROGRAMS = 32  # of one warp, a multiprocessor
+APART = 512  # entries between marks, at least: a piece is 16 turns of its program or more
+_MARKS = 4096  # at most, of up to 128 columns: what fills the GPU a few times; their sums take 2 MiB
 
 
 def divisor(value: int) -> tuple[int, int]:
@@ -48,6 +56,21 @@ def winner_of(place, LEAN: tl.constexpr):
         index = index & 0xFFFF
         index = tl.where(index == 0xFFFF, -1, index)
     return index
+
+
+@triton.jit
+def row_at(position, end_ptr, rows, blocks):
+    """The row whose list holds `position` (int64), `rows` where none does: a search among 32 rows at a time."""
+    low = tl.full([], 0, tl.int32)
+    high = low + rows
+    while low < high:  # the row is in low .. high
+        step = (high - low + 31) // 32
+        row = low + (tl.arange(0, 32) + 1) * step - 1
+        end = tl.load(end_ptr + (row.to(tl.int64) + 1) * blocks - 1, mask=row < high, other=0)
+        before = tl.sum(((row < high) & (end <= position)).to(tl.int32), 0)
+        low += before * step
+        high = tl.minimum(high, low + step - 1)
+    return low
 
 
 @triton.jit
@@ -130,12 +153,37 @@ def _place_kernel(
 
 
 @dataclass(frozen=True)
+class Pieces:
+    """Room for the sums of the pieces of long lists: `sums` `[marks, columns]` float32, `rows` `[marks]` int32."""
+
+    apart: int
+    sums: Tensor
+    rows: Tensor
+
+
+def marks(entries: int, width: int) -> tuple[int, int]:
+    """Marks among `entries` places of lists whose rows have `width` columns, and how far apart they are: by shapes only."""
+    most = max(1, _MARKS * 128 // max(width, 128))
+    apart = max(APART, triton.cdiv(entries, most))
+    return triton.cdiv(entries, apart), apart
+
+
+def room_for_pieces(entries: int, longest: int, width: int, device: torch.device) -> Pieces | None:
+    """None where no list can be long: it has `longest` entries at most."""
+    count, apart = marks(entries, width)
+    if longest < 2 * apart:
+        return None
+    return Pieces(apart, empty((count, width), torch.float32, device), empty((count,), torch.int32, device))
+
+
+@dataclass(frozen=True)
 class Grid:
     """Lists of some documents' tokens: row r's are `list[ends[r * blocks - 1] : ends[(r + 1) * blocks - 1]]` (from 0 for r = 0)."""
 
     list: Tensor
     ends: Tensor
     blocks: int
+    pieces: Pieces | None
 
 
 def shares(queries: int, documents: int, winner_size: int, device: torch.device, limit: int) -> tuple[int, int]:
@@ -153,15 +201,18 @@ class Lists:
         argmax: `[Nq, N, W]` winners, contiguous.
         starts: first row of every document, packed end to end in a buffer of `rows`; or None: `rows` tokens each.
         room: bytes that places may take, where more than one a row are wanted.
+        width: columns of what will be summed.
     """
 
-    def __init__(self, argmax: Tensor, starts: Tensor | None, rows: int, most: int, room: int) -> None:
+    def __init__(self, argmax: Tensor, starts: Tensor | None, rows: int, most: int, room: int, width: int) -> None:
         queries, _, winner_size = argmax.shape
         self._argmax, self._starts, self._rows = argmax, starts, rows
         table = rows if starts is not None else rows * most
         self._blocks, self._per_block = shares(queries, most, winner_size, argmax.device, max(1, room // (4 * table)))
         self._ends = empty((table * self._blocks + 1,), torch.int32, argmax.device)
         self._list = empty((queries * most * winner_size,), torch.int32, argmax.device)
+        # A query token has one winner in a document.
+        self._pieces = room_for_pieces(self._list.numel(), queries * winner_size, width, argmax.device)
 
     def build(self, first: int, count: int) -> Grid:
         """Lists of documents `first .. first + count`; what was built before is overwritten."""
@@ -175,15 +226,18 @@ class Lists:
         launch(_count_kernel, grid, argmax, begin, self._ends, *shape, CHUNK=COUNT_CHUNK, warps=4, **kinds)
         call(_accumulate, self._ends)
         launch(_place_kernel, grid, argmax, begin, self._ends, self._list, *shape, CHUNK=PLACE_CHUNK, warps=1, **kinds)
-        return Grid(self._list, self._ends, self._blocks)
+        return Grid(self._list, self._ends, self._blocks, self._pieces)
 
 
 def _accumulate(counts: Tensor) -> None:
     torch.cumsum(counts, 0, dtype=torch.int32, out=counts)
 
 
-def sorted_entries(rows: Tensor, count: int) -> Grid:
-    """Lists of places in the flat `rows` (destination of each entry, at or beyond `count`: none), stable, by torch's sort."""
+def sorted_entries(rows: Tensor, count: int, width: int) -> Grid:
+    """Lists of places in the flat `rows` (destination of each entry, at or beyond `count`: none), stable, by torch's sort.
+
+    `width`: columns of what will be summed.
+    """
     keys, order = torch.sort(rows, stable=True)
     ends = torch.searchsorted(keys, torch.arange(count, device=rows.device, dtype=rows.dtype), right=True)
-    return Grid(order, ends.to(torch.int64), 1)
+    return Grid(order, ends.to(torch.int64), 1, room_for_pieces(order.numel(), order.numel(), width, rows.device))

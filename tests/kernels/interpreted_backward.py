@@ -28,8 +28,10 @@ LIMIT = {SINGLE: 1e-5, HALF: 1e-2, BFLOAT: 1e-2}
 COSINE = {SINGLE: 0.99999, HALF: 0.9999, BFLOAT: 0.9999}
 ROUNDING = 2e-6
 CHECKED: list[str] = []
-# Small pieces, so that small shapes have several: winners that are ranked, counted and placed at once, documents listed at once.
+# Small pieces, so that small shapes have several: winners that are ranked, counted and placed at once, documents listed at once,
+# entries of a long list that a program sums.
 inverse_grid.PLACE_CHUNK, inverse_grid.COUNT_CHUNK, inverse_grid._BLOCK_WINNERS, backward.LIST_BYTES = 16, 64, 32, 400
+inverse_grid.APART = 8
 backward._RAGGED_LIST_BYTES, backward._MOST_SORTED = 600, 300  # packed documents and views take several turns too
 TURN = itertools.count()
 plain, plain_like, plain_new = torch.empty, torch.empty_like, Tensor.new_empty
@@ -374,5 +376,6 @@ def check_many_tokens() -> None:
 
 torch.manual_seed(0)
 GROUPS = {"shared": check_shared, "own": check_own, "packed": check_packed, "edges": check_edges}
-GROUPS[sys.argv[1]]()
-sys.stdout.write(f"{len(CHECKED)} checked\n")
+if __name__ == "__main__":
+    GROUPS[sys.argv[1]]()
+    sys.stdout.write(f"{len(CHECKED)} checked\n")

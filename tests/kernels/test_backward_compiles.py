@@ -35,10 +35,14 @@ def _recorder() -> ModuleType:
 
 
 recorder = _recorder()
-LIMITS = {"_rows_kernel": 224, "_lists_kernel": 255, "_own_kernel": 255, "_count_kernel": 64, "_place_kernel": 168}
+LIMITS = {
+    "_rows_kernel": 224, "_lists_kernel": 255, "_pieces_kernel": 80, "_own_kernel": 255, "_count_kernel": 64, "_place_kernel": 168,
+}  # fmt: skip
 
 
-def _launches(architecture: int, path: str, layout: str, dtype: torch.dtype, winners: torch.dtype, packed: bool) -> list[Any]:
+def _launches(
+    architecture: int, path: str, layout: str, dtype: torch.dtype, winners: torch.dtype, packed: bool, count: int = 8
+) -> list[Any]:
     caught: list[Any] = []
 
     def catch(kernel: Any, grid: int, *arguments: Any, warps: int, **constants: Any) -> None:
@@ -46,7 +50,7 @@ def _launches(architecture: int, path: str, layout: str, dtype: torch.dtype, win
         given = dict(zip(kernel.arg_names, arguments, strict=False)) | constants
         caught.append(recorder.Launch(kernel, {name: given[name] for name in kernel.arg_names}, warps))
 
-    count, size, tokens, width = 8, 32, 180, 128
+    size, tokens, width = 32, 180, 128
     own = layout == "per_query"
     documents = torch.ones(*((count, 4) if own else (count,)), tokens, width, dtype=dtype)
     starts = torch.arange(count) * tokens if packed else None
@@ -79,11 +83,25 @@ def _launches(architecture: int, path: str, layout: str, dtype: torch.dtype, win
 )
 def test_kernels_compile_without_spills(architecture, path, layout, dtype, winners, packed, tmp_path) -> None:
     launches = _launches(architecture, path, layout, dtype, winners, packed)
-    names = {launch.kernel.__name__ for launch in launches}
     expected = {"_rows_kernel"}
     if path == "csr":
         expected |= {"_own_kernel"} if layout != "shared" else {"_count_kernel", "_place_kernel", "_lists_kernel"}
-    assert names == expected
+    _check(launches, expected, architecture, tmp_path)
+
+
+@pytest.mark.parametrize("architecture", [80, 90])
+@pytest.mark.parametrize(
+    ("dtype", "winners", "packed"),
+    [(torch.float16, torch.int16, False), (torch.float32, torch.int32, False), (torch.bfloat16, torch.int32, True)],
+)
+def test_lists_that_may_be_long_compile_without_spills(architecture, dtype, winners, packed, tmp_path) -> None:
+    launches = _launches(architecture, "csr", "shared", dtype, winners, packed, count=64)
+    expected = {"_rows_kernel", "_count_kernel", "_place_kernel", "_lists_kernel", "_pieces_kernel"}
+    _check(launches, expected, architecture, tmp_path)
+
+
+def _check(launches: list[Any], expected: set[str], architecture: int, tmp_path: Path) -> None:
+    assert {launch.kernel.__name__ for launch in launches} == expected
     for launch in launches:
         used = recorder.resources(recorder.compiled(launch, architecture), tmp_path)
         assert used["spill_bytes"] == 0, (launch.kernel.__name__, used)
