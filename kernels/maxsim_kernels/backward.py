@@ -24,7 +24,7 @@ from maxsim_kernels.geometry import hardware, padded
 from maxsim_kernels.inverse_grid import Grid, Lists, divisor, sorted_entries
 from maxsim_kernels.launch import Inputs, call, empty, launch, planned, record, signature, unrecorded
 
-LIST_BYTES = 12 << 20  # of query tokens listed at once: small enough to stay in the cache beside the queries
+LIST_BYTES = 11 << 20  # of query tokens listed at once: small enough to stay in the cache beside the queries
 _RAGGED_LIST_BYTES = 64 << 20  # at least: every turn looks at all rows of the buffer; up to a quarter of the documents' size
 _MOST_SORTED = 1 << 26  # winners of views sorted at once
 _MOST_ROWS = 1 << 30  # document tokens listed at once

@@ -13,7 +13,6 @@ Coordinates are centred (by the mean of a few points of both clouds: any centre 
 - else "plain": `fp16(y)`, and the product is added to the FP32 bias `-|y|^2 / 2`. A scan reads whole points, so parts are small: the
   16 cells that a thread holds of a row of 64 targets (`tile_ops.slots`), whose maximum needs no other thread. It is stored in FP16.
   Rounding never swaps two numbers, so what reaches a threshold still does once both are rounded: the bound below needs no more room.
-  Before a scan reads a point it forms that point's own score, from features, which take half as much to read (`ROUGH`).
 
 Error of a score, with u = 2^-24, F the features' width, everything in scaled units (`score_error`):
 - centring rounds each coordinate by u, the FP32 sum behind the bias by (d + 2) u of itself, and adding it by u of the score;
@@ -27,8 +26,7 @@ In all: `alpha |x||y| + beta |y|^2 / 2 + floor (|x| + |y|) + TINY`, with beta = 
 
 Which y can matter? Let b be the best score and e0 the bound for |y| <= sqrt(d). The target k that scored b is at squared distance
 `D_k <= reach^2 = |x|^2 - 2 b + 2 e0`, and so is the true nearest: both have |y| <= |x| + reach. With e the bound for that |y|, the true
-nearest scores at least `b - 2 e`, in the matrix units and in a scan's FP32 sum of the same products; FP32 distances may differ by
-(d + 4) 2^-23 of reach^2 more. What is below that is never scanned.
+nearest scores at least `b - 2 e`; FP32 distances may differ by (d + 4) 2^-23 of reach^2 more. What is below that is never scanned.
 NaN and infinite coordinates become NaN features, NaN maxima, and parts that every row scans; so do clouds so wide (or so tiny) that
 squares of their differences could overflow (underflow).
 
@@ -87,7 +85,6 @@ FEATURES = {True: (64, 4), False: (32, 4)}
 # By whether features are split: rows of a one-warp program (8 floats or 16 halves of a tile), maxima of a row looked at together,
 # coordinates of targets compared at once with a row (d > 8).
 REFINES = {True: (8, 64, 1024), False: (16, 64, 2048)}
-ROUGH_PAYS = 1.5  # a scan looks at features before points that are so many times longer
 REFINE_PROGRAMS, REFINE_LOOKS = 4096, 2  # tiles are cut to have so many programs, but none that looks less often
 WINNER_ROWS, WINNER_CELLS, WINNER_WARPS = 256, 512, 4  # rows of a program, and sums that the last one adds at once
 LIST_ROWS, LIST_WARPS = 256, 4  # of the kernels that make the lists
@@ -266,7 +263,6 @@ def _launch(p: Tensor, q: Tensor, winners: bool) -> Any:
     described = capability >= (9, 0)
     target = descriptor(features, shape.rows, width, width, [config.tokens, width]) if described else features
     refine_rows, look, scan = shape.refine
-    rough = not split and width * features.element_size() * ROUGH_PAYS <= d * p.element_size()
     maxima = scratch["maxima"] if split else scratch["maxima"].view(torch.int32)
     for first, of_p, of_q, splits_p, splits_q in slices:
         rows = (of_p + of_q) * config.rows
@@ -288,9 +284,9 @@ def _launch(p: Tensor, q: Tensor, winners: bool) -> Any:
         pieces = shape.refine_pieces(rows)
         launch(
             refine_kernel, rows // refine_rows * pieces,
-            p, q, features, scratch["bias"], maxima, scratch["best"], keys, count_p, count_q, first, of_p, *cut, pieces,
-            D=d, LANES=lanes, WIDTH=width, ALPHA=alpha, BETA=beta, FLOOR=floor, SPLIT=split, ROUGH=rough,
-            GROUP=config.rows, ROWS=refine_rows, TILE=config.tokens, PARTS=shape.parts, LOOK=look, SCAN=scan, warps=1,
+            p, q, scratch["bias"], maxima, scratch["best"], keys, count_p, count_q, first, of_p, *cut, pieces,
+            D=d, LANES=lanes, ALPHA=alpha, BETA=beta, FLOOR=floor, SPLIT=split, GROUP=config.rows, ROWS=refine_rows,
+            TILE=config.tokens, PARTS=shape.parts, LOOK=look, SCAN=scan, warps=1,
         )  # fmt: skip
     launch(
         winners_kernel, programs, keys, sums, done, nearest, distance, count_p, count_q, row_q,

@@ -48,26 +48,14 @@ def _member(place, part, SPLIT: tl.constexpr, PER: tl.constexpr):
 
 @triton.jit
 def _scan(
-    source, target_ptr, source_feature, target_feature, target_bias, threshold, tile, part, count, D: tl.constexpr,
-    LANES: tl.constexpr, WIDTH: tl.constexpr, SPLIT: tl.constexpr, ROUGH: tl.constexpr, TILE: tl.constexpr, PER: tl.constexpr,
-    SCAN: tl.constexpr,
+    source, target_ptr, tile, part, count, D: tl.constexpr, LANES: tl.constexpr, SPLIT: tl.constexpr, TILE: tl.constexpr,
+    PER: tl.constexpr, SCAN: tl.constexpr,
 ):  # fmt: skip
-    """The nearest target of a part: its squared distance's bits (-1: NaN, the least) above its index, so that ties go to the first.
-
-    `ROUGH`: features are much shorter than points, so targets whose own score misses the threshold are not read.
-    """
+    """The nearest target of a part: its squared distance's bits (-1: NaN, the least) above its index, so that ties go to the first."""
     best = tl.full([SCAN], LAST, tl.int64)
     for start in range(0, PER, SCAN):
         target = tile * TILE + _member(start + tl.arange(0, SCAN), part, SPLIT, PER)
         there = target < count
-        if ROUGH:
-            NEAR: tl.constexpr = 64 if WIDTH > 64 else WIDTH
-            column = tl.arange(0, WIDTH // NEAR)[:, None, None] * NEAR + tl.arange(0, NEAR)[None, None, :]
-            x = tl.load(source_feature + column).to(tl.float32)
-            y = tl.load(target_feature + target.to(tl.int64)[None, :, None] * WIDTH + column).to(tl.float32)
-            score = tl.sum(tl.sum(y * x, 0), 1)
-            score += tl.load(target_bias + target, mask=there, other=float("-inf"))
-            there = there & ((score < threshold) == 0)
         at = target_ptr + target.to(tl.int64) * D
         if D <= 8:
             distance = tl.zeros([SCAN], tl.float32)
@@ -94,11 +82,11 @@ def _scan(
     ]
 )  # fmt: skip
 def refine_kernel(
-    p_ptr, q_ptr, feature_ptr, bias_ptr, maxima_ptr, best_ptr, key_ptr,
+    p_ptr, q_ptr, bias_ptr, maxima_ptr, best_ptr, key_ptr,
     count_p, count_q, first_group, groups_p, row_q, tiles_p, tiles_q, splits_p, splits_q, rows, pieces,
-    D: tl.constexpr, LANES: tl.constexpr, WIDTH: tl.constexpr, ALPHA: tl.constexpr, BETA: tl.constexpr, FLOOR: tl.constexpr,
-    SPLIT: tl.constexpr, ROUGH: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr, TILE: tl.constexpr, PARTS: tl.constexpr,
-    LOOK: tl.constexpr, SCAN: tl.constexpr,
+    D: tl.constexpr, LANES: tl.constexpr, ALPHA: tl.constexpr, BETA: tl.constexpr, FLOOR: tl.constexpr,
+    SPLIT: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr, TILE: tl.constexpr, PARTS: tl.constexpr, LOOK: tl.constexpr,
+    SCAN: tl.constexpr,
 ):  # fmt: skip
     """Scan the parts of tiles that may hold the nearest, and keep the least key of every row.
 
@@ -120,9 +108,6 @@ def refine_kernel(
     splits = tl.where(from_q, splits_q, splits_p)
     source_ptr = tl.where(from_q, q_ptr, p_ptr)
     target_ptr = tl.where(from_q, p_ptr, q_ptr)
-    wide = tl.full([], 0, tl.int64)
-    first_target = tl.where(from_q, 0, row_q)
-    target_feature = feature_ptr + (wide + first_target) * WIDTH
 
     best = tl.full([ROWS], float("-inf"), tl.float32)
     for first in range(0, splits, 32):
@@ -130,7 +115,7 @@ def refine_kernel(
         at = split.to(tl.int64)[:, None] * rows + (number * ROWS + lane)[None, :]
         held = tl.load(best_ptr + at, mask=(split < splits)[:, None] & there[None, :], other=float("-inf"))
         best = tl.maximum(best, tl.max(held, 0))
-    score = _threshold(best, tl.load(bias_ptr + row, mask=there, other=0.0), ALPHA, BETA, FLOOR, D)
+    threshold = _threshold(best, tl.load(bias_ptr + row, mask=there, other=0.0), ALPHA, BETA, FLOOR, D)
 
     keys = tl.full([ROWS], LAST, tl.int64)
     step = tl.arange(0, LOOK * PARTS)
@@ -142,7 +127,6 @@ def refine_kernel(
     LEAST: tl.constexpr = -3.4e38 if SPLIT else -65504.0
     NOTHING: tl.constexpr = float("-inf") if SPLIT else _TWO_LEAST
     held_row = inner + lane
-    threshold = score
     if not SPLIT:
         held_row = inner // 2 + tl.arange(0, 8)
         threshold = threshold.to(tl.float16).to(tl.float32)  # rounded as the maxima were
@@ -159,14 +143,11 @@ def refine_kernel(
         while code < _NO_CODE:
             which = code % ROWS
             # A row that is only padding comes here for NaN alone, and leaves no key.
-            point = wide + tl.minimum(first_point + which, sources - 1)
-            source_feature = feature_ptr + (point + tl.where(from_q, row_q, 0)) * WIDTH
+            source = source_ptr + (tl.full([], 0, tl.int64) + tl.minimum(first_point + which, sources - 1)) * D
             chosen = code // ROWS
             key = _scan(
-                source_ptr + point * D, target_ptr, source_feature, target_feature, bias_ptr + first_target,
-                tl.sum(tl.where(lane == which, score, 0.0), 0), first + chosen // PARTS, chosen % PARTS, count,
-                D, LANES, WIDTH, SPLIT, ROUGH, TILE, TILE // PARTS, SCAN,
-            )  # fmt: skip
+                source, target_ptr, first + chosen // PARTS, chosen % PARTS, count, D, LANES, SPLIT, TILE, TILE // PARTS, SCAN
+            )
             keys = tl.where(lane == which, tl.minimum(keys, key), keys)
             codes = tl.where(codes <= code, _NO_CODE, codes)
             code = tl.min(tl.ravel(codes, can_reorder=True), 0)
