@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from maxsim_kernels.checks import Call
 from maxsim_kernels.cpu import check_values, forward, quantized_queries, query_width
@@ -18,6 +19,7 @@ from maxsim_kernels.cpu import check_values, forward, quantized_queries, query_w
 _CELLS = 1 << 20  # similarities of a batch of pairs: 4 MB
 _TOKENS = 1 << 16  # query and document tokens gathered for a batch
 _INNER = 512  # as in cpu.py: a longer inner sum is cut so that its order is fixed
+_WHOLE = 16  # both sides take whole runs of rows: libraries give what is left over to other kernels, which add in another order
 _EXACT_INT8_WIDTH = 1040  # 127 * 127 * 1040 < 2 ** 24
 
 
@@ -46,8 +48,14 @@ def forward_pairs(call: Call, return_argmax: bool) -> tuple[Tensor, Tensor]:
                 part, winners = _score_batch(call, numbers, query_sizes, document_sizes)
             scores[numbers] = part
             if return_argmax:
-                argmax[numbers, : winners.shape[1]] = winners
+                width = min(winners.shape[1], argmax.shape[1])  # a batch's rows are padded
+                argmax[numbers, :width] = winners[:, :width]
     return scores, argmax
+
+
+def _whole(sizes: Tensor) -> Tensor:
+    """Sizes rounded up to whole runs of rows, at least one."""
+    return -(-sizes.clamp(min=1) // _WHOLE) * _WHOLE
 
 
 def _sizes(values: Tensor, starts: Tensor | None, lengths: Tensor | None, count: int) -> Tensor:
@@ -62,20 +70,20 @@ def _batches(query_sizes: Tensor, document_sizes: Tensor) -> Iterator[tuple[Tens
     """Pair numbers of each batch, and whether it is one pair too large for batching."""
     order = torch.argsort(document_sizes, stable=True)
     begin = 0
-    widest = deepest = 1
-    sizes = list(zip(query_sizes[order].tolist(), document_sizes[order].tolist(), strict=True))
+    widest = deepest = _WHOLE
+    sizes = list(zip(_whole(query_sizes[order]).tolist(), _whole(document_sizes[order]).tolist(), strict=True))
     for at, (rows, columns) in enumerate(sizes):
         if rows * columns > _CELLS or rows + columns > _TOKENS:
             if at > begin:
                 yield order[begin:at], False
             yield order[at : at + 1], True
-            begin, widest, deepest = at + 1, 1, 1
+            begin, widest, deepest = at + 1, _WHOLE, _WHOLE
             continue
         wide, deep = max(widest, rows), max(deepest, columns)
         pairs = at - begin + 1
         if pairs > 1 and (pairs * wide * deep > _CELLS or pairs * (wide + deep) > _TOKENS):
             yield order[begin:at], False
-            begin, wide, deep = at, max(1, rows), max(1, columns)
+            begin, wide, deep = at, rows, columns
         widest, deepest = wide, deep
     if begin < len(sizes):
         yield order[begin:], False
@@ -149,14 +157,10 @@ def _side(
         valid = torch.ones(tokens.shape[:2], dtype=torch.bool) if mask is None else mask[numbers] != 0
         if lengths is not None:
             valid = valid & (torch.arange(tokens.shape[1]) < lengths[numbers].unsqueeze(1))
-        if tokens.shape[1] == 0:
-            tokens, valid = (
-                values.new_zeros(len(numbers), 1, values.shape[2]),
-                torch.zeros(len(numbers), 1, dtype=torch.bool),
-            )
-        return _Side(tokens, valid, None)
+        more = int(_whole(sizes[:1])) - tokens.shape[1]
+        return _Side(pad(tokens, (0, 0, 0, more)), pad(valid, (0, more)), None)
     length = sizes[numbers].unsqueeze(1)
-    places = torch.arange(max(1, int(length.max())))
+    places = torch.arange(int(_whole(length.max())))
     valid = places < length
     rows = torch.where(valid, starts[numbers].long().unsqueeze(1) + places, torch.zeros(1, dtype=torch.int64))
     if values.shape[0] == 0:
@@ -183,7 +187,7 @@ def _spread(call: Call, values: Tensor | None, numbers: Tensor, documents: _Side
     if call.granularity == "document":
         return values[numbers].view(-1, 1, 1)
     if documents.rows is None:
-        return values[numbers].unsqueeze(1)
+        return pad(values[numbers], (0, documents.valid.shape[1] - values.shape[1])).unsqueeze(1)
     if values.shape[0] == 0:
         return torch.ones(documents.valid.shape).unsqueeze(1)
     return values[documents.rows].unsqueeze(1)

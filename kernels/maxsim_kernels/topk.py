@@ -2,26 +2,37 @@
 
 A score and its document's index become one 64-bit key: the score's bits in an order that integers share, above the index counted
 backwards. Keys are all different and compare as (score, -index), so `torch.topk` on them has one answer, ties included; a block's
-own top-k and the merge with what is held are the same operation, and nothing waits for a GPU.
+own top-k, the merge with what is held and the merge of the parts of a corpus (`merge_topk`) are the same operation, and nothing
+waits for a GPU. NaN has the highest keys of all, so that none is lost on the way to whoever can refuse it.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from math import isqrt
 
 import torch
 from torch import Tensor
 
 _MOST_DOCUMENTS = 1 << 32
 _NONE = -(1 << 63)  # below every key
-_NEVER = (1 << 63) - 1
+_NAN = 0x7FC00000  # above infinity's bits
+_INFINITY = (0x7F800000 << 32) + _MOST_DOCUMENTS - 1  # the highest key of a number
+_FOLD = 16  # parts merged at once
 
 
 def keys_of(scores: Tensor, first: int) -> Tensor:
-    """int64 keys of float32 scores `[Nq, n]` of documents `first .. first + n`; -inf and NaN have the lowest of all."""
+    """int64 keys of float32 scores `[Nq, n]` of documents `first .. first + n`; -inf has the lowest of all, NaN the highest."""
+    return _keys_at(scores, torch.arange(first, first + scores.shape[1], device=scores.device))
+
+
+def _keys_at(scores: Tensor, documents: Tensor) -> Tensor:
+    """int64 keys of float32 scores of `documents` (int64, broadcast to the scores' shape)."""
     bits = (scores + 0.0).view(torch.int32)  # -0.0 + 0.0 is 0.0, which it equals
     ordered = bits ^ ((bits >> 31) & 0x7FFFFFFF)
-    places = _MOST_DOCUMENTS - 1 - torch.arange(first, first + scores.shape[1], device=scores.device)
-    # NaN is neither above nor below -inf.
-    return torch.where(scores > -torch.inf, (ordered.long() << 32) + places, _NONE)
+    ordered.masked_fill_(torch.isnan(scores), _NAN)  # one NaN: those of other bits would tie or hide
+    keys = (ordered.long() << 32).add_(_MOST_DOCUMENTS - 1 - documents)
+    return keys.masked_fill_(scores == -torch.inf, _NONE)
 
 
 def of_keys(keys: Tensor) -> tuple[Tensor, Tensor]:
@@ -33,59 +44,130 @@ def of_keys(keys: Tensor) -> tuple[Tensor, Tensor]:
     return scores.masked_fill(none, -torch.inf), indices.masked_fill(none, -1)
 
 
+def refuse_nan(keys: Tensor) -> None:
+    """A `ValueError` that names the first query with a NaN score, and its first such document; waits on a GPU.
+
+    `keys`: `[Nq, k]` as held by a `TopK` or merged from several, in any order.
+    """
+    if keys.numel() == 0:
+        return
+    best = keys.amax(1)
+    bad = best > _INFINITY
+    if bool(bad.any()):
+        query = int(bad.int().argmax())
+        document = _MOST_DOCUMENTS - 1 - (int(best[query]) & (_MOST_DOCUMENTS - 1))
+        raise ValueError(f"scores: NaN for query {query}, document {document}; need finite embeddings")
+
+
+def merge_topk(keys: Sequence[Tensor]) -> Tensor:
+    """Keys of a whole corpus from those of its parts: exact, whatever the parts, their order and how merges are grouped.
+
+    Args:
+        keys: `[Nq, k]` int64 each (`TopK.keys` or `TopK.pending`), of parts that share no document.
+
+    Returns:
+        `[Nq, k]` int64, descending.
+
+    Raises:
+        ValueError: no parts, parts of different shapes, a NaN score in any of them, or a document that two parts hold.
+    """
+    if not keys:
+        raise ValueError("keys: got no parts, need at least one")
+    held = keys[0]
+    for part in keys:
+        if part.dtype != torch.int64 or part.dim() != 2 or part.shape[1] < 1:
+            raise ValueError(f"keys: got {part.dtype} {list(part.shape)}, need int64 [Nq, k]")
+        if part.shape != held.shape:
+            raise ValueError(f"keys: got parts {list(held.shape)} and {list(part.shape)}, need one shape")
+    k = held.shape[1]
+    for first in range(1, len(keys), _FOLD):
+        held = torch.cat([held, *keys[first : first + _FOLD]], 1).topk(k, dim=1, sorted=False).values
+    held = held.sort(dim=1, descending=True).values
+    refuse_nan(held)
+    twice = (held[:, 1:] == held[:, :-1]) & (held[:, 1:] != _NONE)
+    if bool(twice.any()):
+        query, place = twice.nonzero()[0].tolist()
+        document = int(of_keys(held[query, place])[1])
+        raise ValueError(f"keys: document {document} of query {query} is in two parts, need parts that share no document")
+    return held
+
+
 class TopK:
     """A running top-k over documents that arrive in index order: `[Nq, k]` scores and indices.
 
-    `add` takes scores `[Nq, n]` of the next n documents. -inf is "not retrieved"; a NaN score is a `ValueError` that names the
-    query and the document, raised at once on a CPU and by `scores` and `indices` on a GPU (`add` does not wait for it). Rows short of
-    k end in score -inf, index -1.
+    `add` takes scores `[Nq, n]` of the next n documents, the first of which has index `first`. -inf is "not retrieved"; a NaN score is
+    a `ValueError` that names the query and the document, raised at once on a CPU and by `keys`, `scores` and `indices` on a GPU (`add`
+    does not wait for it). Rows short of k end in score -inf, index -1.
     """
 
-    def __init__(self, queries: int, k: int, device: torch.device | str = "cpu") -> None:
+    def __init__(self, queries: int, k: int, device: torch.device | str = "cpu", first: int = 0) -> None:
         if k < 1:
             raise ValueError(f"k: got {k}, need 1 or more")
+        if not 0 <= first <= _MOST_DOCUMENTS:
+            raise ValueError(f"first: got {first}, need 0 to {_MOST_DOCUMENTS}")
         self.k = k
-        self.seen = 0
-        self._keys = torch.full((queries, k), _NONE, dtype=torch.int64, device=device)
-        self._bad = torch.full((), _NEVER, dtype=torch.int64, device=device)  # query * 2^32 + document of the first NaN
+        self.first = first
+        self.seen = 0  # documents added so far
+        self._keys = torch.full((queries, k), _NONE, dtype=torch.int64, device=device)  # in no order
 
     def add(self, scores: Tensor) -> None:
         """Merge the scores `[Nq, n]` of the next n documents."""
-        count = scores.shape[1]
-        if self.seen + count > _MOST_DOCUMENTS:
-            raise ValueError(f"scores: got document {self.seen + count - 1}, need fewer than {_MOST_DOCUMENTS} documents")
+        count, at = scores.shape[1], self.first + self.seen
+        if at + count > _MOST_DOCUMENTS:
+            raise ValueError(f"scores: got document {at + count - 1}, need fewer than {_MOST_DOCUMENTS} documents")
         if scores.numel():
-            self._note_nan(scores)
-            keys = keys_of(scores, self.seen)
-            if count > self.k:
-                keys = keys.topk(self.k, dim=1, sorted=False).values
-            self._keys = torch.cat([self._keys, keys], 1).topk(self.k, dim=1).values
+            self._merge(_candidates(scores.detach(), at, self.k))
         self.seen += count
+
+    def add_keys(self, keys: Tensor) -> None:
+        """Merge keys `[Nq, n]` int64 of other documents (another `TopK`'s `keys` or `pending`); `seen` stays."""
+        rows = self._keys.shape[0]
+        if keys.dtype != torch.int64 or keys.dim() != 2 or keys.shape[0] != rows:
+            raise ValueError(f"keys: got {keys.dtype} {list(keys.shape)}, need int64 [{rows}, n]")
+        self._merge(keys.to(self._keys.device))
+
+    def _merge(self, keys: Tensor) -> None:
+        self._keys = torch.cat([self._keys, keys], 1).topk(self.k, dim=1, sorted=False).values
+        if not keys.is_cuda:
+            refuse_nan(self._keys)
+
+    @property
+    def pending(self) -> Tensor:
+        """`[Nq, k]` int64 keys, descending, without waiting for a GPU: a NaN is still in them, for `merge_topk` to refuse."""
+        return self._keys.sort(dim=1, descending=True).values
+
+    @property
+    def keys(self) -> Tensor:
+        """`[Nq, k]` int64 keys, descending: what `merge_topk` and `add_keys` take. Waits on a GPU, as `scores` and `indices` do."""
+        refuse_nan(self._keys)
+        return self.pending
 
     @property
     def scores(self) -> Tensor:
         """`[Nq, k]` float32, descending."""
-        self._refuse_nan()
-        return of_keys(self._keys)[0]
+        return of_keys(self.keys)[0]
 
     @property
     def indices(self) -> Tensor:
         """`[Nq, k]` int64, the documents of `scores`."""
-        self._refuse_nan()
-        return of_keys(self._keys)[1]
+        return of_keys(self.keys)[1]
 
-    def _note_nan(self, scores: Tensor) -> None:
-        bad = torch.isnan(scores)
-        if not scores.is_cuda and not bool(bad.any()):
-            return
-        rows = torch.arange(scores.shape[0], device=scores.device)[:, None] << 32
-        columns = torch.arange(self.seen, self.seen + scores.shape[1], device=scores.device)
-        self._bad = torch.minimum(self._bad, torch.where(bad, rows + columns, _NEVER).min())
-        if not scores.is_cuda:
-            self._refuse_nan()
 
-    def _refuse_nan(self) -> None:
-        bad = int(self._bad)
-        if bad != _NEVER:
-            query, document = divmod(bad, 1 << 32)
-            raise ValueError(f"scores: NaN for query {query}, document {document}; need finite embeddings")
+def _candidates(scores: Tensor, first: int, k: int) -> Tensor:
+    """Keys `[Nq, c]` of some documents of a block, the block's k best among them.
+
+    Groups of neighbours stand for their members: the k best documents lie in the k groups that are best by (maximum, then place). For a
+    document outside of them, each of the k groups holds one with a higher score, or with an equal score and a lower index. So only the
+    groups' maxima and the members of k groups get keys: about sqrt(n k) of n, and no 64-bit copy of the block.
+    """
+    count = scores.shape[1]
+    size = 1 << (isqrt(max(1, count // k)).bit_length() - 1)
+    if size == 1:
+        return keys_of(scores, first)
+    whole = count // size * size
+    members = scores[:, :whole].unflatten(1, (-1, size))  # [Nq, groups, size]
+    groups = keys_of(members.amax(2), 0).topk(k, dim=1, sorted=False).indices
+    chosen = members.gather(1, groups.unsqueeze(2).expand(-1, -1, size))
+    places = torch.arange(first, first + size, device=scores.device)
+    keys = _keys_at(chosen, groups.unsqueeze(2) * size + places).flatten(1)
+    return keys if whole == count else torch.cat([keys, keys_of(scores[:, whole:], first + whole)], 1)

@@ -178,6 +178,17 @@ def test_pairs(cases, impl, rows):
     assert cases.same_bits(maxsim_pairs(cases.scattered(q), cases.scattered(documents), impl=impl), first)
 
 
+def test_pairs_by_themselves(cases, impl):
+    """Also of lengths that are no whole runs of rows, which a matrix library would leave to kernels that add in another order."""
+    q = cases.packed([1 + n % 37 for n in range(80)], 48, make=cases.gauss)
+    documents = cases.packed([n * 7 % 61 for n in range(80)], 48, make=cases.gauss, seed=1)
+    first = maxsim_pairs(q, documents, impl=impl)
+    for size in (1, 7, 33):
+        cuts = torch.arange(80).split(size)
+        parts = [maxsim_pairs(q.select(cut), documents.select(cut), impl=impl) for cut in cuts]
+        assert cases.same_bits(torch.cat(parts), first), f"{size} pairs a call"
+
+
 def test_deterministic_mode_changes_no_bit(cases, impl, rows, queries, deterministic):
     q, documents = queries(), rows()
     inside = maxsim(q, documents, impl=impl)

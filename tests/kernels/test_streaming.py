@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import math
+import random
+import time
 from collections.abc import Callable, Iterator, Sequence
 from types import ModuleType
 from typing import Any
@@ -14,8 +16,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from maxsim_kernels import Fp8Tokens, Int8Tokens, Packed, maxsim, pack, quantize_fp8, quantize_int8, stream_topk
+from maxsim_kernels import (
+    Fp8Tokens,
+    Int8Tokens,
+    LazyBlock,
+    Packed,
+    maxsim,
+    pack,
+    quantize_fp8,
+    quantize_int8,
+    stream_topk,
+)
+from maxsim_kernels import streaming as module
+from maxsim_kernels.blocks import Limits
 from maxsim_kernels.topk import TopK
+from maxsim_kernels.transfer import HostLink
 
 DOCUMENTS, WIDTH = 19, 16
 Row = tuple[list[float], list[int]]
@@ -167,6 +182,85 @@ def test_blocks_are_taken_one_at_a_time(documents: list[Tensor], queries: Packed
             assert not alive, "a block was asked for before the one before it was done"
 
     stream_topk(queries, blocks(), 2)
+
+
+def as_lazy(packed: Packed, pause: Callable[[], float] = lambda: 0.0) -> LazyBlock:
+    assert packed.offsets is not None
+
+    def read(first: int, out: Tensor) -> None:
+        time.sleep(pause())
+        assert out.is_contiguous()
+        out.copy_(packed.values[first : first + out.shape[0]])
+
+    return LazyBlock(packed.offsets, packed.dim, packed.dtype, read)
+
+
+@pytest.fixture
+def small_pieces(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, int], None]:
+    """Pieces of a few documents, several readers a piece, and stale bytes of a buffer that are NaN."""
+
+    def poisoned(self: HostLink, region: Tensor, copied: object) -> None:
+        region.fill_(math.nan if region.is_floating_point() else 255)
+
+    def cut(size: int, documents: int) -> None:
+        monkeypatch.setattr(module, "_limits", lambda *args: Limits(size, documents))
+
+    monkeypatch.setattr(HostLink, "reuse", poisoned)
+    monkeypatch.setattr("maxsim_kernels.transfer._READ_BYTES", 256)
+    return cut
+
+
+@pytest.mark.parametrize("readers", [1, 4])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_lazy_blocks_give_the_same_bits_for_every_cut_and_number_of_readers(
+    small_pieces: Callable[[int, int], None], documents: list[Tensor], queries: Packed, dtype: torch.dtype, readers: int
+) -> None:
+    """Slow readers, blocks of one document and of none; read in pieces of every size."""
+    chance, tokens = random.Random(3), [one.to(dtype) for one in documents]
+    asked = queries.to(dtype)
+    full = maxsim(asked, as_packed(tokens))
+    assert isinstance(full, Tensor)
+    for size, number in ((1 << 20, 1000), (1 << 20, 1), (2048, 1000), (1500, 4)):
+        small_pieces(size, number)
+        for sizes in cuts(len(tokens)):
+            packed = [pack(block, dim=WIDTH, dtype=dtype) for block in split(tokens, sizes)]
+            blocks = [as_lazy(block, lambda: chance.random() * 0.001) for block in packed]
+            mixed = [block if n % 3 else packed[n] for n, block in enumerate(blocks)]
+            for some in (blocks, mixed):
+                expect(*stream_topk(asked, some, 5, readers=readers), full, 5)
+
+
+@pytest.mark.parametrize("kind", MAKERS)
+def test_large_blocks_are_cut(
+    small_pieces: Callable[[int, int], None], kind: str, documents: list[Tensor], queries: Packed
+) -> None:
+    make = MAKERS[kind]
+    full = maxsim(queries, make(documents))
+    assert isinstance(full, Tensor)
+    for number in (1, 2, 7):
+        small_pieces(1 << 20, number)
+        expect(*stream_topk(queries, [make(documents[:11]), make(documents[11:])], 4), full, 4)
+
+
+@pytest.mark.parametrize("granularity", ["token", "document", "corpus"])
+def test_dense_blocks_are_cut(small_pieces: Callable[[int, int], None], cases: ModuleType, granularity: str) -> None:
+    dense, asked = cases.grid(21, 5, WIDTH, seed=7), cases.grid(2, 3, WIDTH, seed=8)
+    dense[9] = dense[17] = dense[4]
+    for block in (dense, quantize_int8(dense, granularity, affine=True), quantize_fp8(dense, granularity)):
+        full = maxsim(asked, block)
+        assert isinstance(full, Tensor)
+        small_pieces(1 << 20, 4)
+        expect(*stream_topk(asked, [block], 6), full, 6)
+
+
+def test_gradients_are_left_out(documents: list[Tensor], queries: Packed) -> None:
+    blocks = [as_packed(documents[:9]), as_lazy(as_packed(documents[9:]))]
+    asked = queries.with_values(queries.values.clone().requires_grad_())
+    for mode in (torch.no_grad(), torch.enable_grad(), torch.inference_mode()):
+        with mode:
+            scores, indices = stream_topk(asked, blocks, 3)
+        assert not scores.requires_grad
+        expect(scores, indices, maxsim(queries, as_packed(documents)), 3)
 
 
 def test_nothing_to_find(queries: Packed) -> None:

@@ -1,0 +1,285 @@
+"""Blocks of documents, cut into pieces of bounded size: whole documents, in order, described by the tensors that have to travel.
+
+Nothing is read or copied here. A piece names its tensors (`Part`: where one lies on the host, or who reads it) and how to build the
+documents from them once they arrived; `transfer.py` moves them. Documents that lie where they are needed are only sliced.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from maxsim_kernels.checks import Documents
+from maxsim_kernels.tokens import FLOAT_DTYPES, Fp8Tokens, Int8Tokens, Packed
+
+ALIGNMENT = 256  # bytes: of every part in a buffer, more than any kernel asks for
+_MOST_PARTS = 4  # codes, scales, offset, document offsets
+Read = Callable[[int, Tensor], None]
+
+
+@dataclass(frozen=True)
+class LazyBlock:
+    """Packed documents that are read when their turn comes.
+
+    Args:
+        offsets: `[n + 1]` int64 on the CPU, starting at 0: document i is the tokens `offsets[i] .. offsets[i + 1]` of this block.
+        dim: embedding width d.
+        dtype: float16, bfloat16 or float32.
+        read: `read(first, out)` fills `out` `[m, dim]` (contiguous, on the CPU) with the tokens `first .. first + m` of this block. It
+            is called from reader threads, of several blocks and of several parts of one block at once.
+    """
+
+    offsets: Tensor
+    dim: int
+    dtype: torch.dtype
+    read: Read
+
+    def __post_init__(self) -> None:
+        offsets = self.offsets
+        if not isinstance(offsets, Tensor) or offsets.dtype != torch.int64 or offsets.dim() != 1 or offsets.is_cuda:
+            raise ValueError("offsets: need a 1-D int64 tensor on the CPU")
+        if offsets.numel() < 1 or int(offsets[0]) != 0 or bool((offsets[1:] < offsets[:-1]).any()):
+            raise ValueError("offsets: need n + 1 entries, starting at 0 and never decreasing")
+        if self.dim < 1:
+            raise ValueError(f"dim: got {self.dim}, need 1 or more")
+        if self.dtype not in FLOAT_DTYPES:
+            raise ValueError(f"dtype: got {self.dtype}, need float16, bfloat16 or float32")
+
+    def __len__(self) -> int:
+        return self.offsets.numel() - 1
+
+
+Block = Documents | LazyBlock
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a piece may hold: bytes of tensors (one document may be larger), and documents."""
+
+    size: int
+    documents: int
+
+
+@dataclass(frozen=True)
+class Part:
+    """One tensor of a piece: it lies on the host (`tensor`), or `read(first row, out)` fills rows `[m, ...]` of it."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    tensor: Tensor | None = None
+    read: Read | None = None
+
+    @property
+    def size(self) -> int:
+        """Bytes."""
+        return torch.Size(self.shape).numel() * self.dtype.itemsize
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Some documents: the parts that have to arrive, and the documents that they make."""
+
+    parts: tuple[Part, ...]
+    build: Callable[[Sequence[Tensor]], Documents]
+
+
+def pieces(blocks: Iterable[Block], device: torch.device, limits: Limits) -> Iterator[Piece | Documents]:
+    """The documents of `blocks` in order: pieces that have to travel to `device`, or documents that are there already."""
+    for number, block in enumerate(blocks):
+        if isinstance(block, LazyBlock):
+            yield from _lazy_pieces(block, device, limits)
+            continue
+        where = _checked(number, block)
+        if where == device:
+            yield from _sliced(block, limits)
+        elif where.type == "cpu":
+            yield from _host_pieces(block, limits)
+        else:
+            raise ValueError(f"blocks: block {number} is on {where}, need the host or {device}")
+
+
+def _checked(number: int, block: object) -> torch.device:
+    held = block.codes if isinstance(block, Int8Tokens | Fp8Tokens) else block
+    if isinstance(held, Packed):
+        return held.device
+    if not isinstance(held, Tensor):
+        raise ValueError(
+            f"blocks: block {number} is {type(block).__name__}, need Packed, [b, Ld, d], Int8Tokens, Fp8Tokens or LazyBlock"
+        )
+    if held.dim() != 3:
+        raise ValueError(f"blocks: block {number} is {list(held.shape)}, need [b, Ld, d]")
+    return held.device
+
+
+def _spans(count: int, limits: Limits, cost: Callable[[int], int]) -> Iterator[tuple[int, int]]:
+    """Cut `count` documents within the limits on `cost` (bytes of the first n of them) and number, one document at least.
+
+    Into pieces of about equal cost: every piece takes the host a fixed time, which a short one at a block's end would not be worth.
+    """
+    size = limits.size - (_MOST_PARTS + 1) * ALIGNMENT
+    first = 0
+    while first < count:
+        begin, most = cost(first), min(count, first + limits.documents)
+        left = max(-(-(cost(count) - begin) // size), -(-(count - first) // limits.documents), 1)
+        even = begin + -(-(cost(count) - begin) // left)
+        ends = range(first + 1, most + 1)
+        fits = bisect_right(ends, begin + size, key=cost)
+        stop = first + max(1, min(fits, bisect_left(ends, even, key=cost) + 1))
+        yield first, stop
+        first = stop
+
+
+def _lazy_pieces(block: LazyBlock, device: torch.device, limits: Limits) -> Iterator[Piece]:
+    ends = block.offsets.numpy()
+    token = block.dim * block.dtype.itemsize
+
+    def read_from(start: int, first: int, out: Tensor) -> None:
+        block.read(start + first, out)
+
+    for first, stop in _spans(len(block), limits, lambda n: int(ends[n]) * token + n * 8):
+        start, end = int(ends[first]), int(ends[stop])
+        values = Part((end - start, block.dim), block.dtype, read=partial(read_from, start))
+        offsets = block.offsets[first : stop + 1] - start
+        if device.type == "cpu":
+            yield Piece((values,), lambda made, offsets=offsets: Packed(made[0], offsets))  # type: ignore[misc]
+        else:
+            yield Piece((values, _at_hand(offsets)), lambda made: Packed(made[0], made[1]))
+
+
+@dataclass(frozen=True)
+class _Column:
+    """One tensor of a block, and what its rows stand for."""
+
+    tensor: Tensor
+    row: Literal["token", "document", "all"]
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one row."""
+        return torch.Size(self.tensor.shape[1:]).numel() * self.tensor.dtype.itemsize
+
+
+def _columns(block: Documents) -> list[_Column]:
+    """The tensors of a block but for the offsets of packed documents, tokens first."""
+    held = block.codes if isinstance(block, Int8Tokens | Fp8Tokens) else block
+    packed = isinstance(held, Packed)
+    values = held.values if isinstance(held, Packed) else held
+    columns = [_Column(values.detach(), "token" if packed else "document")]
+    if isinstance(block, Int8Tokens | Fp8Tokens):
+        row: Literal["token", "document", "all"] = "token" if packed and block.granularity == "token" else "document"
+        row = "all" if block.granularity == "corpus" else row
+        columns.append(_Column(block.scales.detach(), row))
+        if isinstance(block, Int8Tokens) and block.offset is not None:
+            columns.append(_Column(block.offset.detach(), row))
+    return columns
+
+
+def _rebuild(block: Documents, made: Sequence[Tensor]) -> Documents:
+    """Documents like `block` from its columns' tensors and, of packed documents, offsets."""
+    held = block.codes if isinstance(block, Int8Tokens | Fp8Tokens) else block
+    tokens = Packed(made[0], made[-1]) if isinstance(held, Packed) else made[0]
+    if isinstance(block, Int8Tokens):
+        return Int8Tokens(tokens, made[1], made[2] if block.offset is not None else None, block.granularity)
+    if isinstance(block, Fp8Tokens):
+        return Fp8Tokens(tokens, made[1], block.granularity)
+    return tokens
+
+
+def _at_hand(tensor: Tensor) -> Part:
+    return Part(tuple(tensor.shape), tensor.dtype, tensor=tensor)
+
+
+def _gathered(tensor: Tensor, rows: Tensor) -> Part:
+    """Rows of a tensor that do not follow each other, put together by whoever fills the buffer."""
+    source = tensor.view(torch.int8) if tensor.dtype == torch.float8_e4m3fn else tensor  # torch gathers no float8
+
+    def read(first: int, out: Tensor) -> None:
+        torch.index_select(source, 0, rows[first : first + out.shape[0]], out=out.view(source.dtype))
+
+    return Part((rows.numel(), *tensor.shape[1:]), tensor.dtype, read=read)
+
+
+def _host_pieces(block: Documents, limits: Limits) -> Iterator[Piece]:
+    columns = _columns(block)
+    held = block.codes if isinstance(block, Int8Tokens | Fp8Tokens) else block
+    packed = held if isinstance(held, Packed) else None
+    token = sum(column.row_bytes for column in columns if column.row == "token")
+    document = sum(column.row_bytes for column in columns if column.row == "document")
+    if packed is None:
+        ends = None
+    elif packed.offsets is not None:
+        ends = packed.offsets
+    else:
+        ends = torch.zeros(len(packed) + 1, dtype=torch.int64)
+        torch.cumsum(packed.lengths, 0, out=ends[1:])
+    tokens = None if ends is None else ends.numpy()
+
+    def cost(n: int) -> int:
+        return n * document if tokens is None else int(tokens[n]) * token + n * (document + 8)
+
+    for first, stop in _spans(len(block), limits, cost):
+        start, end = (0, 0) if tokens is None else (int(tokens[first]), int(tokens[stop]))
+        rows = None if packed is None or packed.offsets is not None else _rows(packed, first, stop)
+        parts = []
+        for column in columns:
+            if column.row == "all":
+                parts.append(_at_hand(column.tensor))
+            elif column.row == "document":
+                parts.append(_at_hand(column.tensor[first:stop]))
+            elif rows is not None:
+                parts.append(_gathered(column.tensor, rows))
+            else:
+                parts.append(_at_hand(column.tensor[start:end]))
+        if ends is not None:
+            parts.append(_at_hand(ends[first : stop + 1] - start))
+        yield Piece(tuple(parts), partial(_rebuild, block))
+
+
+def _rows(view: Packed, first: int, stop: int) -> Tensor:
+    """The rows of a view's buffer that hold the tokens of some of its documents, in order."""
+    starts, lengths = view.starts[first:stop].long(), view.lengths[first:stop].long()
+    begins = lengths.cumsum(0) - lengths
+    rows = torch.repeat_interleave(starts - begins, lengths)
+    return rows.add_(torch.arange(rows.numel()))
+
+
+def _sliced(block: Documents, limits: Limits) -> Iterator[Documents]:
+    """Documents that are where they are needed, `limits.documents` at a time; the values of offsets on a GPU are not asked for."""
+    count = len(block)
+    if count <= limits.documents:
+        if count:
+            yield block
+        return
+    for first in range(0, count, limits.documents):
+        yield _slice(block, first, min(count, first + limits.documents))
+
+
+def _slice(block: Documents, first: int, stop: int) -> Documents:
+    held = block.codes if isinstance(block, Int8Tokens | Fp8Tokens) else block
+    tokens: Tensor | Packed
+    span = slice(None)  # of a token's scales
+    if not isinstance(held, Packed):
+        tokens = held[first:stop]
+        span = slice(first, stop)
+    elif held.offsets is None:
+        tokens = Packed.view(held.values, held.starts[first:stop], held.lengths[first:stop])
+    elif held.device.type == "cpu":
+        span = slice(int(held.offsets[first]), int(held.offsets[stop]))
+        tokens = Packed(held.values[span], held.offsets[first : stop + 1] - span.start)
+    else:
+        # Where these documents lie among the values is known to the GPU alone: offsets into all of them, which the kernels take.
+        tokens = Packed(held.values, held.offsets[first : stop + 1])
+    if not isinstance(block, Int8Tokens | Fp8Tokens):
+        return tokens
+    chosen = {"token": span, "document": slice(first, stop)}.get(block.granularity)
+    scales = block.scales if chosen is None else block.scales[chosen]
+    if isinstance(block, Fp8Tokens):
+        return Fp8Tokens(tokens, scales, block.granularity)
+    offset = block.offset if chosen is None or block.offset is None else block.offset[chosen]
+    return Int8Tokens(tokens, scales, offset, block.granularity)
