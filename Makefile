@@ -26,11 +26,15 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 demo: install
 	$(BIN)/python evaluate.py demo
 
+# Two processes of one thread each: most tests keep one core busy, Triton's interpreter above all.
+WORKERS ?= 2
+PYTEST = OMP_NUM_THREADS=1 $(BIN)/pytest -n $(WORKERS) --dist worksteal
+
 test: install
-	$(BIN)/pytest -m "not slow"
+	$(PYTEST) -m "not slow"
 
 test-slow: install
-	$(BIN)/pytest -m slow
+	$(PYTEST) -m slow
 
 lint: install
 	$(BIN)/ruff check .

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
-import tempfile
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -15,35 +14,68 @@ from typing import Any
 import numpy as np
 import torch
 
-from maxsim_eval.cache import content_hash, embed, find_entry, find_imported
-from maxsim_eval.encoders import get_encoder
-from maxsim_eval.entries import Entry
+from maxsim_eval.candidates import Candidates, read_candidates
+from maxsim_eval.distributed import World, joined
+from maxsim_eval.embeddings import Embeddings, check_widths, embeddings, query_tokens
 from maxsim_eval.environment import environment
-from maxsim_eval.errors import DataError, UsageError
+from maxsim_eval.errors import UsageError
 from maxsim_eval.files import writing
+from maxsim_eval.jobs import Job, Outcome, Rows, digest, divide, new_token, score_job
 from maxsim_eval.metrics import DEFAULT_METRICS, evaluate_run, means, parse_metric
 from maxsim_eval.parity import compare
+from maxsim_eval.partial import folder_for, remove
 from maxsim_eval.report import write_reports
 from maxsim_eval.runs import write_trec_run
-from maxsim_eval.scoring import PATHS, REFERENCE, Corpus, Plan, Scored, check_paths, score_path, to_run
+from maxsim_eval.scoring import PATHS, REFERENCE, check_paths
 from maxsim_eval.selection import Documents, Selection
-from maxsim_eval.subsets import idle_limits, limit_task, limits_of, rows_of
-from maxsim_eval.types import Encoder, PathResult, Result, Role, Run, Task
+from maxsim_eval.subsets import idle_limits, limit_task, limits_of
+from maxsim_eval.types import Encoder, PathResult, Result, Run, Task
 from maxsim_kernels import Packed
+
+__all__ = ["DEFAULT_PATHS", "Embeddings", "Settings", "check_device", "embeddings", "evaluate", "run"]
 
 DEFAULT_PATHS = ("fp32", "fp16", "int8")
 _ALL_PAIRS = 10**9  # more (query, document) pairs than this: Spearman and score errors on a sample of queries
 _SAMPLED_QUERIES = 200
-_IN_MEMORY_BYTES = 64 << 20  # kept scores beyond this go to a scratch file
+_IN_MEMORY_BYTES = 64 << 20  # kept scores of a path beyond this go to files
 
 
 @dataclass(frozen=True)
-class Embeddings:
-    """The token embeddings of an evaluation in the cache, and what the report says of the encoder."""
+class Settings:
+    """Everything but the task and the output folder that an evaluation is given; `evaluate` says what each means."""
 
-    queries: Entry
-    documents: Documents
-    encoder: Mapping[str, Any]
+    encoder: Encoder | str
+    paths: Sequence[str] = DEFAULT_PATHS
+    k: int = 100
+    cache_dir: Path | str = "embeddings_cache"
+    metrics: Sequence[str] = DEFAULT_METRICS
+    limit_queries: int | None = None
+    limit_documents: int | None = None
+    limit_seed: int = 0
+    candidates: Path | str | None = None
+    device: str = "cpu"
+    memory_budget: int | None = None
+    readers: int = 4
+    fresh: bool = False
+    command: Sequence[str] = ()
+    quiet: bool = False
+
+    @property
+    def limits(self) -> dict[str, int | None]:
+        """Both limits, as `subsets` takes them."""
+        return {"queries": self.limit_queries, "documents": self.limit_documents}
+
+    def check(self) -> tuple[str, ...]:
+        """The paths' names in order; what cannot work is a `UsageError`."""
+        names = check_paths(self.paths)
+        if not names:
+            raise UsageError("paths: got none, need at least one of " + ", ".join(PATHS))
+        for name, value in (("k", self.k), ("readers", self.readers), ("memory_budget", self.memory_budget)):
+            if value is not None and value < 1:
+                raise UsageError(f"{name}: got {value}, need 1 or more")
+        for metric in self.metrics:
+            parse_metric(metric)
+        return names
 
 
 def evaluate(
@@ -58,71 +90,246 @@ def evaluate(
     limit_queries: int | None = None,
     limit_documents: int | None = None,
     limit_seed: int = 0,
+    candidates: Path | str | None = None,
     device: str = "cpu",
+    memory_budget: int | None = None,
+    readers: int = 4,
+    fresh: bool = False,
     command: Sequence[str] = (),
     quiet: bool = False,
 ) -> Result:
     """Score a task by several paths and compare them.
 
+    Under torchrun every process calls this alike: the first prepares, merges and writes, all score their share, and all return
+    the same Result (`distributed.py`).
+
     Args:
         encoder: an Encoder, the name of one (`lexical`, `hf:<id or path>`), or the name embeddings were imported under.
         paths: names from `scoring.PATHS`; parity is against `fp32` where it is among them.
         k: documents kept for each query; clamped to the corpus, said once.
-        out_dir: where `result.json`, `report.md` and `runs/<path>.trec` are written; None writes nothing.
+        out_dir: where `result.json`, `report.md` and `runs/<path>.trec` are written; None writes nothing. A long evaluation keeps
+            finished parts under `.partial` there, and the same call goes on from them after an interruption.
         limit_queries: score only this many judged queries, a seeded sample.
         limit_documents: search only this many documents: every one judged for these queries, the rest a seeded sample.
         limit_seed: of both samples (`subsets.limit_task`); the Result says what was left out.
-        device: where scores are computed.
+        candidates: a TREC run: only the pairs it lists are scored (reranking).
+        device: where scores are computed; with several processes `cuda` is the GPU of each one's LOCAL_RANK.
+        memory_budget: bytes of GPU memory for documents on their way, in use, and their scores; None: up to 2 GiB.
+        readers: threads that read the cache.
+        fresh: ignore, and remove, the finished parts of an interrupted evaluation.
 
     Raises:
         MaxsimEvalError: one clear message for bad names, data, caches and embeddings.
     """
-    names = check_paths(paths)
-    if not names:
-        raise UsageError("paths: got none, need at least one of " + ", ".join(PATHS))
-    if k < 1:
-        raise UsageError(f"k: got {k}, need 1 or more")
-    for metric in metrics:
-        parse_metric(metric)
-    check_device(device)
-    asked = {"queries": limit_queries, "documents": limit_documents}
-    kept = limit_task(task, **asked, seed=limit_seed)
-    limits = limits_of(task, kept, **asked, seed=limit_seed)
-    found = embeddings(task, encoder, cache_dir, kept=kept, device=device, quiet=quiet)
-    queries = _query_tokens(task, kept, found.queries)
-    _check_widths(found, queries)
-    said = [*kept.warnings, *idle_limits(task, **asked)]
-    if k > len(kept.document_ids):
-        k = len(kept.document_ids)
-        said.append(
-            f"k was clamped to the {k} documents of the {'corpus' if kept.document_ids is task.document_ids else 'subset'}"
-        )
-        warnings.warn(said[-1], stacklevel=2)
-    plan = _plan(kept, k, device, quiet)
-    results, runs = _score_paths(names, queries, Corpus(found.documents, quiet), plan, kept, metrics)
-    result = Result(
-        task={**_task_facts(kept, queries, found.documents, said), "limits": limits},
-        encoder=found.encoder,
+    settings = Settings(
+        encoder=encoder,
+        paths=paths,
         k=k,
-        paths={
-            name: PathResult(
-                metrics=path.metrics,
-                per_query=path.per_query,
-                seconds=path.seconds,
-                run=f"runs/{name}.trec" if out_dir is not None else None,
-                description=path.description,
-                parity=path.parity,
-            )
-            for name, path in results.items()
-        },
-        environment=environment(device),
-        command=list(command),
+        cache_dir=cache_dir,
+        metrics=metrics,
+        limit_queries=limit_queries,
+        limit_documents=limit_documents,
+        limit_seed=limit_seed,
+        candidates=candidates,
+        device=device,
+        memory_budget=memory_budget,
+        readers=readers,
+        fresh=fresh,
+        command=command,
+        quiet=quiet,
+    )
+    return run(settings, lambda: (task, out_dir))
+
+
+def run(settings: Settings, load: Callable[[], tuple[Task, Path | str | None]]) -> Result:
+    """As `evaluate`; `load` gives the task and the output folder, and is called by the first of several processes alone."""
+    names = settings.check()
+    with joined(settings.device) as world, contextlib.ExitStack() as stack:
+        device = world.device(settings.device)
+        check_device(device)
+        ready: list[_Ready] = []
+
+        def prepare() -> Job:
+            task, out_dir = load()
+            ready.append(_prepare(settings, names, task, out_dir, world, device, stack))
+            return ready[0].job
+
+        job: Job = world.first(prepare)
+        here = (ready[0].documents, ready[0].document_ids) if ready else ()
+        outcomes: Iterable[Outcome] = score_job(job, world, device, *here)
+        if world.size > 1:
+            outcomes = list(outcomes)  # comparing takes the leader a while: nobody waits for it between two paths
+        places = world.collect(device)
+        result: Result = world.first(lambda: _finish(settings, ready[0], outcomes, device, places))
+    return result
+
+
+@dataclass(frozen=True)
+class _Ready:
+    """What the leader knows beyond the job."""
+
+    job: Job
+    task: Task  # what was kept of it
+    documents: Documents  # those that are searched
+    document_ids: Sequence[str]
+    facts: Mapping[str, Any]  # the Result's `task`
+    encoder: Mapping[str, Any]
+    stored: torch.dtype
+    out_dir: Path | None
+
+
+def _prepare(
+    settings: Settings,
+    names: tuple[str, ...],
+    task: Task,
+    out_dir: Path | str | None,
+    world: World,
+    device: str,
+    stack: contextlib.ExitStack,
+) -> _Ready:
+    """Load, limit, embed, divide: everything before the first score."""
+    if world.size > 1 and out_dir is None:
+        raise UsageError("out_dir: got None, need a folder that all processes see: what they find is handed over there")
+    kept = limit_task(task, **settings.limits, seed=settings.limit_seed)
+    candidates = None if settings.candidates is None else read_candidates(settings.candidates, kept)
+    found = embeddings(task, settings.encoder, settings.cache_dir, kept=kept, device=device, quiet=settings.quiet)
+    queries = query_tokens(task, kept, found.queries)
+    check_widths(found, queries)
+    said = [*kept.warnings, *idle_limits(task, **settings.limits)]
+    documents, document_ids, facts = found.documents, kept.document_ids, None
+    if candidates is not None:
+        said += candidates.warnings
+        facts = candidates.facts()
+        union = candidates.union()
+        documents, candidates = candidates.choose(documents), candidates.within(union)
+        document_ids = [document_ids[row] for row in union.tolist()]
+    k = min(settings.k, len(document_ids))
+    if k < settings.k:
+        what = "corpus" if kept.document_ids is task.document_ids else "subset"
+        said.append(f"k was clamped to the {k} documents of the {what if candidates is None else 'candidates'}")
+        warnings.warn(said[-1], stacklevel=6)  # where `evaluate` was called
+    job = _job(settings, names, queries, kept, document_ids, documents, k, candidates, world)
+    folder = folder_for(job, out_dir, settings.fresh, world, stack)
+    if folder is not None:
+        job = replace(job, folder=folder, token=new_token(folder) if world.size > 1 else "")
+    about = {
+        **_task_facts(kept, queries, found.documents, said),
+        "limits": limits_of(task, kept, **settings.limits, seed=settings.limit_seed),
+        "candidates": facts,
+    }
+    out = None if out_dir is None else Path(out_dir)
+    return _Ready(job, kept, documents, document_ids, about, found.encoder, found.documents.dtype, out)
+
+
+def _job(
+    settings: Settings,
+    names: tuple[str, ...],
+    queries: Packed,
+    task: Task,
+    document_ids: Sequence[str],
+    documents: Documents,
+    k: int,
+    candidates: Candidates | None,
+    world: World,
+) -> Job:
+    excluded = np.full(len(task.query_ids), -1, np.int64)
+    if task.exclude_same_id:
+        place = {document: number for number, document in enumerate(document_ids)}
+        excluded[:] = [place.get(query, -1) for query in task.query_ids]
+    compared = REFERENCE in names and len(names) > 1
+    rows = np.arange(len(task.query_ids) if compared else 0, dtype=np.int64)
+    if len(rows) * len(document_ids) > _ALL_PAIRS and len(rows) > _SAMPLED_QUERIES:
+        rows = np.sort(np.random.default_rng(0).choice(len(rows), _SAMPLED_QUERIES, replace=False))
+    divided, parts = divide(documents, len(rows), world.size)
+    identity = {
+        "documents": documents.stamp(),
+        "queries": digest(queries.values, queries.lengths),
+        "k": k,
+        "excluded": digest(excluded),
+        "kept_rows": digest(rows),
+        "candidates": None if candidates is None else digest(candidates.offsets, candidates.rows),
+    }
+    return Job(
+        names=names,
+        queries=queries,
+        query_ids=task.query_ids,
+        entry=documents.folder,
+        rows=documents.rows if isinstance(documents, Selection) else None,
+        stamp=documents.stamp(),
+        identity=identity,
+        k=k,
+        excluded=excluded,
+        kept_rows=rows,
+        candidates=candidates,
+        units=divided,
+        shares=parts,
+        folder=None,
+        in_memory=world.size == 1 and len(rows) * len(document_ids) * 4 <= _IN_MEMORY_BYTES,
+        token="",
+        memory_budget=settings.memory_budget,
+        readers=settings.readers,
+        quiet=settings.quiet,
+    )
+
+
+def _finish(settings: Settings, ready: _Ready, outcomes: Iterable[Outcome], device: str, places: Sequence[str]) -> Result:
+    """Metrics, parity, Result; written whole, and what was kept for an interruption removed."""
+    results, runs = _compare_paths(outcomes, ready, settings.metrics)
+    names = ready.job.names
+    machine = {**environment(device), "device": settings.device}
+    if len(places) > 1:
+        machine |= {"processes": len(places), "devices": list(places)}
+    result = Result(
+        task=ready.facts,
+        encoder=ready.encoder,
+        k=ready.job.k,
+        paths={name: replace(path, run=f"runs/{name}.trec" if ready.out_dir else None) for name, path in results.items()},
+        environment=machine,
+        command=list(settings.command),
         reference=REFERENCE if REFERENCE in names else None,
         created=datetime.now(UTC).isoformat(timespec="seconds"),
     )
-    if out_dir is not None:
-        _write(result, runs, Path(out_dir))
+    if ready.out_dir is not None:
+        _write(result, runs, ready.out_dir)
+        remove(ready.out_dir)
     return result
+
+
+def _compare_paths(
+    outcomes: Iterable[Outcome], ready: _Ready, metrics: Sequence[str]
+) -> tuple[dict[str, PathResult], dict[str, Run]]:
+    results: dict[str, PathResult] = {}
+    runs: dict[str, Run] = {}
+    reference_rows: Rows | None = None
+    job = ready.job
+    for outcome in outcomes:
+        name = outcome.run.name
+        runs[name] = outcome.run
+        per_query = evaluate_run(outcome.run, ready.task.qrels, metrics)
+        seconds = {part: round(value, 6) for part, value in outcome.seconds.items()}
+        results[name] = PathResult(means(per_query), per_query, seconds, None, PATHS[name].description)
+        if name == REFERENCE:
+            reference_rows = outcome.rows
+        elif REFERENCE in results:
+            parity = compare(
+                results[REFERENCE],
+                results[name],
+                runs[REFERENCE],
+                runs[name],
+                reference_scores=reference_rows,
+                scores=outcome.rows,
+                k=job.k,
+                score_rows=None if len(job.kept_rows) == len(job.query_ids) else job.kept_rows.tolist(),
+                listed=None if job.candidates is None else job.candidates.of(job.kept_rows.tolist()),
+            )
+            results[name] = replace(results[name], parity=_about_inputs(parity, name, ready.stored))
+    return results, runs
+
+
+def _about_inputs(parity: Mapping[str, Any], name: str, stored: torch.dtype) -> dict[str, Any]:
+    """Whether the reference read the same rounded embeddings as this path: then only arithmetic can differ."""
+    read = {"fp16": torch.float16, "bf16": torch.bfloat16}.get(name)
+    return {**parity, "reference_reads_same_inputs": name == "fused-fp32" or stored == read}
 
 
 def _write(result: Result, runs: Mapping[str, Run], folder: Path) -> None:
@@ -130,8 +337,8 @@ def _write(result: Result, runs: Mapping[str, Run], folder: Path) -> None:
     with writing(folder):
         (folder / "result.json").unlink(missing_ok=True)
         shutil.rmtree(folder / "runs", ignore_errors=True)  # runs of an earlier evaluation
-    for name, run in runs.items():
-        write_trec_run(folder / "runs" / f"{name}.trec", run)
+    for name, found in runs.items():
+        write_trec_run(folder / "runs" / f"{name}.trec", found)
     write_reports(result, folder)
 
 
@@ -143,162 +350,6 @@ def check_device(device: str) -> None:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
         raise UsageError(f"device {device!r} cannot be used: {str(error).splitlines()[0]}") from error
-
-
-def embeddings(
-    task: Task,
-    encoder: Encoder | str,
-    cache_dir: Path | str,
-    *,
-    kept: Task | None = None,
-    device: str = "cpu",
-    quiet: bool = False,
-    **options: Any,
-) -> Embeddings:
-    """Token embeddings of a task through the cache: cached, imported, or encoded now.
-
-    A name this version can run goes through `cache.embed`. Any other name must have been imported for exactly these texts;
-    else the error of `get_encoder` says what is missing and what to do.
-
-    `kept` is the task itself or a subset of it (`subsets.limit_task`). Its documents are rows of the whole corpus's entry
-    where that is complete or imported; else they alone are encoded, into an entry of their own, whose key their ids and
-    texts make. The queries are always those of the whole task, and an encoder that counts the corpus is offered all of it:
-    what a query or document is encoded to does not depend on what was left out.
-    """
-    kept = task if kept is None else kept
-    if isinstance(encoder, str):
-        imported = _imported(task, kept, encoder, cache_dir)
-        if imported is not None:
-            return imported
-        encoder = get_encoder(encoder, device=device, **options)
-    documents: Documents
-    whole = None if kept.document_ids is task.document_ids else find_entry(task, "document", encoder, cache_dir)
-    if whole is None:
-        documents = embed(kept, "document", encoder, cache_dir, quiet=quiet)
-    else:
-        documents = _rows(whole, task, kept)
-    queries = embed(task, "query", encoder, cache_dir, quiet=quiet)
-    return Embeddings(queries, documents, _encoder_facts(encoder.name, encoder.revision, documents))
-
-
-def _rows(entry: Entry, task: Task, kept: Task) -> Documents:
-    """The kept documents of the whole corpus's entry."""
-    if kept.document_ids is task.document_ids:
-        return entry
-    return Selection(entry, rows_of(task.document_ids, kept.document_ids))
-
-
-def _imported(task: Task, kept: Task, name: str, cache_dir: Path | str) -> Embeddings | None:
-    sides: tuple[tuple[Role, Sequence[str], Sequence[Any]], ...] = (
-        ("query", task.query_ids, task.queries),
-        ("document", task.document_ids, task.documents),
-    )
-    entries = {}
-    for role, ids, items in sides:
-        entries[role] = find_imported(cache_dir, task.source, task.dataset, name, role, content_hash(ids, items))
-    missing = [role for role, entry in entries.items() if entry is None]
-    queries, documents = entries["query"], entries["document"]
-    if queries is None or documents is None:
-        if len(missing) == 1 and name.partition(":")[0] not in ("lexical", "hf"):
-            raise DataError(
-                f"encoder {name!r}: the {missing[0]} embeddings of {task.source} {task.dataset} were not imported, the other "
-                f"side was; import them too (evaluate.py import {task.source} {task.dataset} FILE --encoder {name})"
-            )
-        return None
-    facts = _encoder_facts(name, documents.manifest["provenance"].get("revision", ""), documents)
-    return Embeddings(queries, _rows(documents, task, kept), facts)
-
-
-def _encoder_facts(name: str, revision: str, documents: Documents) -> dict[str, Any]:
-    return {
-        "name": name,
-        "revision": revision,
-        "dim": documents.dim,
-        "dtype": str(documents.dtype).removeprefix("torch."),
-        "origin": documents.manifest["provenance"].get("origin", ""),
-    }
-
-
-def _query_tokens(task: Task, kept: Task, entry: Entry) -> Packed:
-    """Tokens of the kept queries, in their order."""
-    tokens = entry.load()
-    if kept.query_ids is task.query_ids:
-        return tokens
-    return tokens.select(torch.from_numpy(rows_of(task.query_ids, kept.query_ids))).compact()
-
-
-def _check_widths(found: Embeddings, queries: Packed) -> None:
-    if found.documents.dim != queries.dim:
-        raise DataError(
-            f"{found.queries.folder}: query embeddings have d = {queries.dim}, the documents in {found.documents.folder} "
-            f"d = {found.documents.dim}; both must come from one encoder"
-        )
-
-
-def _plan(task: Task, k: int, device: str, quiet: bool) -> Plan:
-    excluded = np.full(len(task.query_ids), -1, np.int64)
-    if task.exclude_same_id:
-        place = {document: number for number, document in enumerate(task.document_ids)}
-        excluded[:] = [place.get(query, -1) for query in task.query_ids]
-    rows = np.arange(len(task.query_ids))
-    if len(rows) * len(task.document_ids) > _ALL_PAIRS and len(rows) > _SAMPLED_QUERIES:
-        rows = np.sort(np.random.default_rng(0).choice(len(rows), _SAMPLED_QUERIES, replace=False))
-    return Plan(task.query_ids, task.document_ids, k, excluded, rows, device, quiet)
-
-
-def _score_paths(
-    names: Sequence[str], queries: Packed, corpus: Corpus, plan: Plan, task: Task, metrics: Sequence[str]
-) -> tuple[dict[str, PathResult], dict[str, Run]]:
-    results: dict[str, PathResult] = {}
-    runs: dict[str, Run] = {}
-    shape = (len(plan.kept_rows), corpus.entry.documents)
-    with _scores(shape) as reference_scores, _scores(shape) as scores:
-        for name in names:
-            kept = reference_scores if name == REFERENCE else scores
-            scored = score_path(name, queries, corpus, plan, kept if REFERENCE in names else None)
-            runs[name] = to_run(name, scored, plan)
-            results[name] = _path_result(name, runs[name], scored, task, metrics)
-            if REFERENCE in names and name != REFERENCE:
-                parity = compare(
-                    results[REFERENCE],
-                    results[name],
-                    runs[REFERENCE],
-                    runs[name],
-                    reference_scores=reference_scores,
-                    scores=scores,
-                    k=plan.k,
-                    score_rows=None if len(plan.kept_rows) == len(plan.query_ids) else plan.kept_rows.tolist(),
-                )
-                results[name] = _with_parity(results[name], _about_inputs(parity, name, corpus.entry))
-    return results, runs
-
-
-def _about_inputs(parity: Mapping[str, Any], name: str, entry: Documents) -> dict[str, Any]:
-    """Whether the reference read the same rounded embeddings as this path: then only arithmetic can differ."""
-    stored = {"fp16": torch.float16, "bf16": torch.bfloat16}.get(name)
-    same = name == "fused-fp32" or (stored is not None and entry.dtype == stored)
-    return {**parity, "reference_reads_same_inputs": same}
-
-
-def _with_parity(path: PathResult, parity: Mapping[str, Any]) -> PathResult:
-    return PathResult(path.metrics, path.per_query, path.seconds, path.run, path.description, parity)
-
-
-def _path_result(name: str, run: Run, scored: Scored, task: Task, metrics: Sequence[str]) -> PathResult:
-    per_query = evaluate_run(run, task.qrels, metrics)
-    seconds = {part: round(value, 6) for part, value in scored.seconds.items()}
-    return PathResult(means(per_query), per_query, seconds, None, PATHS[name].description)
-
-
-@contextmanager
-def _scores(shape: tuple[int, int]) -> Iterator[np.ndarray]:
-    """Room for full score rows: in memory when small, else a scratch file that is gone afterwards."""
-    if shape[0] * shape[1] * 4 <= _IN_MEMORY_BYTES:
-        yield np.full(shape, -np.inf, np.float32)
-        return
-    with tempfile.TemporaryFile() as scratch:
-        scratch.truncate(shape[0] * shape[1] * 4)
-        yield np.memmap(scratch, dtype=np.float32, mode="r+", shape=shape)
 
 
 def _task_facts(task: Task, queries: Packed, documents: Documents, said: Sequence[str]) -> dict[str, Any]:

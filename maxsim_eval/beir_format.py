@@ -21,8 +21,9 @@ from typing import Any
 
 from tqdm import tqdm
 
-from maxsim_eval.errors import DataError
+from maxsim_eval.errors import DataError, UsageError
 from maxsim_eval.files import fsync_folder
+from maxsim_eval.items import PackedTexts
 
 QRELS_HEADER = ("query-id", "corpus-id", "score")
 PROGRESS_BYTES = 64 << 20  # smaller files load in about a second: no bar
@@ -35,7 +36,7 @@ class Texts:
     """Ids and texts of one JSONL file, in file order, and the file's own fingerprint."""
 
     ids: list[str] = field(default_factory=list)
-    texts: list[str] = field(default_factory=list)
+    texts: PackedTexts = field(default_factory=PackedTexts)
     sha256: str = ""
 
 
@@ -79,7 +80,8 @@ def _lines(path: Path, digest: Any, quiet: bool) -> Iterator[tuple[int, str]]:
         raise DataError(f"{path}: cannot be read ({error.strerror or error})") from error
 
 
-def _check_id(where: str, what: str, value: str) -> None:
+def check_id(where: str, what: str, value: str) -> None:
+    """Refuse an id that no TREC run can hold: empty, with white space or NUL, not valid Unicode."""
     if value.split() != [value] or "\0" in value:
         raise DataError(
             f"{where}: {what} {value!r} is empty or holds white space, need one word: TREC run files separate columns by it"
@@ -109,7 +111,7 @@ def _record_id(where: str, record: dict[str, Any]) -> str:
     if not isinstance(identifier, str):
         got = "missing" if "_id" not in record else f"{identifier!r}"
         raise DataError(f"{where}: '_id' is {got}, need a string")
-    _check_id(where, "'_id'", identifier)
+    check_id(where, "'_id'", identifier)
     return identifier
 
 
@@ -131,14 +133,16 @@ def read_texts(path: Path | str, *, titles: bool, quiet: bool = True) -> Texts:
             the wrong type, an id with white space, an id used twice; the message names file and line(s).
     """
     path = Path(path)
-    result, digest, seen = Texts(), hashlib.sha256(), dict[str, int]()
+    result, digest, seen = Texts(), hashlib.sha256(), set[str]()
     for number, line in _lines(path, digest, quiet):
         where = f"{path}:{number}"
         record = _record(where, line)
         identifier = _record_id(where, record)
         if identifier in seen:
-            raise DataError(f"{where}: '_id' {identifier!r} is already that of line {seen[identifier]}, need unique ids")
-        seen[identifier] = number
+            raise DataError(
+                f"{where}: '_id' {identifier!r} is already that of line {_line_of(path, identifier)}, need unique ids"
+            )
+        seen.add(identifier)
         text = _record_text(where, record, "text", required=True)
         if titles:
             text = f"{_record_text(where, record, 'title', required=False)} {text}".strip()
@@ -146,6 +150,14 @@ def read_texts(path: Path | str, *, titles: bool, quiet: bool = True) -> Texts:
         result.texts.append(text)
     result.sha256 = digest.hexdigest()
     return result
+
+
+def _line_of(path: Path, identifier: str) -> int:
+    """The first line with this id: read again rather than keep five million line numbers for a message."""
+    lines = _lines(path, hashlib.sha256(), True)
+    return next(
+        number for number, line in lines if _record_id(f"{path}:{number}", _record(f"{path}:{number}", line)) == identifier
+    )
 
 
 def _check_header(path: Path, number: int, line: str) -> None:
@@ -182,8 +194,8 @@ def _judgement(where: str, line: str) -> tuple[str, str, int]:
         hint = " (commas, not tabs?)" if line.count(",") >= 2 else ""
         raise DataError(f"{where}: {len(fields)} columns{hint}, need 3 separated by tabs: query-id, corpus-id, score")
     query, document, score = (item.strip() for item in fields)
-    _check_id(where, "query-id", query)
-    _check_id(where, "corpus-id", document)
+    check_id(where, "query-id", query)
+    check_id(where, "corpus-id", document)
     if not _INTEGER.fullmatch(score):
         raise DataError(f"{where}: score {score!r}, need a whole number (trec_eval grades relevance with integers)")
     return query, document, int(score)
@@ -211,6 +223,12 @@ def read_judgements(path: Path | str, *, quiet: bool = True) -> Judgements:
         raise DataError(f"{path}: empty, need the header line {'<tab>'.join(QRELS_HEADER)} and judgements")
     result.sha256 = digest.hexdigest()
     return result
+
+
+def check_split(split: str) -> None:
+    """Refuse a split that is not the plain name of a file: it becomes part of a path."""
+    if not split or split in (".", "..") or Path(split).name != split or "\\" in split:
+        raise UsageError(f"split {split!r}: need the name of a file qrels/<split>.tsv, without folders")
 
 
 def splits(folder: Path | str) -> list[str]:

@@ -30,6 +30,7 @@ from maxsim_eval.entries import (
 )
 from maxsim_eval.errors import CacheError, UsageError
 from maxsim_eval.hashing import canonical, feed
+from maxsim_eval.items import Pages
 from maxsim_eval.shards import DTYPES, FORMAT, encode_ids
 from maxsim_eval.types import Encoder, Role, Task
 from maxsim_kernels import Packed
@@ -55,6 +56,8 @@ _PACKAGES = ("maxsim-eval", "torch", "numpy", "h5py", "transformers", "sentence-
 def content_hash(ids: Sequence[str], items: Sequence[Any]) -> str:
     """SHA-256 over ordered ids and texts or images, each behind its length and kind: any change gives another hash.
 
+    Items are taken one at a time. Lazy page images (`items.Pages`) are hashed by their files' bytes and not decoded.
+
     Raises:
         UsageError: another number of items than ids, or an item that is neither a text nor a PIL image.
     """
@@ -62,8 +65,9 @@ def content_hash(ids: Sequence[str], items: Sequence[Any]) -> str:
         raise UsageError(f"items: got {len(items)}, need one for each of the {len(ids)} ids")
     digest = hashlib.sha256()
     feed(digest, [b"maxsim-eval/content/1", str(len(ids)).encode()])
-    for name, item in zip(ids, items, strict=True):
-        feed(digest, [name.encode("utf-8", "surrogatepass"), *_item_parts(name, item)])
+    for row, name in enumerate(ids):
+        parts = items.item_parts(row) if isinstance(items, Pages) else _item_parts(name, items[row])
+        feed(digest, [name.encode("utf-8", "surrogatepass"), *parts])
     return digest.hexdigest()
 
 
@@ -184,7 +188,7 @@ def embed(task: Task, role: Role, encoder: Encoder, cache_dir: Path | str, *, qu
         encoder.prepare(task.documents)
 
     def encode(start: int, stop: int) -> Packed:
-        return encoder.encode([items[index] for index in range(start, stop)], role)
+        return encoder.encode(items[start:stop], role)  # a slice: lazy page images stay lazy, for one batch at a time
 
     # Only the embeddings themselves say which dtype the encoder yields, and the manifest comes before any shard.
     first = None if begun else encode(0, min(CHUNK, len(ids)))

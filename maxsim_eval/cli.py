@@ -6,17 +6,43 @@ or option, 3 data or cache that is missing or damaged, 130 interrupted.
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
-import re
+import os
 import sys
 import warnings
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 from rich.console import Console
 
+from maxsim_eval.cli_evaluate import (
+    CACHE,
+    DATA,
+    PATHS,
+    AsJson,
+    CacheDir,
+    Candidates,
+    DataDir,
+    Device,
+    EncoderName,
+    Fresh,
+    K,
+    LimitDocuments,
+    LimitQueries,
+    LimitSeed,
+    MemoryBudget,
+    Out,
+    Paths,
+    Quiet,
+    Readers,
+    Split,
+    evaluate_task,
+)
+from maxsim_eval.cli_plan import plan
 from maxsim_eval.errors import EXIT_DATA, EXIT_GATE, EXIT_INTERRUPTED, MaxsimEvalError, UsageError
 
 app = typer.Typer(
@@ -28,105 +54,25 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 
-DataDir = Annotated[Path, typer.Option(help="Folder of datasets (BEIR layout).")]
-CacheDir = Annotated[Path, typer.Option(help="Folder of the HDF5 embedding cache.")]
-Out = Annotated[Path | None, typer.Option(help="Where the report goes. Default: results/<source>-<dataset>-<encoder>/.")]
-EncoderName = Annotated[
-    str, typer.Option("--encoder", help="lexical, hf:<id or path>, or the name embeddings were imported under.")
-]
-Paths = Annotated[
-    str, typer.Option(help="Comma-separated: fp32, fused-fp32, fp16, bf16, int8, int8-document, int8-corpus, fp8.")
-]
-K = Annotated[int, typer.Option("--k", help="Documents kept for each query.")]
-Device = Annotated[str, typer.Option(help="Where scores are computed: cpu, cuda, cuda:1, ...")]
-Split = Annotated[str | None, typer.Option(help="Split of the judgements. Default: test (a card may say otherwise).")]
-LimitQueries = Annotated[int | None, typer.Option(help="Score only this many judged queries (a seeded sample).")]
-LimitDocuments = Annotated[
-    int | None, typer.Option(help="Search only this many documents: all judged for the queries, the rest a seeded sample.")
-]
-LimitSeed = Annotated[int, typer.Option(help="Seed of both samples: it and the ids decide what is drawn, nothing else.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print the Result as JSON instead of tables.")]
-Quiet = Annotated[bool, typer.Option("--quiet", help="No progress bars and no tables.")]
-
-_DATA = Path("datasets")
-_CACHE = Path("embeddings_cache")
-_PATHS = "fp32,fp16,int8"
-
-
-def _evaluate(
-    source: str,
-    *,
-    dataset: str,
-    data_dir: Path,
-    cache_dir: Path,
-    out: Path | None,
-    encoder: str,
-    paths: str,
-    k: int,
-    device: str,
-    split: str | None,
-    limit_queries: int | None,
-    limit_documents: int | None,
-    limit_seed: int,
-    as_json: bool,
-    quiet: bool,
-) -> None:
-    """Every evaluation command; its keywords are the options of each, which hand over all their arguments by `locals()`."""
-    from maxsim_eval.api import check_device, evaluate
-    from maxsim_eval.loaders import load_task
-    from maxsim_eval.report import render_console, to_json
-    from maxsim_eval.scoring import check_paths
-
-    names = check_paths([name.strip() for name in paths.split(",") if name.strip()])
-    if k < 1:
-        raise UsageError(f"--k: got {k}, need 1 or more")
-    for option, limit in (("--limit-queries", limit_queries), ("--limit-documents", limit_documents)):
-        if limit is not None and limit < 1:
-            raise UsageError(f"{option}: got {limit}, need 1 or more")
-    check_device(device)
-    task = load_task(source, dataset, data_dir=data_dir, split=split, quiet=quiet)
-    folder = out or Path("results") / re.sub(r"[^A-Za-z0-9._-]+", "-", f"{source}-{task.dataset}-{Path(encoder).name}")
-    result = evaluate(
-        task,
-        encoder,
-        names,
-        k=k,
-        cache_dir=cache_dir,
-        out_dir=folder,
-        limit_queries=limit_queries,
-        limit_documents=limit_documents,
-        limit_seed=limit_seed,
-        device=device,
-        command=_command(),
-        quiet=quiet,
-    )
-    if as_json:
-        sys.stdout.write(to_json(result))
-    elif not quiet:
-        console = Console()
-        render_console(result, console)
-        console.print(f"report: {folder}/report.md, {folder}/result.json, {folder}/runs/", soft_wrap=True, highlight=False)
-
-
-def _command() -> list[str]:
-    """The command as it was given, without the folder the program lies in."""
-    return [Path(sys.argv[0]).name, *sys.argv[1:]]
-
 
 @app.command()
 def beir(
     dataset: Annotated[str, typer.Argument(help="Name of a BEIR set: scifact, nq, hotpotqa, ...")],
-    data_dir: DataDir = _DATA,
-    cache_dir: CacheDir = _CACHE,
+    data_dir: DataDir = DATA,
+    cache_dir: CacheDir = CACHE,
     out: Out = None,
     encoder: EncoderName = "colbertv2",
-    paths: Paths = _PATHS,
+    paths: Paths = PATHS,
     k: K = 100,
     device: Device = "cpu",
     split: Split = None,
     limit_queries: LimitQueries = None,
     limit_documents: LimitDocuments = None,
     limit_seed: LimitSeed = 0,
+    candidates: Candidates = None,
+    memory_budget: MemoryBudget = None,
+    readers: Readers = 4,
+    fresh: Fresh = False,
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
@@ -134,23 +80,27 @@ def beir(
 
     Example: python evaluate.py beir scifact --encoder lexical --paths fp32,fp16,int8
     """
-    _evaluate("beir", **locals())
+    evaluate_task("beir", **locals())
 
 
 @app.command()
 def local(
     dataset: Annotated[str, typer.Argument(help="Folder in BEIR layout: a path, or a name below the data folder.")],
-    data_dir: DataDir = _DATA,
-    cache_dir: CacheDir = _CACHE,
+    data_dir: DataDir = DATA,
+    cache_dir: CacheDir = CACHE,
     out: Out = None,
     encoder: EncoderName = "lexical",
-    paths: Paths = _PATHS,
+    paths: Paths = PATHS,
     k: K = 100,
     device: Device = "cpu",
     split: Split = None,
     limit_queries: LimitQueries = None,
     limit_documents: LimitDocuments = None,
     limit_seed: LimitSeed = 0,
+    candidates: Candidates = None,
+    memory_budget: MemoryBudget = None,
+    readers: Readers = 4,
+    fresh: Fresh = False,
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
@@ -158,23 +108,27 @@ def local(
 
     Example: python evaluate.py local my-corpus --encoder hf:/models/my-encoder
     """
-    _evaluate("local", **locals())
+    evaluate_task("local", **locals())
 
 
 @app.command()
 def demo(
     dataset: Annotated[str, typer.Argument(help="Name of the generated collection.")] = "small",
-    data_dir: DataDir = _DATA,
-    cache_dir: CacheDir = _CACHE,
+    data_dir: DataDir = DATA,
+    cache_dir: CacheDir = CACHE,
     out: Out = None,
     encoder: EncoderName = "lexical",
-    paths: Paths = _PATHS,
+    paths: Paths = PATHS,
     k: K = 100,
     device: Device = "cpu",
     split: Split = None,
     limit_queries: LimitQueries = None,
     limit_documents: LimitDocuments = None,
     limit_seed: LimitSeed = 0,
+    candidates: Candidates = None,
+    memory_budget: MemoryBudget = None,
+    readers: Readers = 4,
+    fresh: Fresh = False,
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
@@ -182,7 +136,10 @@ def demo(
 
     Example: python evaluate.py demo
     """
-    _evaluate("demo", **locals())
+    evaluate_task("demo", **locals())
+
+
+app.command()(plan)
 
 
 @app.command("import")
@@ -195,8 +152,8 @@ def import_(
     queries: Annotated[Path | None, typer.Option(help="File of query embeddings that does not name its role.")] = None,
     documents: Annotated[Path | None, typer.Option(help="File of document embeddings that does not name its role.")] = None,
     revision: Annotated[str, typer.Option(help="Revision of the model, recorded in the report.")] = "",
-    data_dir: DataDir = _DATA,
-    cache_dir: CacheDir = _CACHE,
+    data_dir: DataDir = DATA,
+    cache_dir: CacheDir = CACHE,
     split: Split = None,
     replace: Annotated[bool, typer.Option("--replace", help="Replace embeddings imported earlier.")] = False,
     quiet: Quiet = False,
@@ -353,15 +310,29 @@ def _show_warning(message: Warning | str, category: type[Warning], filename: str
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line and exit with its code."""
     warnings.showwarning = _show_warning  # type: ignore[assignment]
+    if int(os.environ.get("WORLD_SIZE") or 1) > 1:
+        # torch's C++ prints a stack for every broken connection; what broke is said once, by name (distributed.py).
+        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+        if os.environ.get("RANK") != "0":  # every process is given the same command: the first one says what there is to say
+            with contextlib.redirect_stderr(io.StringIO()), contextlib.redirect_stdout(io.StringIO()):
+                _run(arguments)
+            return
+    _run(arguments)
+
+
+def _run(arguments: list[str] | None) -> None:
     try:
         app(args=arguments)
     except MaxsimEvalError as error:
-        typer.secho(f"error: {error}", fg="red", err=True)
-        sys.exit(error.exit_code)
+        _fail(str(error), error.exit_code)
     except OSError as error:  # a file that cannot be written or read: the system's own words and the file's name
-        typer.secho(f"error: {error}", fg="red", err=True)
-        sys.exit(EXIT_DATA)
+        _fail(str(error), EXIT_DATA)
     except SystemExit as exit_:
-        if exit_.code == EXIT_INTERRUPTED:
-            typer.secho("interrupted; finished shards are kept, the same command continues", err=True)
+        if exit_.code == EXIT_INTERRUPTED and type(exit_) is SystemExit:  # a subclass has said it
+            typer.secho("interrupted; finished parts are kept, the same command continues", err=True)
         raise
+
+
+def _fail(text: str, code: int) -> NoReturn:
+    typer.secho(f"error: {text}", fg="red", err=True)
+    sys.exit(code)

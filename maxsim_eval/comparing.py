@@ -18,7 +18,7 @@ from maxsim_eval.errors import DataError, UnknownNameError, UsageError
 from maxsim_eval.metrics import DEFAULT_METRICS, evaluate_run, means, parse_metric
 from maxsim_eval.result_json import dump_json, from_json, jsonable
 from maxsim_eval.runs import read_qrels, read_trec_run
-from maxsim_eval.subsets import describe
+from maxsim_eval.subsets import describe, describe_candidates
 from maxsim_eval.types import PathResult, Qrels, Result, Run
 
 SCHEMA = "maxsim-eval/comparison/1"
@@ -204,8 +204,11 @@ def _evaluated(inputs: Sequence[Input], qrels: Qrels, metrics: Iterable[str]) ->
 
 
 def _task_set(task: Mapping[str, Any]) -> str:
-    limits = task.get("limits")
-    return f"{task['dataset']} {task['split']}" + ("" if limits is None else f", {describe(limits, ids=True)}")
+    limits, candidates = task.get("limits"), task.get("candidates")
+    parts = [f"{task['dataset']} {task['split']}"]
+    parts += [] if limits is None else [describe(limits, ids=True)]
+    parts += [] if candidates is None else [describe_candidates(candidates, ids=True)]
+    return ", ".join(parts)
 
 
 def _warnings(inputs: Sequence[Input], qrels: Qrels | None) -> tuple[str, ...]:

@@ -25,6 +25,7 @@ from tqdm import tqdm
 from maxsim_eval.errors import CacheError, UsageError
 from maxsim_eval.files import write_text
 from maxsim_eval.hashing import canonical, feed
+from maxsim_eval.lazy import Span, lazy_blocks, loaded
 from maxsim_eval.shards import (
     DTYPES,
     FORMAT,
@@ -36,7 +37,7 @@ from maxsim_eval.shards import (
     write_error,
     write_shard,
 )
-from maxsim_kernels import Packed
+from maxsim_kernels import LazyBlock, Packed
 
 MANIFEST = "manifest.json"
 _FIELDS = ("format", "key", "documents", "ids", "documents_per_shard", "boundaries", "dim", "dtype", "provenance")
@@ -62,6 +63,10 @@ class Entry:
         """`[N]` int64: tokens of every document."""
         return np.concatenate([np.zeros(0, np.int64), *(np.diff(shard.offsets) for shard in self.shards)])
 
+    def stamp(self) -> dict[str, Any]:
+        """What tells these embeddings from any others, as JSON: the entry's key and the checksum of every shard, values included."""
+        return {"key": self.manifest["key"], "shards": [shard.metadata_sha256 for shard in self.shards]}
+
     def blocks(self, max_bytes: int = 64 << 20) -> Iterator[Packed]:
         """All documents in order, as CPU `Packed` of whole documents with at most `max_bytes` of values.
 
@@ -69,28 +74,33 @@ class Entry:
 
         Raises:
             UsageError: `max_bytes` below 1.
-            CacheError: a file that ends too early or cannot be read.
+            CacheError: a file that ends too early, cannot be read, or is no longer the one that was opened.
         """
-        if max_bytes < 1:
-            raise UsageError(f"max_bytes: got {max_bytes}, need at least 1")
-        return self._blocks(max_bytes)
+        return loaded(self.lazy_blocks(max_bytes))
 
-    def _blocks(self, max_bytes: int) -> Iterator[Packed]:
+    def lazy_blocks(self, max_bytes: int, start: int = 0, stop: int | None = None) -> Iterator[LazyBlock]:
+        """Documents `start` to `stop` (default: the last) cut as `blocks` cuts them, to be read when their turn comes.
+
+        Any number of threads may call `read` of any blocks, or of parts of one block, at once.
+
+        Raises:
+            UsageError: `max_bytes` below 1, or a range that is none; at once.
+            CacheError: when a block is read: as `blocks`.
+        """
+        return lazy_blocks(self._spans, max_bytes, start, stop, self.documents)
+
+    def _spans(self, start: int, stop: int) -> Iterator[Span]:
         for shard in self.shards:
-            with shard.opened() as read:
-                for start, stop in cuts(shard.offsets, max_bytes // shard.spec.row_bytes):
-                    first, last = int(shard.offsets[start]), int(shard.offsets[stop])
-                    values = torch.empty(last - first, self.dim, dtype=self.dtype)
-                    read(first, values)
-                    yield Packed(values, torch.from_numpy(shard.offsets[start : stop + 1] - first))
+            first, last = max(start, shard.spec.start) - shard.spec.start, min(stop, shard.spec.stop) - shard.spec.start
+            if first < last:
+                yield Span(shard, shard.offsets[first:last], shard.offsets[first + 1 : last + 1])
 
     def load(self) -> Packed:
         """The whole entry in memory: values `[tokens, dim]`, offsets `[documents + 1]` int64."""
         values = torch.empty(self.tokens, self.dim, dtype=self.dtype)
         first = 0
         for shard in self.shards:
-            with shard.opened() as read:
-                read(0, values[first : first + shard.tokens])
+            shard.read(0, values[first : first + shard.tokens])
             first += shard.tokens
         return Packed(values, torch.from_numpy(np.concatenate([np.zeros(1, np.int64), np.cumsum(self.lengths())])))
 
@@ -100,16 +110,6 @@ class Entry:
             for shard in self.shards:
                 for count in shard.verify():
                     bar.update(count)
-
-
-def cuts(offsets: np.ndarray, max_tokens: int) -> Iterator[tuple[int, int]]:
-    """Cut documents into runs of at most `max_tokens` tokens, but of at least one document."""
-    start, documents = 0, len(offsets) - 1
-    while start < documents:
-        stop = int(np.searchsorted(offsets, offsets[start] + max_tokens, side="right")) - 1
-        stop = max(stop, start + 1)
-        yield start, stop
-        start = stop
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:

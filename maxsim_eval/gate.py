@@ -18,8 +18,8 @@ from maxsim_eval.errors import DataError, UnknownNameError, UsageError
 from maxsim_eval.files import write_text, writing
 from maxsim_eval.metrics import parse_metric
 from maxsim_eval.parity import OVERLAPS
-from maxsim_eval.result_json import check_limits, dump_json, field, jsonable, load_json
-from maxsim_eval.subsets import describe, same_subset
+from maxsim_eval.result_json import check_candidates, check_limits, dump_json, field, jsonable, load_json
+from maxsim_eval.subsets import describe, describe_candidates, same_candidates, same_subset
 from maxsim_eval.types import PathResult, Result
 
 BASELINE_SCHEMA = "maxsim-eval/baseline/1"
@@ -141,8 +141,9 @@ def baseline_of(result: Result) -> dict[str, Any]:
         "reference": result.reference,
         "paths": {name: dict(path.metrics) for name, path in result.paths.items()},
     }
-    if result.task.get("limits") is not None:
-        baseline["task"]["limits"] = result.task["limits"]
+    for key in ("limits", "candidates"):
+        if result.task.get(key) is not None:
+            baseline["task"][key] = result.task[key]
     plain: dict[str, Any] = jsonable(baseline)
     return plain
 
@@ -168,6 +169,7 @@ def check_baseline(baseline: Any, origin: str = "baseline") -> Mapping[str, Any]
     for key in ("queries", "documents"):
         field(task, key, int, f"{origin}: 'task'", "a whole number")
     check_limits(task, f"{origin}: 'task'")
+    check_candidates(task, f"{origin}: 'task'")
     field(field(baseline, "encoder", Mapping, origin, "an object"), "name", str, f"{origin}: 'encoder'", "text")
     field(baseline, "k", int, origin, "a whole number")
     reference = field(baseline, "reference", str, origin, "a path name")
@@ -207,7 +209,7 @@ def _object(value: Any) -> Mapping[str, Any]:
 
 
 def _fit(result: Result, baseline: Mapping[str, Any]) -> list[Finding]:
-    """Whether the baseline is about the same thing: dataset, split, subset, encoder, k, reference."""
+    """Whether the baseline is about the same thing: dataset, split, subset, candidates, encoder, k, reference."""
     pairs = [(f"task {key}", result.task.get(key), baseline["task"].get(key)) for key in _TASK_FIT]
     pairs += [
         (f"encoder {key}", result.encoder.get(key), baseline["encoder"][key])
@@ -217,9 +219,12 @@ def _fit(result: Result, baseline: Mapping[str, Any]) -> list[Finding]:
     pairs += [("k", result.k, baseline["k"]), ("reference path", result.reference, baseline["reference"])]
     limits = [task.get("limits") for task in (result.task, baseline["task"])]
     subset = Finding(same_subset(*limits), "baseline fits: task subset", *(describe(entry, ids=True) for entry in limits))
+    lists = [task.get("candidates") for task in (result.task, baseline["task"])]
+    texts = (describe_candidates(entry, ids=True) for entry in lists)
     return [
         *(Finding(found == needed, f"baseline fits: {what}", str(found), str(needed)) for what, found, needed in pairs),
         subset,
+        Finding(same_candidates(*lists), "baseline fits: candidates", *texts),
     ]
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import pickle
 import re
+import shlex
 import struct
 import tokenize
 import zipfile
@@ -23,6 +24,8 @@ import torch
 
 from maxsim_eval.errors import DataError
 
+OFFSETS = ".offsets.npy"  # what follows the stem of a npy file in the name of its offsets
+PICKLES = (".pkl", ".pickle", ".joblib")
 ID_LISTS = ("ids", "query_ids", "document_ids", "doc_ids", "corpus_ids", "passage_ids")
 # What readers of damaged files raise, over torch's, numpy's and zipfile's parsers.
 DAMAGE = (
@@ -50,6 +53,13 @@ NO_CODE = (
     "loading pickled objects can run code from the file, so only tensors, numbers, strings, lists and dicts are read. "
     "Save it again with those (docs/import.md shows how)"
 )
+# How a list of arrays that somebody pickled is loaded in that somebody's own Python. JSON quotes survive a shell's single ones.
+UNPICKLE = {
+    "pickle": "import pathlib, pickle, torch; rows = pickle.loads(pathlib.Path({name}).read_bytes())",
+    "joblib": "import joblib, torch; rows = joblib.load({name})",
+    "numpy": "import numpy, torch; rows = numpy.load({name}, allow_pickle=True)",
+    "torch": "import torch; rows = torch.load({name}, map_location={device}, weights_only=False)",
+}
 
 
 @dataclass
@@ -68,12 +78,16 @@ class Table:
 
 
 def open_table(path: Path) -> Table:
-    """Open an embedding file by its extension; `DataError` when it is missing, damaged, unsafe or of another kind."""
+    """Open an embedding file by its extension; `DataError` when it is missing, damaged, unsafe or of another kind.
+
+    A list or a tensor that no dict names becomes the entry `embeddings`.
+    """
     reader = READERS.get(path.suffix.lower())
     if reader is None:
         hint = ""
-        if path.suffix.lower() in (".pkl", ".pickle", ".joblib"):
-            hint = f" Pickle files are not read: {NO_CODE}."
+        if path.suffix.lower() in PICKLES:
+            kind = "joblib" if path.suffix.lower() == ".joblib" else "pickle"
+            hint = f" Pickle files are not read: {NO_CODE}{_own_conversion(path, kind)}"
         raise DataError(
             f"{path}: extension {path.suffix or 'missing'!r} is not an embedding format; supported: {', '.join(READERS)}.{hint}"
         )
@@ -85,6 +99,14 @@ def open_table(path: Path) -> Table:
     return reader(path)
 
 
+def _own_conversion(path: Path, kind: str) -> str:
+    """The command with which the owner of a pickled list of arrays makes a list of tensors of it, in the owner's own Python."""
+    target = path.with_suffix(".pt" if path.suffix != ".pt" else ".tensors.pt").name
+    names = {"name": json.dumps(path.name), "device": '"cpu"'}
+    code = f"{UNPICKLE[kind].format(**names)}; torch.save([torch.as_tensor(row).cpu() for row in rows], {json.dumps(target)})"
+    return f". A list of arrays that you saved yourself is converted where it was made, by: python -c {shlex.quote(code)}"
+
+
 def _read_torch(path: Path) -> Table:
     try:
         loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=_can_map(path))
@@ -94,15 +116,20 @@ def _read_torch(path: Path) -> Table:
         raise DataError(
             f"{path}: cannot be read as a torch file (damaged, truncated or another format): {_first_line(error)}"
         ) from error
+    if isinstance(loaded, (list, tuple, torch.Tensor)):
+        loaded = {"embeddings": loaded}
     if not isinstance(loaded, dict):
-        raise DataError(f"{path}: holds a {type(loaded).__name__}, need a dict (docs/import.md shows the layouts)")
+        found = type(loaded).__name__
+        raise DataError(f"{path}: holds a {found}, need a list of tensors or a dict (docs/import.md shows the layouts)")
     for key in loaded:
         if not isinstance(key, str):
             raise DataError(f"{path}: key {key!r} is a {type(key).__name__}, need text keys such as 'doc_embeddings'")
     meta = loaded.pop("meta", None)
     if meta is not None and not isinstance(meta, dict):
         raise DataError(f"{path}: meta: got {type(meta).__name__}, need a dict (qrels, query_ids, doc_ids)")
-    return Table(path, loaded, dict(meta or {}), (path,))
+    table = Table(path, loaded, dict(meta or {}), (path,))
+    _add_id_files(table)
+    return table
 
 
 def _can_map(path: Path) -> bool:
@@ -113,7 +140,8 @@ def _can_map(path: Path) -> bool:
         return False
     if not head.startswith(b"PK"):
         if head.startswith(b"\x80"):
-            raise DataError(f"{path}: refused, it holds a pickled object, not a torch file: {NO_CODE}")
+            own = _own_conversion(path, "pickle")
+            raise DataError(f"{path}: refused, it holds a pickled object, not a torch file: {NO_CODE}{own}")
         raise DataError(f"{path}: cannot be read as a torch file (it begins with {head[:8]!r})")
     try:
         with zipfile.ZipFile(path) as archive:
@@ -127,7 +155,8 @@ def _can_map(path: Path) -> bool:
 def _refused_pickle(path: Path, message: str) -> DataError:
     name = re.search(r"GLOBAL (\S+) (?:was not|whose module)", message)
     if name is not None:
-        return DataError(f"{path}: refused, it holds the pickled object {name.group(1)!r}: {NO_CODE}")
+        own = _own_conversion(path, "torch") if name.group(1).startswith("numpy.") else ""
+        return DataError(f"{path}: refused, it holds the pickled object {name.group(1)!r}: {NO_CODE}{own}")
     if "Can only build" in message or "Can only create" in message or "Trying to call reduce" in message:
         return DataError(f"{path}: refused, it holds pickled objects: {NO_CODE}")
     detail = message.rsplit("WeightsUnpickler error: ", maxsplit=1)[-1].strip().splitlines()
@@ -161,12 +190,11 @@ def _read_npz(path: Path) -> Table:
 
 
 def _read_npy(path: Path) -> Table:
-    """`<name>.npy` with `<name>.offsets.npy` and, when there is one, `<name>.ids.txt`."""
-    beside = path.with_name(f"{path.stem}.offsets.npy")
-    if not beside.is_file():
-        raise DataError(f"{path}: needs {beside.name} beside it: [N + 1] integers, where each row of tokens starts and ends")
-    table = Table(path, {}, {}, (path, beside))
-    for name, file in (("values", path), ("offsets", beside)):
+    """`<name>.npy` with `<name>.offsets.npy` or alone and, when there is one, `<name>.ids.txt`."""
+    beside = path.with_name(f"{path.stem}{OFFSETS}")
+    parts = {"values": path, "offsets": beside} if beside.is_file() else {"embeddings": path}
+    table = Table(path, {}, {}, tuple(parts.values()))
+    for name, file in parts.items():
         try:
             array = np.lib.format.open_memmap(file, mode="c")  # never pickled; writes would never reach the file
         except DAMAGE as error:
@@ -178,7 +206,8 @@ def _read_npy(path: Path) -> Table:
 
 def _numpy_error(path: Path, key: str, error: BaseException) -> DataError:
     if "pickle" in str(error).lower() or "Python objects" in str(error):
-        return DataError(f"{path}: {key}refused, it holds pickled Python objects (dtype object): {NO_CODE}")
+        own = _own_conversion(path, "numpy") if path.suffix.lower() == ".npy" else ""
+        return DataError(f"{path}: {key}refused, it holds pickled Python objects (dtype object): {NO_CODE}{own}")
     return DataError(
         f"{path}: {key}cannot be read as a numpy file (damaged, truncated or another format): {_first_line(error)}"
     )
@@ -239,13 +268,20 @@ def _add_id_files(table: Table) -> None:
         beside = table.path.with_name(f"{table.path.stem}.{key}.txt")
         if key in table.entries or key in table.meta or not beside.is_file():
             continue
-        try:
-            text = beside.read_text(encoding="utf-8")
-        except UnicodeDecodeError as error:
-            raise DataError(f"{beside}: not UTF-8: {error}") from error
-        # Only the line feed separates: str.splitlines would also cut at characters that ids may hold.
-        table.entries[key] = [line.removesuffix("\r") for line in text.removesuffix("\n").split("\n")] if text else []
+        table.entries[key] = read_id_file(beside)
         table.files = (*table.files, beside)
+
+
+def read_id_file(path: Path) -> list[str]:
+    """Ids from a file, UTF-8, one a line; `DataError` where it cannot be read."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path}: not UTF-8: {error}") from error
+    except OSError as error:
+        raise DataError(f"{path}: the file of ids cannot be read: {error.strerror or error}") from error
+    # Only the line feed separates: str.splitlines would also cut at characters that ids may hold.
+    return [line.removesuffix("\r") for line in text.removesuffix("\n").split("\n")] if text else []
 
 
 READERS: dict[str, Callable[[Path], Table]] = {

@@ -6,8 +6,9 @@ for, so checking and caching need memory for one slice. `rows_from_embeddings` a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, NoReturn
@@ -29,11 +30,17 @@ Embeddings = Tensor | Sequence[Any]
 
 @dataclass(frozen=True)
 class Where:
-    """The file and key that a message names; `notes` collects what was decided and must be said."""
+    """The file, key and rows that a message names; `notes` collects what was decided and must be said.
+
+    role, names: what the rows are and what they are called, where that is known before they are read; `first` is the name of row 0.
+    """
 
     path: Path
     key: str
     notes: list[str]
+    role: str = ""
+    names: Sequence[str] | None = None
+    first: int = 0
 
     def fail(self, message: str) -> NoReturn:
         """Raise `DataError` naming file and key."""
@@ -45,11 +52,20 @@ class Where:
 
     def sibling(self, key: str) -> Where:
         """The same file, another key."""
-        return Where(self.path, key, self.notes)
+        return replace(self, key=key)
+
+    def row(self, number: int) -> str:
+        """How a message calls a row: "document 'd7' (row 3)", or what is known of that."""
+        at = self.first + number
+        if self.names is not None and at < len(self.names):
+            return f"{self.role} {self.names[at]!r} (row {number})"
+        return f"{self.role} in row {number}" if self.role else f"row {number}"
 
 
-class TokenRows:
+class TokenRows(ABC):
     """N token matrices `[lengths[n], dim]`, read on demand; `take` yields `dtype`: the file's, float32 for float64."""
+
+    dropped: int | None = None  # tokens left out on request, None where nobody asked
 
     def __init__(self, stored: torch.dtype, dim: int, lengths: np.ndarray) -> None:
         self.dim = dim
@@ -59,9 +75,9 @@ class TokenRows:
     def __len__(self) -> int:
         return len(self.lengths)
 
+    @abstractmethod
     def row(self, index: int) -> Tensor:
         """Tokens `[L, d]` of one document, in the stored dtype, sharing storage where it can."""
-        raise NotImplementedError
 
     def take(self, rows: Sequence[int] | np.ndarray) -> Packed:
         """Copy documents `rows`, in that order, into one `Packed` in `dtype`."""
@@ -177,10 +193,13 @@ def rows_from_values(where: Where, values: Any, offsets_where: Where, offsets: A
     return _checked(where, RaggedRows(tokens, bounds))
 
 
-def rows_from_embeddings(where: Where, value: Any, lengths: Any = None, mask: Any = None, *, quiet: bool = True) -> TokenRows:
+def rows_from_embeddings(
+    where: Where, value: Any, lengths: Any = None, mask: Any = None, *, pad: np.ndarray | bool = True, quiet: bool = True
+) -> TokenRows:
     """Dense `[N, L, d]`, a list of `[L, d]`, a list of chunks `[b, L, d]`, or a list of lists of `[L, d]`.
 
     Without lengths or mask, trailing all-zero rows of dense layouts are padding, which is noted; the rest are tokens.
+    `pad` is what stands in for that search: lengths that it found before, or False, every position is a token.
     """
     parts = [check_tensor(where, value)] if isinstance(value, Tensor) else _flat_list(where, value)
     rank = 3 if isinstance(value, Tensor) else parts[0].dim() if parts else 2
@@ -188,11 +207,7 @@ def rows_from_embeddings(where: Where, value: Any, lengths: Any = None, mask: An
         if part.dim() != rank or rank not in (2, 3):
             at = "" if isinstance(value, Tensor) else f"item {number}: "
             where.fail(f"{at}got shape {list(part.shape)}, need [N, L, d], or a list of only [L, d] or only [b, L, d]")
-    dims = {part.shape[-1] for part in parts}
-    dtypes = {part.dtype for part in parts}
-    if len(dims) > 1 or len(dtypes) > 1:
-        what = f"embedding widths {sorted(dims)}" if len(dims) > 1 else f"dtypes {sorted(map(str, dtypes))}"
-        where.fail(f"mixed {what}, need one for all rows")
+    _require_one_kind(where, parts, rank)
     if sum(len(part) if rank == 3 else 1 for part in parts) == 0:
         where.fail("holds no rows, need at least one")
     sizes = np.array([part.shape[-2] for part in parts], dtype=np.int64)
@@ -207,7 +222,23 @@ def rows_from_embeddings(where: Where, value: Any, lengths: Any = None, mask: An
         masks = _masks(where, mask, parts, counts)
         kept = np.concatenate([m.sum(1).numpy() for m in masks]).astype(np.int64)
         return _checked(where, DenseRows(parts, kept, masks))
-    return _checked(where, DenseRows(parts, _lengths_from_zeros(where, parts, quiet) if counts is None else counts))
+    if counts is None:
+        counts = pad if isinstance(pad, np.ndarray) else _lengths_from_zeros(where, parts, quiet) if pad else sizes
+    return _checked(where, DenseRows(parts, counts))
+
+
+def _require_one_kind(where: Where, parts: Sequence[Tensor], rank: int) -> None:
+    """One width and one dtype for all; else the message names the first row that has another."""
+    row = 0
+    for part in parts:
+        for what, first, found in (
+            ("embedding widths", parts[0].shape[-1], part.shape[-1]),
+            ("dtypes", parts[0].dtype, part.dtype),
+        ):
+            if first != found:
+                both = ", ".join(sorted((str(first), str(found))))
+                where.fail(f"mixed {what} [{both}], need one for all rows: {where.row(row)} has {found}, those before {first}")
+        row += len(part) if rank == 3 else 1
 
 
 def _flat_list(where: Where, value: Any) -> list[Tensor]:
@@ -226,8 +257,6 @@ def _flat_list(where: Where, value: Any) -> list[Tensor]:
 def _checked(where: Where, rows: TokenRows) -> TokenRows:
     if len(rows) == 0:
         where.fail("holds no rows, need at least one")
-    if int(rows.lengths.sum()) == 0:
-        where.fail(f"none of the {len(rows)} rows has a token")
     stored = rows.row(0).dtype
     if stored != rows.dtype:
         where.note(f"ImportWarning: converted from {stored} to {rows.dtype}")
@@ -287,7 +316,7 @@ def _lengths_from_zeros(where: Where, chunks: Sequence[Tensor], quiet: bool) -> 
                 counts, suspect = _trailing_zeros(part)
                 if suspect is not None:
                     where.fail(
-                        f"row {done + suspect} ends in repeated rows that are not zero: this looks like padding, but "
+                        f"{where.row(done + suspect)} ends in repeated rows that are not zero: this looks like padding, but "
                         f"cannot be told from tokens. Save {label} [N] (or a mask) beside it"
                     )
                 lengths.append(counts)
@@ -333,20 +362,3 @@ def spans(lengths: np.ndarray, tokens: int) -> Iterator[tuple[int, int]]:
         stop = min(max(stop, start + 1), start + tokens)
         yield start, stop
         start, before = stop, int(ends[stop - 1])
-
-
-def check_finite(where: Where, rows: TokenRows, name_of: Callable[[int], str], quiet: bool) -> None:
-    """Refuse NaN and Inf in any token, naming the first; `name_of(row)` says which document it is."""
-    with tqdm(total=len(rows), desc=f"checking {where.key}", unit="rows", disable=quiet, delay=1) as bar:
-        for start, stop in spans(rows.lengths, SLICE_TOKENS):
-            part = rows.span(start, stop)
-            if part.values.numel():
-                low, high = torch.aminmax(part.values)  # one pass, no temporaries; NaN and Inf both show in it
-                if not (bool(torch.isfinite(low)) and bool(torch.isfinite(high))):
-                    bad = (~torch.isfinite(part.values)).any(-1).nonzero()[0, 0]
-                    inside = int(torch.searchsorted(part.starts + part.lengths, bad, right=True))
-                    token = int(bad - part.starts[inside])
-                    value = part[inside][token]
-                    kind = "NaN" if bool(value.isnan().any()) else "an infinite value"
-                    where.fail(f"{name_of(start + inside)}: token {token} holds {kind}, need finite embeddings")
-            bar.update(stop - start)

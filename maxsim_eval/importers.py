@@ -1,31 +1,31 @@
 """Precomputed token embeddings into the cache: read, check, align with the task, write, so that no model is needed.
 
-`read_embeddings` (import_tables.py) reads and checks a file; `import_embeddings` puts its rows into the task's order
-and fills the cache entries that evaluation finds. Without a dataset, a file with ids and qrels becomes a local one.
+`read_embeddings` (import_sets.py) reads and checks a file, a folder or chunks; `import_embeddings` puts the rows into the task's
+order and fills the cache entries that evaluation finds. Without a dataset, a file with ids and qrels becomes a local one.
 """
 
 from __future__ import annotations
 
-import csv
-import hashlib
-import io
 import json
 import os
 import shutil
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from dataclasses import replace as changed
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tqdm import tqdm
 
-from maxsim_eval.beir_format import QRELS_HEADER, dump_jsonl, write_folder
 from maxsim_eval.cache import Entry, content_hash, entry_folder, entry_key, fill_entry
 from maxsim_eval.errors import CacheError, DataError, UsageError
-from maxsim_eval.import_tables import Imported, Side, read_embeddings
+from maxsim_eval.import_checks import UNIT_TOLERANCE
+from maxsim_eval.import_folders import grouped
+from maxsim_eval.import_local import has_local, make_local
+from maxsim_eval.import_origins import Origin, names_and_digests, origins_of
+from maxsim_eval.import_sets import FileRows, Files, chunks_or_roles, read_embeddings
+from maxsim_eval.import_tables import Imported, Side
 from maxsim_eval.loaders import load_task
 from maxsim_eval.types import Role, Task
 from maxsim_kernels import Packed
@@ -35,7 +35,8 @@ __all__ = ["Imported", "Side", "import_embeddings", "read_embeddings"]
 READING = 1  # version of the reading rules: raise it when the same file would give other tokens
 SHARD_BYTES = 256 << 20
 CHUNK = 1024  # documents copied out of the file at a time: often enough for the progress bar
-Paths = Path | str | Sequence[Path | str] | Mapping[Role, Path | str]
+UNIT_ENCODERS = ("colbertv2", "colpali", "gve", "hf")  # names, before a colon, that stand for models which give unit vectors
+Paths = Files | Mapping[Role, Files]
 
 
 @dataclass(frozen=True)
@@ -64,17 +65,25 @@ def import_embeddings(
     revision: str = "",
     quiet: bool = False,
     replace: bool = False,
+    ids: Mapping[Role, Path | str] | None = None,
+    drop_zero_tokens: bool = False,
+    require_normalised: bool = False,
 ) -> dict[str, Entry]:
     """Write the embeddings of one or more files as cache entries of a task; nothing is written before all checks pass.
 
     Args:
-        paths: one file, several (each role once), or {"query": file, "document": file} where no file names its role.
+        paths: a file or a folder, several (each role once; files whose names differ in a number only are chunks of one), or
+            {"query": file, "document": file} where no file names its role; a list there is chunks.
         task: what the embeddings belong to. None: the local dataset `dataset`; where there is none, a file with ids and
             qrels makes one (`data_dir/local/<dataset>`, texts empty). `source` must then be "local".
         source, dataset: of the task.
         encoder_name, revision: what made the embeddings; evaluation finds them under this name.
         cache_dir, data_dir: folders of the cache and of the datasets.
         replace: delete the entry of another file, once the new one is whole; without it, another file is refused.
+        ids: files of ids, one a line, for a role whose embeddings hold none.
+        drop_zero_tokens: leave out tokens that are exactly zero (another reading of the same file: another entry).
+        require_normalised: refuse tokens that are no unit vectors. Without it they are noted, and warned of where the encoder's
+            name promises unit vectors.
 
     Returns:
         "query" and/or "document" -> entry, rows in the task's order. Its provenance's `notes` say what was assumed.
@@ -84,24 +93,31 @@ def import_embeddings(
         UsageError: names that cannot work. CacheError: a damaged or locked entry.
     """
     _check_names(source, dataset, encoder_name)
-    parts = _read_all(paths, quiet)
-    merged = _merge(parts)
-    digests = {file: _sha256(file, quiet) for part in parts for side in part.sides.values() for file in side.files}
+    merged = _merge(_read_all(paths, ids or {}, drop_zero_tokens, quiet))
+    loud = [f"{side.origin}: {side.zero_note}" for side in merged.sides.values() if side.zero_note]
+    sides = {role: _judged(role, side, encoder_name, require_normalised, loud) for role, side in merged.sides.items()}
+    merged = changed(merged, sides=sides)
+    origins = origins_of(merged, quiet)
     if task is None:
         if source != "local":
             raise UsageError(f"source: got {source!r} without a task; embeddings alone can only become a 'local' dataset")
-        if not _has_local(dataset, Path(data_dir)):
-            _make_local(merged, dataset, Path(data_dir), encoder_name, revision, digests)
+        if not has_local(dataset, Path(data_dir)):
+            files = {name: digest for origin in origins.values() for name, digest in names_and_digests(origin)}
+            make_local(merged, dataset, Path(data_dir), encoder_name, revision, files)
         task = load_task("local", dataset, data_dir=Path(data_dir), quiet=quiet)
     elif not _names_task(task, source, dataset):
         raise UsageError(f"task: is {task.source}/{task.dataset}, but source/dataset are {source}/{dataset}")
     notes = [*merged.notes, *_judgement_notes(merged, task)]
+    reading = {"drop_zero_tokens": True} if drop_zero_tokens else {}
+    names = {"encoder": encoder_name, "revision": revision}
     plans = [
-        _plan(role, side, task, notes, digests, encoder_name, revision, Path(cache_dir)) for role, side in merged.sides.items()
+        _plan(role, side, task, notes, origins[role], names, reading, Path(cache_dir)) for role, side in merged.sides.items()
     ]
     if not replace:
         for plan in plans:
             _refuse_rivals(plan)
+    for text in loud:
+        warnings.warn(text, stacklevel=2)
     entries = {str(plan.role): _fill(plan, quiet) for plan in plans}
     for rival in (rival for plan in plans for rival in plan.rivals):  # only now that everything new is whole
         _delete(rival)
@@ -120,21 +136,29 @@ def _names_task(task: Task, source: str, dataset: str) -> bool:
     return source == task.source and task.dataset in names
 
 
-def _read_all(paths: Paths, quiet: bool) -> list[Imported]:
+def _read_all(paths: Paths, ids: Mapping[Role, Path | str], drop_zero_tokens: bool, quiet: bool) -> list[Imported]:
+    if not set(ids) <= {"query", "document"}:
+        raise UsageError(f"ids: got roles {sorted(ids)}, need 'query' and/or 'document'")
+    parts = []
     if isinstance(paths, Mapping):
         if not paths or not set(paths) <= {"query", "document"}:
             raise UsageError(f"paths: got roles {sorted(paths)}, need 'query' and/or 'document'")
-        parts = []
         for role, path in paths.items():
-            part = read_embeddings(path, role=role, quiet=quiet)
+            part = read_embeddings(path, role=role, ids=ids, drop_zero_tokens=drop_zero_tokens, quiet=quiet)
             if role not in part.sides:
                 raise DataError(f"{part.path}: holds no {role} embeddings")
             parts.append(changed(part, sides={role: part.sides[role]}))
-        return parts
-    several = [paths] if isinstance(paths, (str, Path)) else list(paths)
-    if not several:
-        raise UsageError("paths: got no file, need at least one")
-    return [read_embeddings(path, quiet=quiet) for path in several]
+    else:
+        several = [paths] if isinstance(paths, (str, Path)) else list(paths)
+        if not several:
+            raise UsageError("paths: got no file, need at least one")
+        for group in grouped([Path(path) for path in several]):
+            for path in chunks_or_roles(group):
+                parts.append(read_embeddings(path, ids=ids, drop_zero_tokens=drop_zero_tokens, quiet=quiet))
+    unused = set(ids) - {role for part in parts for role in part.sides}
+    if unused:
+        raise UsageError(f"ids: got a file of {unused.pop()} ids, but no embeddings of that role")
+    return parts
 
 
 def _merge(parts: Sequence[Imported]) -> Imported:
@@ -147,8 +171,8 @@ def _merge(parts: Sequence[Imported]) -> Imported:
         for role, side in part.sides.items():
             if role in sides:
                 raise DataError(
-                    f"{origin[role]} and {part.path}: both hold {role} embeddings. Where files do not name their role, "
-                    "say which one holds the queries and which one the documents"
+                    f"{origin[role]} and {part.path}: both hold {role} embeddings. Where files do not name their role, say "
+                    "which one holds the queries and which one the documents; chunks of one set differ in a number only"
                 )
             sides[role], origin[role] = side, part.path
         if part.qrels is not None and qrels is not None and part.qrels != qrels:
@@ -162,77 +186,21 @@ def _merge(parts: Sequence[Imported]) -> Imported:
     return Imported(first.path, sides, qrels, {}, tuple(note for part in parts for note in part.notes))
 
 
-def _sha256(path: Path, quiet: bool) -> str:
-    digest = hashlib.sha256()
-    with (
-        open(path, "rb") as handle,
-        tqdm(total=path.stat().st_size, desc=f"hashing {path.name}", unit="B", unit_scale=True, disable=quiet, delay=1) as bar,
-    ):
-        while block := handle.read(8 << 20):
-            digest.update(block)
-            bar.update(len(block))
-    return digest.hexdigest()
-
-
-# The task -------------------------------------------------------------------------------------------------------------
-
-
-def _has_local(dataset: str, data_dir: Path) -> bool:
-    return any((folder / dataset).is_dir() for folder in (data_dir, data_dir / "local"))
-
-
-def _make_local(
-    merged: Imported, dataset: str, data_dir: Path, encoder: str, revision: str, digests: Mapping[Path, str]
-) -> None:
-    """Make the local dataset of that name from the file's own ids and qrels."""
-    if Path(dataset).name != dataset or dataset in (".", "..") or "\0" in dataset:
-        raise UsageError(f"dataset: got {dataset!r}; a new local dataset needs a plain name, not a path")
-    lacks = [f"{role} embeddings" for role in ("query", "document") if role not in merged.sides]
-    lacks += [f"{role} ids" for role, side in merged.sides.items() if side.ids is None]
-    if merged.qrels is None:
-        lacks.append("qrels")
-    folder = data_dir / "local" / dataset
-    if lacks:
-        raise DataError(
-            f"{merged.path}: there is no dataset {dataset!r} in {data_dir}, and the file cannot make one: it has no "
-            f"{', no '.join(lacks)}. Put the dataset (BEIR layout) into {folder}, or save "
-            "meta = {'qrels', 'query_ids', 'doc_ids'} with the embeddings"
-        )
-    _write_local(merged, folder, encoder, revision, digests)
-
-
-def _write_local(merged: Imported, folder: Path, encoder: str, revision: str, digests: Mapping[Path, str]) -> None:
-    """The file's ids and qrels as a dataset in BEIR layout, whole or not at all."""
-    queries, documents, qrels = merged.query_ids or [], merged.document_ids or [], merged.qrels or {}
-    known, asked = set(documents), set(queries)
-    if not any(document in known for query, row in qrels.items() if query in asked for document in row):
-        raise DataError(f"{merged.path}: qrels: no judgement names a query and a document of the file, need at least one")
-    for name in chain(queries, documents, qrels, *qrels.values()):
-        if name.split() != [name]:
-            raise DataError(f"{merged.path}: id {name!r} is empty or holds white space, which neither qrels nor runs can")
-    sides = merged.sides.values()
-    origin = {
-        "origin": "imported",
-        "files": {file.name: digests[file] for side in sides for file in side.files},
-        "encoder": encoder,
-        "revision": revision,
-        "texts": "empty: the embeddings came without texts",
-        "notes": list(merged.notes),
-    }
-    table = io.StringIO(newline="")
-    writer = csv.writer(table, delimiter="\t", lineterminator="\n")  # quotes what the reader unquotes
-    writer.writerow(QRELS_HEADER)
-    writer.writerows((query, document, score) for query, row in qrels.items() for document, score in row.items())
-    files = {
-        "corpus.jsonl": dump_jsonl({"_id": name, "title": "", "text": ""} for name in documents),
-        "queries.jsonl": dump_jsonl({"_id": name, "text": ""} for name in queries),
-        "qrels/test.tsv": table.getvalue().encode("utf-8"),
-        "origin.json": json.dumps(origin, indent=2, ensure_ascii=False).encode("utf-8"),
-    }
-    try:
-        write_folder(folder, files)
-    except OSError as error:
-        raise DataError(f"{folder}: the dataset folder cannot be written: {error}") from error
+def _judged(role: Role, side: Side, encoder: str, required: bool, loud: list[str]) -> Side:
+    """The side with a note, which is also said loudly, or refused, where tokens that must be unit vectors are none."""
+    norms = side.norms
+    wrong = norms.off_unit + (norms.zeros if required else 0)
+    if not wrong or not (required or encoder.partition(":")[0] in UNIT_ENCODERS):
+        return side
+    what = (
+        f"{wrong} of {norms.tokens} tokens are no unit vectors (norms {norms.low:.4g} to {norms.high:.4g}, {norms.zeros} zero; first: "
+        f"{norms.first_off_unit or norms.first_zero}; {UNIT_TOLERANCE} more or less than 1 is taken as rounding)"
+    )
+    if required:
+        raise DataError(f"{side.origin}: {role} embeddings: {what}, and --require-normalised was given")
+    note = f"ImportWarning: {what}, but {encoder!r} stands for unit vectors: are these its embeddings before normalising?"
+    loud.append(f"{side.origin}: {note}")
+    return changed(side, notes=(*side.notes, note))
 
 
 def _judgement_notes(merged: Imported, task: Task) -> list[str]:
@@ -257,27 +225,27 @@ def _plan(
     side: Side,
     task: Task,
     notes: Sequence[str],
-    digests: Mapping[Path, str],
-    encoder: str,
-    revision: str,
+    origin: Origin,
+    made_by: Mapping[str, str],
+    reading: Mapping[str, bool],
     cache_dir: Path,
 ) -> _Plan:
     ids, items = (task.query_ids, task.queries) if role == "query" else (task.document_ids, task.documents)
     order, said = _align(role, side, task, ids)
-    content = content_hash(ids, items)
-    file, *siblings = side.files
-    # A npy or safetensors file may carry offsets or ids beside it: they decide the tokens as much as the file does.
-    beside = {sibling.name.removeprefix(file.stem): digests[sibling] for sibling in siblings}
-    made_from = {"origin": "imported", "reading": READING, "file_sha256": digests[file], "siblings_sha256": beside}
-    key = entry_key(content, {**made_from, "encoder": encoder, "revision": revision, "role": role})
+    content, encoder = content_hash(ids, items), made_by["encoder"]
+    made_from = {"origin": "imported", "reading": READING, "file_sha256": origin.sha256, "siblings_sha256": origin.beside}
+    made_from |= reading
+    key = entry_key(content, {**made_from, **made_by, "role": role})
     folder = entry_folder(cache_dir, task.source, task.dataset, encoder, role, key)
     names = {"encoder": encoder, "role": role, "source": task.source, "dataset": task.dataset}
     provenance = {
         **made_from,
         **names,
         "content": content,
-        "file": file.name,
-        "revision": revision,
+        "file": origin.name,
+        "files": origin.count,
+        "revision": made_by["revision"],
+        "norms": side.norms.as_json(),
         "notes": [*notes, *side.notes, *said],
     }
     like = {**names, "origin": "imported", "content": content}
@@ -287,7 +255,7 @@ def _plan(
 
 def _align(role: Role, side: Side, task: Task, ids: Sequence[str]) -> tuple[np.ndarray | None, list[str]]:
     """File row of every row of the task (None: the same order), and what had to be assumed."""
-    file, where = side.files[0], f"{task.source}/{task.dataset} ({task.split})"
+    file, where = side.origin, f"{task.source}/{task.dataset} ({task.split})"
     plural = "queries" if role == "query" else "documents"
     if side.ids is None:
         if len(side.rows) != len(ids):
@@ -305,6 +273,7 @@ def _align(role: Role, side: Side, task: Task, ids: Sequence[str]) -> tuple[np.n
         raise DataError(
             f"{file}: its {role} ids are not those of {where}: {len(missing)} of {len(ids)} are missing"
             f"{_first(missing)}, {len(extra)} are not in the task{_first(extra)}"
+            + (f". The ids were taken from {side.ids_are}" if side.ids_are else "")
         )
     order = np.fromiter((row_of[name] for name in ids), dtype=np.int64, count=len(ids))
     said = [f"{len(extra)} queries without judgements in {where} were left out"] if extra else []
@@ -333,7 +302,7 @@ def _refuse_rivals(plan: _Plan) -> None:
     for rival in plan.rivals:
         provenance = json.loads((rival / "manifest.json").read_bytes())["provenance"]
         raise DataError(
-            f"{plan.side.files[0]}: {provenance['source']}/{provenance['dataset']} already has imported {plan.role} "
+            f"{plan.side.origin}: {provenance['source']}/{provenance['dataset']} already has imported {plan.role} "
             f"embeddings of {provenance['encoder']!r}, from {provenance.get('file')!r} (revision "
             f"{provenance.get('revision')!r}): {rival}. Pass --replace to put this file in their place"
         )
@@ -346,6 +315,8 @@ def _fill(plan: _Plan, quiet: bool) -> Entry:
     def encode(start: int, stop: int) -> Packed:
         return rows.span(start, stop) if order is None else rows.take(order[start:stop])
 
+    # Chunks that are read out of order are opened once a shard then, not once for every few documents.
+    at_once = None if order is not None and isinstance(rows, FileRows) else CHUNK
     mean = max(1, int(rows.lengths.mean() * rows.dim * rows.dtype.itemsize))
     return fill_entry(
         plan.folder,
@@ -356,7 +327,7 @@ def _fill(plan: _Plan, quiet: bool) -> Entry:
         provenance=plan.provenance,
         encode=encode,
         documents_per_shard=max(1, min(65536, SHARD_BYTES // mean)),
-        chunk=CHUNK,
+        chunk=at_once,
         label=f"importing {plan.role} embeddings",
         quiet=quiet,
     )

@@ -1,8 +1,9 @@
-"""Retrieval metrics per query, computed by trec_eval itself through pytrec_eval, under ir-measures' names.
+"""Retrieval metrics per query, computed by trec_eval itself through pytrec_eval, under ir-measures' names; and the paper's own.
 
 Our own runs are ordered lists; they reach trec_eval as strictly decreasing scores, so no tie can change their order.
 Runs of other tools keep their scores and trec_eval's rule (float32 score descending, ties by document id descending).
-Every judged query counts: one without results scores 0 in every metric and stays in the mean.
+Every judged query counts: one without results scores 0 in every metric and stays in the mean (`AnyHit@k` of `paper_metrics`
+aside, which has no value where nothing is relevant).
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import numpy as np
 import pytrec_eval
 
 from maxsim_eval.errors import DataError, UnknownNameError, UsageError
+from maxsim_eval.paper_metrics import PAPER_METRICS
 from maxsim_eval.runs import check_ranking, ranked
 from maxsim_eval.types import Qrels, Run
 
@@ -51,7 +53,7 @@ _MEASURES: dict[str, tuple[str | None, str | None]] = {
     "SetAP": ("set_map", None),
 }
 _ALIASES = {"R": "Recall", "AP": "MAP", "RR": "MRR"}
-_NAME = re.compile(r"(?P<base>[A-Za-z]+)(@(?P<cutoff>[0-9]+))?")
+_NAME = re.compile(r"(?P<base>[A-Za-z]+(-exp)?)(@(?P<cutoff>[0-9]+))?")
 _MAX_CUTOFF = 2**31 - 1
 # trec_eval walks over every relevance level up to the highest; a level like 10^6 would take it minutes a query.
 _MAX_RELEVANCE = 10_000
@@ -62,7 +64,10 @@ _FIRST_NORMAL_BITS = 0x0080_0000
 
 @dataclass(frozen=True)
 class Metric:
-    """One parsed metric: the name as asked for, its canonical name, and how trec_eval is asked for it."""
+    """One parsed metric: the name as asked for, its canonical name, and how trec_eval is asked for it.
+
+    For a metric of `paper_metrics`, `measure` is its name there and `truncate` its cutoff.
+    """
 
     name: str
     canonical: str
@@ -72,12 +77,14 @@ class Metric:
 
 def _known(cutoff: str | None) -> list[str]:
     bases = {**_MEASURES, **{alias: _MEASURES[name] for alias, name in _ALIASES.items()}}
-    with_cutoff = [f"{base}@{cutoff or 'k'}" for base, (_, cut) in bases.items() if cut]
+    names = [base for base, (_, cut) in bases.items() if cut] + list(PAPER_METRICS)
+    with_cutoff = [f"{base}@{cutoff or 'k'}" for base in names]
     return with_cutoff + [base for base, (plain, _) in bases.items() if plain]
 
 
 def parse_metric(name: str) -> Metric:
-    """Parse an ir-measures style name: `nDCG@10`, `R@100` (= `Recall@100`), `AP`, `RR@10`, `Bpref`, ...
+    """Parse an ir-measures style name: `nDCG@10`, `R@100` (= `Recall@100`), `AP`, `RR@10`, `Bpref`, ...,
+    or one of the paper's, `AnyHit@10`, `nDCG-exp@10`.
 
     Raises:
         UnknownNameError: no such metric, or not in that form (with or without a cutoff); the message offers near names.
@@ -87,7 +94,7 @@ def parse_metric(name: str) -> Metric:
     cutoff = match["cutoff"] if match else None
     base = _ALIASES.get(match["base"], match["base"]) if match else ""
     plain, cut = _MEASURES.get(base, (None, None))
-    measure = plain if cutoff is None else cut
+    measure = plain if cutoff is None else base if base in PAPER_METRICS else cut
     if measure is None:
         known = _known(cutoff)
         same_letters = [entry for entry in known if entry.lower() == name.lower()]  # only the case is wrong
@@ -97,7 +104,7 @@ def parse_metric(name: str) -> Metric:
     if not 1 <= len(cutoff.lstrip("0")) <= 10 or int(cutoff) > _MAX_CUTOFF:
         raise UsageError(f"metric {name!r}: the cutoff is {cutoff}, need a whole number from 1 to {_MAX_CUTOFF}")
     k = int(cutoff)
-    if measure == "recip_rank":
+    if measure == "recip_rank" or measure in PAPER_METRICS:
         return Metric(name, f"{base}@{k}", measure, truncate=k)
     return Metric(name, f"{base}@{k}", f"{measure}_{k}")
 
@@ -157,13 +164,14 @@ def evaluate_run(run: Run, qrels: Qrels, metrics: Iterable[str] = DEFAULT_METRIC
 
     Returns:
         metric name (as asked for) -> query id -> value; every judged query is present, in qrels order, with 0 when the
-        run has no results for it.
+        run has no results for it. `AnyHit@k` lacks the queries without a relevant document.
 
     Raises:
         UnknownNameError, UsageError: a metric name that is not one.
         DataError: no judgements, an impossible id or relevance, a NaN score, a document twice in a query.
     """
-    wanted = [parse_metric(name) for name in metrics]
+    asked = [parse_metric(name) for name in metrics]
+    wanted = [metric for metric in asked if metric.measure not in PAPER_METRICS]
     judged = _judgements(qrels)
     queries = [query_id for query_id in judged if run.rankings.get(query_id)]
     for query_id in queries:
@@ -178,7 +186,20 @@ def evaluate_run(run: Run, qrels: Qrels, metrics: Iterable[str] = DEFAULT_METRIC
         for metric in group:
             for query_id in queries:
                 per_query[metric.name][query_id] = float(found[query_id][metric.measure])
-    return per_query
+    for metric in asked:
+        if metric.measure in PAPER_METRICS:
+            per_query[metric.name] = _paper_metric(metric, run, judged)
+    return {metric.name: per_query[metric.name] for metric in asked}
+
+
+def _paper_metric(metric: Metric, run: Run, judged: Mapping[str, Mapping[str, int]]) -> dict[str, float]:
+    """Query id -> value, without the queries the metric has none for."""
+    compute, cutoff = PAPER_METRICS[metric.measure], metric.truncate or 0
+    values = {
+        query_id: compute(ranked(run, query_id)[:cutoff] if run.rankings.get(query_id) else [], row, cutoff)
+        for query_id, row in judged.items()
+    }
+    return {query_id: value for query_id, value in values.items() if value is not None}
 
 
 def means(per_query: Mapping[str, Mapping[str, float]]) -> dict[str, float]:

@@ -22,7 +22,7 @@ from maxsim_eval.environment import environment
 from maxsim_eval.errors import DataError
 from maxsim_eval.files import write_text
 from maxsim_eval.result_json import SCHEMA, from_json, to_json
-from maxsim_eval.subsets import describe
+from maxsim_eval.subsets import describe, describe_candidates
 from maxsim_eval.types import Result
 
 __all__ = [
@@ -191,10 +191,12 @@ def _headline(result: Result) -> list[str]:
     )
     revision = f" ({encoder['revision']})" if encoder.get("revision") else ""
     dim = f", d = {encoder['dim']}" if _known(encoder.get("dim")) else ""
-    limits = task.get("limits")
+    limits, candidates = task.get("limits"), task.get("candidates")
+    reranked = "" if candidates is None else describe_candidates(candidates)
     return [
         f"{task.get('source')}/{task.get('dataset')} {task.get('split')}: {counts}",
         *([] if limits is None else [f"SUBSET: {describe(limits)}; figures are not those of the whole collection"]),
+        *([f"RERANKED: {reranked}; what a query's run does not list is not retrieved"] if reranked else []),
         f"encoder {encoder.get('name')}{revision}{dim}, top {result.k}",
     ]
 

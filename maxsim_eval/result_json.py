@@ -162,6 +162,22 @@ def check_limits(task: Mapping[str, Any], where: str) -> None:
     field(limits, "ids_sha256", str, where, "text")
 
 
+def check_candidates(task: Mapping[str, Any], where: str) -> None:
+    """Validate the `candidates` entry of a parsed `task` object; in a file without one everything was searched.
+
+    Raises:
+        DataError: not null and not as docs/result.md says.
+    """
+    if task.get("candidates") is None:
+        return
+    candidates = field(task, "candidates", dict, where, "null or an object")
+    where = f"{where}: 'candidates'"
+    for key in ("name", "sha256"):
+        field(candidates, key, str, where, "text")
+    for key in ("pairs", "documents", "queries", "queries_without"):
+        field(candidates, key, int, where, "a whole number")
+
+
 def from_json(text: str, origin: str = "result") -> Result:
     """Read a Result; entries this version does not know are ignored.
 
@@ -183,6 +199,7 @@ def from_json(text: str, origin: str = "result") -> Result:
     for key in ("queries", "documents"):
         field(task, key, int, f"{origin}: 'task'", "a whole number")
     check_limits(task, f"{origin}: 'task'")
+    check_candidates(task, f"{origin}: 'task'")
     encoder = field(document, "encoder", dict, origin, "an object")
     field(encoder, "name", str, f"{origin}: 'encoder'", "text")
     k = field(document, "k", int, origin, "a whole number of 1 or more")

@@ -1,118 +1,30 @@
-"""Scoring paths: how token embeddings become scores, and the loop that runs one path over a corpus.
+"""Scoring a corpus by one path: finished units are taken from their records, the others scored, every rank's top-k merged.
 
-`PATHS` maps a path's name to how it prepares tokens. `fp32` is the independent reference of `maxsim_kernels`; every other path is the
-fused operator on cast or quantised tokens. A path sees the corpus block by block and must give the same scores for every cut.
+The answer, to the last bit of the run file, is the same for every cut into blocks, number of readers and ranks, memory budget and
+point of resumption: a score's bits do not depend on its block, and the merge of keys is exact in any order.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
-from torch import Tensor
-from tqdm import tqdm
 
-from maxsim_eval.errors import DataError, UnknownNameError
-from maxsim_eval.selection import Documents
+from maxsim_eval.distributed import World
+from maxsim_eval.paths import PATHS, REFERENCE, Corpus, check_paths
+from maxsim_eval.pipeline import PHASES, Plan, UnitScores, score_units
+from maxsim_eval.progress import Progress
+from maxsim_eval.records import Records
 from maxsim_eval.types import Run
-from maxsim_kernels import Packed, maxsim, maxsim_reference, quantize_fp8, quantize_int8
-from maxsim_kernels.topk import TopK
+from maxsim_kernels import Packed
+from maxsim_kernels.topk import TopK, merge_topk, of_keys
 
-BLOCK_BYTES = 32 << 20
-_FP16_MAX = 65504.0
-
-
-@dataclass
-class Corpus:
-    """What a path may ask of the whole corpus before the first block: found once, on demand, by one pass."""
-
-    entry: Documents
-    quiet: bool = False
-    _absmax: float | None = field(default=None, init=False)
-
-    def absmax(self) -> float:
-        """Largest magnitude of any token component."""
-        if self._absmax is None:
-            largest = 0.0
-            for block in tqdm(
-                self.entry.blocks(BLOCK_BYTES), desc="corpus scale", unit="block", disable=self.quiet, leave=False
-            ):
-                if block.values.numel():
-                    largest = max(largest, float(block.values.abs().max()))
-            self._absmax = largest
-        return self._absmax
+__all__ = ["PATHS", "REFERENCE", "Corpus", "Plan", "Scored", "check_paths", "score_path", "to_run"]
 
 
-@dataclass(frozen=True)
-class ScoringPath:
-    """One way to score: `prepare` casts or quantises a block of documents, `queries` the queries, `score` multiplies."""
-
-    description: str
-    queries: Callable[[Packed], Packed]
-    documents: Callable[[Packed, Corpus], object]
-    score: Callable[..., object]
-
-
-def _cast(dtype: torch.dtype) -> Callable[[Packed], Packed]:
-    def cast(tokens: Packed) -> Packed:
-        if dtype == torch.float16 and tokens.dtype != dtype and tokens.values.numel():
-            largest = float(tokens.values.abs().max())
-            if largest > _FP16_MAX:
-                raise DataError(f"embeddings: a component of {largest:g} does not fit FP16 (at most {_FP16_MAX:g}); use bf16")
-        return tokens.to(dtype)
-
-    return cast
-
-
-def _fused(dtype: torch.dtype, description: str) -> ScoringPath:
-    cast = _cast(dtype)
-    return ScoringPath(description, cast, lambda block, _: cast(block), maxsim)
-
-
-def _int8(granularity: str, description: str) -> ScoringPath:
-    def documents(block: Packed, corpus: Corpus) -> object:
-        scale = None
-        if granularity == "corpus":  # the scale that quantising the whole corpus at once would find
-            scale = quantize_int8(torch.tensor([[corpus.absmax()]]), "corpus").scales
-        return quantize_int8(block, granularity, scale=scale)  # type: ignore[arg-type]
-
-    return ScoringPath(description, _cast(torch.float32), documents, maxsim)
-
-
-_CODES = "INT8 queries (one scale a token), exact integer products, scales after the product"
-PATHS: dict[str, ScoringPath] = {
-    "fp32": ScoringPath(
-        "independent reference: plain chunked torch in FP32, TF32 off",
-        _cast(torch.float32),
-        lambda block, _: block.to(torch.float32),
-        maxsim_reference,
-    ),
-    "fused-fp32": _fused(torch.float32, "fused operator, FP32 inputs"),
-    "fp16": _fused(torch.float16, "fused operator, FP16 inputs, FP32 accumulation"),
-    "bf16": _fused(torch.bfloat16, "fused operator, BF16 inputs, FP32 accumulation"),
-    "int8": _int8("token", f"INT8 documents, one scale a token; {_CODES}"),
-    "int8-document": _int8("document", f"INT8 documents, one scale a document; {_CODES}"),
-    "int8-corpus": _int8("corpus", f"INT8 documents, one scale for the corpus; {_CODES}"),
-    "fp8": ScoringPath(
-        "FP8 (e4m3) documents, one scale a document; FP8 queries (one scale a token), FP32 accumulation",
-        _cast(torch.float32),
-        lambda block, _: quantize_fp8(block),
-        maxsim,
-    ),
-}
-REFERENCE = "fp32"
-
-
-def check_paths(names: Sequence[str]) -> tuple[str, ...]:
-    """The named paths without repeats, reference first; unknown names raise `UnknownNameError`."""
-    for name in names:
-        if name not in PATHS:
-            raise UnknownNameError("path", name, PATHS)
-    ordered = dict.fromkeys(names)
-    return tuple(sorted(ordered, key=lambda name: name != REFERENCE))
+_MERGED, _MERGED_BYTES = 17, 64 << 20  # units whose keys are merged at once, and their bytes
 
 
 @dataclass(frozen=True)
@@ -124,93 +36,98 @@ class Scored:
     seconds: Mapping[str, float]
 
 
-@dataclass(frozen=True)
-class Plan:
-    """What every path of one evaluation shares.
-
-    `excluded[q]` is the index of the document that query q must not retrieve (-1: none). `kept_rows` are the queries whose full
-    score rows are kept for parity, in order.
-    """
-
-    query_ids: Sequence[str]
-    document_ids: Sequence[str]
-    k: int
-    excluded: np.ndarray
-    kept_rows: np.ndarray
-    device: str = "cpu"
-    quiet: bool = False
-
-
-def score_path(name: str, queries: Packed, corpus: Corpus, plan: Plan, kept: np.ndarray | None) -> Scored:
-    """Run one path over the corpus.
+def score_path(
+    name: str,
+    queries: Packed,
+    corpus: Corpus,
+    plan: Plan,
+    kept: np.ndarray | None = None,
+    *,
+    units: Sequence[tuple[int, int]] | None = None,
+    share: range | None = None,
+    records: Records | None = None,
+    keep: bool = False,
+    world: World | None = None,
+) -> Scored | None:
+    """Run one path over this rank's share of the corpus and merge what all ranks found.
 
     Args:
         queries: the queries' tokens, as stored.
-        kept: `[len(plan.kept_rows), N]` float32, filled with the kept rows' scores (-inf: not retrieved); None keeps nothing.
+        kept: `[len(plan.kept_rows), N]` float32, filled with the kept rows' scores of this share (-inf: not retrieved).
+        units: how the corpus is divided; default: not at all.
+        share: the units of this rank, by number; default: all.
+        records: finished units are taken from here and new ones kept here.
+        keep: keep the rows' scores in `records`.
+        world: the processes that share the work.
+
+    Returns:
+        The merged top-k, on the leader; None elsewhere.
 
     Raises:
-        DataError: a NaN score, named by query and document.
+        DataError: a NaN score, named by query and document. RankError: another rank failed.
     """
-    path = PATHS[name]
-    prepared_queries = path.queries(queries).to(plan.device)
-    best = TopK(len(queries), plan.k, plan.device)
-    seconds = {"read": 0.0, "prepare": 0.0, "score": 0.0, "topk": 0.0}
-    started = time.perf_counter()
-    rows = torch.from_numpy(plan.kept_rows)
-    clock = _Clock(seconds)
-    with tqdm(total=corpus.entry.documents, desc=name, unit="doc", disable=plan.quiet, leave=False) as bar:
-        for block in corpus.entry.blocks(BLOCK_BYTES):
-            clock.lap("read")
-            documents = _prepared(name, path, block.to(plan.device), corpus)
-            clock.lap("prepare")
-            scores = path.score(prepared_queries, documents)
-            assert isinstance(scores, Tensor)
-            clock.lap("score")
-            first, stop = best.seen, best.seen + len(block)
-            _check(scores, plan, first, name)
-            _exclude(scores, plan.excluded, first, stop)
+    world = world or World()
+    units = [(0, corpus.entry.documents)] if units is None else units
+    mine = list(units) if share is None else [units[number] for number in share]
+    total = _Total(len(plan.query_ids), plan.k)
+    missing = []
+    for start, stop in mine:
+        record = None if records is None else records.get(start, stop)
+        if record is None:
+            missing.append((start, stop))
+        else:
+            total.add(UnitScores(start, stop, record.keys, None, record.seconds))
+            if kept is not None and record.scores is not None:
+                for row in range(len(kept)):
+                    record.scores.read(row, kept[row, start:stop])
+        world.check()
+    with Progress(name, corpus.entry.documents, _documents(mine) - _documents(missing), world, plan.quiet) as progress:
+        wanted = kept is not None or keep
+        for unit in score_units(name, queries, corpus, plan, missing, keep=wanted, tick=progress.tick) if missing else ():
+            total.add(unit)
             if kept is not None:
-                kept[:, first:stop] = scores[rows].cpu().numpy()
-            best.add(scores)
-            clock.lap("topk")
-            bar.update(len(block))
-    seconds["total"] = time.perf_counter() - started
-    return Scored(best.scores.cpu().numpy(), best.indices.cpu().numpy(), seconds)
+                assert unit.scores is not None
+                kept[:, unit.start : unit.stop] = unit.scores
+            if records is not None:
+                records.put(unit.start, unit.stop, unit.keys, unit.scores if keep else None, unit.seconds)
+        if records is not None:
+            records.close()
+        seconds = _added(world.collect(dict(total.seconds)))
+        keys = world.reduce(total.keys, merge_topk)
+    if keys is None:
+        return None
+    scores, indices = of_keys(keys.cpu())
+    return Scored(scores.numpy(), indices.numpy(), seconds)
 
 
-def _prepared(name: str, path: ScoringPath, block: Packed, corpus: Corpus) -> object:
-    try:
-        return path.documents(block, corpus)
-    except ValueError as error:  # values that no scale can hold
-        raise DataError(f"path {name}: {corpus.entry.folder}: {error}") from error
+def _documents(units: Sequence[tuple[int, int]]) -> int:
+    return sum(stop - start for start, stop in units)
 
 
-class _Clock:
-    """Adds the time since the last lap to a named total."""
+class _Total:
+    """The top-k and the seconds of the units so far, in any order."""
 
-    def __init__(self, totals: dict[str, float]) -> None:
-        self.totals = totals
-        self.last = time.perf_counter()
+    def __init__(self, queries: int, k: int) -> None:
+        self.parts = [TopK(queries, k).keys]  # of no documents
+        self.seconds = dict.fromkeys((*PHASES, "total"), 0.0)
 
-    def lap(self, name: str) -> None:
-        now = time.perf_counter()
-        self.totals[name] += now - self.last
-        self.last = now
+    def add(self, unit: UnitScores) -> None:
+        self.parts.append(torch.from_numpy(unit.keys))
+        if len(self.parts) == _MERGED or len(self.parts) * unit.keys.nbytes > _MERGED_BYTES:
+            self.parts = [self.keys]
+        for phase, value in unit.seconds.items():
+            self.seconds[phase] = self.seconds.get(phase, 0.0) + value
 
-
-def _check(scores: Tensor, plan: Plan, first: int, name: str) -> None:
-    bad = torch.isnan(scores)
-    if bool(bad.any()):
-        query, document = bad.nonzero()[0].tolist()
-        raise DataError(
-            f"path {name}: NaN score for query {plan.query_ids[query]!r} and document "
-            f"{plan.document_ids[first + document]!r}; the embeddings must be finite"
-        )
+    @property
+    def keys(self) -> torch.Tensor:
+        """`[Nq, k]` int64 keys of all units so far."""
+        return merge_topk(self.parts)
 
 
-def _exclude(scores: Tensor, excluded: np.ndarray, first: int, stop: int) -> None:
-    for query in np.flatnonzero((excluded >= first) & (excluded < stop)):
-        scores[query, int(excluded[query]) - first] = -torch.inf
+def _added(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Phases summed over ranks; the total is that of the slowest."""
+    found = {phase: sum(part[phase] for part in parts) for phase in parts[0]}
+    return {**found, "total": max(part["total"] for part in parts)}
 
 
 def to_run(name: str, scored: Scored, plan: Plan) -> Run:

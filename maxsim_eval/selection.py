@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from maxsim_eval.entries import Entry, cuts
+from maxsim_eval.entries import Entry
 from maxsim_eval.errors import UsageError
-from maxsim_eval.shards import ReadTokens, Shard
-from maxsim_kernels import Packed
+from maxsim_eval.lazy import Span, lazy_blocks, loaded
+from maxsim_kernels import LazyBlock, Packed
 
 
 @dataclass(frozen=True)
@@ -73,38 +73,30 @@ class Selection:
         """`[M]` int64: tokens of every chosen document."""
         return self.entry.lengths()[self.rows]
 
+    def stamp(self) -> dict[str, Any]:
+        """What tells these embeddings from any others, as JSON: the whole entry's, and a SHA-256 of the rows."""
+        return {**self.entry.stamp(), "rows": hashlib.sha256(self.rows.astype("<i8").tobytes()).hexdigest()}
+
     def blocks(self, max_bytes: int = 64 << 20) -> Iterator[Packed]:
         """The chosen documents in order, as `Entry.blocks` gives those of an entry; only their tokens are read.
 
         Raises:
             UsageError: `max_bytes` below 1.
-            CacheError: a file that ends too early or cannot be read.
+            CacheError: a file that ends too early, cannot be read, or is no longer the one that was opened.
         """
-        if max_bytes < 1:
-            raise UsageError(f"max_bytes: got {max_bytes}, need at least 1")
-        return self._blocks(max_bytes)
+        return loaded(self.lazy_blocks(max_bytes))
 
-    def _blocks(self, max_bytes: int) -> Iterator[Packed]:
+    def lazy_blocks(self, max_bytes: int, start: int = 0, stop: int | None = None) -> Iterator[LazyBlock]:
+        """Chosen documents `start` to `stop`, as `Entry.lazy_blocks` gives those of an entry; only their tokens are read."""
+        return lazy_blocks(self._spans, max_bytes, start, stop, self.documents)
+
+    def _spans(self, start: int, stop: int) -> Iterator[Span]:
+        chosen = self.rows[start:stop]
         for shard in self.entry.shards:
-            first, last = np.searchsorted(self.rows, (shard.spec.start, shard.spec.stop))
+            first, last = np.searchsorted(chosen, (shard.spec.start, shard.spec.stop))
             if first < last:
-                with shard.opened() as read:
-                    yield from self._shard_blocks(shard, read, self.rows[first:last] - shard.spec.start, max_bytes)
-
-    def _shard_blocks(self, shard: Shard, read: ReadTokens, rows: np.ndarray, max_bytes: int) -> Iterator[Packed]:
-        """Blocks of documents `rows` of one shard."""
-        starts, stops = shard.offsets[rows], shard.offsets[rows + 1]
-        offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(stops - starts)])  # within the chosen tokens
-        for begin, end in cuts(offsets, max_bytes // shard.spec.row_bytes):
-            values = torch.empty(int(offsets[end] - offsets[begin]), self.dim, dtype=self.dtype)
-            # Documents whose tokens follow each other in the file are read at once.
-            breaks = np.flatnonzero(starts[begin + 1 : end] != stops[begin : end - 1]) + begin + 1
-            bounds = [begin, *breaks.tolist(), end]
-            for one, other in pairwise(bounds):
-                target = values[int(offsets[one] - offsets[begin]) : int(offsets[other] - offsets[begin])]
-                if target.shape[0]:
-                    read(int(starts[one]), target)
-            yield Packed(values, torch.from_numpy(offsets[begin : end + 1] - offsets[begin]))
+                rows = chosen[first:last] - shard.spec.start
+                yield Span(shard, shard.offsets[rows], shard.offsets[rows + 1])
 
 
 Documents = Entry | Selection

@@ -7,8 +7,9 @@
     attributes       format, key, shard, start, stop, dim, dtype, metadata_sha256
 
 Embeddings barely compress, so values lie in the file as they lie in memory and are read at their offset straight into a
-torch buffer, past HDF5 (several times faster for single documents than any other way). Metadata is proven by
-`metadata_sha256` whenever a shard is opened, values by `Shard.verify`.
+torch buffer, past HDF5 (several times faster for single documents than any other way), by any number of threads at once.
+Metadata is proven by `metadata_sha256` whenever a shard is opened, values by `Shard.verify`; a file that was replaced, cut or
+written to after it was opened is refused (`hdf5.Stamp`).
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ import errno
 import hashlib
 import io
 import shutil
+import threading
 import zlib
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,7 @@ from torch import Tensor
 from maxsim_eval.errors import CacheError, DataError
 from maxsim_eval.files import atomic_path
 from maxsim_eval.hashing import canonical, feed
+from maxsim_eval.hdf5 import LIBVER, Stamp, damaged, fixed, open_hdf5, plain, read_at, reserve, structure
 from maxsim_kernels import Packed
 
 FORMAT = "maxsim-eval/cache/1"
@@ -44,15 +46,10 @@ _STORED: dict[str, np.dtype[Any]] = {
     "bfloat16": np.dtype("<u2"),
     "float32": np.dtype("<f4"),
 }
-_SIGNATURE = b"\x89HDF\r\n\x1a\n"
 # With the checksum these are 8, the most that HDF5 keeps in one piece: more would put something behind the values.
 _ATTRIBUTES = ("format", "key", "shard", "start", "stop", "dim", "dtype")
-# Object headers of HDF5 1.8 and later carry checksums, so a damaged structure is found by the library itself.
-_LIBVER = ("v108", "v108")
-# What h5py raises when a file's structure does not hold what it says.
-_READ_ERRORS = (OSError, RuntimeError, KeyError, ValueError, TypeError, OverflowError)
-
-ReadTokens = Callable[[int, Tensor], None]
+_REMOVE = "Remove the file to encode its documents again."
+_HDF5 = threading.Lock()  # h5py reads one thing at a time anyway; so no second thread holds decompressed chunks while it waits
 
 
 @dataclass(frozen=True)
@@ -82,6 +79,8 @@ class Shard:
     crcs: np.ndarray = field(repr=False)  # [S] uint32
     stripe_tokens: int
     position: int | None  # byte of the file where values begin; None: only HDF5 can read them (chunked, compressed)
+    metadata_sha256: str  # over everything but the values, their CRCs included: what tells one content from another
+    stamp: Stamp = field(repr=False)  # of the file that was proven
 
     @property
     def tokens(self) -> int:
@@ -90,53 +89,55 @@ class Shard:
 
     def ids(self) -> list[str]:
         """Document ids, read from the file."""
-        with _reading(self.path) as file:
-            return [text.decode() for text in _structure(self.path, lambda: _names(file))]
+        with open_hdf5(self.path, _REMOVE, self.stamp) as (file, _):
+            return [text.decode() for text in structure(self.path, _REMOVE, lambda: _names(file))]
 
-    @contextmanager
-    def opened(self) -> Iterator[ReadTokens]:
-        """Yield `read(first, out)`, which fills `out` `[n, d]` (contiguous, CPU) with tokens `first` to `first + n`."""
+    def read(self, first: int, out: Tensor) -> None:
+        """Fill `out` `[n, d]` (contiguous, CPU) with tokens `first` to `first + n`. Any number of threads may read at once.
+
+        Raises:
+            CacheError: a file that cannot be read, ends too early, or is no longer the one that was opened.
+        """
+        self.read_runs([first], [out.shape[0]], out)
+
+    def read_runs(self, firsts: Sequence[int], counts: Sequence[int], out: Tensor) -> None:
+        """As `read`, for several runs of tokens, one behind the other in `out`: `counts[r]` tokens from `firsts[r]` on."""
+        if not out.is_contiguous() or out.dtype != DTYPES[self.spec.dtype] or out.shape != (sum(counts), self.spec.dim):
+            got = f"{out.dtype} {list(out.shape)}"
+            raise ValueError(f"out: got {got}, need contiguous {DTYPES[self.spec.dtype]} {[sum(counts), self.spec.dim]}")
+        for first, count in zip(firsts, counts, strict=True):
+            if first < 0 or count < 0 or first + count > self.tokens:
+                raise ValueError(f"{self.path}: got tokens {first} to {first + count}, need some of 0 to {self.tokens}")
         if self.position is None:
-            with _reading(self.path) as file:
-                yield lambda first, out: self._read_hdf5(file, first, out)
+            self._read_hdf5(firsts, counts, out)
             return
-        try:
-            handle = open(self.path, "rb", buffering=0)  # noqa: SIM115 (closed by the block below)
-        except OSError as error:
-            raise CacheError(f"{self.path}: cannot be opened: {error}") from error
-        with handle:
-            yield lambda first, out: self._read_raw(handle, first, out)
+        rest, parts = _as_bytes(out).reshape(-1).data, []
+        for first, count in zip(firsts, counts, strict=True):
+            size = count * self.spec.row_bytes
+            parts.append((self.position + first * self.spec.row_bytes, rest[:size]))
+            rest = rest[size:]
+        read_at(self.path, self.stamp, parts)
 
-    def _read_hdf5(self, file: Any, first: int, out: Tensor) -> None:
-        if out.shape[0]:
-            target = _as_bytes(out).view(_STORED[self.spec.dtype])
-            rows = np.s_[first : first + out.shape[0]]
-            _structure(self.path, lambda: file["values"].read_direct(target, source_sel=rows))
-
-    def _read_raw(self, handle: Any, first: int, out: Tensor) -> None:
-        rest = _as_bytes(out).reshape(-1).data
-        try:
-            handle.seek((self.position or 0) + first * self.spec.row_bytes)
-            while rest:
-                count = handle.readinto(rest)
-                if not count:
-                    raise CacheError(f"{self.path}: truncated: the file ends {len(rest)} bytes too early. {_REMOVE}")
-                rest = rest[count:]
-        except OSError as error:
-            raise CacheError(f"{self.path}: cannot be read: {error}") from error
+    def _read_hdf5(self, firsts: Sequence[int], counts: Sequence[int], out: Tensor) -> None:
+        rest = _as_bytes(out).view(_STORED[self.spec.dtype])
+        with _HDF5, open_hdf5(self.path, _REMOVE, self.stamp) as (file, _):
+            values = structure(self.path, _REMOVE, lambda: file["values"])
+            for first, count in zip(firsts, counts, strict=True):
+                if count:
+                    _read_rows(self.path, values, first, rest[:count])
+                    rest = rest[count:]
 
     def verify(self) -> Iterator[int]:
         """Check the CRC of every stripe: yields the tokens of each one that is right, else raises `CacheError`."""
         buffer = torch.empty(min(self.stripe_tokens, self.tokens), self.spec.dim, dtype=DTYPES[self.spec.dtype])
-        with self.opened() as read:
-            for number, crc in enumerate(self.crcs.tolist()):
-                first = number * self.stripe_tokens
-                stripe = buffer[: min(self.stripe_tokens, self.tokens - first)]
-                read(first, stripe)
-                if zlib.crc32(_as_bytes(stripe).data) != crc:
-                    last = first + stripe.shape[0] - 1
-                    raise _damaged(self.path, f"tokens {first} to {last} do not have the CRC-32 they were written with")
-                yield stripe.shape[0]
+        for number, crc in enumerate(self.crcs.tolist()):
+            first = number * self.stripe_tokens
+            stripe = buffer[: min(self.stripe_tokens, self.tokens - first)]
+            self.read(first, stripe)
+            if zlib.crc32(_as_bytes(stripe).data) != crc:
+                last = first + stripe.shape[0] - 1
+                raise _damaged(self.path, f"tokens {first} to {last} do not have the CRC-32 they were written with")
+            yield stripe.shape[0]
 
 
 def shard_name(number: int) -> str:
@@ -158,13 +159,16 @@ def encode_ids(ids: Sequence[str]) -> list[bytes]:
     return encoded
 
 
-def write_error(path: Path, need: int, error: OSError) -> CacheError:
-    """The `CacheError` for a file that could not be written: the reason and, on a full disk, how much is needed."""
+def write_error(path: Path, need: int, error: OSError, *, folder: str = "cache", parts: str = "shards") -> CacheError:
+    """The `CacheError` for a file that could not be written: the reason and, on a full disk, how much is needed.
+
+    `folder` and `parts` name what the user chose and what is there already.
+    """
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         free = shutil.disk_usage(path.parent).free if path.parent.exists() else 0
         return CacheError(
             f"{path}: the disk is full (or a quota is): the file needs {_size(need)}, {_size(free)} are free. "
-            "Make room or choose another cache folder; finished shards are kept, and the same command continues."
+            f"Make room or choose another {folder} folder; finished {parts} are kept, and the same command continues."
         )
     return CacheError(f"{path}: cannot be written: {error}")
 
@@ -210,18 +214,18 @@ def open_shard(path: Path, spec: ShardSpec) -> tuple[Shard, list[bytes]]:
     Raises:
         CacheError: missing, not HDF5, truncated, damaged, of another format version, or not the shard `spec` describes.
     """
-    with _reading(path) as file:
-        attributes = _structure(path, lambda: {name: _plain(value) for name, value in file.attrs.items()})
+    with open_hdf5(path, _REMOVE) as (file, stamp):
+        attributes = structure(path, _REMOVE, lambda: {name: plain(value) for name, value in file.attrs.items()})
         _require_format(path, attributes)
-        offsets, crcs, names = _structure(path, lambda: (file["offsets"][:], file["crc32"][:], _names(file)))
-        stripe_tokens = _structure(path, lambda: int(file["crc32"].attrs["stripe_tokens"]))
-        shape, dtype, position = _structure(path, lambda: _layout(file["values"]))
+        offsets, crcs, names = structure(path, _REMOVE, lambda: (file["offsets"][:], file["crc32"][:], _names(file)))
+        stripe_tokens = structure(path, _REMOVE, lambda: int(file["crc32"].attrs["stripe_tokens"]))
+        shape, dtype, position = structure(path, _REMOVE, lambda: _layout(file["values"]))
     expected = attributes.pop("metadata_sha256", None)
     if set(attributes) != set(_ATTRIBUTES) or len(shape) != 2:
         found = f"values are {list(shape)}, attributes {', '.join(sorted(attributes))}"
         raise _damaged(path, f"{found}; need [tokens, dim] and {', '.join(_ATTRIBUTES)}")
     parts = (attributes, shape[0], stripe_tokens, offsets, names, crcs)
-    if _structure(path, lambda: _metadata_digest(*parts)) != expected:
+    if structure(path, _REMOVE, lambda: _metadata_digest(*parts)) != expected:
         raise _damaged(path, "offsets, ids or attributes do not have the checksum they were written with")
     for name, need in asdict(spec).items():
         if attributes[name] != need:
@@ -230,18 +234,19 @@ def open_shard(path: Path, spec: ShardSpec) -> tuple[Shard, list[bytes]]:
         got = f"{list(shape)} {dtype}"
         raise _damaged(path, f"values are {got}, need {[shape[0], spec.dim]} {_STORED[spec.dtype]}")
     end = 0 if position is None else position + shape[0] * spec.row_bytes
-    if (size := path.stat().st_size) < end:
-        raise CacheError(f"{path}: truncated: {size} bytes, need {end}. {_REMOVE}")
+    if stamp.size < end:
+        raise CacheError(f"{path}: truncated: {stamp.size} bytes, need {end}. {_REMOVE}")
     if shape[0] == 0:
         position = 0  # nothing to read, at any place
-    return Shard(path, spec, offsets.astype(np.int64), crcs, stripe_tokens, position), names
-
-
-_REMOVE = "Remove the file to encode its documents again."
+    return Shard(path, spec, offsets.astype(np.int64), crcs, stripe_tokens, position, expected, stamp), names
 
 
 def _damaged(path: Path, reason: str) -> CacheError:
-    return CacheError(f"{path}: damaged: {reason}. {_REMOVE}")
+    return damaged(path, reason, _REMOVE)
+
+
+def _read_rows(path: Path, values: Any, first: int, target: np.ndarray) -> None:
+    structure(path, _REMOVE, lambda: values.read_direct(target, source_sel=np.s_[first : first + len(target)]))
 
 
 def _require_format(path: Path, attributes: dict[str, Any]) -> None:
@@ -252,48 +257,14 @@ def _require_format(path: Path, attributes: dict[str, Any]) -> None:
         raise CacheError(f"{path}: format {found!r}, this version of maxsim-eval reads {FORMAT!r}. {_REMOVE}")
 
 
-def _structure(path: Path, read: Callable[[], Any]) -> Any:
-    """`read()`; where HDF5 or h5py stumbles over the file's structure, a `CacheError`."""
-    try:
-        return read()
-    except _READ_ERRORS as error:
-        raise _damaged(path, f"HDF5 cannot read it ({error})") from error
-
-
 def _names(file: Any) -> list[bytes]:
     if file["ids"].dtype.kind != "S":
         raise TypeError(f"ids are {file['ids'].dtype}, need strings of a fixed length")
     return file["ids"][:].tolist()
 
 
-def _fixed(texts: Sequence[bytes]) -> np.ndarray:
-    """UTF-8 strings of one length. Never HDF5's variable-length ones: damage in their heap makes HDF5 hang."""
-    width = max((len(text) for text in texts), default=0)
-    return np.array(texts, dtype=h5py.string_dtype("utf-8", max(width, 1)))
-
-
 def _layout(values: Any) -> tuple[tuple[int, ...], np.dtype, int | None]:
     return values.shape, values.dtype, values.id.get_offset()
-
-
-@contextmanager
-def _reading(path: Path) -> Iterator[Any]:
-    """The HDF5 file opened for reading; what cannot be opened is a `CacheError` with the reason."""
-    try:
-        with open(path, "rb") as handle:
-            start = handle.read(len(_SIGNATURE))
-        if start != _SIGNATURE:
-            raise CacheError(f"{path}: not an HDF5 file (begins with {start!r}). {_REMOVE}")
-        # Finished shards never change, so HDF5's own lock guards nothing (and fails on some network file systems).
-        file = h5py.File(path, "r", locking=False)
-    except FileNotFoundError as error:
-        raise CacheError(f"{path}: missing") from error
-    except OSError as error:
-        if "truncated" in str(error):
-            raise CacheError(f"{path}: truncated: {path.stat().st_size} bytes are not the whole file. {_REMOVE}") from error
-        raise CacheError(f"{path}: cannot be opened: {error}. {_REMOVE}") from error
-    with file:
-        yield file
 
 
 def _as_bytes(tensor: Tensor) -> np.ndarray:
@@ -334,32 +305,21 @@ def _scan(parts: Sequence[Tensor], offsets: np.ndarray, ids: Sequence[str], stri
 def _image(
     spec: ShardSpec, offsets: np.ndarray, names: Sequence[bytes], crcs: np.ndarray, stripe_tokens: int
 ) -> tuple[memoryview, int, int]:
-    """The HDF5 file without its values, the byte where those begin, and the size of the whole file.
-
-    HDF5 writes into memory, never to the disk: on a full disk it cannot close its file, and may end the process.
-    """
+    """The HDF5 file without its values, the byte where those begin, and the size of the whole file."""
     attributes, tokens = {"format": FORMAT, **asdict(spec)}, int(offsets[-1])
     digest = _metadata_digest(attributes, tokens, stripe_tokens, offsets, names, crcs)
     buffer = io.BytesIO()
-    with h5py.File(buffer, "w", libver=_LIBVER, alignment_threshold=_PAGE, alignment_interval=_PAGE) as file:
+    with h5py.File(buffer, "w", libver=LIBVER, alignment_threshold=_PAGE, alignment_interval=_PAGE) as file:
         file["offsets"] = offsets
         # Keeps a place for the name, so that values are the end of the file and the image ends before them.
         file["values"] = file["offsets"]
-        file["ids"] = _fixed(names)
+        file["ids"] = fixed(names)
         file["crc32"] = crcs
         file["crc32"].attrs["stripe_tokens"] = stripe_tokens
         for name, value in {**attributes, "metadata_sha256": digest}.items():
-            file.attrs[name] = _fixed([value.encode()])[0] if isinstance(value, str) else value
-        del file["values"]
-        layout = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
-        layout.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)  # a place in the file, known before anything is written to it
-        layout.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
-        space = h5py.h5s.create_simple((tokens, spec.dim))
-        stored = h5py.h5t.py_create(_STORED[spec.dtype], logical=True)
-        position = h5py.h5d.create(file.id, b"values", stored, space, layout).get_offset()
-        file.flush()  # gives everything its place: only then is the size known
-        size = file.id.get_filesize()
-    return buffer.getbuffer(), position or 0, size  # None: no tokens, no place
+            file.attrs[name] = fixed([value.encode()])[0] if isinstance(value, str) else value
+        position, size = reserve(file, "values", (tokens, spec.dim), _STORED[spec.dtype])
+    return buffer.getbuffer(), position, size
 
 
 def _metadata_digest(
@@ -376,12 +336,6 @@ def _metadata_digest(
     feed(digest, [head, offsets.astype("<i8").tobytes(), crcs.astype("<u4").tobytes()])
     feed(digest, names)
     return digest.hexdigest()
-
-
-def _plain(value: Any) -> Any:
-    """An attribute as the Python value that was written."""
-    value = value.item() if isinstance(value, np.generic) else value
-    return value.decode() if isinstance(value, bytes) else value
 
 
 def _size(count: int) -> str:

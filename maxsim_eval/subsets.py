@@ -16,6 +16,7 @@ import numpy as np
 
 from maxsim_eval.errors import UsageError
 from maxsim_eval.hashing import feed
+from maxsim_eval.items import take
 from maxsim_eval.types import Task
 
 WHOLE = "the whole collection"
@@ -35,12 +36,13 @@ def limit_queries(task: Task, n: int, seed: int = 0) -> Task:
         return task
     order = sorted(judged, key=lambda name: hashlib.sha256(f"{seed}:{name}".encode()).digest())
     kept = set(order[:n])
-    rows = [(name, text) for name, text in zip(task.query_ids, task.queries) if name in kept]
+    rows = [row for row, name in enumerate(task.query_ids) if name in kept]
+    names = [task.query_ids[row] for row in rows]
     return replace(
         task,
-        query_ids=[name for name, _ in rows],
-        queries=[text for _, text in rows],
-        qrels={name: task.qrels[name] for name, _ in rows},
+        query_ids=names,
+        queries=take(task.queries, rows),
+        qrels={name: task.qrels[name] for name in names},
         provenance={**task.provenance, "limit_queries": n, "limit_seed": seed},
     )
 
@@ -71,7 +73,7 @@ def limit_documents(task: Task, n: int, seed: int = 0) -> Task:
     return replace(
         task,
         document_ids=[task.document_ids[row] for row in rows],
-        documents=[task.documents[row] for row in rows],
+        documents=take(task.documents, rows),
         provenance={**task.provenance, "limit_documents": n, "limit_seed": seed},
     )
 
@@ -177,6 +179,21 @@ def same_subset(one: Mapping[str, Any] | None, other: Mapping[str, Any] | None) 
 def _identity(limits: Mapping[str, Any]) -> tuple[Any, ...]:
     sizes = (limits[side][when] for side in ("queries", "documents") for when in ("before", "after"))
     return (limits["ids_sha256"], *sizes)
+
+
+def same_candidates(one: Mapping[str, Any] | None, other: Mapping[str, Any] | None) -> bool:
+    """Whether two `candidates` entries list the same pairs (None: everything was searched)."""
+    if one is None or other is None:
+        return one is other
+    return bool(one["sha256"] == other["sha256"])
+
+
+def describe_candidates(candidates: Mapping[str, Any] | None, *, ids: bool = False) -> str:
+    """What a `candidates` entry says, in words; with `ids` so that two lists never read the same."""
+    if candidates is None:
+        return "all documents"
+    text = f"{candidates['pairs']:,} candidates of run {candidates['name']!r}"
+    return f"{text} ({candidates['sha256'][:12]})" if ids else text
 
 
 def describe(limits: Mapping[str, Any] | None, *, ids: bool = False) -> str:

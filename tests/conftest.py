@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+os.environ["HF_HUB_OFFLINE"] = "1"  # no test reaches the network, whatever encoder it names; subprocesses inherit it
+
 
 def find_shared_data() -> Path | None:
     """The folder with `beir/scifact` and `trec_eval`: MAXSIM_TEST_DATA, else ../shared/data beside the repository."""

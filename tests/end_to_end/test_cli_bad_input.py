@@ -43,7 +43,6 @@ def untouched(folder: Path) -> bool:
         (("beir", "zzzzzz"), ("unknown", "'zzzzzz'", "Known: ", "scifact")),
         (("demo", "smal"), ("'smal'", "Did you mean 'small'")),
         (("local", "pets", "--encoder", "lexicl"), ("unknown encoder 'lexicl'", "Did you mean 'lexical'")),
-        (("local", "pets", "--encoder", "colbertv2"), ("'colbertv2'", "import embeddings", "--encoder lexical")),
         (("local", "pets", "--paths", "fp32,int9"), ("unknown path 'int9'", "Did you mean 'int8'")),
         (("local", "pets", "--paths", "fp32;fp16"), ("unknown path 'fp32;fp16'", "Known: ")),
         (("local", "pets", "--paths", ""), ("paths: got none",)),
@@ -63,6 +62,16 @@ def untouched(folder: Path) -> bool:
 )
 def test_names_and_options(arguments: tuple[str, ...], texts: tuple[str, ...], pets: Path, cli: Any, tmp_path: Path) -> None:
     cli(*arguments, cwd=tmp_path).refused(USAGE, *texts)
+    assert untouched(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["colbertv2", "colpali", "gve", "multi-vector:org/model", "hf:org/model"])
+def test_weights_that_are_not_here_and_no_network(
+    name: str, pets: Path, cli: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    said = (f"encoder {name}", "import embeddings", "--encoder lexical", "hf download")
+    cli("local", "pets", "--encoder", name, cwd=tmp_path).refused(DATA, *said)
     assert untouched(tmp_path)
 
 

@@ -125,7 +125,7 @@ def test_ctrl_c_while_encoding_keeps_finished_shards(
     out, err = child.communicate(timeout=30)
     assert child.returncode == INTERRUPTED, err
     assert out == ""
-    assert err.strip() == "interrupted; finished shards are kept, the same command continues"
+    assert err.strip() == "interrupted; finished parts are kept, the same command continues"
     clean(many)
     (documents,) = (many / "embeddings_cache" / "local" / "foxes").iterdir()
     finished = {path.name: path.read_bytes() for path in documents.glob("*.h5")}

@@ -302,8 +302,9 @@ def test_a_device_that_holds_no_data() -> None:
         check_device("meta")
 
 
-def test_an_encoder_that_only_imports_serve_is_explained(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="import embeddings computed elsewhere"):
+def test_an_encoder_whose_weights_are_not_here_is_explained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    with pytest.raises(DataError, match="import embeddings computed elsewhere"):
         run(task_of(), "colbertv2", tmp_path)
     assert not (tmp_path / "cache").exists()
 

@@ -120,7 +120,7 @@ def test_truncated_behind_the_library(entry: Path, monkeypatch: pytest.MonkeyPat
     opened = open_entry(entry)
     shard = entry / "00001.h5"
     shard.write_bytes(shard.read_bytes()[:-5])
-    with pytest.raises(CacheError, match=r"00001\.h5: truncated: the file ends 5 bytes too early"):
+    with pytest.raises(CacheError, match=r"00001\.h5: changed since it was opened: truncated: \d+ bytes, need \d+"):
         list(opened.blocks())
     shard.unlink()
     for read in (opened.load, opened.ids):

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import builtins
 import json
 import shutil
+import sys
 import warnings
 
 import pytest
 import torch
 
+from maxsim_eval.checkpoints import checkpoint_revision
 from maxsim_eval.encoders import get_encoder
 from maxsim_eval.errors import DataError, MissingPackageError, UsageError
-from maxsim_eval.hf import HfEncoder, checkpoint_revision
+from maxsim_eval.hf import HfEncoder
 
 WORDS = ["glacier", "melt", "valley", "cat", "two", "the", "un", "##known", "##s", "a"]
 TEXTS = ["glacier melt", "", "cats", "two cat valley the glacier melt a cat", "unknown zebra", "[SEP] cat"]
@@ -81,6 +82,31 @@ def test_limits(checkpoint):
         HfEncoder(str(checkpoint), batch_size=0)
     with pytest.raises(UsageError, match="device: got 'gpu'"):
         HfEncoder(str(checkpoint), device="gpu")
+
+
+def test_prompts_and_dtypes(checkpoint):
+    plain = HfEncoder(str(checkpoint))
+    asked = HfEncoder(str(checkpoint), query_prompt="the two ", embedding_dtype="float16")
+    assert asked.encode(["cat", ""], "query").lengths.tolist() == [3, 0], "an empty text has no tokens, prompt or not"
+    expected = plain.encode(["the two cat"], "query").values
+    assert torch.equal(asked.encode(["cat"], "query").values, expected.half())
+    assert torch.equal(asked.encode(["cat"], "document").values, plain.encode(["cat"], "document").values.half())
+    low = HfEncoder(str(checkpoint), dtype="bfloat16")
+    assert low.encode(TEXTS, "document").dtype == torch.bfloat16
+    prints = [encoder.fingerprint("query") for encoder in (plain, asked, low, HfEncoder(str(checkpoint), dtype="float16"))]
+    assert len({json.dumps(one) for one in prints}) == 4
+    # Caches made before prompts and dtypes were options are found: nothing was added to what makes their keys.
+    assert prints[0] == {
+        "code": 1,
+        "model": "hf:tiny",
+        "revision": plain.revision,
+        "layer": "last",
+        "special_tokens": "dropped",
+        "normalize": True,
+        "prompt": "",
+        "dtype": "float32",
+        "max_tokens": 18,
+    }
 
 
 def test_name_and_revision_follow_the_content_not_the_place(checkpoint, copy):
@@ -162,30 +188,30 @@ def test_missing_folders_and_models_name_the_options(tmp_path, monkeypatch):
 
 
 def test_a_hub_that_cannot_be_reached_is_one_error(monkeypatch):
-    import transformers
-
     seen = {}
 
     def unreachable(location, **options):
         seen.update(options, location=location)
         raise OSError("We couldn't connect to 'https://huggingface.co'\nto load the files")
 
-    monkeypatch.setattr(transformers.AutoConfig, "from_pretrained", unreachable)
-    with pytest.raises(DataError, match=r"hf:org/model: its configuration could not be loaded: We couldn't .* Options"):
+    monkeypatch.setattr("huggingface_hub.snapshot_download", unreachable)
+    with pytest.raises(DataError, match=r"hf:org/model@abc123: its configuration could not be loaded: We couldn't .* Options"):
         HfEncoder("org/model@abc123")
     assert (seen["location"], seen["revision"]) == ("org/model", "abc123")
-    assert seen["trust_remote_code"] is False
+
+
+def test_code_in_a_checkpoint_is_never_run(copy, tmp_path):
+    config = json.loads((copy / "config.json").read_text())
+    config |= {"model_type": "mine", "auto_map": {"AutoConfig": "mine.Config", "AutoModel": "mine.Model"}}
+    (copy / "config.json").write_text(json.dumps(config))
+    (copy / "mine.py").write_text(f"import os\nos.mkdir({str(tmp_path / 'sprung')!r})\n")
+    with pytest.raises(DataError, match="its configuration could not be loaded"):
+        HfEncoder(str(copy))
+    assert not (tmp_path / "sprung").exists()
 
 
 def test_a_missing_package_names_the_pip_command(monkeypatch):
-    real = builtins.__import__
-
-    def without(name, *args, **kwargs):
-        if name.startswith("transformers"):
-            raise ImportError(name)
-        return real(name, *args, **kwargs)
-
-    monkeypatch.setattr(builtins, "__import__", without)
+    monkeypatch.setitem(sys.modules, "transformers", None)
     with pytest.raises(MissingPackageError, match=r"pip install 'maxsim-eval\[encoders\]'"):
         HfEncoder("org/model")
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from maxsim_eval.import_folders import grouped
 from maxsim_eval.importers import read_embeddings
 from maxsim_kernels import Packed
 
@@ -24,7 +25,7 @@ def assert_same(packed: Packed | None, want: list[torch.Tensor]) -> None:
 
 
 def test_every_layout_has_a_snippet() -> None:
-    assert len(SNIPPETS) == DOCS.read_text(encoding="utf-8").count("```python") == 6
+    assert len(SNIPPETS) == DOCS.read_text(encoding="utf-8").count("```python") == 9
 
 
 @pytest.mark.parametrize("code", [code for _, code in SNIPPETS], ids=[title for title, _ in SNIPPETS])
@@ -35,11 +36,12 @@ def test_snippet(code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     names = {"query_ids": ["q1", "q2"], "document_ids": [f"d{n}" for n in range(1200)], "qrels": {"q1": {"d1": 1}}}
     monkeypatch.chdir(tmp_path)
     exec(compile(code, str(DOCS), "exec"), {"queries": queries, "documents": documents, **names})
-    files = [path for path in tmp_path.iterdir() if path.suffix in EXTENSIONS and ".offsets" not in path.name]
-    assert files
+    found = [path for path in tmp_path.iterdir() if path.suffix in EXTENSIONS and ".offsets" not in path.name]
+    groups = grouped([*found, *(path for path in tmp_path.iterdir() if path.is_dir())])
+    assert groups
     seen = set()
-    for file in files:
-        got = read_embeddings(file)
+    for group in groups:
+        got = read_embeddings(sorted(group) if len(group) > 1 else group[0])
         seen |= set(got.sides)
         if "query" in got.sides:
             assert_same(got.queries, queries)

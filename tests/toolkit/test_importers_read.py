@@ -143,7 +143,9 @@ def test_trailing_zeros_are_padding_and_said(tmp_path: Path) -> None:
     rows[1][2] = 0  # a zero row inside a document is a token
     got = read_embeddings(saved(tmp_path / "e.pt", doc_embeddings=padded(rows, 5)))
     assert_rows(got.documents, rows)
-    assert got.meta["notes"] == ["doc_embeddings: no doc_lengths: trailing all-zero rows of 2 of 3 rows were taken as padding"]
+    padding, inside = got.meta["notes"]
+    assert padding == "doc_embeddings: no doc_lengths: trailing all-zero rows of 2 of 3 rows were taken as padding"
+    assert "ImportWarning: 1 of 10 tokens are exactly zero (first: document in row 1 of e.pt, token 2) and were kept" in inside
 
 
 def test_constant_documents_are_not_padding(tmp_path: Path) -> None:
@@ -294,7 +296,8 @@ def test_unknown_ids_in_qrels_are_counted(tmp_path: Path) -> None:
 
 def test_keys_that_are_not_used_are_said(tmp_path: Path) -> None:
     got = read_embeddings(saved(tmp_path / "e.pt", doc_embeddings=DOCUMENTS, doc_texts=["a"] * 5, seed=1))
-    assert got.meta["notes"] == ["keys that were not used: 'doc_texts', 'seed'"]
+    assert got.meta["notes"][0] == "keys that were not used: 'doc_texts', 'seed'"
+    assert got.meta["notes"][1:] == ["doc_embeddings: 1 of 5 rows have no token; they are kept, and never retrieved"]
 
 
 def test_reading_is_deterministic_and_leaves_the_file(tmp_path: Path) -> None:
@@ -310,7 +313,8 @@ def test_reading_is_deterministic_and_leaves_the_file(tmp_path: Path) -> None:
 
 def test_many_slices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Checking works slice by slice; a file far larger than one slice gives the same."""
-    monkeypatch.setattr("maxsim_eval.import_rows.SLICE_TOKENS", 7)
+    for module in ("import_rows", "import_checks"):
+        monkeypatch.setattr(f"maxsim_eval.{module}.SLICE_TOKENS", 7)
     rows = tokens([n % 11 for n in range(200)])
     for layout in ({"doc_embeddings": padded(rows)}, {"doc_embeddings": rows}):
         assert_rows(read_embeddings(saved(tmp_path / "e.pt", **layout)).documents, rows)

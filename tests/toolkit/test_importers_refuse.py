@@ -38,7 +38,9 @@ class RunsCode:
 
 
 TORCH_CASES: dict[str, tuple[Any, str]] = {
-    "no dict": ([DENSE], r"holds a list, need a dict"),
+    "no dict": (5, r"holds a int, need a list of tensors or a dict"),
+    "a tensor of one matrix": (torch.ones(3, 4), r"embeddings: got shape \[3, 4\], need \[N, L, d\]"),
+    "numbers in a list": ([0.5, 1.0], r"embeddings\[0\]: got float, need a tensor"),
     "keys that are no text": ({1: DENSE}, r"key 1 is a int"),
     "unknown keys": ({"Q": DENSE, "D": DENSE}, r"holds the keys 'Q', 'D'; need query_embeddings and/or doc_embeddings"),
     "no keys": ({}, r"holds the keys none; need"),
@@ -50,8 +52,14 @@ TORCH_CASES: dict[str, tuple[Any, str]] = {
         r"query_embeddings: query 'b' \(row 1\): token 2 holds an infinite value",
     ),
     "float64 beyond float32": ({"doc_embeddings": [torch.full((2, 4), 1e300, dtype=torch.float64)]}, r"row 0: token 0 .*inf"),
-    "mixed widths": ({"doc_embeddings": [torch.ones(2, 4), torch.ones(2, 5)]}, r"mixed embedding widths \[4, 5\]"),
-    "mixed dtypes": ({"doc_embeddings": [torch.ones(2, 4), torch.ones(2, 4).half()]}, r"mixed dtypes"),
+    "mixed widths": (
+        {"doc_embeddings": [torch.ones(2, 4), torch.ones(2, 5)], "doc_ids": ["a", "b"]},
+        r"mixed embedding widths \[4, 5\].* document 'b' \(row 1\) has 5, those before 4",
+    ),
+    "mixed dtypes": (
+        {"doc_embeddings": [torch.ones(2, 4), torch.ones(2, 4).half()]},
+        r"mixed dtypes \[torch.float16, torch.float32\].* document in row 1 has torch.float16",
+    ),
     "widths of two roles": (
         {"doc_embeddings": DENSE, "query_embeddings": torch.ones(2, 3, 8)},
         r"mixed embedding widths: queries 8, documents 4",
@@ -229,7 +237,7 @@ def test_harmless_objects_are_named(tmp_path: Path) -> None:
 def test_files_that_are_none(tmp_path: Path) -> None:
     refuse(tmp_path / "missing.pt", r"no such file")
     (tmp_path / "folder.npz").mkdir()
-    refuse(tmp_path / "folder.npz", r"is a folder")
+    refuse(tmp_path / "folder.npz", r"the folder holds no embedding file")
     (tmp_path / "empty.safetensors").touch()
     refuse(tmp_path / "empty.safetensors", r"0 bytes")
     refuse(tmp_path / "e.csv", r"'.csv' is not an embedding format; supported: .pt, .pth, .bin, .npz, .npy, .safetensors")

@@ -147,6 +147,41 @@ def test_negative_scores_and_quoted_ids_are_read_as_beir_writes_them(tmp_path):
     assert read_judgements(path).qrels == {"q1": {'"Weird_Al"_Yankovic': -1}}
 
 
+def test_an_empty_text_stays_a_document_and_a_query(tmp_path):
+    make(tmp_path, corpus=CORPUS + '{"_id": "d3", "title": "", "text": ""}\n', queries='{"_id": "q1", "text": ""}\n')
+    task = load_folder("local", "x", tmp_path)
+    assert (task.documents[2], task.queries) == ("", [""])
+
+
+def test_graded_and_negative_judgements_are_kept_as_they_are(tmp_path):
+    task = load_folder("local", "x", make(tmp_path, qrels=HEADER + "q1\td1\t3\nq1\td2\t-2\nq2\td1\t+1\nq2\td2\t0\n"))
+    assert task.qrels == {"q1": {"d1": 3, "d2": -2}, "q2": {"d1": 1, "d2": 0}}
+    assert not task.warnings
+
+
+def test_ids_that_look_like_paths_are_only_ids(tmp_path):
+    """Titles such as /dev/null or AC/DC are ids of FEVER: they name nothing in the file system."""
+    make(
+        tmp_path / "x",
+        corpus='{"_id": "../../d1", "text": "a"}\n{"_id": "/dev/null", "text": "b"}\n',
+        qrels=HEADER + "q1\t../../d1\t1\n",
+    )
+    before = sorted(path.name for path in tmp_path.rglob("*"))
+    task = load_task("local", "x", data_dir=tmp_path)
+    assert task.document_ids == ["../../d1", "/dev/null"]
+    assert sorted(path.name for path in tmp_path.rglob("*")) == before
+
+
+def test_a_card_in_the_folder_gives_split_rule_and_counts(tmp_path):
+    make(tmp_path / "x", split="dev")
+    card = 'name = "x"\ntitle = "X"\nsplit = "dev"\nexclude_same_id = true\ndocuments = 2\nqueries = 2\njudgements = 4\n'
+    (tmp_path / "x" / "card.toml").write_text(card)
+    task = load_task("local", "x", data_dir=tmp_path)
+    assert (task.split, task.exclude_same_id) == ("dev", True)
+    assert len(task.warnings) == 1
+    assert "local x: 3 judgements in split 'dev', its card expects 4" in task.warnings[0]
+
+
 def test_an_empty_corpus(tmp_path):
     fails(make(tmp_path, corpus=""), "corpus.jsonl", "the corpus is empty")
 
@@ -186,7 +221,7 @@ def test_unknown_source_and_dataset_offer_near_names(tmp_path):
         load_task("demo", "large", data_dir=tmp_path)
     with pytest.raises(UsageError, match="empty name"):
         load_task("local", "", data_dir=tmp_path)
-    assert {"beir", "local", "demo"} <= set(LOADERS)
+    assert set(LOADERS) == {"beir", "real-mm-rag", "local", "demo"}
 
 
 def test_a_collection_must_be_named_by_part(tmp_path):

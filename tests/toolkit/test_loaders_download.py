@@ -37,11 +37,11 @@ def serve(monkeypatch):
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     servers = []
 
-    def start(content: bytes | None, **changes):
+    def start(content: bytes | None, announced: int | None = None, **changes):
         class Handler(http.server.BaseHTTPRequestHandler):
             def reply(self):
                 self.send_response(404 if content is None else 200)
-                self.send_header("Content-Length", str(len(content or b"")))
+                self.send_header("Content-Length", str(announced or len(content or b"")))
                 self.end_headers()
 
             def do_HEAD(self):
@@ -101,6 +101,24 @@ def test_a_failed_download_is_one_clear_error_and_leaves_nothing(tmp_path, serve
     with pytest.raises(DataError) as caught:
         fetch(serve(content, **changes), tmp_path / "data")
     assert needed in str(caught.value)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_connection_that_breaks_off_leaves_nothing(tmp_path, serve):
+    whole = archive(FILES)
+    with pytest.raises(DataError, match="could not be downloaded"):
+        fetch(serve(whole[: len(whole) // 2], announced=len(whole), md5=""), tmp_path / "data")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("part", [0.5, 0.9])
+def test_half_an_archive_is_refused_by_checksum_and_by_content(tmp_path, serve, part):
+    whole = archive({**FILES, "scifact/corpus.jsonl": FILES["scifact/corpus.jsonl"] * 500})
+    half = whole[: int(len(whole) * part)]
+    with pytest.raises(DataError, match="md5 is"):
+        fetch(serve(half, md5=hashlib.md5(whole).hexdigest()), tmp_path / "data")
+    with pytest.raises(DataError, match="not a whole zip"):
+        fetch(serve(half, md5=""), tmp_path / "data")
     assert not list(tmp_path.iterdir())
 
 

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy.stats import spearmanr
+from scipy.stats import rankdata, spearmanr
 
+from maxsim_eval import parity as module
 from maxsim_eval.errors import DataError
 from maxsim_eval.parity import check_scores, compare, overlap, spearman
 from maxsim_eval.types import PathResult, Run
@@ -197,3 +198,109 @@ def test_wrong_arguments() -> None:
         scored([[1.0]], [[1.0]], score_rows=[0, 1])
     with pytest.raises(ValueError, match="k: got 0"):
         parity(run(), run(), k=0)
+
+
+class FromDisk:
+    """Rows that are made when asked for: all that score arrays must be."""
+
+    ndim = 2
+
+    def __init__(self, scores: np.ndarray) -> None:
+        self.scores, self.shape, self.read = scores, scores.shape, 0
+
+    def __getitem__(self, row: int) -> np.ndarray:
+        self.read += 1
+        return self.scores[row].copy()
+
+
+def listed_and_not(seed: int) -> tuple[np.ndarray, np.ndarray, list[np.ndarray]]:
+    """Two paths' scores of 12 queries and 40 documents, -inf but for some documents of each, and which those are."""
+    random = np.random.default_rng(seed)
+    left = random.integers(0, 9, (12, 40)).astype(np.float32)
+    right = left + random.integers(-1, 2, left.shape).astype(np.float32)
+    listed = [np.sort(random.choice(40, random.integers(0, 12), replace=False)) for _ in range(12)]
+    listed[3], listed[4], listed[5] = np.arange(40), np.array([], np.int64), np.array([7])
+    kept = np.zeros(left.shape, bool)
+    for row, columns in enumerate(listed):
+        kept[row, columns] = True
+    left[1, listed[1][:1]] = -INF  # an empty document, scored in both
+    right[1, listed[1][:1]] = -INF
+    lowest = np.float32(-INF)
+    return np.where(kept, left, lowest), np.where(kept, right, lowest), listed
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_candidates_are_compared_by_listed_documents_alone(seed: int) -> None:
+    left, right, listed = listed_and_not(seed)
+    sources = FromDisk(left), FromDisk(right)
+    found = parity(run("fp32"), run("int8"), reference_scores=sources[0], scores=sources[1], listed=listed)
+    assert [source.read for source in sources] == [12, 12]
+    finite = np.isfinite(left)
+    errors = np.abs(right[finite] - left[finite])
+    assert found["max_abs_error"] == errors.max()
+    assert found["mean_abs_error"] == pytest.approx(errors.mean())
+    assert found["mismatched_finite"] == 0
+    values = [spearman(left[n, columns], right[n, columns]) for n, columns in enumerate(listed)]
+    numbers = [value for value in values if value is not None]
+    assert values[4] is values[5] is None, "fewer than two documents have no correlation"
+    assert found["spearman"]["queries"] == len(numbers)
+    assert found["spearman"]["mean"] == pytest.approx(np.mean(numbers), rel=1e-12)
+    assert found["spearman"]["constant"] == 12 - len(numbers)
+    whole = parity(run("fp32"), run("int8"), reference_scores=left, scores=right)
+    assert whole["spearman"]["mean"] > found["spearman"]["mean"], "documents nobody scored would agree at the bottom"
+    assert whole["max_abs_error"] == found["max_abs_error"]
+
+
+def test_a_listed_document_that_one_path_lost_is_a_mismatch() -> None:
+    left, right = [[1.0, 2.0, -INF, 4.0]], [[1.0, -INF, -INF, 4.0]]
+    assert scored(left, right, listed=[np.array([0, 1, 2])])["mismatched_finite"] == 1
+    assert scored(left, right, listed=[np.array([0, 2, 3])])["mismatched_finite"] == 0
+
+
+def test_cutoffs_beyond_k_count_when_all_candidates_were_ranked() -> None:
+    left, right, scores = run(q="abc"), run(q="cba"), np.zeros((1, 9), np.float32)
+    options: dict[str, Any] = {"k": 3, "reference_scores": scores, "scores": scores}
+    assert parity(left, right, **options)["overlap"]["@5"] is None
+    assert parity(left, right, **options, listed=[np.array([1, 2, 8])])["overlap"]["@5"] == 1.0
+    assert parity(left, right, **options, listed=[np.array([1, 2, 5, 8])])["overlap"]["@5"] is None
+    # In a sample of the queries, one that was left out may have had more candidates.
+    assert parity(left, right, **options, listed=[np.array([1, 2, 8])], score_rows=[0])["overlap"]["@5"] is None
+
+
+def test_nan_is_refused_by_its_own_column_among_candidates() -> None:
+    with pytest.raises(DataError, match="compared scores: query number 3, document number 2: NaN"):
+        scored([[-INF, 1.0, 2.0]], [[-INF, 1.0, math.nan]], listed=[np.array([1, 2])], score_rows=[3])
+    with pytest.raises(ValueError, match="listed: got 2 entries, need one for each of 1 rows"):
+        scored([[1.0]], [[1.0]], listed=[np.array([0])] * 2)
+
+
+SCORES = st.sampled_from([-INF, -2.5, -1e-45, -0.0, 0.0, 1e-45, 1.0, 1.0000001, 3e38, INF])
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(SCORES, max_size=40))
+def test_ranks_are_scipys_to_the_bit(values: list[float]) -> None:
+    scores = np.array(values, np.float32)
+    assert module._ranks(scores).tobytes() == rankdata(scores).astype(np.float64).tobytes()
+
+
+@pytest.mark.parametrize("threads", [2, 3, 8])
+def test_rows_ranked_in_threads_give_the_same_numbers(threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    random = np.random.default_rng(0)
+    left = random.normal(size=(11, 500)).astype(np.float32)
+    right = left + random.normal(size=left.shape).astype(np.float32) * 0.1
+    left[4], right[6] = 1.0, 2.0
+    alone = scored(left.tolist(), right.tolist())
+    monkeypatch.setattr(module, "_threads", lambda documents: threads)
+    assert scored(left.tolist(), right.tolist()) == alone
+    assert alone["spearman"]["constant_in_one"] == 2
+    right[7, 3] = math.nan
+    with pytest.raises(DataError, match="query number 7, document number 3: NaN"):
+        scored(left.tolist(), right.tolist())
+
+
+def test_threads_are_for_long_rows_and_bounded_by_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.cpu_count", lambda: 16)
+    assert [module._threads(size) for size in (1, 1000, 1 << 16, 2_680_000, 1 << 24, 1 << 40)] == [1, 1, 8, 8, 2, 1]
+    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    assert [module._threads(size) for size in (1 << 16, 2_680_000)] == [2, 1]

@@ -83,14 +83,13 @@ def test_only_the_chosen_tokens_are_read_and_neighbours_at_once(
         with pytest.warns(UserWarning, match="chunked or compressed"):
             entry = open_entry(tmp_path / "entry")
     reads: list[tuple[int, int]] = []
-    name = "_read_hdf5" if chunked else "_read_raw"
-    original = getattr(Shard, name)
+    original = Shard.read_runs
 
-    def spy(self: Shard, handle: object, first: int, out: torch.Tensor) -> None:
-        reads.append((first, out.shape[0]))
-        original(self, handle, first, out)
+    def spy(self: Shard, firsts: list[int], counts: list[int], out: torch.Tensor) -> None:
+        reads.extend(zip(firsts, counts, strict=True))
+        original(self, firsts, counts, out)
 
-    monkeypatch.setattr(Shard, name, spy)
+    monkeypatch.setattr(Shard, "read_runs", spy)
     rows = np.array([0, 3, 5, 7, 8, 10])
     values, lengths = joined(list(Selection(entry, rows).blocks()), entry)
     # Shards of 21 and 321 tokens: the 17 of d2 and the 250 of d6 are left out; d7 to d10 follow each other (d9 is empty).

@@ -1,0 +1,290 @@
+"""The commands of the embedding cache: `encode`, `inspect`, `convert` and `cache ls | rm | gc`."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from maxsim_eval.cli_evaluate import CACHE, DATA, CacheDir, DataDir, Quiet, Split
+from maxsim_eval.errors import UsageError
+
+if TYPE_CHECKING:
+    from maxsim_eval.housekeeping import Listed
+
+Words = Annotated[list[str], typer.Argument(help="Folder of an entry (or one above several), or a source and a dataset.")]
+OfEncoder = Annotated[str | None, typer.Option("--encoder", help="Only entries of this encoder.")]
+OfRole = Annotated[str | None, typer.Option("--role", help="Only query or only document embeddings.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
+Yes = Annotated[bool, typer.Option("--yes", help="Remove without asking.")]
+
+cache = typer.Typer(
+    name="cache", help="List what the embedding cache holds, and free it.", no_args_is_help=True, rich_markup_mode=None
+)
+
+
+def encode(
+    source: Annotated[str, typer.Argument(help="beir, local, demo, ...")],
+    dataset: Annotated[str, typer.Argument(help="Name of the dataset (local: or its path).")],
+    *,
+    encoder: Annotated[str, typer.Option(help="lexical, colbertv2, colpali, gve, multi-vector:<id or path>, hf:<id or path>.")],
+    device: Annotated[str, typer.Option(help="Where the model runs: cpu, cuda, cuda:1, ...")] = "cpu",
+    batch_size: Annotated[int | None, typer.Option(help="Texts or images at a time.")] = None,
+    dtype: Annotated[str | None, typer.Option(help="What the model computes in: float32, float16, bfloat16.")] = None,
+    embedding_dtype: Annotated[str | None, typer.Option(help="What is stored: float32, float16, bfloat16.")] = None,
+    max_query_tokens: Annotated[int | None, typer.Option(help="Longest query.")] = None,
+    max_document_tokens: Annotated[int | None, typer.Option(help="Longest document.")] = None,
+    query_prompt: Annotated[str | None, typer.Option(help="Put before every query.")] = None,
+    document_prompt: Annotated[str | None, typer.Option(help="Put before every document.")] = None,
+    revision: Annotated[str | None, typer.Option(help="Branch, tag or commit of the model.")] = None,
+    trust_remote_code: Annotated[bool, typer.Option("--trust-remote-code", help="gve: run the checkpoint's own code.")] = False,
+    data_dir: DataDir = DATA,
+    cache_dir: CacheDir = CACHE,
+    split: Split = None,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+) -> None:
+    """Fill the cache with the embeddings of a dataset's documents and queries; nothing is scored.
+
+    An interrupted run goes on with the shards that are missing. Options of the model default to the encoder's own; all but
+    --device, --batch-size and --trust-remote-code make another entry, which an evaluation finds only with the same ones.
+
+    Example: python evaluate.py encode beir scifact --encoder hf:/models/my-encoder --device cuda
+    """
+    from maxsim_eval.api import check_device
+    from maxsim_eval.embeddings import embeddings
+    from maxsim_eval.entries import Entry
+    from maxsim_eval.loaders import load_task
+
+    options: dict[str, Any] = {
+        "batch_size": batch_size,
+        "max_query_tokens": max_query_tokens,
+        "max_document_tokens": max_document_tokens,
+        "dtype": dtype,
+        "embedding_dtype": embedding_dtype,
+        "query_prompt": query_prompt,
+        "document_prompt": document_prompt,
+        "revision": revision,
+        "trust_remote_code": trust_remote_code or None,
+    }
+    for name, value in options.items():
+        if isinstance(value, int) and value < 1:
+            raise UsageError(f"--{name.replace('_', '-')}: got {value}, need 1 or more")
+    check_device(device)
+    task = load_task(source, dataset, data_dir=data_dir, split=split, quiet=quiet)
+    before = set(cache_dir.glob("*/*/*/[0-9]*.h5"))
+    began = time.monotonic()
+    found = embeddings(task, encoder, cache_dir, device=device, quiet=quiet, **options)
+    seconds = time.monotonic() - began
+    made = []
+    for role, entry in (("documents", found.documents), ("queries", found.queries)):
+        assert isinstance(entry, Entry)  # the whole corpus was asked for
+        new = [shard for shard in entry.shards if shard.path not in before]
+        row = {"role": role, "rows": entry.documents, "tokens": entry.tokens, "dim": entry.dim}
+        row |= {"dtype": str(entry.dtype).removeprefix("torch."), "shards": len(entry.shards), "new_shards": len(new)}
+        made.append({**row, "origin": entry.manifest["provenance"].get("origin", ""), "folder": str(entry.folder)})
+    if as_json:
+        _print_json({"schema": "maxsim-eval/encode/1", "entries": made, "seconds": round(seconds, 3)})
+        return
+    for row in made:
+        how = f"{row['new_shards']} of {row['shards']} shards are new"
+        if not row["new_shards"]:
+            how = "was imported" if row["origin"] == "imported" else "was in the cache"
+        about = f"{row['rows']:,} rows, {row['tokens']:,} tokens, d = {row['dim']}, {row['dtype']}"
+        typer.echo(f"{row['role']}: {about}; {how}: {row['folder']}")
+    typer.echo(f"{seconds:.1f} s")
+
+
+def inspect(
+    what: Words,
+    encoder: OfEncoder = None,
+    role: OfRole = None,
+    cache_dir: CacheDir = CACHE,
+    verify: Annotated[bool, typer.Option("--verify", help="Also check every stored value, copies included.")] = False,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+) -> None:
+    """Show what cache entries hold: sizes, lengths, norms, NaN, quantised copies, provenance. Reads them once, whole.
+
+    Example: python evaluate.py inspect beir scifact --encoder lexical --verify
+    """
+    from maxsim_eval.housekeeping import chosen
+    from maxsim_eval.inspecting import inspect_entry
+
+    folders = chosen(cache_dir, what, encoder, role, what="inspect")
+    found = []
+    for folder in folders:
+        found.append(inspect_entry(folder, verify=verify, quiet=quiet))
+        if not as_json:
+            found[-1].render(_console())
+    if as_json:
+        _print_json(found[0].as_json() if len(found) == 1 else [one.as_json() for one in found])
+
+
+def convert(
+    what: Words,
+    *,
+    to: Annotated[str, typer.Option(help="Comma-separated: int8-token, int8-document, int8-corpus, ... (docs)")],
+    encoder: OfEncoder = None,
+    role: OfRole = None,
+    cache_dir: CacheDir = CACHE,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+) -> None:
+    """Write quantised copies beside document embeddings: paths int8, int8-document, int8-corpus and fp8 then read those.
+
+    Kinds: int8-token, int8-document, int8-corpus (what one scale is for), int8-token-affine, int8-document-affine (with an
+    offset; no path reads them), fp8-document. The embeddings themselves stay.
+
+    Example: python evaluate.py convert beir scifact --encoder lexical --to int8-token
+    """
+    from maxsim_eval.converting import convert_entry
+    from maxsim_eval.entries import open_entry
+    from maxsim_eval.housekeeping import chosen
+    from maxsim_eval.quantised_shards import get_kind
+
+    kinds = list(dict.fromkeys(name.strip() for name in to.split(",") if name.strip()))
+    if not kinds:
+        raise UsageError("--to: got none, need at least one, as int8-token")
+    for name in kinds:
+        get_kind(name)
+    folders = chosen(cache_dir, what, encoder, role or ("document" if len(what) == 2 else None), what="convert")
+    if len(folders) > 1:
+        raise UsageError("convert: these entries fit, name the folder of one: " + ", ".join(map(str, folders)))
+    entry, made = open_entry(folders[0]), []
+    for name in kinds:
+        done = convert_entry(entry, name, quiet=quiet)
+        whole = entry.tokens * entry.dim * entry.dtype.itemsize
+        row: dict[str, Any] = {"kind": name, "tokens": entry.tokens, "bytes": done.copy.stored_bytes, "entry_bytes": whole}
+        row |= {"ratio": round(done.ratio, 4) if entry.tokens else None, "scale": done.copy.scale()}
+        made.append({**row, "kept": done.kept, "written": done.written, "replaced": done.replaced})
+        if as_json:
+            continue
+        stored = str(entry.dtype).removeprefix("torch.")
+        ratio = f": {done.ratio:.2f}x smaller" if entry.tokens else ""
+        typer.echo(
+            f"{name}: {entry.tokens:,} tokens, {done.copy.stored_bytes / 1e6:,.2f} MB beside {whole / 1e6:,.2f} MB of {stored}{ratio}"
+            f" ({done.written} shards written, {done.replaced} stale ones replaced, {done.kept} were there)"
+        )
+    if as_json:
+        _print_json({"schema": "maxsim-eval/convert/1", "folder": str(entry.folder), "copies": made})
+    else:
+        typer.echo(str(entry.folder))
+
+
+@cache.command("ls")
+def list_(cache_dir: CacheDir = CACHE, as_json: AsJson = False) -> None:
+    """List the entries of the cache, largest first.
+
+    Example: python evaluate.py cache ls
+    """
+    from maxsim_eval.housekeeping import list_entries
+
+    found = sorted(list_entries(cache_dir), key=lambda entry: (-entry.file_bytes, str(entry.folder)))
+    if as_json:
+        rows = [{**asdict(entry), "folder": str(entry.folder), "state": entry.state} for entry in found]
+        _print_json({"schema": "maxsim-eval/cache-ls/1", "entries": rows})
+        return
+    if found:
+        _entry_table(found, cache_dir)
+    typer.echo(f"{len(found)} entries, {sum(entry.file_bytes for entry in found) / 1e6:,.2f} MB in {cache_dir}")
+
+
+def _entry_table(found: list[Listed], cache_dir: Path) -> None:
+    heads = ("entry", "encoder", "documents", "tokens", "MB", "copies", "written", "state")
+    table = Table(*heads, box=box.SIMPLE)
+    for column in (2, 3, 4):
+        table.columns[column].justify = "right"
+    table.columns[0].overflow = "fold"
+    for entry in found:
+        tokens = "" if entry.tokens is None else f"{entry.tokens:,}"
+        place = entry.folder.relative_to(cache_dir) if entry.folder.is_relative_to(cache_dir) else entry.folder
+        size, age = f"{entry.file_bytes / 1e6:,.2f}", _age(entry.age_seconds)
+        cells = (str(place), entry.encoder, f"{entry.documents:,}", tokens, size, " ".join(entry.copies), age, entry.state)
+        table.add_row(*(Text(cell) for cell in cells))
+    _console().print(table)
+
+
+def _console() -> Console:
+    """Standard output; in a pipe there is no width to keep to."""
+    console = Console()
+    return console if console.is_terminal else Console(width=max(console.width, 200))
+
+
+def _age(seconds: float) -> str:
+    for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.0f} {unit} ago"
+    return f"{seconds:.0f} s ago"
+
+
+@cache.command("rm")
+def remove(what: Words, encoder: OfEncoder = None, role: OfRole = None, cache_dir: CacheDir = CACHE, yes: Yes = False) -> None:
+    """Remove entries with their copies. Asks first; never touches what is no entry of the cache folder.
+
+    Example: python evaluate.py cache rm beir scifact --encoder lexical
+    """
+    from maxsim_eval.housekeeping import chosen, folder_bytes, remove_entry, require_entry
+
+    folders = chosen(cache_dir, what, encoder, role, what="cache rm")
+    for folder in folders:  # before anything is removed
+        require_entry(cache_dir, folder)
+        typer.echo(f"{folder}: {folder_bytes(folder) / 1e6:,.2f} MB", err=True)
+    if not yes and not _confirmed(f"Remove {len(folders)} entries?"):
+        typer.echo("nothing was removed")
+        return
+    freed = sum(remove_entry(cache_dir, folder) for folder in folders)
+    typer.echo(f"{len(folders)} entries removed, {freed / 1e6:,.2f} MB freed")
+
+
+def _confirmed(question: str) -> bool:
+    typer.echo(f"{question} [y/N] ", err=True, nl=False)
+    answer = sys.stdin.readline()
+    if not answer:
+        raise UsageError("cache rm: nobody to ask, need --yes; nothing was removed")
+    return answer.strip().lower() in ("y", "yes")
+
+
+@cache.command("gc")
+def collect_garbage(
+    cache_dir: CacheDir = CACHE,
+    partial: Annotated[bool, typer.Option("--partial", help="Also entries that lack shards and that nobody writes.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Remove it. Without this nothing is removed, only listed.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """List what nobody can use any more: leftovers of writers that died, copies of changed shards; with --yes remove it.
+
+    Example: python evaluate.py cache gc --partial --yes
+    """
+    from maxsim_eval.housekeeping import collect, find_garbage
+
+    found, problems = find_garbage(cache_dir, partial=partial)
+    freed = collect(cache_dir, found) if yes else 0
+    if as_json:
+        rows = [{"path": str(item.path), "why": item.why, "bytes": item.file_bytes} for item in found]
+        _print_json(
+            {"schema": "maxsim-eval/cache-gc/1", "removed": yes, "garbage": rows, "left": problems, "freed_bytes": freed}
+        )
+        return
+    for item in found:
+        typer.echo(f"{item.path}: {item.why}, {item.file_bytes / 1e6:,.2f} MB")
+    for line in problems:
+        typer.echo(f"left alone: {line}", err=True)
+    total = sum(item.file_bytes for item in found) / 1e6
+    if yes:
+        typer.echo(f"{len(found)} removed, {freed / 1e6:,.2f} MB freed")
+    else:
+        typer.echo(f"{len(found)} to remove, {total:,.2f} MB; nothing was removed (--yes does it)")
+
+
+def _print_json(value: Any) -> None:
+    sys.stdout.write(json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n")

@@ -1,0 +1,92 @@
+"""The command `import`: token embeddings that were computed elsewhere, checked and put into the cache."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from maxsim_eval.cli_evaluate import CACHE, DATA, CacheDir, DataDir, Quiet, Split
+from maxsim_eval.errors import UsageError
+
+
+def import_(
+    source: Annotated[str, typer.Argument(help="Source of the dataset: beir, local, demo, ...")],
+    dataset: Annotated[str, typer.Argument(help="Name of the dataset the embeddings belong to.")],
+    files: Annotated[
+        list[Path] | None,
+        typer.Argument(help="Files (.pt, .npz, .npy, .safetensors) or folders; names that differ in a number only are chunks."),
+    ] = None,
+    *,
+    encoder: Annotated[str, typer.Option(help="Name of the encoder that made them; evaluate with the same name.")],
+    queries: Annotated[
+        list[Path] | None,
+        typer.Option(help="File or folder of query embeddings that does not name its role; again for chunks."),
+    ] = None,
+    documents: Annotated[
+        list[Path] | None,
+        typer.Option(help="File or folder of document embeddings that does not name its role; again for chunks."),
+    ] = None,
+    query_ids: Annotated[
+        Path | None, typer.Option(help="File of query ids, one a line, where the embeddings hold none.")
+    ] = None,
+    document_ids: Annotated[
+        Path | None, typer.Option(help="File of document or page ids, one a line, where the embeddings hold none.")
+    ] = None,
+    drop_zero_tokens: Annotated[
+        bool, typer.Option("--drop-zero-tokens", help="Leave out tokens that are exactly zero: padding, at either end.")
+    ] = False,
+    require_normalised: Annotated[
+        bool, typer.Option("--require-normalised", help="Refuse tokens that are no unit vectors.")
+    ] = False,
+    revision: Annotated[str, typer.Option(help="Revision of the model, recorded in the report.")] = "",
+    data_dir: DataDir = DATA,
+    cache_dir: CacheDir = CACHE,
+    split: Split = None,
+    replace: Annotated[bool, typer.Option("--replace", help="Replace embeddings imported earlier.")] = False,
+    quiet: Quiet = False,
+) -> None:
+    """Put precomputed token embeddings into the cache, checked against the dataset.
+
+    Example: python evaluate.py import beir scifact colbertv2.pt --encoder colbertv2
+    """
+    from maxsim_eval.importers import import_embeddings
+    from maxsim_eval.loaders import load_task
+
+    given = {"query": queries, "document": documents}
+    roles: dict[Any, Any] = {role: paths[0] if len(paths) == 1 else paths for role, paths in given.items() if paths}
+    if roles and files:
+        raise UsageError("import: got files and --queries/--documents; name every file once, one way or the other")
+    if not roles and not files:
+        raise UsageError("import: got no file, need the embedding files (or --queries FILE and --documents FILE)")
+    ids: dict[Any, Path] = {role: path for role, path in (("query", query_ids), ("document", document_ids)) if path is not None}
+    # A local dataset need not exist: a file with ids and qrels makes it.
+    alone = source == "local" and not _exists(dataset, data_dir)
+    task = None if alone else load_task(source, dataset, data_dir=data_dir, split=split, quiet=quiet)
+    entries = import_embeddings(
+        roles or list(files or ()),
+        task,
+        source=source,
+        dataset=dataset,
+        encoder_name=encoder,
+        cache_dir=cache_dir,
+        data_dir=data_dir,
+        revision=revision,
+        quiet=quiet,
+        replace=replace,
+        ids=ids,
+        drop_zero_tokens=drop_zero_tokens,
+        require_normalised=require_normalised,
+    )
+    for role, entry in entries.items():
+        name = "queries" if role == "query" else "documents"
+        typer.echo(f"{name}: {entry.documents} rows, {entry.tokens} tokens, d = {entry.dim}, {entry.dtype}: {entry.folder}")
+        for note in entry.manifest["provenance"].get("notes", []):
+            typer.echo(f"  note: {note}")
+
+
+def _exists(dataset: str, data_dir: Path) -> bool:
+    return any(
+        (place / "corpus.jsonl").is_file() for place in (data_dir / dataset, data_dir / "local" / dataset, Path(dataset))
+    )

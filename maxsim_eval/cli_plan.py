@@ -1,0 +1,273 @@
+"""The command `plan`: what an evaluation will take on this machine, before anything long starts.
+
+Prints sizes, rates measured here, seconds of every path by stage, and whether memory, disks and GPU suffice. Exit code 1 when they
+do not. Nothing is downloaded, generated, encoded or left on a disk.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from maxsim_eval.costs import Rate, Rates
+from maxsim_eval.errors import EXIT_GATE, UsageError
+from maxsim_eval.plan import Plan, Room, make_plan
+
+if TYPE_CHECKING:
+    from maxsim_eval.sizing import Found
+
+SCHEMA = "maxsim-eval/plan/1"
+_DEFAULT_ENCODER = {"beir": "colbertv2"}
+_UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "KI": 2**10, "MI": 2**20, "GI": 2**30, "TI": 2**40}
+
+
+def plan(
+    source: Annotated[str, typer.Argument(help="beir, local or demo.")],
+    dataset: Annotated[str, typer.Argument(help="Name of the dataset (local: or its path).")] = "small",
+    data_dir: Annotated[Path, typer.Option(help="Folder of datasets (BEIR layout).")] = Path("datasets"),
+    cache_dir: Annotated[Path, typer.Option(help="Folder of the HDF5 embedding cache.")] = Path("embeddings_cache"),
+    out: Annotated[Path, typer.Option(help="Folder below which reports go: its disk is looked at.")] = Path("results"),
+    encoder: Annotated[str | None, typer.Option(help="As of the evaluation. Default: its default.")] = None,
+    paths: Annotated[str, typer.Option(help="Comma-separated, as of the evaluation.")] = "fp32,fp16,int8",
+    k: Annotated[int, typer.Option("--k", help="Documents kept for each query.")] = 100,
+    device: Annotated[str, typer.Option(help="Where scores would be computed: cpu, cuda, cuda:1, ...")] = "cpu",
+    split: Annotated[str | None, typer.Option(help="Split of the judgements.")] = None,
+    limit_queries: Annotated[int | None, typer.Option(help="As of the evaluation.")] = None,
+    limit_documents: Annotated[int | None, typer.Option(help="As of the evaluation.")] = None,
+    limit_seed: Annotated[int, typer.Option(help="As of the evaluation.")] = 0,
+    processes: Annotated[int, typer.Option(help="Processes torchrun would start on this machine.")] = 1,
+    memory_budget: Annotated[str | None, typer.Option(help="GPU memory for blocks in flight, as 8GB.")] = None,
+    readers: Annotated[int, typer.Option(help="Threads that read the cache, in each process.")] = 8,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="No progress bars.")] = False,
+) -> None:
+    """Say what an evaluation will take on this machine. Exit code 1 when memory, disk or GPU do not suffice.
+
+    Example: python evaluate.py plan beir nq --encoder colbertv2 --device cuda
+    """
+    from maxsim_eval.api import check_device
+    from maxsim_eval.rates import measure
+    from maxsim_eval.room import read_room
+    from maxsim_eval.scoring import check_paths
+    from maxsim_eval.sizing import find_sizes
+
+    names = check_paths([name.strip() for name in paths.split(",") if name.strip()])
+    if not names:
+        raise UsageError("--paths: got none, need at least one")
+    limits = {"queries": limit_queries, "documents": limit_documents}
+    numbers = {"k": k, "processes": processes, "readers": readers}
+    for option, value in {**numbers, **{f"limit-{side}": limit for side, limit in limits.items()}}.items():
+        if value is not None and value < 1:
+            raise UsageError(f"--{option}: got {value}, need 1 or more")
+    check_device(device)
+    budget = None if memory_budget is None else bytes_of(memory_budget)
+    name = encoder or _DEFAULT_ENCODER.get(source, "lexical")
+    started = time.perf_counter()
+    found = find_sizes(
+        source,
+        dataset,
+        name,
+        data_dir=data_dir,
+        cache_dir=cache_dir,
+        split=split,
+        limits=limits,
+        seed=limit_seed,
+        quiet=quiet or as_json,
+    )
+    start = time.perf_counter() - started
+    rates, resident = measure(
+        found.sizes,
+        names,
+        entry=found.entry,
+        lengths=found.lengths,
+        folder=cache_dir,
+        device=device,
+        k=k,
+        readers=readers * processes,
+    )
+    room = read_room(cache_dir, out, device, resident)
+    made = make_plan(found.sizes, rates, room, names, k=k, processes=processes, memory_budget=budget, start=start)
+    answer = Answer(found, name, device, rates, room, made)
+    if as_json:
+        sys.stdout.write(json.dumps(answer.as_json(), indent=2, allow_nan=False) + "\n")
+    else:
+        answer.render(Console())
+    if not made.fits:
+        raise typer.Exit(EXIT_GATE)
+
+
+def bytes_of(text: str) -> int:
+    """`8GB`, `500 MB`, `2GiB`, `1000000` as bytes.
+
+    Raises:
+        UsageError: anything else, or nothing.
+    """
+    found = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([KMGT]?I?)B?\s*", text.upper())
+    if not found or found[2] not in _UNITS or (size := int(float(found[1]) * _UNITS[found[2]])) < 1:
+        raise UsageError(f"memory budget: got {text!r}, need a size as 8GB, 500MB or 2GiB")
+    return size
+
+
+def size_text(count: float | None) -> str:
+    """Bytes for people, in powers of 1000."""
+    if count is None:
+        return "unknown"
+    for unit in ("B", "KB", "MB", "GB"):
+        if abs(count) < 1000:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:,.3g} TB" if count < 1000 else f"{count:,.0f} TB"
+
+
+def time_text(seconds: float | None) -> str:
+    """Seconds for people."""
+    if seconds is None:
+        return "unknown"
+    if seconds >= 7200:
+        return f"{seconds / 3600:,.1f} h"
+    if seconds >= 300:
+        return f"{seconds / 60:.1f} min"
+    if seconds >= 100:
+        return f"{seconds:.0f} s"
+    return f"{seconds:.3g} s" if seconds >= 1 or seconds == 0 else f"{seconds * 1e3:.3g} ms"
+
+
+def _rate_text(rate: Rate | None, unit: str) -> str:
+    if rate is None:
+        return "not measured"
+    if unit == "B":
+        return f"{size_text(rate.value)}/s"
+    value, prefixes = rate.value, iter(("K", "M", "G", "T", "P"))
+    prefix = ""
+    while value >= 1000:
+        value, prefix = value / 1000, next(prefixes)
+    return f"{value:.3g} {prefix}{unit}/s"
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A plan with what it was made from, as JSON or as tables."""
+
+    found: Found
+    encoder: str
+    device: str
+    rates: Rates
+    room: Room
+    plan: Plan
+
+    def as_json(self) -> dict[str, Any]:
+        """Everything the tables say and more; rates in bytes, operations or pairs a second."""
+        from maxsim_eval.environment import environment
+
+        made = asdict(self.plan)
+        return {
+            "schema": SCHEMA,
+            "fits": self.plan.fits,
+            "task": {**self.found.task, "encoder": self.encoder},
+            **made,
+            "sizes": {**made["sizes"], "stored_bytes": self.plan.sizes.stored},
+            "rates": asdict(self.rates),
+            "room": asdict(self.room),
+            "notes": list(self.found.notes),
+            "environment": environment(self.device),
+        }
+
+    def render(self, console: Console) -> None:
+        """Print the tables and the verdict."""
+        sizes, made, task = self.plan.sizes, self.plan, self.found.task
+        about = "" if sizes.exact else "about "
+        console.print(Text(f"{task['source']}/{task['dataset']} {task['split']}, encoder {self.encoder}", style="bold"))
+        for note in self.found.notes:
+            console.print(Text(note, style="yellow"))
+        console.print(
+            Text(
+                f"{sizes.queries:,} queries of {about}{sizes.query_tokens:,} tokens, {sizes.documents:,} documents of {about}"
+                f"{sizes.document_tokens:,} tokens, d = {sizes.dim}; {self._state()}"
+            )
+        )
+        for title, heads, rows in (
+            ("Documents in bytes", ["", "size"], [[form, size_text(count)] for form, count in made.bytes.items()]),
+            ("Rates measured now", ["", "rate", "how"], list(self._rate_rows())),
+            (f"Seconds ({made.processes} process{'es' if made.processes > 1 else ''})", *self._path_rows()),
+            ("Does it fit?", ["", "needed", "available", "", ""], [list(row) for row in self._check_rows()]),
+        ):
+            console.print(_table(title, heads, rows))
+        for line in self._verdict():
+            console.print(Text(line))
+
+    def _state(self) -> str:
+        sizes, cached = self.plan.sizes, self.room.in_page_cache
+        if not sizes.encoded:
+            return f"to be encoded into {size_text(sizes.stored)} of {sizes.form}; every path reads that"
+        now = "" if cached is None else f", {cached:.0%} of it in memory now"
+        return f"in the cache as {sizes.form}, {size_text(sizes.stored)}{now}; every path reads that"
+
+    def _rate_rows(self) -> Iterator[list[str]]:
+        rates = self.rates
+        for name, rate, unit in (
+            ("disk", rates.disk, "B"),
+            ("page cache to buffer", rates.host, "B"),
+            ("memory copy", rates.memory, "B"),
+            *((("host to GPU", rates.link, "B"),) if rates.device == "cuda" else ()),
+            ("writing", rates.output, "B"),
+            ("top-k", rates.topk, "scores"),
+            ("comparison", rates.compare, "scores"),
+        ):
+            yield [name, _rate_text(rate, unit), "" if rate is None else rate.how]
+        for name, path in rates.paths.items():
+            yield [f"{name}: score", _rate_text(path.score, "op"), path.score.how]
+            if path.prepare is not None:
+                yield [f"{name}: prepare", _rate_text(path.prepare, "B"), path.prepare.how]
+
+    def _path_rows(self) -> tuple[list[str], list[list[str]]]:
+        names = list(dict.fromkeys(stage.name for path in self.plan.paths for stage in path.stages))
+        rows = []
+        for name in names:
+            row = [name]
+            for path in self.plan.paths:
+                found = [stage for stage in path.stages if stage.name == name]
+                row.append(time_text(found[0].seconds) if found else "-")
+            rows.append(row)
+        rows.append(["bound by", *(path.bound for path in self.plan.paths)])
+        rows.append(["expected", *(time_text(path.seconds) for path in self.plan.paths)])
+        return ["", *(path.name for path in self.plan.paths)], rows
+
+    def _check_rows(self) -> Iterator[list[str]]:
+        for check in self.plan.checks:
+            verdict = {True: "yes", False: "NO", None: ""}[check.ok]
+            count = str if check.what == "GPUs" else size_text
+            yield [check.what, count(check.needed), count(check.available), verdict, check.note]
+
+    def _verdict(self) -> Iterator[str]:
+        made = self.plan
+        if made.kept_rows:
+            yield (
+                f"full scores of {made.kept_rows:,} queries are kept; comparing them takes {time_text(made.compare)} after "
+                "the paths"
+            )
+        yield f"in all {time_text(made.total)}, {time_text(made.start)} of it loading; metrics and reports are not counted"
+        for line in made.unknown:
+            yield f"not known: {line}"
+        short = [check.what for check in made.checks if check.ok is False]
+        yield f"NO, it does not fit: not enough {', '.join(short)}" if short else "it fits"
+
+
+def _table(title: str, heads: list[str], rows: list[list[str]]) -> Table:
+    drawn = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
+    for index, head in enumerate(heads):
+        drawn.add_column(Text(head), justify="left" if index == 0 or head in ("how", "") else "right")
+    for row in rows:
+        drawn.add_row(*(Text(cell) for cell in row))
+    return drawn

@@ -1,0 +1,238 @@
+"""What scoring costs, by arithmetic: sizes and rates in, seconds and bytes out. Pure functions; `rates.py` measures.
+
+The model of one scoring path:
+
+- every document goes through a chain of stages (disk, host copy, link, prepare, score, top-k, kept scores);
+- stages of one resource share it, so their seconds add; resources work at the same time, so the slowest one sets the pace;
+- filling the chain (the first block is read, copied and scored before anything overlaps) and the merge of ranks are added.
+
+`plan.py` makes the plan of an evaluation from it, `scale.py` the tables of docs/scale.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from maxsim_eval.errors import UsageError
+
+ALL_PAIRS = 10**9  # more (query, document) pairs than this: full score rows are kept for a sample of the queries
+SAMPLED_QUERIES = 200
+REFERENCE = "fp32"
+KEY_BYTES = 8  # of one kept (score, document): `maxsim_kernels.topk` packs both into an int64
+BLOCK_BYTES = {"cuda": 128 << 20, "cpu": 16 << 20}  # a piece of the ring, as `maxsim_kernels.streaming` cuts them by default
+LEAST_UNIT, MOST_UNIT = 64 << 20, 1 << 30  # bytes of a unit of work (`units.py`); in between a 256th of the corpus
+UNIT_DOCUMENTS = 1 << 16
+_ELEMENT = {"float32": 4, "float16": 2, "bfloat16": 2}
+_CODES = {"int8-token": "token", "int8-document": "document", "fp8-document": "document"}  # one byte and an FP16 scale a ...
+FORMS = (*_ELEMENT, *_CODES)
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What is to be scored. `source` says how the numbers were found; `exact` is False for estimates."""
+
+    queries: int
+    documents: int
+    query_tokens: int
+    document_tokens: int
+    dim: int
+    form: str  # how documents lie in the cache: a name of `FORMS`
+    source: str = "cache"
+    exact: bool = True
+    encoded: bool = True  # nothing has to be encoded first
+
+    def bytes_as(self, form: str) -> int:
+        """Bytes of all documents' tokens in a form."""
+        return corpus_bytes(self.document_tokens, self.documents, self.dim, form)
+
+    @property
+    def stored(self) -> int:
+        """Bytes of all documents' tokens as they lie in the cache: what each path reads, copies and prepares."""
+        return self.bytes_as(self.form)
+
+
+@dataclass(frozen=True)
+class Rate:
+    """A rate per second and how it was found."""
+
+    value: float
+    how: str = ""
+
+
+@dataclass(frozen=True)
+class PathRates:
+    """Of one scoring path: `prepare` in stored bytes a second (None: costs nothing), `score` in operations a second."""
+
+    score: Rate
+    prepare: Rate | None = None
+
+
+@dataclass(frozen=True)
+class Rates:
+    """Rates of a machine. Bytes a second but for `topk` and `compare` (pairs a second); None: not measured.
+
+    `disk`, `host`, `memory`, `output` and `compare` are of the machine, however many processes share it; `link`, `topk` and
+    `paths` are of one process with a GPU of its own.
+    """
+
+    device: str  # "cpu" or "cuda"
+    paths: Mapping[str, PathRates]
+    disk: Rate | None = None  # file to memory, past the page cache
+    host: Rate | None = None  # page cache to the buffer a block is scored or copied from
+    memory: Rate | None = None  # memory to memory
+    link: Rate | None = None  # pinned host memory to the GPU
+    topk: Rate | None = None
+    output: Rate | None = None  # kept score rows to the output folder
+    compare: Rate | None = None  # rank correlation of two full score rows
+    network: Rate | None = None  # between ranks; None: they share a memory
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One stage of a path: the resource it uses, how much goes through it, and for how long (None: rate unknown)."""
+
+    name: str
+    resource: str
+    amount: float
+    unit: str
+    seconds: float | None
+
+
+@dataclass(frozen=True)
+class PathPlan:
+    """One path: stages, what bounds it (`unknown` where the rate of scoring is), seconds expected (None: unknown)."""
+
+    name: str
+    stages: tuple[Stage, ...]
+    bound: str
+    fill: float
+    seconds: float | None
+
+    def of(self, stage: str) -> float:
+        """Seconds of one stage; 0 where the path has none or its rate is unknown."""
+        return sum(found.seconds or 0.0 for found in self.stages if found.name == stage)
+
+
+def corpus_bytes(tokens: int, documents: int, dim: int, form: str) -> int:
+    """Bytes of tokens of width `dim` in a form: floats, or one byte a component and an FP16 scale a token or document.
+
+    Raises:
+        UsageError: an unknown form.
+    """
+    if form in _ELEMENT:
+        return tokens * dim * _ELEMENT[form]
+    if form not in _CODES:
+        raise UsageError(f"form: got {form!r}, need one of {', '.join(FORMS)}")
+    return tokens * dim + 2 * (tokens if _CODES[form] == "token" else documents)
+
+
+def operations(query_tokens: int, document_tokens: int, dim: int) -> int:
+    """Multiplications and additions of all similarities: `2 * Tq * Td * d`."""
+    return 2 * query_tokens * document_tokens * dim
+
+
+def kept_rows(queries: int, documents: int, paths: Iterable[str]) -> int:
+    """Queries whose full score rows are kept for parity: none without the reference, all up to 10^9 pairs, else 200."""
+    if REFERENCE not in paths:
+        return 0
+    return queries if queries * documents <= ALL_PAIRS else min(queries, SAMPLED_QUERIES)
+
+
+def units(stored: int, documents: int) -> int:
+    """How many units of work (`units.py`) a corpus makes, about."""
+    size = min(max(-(-stored // 256), LEAST_UNIT), MOST_UNIT)
+    return max(1, -(-stored // size), -(-documents // UNIT_DOCUMENTS))
+
+
+def largest_share(count: int, processes: int) -> float:
+    """The part of `count` equal units that the busiest of the processes scores: a small corpus leaves some idle."""
+    return -(-count // processes) / count
+
+
+def merge_bytes(processes: int, queries: int, k: int) -> int:
+    """Bytes of all ranks' top-k keys."""
+    return processes * queries * k * KEY_BYTES
+
+
+def scratch_bytes(sizes: Sizes, rows: int, k: int, paths: int) -> int:
+    """Bytes that finished units take below the output folder until the evaluation is whole: kept rows, and keys a unit."""
+    scores = rows * sizes.documents * 4
+    return paths * (scores + units(sizes.stored, sizes.documents) * sizes.queries * min(k, sizes.documents) * KEY_BYTES)
+
+
+def seconds_of(amount: float, rate: Rate | None, share: float = 1.0) -> float | None:
+    """Seconds for a share of an amount; None where something is to be done at an unknown rate."""
+    if amount == 0:
+        return 0.0
+    return None if rate is None else amount * share / rate.value
+
+
+def passes(path: str) -> int:
+    """How often a path reads the corpus: `int8-corpus` looks for its scale first."""
+    return 2 if path == "int8-corpus" else 1
+
+
+def path_plan(
+    name: str, sizes: Sizes, rates: Rates, *, cold: float, k: int = 100, processes: int = 1, rows: int = 0
+) -> PathPlan:
+    """Seconds of one scoring path.
+
+    Args:
+        cold: bytes that come from the disk, not the page cache (all readings of the path together).
+        processes: on GPUs each has its own GPU and link, and scores a share; on a CPU they share its cores, so nothing is
+            gained.
+        rows: queries whose full scores are written.
+    """
+    share = largest_share(units(sizes.stored, sizes.documents), processes) if rates.device == "cuda" else 1.0
+    stages = tuple(_stages(name, sizes, rates, cold, k, processes, rows, share))
+    block = (
+        min(1.0, BLOCK_BYTES[rates.device] / sizes.stored) if sizes.stored else 0.0
+    )  # the part of the corpus that fills the chain
+    whole = {stage.name: share if stage.resource in ("link", "GPU") else 1.0 for stage in stages}
+    busy: dict[str, float] = {}
+    first: dict[str, float] = {}
+    for stage in stages:
+        busy[stage.resource] = busy.get(stage.resource, 0.0) + (stage.seconds or 0.0)
+        if stage.resource not in ("alone", "output"):
+            first[stage.resource] = first.get(stage.resource, 0.0) + block * (stage.seconds or 0.0) / whole[stage.name]
+    alone = busy.pop("alone", 0.0)
+    slowest = max(busy, key=lambda resource: busy[resource])
+    # Filling is what the others do to that block: the slowest resource has its part of it among its own seconds.
+    fill = sum(seconds for resource, seconds in first.items() if resource != slowest)
+    if name not in rates.paths:
+        return PathPlan(name, stages, "unknown", fill, None)
+    bound = max((stage for stage in stages if stage.resource in (slowest, "alone")), key=lambda stage: stage.seconds or 0.0)
+    return PathPlan(name, stages, bound.name, fill, busy[slowest] + fill + alone)
+
+
+def _stages(
+    name: str, sizes: Sizes, rates: Rates, cold: float, k: int, processes: int, rows: int, share: float
+) -> Iterator[Stage]:
+    """Stages of a path; those of the resource `alone` overlap with nothing."""
+    gpu, path, stored = rates.device == "cuda", rates.paths.get(name), sizes.stored
+    unit, host = ("GPU", "host") if gpu else ("CPU", "CPU")
+    if passes(name) > 1:  # the corpus is read for its scale before anything is scored
+        copied, disk = seconds_of(stored, rates.host), seconds_of(min(cold, stored), rates.disk)
+        looked = seconds_of(stored, rates.link, share) if gpu else seconds_of(stored, rates.memory)
+        known = None
+        if copied is not None and disk is not None and looked is not None:
+            known = max(disk, copied, looked) if gpu else max(disk, copied + looked)
+        yield Stage("corpus scale", "alone", stored, "B", known)
+        cold -= min(cold, stored)
+    yield Stage("disk", "disk", cold, "B", seconds_of(cold, rates.disk))
+    yield Stage("host copy", host, stored, "B", seconds_of(stored, rates.host))
+    if gpu:
+        yield Stage("link", "link", stored, "B", seconds_of(stored, rates.link, share))
+    if path is None or path.prepare is not None:
+        yield Stage("prepare", unit, stored, "B", seconds_of(stored, path.prepare if path else None, share))
+    work = operations(sizes.query_tokens, sizes.document_tokens, sizes.dim)
+    yield Stage("score", unit, work, "operations", seconds_of(work, path.score if path else None, share))
+    pairs = sizes.queries * sizes.documents
+    yield Stage("top-k", unit, pairs, "pairs", seconds_of(pairs, rates.topk, share))
+    if rows:
+        kept = rows * sizes.documents * 4
+        yield Stage("kept scores", "output", kept, "B", seconds_of(kept, rates.output))
+    if processes > 1:
+        merged = merge_bytes(processes, sizes.queries, min(k, sizes.documents))
+        yield Stage("merge", "alone", merged, "B", seconds_of(merged, rates.network or rates.memory))

@@ -1,0 +1,221 @@
+"""What every encoder that runs a model shares: its options, batches of similar length, less memory when it runs out."""
+
+from __future__ import annotations
+
+import importlib.util
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Literal
+
+import torch
+
+from maxsim_eval.errors import DataError, MissingPackageError, UsageError
+from maxsim_eval.types import Role
+from maxsim_kernels import Packed, pack
+
+DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+BATCH_SIZE = 32  # texts
+PAGE_BATCH_SIZE = 4  # page images: about a thousand tokens each
+Kind = Literal["text", "page"]
+
+
+def require(module: str, encoder: str, package: str) -> None:
+    """Raise `MissingPackageError` where a module is not installed; imports nothing."""
+    if importlib.util.find_spec(module) is None:
+        raise MissingPackageError(f"encoder {encoder}", package, "encoders")
+
+
+def find_device(device: str | None) -> torch.device:
+    """A torch device; None or "auto": the first GPU if there is one, else the CPU."""
+    if device in (None, "auto"):
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        chosen = torch.device(str(device))
+    except RuntimeError:
+        raise UsageError(f"device: got {device!r}, need auto, cpu, cuda or cuda:<number>") from None
+    if chosen.type == "cuda" and not torch.cuda.is_available():
+        raise UsageError(f"device: got {device!r}, but this torch sees no GPU; use --device cpu")
+    return chosen
+
+
+def find_dtype(option: str, dtype: str) -> torch.dtype:
+    """The torch dtype of a name; `UsageError` names the option."""
+    if dtype not in DTYPES:
+        raise UsageError(f"{option}: got {dtype!r}, need {', '.join(DTYPES)}")
+    return DTYPES[dtype]
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """`float16` of `torch.float16`."""
+    return str(dtype).removeprefix("torch.")
+
+
+def kind_of(item: Any, name: str, number: int) -> Kind:
+    """Whether an item is a text or a page (a PIL image); `UsageError` for anything else."""
+    if isinstance(item, str):
+        return "text"
+    if all(hasattr(item, attribute) for attribute in ("mode", "size", "tobytes", "convert")):
+        return "page"
+    raise UsageError(f"{name} reads texts and PIL images; item {number} is a {type(item).__name__}")
+
+
+def size_of(item: Any) -> int:
+    """What similar items share: characters of a text, pixels of a page."""
+    return len(item) if isinstance(item, str) else item.size[0] * item.size[1]
+
+
+def describe(item: Any) -> str:
+    """One item, for a message about memory."""
+    return (
+        f"one text of {len(item)} characters" if isinstance(item, str) else f"one page of {item.size[0]}x{item.size[1]} pixels"
+    )
+
+
+class Batches:
+    """Runs a model over items in batches of similar length; the batch size is halved, with one warning, when memory runs out."""
+
+    def __init__(self, name: str, device: torch.device, size: int, what: str = "texts") -> None:
+        if size < 1:
+            raise UsageError(f"batch_size: got {size}, need 1 or more")
+        self.name, self.device, self.size, self.what = name, device, size, what
+        self._said = False
+
+    def run(
+        self,
+        places: Sequence[int],
+        length: Callable[[int], int],
+        forward: Callable[[list[int]], Sequence[torch.Tensor]],
+        one: Callable[[int], str],
+    ) -> Iterator[tuple[int, torch.Tensor]]:
+        """Pairs of place and tokens `[tokens, dim]` on the CPU, in no useful order.
+
+        Args:
+            places: which items; `length` of one sorts them, the longest first, so that memory fails early.
+            forward: tokens of a batch of places, one tensor each, padding removed.
+            one: describes a single item, for the message when not even it fits.
+
+        Raises:
+            UsageError: no memory for one item alone.
+        """
+        order = sorted(places, key=lambda place: (-length(place), place))
+        start = 0
+        while start < len(order):
+            batch = order[start : start + self.size]
+            try:
+                with torch.inference_mode():
+                    rows = [tokens.cpu() for tokens in forward(batch)]
+            except RuntimeError as error:  # torch.OutOfMemoryError is one; CPU allocators raise it bare
+                if not out_of_memory(error):
+                    raise
+                if len(batch) == 1:
+                    lower = "lower max_document_tokens" if self.what == "texts" else "choose a smaller dtype"
+                    raise UsageError(
+                        f"{self.name}: out of memory on {self.device} with {one(batch[0])}; {lower} or choose another device"
+                    ) from error
+                rows = []
+            if not rows:  # outside the except clause, whose traceback keeps the failed batch's tensors
+                self._halve(len(batch))
+                continue
+            yield from zip(batch, rows, strict=True)
+            start += len(batch)
+
+    def _halve(self, items: int) -> None:
+        self.size = items // 2
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+        if not self._said:
+            self._said = True
+            warnings.warn(
+                f"{self.name}: out of memory on {self.device} with {items} {self.what} at once; continuing with "
+                f"{self.size}, and fewer where needed",
+                RuntimeWarning,
+                stacklevel=4,  # the caller of encode
+            )
+
+
+def out_of_memory(error: RuntimeError) -> bool:
+    """Whether an error is about memory: CUDA's, or that of torch's CPU allocator, new and old."""
+    signs = ("out of memory", "not enough memory", "can't allocate")
+    return isinstance(error, torch.OutOfMemoryError) or any(sign in str(error).lower() for sign in signs)
+
+
+class ModelEncoder:
+    """Base of the encoders that run a model: options every one of them has, and how its tokens are handed out.
+
+    Args:
+        name: the encoder's name in caches and reports.
+        device: where the model runs; None or "auto": the first GPU if there is one, else the CPU. Results are on the CPU.
+        batch_size: items in one forward pass; None: 32 texts, 4 pages. Halved, with one warning, when memory runs out.
+        dtype: what the model computes in: float32, float16 or bfloat16.
+        embedding_dtype: what its embeddings are stored in; None: as `dtype`.
+        max_query_tokens, max_document_tokens: None: the encoder's or checkpoint's own limits.
+        query_prompt, document_prompt: text before every query or document; None: the checkpoint's own.
+
+    Raises:
+        UsageError: an option out of range.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        device: str | None = None,
+        batch_size: int | None = None,
+        dtype: str = "float32",
+        embedding_dtype: str | None = None,
+        max_query_tokens: int | None = None,
+        max_document_tokens: int | None = None,
+        query_prompt: str | None = None,
+        document_prompt: str | None = None,
+    ) -> None:
+        self.name = name
+        self.device = find_device(device)
+        self.model_dtype = find_dtype("dtype", dtype)
+        self.dtype = self.model_dtype if embedding_dtype is None else find_dtype("embedding_dtype", embedding_dtype)
+        self.asked_tokens: dict[Role, int | None] = {"query": max_query_tokens, "document": max_document_tokens}
+        for role, tokens in self.asked_tokens.items():
+            if tokens is not None and tokens < 1:
+                raise UsageError(f"max_{role}_tokens: got {tokens}, need 1 or more")
+        self.prompts: dict[Role, str | None] = {"query": query_prompt, "document": document_prompt}
+        self.batches: dict[Kind, Batches] = {
+            "text": Batches(name, self.device, BATCH_SIZE if batch_size is None else batch_size),
+            "page": Batches(name, self.device, PAGE_BATCH_SIZE if batch_size is None else batch_size, "pages"),
+        }
+
+    def prepare(self, documents: Sequence[Any]) -> None:
+        """Nothing: the embeddings do not depend on the corpus."""
+
+    def in_batches(
+        self, kind: Kind, items: Sequence[Any], places: Sequence[int], forward: Callable[[list[int]], Sequence[torch.Tensor]]
+    ) -> Iterator[tuple[int, torch.Tensor]]:
+        """`Batches.run` over items whose length is known without a tokenizer: characters of texts, pixels of pages."""
+        return self.batches[kind].run(
+            places, lambda place: size_of(items[place]), forward, lambda place: describe(items[place])
+        )
+
+    def hand_out(self, rows: Sequence[torch.Tensor], dim: int) -> Packed:
+        """Tokens of all items as one `Packed` in the embeddings' dtype, on the CPU.
+
+        Raises:
+            DataError: NaN or infinity, as half precision gives where a model's activations pass 65,504.
+        """
+        packed = pack([row.to(self.dtype) for row in rows], dim=dim, dtype=self.dtype)
+        finite = torch.isfinite(packed.values).all(dim=1)
+        if not bool(finite.all()):
+            first = int(torch.nonzero(~finite)[0])
+            item = int((packed.lengths.cumsum(0) <= first).sum())
+            raise DataError(
+                f"{self.name}: the model gave NaN or infinity for item {item} of {len(rows)} in {dtype_name(self.model_dtype)}; "
+                "use --dtype float32 or bfloat16, or check its weights"
+            )
+        return packed
+
+
+def sort_kinds(items: Sequence[Any], name: str) -> dict[Kind, list[int]]:
+    """Places of the texts and of the pages among items; empty and blank texts are in neither: they have no tokens."""
+    places: dict[Kind, list[int]] = {"text": [], "page": []}
+    for number, item in enumerate(items):
+        kind = kind_of(item, name, number)
+        if kind == "page" or item.strip():
+            places[kind].append(number)
+    return places

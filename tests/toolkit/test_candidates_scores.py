@@ -1,0 +1,276 @@
+"""Reranking scores: the path's own for what is listed and nothing else, with the same bits whatever the blocks."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from maxsim_eval import candidates as module
+from maxsim_eval.cache import fill_entry
+from maxsim_eval.candidates import Candidates, pair_scores
+from maxsim_eval.entries import Entry
+from maxsim_eval.paths import PATHS, Corpus
+from maxsim_eval.selection import Selection
+from maxsim_kernels import Packed, maxsim, maxsim_reference, pack, quantize_int8
+from maxsim_kernels.topk import TopK
+
+WIDTH = 48
+QUERIES, DOCUMENTS = 7, 60
+EMPTY_QUERY = 2
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread() -> Iterator[None]:
+    """Hundreds of tiny calls: on a busy machine threads that wait for each other would cost most of the time."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def of_sets(sets: Sequence[set[int]]) -> Candidates:
+    rows = [np.array(sorted(one), np.int64) for one in sets]
+    offsets = np.concatenate([[0], np.cumsum([len(row) for row in rows])]).astype(np.int64)
+    return Candidates("x", offsets, np.concatenate(rows).astype(np.int64))
+
+
+def tokens(size: int, seed: int, *, grid: bool) -> Tensor:
+    """`[size, WIDTH]`: multiples of 1/4 in [-1, 1] (exact everywhere, ties abound) or normal values."""
+    rng = np.random.default_rng((seed, size))
+    values = rng.integers(-4, 5, (size, WIDTH)) / 4 if grid else rng.standard_normal((size, WIDTH))
+    return torch.from_numpy(values.astype(np.float32))
+
+
+@dataclasses.dataclass(frozen=True)
+class Data:
+    queries: Packed
+    entry: Entry
+    candidates: Candidates
+    grid: bool
+
+
+@pytest.fixture(scope="module", params=[True, False], ids=["ties", "normal"])
+def data(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Data:
+    """Ragged documents up to 59 tokens, empty ones and duplicates among them; queries up to 33 tokens, one empty, one without candidates."""
+    documents = [tokens((n * 17) % DOCUMENTS if n % 9 else 0, n, grid=request.param) for n in range(DOCUMENTS)]
+    for copy, original in ((2, 1), (12, 1), (59, 1), (30, 26), (31, 26)):
+        documents[copy] = documents[original]
+    entry = fill_entry(
+        tmp_path_factory.mktemp("entry") / "e",
+        ids=[f"d{n:02d}" for n in range(DOCUMENTS)],
+        key="0" * 16,
+        dtype=torch.float32,
+        dim=WIDTH,
+        provenance={},
+        encode=lambda start, stop: pack(documents[start:stop]),
+        documents_per_shard=13,
+        quiet=True,
+    )
+    queries = pack([tokens(size, 100 + size, grid=request.param) for size in (32, 5, 0, 33, 1, 17, 8)])
+    rng = np.random.default_rng(0)
+    sets = [set(rng.choice(DOCUMENTS, size, replace=False).tolist()) for size in (30, 1, 9, 20, 60, 0, 5)]
+    sets[0] |= {1, 2, 12, 59, 26, 30, 31, 0, 9}
+    return Data(queries, entry, of_sets(sets), request.param)
+
+
+def cuts(size: int) -> Iterator[list[tuple[int, int]]]:
+    for step in (1, 7, 20, size):
+        yield [(start, min(start + step, size)) for start in range(0, size, step)]
+
+
+def full_scores(name: str, data: Data) -> Tensor:
+    path = PATHS[name]
+    whole = data.entry.load()
+    full = path.score(path.queries(data.queries), path.documents(whole, Corpus(data.entry, quiet=True)))
+    assert isinstance(full, Tensor)
+    return full
+
+
+def listed_alone(full: Tensor, candidates: Candidates) -> Tensor:
+    """`[Nq, M]`: columns of the union, -inf where a pair is not listed."""
+    mask = torch.zeros(full.shape, dtype=torch.bool)
+    for query, rows in enumerate(candidates.of(range(candidates.queries))):
+        mask[query, torch.from_numpy(rows)] = True
+    return full.masked_fill(~mask, -torch.inf)[:, torch.from_numpy(candidates.union())]
+
+
+def scores_of(name: str, data: Data, spans: Sequence[tuple[int, int]], device: str = "cpu") -> Tensor:
+    path, corpus = PATHS[name], Corpus(data.entry, quiet=True)
+    chosen, listed = data.candidates.choose(data.entry), data.candidates.within(data.candidates.union())
+    everything, queries = whole_of(chosen), path.queries(data.queries).to(device)
+    parts: list[Tensor] = []
+    for start, stop in spans:
+        block: Any = path.documents(everything.select(range(start, stop)).compact().to(device), corpus)
+        part = pair_scores(path.score, queries, block, listed, start)
+        assert part.shape == (QUERIES, stop - start)
+        assert part.dtype == torch.float32
+        parts.append(part)
+    return torch.cat(parts, 1)
+
+
+def whole_of(chosen: Selection) -> Packed:
+    return pack([block[n] for block in chosen.blocks(1 << 30) for n in range(len(block))])
+
+
+def bound(data: Data) -> Tensor:
+    """`[Nq, 1]`: what the contract lets two scores of one pair differ by (2e-6 of the norms each)."""
+    largest = float(data.entry.load().values.norm(dim=1).max())
+    norms = [float(data.queries[n].norm(dim=1).sum()) for n in range(QUERIES)]
+    return torch.tensor(norms).unsqueeze(1) * (2 * 2e-6 * largest)
+
+
+@pytest.mark.parametrize("name", PATHS)
+def test_listed_pairs_have_the_paths_own_scores(name: str, data: Data) -> None:
+    need = listed_alone(full_scores(name, data), data.candidates)
+    found = scores_of(name, data, [(0, len(data.candidates.union()))])
+    assert torch.equal(torch.isneginf(found), torch.isneginf(need))
+    finite = torch.isfinite(need)
+    error = (found - need).abs().masked_fill(~finite, 0)
+    assert (error <= bound(data)).all()
+    if data.grid and not name.startswith(("int8", "fp8")):
+        assert torch.equal(found, need), "numbers that are exact everywhere"
+
+
+@pytest.mark.parametrize("name", PATHS)
+def test_every_cut_gives_the_same_bits(name: str, data: Data, monkeypatch: pytest.MonkeyPatch) -> None:
+    size = len(data.candidates.union())
+    found = scores_of(name, data, [(0, size)])
+    for spans in cuts(size):
+        assert scores_of(name, data, spans).numpy().tobytes() == found.numpy().tobytes(), f"{len(spans)} blocks"
+    monkeypatch.setattr(module, "_MOST_PAIRS", 3)
+    assert scores_of(name, data, [(0, size)]).numpy().tobytes() == found.numpy().tobytes(), "a few pairs a call"
+
+
+@pytest.mark.parametrize("name", PATHS)
+@pytest.mark.parametrize("k", [3, DOCUMENTS])
+def test_the_ranking_is_that_of_the_listed_documents(name: str, k: int, data: Data) -> None:
+    """As sorting the listed scores of everything at once: descending, ties by the document's place in the corpus."""
+    union, size = data.candidates.union(), len(data.candidates.union())
+    # Where numbers are not exact, the order of scores that nearly tie is that of the pairs' own bits.
+    need = listed_alone(full_scores(name, data), data.candidates) if data.grid else scores_of(name, data, [(0, size)])
+    for spans in cuts(size):
+        best = TopK(QUERIES, k)
+        scores = scores_of(name, data, spans)
+        for start, stop in spans:
+            best.add(scores[:, start:stop])
+        for query, row in enumerate(need.tolist()):
+            order = sorted((n for n in range(size) if row[n] != -math.inf), key=lambda n, row=row: (-row[n], n))[:k]  # type: ignore[misc]
+            found = [n for n in best.indices[query].tolist() if n >= 0]
+            assert found == order, f"query {query}"
+            listed = set(data.candidates.of([query])[0].tolist())
+            assert {int(union[n]) for n in found} <= listed
+            if query == EMPTY_QUERY:
+                assert len(found) == min(k, len(listed)), "a query without tokens scores 0 everywhere"
+
+
+def test_duplicates_have_equal_bits(data: Data) -> None:
+    union = data.candidates.union().tolist()
+    for name in PATHS:
+        scores = scores_of(name, data, [(0, len(union))])[0]
+        for group in ((1, 2, 12, 59), (26, 30, 31)):
+            assert len({float(scores[union.index(n)]) for n in group}) == 1, name
+
+
+def test_a_limited_corpus_is_a_selection_of_a_selection(data: Data) -> None:
+    rows = np.arange(0, DOCUMENTS, 2)
+    chosen = of_sets([{3, 5}, {0, 29}]).choose(Selection(data.entry, rows))
+    assert chosen.entry is data.entry
+    assert chosen.rows.tolist() == [0, 6, 10, 58]
+    assert torch.equal(whole_of(chosen).values, data.entry.load().select([0, 6, 10, 58]).compact().values)
+
+
+def test_only_listed_documents_are_read(data: Data) -> None:
+    chosen = of_sets([{3, 5}, set(), {5}]).choose(data.entry)
+    lengths = data.entry.lengths()
+    assert chosen.tokens == int(lengths[3] + lengths[5]) > 0
+    assert sum(block.values.shape[0] for block in chosen.blocks(1 << 30)) == chosen.tokens
+
+
+def test_a_block_is_one_call(data: Data, monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: list[tuple[int, int]] = []
+    real = module.maxsim_pairs
+
+    def counted(queries: Packed, documents: Packed) -> object:
+        sizes.append((len(queries), len(documents)))
+        return real(queries, documents)
+
+    monkeypatch.setattr(module, "maxsim_pairs", counted)
+    union = len(data.candidates.union())
+    scores_of("fp16", data, [(0, union)])
+    assert sizes == [(data.candidates.pairs, data.candidates.pairs)]
+    sizes.clear()
+    scores_of("int8", data, [(0, 10), (10, union)])
+    assert len(sizes) == 2
+    assert sum(one for one, _ in sizes) == data.candidates.pairs
+    sizes.clear()
+    scores_of("fp32", data, [(0, union)])
+    assert not sizes, "the reference must not be the fused operator"
+
+
+def test_blocks_without_a_pair_and_corpora_without_documents() -> None:
+    queries, documents = pack([torch.ones(2, 4)] * 2), pack([torch.ones(3, 4)] * 5)
+    nothing = of_sets([set(), {4}])
+    for score in (maxsim, maxsim_reference):
+        assert pair_scores(score, queries, documents.select([0, 1]).compact(), nothing).tolist() == [[-math.inf] * 2] * 2
+        assert pair_scores(score, queries, documents.select([0, 1]).compact(), nothing, 3).tolist()[1] == [-math.inf, 8.0]
+        assert pair_scores(score, queries, pack([], dim=4), nothing).shape == (2, 0)
+
+
+def test_arguments_that_do_not_fit_are_refused() -> None:
+    queries, documents = pack([torch.ones(2, 4)] * 2), pack([torch.ones(3, 4)] * 5)
+    with pytest.raises(ValueError, match="queries: got 2, need the 1"):
+        pair_scores(maxsim, queries, documents, of_sets([{0}]))
+    with pytest.raises(ValueError, match="dense codes"):
+        pair_scores(maxsim, queries, quantize_int8(torch.ones(5, 3, 4)), of_sets([{0}, {1}]))
+
+
+def test_affine_codes_and_nan() -> None:
+    generator = torch.Generator().manual_seed(0)
+    documents = pack([torch.randn(n, 8, generator=generator) for n in (3, 0, 5, 2)])
+    queries = pack([torch.randn(4, 8, generator=generator) for _ in range(2)])
+    listed = of_sets([{0, 1, 2}, {2, 3}])
+    for granularity in ("token", "document", "corpus"):
+        codes = quantize_int8(documents, granularity, affine=True)
+        full = maxsim(queries, codes)
+        assert isinstance(full, Tensor)
+        found = pair_scores(maxsim, queries, codes, listed)
+        assert torch.allclose(found, listed_alone(full, listed), atol=1e-4)
+    documents.values[3] = math.nan  # of document 2
+    for score in (maxsim, maxsim_reference):
+        bad = torch.isnan(pair_scores(score, queries, documents, listed))
+        assert bad.tolist() == [[False, False, True, False], [False, False, True, False]]
+
+
+@needs_gpu
+@pytest.mark.parametrize("name", PATHS)
+def test_on_a_gpu(name: str, data: Data) -> None:
+    size = len(data.candidates.union())
+    found = scores_of(name, data, [(0, size)], "cuda")
+    for spans in cuts(size):
+        assert torch.equal(scores_of(name, data, spans, "cuda"), found)
+    need = scores_of(name, data, [(0, size)])
+    assert torch.equal(torch.isneginf(found).cpu(), torch.isneginf(need))
+    close = 1e-3 if name == "fp8" else 1e-5
+    finite = torch.isfinite(need)
+    assert torch.allclose(found.cpu()[finite], need[finite], rtol=close, atol=close * 50)
+
+
+@needs_gpu
+def test_nothing_waits_for_a_gpu(data: Data) -> None:
+    path, listed = PATHS["fp16"], data.candidates.within(data.candidates.union())
+    queries = path.queries(data.queries).to("cuda")
+    block: Any = path.documents(whole_of(data.candidates.choose(data.entry)).to("cuda"), Corpus(data.entry, quiet=True))
+    pair_scores(path.score, queries, block, listed)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        pair_scores(path.score, queries, block, listed)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")

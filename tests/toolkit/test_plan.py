@@ -1,0 +1,259 @@
+"""The arithmetic of a plan against hand-computed cases, what it rests on elsewhere, and what fits."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from maxsim_eval import api, costs, units
+from maxsim_eval.costs import (
+    FORMS,
+    PathRates,
+    Rate,
+    Rates,
+    Sizes,
+    corpus_bytes,
+    kept_rows,
+    largest_share,
+    merge_bytes,
+    operations,
+    path_plan,
+    scratch_bytes,
+)
+from maxsim_eval.errors import UsageError
+from maxsim_eval.plan import HOST_BYTES, LEAST_GPU, Room, cold_bytes, make_plan
+from maxsim_kernels import pack, quantize_fp8, quantize_int8
+from maxsim_kernels.topk import TopK
+
+GIB = 1 << 30
+# 8 GiB of FP16: 128 units of 64 MiB, 64 pieces of 128 MiB.
+SIZES = Sizes(queries=500, documents=2**18, query_tokens=16_000, document_tokens=2**25, dim=128, form="float16")
+FAST = Rate(1e30)
+
+
+def rates(**changed: Any) -> Rates:
+    """A GPU on which everything takes no time but what is given."""
+    paths = {name: PathRates(FAST) for name in ("fp32", "fp16", "int8", "int8-corpus")}
+    known = dict.fromkeys(("disk", "host", "memory", "link", "topk", "output", "compare"), FAST)
+    return Rates(**{"device": "cuda", "paths": paths, **known, **changed})
+
+
+# Sizes ------------------------------------------------------------------------------------------------------------------
+
+
+def test_bytes_are_those_of_the_tensors() -> None:
+    documents = pack([torch.randn(n, 16) for n in (3, 0, 5)])
+    tensors = {
+        "float32": [documents.values],
+        "float16": [documents.to(torch.float16).values],
+        "bfloat16": [documents.to(torch.bfloat16).values],
+        "int8-token": [(q := quantize_int8(documents, "token")).token_values, q.scales],
+        "int8-document": [(q := quantize_int8(documents, "document")).token_values, q.scales],
+        "fp8-document": [(q := quantize_fp8(documents)).token_values, q.scales],
+    }
+    assert set(tensors) == set(FORMS)
+    for form, parts in tensors.items():
+        assert corpus_bytes(8, 3, 16, form) == sum(part.numel() * part.element_size() for part in parts), form
+    with pytest.raises(UsageError, match="int4"):
+        corpus_bytes(1, 1, 1, "int4")
+
+
+def test_the_paper_s_corpora() -> None:
+    assert corpus_bytes(100_000_000 * 1024, 100_000_000, 128, "float16") == 26_214_400_000_000  # 262 KB a page
+    assert corpus_bytes(750_000 * 1024, 750_000, 128, "float16") == 196_608_000_000  # 197 GB
+    assert operations(32, 1024, 128) == 2 * 32 * 1024 * 128
+
+
+def test_kept_rows_follow_the_evaluation() -> None:
+    assert kept_rows(300, 5183, ["fp32", "fp16"]) == 300
+    assert kept_rows(300, 5183, ["fp16"]) == 0
+    assert kept_rows(1000, 10**6, ["fp32"]) == 1000
+    assert kept_rows(1000, 10**6 + 1, ["fp32"]) == 200
+    assert kept_rows(150, 10**9, ["fp32"]) == 150
+    assert (api._ALL_PAIRS, api._SAMPLED_QUERIES) == (costs.ALL_PAIRS, costs.SAMPLED_QUERIES)
+
+
+def test_units_and_keys_are_those_of_the_evaluation() -> None:
+    assert (costs.LEAST_UNIT, costs.MOST_UNIT, costs.UNIT_DOCUMENTS) == (
+        units.LEAST_BYTES,
+        units.MOST_BYTES,
+        units.MOST_DOCUMENTS,
+    )
+    assert TopK(2, 3).keys.element_size() == costs.KEY_BYTES
+    for documents, tokens in ((1000, 10), (300_000, 1), (400_000, 250)):
+        found = len(units.units(np.full(documents, tokens), 256))
+        assert costs.units(documents * tokens * 256, documents) == pytest.approx(found, abs=0.01 * found + 1)
+    assert costs.units(0, 0) == 1
+
+
+def test_shares_merge_and_scratch() -> None:
+    assert [largest_share(8, ranks) for ranks in (1, 2, 3, 8, 20)] == [1, 0.5, 3 / 8, 1 / 8, 1 / 8]
+    assert merge_bytes(8, 500, 100) == 8 * 500 * 100 * 8
+    # 8 GiB are 128 units: rows x documents x 4 bytes, and 128 x 500 x 100 keys of 8 bytes, for each of 3 paths.
+    assert scratch_bytes(SIZES, 10, 100, 3) == 3 * (10 * 2**18 * 4 + 128 * 500 * 100 * 8)
+
+
+# Seconds ----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changed", "bound", "seconds"),
+    [
+        ({"link": Rate(GIB)}, "link", 8.0),
+        ({"host": Rate(4 * GIB)}, "host copy", 2.0),
+        ({"paths": {"fp16": PathRates(Rate(2.0 * 16_000 * 2**25 * 128 / 5))}}, "score", 5.0),
+        ({"paths": {"fp16": PathRates(FAST, Rate(2 * GIB))}}, "prepare", 4.0),
+        ({"topk": Rate(500 * 2**18 / 3)}, "top-k", 3.0),
+    ],
+)
+def test_one_stage_bounds(changed: dict[str, Any], bound: str, seconds: float) -> None:
+    found = path_plan("fp16", SIZES, rates(**changed), cold=0)
+    assert found.bound == bound
+    assert found.seconds == pytest.approx(seconds)
+    assert found.of(bound) == pytest.approx(seconds)
+
+
+def test_resources_overlap_and_stages_of_one_add() -> None:
+    # 8 s of link; GPU: 5 s of scoring and 4 s of preparing are 9 s. The first of 64 pieces of 128 MiB crosses the link alone.
+    busy = rates(link=Rate(GIB), paths={"fp16": PathRates(Rate(2.0 * 16_000 * 2**25 * 128 / 5), Rate(2 * GIB))})
+    found = path_plan("fp16", SIZES, busy, cold=0)
+    assert found.bound == "score"
+    assert found.fill == pytest.approx(8 / 64)
+    assert found.seconds == pytest.approx(9 + 8 / 64)
+
+
+def test_cold_bytes_come_from_the_disk() -> None:
+    found = path_plan("fp16", SIZES, rates(disk=Rate(GIB), link=Rate(4 * GIB)), cold=8 * GIB)
+    assert found.bound == "disk"
+    assert found.seconds == pytest.approx(8 + 2 / 64)
+
+
+def test_a_cpu_copies_and_scores_with_the_same_cores() -> None:
+    path = {"fp16": PathRates(Rate(2.0 * 16_000 * 2**25 * 128 / 5), Rate(2 * GIB))}
+    found = path_plan("fp16", SIZES, rates(device="cpu", host=Rate(8 * GIB), paths=path), cold=0)
+    assert found.seconds == pytest.approx(1 + 4 + 5)
+    assert "link" not in [stage.name for stage in found.stages]
+    more = path_plan("fp16", SIZES, rates(device="cpu", host=Rate(8 * GIB), paths=path), cold=0, processes=4)
+    assert more.seconds == pytest.approx(10)  # processes share the cores
+
+
+def test_gpus_share_disk_and_host_but_not_links() -> None:
+    one = rates(link=Rate(GIB), host=Rate(2 * GIB), memory=Rate(500 * 100 * 8 * 8.0))
+    found = path_plan("fp16", SIZES, one, cold=0, processes=8)
+    assert found.of("link") == pytest.approx(1)
+    assert found.of("host copy") == pytest.approx(4)
+    assert found.bound == "host copy"
+    # The first piece of 1/64 crosses its link at full length, and 8 ranks' keys are merged after everything.
+    assert found.seconds == pytest.approx(4 + 8 / 64 + 1)
+
+
+def test_few_units_leave_ranks_idle() -> None:
+    small = replace(SIZES, documents=3072, document_tokens=3 * 2**18)  # 192 MiB: 3 units
+    found = path_plan("fp16", small, rates(link=Rate(3 << 26)), cold=0, processes=2)
+    assert found.of("link") == pytest.approx(2 / 3)
+
+
+def test_a_corpus_scale_is_a_pass_of_its_own() -> None:
+    found = path_plan("int8-corpus", SIZES, rates(disk=Rate(GIB), link=Rate(2 * GIB)), cold=8 * GIB)
+    assert found.of("corpus scale") == pytest.approx(8)  # which reads the disk, so that scoring does not
+    assert found.of("disk") == 0
+    assert found.seconds == pytest.approx(8 + 4)
+    again = path_plan("int8-corpus", SIZES, rates(disk=Rate(GIB)), cold=16 * GIB)
+    assert again.seconds == pytest.approx(16)
+
+
+def test_kept_scores_are_written_beside_scoring() -> None:
+    found = path_plan("fp16", SIZES, rates(link=Rate(4 * GIB), output=Rate(2**20)), cold=0, rows=10)
+    assert found.of("kept scores") == pytest.approx(10)
+    assert (found.bound, found.seconds) == ("kept scores", pytest.approx(10 + 2 / 64))
+
+
+def test_an_unknown_rate_of_scoring_is_never_a_number() -> None:
+    found = path_plan("fp8", SIZES, rates(), cold=0)
+    assert (found.bound, found.seconds) == ("unknown", None)
+    made = make_plan(SIZES, rates(compare=None, topk=None), Room(), ["fp32", "fp8"])
+    assert made.total is None
+    assert set(made.unknown) == {"prepare: no rate", "score: no rate", "top-k: no rate", "comparing full scores: no rate"}
+
+
+def test_nothing_to_score() -> None:
+    empty = Sizes(0, 0, 0, 0, 128, "float32")
+    found = make_plan(empty, rates(), Room(memory=GIB), ["fp32", "int8-corpus"])
+    assert found.total == pytest.approx(0, abs=1e-6)
+
+
+# The whole plan ---------------------------------------------------------------------------------------------------------
+
+
+def test_who_reads_the_disk() -> None:
+    names = ["fp32", "fp16", "int8-corpus"]
+    whole, roomy, tight = 8.0 * GIB, Room(memory=16 * GIB), Room(memory=8 * GIB)
+    assert cold_bytes(SIZES, roomy, names, 4 * GIB) == {"fp32": whole, "fp16": 0, "int8-corpus": 0}
+    assert cold_bytes(SIZES, replace(roomy, in_page_cache=0.75), names)["fp32"] == whole / 4
+    assert cold_bytes(replace(SIZES, encoded=False), roomy, names)["fp32"] == 0  # just written
+    assert cold_bytes(SIZES, tight, names, 1) == {"fp32": whole, "fp16": whole, "int8-corpus": 2 * whole}
+    assert cold_bytes(SIZES, replace(tight, in_page_cache=1.0), names, 1)["fp16"] == whole
+    assert cold_bytes(SIZES, Room(), names) == cold_bytes(SIZES, tight, names, 1)  # unknown memory: the worst
+
+
+def test_the_total_is_start_paths_and_comparison() -> None:
+    sizes = replace(SIZES, queries=10, query_tokens=320)
+    made = make_plan(sizes, rates(link=Rate(GIB), compare=Rate(2**18)), Room(memory=100 * GIB), ["fp32", "fp16"], start=3.0)
+    assert made.kept_rows == 10
+    assert made.compare == pytest.approx(10)  # one path beside the reference
+    assert made.total == pytest.approx(3 + 8 + 8 + 10)
+    assert made.bytes["float16"] == 8 * GIB
+
+
+ROOMY = Room(memory=100 * GIB, cache_disk=100 * GIB, output_disk=100 * GIB, gpu=80 * GIB, gpus=8)
+
+
+def verdicts(room: Room, sizes: Sizes = SIZES, **options: Any) -> dict[str, bool | None]:
+    made = make_plan(sizes, rates(), room, ["fp32", "fp16"], **options)
+    found = {check.what: check.ok for check in made.checks}
+    assert made.fits is (False not in found.values())
+    return found
+
+
+def test_what_fits() -> None:
+    every = {"memory", "page cache", "cache disk", "output disk", "GPU memory", "GPUs"}
+    assert verdicts(ROOMY, processes=8) == dict.fromkeys(every, True)
+    assert verdicts(ROOMY, processes=9)["GPUs"] is False
+    assert verdicts(replace(ROOMY, memory=2 * GIB))["memory"] is False
+    assert verdicts(replace(ROOMY, memory=8 * GIB))["page cache"] is None  # slower, but it works
+    assert verdicts(replace(ROOMY, output_disk=10**6))["output disk"] is False
+    assert verdicts(ROOMY, memory_budget=81 * GIB)["GPU memory"] is False
+    assert verdicts(replace(ROOMY, gpu=LEAST_GPU))["GPU memory"] is False
+    assert verdicts(replace(ROOMY, memory=None, cache_disk=None))["memory"] is None
+    assert "GPU memory" not in {check.what for check in make_plan(SIZES, rates(device="cpu"), ROOMY, ["fp16"]).checks}
+
+
+def test_every_process_holds_the_task() -> None:
+    room = replace(ROOMY, process=10 * GIB)
+    one, eight = (make_plan(SIZES, rates(), room, ["fp16"], processes=count).checks[0].needed for count in (1, 8))
+    assert one > 10 * GIB + HOST_BYTES["cuda"]
+    assert eight == 8 * one
+    assert verdicts(room, processes=8)["memory"] is False
+
+
+def test_what_must_be_encoded_needs_the_cache_disk() -> None:
+    new = replace(SIZES, encoded=False)
+    queries = 16_000 * 256
+    assert verdicts(replace(ROOMY, cache_disk=8 * GIB + queries - 1))["cache disk"] is True
+    assert verdicts(replace(ROOMY, cache_disk=8 * GIB + queries - 1), new)["cache disk"] is False
+    assert verdicts(replace(ROOMY, cache_disk=8 * GIB + queries), new)["cache disk"] is True
+    made = make_plan(new, rates(), ROOMY, ["fp16"])
+    assert any(line.startswith("encoding") for line in made.unknown)
+
+
+def test_one_disk_must_hold_both() -> None:
+    new = replace(SIZES, encoded=False)
+    both = {check.what: check.needed for check in make_plan(new, rates(), ROOMY, ["fp32", "fp16"]).checks}
+    needed = both["cache disk"] + both["output disk"]
+    room = replace(ROOMY, one_disk=True, cache_disk=needed, output_disk=needed)
+    assert verdicts(room, new)["disk"] is True
+    assert verdicts(replace(room, cache_disk=needed - 1), new)["disk"] is False

@@ -1,0 +1,300 @@
+"""What a plan is made from: sizes (exact or said to be estimates), rates of real files and operators, free room."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+import torch
+
+from maxsim_eval import rates as measuring
+from maxsim_eval import sizing
+from maxsim_eval.cache import embed
+from maxsim_eval.costs import Sizes
+from maxsim_eval.entries import fill_entry, open_entry
+from maxsim_eval.errors import DataError, UnknownNameError
+from maxsim_eval.lexical import LexicalEncoder
+from maxsim_eval.loaders import load_task
+from maxsim_eval.rates import extents, in_page_cache, measure
+from maxsim_eval.room import available_memory, read_room
+from maxsim_eval.selection import Selection
+from maxsim_eval.sizing import estimate_lengths, find_sizes
+from maxsim_eval.subsets import limit_task
+from maxsim_kernels import Packed
+
+
+@pytest.fixture(autouse=True)
+def short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Measurements of milliseconds."""
+    monkeypatch.setattr(measuring, "_TEMPORARY_BYTES", 16 << 20)
+    monkeypatch.setattr(measuring, "_READ_BYTES", 32 << 20)
+    monkeypatch.setattr(measuring, "_SECONDS", 0.2)
+    monkeypatch.setattr(measuring, "_CALL", {"cpu": 0.002})
+    monkeypatch.setattr(measuring, "_COMPARED", 1000)
+
+
+def entry(folder: Path, documents: int = 40, tokens: int = 64, dim: int = 128) -> Any:
+    """An entry of equally long documents, 10 a shard."""
+
+    def encode(start: int, stop: int) -> Packed:
+        values = torch.randn((stop - start) * tokens, dim, generator=torch.Generator().manual_seed(start))
+        return Packed(values, torch.arange(0, (stop - start) * tokens + 1, tokens))
+
+    return fill_entry(
+        folder,
+        ids=[f"d{n}" for n in range(documents)],
+        key="0" * 16,
+        dtype=torch.float32,
+        dim=dim,
+        provenance={},
+        encode=encode,
+        documents_per_shard=10,
+        quiet=True,
+    )
+
+
+def sizes(**changed: Any) -> Sizes:
+    known = {"queries": 4, "documents": 40, "query_tokens": 40, "document_tokens": 2560, "dim": 128, "form": "float32"}
+    return Sizes(**{**known, **changed})
+
+
+# Sizes ------------------------------------------------------------------------------------------------------------------
+
+
+def found(tmp_path: Path, encoder: str = "lexical", dataset: str = "small", source: str = "demo", **options: Any) -> Any:
+    return find_sizes(source, dataset, encoder, data_dir=tmp_path / "data", cache_dir=tmp_path / "cache", quiet=True, **options)
+
+
+def test_cached_sizes_are_exact(tmp_path: Path) -> None:
+    task = load_task("demo", "small", data_dir=tmp_path / "data", quiet=True)
+    made = {role: embed(task, role, LexicalEncoder(), tmp_path / "cache", quiet=True) for role in ("query", "document")}
+    whole = found(tmp_path)
+    assert whole.sizes == Sizes(40, 300, made["query"].tokens, made["document"].tokens, 128, "float32")
+    assert whole.notes == ()
+    assert whole.entry.folder == made["document"].folder
+
+    kept = limit_task(task, queries=7, documents=100, seed=3)
+    part = found(tmp_path, limits={"queries": 7, "documents": 100}, seed=3)
+    assert isinstance(part.entry, Selection)
+    assert (part.sizes.queries, part.sizes.documents) == (7, 100)
+    rows = {name: row for row, name in enumerate(task.document_ids)}
+    lengths = made["document"].lengths()
+    assert part.sizes.document_tokens == sum(int(lengths[rows[name]]) for name in kept.document_ids)
+    assert part.sizes.query_tokens < whole.sizes.query_tokens
+
+
+def test_without_a_cache_tokens_are_estimated_from_words(tmp_path: Path) -> None:
+    task = load_task("demo", "small", data_dir=tmp_path / "data", quiet=True)
+    guess = found(tmp_path)
+    assert not guess.sizes.exact
+    assert not guess.sizes.encoded
+    assert guess.entry is None
+    assert guess.notes[0].startswith("ESTIMATE: documents and queries not in the cache")
+    words = [len(text.split()) for text in task.documents]
+    assert guess.sizes.document_tokens == sum(min(int(np.ceil(0.42 * count)), 256) for count in words)
+    assert not (tmp_path / "cache").exists()
+
+    embed(task, "document", LexicalEncoder(), tmp_path / "cache", quiet=True)
+    half = found(tmp_path)  # one side is there: exact for it, and still an estimate
+    assert half.entry is not None
+    assert half.sizes.document_tokens == half.entry.tokens
+    assert half.notes[0].startswith("ESTIMATE: queries not in the cache")
+
+
+def test_words_are_counted_capped_and_sampled() -> None:
+    texts = ["one two three", "", "word " * 1000]
+    assert estimate_lengths(texts, 1.5, 300).tolist() == [5, 0, 300]
+    assert estimate_lengths(texts, 0, 32).tolist() == [32, 32, 32]
+    many = ["a b"] * 45_000
+    assert len(estimate_lengths(many, 1, 10)) == 15_000
+
+
+def test_without_a_dataset_the_card_counts_and_nothing_is_fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fetch(*_: Any) -> None:
+        raise AssertionError("a plan must not download")
+
+    monkeypatch.setattr("maxsim_eval.loaders.fetch", fetch)
+    guess = found(tmp_path, "colbertv2", "nq", "beir", limits={"queries": 500})
+    assert guess.sizes == Sizes(500, 2_681_468, 16_000, 321_776_160, 128, "float16", "card", exact=False, encoded=False)
+    assert "nothing was downloaded" in guess.notes[0]
+    assert "import" in guess.notes[1]
+    assert found(tmp_path).sizes.documents == 300  # the demo's card; generating it would write
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(UnknownNameError, match="scifact"):
+        found(tmp_path, "lexical", "scifcat", "beir")
+    with pytest.raises(UnknownNameError, match="beir"):
+        found(tmp_path, "lexical", "nq", "bier")
+    with pytest.raises(UnknownNameError, match="lexical"):
+        found(tmp_path, "lexicl")
+    with pytest.raises(DataError, match="no such folder"):
+        found(tmp_path, "lexical", "mine", "local")
+
+
+def test_a_hub_model_that_is_not_here_is_not_fetched(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    before = os.environ.get("HF_HUB_OFFLINE")
+    guess = found(tmp_path, "hf:nobody/has-this-model")
+    assert "could not be loaded" in guess.notes[1]
+    assert guess.sizes.dim == 128
+    assert os.environ.get("HF_HUB_OFFLINE") == before
+    constants = sys.modules.get("huggingface_hub.constants")
+    assert constants is not None
+    with sizing._offline():
+        assert constants.HF_HUB_OFFLINE  # type: ignore[attr-defined]
+
+
+# Rates ------------------------------------------------------------------------------------------------------------------
+
+
+def test_extents_lie_within_the_values(tmp_path: Path) -> None:
+    shards = entry(tmp_path / "entry").shards
+    total = 40 * 64 * 512
+    for length, count in ((4096, 16), (1 << 20, 100), (8 << 20, 4)):
+        places = extents(shards, length, count)
+        assert 0 < len(places) <= count
+        for place in places:
+            (shard,) = [shard for shard in shards if str(shard.path) == place.path]
+            assert place.start % 4096 == 0
+            assert shard.position <= place.start < shard.position + 10 * 64 * 512
+            assert 0 < place.length <= length
+            assert place.start + place.length <= shard.path.stat().st_size
+    assert len({place.path for place in extents(shards, 4096, 16)}) == 4
+    assert sum(place.length for place in extents(shards, 64 * 512, total)) >= total * 0.9
+
+
+def test_an_entry_gives_every_rate(tmp_path: Path) -> None:
+    held = entry(tmp_path / "entry")
+    names = ["fp32", "fp16", "int8-corpus"]
+    before = sorted(path.name for path in (tmp_path / "entry").iterdir())
+    result, resident = measure(sizes(), names, entry=held, lengths=held.lengths(), folder=tmp_path / "entry", k=5)
+    assert sorted(path.name for path in (tmp_path / "entry").iterdir()) == before
+    assert list(result.paths) == names
+    for rate in (result.host, result.memory, result.topk, result.output, result.compare):
+        assert rate is not None
+        assert rate.value > 0
+        assert rate.how
+    assert result.link is None
+    assert result.host is not None
+    assert "own shards" in result.host.how
+    assert resident is None or 0 <= resident <= 1
+    for path in result.paths.values():
+        assert path.score.value > 1e6  # operations a second: even a slow machine makes more
+
+
+def test_a_rate_is_work_over_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measuring, "_median", lambda call, runs=5: (call(), 0.25)[1])
+    result, _ = measure(sizes(), ["fp16"], entry=None, folder=tmp_path, k=5)
+    # 4 queries of 10 tokens, 16 documents of 64: long enough at once, since every call "takes" a quarter of a second.
+    assert result.paths["fp16"].score.value == pytest.approx(2 * 40 * 16 * 64 * 128 / 0.25)
+    assert result.paths["fp16"].prepare is not None
+    assert result.paths["fp16"].prepare.value == pytest.approx(16 * 64 * 512 / 0.25)
+    assert result.topk is not None
+    assert result.topk.value == pytest.approx(4 * 40 / 0.25)
+    assert result.memory is not None
+    assert result.memory.value == pytest.approx((128 << 20) / 0.25)
+
+
+def test_page_cache_residence_is_seen(tmp_path: Path) -> None:
+    shards = entry(tmp_path / "entry").shards
+    places = extents(shards, 4096, 64)
+    for shard in shards:
+        shard.path.read_bytes()
+    now = in_page_cache(places)
+    if now is None:
+        pytest.skip("this file system cannot tell what is in memory")
+    assert now == 1.0
+    assert in_page_cache([]) is None
+
+
+def test_without_an_entry_a_temporary_file_is_read(tmp_path: Path) -> None:
+    result, resident = measure(sizes(), ["fp16"], entry=None, folder=tmp_path / "not" / "yet", k=5)
+    assert resident is None
+    assert result.host is not None
+    assert "temporary file" in result.host.how
+    assert result.output is not None
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_cannot_be_written_has_no_rate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measuring.os, "access", lambda *_: False)
+    result, _ = measure(sizes(), ["fp16"], entry=None, folder=tmp_path, k=5)
+    assert (result.disk, result.host, result.output) == (None, None, None)
+
+
+def test_a_full_disk_has_no_rate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fsync(_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(measuring.os, "fsync", fsync)
+    held = entry_without_sync(tmp_path, monkeypatch)
+    result, _ = measure(sizes(), ["fp16"], entry=held, folder=tmp_path, k=5)
+    assert result.output is None
+    assert result.host is not None
+
+
+def entry_without_sync(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fsync", lambda _: None)
+        return entry(folder / "entry")
+
+
+def test_chunked_shards_are_read_through_hdf5(tmp_path: Path, rechunk: Callable[[Path], None]) -> None:
+    folder = entry(tmp_path / "entry").folder
+    for path in folder.glob("*.h5"):
+        rechunk(path)
+    with pytest.warns(UserWarning, match="chunked"):
+        held = open_entry(folder)
+    result, resident = measure(sizes(), ["fp16"], entry=held, folder=tmp_path, k=5)
+    assert resident is None
+    assert result.disk is not None
+    assert "HDF5" in result.disk.how
+
+
+@pytest.fixture
+def rechunk() -> Callable[[Path], None]:
+    def change(path: Path) -> None:
+        with h5py.File(path, "r+") as file:
+            values = file["values"][:]
+            del file["values"]
+            file.create_dataset("values", data=values, chunks=(64, values.shape[1]))
+
+    return change
+
+
+def test_nothing_to_measure_gives_no_path_rates(tmp_path: Path) -> None:
+    empty = sizes(queries=0, documents=0, query_tokens=0, document_tokens=0)
+    result, _ = measure(empty, ["fp16"], entry=None, folder=tmp_path)
+    assert dict(result.paths) == {}
+    assert result.topk is None
+    assert result.compare is None
+
+
+# Room -------------------------------------------------------------------------------------------------------------------
+
+
+def test_room_of_this_machine(tmp_path: Path) -> None:
+    room = read_room(tmp_path / "not" / "yet", tmp_path, "cpu", 0.5)
+    assert room.memory is not None
+    assert room.memory > room.process > 10**6
+    assert room.cache_disk is not None
+    assert room.one_disk
+    assert (room.gpu, room.gpus, room.in_page_cache) == (None, 0, 0.5)
+
+
+def test_a_container_has_less_memory(tmp_path: Path) -> None:
+    proc = tmp_path / "meminfo"
+    proc.write_text("MemTotal: 4000 kB\nMemAvailable: 3000 kB\n")
+    assert available_memory(proc, tmp_path) == 3000 * 1024
+    (tmp_path / "memory.max").write_text("max\n")
+    (tmp_path / "memory.current").write_text("500\n")
+    (tmp_path / "memory.stat").write_text("anon 100\ninactive_file 200\nactive_file 50\n")
+    assert available_memory(proc, tmp_path) == 3000 * 1024
+    (tmp_path / "memory.max").write_text("1000\n")
+    assert available_memory(proc, tmp_path) == 1000 - 500 + 250
+    assert available_memory(tmp_path / "none", tmp_path) is None
