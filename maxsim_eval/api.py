@@ -6,7 +6,7 @@ import contextlib
 import shutil
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from maxsim_eval.embeddings import Embeddings, check_widths, embeddings, query_t
 from maxsim_eval.environment import environment
 from maxsim_eval.errors import UsageError
 from maxsim_eval.files import writing
-from maxsim_eval.jobs import Job, Outcome, Rows, digest, divide, new_token, score_job
+from maxsim_eval.jobs import Job, Outcome, Rows, digest, divide, find_copies, new_token, score_job
 from maxsim_eval.metrics import DEFAULT_METRICS, evaluate_run, means, parse_metric
 from maxsim_eval.parity import compare
 from maxsim_eval.partial import folder_for, remove
@@ -45,6 +45,7 @@ class Settings:
     """Everything but the task and the output folder that an evaluation is given; `evaluate` says what each means."""
 
     encoder: Encoder | str
+    encoder_options: Mapping[str, Any] = field(default_factory=dict)
     paths: Sequence[str] = DEFAULT_PATHS
     k: int = 100
     cache_dir: Path | str = "embeddings_cache"
@@ -55,7 +56,7 @@ class Settings:
     candidates: Path | str | None = None
     device: str = "cpu"
     memory_budget: int | None = None
-    readers: int = 4
+    readers: int = 8
     fresh: bool = False
     command: Sequence[str] = ()
     quiet: bool = False
@@ -91,9 +92,10 @@ def evaluate(
     limit_documents: int | None = None,
     limit_seed: int = 0,
     candidates: Path | str | None = None,
+    encoder_options: Mapping[str, Any] | None = None,
     device: str = "cpu",
     memory_budget: int | None = None,
-    readers: int = 4,
+    readers: int = 8,
     fresh: bool = False,
     command: Sequence[str] = (),
     quiet: bool = False,
@@ -104,7 +106,7 @@ def evaluate(
     the same Result (`distributed.py`).
 
     Args:
-        encoder: an Encoder, the name of one (`lexical`, `hf:<id or path>`), or the name embeddings were imported under.
+        encoder: an Encoder, the name of one (`lexical`, `hf:<id or path>`, ...), or the name embeddings were imported under.
         paths: names from `scoring.PATHS`; parity is against `fp32` where it is among them.
         k: documents kept for each query; clamped to the corpus, said once.
         out_dir: where `result.json`, `report.md` and `runs/<path>.trec` are written; None writes nothing. A long evaluation keeps
@@ -113,6 +115,7 @@ def evaluate(
         limit_documents: search only this many documents: every one judged for these queries, the rest a seeded sample.
         limit_seed: of both samples (`subsets.limit_task`); the Result says what was left out.
         candidates: a TREC run: only the pairs it lists are scored (reranking).
+        encoder_options: of an encoder given by name (`encoders.get_encoder`): batch_size, dtype, prompts, lengths, revision, ...
         device: where scores are computed; with several processes `cuda` is the GPU of each one's LOCAL_RANK.
         memory_budget: bytes of GPU memory for documents on their way, in use, and their scores; None: up to 2 GiB.
         readers: threads that read the cache.
@@ -131,6 +134,7 @@ def evaluate(
         limit_documents=limit_documents,
         limit_seed=limit_seed,
         candidates=candidates,
+        encoder_options=dict(encoder_options or {}),
         device=device,
         memory_budget=memory_budget,
         readers=readers,
@@ -192,7 +196,9 @@ def _prepare(
         raise UsageError("out_dir: got None, need a folder that all processes see: what they find is handed over there")
     kept = limit_task(task, **settings.limits, seed=settings.limit_seed)
     candidates = None if settings.candidates is None else read_candidates(settings.candidates, kept)
-    found = embeddings(task, settings.encoder, settings.cache_dir, kept=kept, device=device, quiet=settings.quiet)
+    found = embeddings(
+        task, settings.encoder, settings.cache_dir, kept=kept, device=device, quiet=settings.quiet, **settings.encoder_options
+    )
     queries = query_tokens(task, kept, found.queries)
     check_widths(found, queries)
     said = [*kept.warnings, *idle_limits(task, **settings.limits)]
@@ -269,6 +275,7 @@ def _job(
         memory_budget=settings.memory_budget,
         readers=settings.readers,
         quiet=settings.quiet,
+        copies={name: copy.stamp() for name, copy in find_copies(names, documents).items()},
     )
 
 
@@ -307,7 +314,8 @@ def _compare_paths(
         runs[name] = outcome.run
         per_query = evaluate_run(outcome.run, ready.task.qrels, metrics)
         seconds = {part: round(value, 6) for part, value in outcome.seconds.items()}
-        results[name] = PathResult(means(per_query), per_query, seconds, None, PATHS[name].description)
+        read = f"; documents read from the {PATHS[name].copy} copy in the cache" if name in job.copies else ""
+        results[name] = PathResult(means(per_query), per_query, seconds, None, PATHS[name].description + read)
         if name == REFERENCE:
             reference_rows = outcome.rows
         elif REFERENCE in results:

@@ -49,8 +49,9 @@ __all__ = [
     "open_entry",
 ]
 
-CHUNK = 256  # items an encoder gets at a time: often enough for a progress bar, enough to sort by length
-_PACKAGES = ("maxsim-eval", "torch", "numpy", "h5py", "transformers", "sentence-transformers")
+CHUNK = 256  # texts an encoder gets at a time: often enough for a progress bar, enough to sort by length
+PAGE_CHUNK = 16  # page images: each takes some 10 MB once decoded
+_PACKAGES = ("maxsim-eval", "torch", "numpy", "h5py", "transformers", "sentence-transformers", "pillow")
 
 
 def content_hash(ids: Sequence[str], items: Sequence[Any]) -> str:
@@ -173,7 +174,7 @@ def embed(task: Task, role: Role, encoder: Encoder, cache_dir: Path | str, *, qu
     """Token embeddings of a task's queries or documents, from the cache where they are in it.
 
     In this order: the entry with exactly this key, complete or to be resumed; an imported entry of the same texts and
-    encoder name; else everything is encoded, in chunks of 256 items, with a progress bar on stderr. Before queries are
+    encoder name; else everything is encoded, in chunks of 256 texts or 16 pages, with a progress bar on stderr. Before queries are
     encoded the encoder is offered the corpus (`encoder.prepare`).
 
     Raises:
@@ -184,6 +185,7 @@ def embed(task: Task, role: Role, encoder: Encoder, cache_dir: Path | str, *, qu
         return entry
     ids, items, folder = address.ids, address.items, address.folder
     begun = (folder / MANIFEST).exists()
+    chunk = PAGE_CHUNK if isinstance(items, Pages) else CHUNK
     if role == "query":
         encoder.prepare(task.documents)
 
@@ -191,7 +193,7 @@ def embed(task: Task, role: Role, encoder: Encoder, cache_dir: Path | str, *, qu
         return encoder.encode(items[start:stop], role)  # a slice: lazy page images stay lazy, for one batch at a time
 
     # Only the embeddings themselves say which dtype the encoder yields, and the manifest comes before any shard.
-    first = None if begun else encode(0, min(CHUNK, len(ids)))
+    first = None if begun else encode(0, min(chunk, len(ids)))
 
     def encode_rest(start: int, stop: int) -> Packed:
         nonlocal first
@@ -208,7 +210,7 @@ def embed(task: Task, role: Role, encoder: Encoder, cache_dir: Path | str, *, qu
         dim=encoder.dim,
         provenance=_provenance(task, role, encoder, address.content),
         encode=encode_rest,
-        chunk=CHUNK,
+        chunk=chunk,
         label=f"encode {task.dataset}",
         quiet=quiet,
     )

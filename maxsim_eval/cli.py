@@ -1,7 +1,7 @@
 """The command line: `python evaluate.py beir scifact`, also installed as `maxsim-eval`.
 
-Results go to stdout, everything else (progress, warnings, errors) to stderr. Exit codes: 0 fine, 1 the gate says no, 2 a wrong name
-or option, 3 data or cache that is missing or damaged, 130 interrupted.
+Results go to stdout, everything else (progress, warnings, errors) to stderr. Exit codes: 0 fine, 1 the gate says no (`plan`: it does
+not fit), 2 a wrong name or option, 3 data or cache that is missing or damaged, 130 interrupted.
 """
 
 from __future__ import annotations
@@ -19,29 +19,10 @@ from typing import Annotated, Any, NoReturn
 import typer
 from rich.console import Console
 
-from maxsim_eval.cli_evaluate import (
-    CACHE,
-    DATA,
-    PATHS,
-    AsJson,
-    CacheDir,
-    Candidates,
-    DataDir,
-    Device,
-    EncoderName,
-    Fresh,
-    K,
-    LimitDocuments,
-    LimitQueries,
-    LimitSeed,
-    MemoryBudget,
-    Out,
-    Paths,
-    Quiet,
-    Readers,
-    Split,
-    evaluate_task,
-)
+from maxsim_eval.cli_cache import cache, convert, encode, inspect
+from maxsim_eval.cli_evaluate import register
+from maxsim_eval.cli_import import import_
+from maxsim_eval.cli_options import AsJson
 from maxsim_eval.cli_plan import plan
 from maxsim_eval.errors import EXIT_DATA, EXIT_GATE, EXIT_INTERRUPTED, MaxsimEvalError, UsageError
 
@@ -55,151 +36,12 @@ app = typer.Typer(
 )
 
 
-@app.command()
-def beir(
-    dataset: Annotated[str, typer.Argument(help="Name of a BEIR set: scifact, nq, hotpotqa, ...")],
-    data_dir: DataDir = DATA,
-    cache_dir: CacheDir = CACHE,
-    out: Out = None,
-    encoder: EncoderName = "colbertv2",
-    paths: Paths = PATHS,
-    k: K = 100,
-    device: Device = "cpu",
-    split: Split = None,
-    limit_queries: LimitQueries = None,
-    limit_documents: LimitDocuments = None,
-    limit_seed: LimitSeed = 0,
-    candidates: Candidates = None,
-    memory_budget: MemoryBudget = None,
-    readers: Readers = 4,
-    fresh: Fresh = False,
-    as_json: AsJson = False,
-    quiet: Quiet = False,
-) -> None:
-    """Evaluate a BEIR set: from the data folder, or downloaded there.
-
-    Example: python evaluate.py beir scifact --encoder lexical --paths fp32,fp16,int8
-    """
-    evaluate_task("beir", **locals())
-
-
-@app.command()
-def local(
-    dataset: Annotated[str, typer.Argument(help="Folder in BEIR layout: a path, or a name below the data folder.")],
-    data_dir: DataDir = DATA,
-    cache_dir: CacheDir = CACHE,
-    out: Out = None,
-    encoder: EncoderName = "lexical",
-    paths: Paths = PATHS,
-    k: K = 100,
-    device: Device = "cpu",
-    split: Split = None,
-    limit_queries: LimitQueries = None,
-    limit_documents: LimitDocuments = None,
-    limit_seed: LimitSeed = 0,
-    candidates: Candidates = None,
-    memory_budget: MemoryBudget = None,
-    readers: Readers = 4,
-    fresh: Fresh = False,
-    as_json: AsJson = False,
-    quiet: Quiet = False,
-) -> None:
-    """Evaluate a dataset of your own: corpus.jsonl, queries.jsonl, qrels/<split>.tsv.
-
-    Example: python evaluate.py local my-corpus --encoder hf:/models/my-encoder
-    """
-    evaluate_task("local", **locals())
-
-
-@app.command()
-def demo(
-    dataset: Annotated[str, typer.Argument(help="Name of the generated collection.")] = "small",
-    data_dir: DataDir = DATA,
-    cache_dir: CacheDir = CACHE,
-    out: Out = None,
-    encoder: EncoderName = "lexical",
-    paths: Paths = PATHS,
-    k: K = 100,
-    device: Device = "cpu",
-    split: Split = None,
-    limit_queries: LimitQueries = None,
-    limit_documents: LimitDocuments = None,
-    limit_seed: LimitSeed = 0,
-    candidates: Candidates = None,
-    memory_budget: MemoryBudget = None,
-    readers: Readers = 4,
-    fresh: Fresh = False,
-    as_json: AsJson = False,
-    quiet: Quiet = False,
-) -> None:
-    """Generate a small collection with ties, empty and very long documents, and evaluate it. Needs no download.
-
-    Example: python evaluate.py demo
-    """
-    evaluate_task("demo", **locals())
-
-
+register(app)
 app.command()(plan)
-
-
-@app.command("import")
-def import_(
-    source: Annotated[str, typer.Argument(help="beir, local or demo.")],
-    dataset: Annotated[str, typer.Argument(help="Name of the dataset the embeddings belong to.")],
-    files: Annotated[list[Path] | None, typer.Argument(help="Embedding files: .pt, .npz, .npy or .safetensors.")] = None,
-    *,
-    encoder: Annotated[str, typer.Option(help="Name of the encoder that made them; evaluate with the same name.")],
-    queries: Annotated[Path | None, typer.Option(help="File of query embeddings that does not name its role.")] = None,
-    documents: Annotated[Path | None, typer.Option(help="File of document embeddings that does not name its role.")] = None,
-    revision: Annotated[str, typer.Option(help="Revision of the model, recorded in the report.")] = "",
-    data_dir: DataDir = DATA,
-    cache_dir: CacheDir = CACHE,
-    split: Split = None,
-    replace: Annotated[bool, typer.Option("--replace", help="Replace embeddings imported earlier.")] = False,
-    quiet: Quiet = False,
-) -> None:
-    """Put precomputed token embeddings into the cache, checked against the dataset.
-
-    Example: python evaluate.py import beir scifact colbertv2.pt --encoder colbertv2
-    """
-    from maxsim_eval.importers import import_embeddings
-    from maxsim_eval.loaders import load_task
-
-    roles: dict[Any, Path | str] = {}
-    if queries is not None:
-        roles["query"] = queries
-    if documents is not None:
-        roles["document"] = documents
-    if roles and files:
-        raise UsageError("import: got files and --queries/--documents; name every file once, one way or the other")
-    if not roles and not files:
-        raise UsageError("import: got no file, need the embedding files (or --queries FILE and --documents FILE)")
-    # A local dataset need not exist: a file with ids and qrels makes it.
-    alone = source == "local" and not _exists(dataset, data_dir)
-    task = None if alone else load_task(source, dataset, data_dir=data_dir, split=split, quiet=quiet)
-    entries = import_embeddings(
-        roles or list(files or ()),
-        task,
-        source=source,
-        dataset=dataset,
-        encoder_name=encoder,
-        cache_dir=cache_dir,
-        data_dir=data_dir,
-        revision=revision,
-        quiet=quiet,
-        replace=replace,
-    )
-    for role, entry in entries.items():
-        name = "queries" if role == "query" else "documents"
-        typer.echo(f"{name}: {entry.documents} rows, {entry.tokens} tokens, d = {entry.dim}, {entry.dtype}: {entry.folder}")
-        for note in entry.manifest["provenance"].get("notes", []):
-            typer.echo(f"  note: {note}")
-
-
-def _exists(dataset: str, data_dir: Path) -> bool:
-    return any(
-        (place / "corpus.jsonl").is_file() for place in (data_dir / dataset, data_dir / "local" / dataset, Path(dataset))
-    )
+for _command in (encode, inspect, convert):
+    app.command()(_command)
+app.command("import")(import_)
+app.add_typer(cache)
 
 
 @app.command()

@@ -6,6 +6,7 @@ import json
 import sys
 import time
 from dataclasses import asdict
+from inspect import Parameter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,7 +16,19 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from maxsim_eval.cli_evaluate import CACHE, DATA, CacheDir, DataDir, Quiet, Split
+from maxsim_eval.cli_evaluate import model_options
+from maxsim_eval.cli_options import (
+    ANSWERS,
+    CACHE,
+    MODEL,
+    PLACES,
+    SOURCES,
+    CacheDir,
+    Quiet,
+    Split,
+    encoder_option,
+    with_options,
+)
 from maxsim_eval.errors import UsageError
 
 if TYPE_CHECKING:
@@ -32,27 +45,7 @@ cache = typer.Typer(
 )
 
 
-def encode(
-    source: Annotated[str, typer.Argument(help="beir, local, demo, ...")],
-    dataset: Annotated[str, typer.Argument(help="Name of the dataset (local: or its path).")],
-    *,
-    encoder: Annotated[str, typer.Option(help="lexical, colbertv2, colpali, gve, multi-vector:<id or path>, hf:<id or path>.")],
-    device: Annotated[str, typer.Option(help="Where the model runs: cpu, cuda, cuda:1, ...")] = "cpu",
-    batch_size: Annotated[int | None, typer.Option(help="Texts or images at a time.")] = None,
-    dtype: Annotated[str | None, typer.Option(help="What the model computes in: float32, float16, bfloat16.")] = None,
-    embedding_dtype: Annotated[str | None, typer.Option(help="What is stored: float32, float16, bfloat16.")] = None,
-    max_query_tokens: Annotated[int | None, typer.Option(help="Longest query.")] = None,
-    max_document_tokens: Annotated[int | None, typer.Option(help="Longest document.")] = None,
-    query_prompt: Annotated[str | None, typer.Option(help="Put before every query.")] = None,
-    document_prompt: Annotated[str | None, typer.Option(help="Put before every document.")] = None,
-    revision: Annotated[str | None, typer.Option(help="Branch, tag or commit of the model.")] = None,
-    trust_remote_code: Annotated[bool, typer.Option("--trust-remote-code", help="gve: run the checkpoint's own code.")] = False,
-    data_dir: DataDir = DATA,
-    cache_dir: CacheDir = CACHE,
-    split: Split = None,
-    as_json: AsJson = False,
-    quiet: Quiet = False,
-) -> None:
+def encode(source: str, dataset: str, *, encoder: str, device: str, data_dir: Path, cache_dir: Path, **given: Any) -> None:
     """Fill the cache with the embeddings of a dataset's documents and queries; nothing is scored.
 
     An interrupted run goes on with the shards that are missing. Options of the model default to the encoder's own; all but
@@ -65,22 +58,12 @@ def encode(
     from maxsim_eval.entries import Entry
     from maxsim_eval.loaders import load_task
 
-    options: dict[str, Any] = {
-        "batch_size": batch_size,
-        "max_query_tokens": max_query_tokens,
-        "max_document_tokens": max_document_tokens,
-        "dtype": dtype,
-        "embedding_dtype": embedding_dtype,
-        "query_prompt": query_prompt,
-        "document_prompt": document_prompt,
-        "revision": revision,
-        "trust_remote_code": trust_remote_code or None,
-    }
-    for name, value in options.items():
-        if isinstance(value, int) and value < 1:
-            raise UsageError(f"--{name.replace('_', '-')}: got {value}, need 1 or more")
+    options = model_options(given)
+    as_json, quiet = given.pop("as_json"), given.pop("quiet")
+    if "dataset_revision" in given:
+        given["revision"] = given.pop("dataset_revision")
     check_device(device)
-    task = load_task(source, dataset, data_dir=data_dir, split=split, quiet=quiet)
+    task = load_task(source, dataset, data_dir=data_dir, quiet=quiet, **given)
     before = set(cache_dir.glob("*/*/*/[0-9]*.h5"))
     began = time.monotonic()
     found = embeddings(task, encoder, cache_dir, device=device, quiet=quiet, **options)
@@ -102,6 +85,25 @@ def encode(
         about = f"{row['rows']:,} rows, {row['tokens']:,} tokens, d = {row['dim']}, {row['dtype']}"
         typer.echo(f"{row['role']}: {about}; {how}: {row['folder']}")
     typer.echo(f"{seconds:.1f} s")
+
+
+_ENCODED = {
+    "source": (Annotated[str, typer.Argument(help="beir, real-mm-rag, local or demo.")], Parameter.empty),
+    "dataset": (Annotated[str, typer.Argument(help="Name of the dataset (local: or its path).")], Parameter.empty),
+}
+_MODEL_DEVICE = {"device": (Annotated[str, typer.Option(help="Where the model runs: cpu, cuda, cuda:1, ...")], "cpu")}
+_OF_SOURCES = {name: option for options in SOURCES.values() for name, option in options.items()}
+with_options(
+    encode,
+    _ENCODED,
+    encoder_option(Parameter.empty),
+    _MODEL_DEVICE,
+    MODEL,
+    PLACES,
+    {"split": (Split, None)},
+    _OF_SOURCES,
+    ANSWERS,
+)
 
 
 def inspect(

@@ -1,120 +1,154 @@
-"""What the evaluating commands share: their options, and the evaluation itself."""
+"""The evaluating commands, one a source of data: `beir`, `local`, `real-mm-rag`, `demo`."""
 
 from __future__ import annotations
 
+import inspect
 import re
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
+from maxsim_eval.cli_options import ANSWERS, MODEL, PLACES, SCORING, SOURCES, Split, encoder_option, with_options
 from maxsim_eval.errors import UsageError
 
-DataDir = Annotated[Path, typer.Option(help="Folder of datasets (BEIR layout).")]
-CacheDir = Annotated[Path, typer.Option(help="Folder of the HDF5 embedding cache.")]
-Out = Annotated[Path | None, typer.Option(help="Where the report goes. Default: results/<source>-<dataset>-<encoder>/.")]
-EncoderName = Annotated[
-    str, typer.Option("--encoder", help="lexical, hf:<id or path>, or the name embeddings were imported under.")
-]
-Paths = Annotated[
-    str, typer.Option(help="Comma-separated: fp32, fused-fp32, fp16, bf16, int8, int8-document, int8-corpus, fp8.")
-]
-K = Annotated[int, typer.Option("--k", help="Documents kept for each query.")]
-Device = Annotated[str, typer.Option(help="Where scores are computed: cpu, cuda, cuda:1, ... (torchrun: cpu or cuda)")]
-Split = Annotated[str | None, typer.Option(help="Split of the judgements. Default: test (a card may say otherwise).")]
-LimitQueries = Annotated[int | None, typer.Option(help="Score only this many judged queries (a seeded sample).")]
-LimitDocuments = Annotated[
-    int | None, typer.Option(help="Search only this many documents: all judged for the queries, the rest a seeded sample.")
-]
-LimitSeed = Annotated[int, typer.Option(help="Seed of both samples: it and the ids decide what is drawn, nothing else.")]
-Candidates = Annotated[Path | None, typer.Option(help="Rerank: score only the pairs that this TREC run lists.")]
-MemoryBudget = Annotated[
-    str | None, typer.Option(help="GPU memory for documents on their way and their scores, as 8GB. Default: up to 2GiB.")
-]
-Readers = Annotated[int, typer.Option(help="Threads that read the cache, in each process.")]
-Fresh = Annotated[bool, typer.Option("--fresh", help="Forget the finished parts of an interrupted evaluation.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print the Result as JSON instead of tables.")]
-Quiet = Annotated[bool, typer.Option("--quiet", help="No progress bars and no tables.")]
+_OUT = {
+    "out": (
+        Annotated[Path | None, typer.Option(help="Where the report goes. Default: results/<source>-<dataset>-<encoder>/.")],
+        None,
+    )
+}
+_REQUIRED = inspect.Parameter.empty
+# source -> (default dataset, what the argument is, default encoder, the command's help)
+COMMANDS: dict[str, tuple[Any, str, str, str]] = {
+    "beir": (
+        _REQUIRED,
+        "Name of a BEIR set: scifact, nq, hotpotqa, ...",
+        "colbertv2",
+        """Evaluate a BEIR set: from the data folder, or downloaded there.
 
-DATA = Path("datasets")
-CACHE = Path("embeddings_cache")
-PATHS = "fp32,fp16,int8"
+        Example: python evaluate.py beir scifact --encoder lexical --paths fp32,fp16,int8
+        """,
+    ),
+    "real-mm-rag": (
+        _REQUIRED,
+        "Name of a REAL-MM-RAG set: finreport, finslides, techreport, techslides",
+        "colpali",
+        """Evaluate one of the four REAL-MM-RAG sets (page images).
+
+        Example: python evaluate.py real-mm-rag finreport --encoder colpali --device cuda
+        """,
+    ),
+    "local": (
+        _REQUIRED,
+        "Folder in BEIR layout, or of page images: a path, or a name below the data folder.",
+        "lexical",
+        """Evaluate a dataset of your own: corpus.jsonl (or pages/), queries.jsonl, qrels/<split>.tsv.
+
+        Example: python evaluate.py local my-corpus --encoder hf:/models/my-encoder
+        """,
+    ),
+    "demo": (
+        "small",
+        "Name of the generated collection.",
+        "lexical",
+        """Generate a small collection with ties, empty and very long documents, and evaluate it. Needs no download.
+
+        Example: python evaluate.py demo
+        """,
+    ),
+}
+
+
+def register(app: typer.Typer) -> None:
+    """Add the evaluating commands."""
+    for source in COMMANDS:
+        app.command(source)(_command_of(source))
+
+
+def _command_of(source: str) -> Callable[..., None]:
+    default, about, encoder, text = COMMANDS[source]
+
+    def command(**given: Any) -> None:
+        evaluate_task(source, **given)
+
+    command.__doc__ = text
+    dataset = {"dataset": (Annotated[str, typer.Argument(help=about)], default)}
+    split = {"split": (Split, None)}
+    return with_options(
+        command, dataset, PLACES, _OUT, encoder_option(encoder), SCORING, split, SOURCES[source], MODEL, ANSWERS
+    )
 
 
 def evaluate_task(
-    source: str,
-    *,
-    dataset: str,
-    data_dir: Path,
-    cache_dir: Path,
-    out: Path | None,
-    encoder: str,
-    paths: str,
-    k: int,
-    device: str,
-    split: str | None,
-    limit_queries: int | None,
-    limit_documents: int | None,
-    limit_seed: int,
-    candidates: Path | None,
-    memory_budget: str | None,
-    readers: int,
-    fresh: bool,
-    as_json: bool,
-    quiet: bool,
+    source: str, *, dataset: str, data_dir: Path, out: Path | None, encoder: str, split: str | None, as_json: bool, **given: Any
 ) -> None:
-    """Every evaluation command; its keywords are the options of each, which hand over all their arguments by `locals()`."""
+    """Every evaluating command; `given` are the options of `SCORING`, `MODEL`, of the source, the cache folder and `quiet`."""
     from maxsim_eval.api import Settings, check_device, run
     from maxsim_eval.cli_plan import bytes_of
     from maxsim_eval.distributed import joined, several
     from maxsim_eval.loaders import load_task
+    from maxsim_eval.metrics import DEFAULT_METRICS
     from maxsim_eval.report import render_console, to_json
     from maxsim_eval.scoring import check_paths
     from maxsim_eval.types import Task
 
-    names = check_paths([name.strip() for name in paths.split(",") if name.strip()])
-    numbers = {"k": k, "readers": readers, "limit-queries": limit_queries, "limit-documents": limit_documents}
-    for option, value in numbers.items():
-        if value is not None and value < 1:
-            raise UsageError(f"--{option}: got {value}, need 1 or more")
-    if not several():
-        check_device(device)  # before anything is loaded
+    loading = source_options(source, given)
+    for option in ("k", "readers", "limit_queries", "limit_documents"):
+        if given[option] is not None and given[option] < 1:
+            raise UsageError(f"--{option.replace('_', '-')}: got {given[option]}, need 1 or more")
+    budget = given.pop("memory_budget")
     settings = Settings(
         encoder=encoder,
-        paths=names,
-        k=k,
-        cache_dir=cache_dir,
-        limit_queries=limit_queries,
-        limit_documents=limit_documents,
-        limit_seed=limit_seed,
-        candidates=candidates,
-        device=device,
-        memory_budget=None if memory_budget is None else bytes_of(memory_budget),
-        readers=readers,
-        fresh=fresh,
+        encoder_options=model_options(given),
+        paths=check_paths(_names(given.pop("paths"))),
+        metrics=_names(given.pop("metrics")) or DEFAULT_METRICS,
+        memory_budget=None if budget is None else bytes_of(budget),
         command=_command(),
-        quiet=quiet,
+        **given,
     )
+    if not several():
+        check_device(settings.device)  # before anything is loaded
     folder = Path()
 
     def load() -> tuple[Task, Path]:
         nonlocal folder
-        task = load_task(source, dataset, data_dir=data_dir, split=split, quiet=quiet)
+        task = load_task(source, dataset, data_dir=data_dir, split=split, quiet=settings.quiet, **loading)
         folder = out or Path("results") / re.sub(r"[^A-Za-z0-9._-]+", "-", f"{source}-{task.dataset}-{Path(encoder).name}")
         return task, folder
 
-    with joined(device, _say_last) as world:
+    with joined(settings.device, _say_last) as world:
         result = run(settings, load)
         if not world.leader:
             return
         if as_json:
             sys.stdout.write(to_json(result))
-        elif not quiet:
+        elif not settings.quiet:
             console = Console()
             render_console(result, console)
             console.print(f"report: {folder}/report.md, {folder}/result.json, {folder}/runs/", soft_wrap=True, highlight=False)
+
+
+def source_options(source: str, given: dict[str, Any]) -> dict[str, Any]:
+    """Take a source's own options out of `given`, by the names that `load_task` has for them."""
+    names = {"dataset_revision": "revision"}
+    return {names.get(name, name): given.pop(name) for name in SOURCES[source]}
+
+
+def model_options(given: dict[str, Any]) -> dict[str, Any]:
+    """Take the encoder's options out of `given`; those that were not named stay out."""
+    taken = {name: given.pop(name) for name in MODEL}
+    for name in ("batch_size", "max_query_tokens", "max_document_tokens"):
+        if taken[name] is not None and taken[name] < 1:
+            raise UsageError(f"--{name.replace('_', '-')}: got {taken[name]}, need 1 or more")
+    return {name: value for name, value in taken.items() if value is not None and value is not False}
+
+
+def _names(text: str | None) -> tuple[str, ...]:
+    return tuple(name.strip() for name in (text or "").split(",") if name.strip())
 
 
 def _say_last(line: str) -> None:

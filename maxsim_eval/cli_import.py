@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from maxsim_eval.cli_evaluate import CACHE, DATA, CacheDir, DataDir, Quiet, Split
+from maxsim_eval.cli_options import CACHE, DATA, CacheDir, DataDir, Quiet, Split
 from maxsim_eval.errors import UsageError
 
 

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from maxsim_eval.entries import Entry, open_entry
-from maxsim_eval.entries import _locked as locked
+from maxsim_eval.entries import Entry, locked, open_entry
 from maxsim_eval.errors import CacheError, DataError
 from maxsim_eval.lazy import loaded
 from maxsim_eval.paths import Corpus

@@ -12,11 +12,13 @@ import torch
 from maxsim_eval.cache import content_hash, embed, find_entry, find_imported
 from maxsim_eval.encoders import get_encoder
 from maxsim_eval.entries import Entry
-from maxsim_eval.errors import DataError
+from maxsim_eval.errors import DataError, UsageError
 from maxsim_eval.selection import Documents, Selection
 from maxsim_eval.subsets import rows_of
 from maxsim_eval.types import Encoder, Role, Task
 from maxsim_kernels import Packed
+
+_NO_DIFFERENCE = ("batch_size", "trust_remote_code")  # to embeddings that are there
 
 
 @dataclass(frozen=True)
@@ -49,9 +51,17 @@ def embeddings(
     what a query or document is encoded to does not depend on what was left out.
     """
     kept = task if kept is None else kept
+    if options and not isinstance(encoder, str):
+        raise UsageError(f"encoder options {', '.join(options)}: need the name of an encoder; this one was made with its own")
     if isinstance(encoder, str):
         imported = _imported(task, kept, encoder, cache_dir)
         if imported is not None:
+            changing = [name for name, value in options.items() if value is not None and name not in _NO_DIFFERENCE]
+            if changing:
+                raise UsageError(
+                    f"encoder {encoder!r}: its embeddings were imported, to which {', '.join(changing)} cannot be applied; leave the "
+                    "options away, or remove the imported entries (evaluate.py cache ls)"
+                )
             return imported
         encoder = get_encoder(encoder, device=device, **options)
     documents: Documents

@@ -85,9 +85,6 @@ ENCODERS: dict[str, Callable[..., Encoder]] = {
 }
 """Prefix of the name (before the colon) -> `(rest of the name, **options) -> Encoder`."""
 
-NOT_RUN_HERE: dict[str, str] = {}
-"""Names of encoders whose embeddings can be imported but whose weights this version cannot run: none any more."""
-
 
 def get_encoder(name: str, **options: Any) -> Encoder:
     """The encoder called `name`.

@@ -256,7 +256,7 @@ def fill_entry(
         raise UsageError(f"chunk: got {chunk}, need at least 1")
     if (entry := open_if_complete(folder, wanted)) is not None:
         return entry
-    with _locked(folder, lock_timeout):
+    with locked(folder, lock_timeout):
         for leftover in folder.glob(".*.tmp"):  # of a writer that was killed: a living one would hold the lock
             leftover.unlink(missing_ok=True)
         if (folder / MANIFEST).exists():
@@ -304,8 +304,11 @@ def open_if_complete(folder: Path, wanted: Mapping[str, Any]) -> Entry | None:
 
 
 @contextmanager
-def _locked(folder: Path, timeout: float) -> Iterator[None]:
-    """Hold the entry's lock. The lock file stays: removed, it would let two processes lock two files of one name."""
+def locked(folder: Path, timeout: float) -> Iterator[None]:
+    """Hold the entry's lock; a `CacheError` where another process does for longer than `timeout` seconds.
+
+    The lock file stays: removed, it would let two processes lock two files of one name.
+    """
     lock = filelock.FileLock(folder / ".lock")
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -18,8 +18,7 @@ from typing import Any
 
 import filelock
 
-from maxsim_eval.entries import MANIFEST, open_entry, read_manifest
-from maxsim_eval.entries import _locked as locked
+from maxsim_eval.entries import MANIFEST, locked, open_entry, read_manifest
 from maxsim_eval.errors import CacheError, UsageError
 from maxsim_eval.hdf5 import open_hdf5, structure
 from maxsim_eval.quantised_shards import KINDS, StaleCopyError, copy_name, entry_digest, open_copy

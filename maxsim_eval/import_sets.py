@@ -213,7 +213,7 @@ class _Set:
                 _lift_document(table, key)
         check_keys(table)
         values = [value for key, value in table.entries.items() if key.endswith("embeddings")]
-        return table, bool(values) and all(isinstance(value, (Tensor, list, tuple)) and len(value) == 1 for value in values)
+        return table, bool(values) and all(_holds_one(value) for value in values)
 
     def _found(self, table: Table) -> Found:
         found = find_embeddings(table, self.role)
@@ -322,6 +322,12 @@ def _lift_document(table: Table, key: str) -> None:
         table.entries[f"{prefix}lengths"] = length.reshape(-1)
     elif type(length) is int:
         table.entries[f"{prefix}lengths"] = [length]
+
+
+def _holds_one(value: object) -> bool:
+    if isinstance(value, Tensor):
+        return value.dim() > 0 and len(value) == 1
+    return isinstance(value, (list, tuple)) and len(value) == 1
 
 
 def _stamp(path: Path) -> tuple[int, int]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -27,6 +27,7 @@ from maxsim_eval.errors import CacheError, DataError, UsageError
 from maxsim_eval.hashing import canonical, feed
 from maxsim_eval.paths import PATHS, Corpus
 from maxsim_eval.pipeline import Plan
+from maxsim_eval.quantised import Quantised, quantised
 from maxsim_eval.records import Records, ScoreRows
 from maxsim_eval.scoring import Scored, score_path, to_run
 from maxsim_eval.selection import Documents, Selection
@@ -49,7 +50,7 @@ class Job:
 
     `rows` are the documents of the entry that are searched (None: all), `kept_rows` the queries whose score rows are kept (empty:
     none), `folder` is where records go (None: nothing is kept), `in_memory` says that score rows stay with the process, `token` names
-    a file in the folder that proves it shared.
+    a file in the folder that proves it shared, `copies` are the stamps of the quantised copies that paths read, by path.
     """
 
     names: tuple[str, ...]
@@ -71,6 +72,7 @@ class Job:
     memory_budget: int | None
     readers: int
     quiet: bool
+    copies: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     @property
     def keeps(self) -> bool:
@@ -85,6 +87,15 @@ class Job:
             raise CacheError(f"{self.entry}: not the entry that rank 0 has opened; all processes need the same cache")
         return documents
 
+    def open_copies(self, documents: Documents) -> dict[str, Quantised]:
+        """The quantised copies, opened by this process and proven to be the job's."""
+        found = find_copies(self.copies, documents)
+        if {name: copy.stamp() for name, copy in found.items()} != self.copies:
+            raise CacheError(
+                f"{self.entry}: its quantised copies are not those that rank 0 has opened; all processes need the same"
+            )
+        return found
+
 
 @dataclass(frozen=True)
 class Outcome:
@@ -93,6 +104,16 @@ class Outcome:
     run: Run
     seconds: Mapping[str, float]
     rows: Rows | None
+
+
+def find_copies(names: Iterable[str], documents: Documents) -> dict[str, Quantised]:
+    """The quantised copies in the cache that these paths read instead of the documents, by path."""
+    found = {}
+    for name in names:
+        copy = None if (kind := PATHS[name].copy) is None else quantised(documents, kind)
+        if copy is not None:
+            found[name] = copy
+    return found
 
 
 def divide(documents: Documents, kept_rows: int, ranks: int) -> tuple[list[tuple[int, int]], list[range]]:
@@ -136,7 +157,10 @@ def score_job(
     _require_same(world.collect(machine))
     share = job.shares[world.rank]
     spans = [(job.units[share.start][0], job.units[share.stop - 1][1])] if share else []
-    corpus = Corpus(documents, job.quiet or not world.leader, device, job.memory_budget, job.readers, spans, world.largest)
+    copies = job.open_copies(documents)
+    corpus = Corpus(
+        documents, job.quiet or not world.leader, device, job.memory_budget, job.readers, spans, world.largest, copies
+    )  # fmt: skip
     plan = Plan(
         query_ids=job.query_ids,
         document_ids=_Names(documents) if document_ids is None else document_ids,
@@ -157,7 +181,7 @@ def score_job(
 
 def _score(name: str, job: Job, world: World, corpus: Corpus, plan: Plan, machine: Mapping[str, Any]) -> Outcome | None:
     # All ranks agree on the scale here, before any of them finds that its units are done.
-    scale = corpus.absmax() if PATHS[name].corpus_scale else None
+    scale = corpus.scale(name) if PATHS[name].corpus_scale else None
     kept = None
     if job.keeps and job.in_memory:
         kept = np.full((len(job.kept_rows), corpus.entry.documents), -np.inf, np.float32)
@@ -166,6 +190,7 @@ def _score(name: str, job: Job, world: World, corpus: Corpus, plan: Plan, machin
         scored = score_path(name, job.queries, corpus, plan, kept, units=job.units, share=share, world=world)
         return _outcome(name, scored, plan, kept)
     path = {"format": FORMAT, "path": name, "description": PATHS[name].description, "scale": scale}
+    path["copy"] = job.copies.get(name)
     with Records(job.folder / name, {**job.identity, **path, "machine": machine}) as records:
         scored = score_path(
             name, job.queries, corpus, plan, kept, units=job.units, share=share, records=records, keep=job.keeps, world=world

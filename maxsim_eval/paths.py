@@ -6,7 +6,7 @@ fused operator on cast or quantised tokens. A path sees the corpus block by bloc
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 
@@ -15,8 +15,10 @@ from torch import Tensor
 from tqdm import tqdm
 
 from maxsim_eval.errors import DataError, UnknownNameError
+from maxsim_eval.quantised import Quantised
+from maxsim_eval.quantised_shards import KINDS, Kind, corpus_scale
 from maxsim_eval.selection import Documents
-from maxsim_kernels import Packed, maxsim, maxsim_reference, quantize_fp8, quantize_int8
+from maxsim_kernels import Packed, maxsim, maxsim_reference
 from maxsim_kernels.streaming import device_blocks
 
 BLOCK_BYTES = 1 << 30  # of a block that is not yet read; `device_blocks` cuts it to what the memory budget allows
@@ -28,7 +30,8 @@ class Corpus:
     """What a path may ask of the whole corpus before the first block: found once, on demand, by one pass.
 
     `spans` are the documents (start, stop) that this process passes over for it, and `agree` makes one value of those that several
-    processes found; by default all documents, and nobody to agree with.
+    processes found; by default all documents, and nobody to agree with. `copies` are quantised copies in the cache, by the name of the
+    path that reads them instead of `entry`.
     """
 
     entry: Documents
@@ -38,6 +41,7 @@ class Corpus:
     readers: int = 4
     spans: Sequence[tuple[int, int]] | None = None
     agree: Callable[[float], float] = float
+    copies: Mapping[str, Quantised] = field(default_factory=dict)
     _absmax: float | None = field(default=None, init=False)
 
     def absmax(self) -> float:
@@ -48,6 +52,16 @@ class Corpus:
                 largest = torch.maximum(largest, largest_of(block.values))
             self._absmax = self.agree(float(largest))
         return self._absmax
+
+    def scale(self, path: str) -> float:
+        """The corpus's scale: of the copy that the path reads, or from `absmax`."""
+        stored = self.copies[path].scale() if path in self.copies else None
+        if stored is not None:
+            return stored
+        try:
+            return float(corpus_scale(self.absmax()))
+        except ValueError as error:
+            raise DataError(f"path {path}: {self.entry.folder}: {error}") from error
 
     def _blocks(self) -> Iterator[Packed]:
         spans = [(0, self.entry.documents)] if self.spans is None else self.spans
@@ -75,7 +89,8 @@ class ScoringPath:
     """One way to score: `documents` casts or quantises a block of documents, `queries` the queries, `score` multiplies.
 
     `copies` is what preparing a block takes at most, in FP32 copies of it. `narrow` says that wider tokens may not fit the path's
-    number format (`check_range`), `corpus_scale` that `documents` asks for `Corpus.absmax`.
+    number format (`check_range`), `corpus_scale` that `documents` asks for `Corpus.absmax`. `copy` names the quantised copy in the
+    cache that holds what `documents` would make, to the last bit.
     """
 
     description: str
@@ -85,6 +100,7 @@ class ScoringPath:
     copies: float
     narrow: bool = False
     corpus_scale: bool = False
+    copy: str | None = None
 
     def may_exceed(self, tokens: Packed) -> bool:
         """Whether tokens of this dtype may hold what the path's format does not."""
@@ -108,14 +124,13 @@ def _fused(dtype: torch.dtype, description: str) -> ScoringPath:
     )
 
 
-def _int8(granularity: str, description: str) -> ScoringPath:
-    def documents(block: Packed, corpus: Corpus) -> object:
-        scale = None
-        if granularity == "corpus":  # the scale that quantising the whole corpus at once would find
-            scale = quantize_int8(torch.tensor([[corpus.absmax()]]), "corpus").scales
-        return quantize_int8(block, granularity, scale=scale)  # type: ignore[arg-type]
+def _quantised(kind: Kind, description: str) -> ScoringPath:
+    whole = kind.granularity == "corpus"
 
-    return ScoringPath(description, _cast(torch.float32), documents, maxsim, 3.25, corpus_scale=granularity == "corpus")
+    def documents(block: Packed, corpus: Corpus) -> object:
+        return kind.quantise(block, corpus_scale(corpus.absmax()) if whole else None)
+
+    return ScoringPath(description, _cast(torch.float32), documents, maxsim, 3.25, corpus_scale=whole, copy=kind.name)
 
 
 _CODES = "INT8 queries (one scale a token), exact integer products, scales after the product"
@@ -130,15 +145,11 @@ PATHS: dict[str, ScoringPath] = {
     "fused-fp32": _fused(torch.float32, "fused operator, FP32 inputs"),
     "fp16": _fused(torch.float16, "fused operator, FP16 inputs, FP32 accumulation"),
     "bf16": _fused(torch.bfloat16, "fused operator, BF16 inputs, FP32 accumulation"),
-    "int8": _int8("token", f"INT8 documents, one scale a token; {_CODES}"),
-    "int8-document": _int8("document", f"INT8 documents, one scale a document; {_CODES}"),
-    "int8-corpus": _int8("corpus", f"INT8 documents, one scale for the corpus; {_CODES}"),
-    "fp8": ScoringPath(
-        "FP8 (e4m3) documents, one scale a document; FP8 queries (one scale a token), FP32 accumulation",
-        _cast(torch.float32),
-        lambda block, _: quantize_fp8(block),
-        maxsim,
-        3.25,
+    "int8": _quantised(KINDS["int8-token"], f"INT8 documents, one scale a token; {_CODES}"),
+    "int8-document": _quantised(KINDS["int8-document"], f"INT8 documents, one scale a document; {_CODES}"),
+    "int8-corpus": _quantised(KINDS["int8-corpus"], f"INT8 documents, one scale for the corpus; {_CODES}"),
+    "fp8": _quantised(
+        KINDS["fp8-document"], "FP8 (e4m3) documents, one scale a document; FP8 queries (one scale a token), FP32 accumulation"
     ),
 }
 REFERENCE = "fp32"

@@ -46,7 +46,7 @@ class Plan:
     device: str = "cpu"
     quiet: bool = False
     memory_budget: int | None = None
-    readers: int = 4
+    readers: int = 8
     candidates: Candidates | None = None
 
 
@@ -114,6 +114,7 @@ class _Stream:
         self.clock: _Clock = _DeviceClock(self.device) if self.device.type == "cuda" else _Clock()
         self.aside = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
         self.blocks: Iterator[Any] | None = None
+        self.copy = corpus.copies.get(name)
 
     def score(self, start: int, stop: int, units: Sequence[tuple[int, int]], tick: Callable[[int, int], None]) -> _Unit:
         """Queue the next unit's work."""
@@ -123,7 +124,8 @@ class _Stream:
         while (first := start + unit.best.seen) < stop:
             block = next(self.blocks)
             self.clock.lap("read")
-            unit.note_range(block)
+            if self.copy is None:
+                unit.note_range(block)
             documents = self._prepared(block)
             self.clock.lap("prepare")
             scores = self._scores(documents, first)
@@ -132,20 +134,27 @@ class _Stream:
             self._exclude(scores, first)
             unit.add(scores, first)
             self.clock.lap("topk")
-            tick(len(block), block.values.numel() * block.values.element_size())
+            values = block.values if self.copy is None else block.token_values
+            tick(len(block), values.numel() * values.element_size())
         unit.leave()
         return unit
 
     def _begin(self, units: Sequence[tuple[int, int]]) -> Iterator[Any]:
         entry, budget = self.corpus.entry, self.plan.memory_budget
-        lazy = (block for start, stop in units for block in entry.lazy_blocks(paths.BLOCK_BYTES, start, stop))
+        stored: Iterator[Any]
+        if self.copy is None:
+            stored = (block for start, stop in units for block in entry.lazy_blocks(paths.BLOCK_BYTES, start, stop))
+        else:
+            stored = self.copy.blocks(units, readers=self.plan.readers)
         if budget is not None:  # its part that is left for pieces when each has room to be prepared in
             rows = 0 if self.rows is None else len(self.plan.kept_rows)
             kept = max(((stop - start) * rows * 4 for start, stop in units), default=0) * (_IN_FLIGHT + 1)
-            copies = self.path.copies * 4 / entry.dtype.itemsize
+            copies = self.path.copies * 4 / entry.dtype.itemsize if self.copy is None else 0
             budget = max(1, int((budget - kept) * _BUFFERS / (_BUFFERS + copies)))
         try:
-            return device_blocks(lazy, self.device, queries=len(self.queries), memory_budget=budget, readers=self.plan.readers)
+            return device_blocks(
+                stored, self.device, queries=len(self.queries), memory_budget=budget, readers=self.plan.readers
+            )
         except ValueError as error:
             given = "" if budget is None else f" ({self.plan.memory_budget} bytes; path {self.name} leaves {budget} of them)"
             raise UsageError(f"{error}{given}") from error
@@ -155,7 +164,9 @@ class _Stream:
             return self.path.score(self.queries, documents)
         return pair_scores(self.path.score, self.queries, documents, self.plan.candidates, first)
 
-    def _prepared(self, block: Packed) -> object:
+    def _prepared(self, block: Any) -> object:
+        if self.copy is not None:
+            return block
         try:
             return self.path.documents(block, self.corpus)
         except ValueError as error:  # values that no scale can hold

@@ -121,7 +121,11 @@ def levels_table(figures: Figures) -> list[str]:
         ("GPU memory", figures["gpu memory"], ""),
         ("host memory, pinned", link, ""),
         ("page cache, 1 thread", min(thread, link), ""),
-        (f"page cache, {readers} threads", min(readers * thread, link), "limited by the link" if readers * thread > link else ""),
+        (
+            f"page cache, {readers} threads",
+            min(readers * thread, link),
+            "limited by the link" if readers * thread > link else "",
+        ),
         ("one NVMe drive", figures["drive"], "assumed"),
         ("shared file system, 8 GPUs a node", figures["shared file system"] / figures["gpus"], "assumed"),
     ]

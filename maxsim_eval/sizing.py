@@ -18,9 +18,10 @@ import numpy as np
 from maxsim_eval.cache import content_hash, find_entry, find_imported
 from maxsim_eval.cards import load_card
 from maxsim_eval.costs import Sizes
-from maxsim_eval.encoders import NOT_RUN_HERE, get_encoder
+from maxsim_eval.encoders import get_encoder
 from maxsim_eval.entries import Entry
 from maxsim_eval.errors import DataError, MissingPackageError, UnknownNameError
+from maxsim_eval.items import Pages
 from maxsim_eval.loaders import LOADERS, load_folder, load_task
 from maxsim_eval.selection import Documents, Selection
 from maxsim_eval.subsets import limit_task, rows_of
@@ -49,6 +50,9 @@ _PIECES = "1.57 word pieces a word of a document, 1.67 of a query (SciFact, BERT
 RULES = {
     "lexical": Rule(0.42, 256, 0.71, 128, "float32", "0.42 stems a word of a document, 0.71 of a query (SciFact)"),
     "hf": Rule(1.57, 256, 1.67, 64, "float32", _PIECES),
+    "colbertv2": Rule(1.57, 180, 0.0, 32, "float32", f"{_PIECES[: _PIECES.index(',')]}; queries of 32 tokens; FP32"),
+    "colpali": Rule(0.0, 1030, 0.0, 32, "bfloat16", "1024 patches and the prompt a page; queries of 32 tokens; BF16"),
+    "gve": Rule(0.0, 729, 0.0, 32, "float16", "729 patches a page; queries of 32 tokens; FP16"),
 }
 IMPORTED = Rule(1.57, 300, 0.0, 32, "float16", f"{_PIECES[: _PIECES.index(',')]}; queries of 32 tokens; FP16")
 
@@ -112,6 +116,10 @@ def _task(source: str, dataset: str, data_dir: Path, split: str | None, quiet: b
         raise UnknownNameError("source", source, LOADERS)
     if source == "local":
         return load_task(source, dataset, data_dir=data_dir, split=split, quiet=quiet)
+    if source == "real-mm-rag":
+        places = (data_dir / dataset, data_dir / source / dataset)
+        here = any(place.is_dir() for place in places)
+        return load_task(source, dataset, data_dir=data_dir, split=split, quiet=quiet) if here else None
     card = load_card(source, dataset)
     there = [path for path in (data_dir / dataset, data_dir / source / dataset) if (path / "corpus.jsonl").is_file()]
     if card.subsets or (there and source == "beir"):
@@ -157,8 +165,6 @@ def _query_tokens(entry: Entry, task: Task, kept: Task) -> int:
 
 def _encoder(name: str) -> tuple[Encoder | None, tuple[str, ...]]:
     """The encoder without its weights, or why it is not to be had here."""
-    if name.partition(":")[0] in NOT_RUN_HERE:
-        return None, (f"{name}: its embeddings must be imported before the evaluation (evaluate.py import ...)",)
     try:
         with _offline():
             return get_encoder(name), ()
@@ -193,7 +199,7 @@ def _rule(name: str) -> Rule:
 
 def estimate_lengths(texts: Sequence[Any], factor: float, most: int) -> np.ndarray:
     """Tokens of texts by their words, at most `most` each: of all, or of 20,000 evenly chosen ones. A factor of 0: `most`."""
-    if factor == 0:
+    if factor == 0 or isinstance(texts, Pages):
         return np.full(min(len(texts), _SAMPLED_TEXTS), most, np.int64)
     step = max(1, -(-len(texts) // _SAMPLED_TEXTS))
     words = np.array([len(str(texts[place]).split()) for place in range(0, len(texts), step)], np.float64)

@@ -142,7 +142,7 @@ def _quantize_values(
     elif kind == "int8-affine":
         low = _reduce(values.float().amin(-1), valid, packed, granularity, "amin")
         high = _reduce(values.float().amax(-1), valid, packed, granularity, "amax")
-        step = (high - low) / 255
+        step = (high - low) / low.new_full((), 255)
         scales = _stored_scale(step, 255 / 2)
         # A constant token is its offset alone.
         offset = torch.where(step == 0, low, low + 128 * scales.float()).to(_SCALE_DTYPE)
@@ -151,7 +151,8 @@ def _quantize_values(
     else:
         largest = _FP8_MAX if kind == "fp8" else 127
         absmax = _reduce(values.float().abs().amax(-1), valid, packed, granularity, "amax")
-        scales = _stored_scale(absmax / largest, largest)
+        # A tensor: by a number, a GPU multiplies with its rounded inverse, and codes would not be those of a CPU.
+        scales = _stored_scale(absmax / absmax.new_full((), largest), largest)
     if granularity != "token" and bool(torch.isnan(scales).any()):
         raise ValueError(f"tokens: values too large, a {granularity} scale does not fit FP16 (at most 65504)")
     codes = _codes(values, valid, packed, scales, offset, granularity, kind)

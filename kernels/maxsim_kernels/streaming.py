@@ -107,8 +107,8 @@ def device_blocks(
         memory_budget: bytes of the device's memory for buffers, scores and the temporaries of `maxsim` and `TopK`. Default: 2 GiB or,
             if less, half of what is free; 96 MiB on a CPU. Pieces of at most 128 MiB (CPU: 16) do not depend on the corpus, so memory
             stays flat; but a document larger than a piece gets a buffer of its own size, within the budget or not.
-        readers: reader threads (each copies about 5 GB/s from a page cache or pageable memory); a CPU takes 2 at most. Host buffers take
-            at most twice 4 pieces beside these (CPU: part of the budget).
+        readers: reader threads (each copies about 5 GB/s from a page cache or pageable memory); a CPU takes 2 at most. Host buffers
+            take at most twice 4 pieces beside these (CPU: part of the budget).
 
     Raises:
         ValueError: a budget too small for pieces of 1 MiB and 64 documents, with what is needed; a block of another kind or device.

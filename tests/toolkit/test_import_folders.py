@@ -175,6 +175,7 @@ BAD_FOLDERS: dict[str, tuple[Callable[[Path], Any], str]] = {
     ),
     "integers": (lambda folder: np.save(folder / "d5.npy", np.ones((2, DIM), np.int8)), r"d5.npy: .*scales"),
     "one vector": (lambda folder: np.save(folder / "d5.npy", np.ones(DIM, np.float16)), r"d5.npy: .*got shape \[8\]"),
+    "a number": (lambda folder: np.save(folder / "d5.npy", np.float16(1)), r"d5.npy: embeddings: got shape \[\]"),
     "an empty file": (lambda folder: (folder / "d5.npy").write_bytes(b""), r"d5.npy: the file is empty"),
     "a truncated file": (lambda folder: (folder / "d5.npy").write_bytes(b"\x93NUMPY\x01"), r"d5.npy: .*truncated"),
     "pickled code": (

@@ -121,7 +121,7 @@ def test_without_a_dataset_the_card_counts_and_nothing_is_fetched(tmp_path: Path
 
     monkeypatch.setattr("maxsim_eval.loaders.fetch", fetch)
     guess = found(tmp_path, "colbertv2", "nq", "beir", limits={"queries": 500})
-    assert guess.sizes == Sizes(500, 2_681_468, 16_000, 321_776_160, 128, "float16", "card", exact=False, encoded=False)
+    assert guess.sizes == Sizes(500, 2_681_468, 16_000, 321_776_160, 128, "float32", "card", exact=False, encoded=False)
     assert "nothing was downloaded" in guess.notes[0]
     assert "import" in guess.notes[1]
     assert found(tmp_path).sizes.documents == 300  # the demo's card; generating it would write

@@ -1,0 +1,125 @@
+"""Options that several commands share, in groups, and how a command gets them: `with_options`."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+DataDir = Annotated[Path, typer.Option(help="Folder of datasets (BEIR layout).")]
+CacheDir = Annotated[Path, typer.Option(help="Folder of the HDF5 embedding cache.")]
+Split = Annotated[str | None, typer.Option(help="Split of the judgements. Default: test (a card may say otherwise).")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print the Result as JSON instead of tables.")]
+Quiet = Annotated[bool, typer.Option("--quiet", help="No progress bars and no tables.")]
+
+DATA = Path("datasets")
+CACHE = Path("embeddings_cache")
+PATHS = "fp32,fp16,int8"
+READERS = 8
+
+Group = Mapping[str, tuple[Any, Any]]
+"""Parameter name -> its annotation (as typer takes it) and default."""
+
+PLACES: Group = {"data_dir": (DataDir, DATA), "cache_dir": (CacheDir, CACHE)}
+ANSWERS: Group = {"as_json": (AsJson, False), "quiet": (Quiet, False)}
+
+SOURCES: Mapping[str, Group] = {
+    "beir": {},
+    "demo": {},
+    "local": {
+        "queries": (Annotated[str | None, typer.Option(help="text or pages: what is asked, in a folder of page images.")], None)
+    },
+    "real-mm-rag": {
+        "queries": (Annotated[str | None, typer.Option(help="text or pages: what is asked.")], None),
+        "rephrase": (Annotated[int | None, typer.Option(help="Wording of the questions: 0 (as written) to 3.")], None),
+        "dataset_revision": (Annotated[str | None, typer.Option(help="Commit of the dataset's repository.")], None),
+    },
+}
+"""What a source's loader takes beyond the split."""
+
+MODEL: Group = {
+    "batch_size": (
+        Annotated[int | None, typer.Option(help="Texts or images that the encoder's model takes at a time.")],
+        None,
+    ),
+    "dtype": (Annotated[str | None, typer.Option(help="What the model computes in: float32, float16, bfloat16.")], None),
+    "embedding_dtype": (Annotated[str | None, typer.Option(help="What is stored: float32, float16, bfloat16.")], None),
+    "max_query_tokens": (Annotated[int | None, typer.Option(help="Longest query.")], None),
+    "max_document_tokens": (Annotated[int | None, typer.Option(help="Longest document.")], None),
+    "query_prompt": (Annotated[str | None, typer.Option(help="Put before every query.")], None),
+    "document_prompt": (Annotated[str | None, typer.Option(help="Put before every document.")], None),
+    "revision": (Annotated[str | None, typer.Option(help="Branch, tag or commit of the model.")], None),
+    "trust_remote_code": (
+        Annotated[bool, typer.Option("--trust-remote-code", help="gve: run the checkpoint's own code.")],
+        False,
+    ),
+}
+"""The encoder's options, `encoders.OPTIONS` but for the device; all but the batch size and trust make another cache entry."""
+
+SCORING: Group = {
+    "paths": (
+        Annotated[
+            str, typer.Option(help="Comma-separated: fp32, fused-fp32, fp16, bf16, int8, int8-document, int8-corpus, fp8.")
+        ],
+        PATHS,
+    ),
+    "k": (Annotated[int, typer.Option("--k", help="Documents kept for each query.")], 100),
+    "metrics": (
+        Annotated[
+            str | None, typer.Option(help="Comma-separated, as nDCG@10,R@100,AnyHit@10 (docs/result.md). Default: a set.")
+        ],
+        None,
+    ),
+    "device": (
+        Annotated[str, typer.Option(help="Where scores are computed: cpu, cuda, cuda:1, ... (torchrun: cpu or cuda)")],
+        "cpu",
+    ),
+    "limit_queries": (Annotated[int | None, typer.Option(help="Score only this many judged queries (a seeded sample).")], None),
+    "limit_documents": (
+        Annotated[
+            int | None,
+            typer.Option(help="Search only this many documents: all judged for the queries, the rest a seeded sample."),
+        ],
+        None,
+    ),
+    "limit_seed": (
+        Annotated[int, typer.Option(help="Seed of both samples: it and the ids decide what is drawn, nothing else.")],
+        0,
+    ),
+    "candidates": (Annotated[Path | None, typer.Option(help="Rerank: score only the pairs that this TREC run lists.")], None),
+    "memory_budget": (
+        Annotated[
+            str | None,
+            typer.Option(help="GPU memory for documents on their way and their scores, as 8GB. Default: up to 2GiB."),
+        ],
+        None,
+    ),
+    "readers": (Annotated[int, typer.Option(help="Threads that read the cache, in each process.")], READERS),
+    "fresh": (Annotated[bool, typer.Option("--fresh", help="Forget the finished parts of an interrupted evaluation.")], False),
+}
+
+
+def encoder_option(default: Any) -> Group:
+    """`--encoder`, with the source's own default."""
+    text = "lexical, colbertv2, colpali, gve, multi-vector:<id or path>, hf:<id or path>, or the name embeddings were imported under."
+    return {"encoder": (Annotated[str, typer.Option("--encoder", help=text)], default)}
+
+
+def with_options(command: Callable[..., None], arguments: Group, *groups: Group) -> Callable[..., None]:
+    """Give a command that takes keywords a signature of arguments and options, which is what typer reads.
+
+    `inspect.Parameter.empty` as the default of an argument makes it a required one.
+    """
+    parameters = {}
+    for kind, group in (
+        (inspect.Parameter.POSITIONAL_OR_KEYWORD, arguments),
+        *((inspect.Parameter.KEYWORD_ONLY, g) for g in groups),
+    ):
+        for name, (annotation, default) in group.items():
+            parameters[name] = inspect.Parameter(name, kind, default=default, annotation=annotation)
+    command.__signature__ = inspect.Signature(list(parameters.values()))  # type: ignore[attr-defined]
+    command.__annotations__ = {name: one.annotation for name, one in parameters.items()}
+    return command
