@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import shutil
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -344,7 +343,8 @@ def _write(result: Result, runs: Mapping[str, Run], folder: Path) -> None:
     """Replace a report: `result.json` goes first and comes last, so where it exists the rest belongs to it."""
     with writing(folder):
         (folder / "result.json").unlink(missing_ok=True)
-        shutil.rmtree(folder / "runs", ignore_errors=True)  # runs of an earlier evaluation
+        for name in PATHS:  # runs of an earlier evaluation, and nothing else that lies there
+            (folder / "runs" / f"{name}.trec").unlink(missing_ok=True)
     for name, found in runs.items():
         write_trec_run(folder / "runs" / f"{name}.trec", found)
     write_reports(result, folder)

@@ -54,10 +54,13 @@ def encode(source: str, dataset: str, *, encoder: str, device: str, data_dir: Pa
     Example: python evaluate.py encode beir scifact --encoder hf:/models/my-encoder --device cuda
     """
     from maxsim_eval.api import check_device
+    from maxsim_eval.distributed import several
     from maxsim_eval.embeddings import embeddings
     from maxsim_eval.entries import Entry
     from maxsim_eval.loaders import load_task
 
+    if several():
+        raise UsageError("encode: started as one of several processes (torchrun), need one: it fills the cache by itself")
     options = model_options(given)
     as_json, quiet = given.pop("as_json"), given.pop("quiet")
     if "dataset_revision" in given:

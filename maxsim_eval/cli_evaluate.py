@@ -7,7 +7,7 @@ import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -15,9 +15,15 @@ from rich.console import Console
 from maxsim_eval.cli_options import ANSWERS, MODEL, PLACES, SCORING, SOURCES, Split, encoder_option, with_options
 from maxsim_eval.errors import UsageError
 
+if TYPE_CHECKING:
+    from maxsim_eval.api import Settings
+
 _OUT = {
     "out": (
-        Annotated[Path | None, typer.Option(help="Where the report goes. Default: results/<source>-<dataset>-<encoder>/.")],
+        Annotated[
+            Path | None,
+            typer.Option(help="Where the report goes. Default: results/<source>-<dataset>-<encoder>/, with what was chosen."),
+        ],
         None,
     )
 }
@@ -117,7 +123,8 @@ def evaluate_task(
     def load() -> tuple[Task, Path]:
         nonlocal folder
         task = load_task(source, dataset, data_dir=data_dir, split=split, quiet=settings.quiet, **loading)
-        folder = out or Path("results") / re.sub(r"[^A-Za-z0-9._-]+", "-", f"{source}-{task.dataset}-{Path(encoder).name}")
+        part = task.split if split is not None or any(value is not None for value in loading.values()) else ""
+        folder = out or Path("results") / _folder_name(source, task.dataset, part, encoder, settings)
         return task, folder
 
     with joined(settings.device, _say_last) as world:
@@ -130,6 +137,15 @@ def evaluate_task(
             console = Console()
             render_console(result, console)
             console.print(f"report: {folder}/report.md, {folder}/result.json, {folder}/runs/", soft_wrap=True, highlight=False)
+
+
+def _folder_name(source: str, dataset: str, part: str, encoder: str, settings: Settings) -> str:
+    """A name for the report's folder that tells evaluations of one dataset apart."""
+    prefix, _, model = encoder.partition(":")
+    model = Path(model).name if model.startswith((".", "~", "/")) else model
+    limits = [f"{letter}{limit}" for letter, limit in (("q", settings.limit_queries), ("d", settings.limit_documents)) if limit]
+    reranked = ["reranked"] if settings.candidates is not None else []
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", "-".join(filter(None, [source, dataset, part, prefix, model, *limits, *reranked])))
 
 
 def source_options(source: str, given: dict[str, Any]) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from maxsim_eval.parity import overlap
 from maxsim_eval.quantised_shards import get_kind
 from maxsim_eval.result_json import dump_json, jsonable, load_json
 from maxsim_eval.runs import ranked, read_trec_run
-from maxsim_eval.scale import fill
+from maxsim_eval.scale import put
 from maxsim_eval.statistics import Difference, judge
 from maxsim_eval.ties import tie_bounds
 from maxsim_eval.types import Result, Run, Task
@@ -287,12 +287,7 @@ def main(arguments: list[str] | None = None) -> None:
         encoder = options.encoder or default_encoder()
         study = measure(task, encoder, options.cache_dir, options.out, device=options.device)
         write_text(options.json, dump_json(study) + "\n")
-    tables = all_tables(read_document(options.json))
-    if options.write is None:
-        for name, lines in tables.items():
-            print(f"{name}\n\n" + "\n".join(lines) + "\n")
-    else:
-        write_text(options.write, fill(options.write.read_text(encoding="utf-8"), tables))
+    put(all_tables(read_document(options.json)), options.write)
 
 
 if __name__ == "__main__":

@@ -157,9 +157,13 @@ def score_job(
     _require_same(world.collect(machine))
     share = job.shares[world.rank]
     spans = [(job.units[share.start][0], job.units[share.stop - 1][1])] if share else []
+    scaled = None
+    if job.candidates is not None and isinstance(documents, Selection):
+        scaled = documents.entry
+        spans = [(scaled.documents * world.rank // world.size, scaled.documents * (world.rank + 1) // world.size)]
     copies = job.open_copies(documents)
     corpus = Corpus(
-        documents, job.quiet or not world.leader, device, job.memory_budget, job.readers, spans, world.largest, copies
+        documents, job.quiet or not world.leader, device, job.memory_budget, job.readers, spans, world.largest, copies, scaled
     )  # fmt: skip
     plan = Plan(
         query_ids=job.query_ids,
@@ -230,7 +234,14 @@ def prove_shared(job: Job, world: World) -> None:
 
 def _machine(device: str) -> dict[str, Any]:
     facts = environment(device)
-    return {name: facts.get(name) for name in (_GPU_MACHINE if device.startswith("cuda") else _MACHINE)}
+    found = {name: facts.get(name) for name in (_GPU_MACHINE if device.startswith("cuda") else _MACHINE)}
+    return {**found, "fp32_precision": _precision()}
+
+
+def _precision() -> list[str]:
+    """Whether FP32 products may round to TF32: the user's own settings of torch."""
+    places: tuple[Any, ...] = (torch.backends, torch.backends.cuda.matmul)
+    return [place.fp32_precision for place in places]
 
 
 def _require_same(machines: Sequence[Mapping[str, Any]]) -> None:

@@ -14,8 +14,8 @@ from maxsim_eval.distributed import World
 from maxsim_eval.errors import DataError
 from maxsim_eval.files import writing
 from maxsim_eval.jobs import Job
-from maxsim_eval.records import PARTIAL
 
+PARTIAL = ".partial"
 _LOCK = ".lock"
 
 

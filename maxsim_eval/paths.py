@@ -7,14 +7,14 @@ fused operator on cast or quantised tokens. A path sees the corpus block by bloc
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from maxsim_eval.errors import DataError, UnknownNameError
+from maxsim_eval.errors import DataError, UnknownNameError, UsageError
 from maxsim_eval.quantised import Quantised
 from maxsim_eval.quantised_shards import KINDS, Kind, corpus_scale
 from maxsim_eval.selection import Documents
@@ -31,7 +31,8 @@ class Corpus:
 
     `spans` are the documents (start, stop) that this process passes over for it, and `agree` makes one value of those that several
     processes found; by default all documents, and nobody to agree with. `copies` are quantised copies in the cache, by the name of the
-    path that reads them instead of `entry`.
+    path that reads them instead of `entry`. `scaled` are the documents that a corpus scale is for, where they are not those of `entry`:
+    reranking scores some documents, on the scale of all; `spans` are of these then.
     """
 
     entry: Documents
@@ -42,14 +43,16 @@ class Corpus:
     spans: Sequence[tuple[int, int]] | None = None
     agree: Callable[[float], float] = float
     copies: Mapping[str, Quantised] = field(default_factory=dict)
+    scaled: Documents | None = None
     _absmax: float | None = field(default=None, init=False)
 
     def absmax(self) -> float:
         """Largest magnitude of any token component."""
         if self._absmax is None:
             largest = torch.zeros((), device=self.device)
-            for block in self._blocks():
-                largest = torch.maximum(largest, largest_of(block.values))
+            with within_memory("the scale of the corpus"):
+                for block in self._blocks():
+                    largest = torch.maximum(largest, largest_of(block.values))
             self._absmax = self.agree(float(largest))
         return self._absmax
 
@@ -64,17 +67,30 @@ class Corpus:
             raise DataError(f"path {path}: {self.entry.folder}: {error}") from error
 
     def _blocks(self) -> Iterator[Packed]:
-        spans = [(0, self.entry.documents)] if self.spans is None else self.spans
-        lazy = (block for span in spans for block in self.entry.lazy_blocks(BLOCK_BYTES, *span))
+        whole = self.entry if self.scaled is None else self.scaled
+        spans = [(0, whole.documents)] if self.spans is None else self.spans
+        lazy = (block for span in spans for block in whole.lazy_blocks(BLOCK_BYTES, *span))
         with tqdm(
             total=sum(stop - start for start, stop in spans), desc="corpus scale", unit="doc", disable=self.quiet, leave=False
         ) as bar:
-            blocks = device_blocks(lazy, self.device, queries=0, memory_budget=self.memory_budget, readers=self.readers)
+            try:
+                blocks = device_blocks(lazy, self.device, queries=0, memory_budget=self.memory_budget, readers=self.readers)
+            except ValueError as error:
+                raise UsageError(f"the scale of the corpus: {error}") from error
             with closing(blocks):
                 for block in blocks:
                     assert isinstance(block, Packed)
                     yield block
                     bar.update(len(block))
+
+
+@contextmanager
+def within_memory(what: str) -> Iterator[None]:
+    """A GPU that is full ends what runs inside with a `UsageError`."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        raise UsageError(f"{what}: out of GPU memory; a smaller --memory-budget takes less") from error
 
 
 def largest_of(values: Tensor) -> Tensor:

@@ -19,7 +19,7 @@ from torch import Tensor
 from maxsim_eval import paths
 from maxsim_eval.candidates import Candidates, pair_scores
 from maxsim_eval.errors import DataError, UsageError
-from maxsim_eval.paths import PATHS, Corpus, check_range, largest_of
+from maxsim_eval.paths import PATHS, Corpus, check_range, largest_of, within_memory
 from maxsim_kernels import Packed
 from maxsim_kernels.streaming import device_blocks
 from maxsim_kernels.topk import TopK, of_keys
@@ -85,19 +85,18 @@ def score_units(
     path = PATHS[name]
     if path.may_exceed(queries):
         check_range(float(largest_of(queries.values)))
-    stream = _Stream(name, path.queries(queries).to(plan.device), corpus, plan, keep)
     waiting: deque[_Unit] = deque()
-    try:
-        for start, stop in units:
-            waiting.append(stream.score(start, stop, units, tick))
-            while waiting and (waiting[0].arrived() or len(waiting) > _IN_FLIGHT):
+    with within_memory(f"path {name}"):
+        stream = _Stream(name, path.queries(queries).to(plan.device), corpus, plan, keep)
+        try:
+            for start, stop in units:
+                waiting.append(stream.score(start, stop, units, tick))
+                while waiting and (waiting[0].arrived() or len(waiting) > _IN_FLIGHT):
+                    yield waiting.popleft().result()
+            while waiting:
                 yield waiting.popleft().result()
-        while waiting:
-            yield waiting.popleft().result()
-    except torch.OutOfMemoryError as error:
-        raise UsageError(f"path {name}: out of GPU memory; a smaller --memory-budget takes less") from error
-    finally:
-        stream.close()
+        finally:
+            stream.close()
 
 
 class _Stream:
@@ -136,6 +135,7 @@ class _Stream:
             self.clock.lap("topk")
             values = block.values if self.copy is None else block.token_values
             tick(len(block), values.numel() * values.element_size())
+            del block, documents, scores, values  # before the next piece's
         unit.leave()
         return unit
 

@@ -42,7 +42,6 @@ from maxsim_eval.shards import write_error
 
 FORMAT = "maxsim-eval/record/1"
 _KEYS, _SCORES, _CRCS = np.dtype("<i8"), np.dtype("<f4"), np.dtype("<u4")
-PARTIAL = ".partial"  # the folder around those of an evaluation's paths
 _AGAIN = "Its documents are scored again."
 _WAITING = 1  # with the one that is being written: two records in memory
 _LOOK_SECONDS = 0.2  # how often an idle writer looks whether the program has ended
@@ -219,17 +218,6 @@ class Records:
             self._writer.join()
         if not self._said:
             self._refuse()
-
-    def discard(self) -> None:
-        """Remove the records, of every fingerprint, and the folder where nothing else lies in it; then `.partial`, once it is empty."""
-        self.close()
-        for path in self.folder.glob("*"):
-            if _OURS.fullmatch(path.name):
-                path.unlink(missing_ok=True)
-        with contextlib.suppress(OSError):  # not empty, or never made
-            self.folder.rmdir()
-            if self.folder.parent.name == PARTIAL:
-                self.folder.parent.rmdir()
 
     def _path(self, start: int, stop: int) -> Path:
         return self.folder / f"{start}-{stop}.h5"

@@ -342,18 +342,22 @@ def all_tables(path: Path) -> dict[str, list[str]]:
     return {**{name: table(figures) for name, table in TABLES.items()}, "rates": rates_table(path)}
 
 
+def put(tables: dict[str, list[str]], page: Path | None) -> None:
+    """Write tables between their markers in a page; None prints them."""
+    if page is None:
+        for name, lines in tables.items():
+            print(f"{name}\n\n" + "\n".join(lines) + "\n")
+    else:
+        write_text(page, fill(page.read_text(encoding="utf-8"), tables))
+
+
 def main(arguments: list[str] | None = None) -> None:
     """Print the tables, or write them into a page."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--rates", type=Path, default=RATES, help="JSON of rates")
     parser.add_argument("--write", type=Path, help="page whose tables are replaced")
     options = parser.parse_args(arguments)
-    tables = all_tables(options.rates)
-    if options.write is None:
-        for name, lines in tables.items():
-            print(f"{name}\n\n" + "\n".join(lines) + "\n")
-    else:
-        write_text(options.write, fill(options.write.read_text(encoding="utf-8"), tables))
+    put(all_tables(options.rates), options.write)
 
 
 if __name__ == "__main__":

@@ -179,6 +179,17 @@ def test_parts_of_another_machine_are_not_used(
     assert scored[0] == ("fp32", 0)
 
 
+def test_parts_of_another_precision_are_not_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scored: list[tuple[str, int]]
+) -> None:
+    """TF32 is a setting of torch's, which FP32 products on a GPU follow."""
+    interrupted(tmp_path, monkeypatch)
+    monkeypatch.setattr(jobs, "_precision", lambda: ["tf32", "none"])
+    scored.clear()
+    run(tmp_path)
+    assert scored[0] == ("fp32", 0)
+
+
 def test_a_failed_unit_leaves_the_parts_before_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: Any) -> None:
         raise DataError("a unit that cannot be scored")
@@ -287,6 +298,45 @@ def test_reranking_everything_is_the_evaluation_itself(tmp_path: Path) -> None:
         assert one == other, name
         assert found.paths[name].metrics == whole.paths[name].metrics
         assert found.paths[name].parity == whole.paths[name].parity
+
+
+class Louder(Kinds):
+    """One kind of document is much larger than the others, and sets the corpus's scale."""
+
+    name = "louder"
+
+    def encode(self, items: Sequence[Any], role: Role) -> Packed:
+        return pack(
+            [row * (5.0 if text == "24" else 0.37) for row, text in zip(super().encode(items, role), items, strict=True)]
+        )
+
+
+def test_reranking_keeps_the_scale_of_the_corpus(tmp_path: Path) -> None:
+    """What one scale for the corpus gives a pair does not depend on which pairs are listed."""
+    task, folders = task_of(), {"cache_dir": tmp_path / "cache", "quiet": True}
+    evaluate(task, Louder(), ["int8-corpus"], k=80, out_dir=tmp_path / "whole", **folders)
+    whole = {query: dict(found) for query, found in read_trec_run(tmp_path / "whole/runs/int8-corpus.trec").rankings.items()}
+    quiet = {name for name, text in zip(task.document_ids, task.documents, strict=True) if text != "24"}
+    listed = candidates(tmp_path, {query: [name for name in found if name in quiet][:3] for query, found in whole.items()})
+    evaluate(task, Louder(), ["int8-corpus"], k=3, out_dir=tmp_path / "out", candidates=listed, **folders)
+    for query, ranking in read_trec_run(tmp_path / "out/runs/int8-corpus.trec").rankings.items():
+        assert {name: whole[query][name] for name, _ in ranking} == dict(ranking)
+
+
+def test_other_files_beside_the_runs_stay(tmp_path: Path) -> None:
+    (tmp_path / "out" / "runs").mkdir(parents=True)
+    kept = [tmp_path / "out" / "runs" / name for name in ("bm25.trec", "notes.txt")]
+    for path in kept:
+        path.write_text("mine")
+    run(tmp_path, paths=("fp16", "int8"))
+    run(tmp_path, paths=("fp16",))
+    assert [path.read_text() for path in kept] == ["mine", "mine"]
+    assert sorted(path.name for path in (tmp_path / "out" / "runs").iterdir()) == ["bm25.trec", "fp16.trec", "notes.txt"]
+
+
+def test_a_budget_too_small_for_the_corpus_scale_is_a_wrong_option(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="need at least"):
+        run(tmp_path, paths=("int8-corpus",), memory_budget=1 << 20)
 
 
 def test_only_listed_pairs_are_retrieved_and_the_result_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -239,20 +239,3 @@ def test_closed_is_closed(tmp_path: Path) -> None:
     records.close()
     with pytest.raises(ValueError, match="closed"):
         records.put(0, 40, *numbers(0, 40), {})
-
-
-def test_discard(tmp_path: Path) -> None:
-    one, other = (write(tmp_path / ".partial" / name) for name in ("fp16", "int8"))
-    write(tmp_path / ".partial" / "fp16", [(0, 7)], k=11)  # of another evaluation
-    (tmp_path / ".partial" / "fp16" / ".0-7.h5.0123456789ab-1.tmp").touch()
-    one.discard()
-    assert names(tmp_path / ".partial") == ["int8"]
-    (tmp_path / ".partial" / "int8" / "notes.txt").touch()
-    other.discard()
-    assert names(tmp_path / ".partial" / "int8") == ["notes.txt"]  # not ours
-    (tmp_path / ".partial" / "int8" / "notes.txt").unlink()
-    other.discard()
-    assert names(tmp_path) == []
-    other.discard()
-    Records(tmp_path / "empty", PRINT).discard()
-    assert tmp_path.exists()
