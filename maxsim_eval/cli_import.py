@@ -44,6 +44,13 @@ def import_(
     data_dir: DataDir = DATA,
     cache_dir: CacheDir = CACHE,
     split: Split = None,
+    page_queries: Annotated[
+        bool, typer.Option("--page-queries", help="The queries are pages, as with --queries pages in an evaluation.")
+    ] = False,
+    rephrase: Annotated[
+        int | None, typer.Option(help="real-mm-rag: the wording the query embeddings are of, 0 (as written) to 3.")
+    ] = None,
+    dataset_revision: Annotated[str | None, typer.Option(help="real-mm-rag: commit of the dataset's repository.")] = None,
     replace: Annotated[bool, typer.Option("--replace", help="Replace embeddings imported earlier.")] = False,
     quiet: Quiet = False,
 ) -> None:
@@ -52,7 +59,7 @@ def import_(
     Example: python evaluate.py import beir scifact colbertv2.pt --encoder colbertv2
     """
     from maxsim_eval.importers import import_embeddings
-    from maxsim_eval.loaders import load_task
+    from maxsim_eval.loaders import has_local, load_task
 
     given = {"query": queries, "document": documents}
     roles: dict[Any, Any] = {role: paths[0] if len(paths) == 1 else paths for role, paths in given.items() if paths}
@@ -62,8 +69,11 @@ def import_(
         raise UsageError("import: got no file, need the embedding files (or --queries FILE and --documents FILE)")
     ids: dict[Any, Path] = {role: path for role, path in (("query", query_ids), ("document", document_ids)) if path is not None}
     # A local dataset need not exist: a file with ids and qrels makes it.
-    alone = source == "local" and not _exists(dataset, data_dir)
-    task = None if alone else load_task(source, dataset, data_dir=data_dir, split=split, quiet=quiet)
+    # What is asked of it beyond that, loading refuses: a dataset made here has one split, `test`, and text queries.
+    asked = {"queries": "pages" if page_queries else None, "rephrase": rephrase, "revision": dataset_revision}
+    loading: dict[str, Any] = {name: value for name, value in asked.items() if value is not None}
+    alone = source == "local" and not loading and split in (None, "test") and not has_local(dataset, data_dir)
+    task = None if alone else load_task(source, dataset, data_dir=data_dir, split=split, quiet=quiet, **loading)
     entries = import_embeddings(
         roles or list(files or ()),
         task,
@@ -84,9 +94,3 @@ def import_(
         typer.echo(f"{name}: {entry.documents} rows, {entry.tokens} tokens, d = {entry.dim}, {entry.dtype}: {entry.folder}")
         for note in entry.manifest["provenance"].get("notes", []):
             typer.echo(f"  note: {note}")
-
-
-def _exists(dataset: str, data_dir: Path) -> bool:
-    return any(
-        (place / "corpus.jsonl").is_file() for place in (data_dir / dataset, data_dir / "local" / dataset, Path(dataset))
-    )

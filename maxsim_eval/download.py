@@ -112,7 +112,7 @@ def check_members(archive: zipfile.ZipFile, origin: str) -> None:
     """
     for member in archive.infolist():
         path = PurePosixPath(member.filename)
-        if path.is_absolute() or ".." in path.parts or "\\" in member.filename or ":" in path.parts[0]:
+        if path.is_absolute() or ".." in path.parts or "\\" in member.filename or any(":" in part for part in path.parts[:1]):
             raise DataError(f"{origin}: member {member.filename!r} points outside the archive; nothing was unpacked")
         if stat.S_ISLNK(member.external_attr >> 16):
             raise DataError(f"{origin}: member {member.filename!r} is a symbolic link; nothing was unpacked")

@@ -19,6 +19,7 @@ from maxsim_eval.types import Encoder, Role, Task
 from maxsim_kernels import Packed
 
 _NO_DIFFERENCE = ("batch_size", "trust_remote_code")  # to embeddings that are there
+_ROLES: tuple[Role, ...] = ("query", "document")
 
 
 @dataclass(frozen=True)
@@ -42,8 +43,10 @@ def embeddings(
 ) -> Embeddings:
     """Token embeddings of a task through the cache: cached, imported, or encoded now.
 
-    A name this version can run goes through `cache.embed`. Any other name must have been imported for exactly these texts;
-    else the error of `get_encoder` says what is missing and what to do.
+    What was imported under exactly this name for exactly these texts is used as it is. Else a name this version can run goes
+    through `cache.embed`; of any other, the error of `get_encoder` says what is missing and what to do. Imported embeddings
+    are what they are: an option that would change them, or another revision, is refused beside them (`UsageError`), and so
+    are imported embeddings of one side beside encoded ones of the other (`DataError`).
 
     `kept` is the task itself or a subset of it (`subsets.limit_task`). Its documents are rows of the whole corpus's entry
     where that is complete or imported; else they alone are encoded, into an entry of their own, whose key their ids and
@@ -53,25 +56,35 @@ def embeddings(
     kept = task if kept is None else kept
     if options and not isinstance(encoder, str):
         raise UsageError(f"encoder options {', '.join(options)}: need the name of an encoder; this one was made with its own")
+    changing: list[str] = []
     if isinstance(encoder, str):
-        imported = _imported(task, kept, encoder, cache_dir)
-        if imported is not None:
-            changing = [name for name, value in options.items() if value is not None and name not in _NO_DIFFERENCE]
-            if changing:
-                raise UsageError(
-                    f"encoder {encoder!r}: its embeddings were imported, to which {', '.join(changing)} cannot be applied; leave the "
-                    "options away, or remove the imported entries (evaluate.py cache ls)"
-                )
-            return imported
-        encoder = get_encoder(encoder, device=device, **options)
-    documents: Documents
-    whole = None if kept.document_ids is task.document_ids else find_entry(task, "document", encoder, cache_dir)
-    if whole is None:
-        documents = embed(kept, "document", encoder, cache_dir, quiet=quiet)
+        named = encoder
+        changing = [name for name, value in options.items() if value is not None and name not in _NO_DIFFERENCE]
+        imported = _imported(task, named, cache_dir)
+        if imported:
+            _require_imported_alone(task, named, named, imported, changing)
+            queries, documents = imported["query"], imported["document"]
+            return Embeddings(queries, _rows(documents, task, kept), _encoder_facts(named, "", documents))
+        encoder = get_encoder(named, device=device, **options)
+        if named.startswith(f"{encoder.name}@") and "revision" not in changing:
+            changing.append("revision")
     else:
-        documents = _rows(whole, task, kept)
-    queries = embed(task, "query", encoder, cache_dir, quiet=quiet)
-    return Embeddings(queries, documents, _encoder_facts(encoder.name, encoder.revision, documents))
+        named = encoder.name
+    whole = None if kept.document_ids is task.document_ids else find_entry(task, "document", encoder, cache_dir)
+    there: dict[Role, Entry | None] = {
+        "query": find_entry(task, "query", encoder, cache_dir),
+        "document": whole or find_entry(kept, "document", encoder, cache_dir),
+    }
+    # The name as typed and the encoder's own may differ (a path, name@revision), and imports are found by the latter too.
+    taken = {role: entry for role, entry in there.items() if entry is not None and _origin(entry) == "imported"}
+    _require_imported_alone(task, named, encoder.name, taken, changing)
+    found: Documents
+    if whole is not None:
+        found = _rows(whole, task, kept)
+    else:
+        found = there["document"] or embed(kept, "document", encoder, cache_dir, quiet=quiet)
+    queries = there["query"] or embed(task, "query", encoder, cache_dir, quiet=quiet)
+    return Embeddings(queries, found, _encoder_facts(encoder.name, encoder.revision, found))
 
 
 def _rows(entry: Entry, task: Task, kept: Task) -> Documents:
@@ -81,34 +94,59 @@ def _rows(entry: Entry, task: Task, kept: Task) -> Documents:
     return Selection(entry, rows_of(task.document_ids, kept.document_ids))
 
 
-def _imported(task: Task, kept: Task, name: str, cache_dir: Path | str) -> Embeddings | None:
+def _imported(task: Task, name: str, cache_dir: Path | str) -> dict[Role, Entry]:
+    """The imported entries of a task under exactly this name; a role that was not imported is left out."""
     sides: tuple[tuple[Role, Sequence[str], Sequence[Any]], ...] = (
         ("query", task.query_ids, task.queries),
         ("document", task.document_ids, task.documents),
     )
-    entries = {}
+    entries: dict[Role, Entry] = {}
     for role, ids, items in sides:
-        entries[role] = find_imported(cache_dir, task.source, task.dataset, name, role, content_hash(ids, items))
-    missing = [role for role, entry in entries.items() if entry is None]
-    queries, documents = entries["query"], entries["document"]
-    if queries is None or documents is None:
-        if len(missing) == 1 and name.partition(":")[0] not in ("lexical", "hf"):
-            raise DataError(
-                f"encoder {name!r}: the {missing[0]} embeddings of {task.source} {task.dataset} were not imported, the other "
-                f"side was; import them too (evaluate.py import {task.source} {task.dataset} FILE --encoder {name})"
-            )
-        return None
-    facts = _encoder_facts(name, documents.manifest["provenance"].get("revision", ""), documents)
-    return Embeddings(queries, _rows(documents, task, kept), facts)
+        entry = find_imported(cache_dir, task.source, task.dataset, name, role, content_hash(ids, items))
+        if entry is not None:
+            entries[role] = entry
+    return entries
+
+
+def _origin(documents: Documents) -> str:
+    return str(documents.manifest["provenance"].get("origin", ""))
+
+
+def _require_imported_alone(
+    task: Task, named: str, owner: str, imported: Mapping[Role, Entry], changing: Sequence[str]
+) -> None:
+    """Refuse imported entries beside options they were not made with, and one imported side beside an encoded one.
+
+    `named` is the encoder as the user gave it, `owner` the name the entries were imported under.
+    """
+    if not imported:
+        return
+    folders = " and ".join(str(entry.folder) for entry in imported.values())
+    if changing:
+        under = "" if owner == named else f" as {owner!r}"
+        raise UsageError(
+            f"encoder {named!r}: its embeddings were imported{under}, to which {', '.join(changing)} cannot be applied; leave that "
+            f"away, or remove what was imported (evaluate.py cache ls): {folders}"
+        )
+    missing = [role for role in _ROLES if role not in imported]
+    if missing:
+        raise DataError(
+            f"encoder {named!r}: the {missing[0]} embeddings of {task.source} {task.dataset} were not imported, the other side was, "
+            f"and one evaluation takes both from one place; import them too (evaluate.py import {task.source} {task.dataset} FILE "
+            f"--encoder {owner}) and evaluate with --encoder {owner}, or remove what was imported (evaluate.py cache ls): {folders}"
+        )
 
 
 def _encoder_facts(name: str, revision: str, documents: Documents) -> dict[str, Any]:
+    origin = _origin(documents)
+    if origin == "imported":  # an import says itself which revision made it; the encoder at hand had no part in it
+        revision = documents.manifest["provenance"].get("revision", "")
     return {
         "name": name,
         "revision": revision,
         "dim": documents.dim,
         "dtype": str(documents.dtype).removeprefix("torch."),
-        "origin": documents.manifest["provenance"].get("origin", ""),
+        "origin": origin,
     }
 
 

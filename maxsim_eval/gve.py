@@ -129,6 +129,12 @@ class GveEncoder(ModelEncoder):
                 "which is not run without --trust-remote-code. Read it first, or import embeddings computed elsewhere "
                 "(evaluate.py import)."
             )
+        classes = self._checkpoint.settings("config.json").get("auto_map") or {}
+        elsewhere = sorted(str(place) for place in classes.values() if "--" in str(place))
+        if elsewhere:
+            raise self._checkpoint.refused(
+                f"config.json: its code lies in another repository ({elsewhere[0]}), which no commit pins"
+            )
         folder = self._checkpoint.weights(code=True)
         with self._checkpoint.loading("weights"):
             from transformers import AutoModel, AutoProcessor

@@ -45,6 +45,12 @@ class HfEncoder(ModelEncoder):
         named = f"hf:{model}"
         require("transformers", named, "transformers")
         self._checkpoint = find_checkpoint(named, model, revision)
+        if (
+            self._checkpoint.folder / "adapter_config.json"
+        ).is_file():  # with peft installed it would be applied, unseen by the key
+            raise self._checkpoint.refused(
+                "adapter_config.json: an adapter beside or without its model; need a whole checkpoint"
+            )
         super().__init__(f"hf:{self._checkpoint.shown}", **options)
         self.revision = self._checkpoint.revision
         self._config = self._load("AutoConfig", "configuration")

@@ -1,11 +1,13 @@
 """What the cache folder holds, and how it is freed: `cache ls`, `cache rm`, `cache gc`.
 
 Only entries are ever touched: folders three levels below the cache folder that have a manifest. Nothing that a living process writes
-is: every entry is locked while something of it is removed.
+is: every entry is locked while something of it is removed. Looking takes no lock, so any file, and any entry, may be gone a moment
+after it was seen: what is gone counts as not there.
 """
 
 from __future__ import annotations
 
+import fnmatch
 import json
 import os
 import re
@@ -14,6 +16,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from stat import S_ISREG
 from typing import Any
 
 import filelock
@@ -59,15 +62,16 @@ def entry_folders(cache_dir: Path) -> list[Path]:
 
 def list_entries(cache_dir: Path) -> list[Listed]:
     """Everything in the cache folder; reads manifests and the heads of shards."""
-    return [_listed(folder) for folder in entry_folders(cache_dir)]
+    listed = [_listed(folder) for folder in entry_folders(cache_dir)]
+    return [entry for entry in listed if (entry.folder / MANIFEST).exists()]  # not one that was removed meanwhile
 
 
 def _listed(folder: Path) -> Listed:
-    files = [path for path in folder.iterdir() if path.is_file()]
-    statuses = {path: path.stat() for path in files}
-    written = max((status.st_mtime for path, status in statuses.items() if path.name != ".lock"), default=time.time())
-    size = sum(status.st_size for status in statuses.values())
-    copies = tuple(name for name in KINDS if any(path.name.endswith(f".{name}.h5") for path in files))
+    found = {name: _status(folder / name) for name in _names(folder)}
+    files = {name: status for name, status in found.items() if status is not None and S_ISREG(status.st_mode)}
+    written = max((status.st_mtime for name, status in files.items() if name != ".lock"), default=time.time())
+    size = sum(status.st_size for status in files.values())
+    copies = tuple(kind for kind in KINDS if any(name.endswith(f".{kind}.h5") for name in files))
     place: dict[str, Any] = {
         "folder": folder,
         "file_bytes": size,
@@ -104,6 +108,21 @@ def _listed(folder: Path) -> Listed:
     )
 
 
+def _names(folder: Path) -> list[str]:
+    """Names of what is in a folder; nothing, where it is gone."""
+    try:
+        return sorted(os.listdir(folder))
+    except FileNotFoundError:
+        return []
+
+
+def _status(path: Path) -> os.stat_result | None:
+    try:
+        return path.stat()
+    except FileNotFoundError:
+        return None
+
+
 def _tokens(shard: Path) -> int:
     with open_hdf5(shard, "Remove the file to encode its documents again.") as (file, _):
         return int(structure(shard, "", lambda: file["values"].shape[0]))
@@ -123,8 +142,9 @@ def chosen(cache_dir: Path, words: list[str], encoder: str | None = None, role: 
         places = [place for place in (Path(words[0]), cache_dir / words[0]) if place.is_dir()]
         if not places:
             raise CacheError(f"{words[0]}: no such folder, here or in {cache_dir}")
-        below = (path.relative_to(places[0]).parts for path in places[0].rglob(MANIFEST))
-        found = sorted(places[0].joinpath(*parts[:-1]) for parts in below if not any(part.startswith(".") for part in parts))
+        below = [Path(folder) for folder, _, names in os.walk(places[0]) if MANIFEST in names]
+        parts = {folder: folder.relative_to(places[0]).parts for folder in below}
+        found = sorted(folder for folder in below if not any(part.startswith(".") for part in parts[folder]))
         listed = [_listed(folder) for folder in found]
         if not found:
             raise CacheError(f"{places[0]}: holds no {MANIFEST}, so it is no cache entry, and none lies below it")
@@ -184,7 +204,14 @@ def _delete(folder: Path) -> None:
 
 def folder_bytes(folder: Path) -> int:
     """Bytes of all files below."""
-    return sum(path.lstat().st_size for path in folder.rglob("*") if not path.is_dir())
+    size = 0
+    for place, _, names in os.walk(folder):
+        for name in names:
+            try:
+                size += os.lstat(os.path.join(place, name)).st_size
+            except FileNotFoundError:
+                continue
+    return size
 
 
 @dataclass(frozen=True)
@@ -198,9 +225,11 @@ class Garbage:
     inode: int | None = None  # of a file: another one of its name is no garbage
 
 
-def _file(path: Path, why: str) -> Garbage:
-    status = path.stat()
-    return Garbage(path, why, status.st_size, inode=status.st_ino)
+def _file(path: Path, why: str) -> Iterator[Garbage]:
+    """The file as garbage, where it is still there."""
+    status = _status(path)
+    if status is not None:
+        yield Garbage(path, why, status.st_size, inode=status.st_ino)
 
 
 def find_garbage(cache_dir: Path, *, partial: bool = False) -> tuple[list[Garbage], list[str]]:
@@ -219,8 +248,8 @@ def find_garbage(cache_dir: Path, *, partial: bool = False) -> tuple[list[Garbag
         if partial and (folder / MANIFEST).exists() and (listed := _listed(folder)).missing:
             found.append(Garbage(folder, f"partial: {listed.state}", folder_bytes(folder), whole=True))
             continue
-        for path in sorted(folder.glob(".*.tmp")):
-            found.append(_file(path, "left by a writer that died"))
+        for name in fnmatch.filter(_names(folder), ".*.tmp"):
+            found += _file(folder / name, "left by a writer that died")
         try:
             found += _stale(folder)
         except CacheError as error:
@@ -253,13 +282,15 @@ def _held(folder: Path) -> bool:
     try:
         with filelock.FileLock(folder / ".lock", timeout=0):
             return False
+    except FileNotFoundError:
+        return False
     except filelock.Timeout:
         return True
 
 
 def _stale(folder: Path) -> Iterator[Garbage]:
     """Copies of shards that have changed; of an entry that lacks shards none is known to be."""
-    if not any(folder.glob("[0-9]*.*.h5")) or not (folder / MANIFEST).exists() or _listed(folder).missing:
+    if not fnmatch.filter(_names(folder), "[0-9]*.*.h5") or not (folder / MANIFEST).exists() or _listed(folder).missing:
         return
     entry = open_entry(folder)
     digest = entry_digest(entry.stamp())
@@ -270,7 +301,7 @@ def _stale(folder: Path) -> Iterator[Garbage]:
                 try:
                     open_copy(path, shard, kind, digest)
                 except StaleCopyError:
-                    yield _file(path, "copy of a shard that has changed since")
+                    yield from _file(path, "copy of a shard that has changed since")
 
 
 def collect(cache_dir: Path, garbage: list[Garbage]) -> int:
@@ -281,6 +312,8 @@ def collect(cache_dir: Path, garbage: list[Garbage]) -> int:
     """
     freed = 0
     for item in garbage:
+        if not item.path.exists():  # and locking would make its folder again
+            continue
         if item.path.name.endswith(".old"):
             _delete(item.path)
         elif item.whole:
@@ -289,7 +322,8 @@ def collect(cache_dir: Path, garbage: list[Garbage]) -> int:
             remove_entry(cache_dir, item.path)
         else:
             with locked(item.path.parent, 0.0):
-                if not item.path.exists() or item.path.stat().st_ino != item.inode:
+                status = _status(item.path)
+                if status is None or status.st_ino != item.inode:
                     continue
                 item.path.unlink()
         freed += item.file_bytes

@@ -14,11 +14,6 @@ from maxsim_eval.errors import DataError, UsageError
 from maxsim_eval.import_tables import Imported
 
 
-def has_local(dataset: str, data_dir: Path) -> bool:
-    """Whether the data folder has a local dataset of that name."""
-    return any((folder / dataset).is_dir() for folder in (data_dir, data_dir / "local"))
-
-
 def make_local(merged: Imported, dataset: str, data_dir: Path, encoder: str, revision: str, files: Mapping[str, str]) -> None:
     """Make the local dataset of that name from the file's own ids and qrels; `files` are names and SHA-256 for its `origin.json`.
 

@@ -7,8 +7,6 @@ order and fills the cache entries that evaluation finds. Without a dataset, a fi
 from __future__ import annotations
 
 import json
-import os
-import shutil
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,13 +18,14 @@ import numpy as np
 
 from maxsim_eval.cache import Entry, content_hash, entry_folder, entry_key, fill_entry
 from maxsim_eval.errors import CacheError, DataError, UsageError
+from maxsim_eval.housekeeping import remove_entry
 from maxsim_eval.import_checks import UNIT_TOLERANCE
 from maxsim_eval.import_folders import grouped
-from maxsim_eval.import_local import has_local, make_local
+from maxsim_eval.import_local import make_local
 from maxsim_eval.import_origins import Origin, names_and_digests, origins_of
 from maxsim_eval.import_sets import FileRows, Files, chunks_or_roles, read_embeddings
 from maxsim_eval.import_tables import Imported, Side
-from maxsim_eval.loaders import load_task
+from maxsim_eval.loaders import has_local, load_task, local_path
 from maxsim_eval.types import Role, Task
 from maxsim_kernels import Packed
 
@@ -120,7 +119,7 @@ def import_embeddings(
         warnings.warn(text, stacklevel=2)
     entries = {str(plan.role): _fill(plan, quiet) for plan in plans}
     for rival in (rival for plan in plans for rival in plan.rivals):  # only now that everything new is whole
-        _delete(rival)
+        _remove(Path(cache_dir), rival)
     return entries
 
 
@@ -132,7 +131,7 @@ def _check_names(source: str, dataset: str, encoder_name: str) -> None:
 
 def _names_task(task: Task, source: str, dataset: str) -> bool:
     # A local dataset may be asked for by its path; the task then carries the folder's name.
-    names = {dataset, Path(dataset).expanduser().resolve().name} if source == "local" else {dataset}
+    names = {dataset, local_path(dataset).resolve().name} if source == "local" else {dataset}
     return source == task.source and task.dataset in names
 
 
@@ -333,10 +332,8 @@ def _fill(plan: _Plan, quiet: bool) -> Entry:
     )
 
 
-def _delete(entry: Path) -> None:
-    aside = entry.with_name(f".{entry.name}.{os.getpid()}.old")  # gone at once for readers, however long deleting takes
+def _remove(cache_dir: Path, rival: Path) -> None:
     try:
-        os.replace(entry, aside)
-        shutil.rmtree(aside)
-    except OSError as error:
-        raise CacheError(f"{entry}: the new embeddings are stored, but these cannot be removed: {error}") from error
+        remove_entry(cache_dir, rival)
+    except CacheError as error:
+        raise CacheError(f"the new embeddings are stored, but those they replace were not removed: {error}") from error

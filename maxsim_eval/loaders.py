@@ -7,6 +7,7 @@ and `quiet` that it knows stand in `OPTIONS`.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -33,6 +34,7 @@ class Wanted:
     revision: str | None = None  # of the dataset's repository
 
 
+LOCAL_CORPUS = ("corpus.jsonl", FOLDER)  # either makes a folder a local dataset
 Loader = Callable[[str, Path, Wanted], Task]
 OPTIONS: dict[str, tuple[str, ...]] = {"real-mm-rag": ("queries", "rephrase", "revision"), "local": ("queries",)}
 
@@ -101,11 +103,11 @@ def _load_beir(dataset: str, data_dir: Path, wanted: Wanted) -> Task:
 
 
 def _load_local(dataset: str, data_dir: Path, wanted: Wanted) -> Task:
-    places = [*_places(dataset, data_dir, "local"), Path(dataset).expanduser()]
-    folder = _find(places, ("corpus.jsonl", FOLDER))
+    folder = find_local(dataset, data_dir)
     if folder is None:
+        places = ", ".join(str(path) for path in _local_places(dataset, data_dir))
         raise DataError(
-            f"local dataset {dataset!r}: no such folder. Looked for {', '.join(str(path) for path in places)}. "
+            f"local dataset {dataset!r}: no such folder. Looked for {places}. "
             f"Need a folder in BEIR layout ({LAYOUT}) or of page images ({IMAGE_LAYOUT}); name its parent with --data-dir, or "
             "give its path."
         )
@@ -120,6 +122,30 @@ def _load_local(dataset: str, data_dir: Path, wanted: Wanted) -> Task:
     if wanted.queries == "pages":
         raise UsageError(f"queries 'pages': {folder} holds texts; a folder of page images holds {IMAGE_LAYOUT}")
     return load_folder("local", name, folder, split=wanted.split, card=card, quiet=wanted.quiet)
+
+
+def find_local(dataset: str, data_dir: Path) -> Path | None:
+    """The folder that source `local` takes for this name or path, be it whole or not; None where there is no folder."""
+    return _find(_local_places(dataset, data_dir), LOCAL_CORPUS)
+
+
+def has_local(dataset: str, data_dir: Path) -> bool:
+    """Whether there is a local dataset of that name or path; one that lacks files is one too: loading it says what it lacks."""
+    folder = find_local(dataset, data_dir)
+    if folder is None:
+        return False
+    # A plain name may be that of just any folder here, say the one with its embeddings: only a corpus makes it a dataset.
+    by_chance = folder not in _places(dataset, data_dir, "local") and Path(dataset).name == dataset
+    return not by_chance or _holds(folder, LOCAL_CORPUS)
+
+
+def _local_places(dataset: str, data_dir: Path) -> list[Path]:
+    return [*_places(dataset, data_dir, "local"), local_path(dataset)]
+
+
+def local_path(dataset: str) -> Path:
+    """A local dataset's name as a path; `~` is the home folder (a `~name` that nobody has stays as it is)."""
+    return Path(os.path.expanduser(dataset))
 
 
 def _load_real_mm_rag(dataset: str, data_dir: Path, wanted: Wanted) -> Task:
@@ -159,8 +185,11 @@ def _places(dataset: str, data_dir: Path, source: str) -> list[Path]:
 def _find(places: list[Path], corpus: tuple[str, ...]) -> Path | None:
     """The first folder with a corpus, else the first folder at all: what it lacks is then said when it is read."""
     folders = [path for path in places if path.is_dir()]
-    whole = (path for path in folders if any((path / name).exists() for name in corpus))
-    return next(whole, folders[0] if folders else None)
+    return next((path for path in folders if _holds(path, corpus)), folders[0] if folders else None)
+
+
+def _holds(folder: Path, corpus: tuple[str, ...]) -> bool:
+    return any((folder / name).exists() for name in corpus)
 
 
 def load_folder(
@@ -207,4 +236,4 @@ def load_folder(
     )
 
 
-__all__ = ["LOADERS", "known", "load_card", "load_folder", "load_task"]
+__all__ = ["LOADERS", "find_local", "has_local", "known", "load_card", "load_folder", "load_task", "local_path"]

@@ -17,6 +17,7 @@ import filelock
 import pytest
 
 from maxsim_eval import cli as command_line
+from maxsim_eval import housekeeping
 from maxsim_eval.cli_cache import cache, convert, encode, inspect
 from maxsim_eval.encoders import OPTIONS
 from maxsim_eval.lexical import LexicalEncoder
@@ -302,6 +303,50 @@ def test_gc(cli: Cli, home: Path) -> None:
     assert not queries.exists()
     assert alive.exists()
     assert (entry / "00000.h5").exists()
+
+
+@pytest.mark.parametrize("seen", ["list", "stat"])
+def test_what_goes_while_it_is_looked_at(cli: Cli, home: Path, monkeypatch: pytest.MonkeyPatch, seen: str) -> None:
+    """A writer's temporary file, and an entry that another process removes, seen and gone when they are looked at."""
+    entry, queries = entry_of(home), entry_of(home, "queries")
+    monkeypatch.setattr(housekeeping, "entry_folders", lambda cache_dir: sorted([entry, queries]))
+    documents = sum(path.stat().st_size for path in entry.iterdir())
+    listdir, walk = os.listdir, os.walk
+
+    def names(folder: Any = ".") -> list[str]:
+        if Path(folder) == queries and queries.exists():
+            found = listdir(folder) if seen == "stat" else []
+            shutil.rmtree(queries)
+            return found or listdir(folder)
+        return [*listdir(folder), ".00000.h5.99999.tmp"]
+
+    monkeypatch.setattr(os, "listdir", names)
+    (row,) = json.loads(cli("cache", "ls", "--json", cwd=home).fine().out)["entries"]
+    assert (row["role"], row["tokens"], row["file_bytes"], row["state"]) == ("document", 15665, documents, "complete")
+    found = json.loads(cli("cache", "gc", "--partial", "--yes", "--json", cwd=home).fine().out)
+    assert (found["garbage"], found["freed_bytes"]) == ([], 0)
+    assert not queries.exists()
+
+    def walked(top: Any) -> Iterator[Any]:
+        for folder, below, files_ in walk(top):
+            yield folder, below, [*files_, ".00000.h5.99999.tmp"]
+
+    monkeypatch.setattr(os, "walk", walked)
+    cli("cache", "rm", entry, "--yes", cwd=home).fine()
+    assert not entry.exists()
+
+
+def test_garbage_that_is_gone_when_it_is_to_be_removed(home: Path) -> None:
+    cache_dir, queries = home / "embeddings_cache", entry_of(home, "queries")
+    (queries / ".00000.h5.99999.tmp").write_bytes(b"half")
+    (entry_of(home) / "00000.h5").unlink()
+    old = queries.parent / ".gone-documents-1.999999999.old"
+    old.mkdir()
+    found, problems = housekeeping.find_garbage(cache_dir, partial=True)
+    assert (len(found), problems) == (3, [])
+    shutil.rmtree(queries.parent)  # all of it by somebody else
+    assert housekeeping.collect(cache_dir, found) == 0
+    assert not queries.parent.exists()
 
 
 def test_encode_has_every_option_of_an_encoder() -> None:

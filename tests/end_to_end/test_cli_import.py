@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import filelock
 import numpy as np
 import pytest
 import torch
@@ -121,6 +122,23 @@ def test_a_second_file_needs_replace(precomputed: Path, torch_file: Callable[...
     cli(*options, "other.pt", "--replace", cwd=tmp_path).fine()
     entries = list((tmp_path / "embeddings_cache" / "local" / "mine").glob("*-documents-*"))
     assert len(entries) == 1
+
+
+def test_what_somebody_writes_is_not_replaced(precomputed: Path, cli: Any, tmp_path: Path) -> None:
+    options = ("import", "local", "mine", "--encoder", "colbertv2", "--quiet")
+    cli(*options, precomputed, cwd=tmp_path).fine()
+    folder = tmp_path / "embeddings_cache" / "local" / "mine"
+    (old,) = folder.glob("*-queries-*")
+    content = torch.load(precomputed, weights_only=True)
+    content["query_embeddings"] = -content["query_embeddings"]
+    torch.save(content, tmp_path / "other.pt")
+    with filelock.FileLock(old / ".lock"):
+        refused = cli(*options, "other.pt", "--replace", cwd=tmp_path)
+        refused.refused(DATA, "the new embeddings are stored", old.name, "another process is writing")
+        assert len(list(folder.glob("*-queries-*"))) == 2
+    cli(*options, "other.pt", "--replace", cwd=tmp_path).fine()
+    (new,) = folder.glob("*-queries-*")
+    assert new != old
 
 
 def test_a_bad_file_changes_nothing(precomputed: Path, cli: Any, tmp_path: Path) -> None:

@@ -196,6 +196,15 @@ def test_code_is_run_only_where_it_is_trusted(folder: Path, tiny: Any, tmp_path:
     assert not ran(tmp_path)
 
 
+def test_code_of_another_repository_is_not_run(folder: Path, tiny: Any, tmp_path: Path) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    config["auto_map"]["AutoModel"] = f"other/repo--{config['auto_map']['AutoModel']}"
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(DataError, match=r"its code lies in another repository \(other/repo--"):
+        get_encoder(f"gve:{folder}", trust_remote_code=True).encode(tiny.pages(), "document")
+    assert not ran(tmp_path)
+
+
 def test_dtype_and_fingerprint(folder: Path, tiny: Any) -> None:
     default = get_encoder(f"gve:{folder}", trust_remote_code=True)
     assert default.encode(tiny.pages()[:1], "document").dtype == torch.float16, "as the model card runs it"

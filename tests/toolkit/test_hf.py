@@ -234,6 +234,12 @@ def test_missing_weights_are_not_replaced_by_random_numbers(copy):
         HfEncoder(str(copy)).encode(["cat"], "query")
 
 
+def test_an_adapter_is_refused(copy):
+    (copy / "adapter_config.json").write_text("{}")
+    with pytest.raises(DataError, match=r"adapter_config.json: an adapter beside or without its model"):
+        get_encoder(f"hf:{copy}")
+
+
 def test_a_broken_configuration(copy):
     (copy / "config.json").write_text("{")
     with pytest.raises(DataError, match="its configuration could not be loaded"):

@@ -94,6 +94,7 @@ def test_load_task_downloads_what_is_missing(tmp_path, serve, monkeypatch):
         (archive({**FILES, "../evil": "x"}), {}, "'../evil' points outside"),
         (archive({**FILES, "/evil": "x"}), {}, "'/evil' points outside"),
         (archive({**FILES, "scifact\\evil": "x"}), {}, "points outside"),
+        (archive({**FILES, "./C:/evil": "x"}), {}, "'./C:/evil' points outside"),
         (archive(FILES), {"url": "http://127.0.0.1:9/scifact.zip"}, "could not be downloaded"),
     ],
 )
@@ -109,6 +110,12 @@ def test_a_connection_that_breaks_off_leaves_nothing(tmp_path, serve):
     with pytest.raises(DataError, match="could not be downloaded"):
         fetch(serve(whole[: len(whole) // 2], announced=len(whole), md5=""), tmp_path / "data")
     assert not list(tmp_path.iterdir())
+
+
+def test_a_member_for_the_folder_itself_is_harmless(tmp_path, serve):
+    folder = fetch(serve(archive({"./": "", **FILES})), tmp_path)
+    assert sorted(path.name for path in tmp_path.rglob("*") if path.is_file()) == ["corpus.jsonl", "queries.jsonl", "test.tsv"]
+    assert (folder / "corpus.jsonl").read_text() == FILES["scifact/corpus.jsonl"]
 
 
 @pytest.mark.parametrize("part", [0.5, 0.9])
