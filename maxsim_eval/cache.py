@@ -37,6 +37,7 @@ from maxsim_kernels import Packed
 
 __all__ = [
     "FORMAT",
+    "Contents",
     "Entry",
     "content_hash",
     "embed",
@@ -70,6 +71,20 @@ def content_hash(ids: Sequence[str], items: Sequence[Any]) -> str:
         parts = items.item_parts(row) if isinstance(items, Pages) else _item_parts(name, items[row])
         feed(digest, [name.encode("utf-8", "surrogatepass"), *parts])
     return digest.hexdigest()
+
+
+class Contents:
+    """The content hashes of a task's two sides, each found once and when first asked for: millions of texts take seconds."""
+
+    def __init__(self, task: Task) -> None:
+        self._sides = {"query": (task.query_ids, task.queries), "document": (task.document_ids, task.documents)}
+        self._found: dict[str, str] = {}
+
+    def of(self, role: Role) -> str:
+        """The content hash of a side's ids and items."""
+        if role not in self._found:
+            self._found[role] = content_hash(*self._sides[role])
+        return self._found[role]
 
 
 def _item_parts(name: str, item: Any) -> list[bytes]:
@@ -123,13 +138,13 @@ def find_imported(
     return open_entry(found[0]) if found else None
 
 
-def embedding_key(task: Task, role: Role, encoder: Encoder, content: str) -> str:
-    """Key of the entry that `embed` uses; `content` is the content hash of the role's ids and items."""
+def embedding_key(role: Role, encoder: Encoder, contents: Contents) -> str:
+    """Key of the entry that `embed` uses."""
     settings = encoder.fingerprint(role)
     fingerprint = {"name": encoder.name, "revision": encoder.revision, "role": role, "settings": settings}
     if role == "query" and settings.get("corpus_statistics"):
-        fingerprint["corpus"] = content_hash(task.document_ids, task.documents)
-    return entry_key(content, fingerprint)
+        fingerprint["corpus"] = contents.of("document")
+    return entry_key(contents.of(role), fingerprint)
 
 
 @dataclass(frozen=True)
@@ -154,33 +169,40 @@ class _Address:
         return imported
 
 
-def _address(task: Task, role: Role, encoder: Encoder, cache_dir: Path | str) -> _Address:
+def _address(task: Task, role: Role, encoder: Encoder, cache_dir: Path | str, contents: Contents | None) -> _Address:
     ids, items = (task.query_ids, task.queries) if role == "query" else (task.document_ids, task.documents)
-    content = content_hash(ids, items)
-    key = embedding_key(task, role, encoder, content)
-    return _Address(ids, items, content, key, entry_folder(cache_dir, task.source, task.dataset, encoder.name, role, key))
+    contents = contents or Contents(task)
+    key = embedding_key(role, encoder, contents)
+    folder = entry_folder(cache_dir, task.source, task.dataset, encoder.name, role, key)
+    return _Address(ids, items, contents.of(role), key, folder)
 
 
-def find_entry(task: Task, role: Role, encoder: Encoder, cache_dir: Path | str) -> Entry | None:
+def find_entry(
+    task: Task, role: Role, encoder: Encoder, cache_dir: Path | str, contents: Contents | None = None
+) -> Entry | None:
     """The entry that `embed` would give without encoding anything; None where it would encode. Writes nothing.
+
+    `contents`: the task's, where the caller has them already.
 
     Raises:
         CacheError, DataError, UsageError: as `embed`.
     """
-    return _address(task, role, encoder, cache_dir).find(task, role, encoder, cache_dir)
+    return _address(task, role, encoder, cache_dir, contents).find(task, role, encoder, cache_dir)
 
 
-def embed(task: Task, role: Role, encoder: Encoder, cache_dir: Path | str, *, quiet: bool = False) -> Entry:
+def embed(
+    task: Task, role: Role, encoder: Encoder, cache_dir: Path | str, *, quiet: bool = False, contents: Contents | None = None
+) -> Entry:
     """Token embeddings of a task's queries or documents, from the cache where they are in it.
 
     In this order: the entry with exactly this key, complete or to be resumed; an imported entry of the same texts and
     encoder name; else everything is encoded, in chunks of 256 texts or 16 pages, with a progress bar on stderr. Before queries are
-    encoded the encoder is offered the corpus (`encoder.prepare`).
+    encoded the encoder is offered the corpus (`encoder.prepare`). `contents`: as in `find_entry`.
 
     Raises:
         CacheError, DataError, UsageError: as `fill_entry` and `content_hash`.
     """
-    address = _address(task, role, encoder, cache_dir)
+    address = _address(task, role, encoder, cache_dir, contents)
     if (entry := address.find(task, role, encoder, cache_dir)) is not None:
         return entry
     ids, items, folder = address.ids, address.items, address.folder

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from maxsim_eval.cache import content_hash, embed, find_entry, find_imported
+from maxsim_eval.cache import Contents, embed, find_entry, find_imported
 from maxsim_eval.encoders import get_encoder
 from maxsim_eval.entries import Entry
 from maxsim_eval.errors import DataError, UsageError
@@ -56,11 +56,13 @@ def embeddings(
     kept = task if kept is None else kept
     if options and not isinstance(encoder, str):
         raise UsageError(f"encoder options {', '.join(options)}: need the name of an encoder; this one was made with its own")
+    contents = Contents(task)
+    of_kept = contents if kept is task else Contents(kept)
     changing: list[str] = []
     if isinstance(encoder, str):
         named = encoder
         changing = [name for name, value in options.items() if value is not None and name not in _NO_DIFFERENCE]
-        imported = _imported(task, named, cache_dir)
+        imported = _imported(task, named, cache_dir, contents)
         if imported:
             _require_imported_alone(task, named, named, imported, changing)
             queries, documents = imported["query"], imported["document"]
@@ -70,10 +72,10 @@ def embeddings(
             changing.append("revision")
     else:
         named = encoder.name
-    whole = None if kept.document_ids is task.document_ids else find_entry(task, "document", encoder, cache_dir)
+    whole = None if kept.document_ids is task.document_ids else find_entry(task, "document", encoder, cache_dir, contents)
     there: dict[Role, Entry | None] = {
-        "query": find_entry(task, "query", encoder, cache_dir),
-        "document": whole or find_entry(kept, "document", encoder, cache_dir),
+        "query": find_entry(task, "query", encoder, cache_dir, contents),
+        "document": whole or find_entry(kept, "document", encoder, cache_dir, of_kept),
     }
     # The name as typed and the encoder's own may differ (a path, name@revision), and imports are found by the latter too.
     taken = {role: entry for role, entry in there.items() if entry is not None and _origin(entry) == "imported"}
@@ -82,8 +84,8 @@ def embeddings(
     if whole is not None:
         found = _rows(whole, task, kept)
     else:
-        found = there["document"] or embed(kept, "document", encoder, cache_dir, quiet=quiet)
-    queries = there["query"] or embed(task, "query", encoder, cache_dir, quiet=quiet)
+        found = there["document"] or embed(kept, "document", encoder, cache_dir, quiet=quiet, contents=of_kept)
+    queries = there["query"] or embed(task, "query", encoder, cache_dir, quiet=quiet, contents=contents)
     return Embeddings(queries, found, _encoder_facts(encoder.name, encoder.revision, found))
 
 
@@ -94,15 +96,11 @@ def _rows(entry: Entry, task: Task, kept: Task) -> Documents:
     return Selection(entry, rows_of(task.document_ids, kept.document_ids))
 
 
-def _imported(task: Task, name: str, cache_dir: Path | str) -> dict[Role, Entry]:
+def _imported(task: Task, name: str, cache_dir: Path | str, contents: Contents) -> dict[Role, Entry]:
     """The imported entries of a task under exactly this name; a role that was not imported is left out."""
-    sides: tuple[tuple[Role, Sequence[str], Sequence[Any]], ...] = (
-        ("query", task.query_ids, task.queries),
-        ("document", task.document_ids, task.documents),
-    )
     entries: dict[Role, Entry] = {}
-    for role, ids, items in sides:
-        entry = find_imported(cache_dir, task.source, task.dataset, name, role, content_hash(ids, items))
+    for role in _ROLES:
+        entry = find_imported(cache_dir, task.source, task.dataset, name, role, contents.of(role))
         if entry is not None:
             entries[role] = entry
     return entries

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from maxsim_eval import cache
 from maxsim_eval import embeddings as module
 from maxsim_eval.cache import embed
 from maxsim_eval.embeddings import embeddings
@@ -173,3 +174,19 @@ def test_one_imported_side_under_a_path(
     assert entries(tmp_path) == before
     imports("multi-vector:stan")
     assert find(tmp_path, "multi-vector:stan").encoder["origin"] == "imported", "what the message says to do"
+
+
+def test_texts_are_hashed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Millions of texts take seconds a pass: whoever looks into the cache shares what was found."""
+    asked: list[int] = []
+    original = cache.content_hash
+
+    def counted(ids: Sequence[str], items: Sequence[Any]) -> str:
+        asked.append(len(ids))
+        return original(ids, items)
+
+    monkeypatch.setattr(cache, "content_hash", counted)
+    for _ in range(2):  # encoded, then found
+        asked.clear()
+        embeddings(TASK, "lexical", tmp_path, quiet=True)
+        assert sorted(asked) == [len(TASK.query_ids), len(TASK.document_ids)]
