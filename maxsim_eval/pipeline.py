@@ -6,6 +6,7 @@ their own, and are handed out when they have arrived: the host never waits for a
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,7 +22,7 @@ from maxsim_eval.candidates import Candidates, pair_scores
 from maxsim_eval.errors import DataError, UsageError
 from maxsim_eval.paths import PATHS, Corpus, check_range, largest_of, within_memory
 from maxsim_kernels import Packed
-from maxsim_kernels.streaming import device_blocks
+from maxsim_kernels.streaming import device_blocks, least_budget
 from maxsim_kernels.topk import TopK, of_keys
 
 PHASES = ("read", "prepare", "score", "topk")
@@ -150,14 +151,14 @@ class _Stream:
             rows = 0 if self.rows is None else len(self.plan.kept_rows)
             kept = max(((stop - start) * rows * 4 for start, stop in units), default=0) * (_IN_FLIGHT + 1)
             copies = self.path.copies * 4 / entry.dtype.itemsize if self.copy is None else 0
-            budget = max(1, int((budget - kept) * _BUFFERS / (_BUFFERS + copies)))
-        try:
-            return device_blocks(
-                stored, self.device, queries=len(self.queries), memory_budget=budget, readers=self.plan.readers
-            )
-        except ValueError as error:
-            given = "" if budget is None else f" ({self.plan.memory_budget} bytes; path {self.name} leaves {budget} of them)"
-            raise UsageError(f"{error}{given}") from error
+            least = least_budget(self.device, len(self.queries))
+            need = kept + math.ceil(least * (_BUFFERS + copies) / _BUFFERS)
+            if budget < need:
+                raise UsageError(
+                    f"memory budget: got {budget} bytes, need at least {need} for path {self.name} and {len(self.queries)} queries"
+                )
+            budget = max(least, int((budget - kept) * _BUFFERS / (_BUFFERS + copies)))
+        return device_blocks(stored, self.device, queries=len(self.queries), memory_budget=budget, readers=self.plan.readers)
 
     def _scores(self, documents: Any, first: int) -> object:
         if self.plan.candidates is None:

@@ -134,13 +134,21 @@ def _stream(
     return Ring(link, limits.size, readers).documents(pieces(blocks, device, limits))
 
 
+def least_budget(device: torch.device | str, queries: int) -> int:
+    """The smallest `memory_budget` of `device_blocks`, in bytes."""
+    gpu = torch.device(device).type == "cuda"
+    buffers = CudaLink.rooms if gpu else HostLink.hosts
+    document = max(1, queries) * _PAIR_BYTES + _DOCUMENT_BYTES
+    return (_GPU_SCORING if gpu else 0) + (buffers + 1) * max(_LEAST_BUFFER, _LEAST_DOCUMENTS * document)
+
+
 def _limits(device: torch.device, link: Link, queries: int, budget: int | None, kept: int) -> Limits:
     """Sizes from the budget, the number of queries and the device; never from the corpus."""
     gpu = device.type == "cuda"
     fixed, most = (_GPU_SCORING, _GPU_BUFFER) if gpu else (0, _CPU_BUFFER)
     buffers = link.rooms or link.hosts
     document = max(1, queries) * _PAIR_BYTES + _DOCUMENT_BYTES
-    least = kept + fixed + (buffers + 1) * max(_LEAST_BUFFER, _LEAST_DOCUMENTS * document)
+    least = kept + least_budget(device, queries)
     if budget is None:
         budget = max(least, min(_GPU_BUDGET, _free(device) // 2) + kept if gpu else _CPU_BUDGET + kept)
     elif budget < least:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -124,8 +125,12 @@ def test_the_answer_is_the_same_however_the_work_is_cut(
 
 
 def test_a_budget_that_is_too_small_is_refused_with_what_is_needed(entry: Entry, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"memory_budget: .* need at least \d+ .*\(100000 bytes; path int8 leaves"):
+    with pytest.raises(UsageError, match=r"memory budget: got 100000 bytes, need at least \d+ for path int8") as told:
         answer("int8", entry, tmp_path, plan_of(memory_budget=100_000))
+    need = int(re.findall(r"at least (\d+)", str(told.value))[0])
+    with pytest.raises(UsageError, match=f"need at least {need} "):
+        answer("int8", entry, tmp_path, plan_of(memory_budget=need - 1))
+    answer("int8", entry, tmp_path, plan_of(memory_budget=need))
 
 
 class Shares(World):
