@@ -115,6 +115,7 @@ def inspect(
     role: OfRole = None,
     cache_dir: CacheDir = CACHE,
     verify: Annotated[bool, typer.Option("--verify", help="Also check every stored value, copies included.")] = False,
+    lengths: Annotated[bool, typer.Option("--lengths", help="Only list each id and its number of tokens (patches).")] = False,
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
@@ -122,10 +123,19 @@ def inspect(
 
     Example: python evaluate.py inspect beir scifact --encoder lexical --verify
     """
+    from maxsim_eval.entries import open_entry
     from maxsim_eval.housekeeping import chosen
     from maxsim_eval.inspecting import inspect_entry
 
     folders = chosen(cache_dir, what, encoder, role, what="inspect")
+    if lengths:
+        if verify or as_json:
+            raise UsageError("--lengths: got it with --verify or --json, need it alone: it lists ids and numbers, by tabs")
+        for folder in folders:
+            entry = open_entry(folder)
+            for name, count in zip(entry.ids(), entry.lengths().tolist(), strict=True):
+                typer.echo(f"{name}\t{count}")
+        return
     found = []
     for folder in folders:
         found.append(inspect_entry(folder, verify=verify, quiet=quiet))

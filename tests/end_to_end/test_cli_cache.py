@@ -20,6 +20,7 @@ from maxsim_eval import cli as command_line
 from maxsim_eval import housekeeping
 from maxsim_eval.cli_cache import cache, convert, encode, inspect
 from maxsim_eval.encoders import OPTIONS
+from maxsim_eval.entries import open_entry
 from maxsim_eval.lexical import LexicalEncoder
 
 Cli = Callable[..., Any]
@@ -138,6 +139,15 @@ def test_encode_refuses(cli: Cli, clean: Callable[[Path], None], tmp_path: Path,
 
 
 # convert and inspect --------------------------------------------------------------------------------------------------
+
+
+def test_inspect_lists_the_length_of_every_document(cli: Cli, home: Path) -> None:
+    """Patches a page, by its id."""
+    entry = open_entry(entry_of(home))
+    out = cli("inspect", "demo", "small", "--role", "document", "--lengths", "--quiet", cwd=home).fine().out
+    assert out.splitlines() == [f"{name}\t{count}" for name, count in zip(entry.ids(), entry.lengths(), strict=True)]
+    assert len(set(entry.lengths().tolist())) > 5
+    cli("inspect", "demo", "small", "--lengths", "--json", cwd=home).refused(2, "--lengths", "need it alone")
 
 
 def test_convert_and_inspect(cli: Cli, home: Path) -> None:

