@@ -14,6 +14,8 @@ import numpy as np
 import torch
 
 from maxsim_eval.candidates import Candidates, read_candidates
+from maxsim_eval.costs import ALL_PAIRS as _ALL_PAIRS
+from maxsim_eval.costs import SAMPLED_QUERIES as _SAMPLED_QUERIES
 from maxsim_eval.distributed import World, joined
 from maxsim_eval.embeddings import Embeddings, check_widths, embeddings, query_tokens
 from maxsim_eval.environment import environment
@@ -34,8 +36,6 @@ from maxsim_kernels import Packed
 __all__ = ["DEFAULT_PATHS", "Embeddings", "Settings", "check_device", "embeddings", "evaluate", "run"]
 
 DEFAULT_PATHS = ("fp32", "fp16", "int8")
-_ALL_PAIRS = 10**9  # more (query, document) pairs than this: Spearman and score errors on a sample of queries
-_SAMPLED_QUERIES = 200
 _IN_MEMORY_BYTES = 64 << 20  # kept scores of a path beyond this go to files
 
 

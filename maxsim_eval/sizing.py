@@ -15,17 +15,18 @@ from typing import Any
 
 import numpy as np
 
-from maxsim_eval.cache import content_hash, find_entry, find_imported
+from maxsim_eval.cache import Contents, find_entry
 from maxsim_eval.cards import load_card
 from maxsim_eval.costs import Sizes
+from maxsim_eval.embeddings import chosen_rows, imported_entries
 from maxsim_eval.encoders import get_encoder
 from maxsim_eval.entries import Entry
 from maxsim_eval.errors import DataError, MissingPackageError, UnknownNameError
 from maxsim_eval.items import Pages
 from maxsim_eval.loaders import LOADERS, load_folder, load_task
-from maxsim_eval.selection import Documents, Selection
+from maxsim_eval.selection import Documents
 from maxsim_eval.subsets import limit_task, rows_of
-from maxsim_eval.types import Encoder, Role, Task
+from maxsim_eval.types import Encoder, Task
 
 CARD_DOCUMENT_TOKENS = 120  # of a passage, where not even its text is here
 CARD_QUERY_TOKENS = 32
@@ -131,30 +132,19 @@ def _entries(
     task: Task, kept: Task, name: str, cache_dir: Path
 ) -> tuple[Entry | None, Documents | None, Encoder | None, tuple[str, ...]]:
     """What `api.embeddings` would find without encoding anything, and the encoder where it can be asked."""
-    imported: dict[Role, Entry | None] = {}
-    sides: tuple[tuple[Role, Sequence[str], Sequence[Any]], ...] = (
-        ("query", task.query_ids, task.queries),
-        ("document", task.document_ids, task.documents),
-    )
-    for role, ids, items in sides:
-        imported[role] = find_imported(cache_dir, task.source, task.dataset, name, role, content_hash(ids, items))
-    queries, documents = imported["query"], imported["document"]
+    contents = Contents(task)
+    imported = imported_entries(task, name, cache_dir, contents)
+    queries, documents = imported.get("query"), imported.get("document")
     if queries is not None and documents is not None:
-        return queries, _rows(documents, task, kept), None, ()
+        return queries, chosen_rows(documents, task, kept), None, ()
     encoder, notes = _encoder(name)
     if encoder is None:
-        return queries, None if documents is None else _rows(documents, task, kept), None, notes
-    whole = find_entry(task, "document", encoder, cache_dir)
-    found: Documents | None = None if whole is None else _rows(whole, task, kept)
+        return queries, None if documents is None else chosen_rows(documents, task, kept), None, notes
+    whole = find_entry(task, "document", encoder, cache_dir, contents)
+    found: Documents | None = None if whole is None else chosen_rows(whole, task, kept)
     if found is None and kept.document_ids is not task.document_ids:
         found = find_entry(kept, "document", encoder, cache_dir)
-    return find_entry(task, "query", encoder, cache_dir), found, encoder, notes
-
-
-def _rows(entry: Entry, task: Task, kept: Task) -> Documents:
-    if kept.document_ids is task.document_ids:
-        return entry
-    return Selection(entry, rows_of(task.document_ids, kept.document_ids))
+    return find_entry(task, "query", encoder, cache_dir, contents), found, encoder, notes
 
 
 def _query_tokens(entry: Entry, task: Task, kept: Task) -> int:

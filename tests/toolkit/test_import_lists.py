@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import pickle
 import shlex
 import subprocess
@@ -15,61 +16,24 @@ import numpy as np
 import pytest
 import torch
 
-from maxsim_eval.cache import Entry, open_entry
 from maxsim_eval.errors import DataError
-from maxsim_eval.importers import import_embeddings, read_embeddings
-from maxsim_eval.types import Task
-from maxsim_kernels import Packed
+from maxsim_eval.importers import read_embeddings
 
-DIM = 8
-LENGTHS = [3, 1, 0, 5, 2, 4, 6, 1, 2, 3, 4, 5]
-IDS = [f"d{n}" for n in range(len(LENGTHS))]
-QRELS = {"q1": {"d3": 1}, "q2": {"d9": 2}}
-Run = Callable[..., dict[str, Entry]]
-
-
-def tokens(lengths: list[int], dtype: torch.dtype = torch.float16, seed: int = 0) -> list[torch.Tensor]:
-    generator = torch.Generator().manual_seed(seed)
-    return [torch.nn.functional.normalize(torch.randn(n, DIM, generator=generator), dim=1).to(dtype) for n in lengths]
-
-
-DOCUMENTS = tokens(LENGTHS)
-
-
-def padded(rows: list[torch.Tensor], size: int, fill: float = 0.0, left: bool = False) -> torch.Tensor:
-    dense = torch.full((len(rows), size, DIM), fill, dtype=rows[0].dtype)
-    for number, row in enumerate(rows):
-        start = size - len(row) if left else 0
-        dense[number, start : start + len(row)] = row
-    return dense
-
-
-def assert_rows(got: Packed | None, want: list[torch.Tensor]) -> None:
-    assert got is not None
-    assert got.dtype == want[0].dtype
-    assert got.lengths.tolist() == [len(row) for row in want]
-    for number, row in enumerate(want):
-        assert torch.equal(got[number], row), f"row {number}"
-
-
-@pytest.fixture
-def task() -> Task:
-    return Task("local", "toy", "test", ["q1", "q2"], ["what", "why"], IDS, [f"text {n}" for n in IDS], QRELS)
-
-
-@pytest.fixture
-def run(tmp_path: Path, task: Task) -> Run:
-    def import_(paths: Any, **options: Any) -> dict[str, Entry]:
-        folders = {"cache_dir": tmp_path / "cache", "data_dir": tmp_path / "data"}
-        names = {"source": "local", "dataset": "toy", "encoder_name": "colpali", "quiet": True}
-        return import_embeddings(paths, **{"task": task, **names, **folders, **options})
-
-    return import_
-
-
-def assert_holds(entry: Entry, ids: list[str] = IDS, rows: list[torch.Tensor] = DOCUMENTS) -> None:
-    assert entry.ids() == ids
-    assert_rows(open_entry(entry.folder, verify=True).load(), rows)
+_spec = importlib.util.spec_from_file_location("maxsim_eval_test_import_cases", Path(__file__).with_name("import_cases.py"))
+assert _spec is not None
+assert _spec.loader is not None
+cases = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(cases)
+DIM = cases.DIM
+IDS = cases.IDS
+Run = cases.Run
+tokens = cases.tokens
+DOCUMENTS = cases.DOCUMENTS
+padded = cases.padded
+assert_rows = cases.assert_rows
+task = cases.task
+run = cases.run
+assert_holds = cases.assert_holds
 
 
 def test_a_saved_list(run: Run, tmp_path: Path) -> None:
