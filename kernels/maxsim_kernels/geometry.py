@@ -73,10 +73,10 @@ def chunks_of(documents: int, tiles: int, groups: int, processors: int, programs
     best, least = 1, float("inf")
     for waves in range(programs, 0, -1):
         chunks = max(1, min(documents, processors * waves // groups))
-        share = triton.cdiv(documents, chunks)
-        used = groups * triton.cdiv(documents, share)
+        share = -(-documents // chunks)  # triton.cdiv takes microseconds on the host, and this runs for every new shape
+        used = groups * -(-documents // share)
         # A program loads its queries before its first tile. One program a multiprocessor has nobody to hide its waits.
-        cost = triton.cdiv(used, processors) * (share * tiles + 3) * (1.15 if used <= processors else 1.0)
+        cost = -(-used // processors) * (share * tiles + 3) * (1.15 if used <= processors else 1.0)
         if cost < least * 0.99:
             best, least = chunks, cost
     return best

@@ -16,9 +16,10 @@ from torch import Tensor
 from maxsim_kernels.api import maxsim
 from maxsim_kernels.blocks import Block, LazyBlock, Limits, pieces
 from maxsim_kernels.checks import Documents
+from maxsim_kernels.links import CudaLink, HostLink, Link
 from maxsim_kernels.tokens import Packed
 from maxsim_kernels.topk import TopK
-from maxsim_kernels.transfer import CudaLink, HostLink, Link, Ring
+from maxsim_kernels.transfer import Ring
 
 __all__ = ["Block", "LazyBlock", "device_blocks", "stream_topk"]
 

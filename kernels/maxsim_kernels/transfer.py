@@ -2,14 +2,16 @@
 
 A piece (`blocks.py`) goes through three steps, each several pieces ahead of the next:
 
-1. Reader threads fill a host buffer (pinned, where the device is a GPU); tensors that are pinned already are left where they are.
+1. Reader threads fill a host buffer (pinned, where the device is a GPU); tensors that are pinned already are left where they are, and
+   what little is then left (offsets) the consuming thread fills itself: a hand-over between threads takes longer than a link of
+   55 GB/s leaves for a piece.
 2. Copies into a device buffer are queued on the copy stream. On a CPU there is no such step.
 3. The documents are built and handed over; the consumer queues work on its current stream.
 
 What orders every reuse: a host buffer is filled again after the event behind its copy, for which the reader thread waits; a device
 buffer is copied into again after the events behind what the consumer queued while it had the documents, for which the copy stream
-waits; the consumer's stream waits for the event behind the copy. The consuming thread itself waits for readers alone. They are at most
-`Link.hosts` pieces ahead of the copies, so that thread runs ahead of the GPU by a few pieces, never by a whole corpus.
+waits; the consumer's stream waits for the event behind the copy. The consuming thread itself waits for readers alone, or as they do.
+They are at most `Link.hosts` pieces ahead of the copies, so that thread runs ahead of the GPU by a few pieces, never by a whole corpus.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -27,139 +29,12 @@ from torch import Tensor
 
 from maxsim_kernels.blocks import ALIGNMENT, Part, Piece
 from maxsim_kernels.checks import Documents
+from maxsim_kernels.links import Event, Link
 
 _READ_BYTES = 16 << 20  # the least that is worth a reader of its own
+_INLINE_BYTES = 256 << 10  # of the consuming thread's own filling, at most
 _LEAST_HOST = 1 << 20  # the smallest host buffer
-Event = Any
 Made = TypeVar("Made")
-
-
-class Link(Protocol):
-    """A device and the way to it. Events are marks in a stream's queue; only `reuse` makes a thread wait."""
-
-    hosts: int  # host buffers
-    rooms: int  # device buffers; 0: host buffers are handed over themselves
-
-    def enter(self) -> None:
-        """Called first in every reader thread."""
-
-    def host(self, size: int) -> Tensor:
-        """A host buffer, `[size]` uint8."""
-
-    def room(self, size: int) -> tuple[Tensor, list[Event]]:
-        """A device buffer, `[size]` uint8, and what to wait for before it is written."""
-
-    def direct(self, tensor: Tensor) -> bool:
-        """Whether a host tensor needs no host buffer."""
-
-    def reuse(self, region: Tensor, copied: Event | None) -> None:
-        """Wait, in a reader thread, until the copy out of this part of a host buffer is done; it is written next."""
-
-    def copy(self, room: Tensor, moves: Sequence[tuple[Tensor, Tensor]], after: Sequence[Event]) -> Event:
-        """Queue copies (to, from) into a device buffer on the copy stream, behind `after`; the event behind them."""
-
-    def arrive(self, copied: Event) -> None:
-        """Make the consumer's current stream wait for a copy."""
-
-    def here(self) -> Any:
-        """The consumer's current stream."""
-
-    def leave(self, room: Tensor, streams: Sequence[Any]) -> list[Event]:
-        """Events behind everything queued on `streams` by now, which may use this device buffer."""
-
-
-class HostLink:
-    """No way at all: what was read is used where it lies."""
-
-    hosts, rooms = 3, 0  # one in use, two ahead
-
-    def enter(self) -> None:  # noqa: D102
-        pass
-
-    def host(self, size: int) -> Tensor:  # noqa: D102
-        return torch.empty(size, dtype=torch.uint8)
-
-    def direct(self, tensor: Tensor) -> bool:  # noqa: D102
-        return True
-
-    def reuse(self, region: Tensor, copied: Event | None) -> None:  # noqa: D102
-        pass
-
-    def room(self, size: int) -> tuple[Tensor, list[Event]]:  # noqa: D102
-        raise NotImplementedError
-
-    def copy(self, room: Tensor, moves: Sequence[tuple[Tensor, Tensor]], after: Sequence[Event]) -> Event:  # noqa: D102
-        raise NotImplementedError
-
-    def arrive(self, copied: Event) -> None:  # noqa: D102
-        pass
-
-    def here(self) -> Any:  # noqa: D102
-        return None
-
-    def leave(self, room: Tensor, streams: Sequence[Any]) -> list[Event]:  # noqa: D102
-        return []
-
-
-class CudaLink:
-    """A GPU: pinned host buffers, and copies on a stream of their own."""
-
-    hosts, rooms = 4, 3
-
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
-        self.stream = torch.cuda.Stream(device)
-
-    def enter(self) -> None:
-        """A thread starts on device 0, where waiting for an event of another device would make a context."""
-        torch.cuda.set_device(self.device)
-
-    def host(self, size: int) -> Tensor:
-        """Pinned; torch's allocator gives pinned memory away again only when copies out of it are done."""
-        with torch.cuda.device(self.device):
-            return torch.empty(size, dtype=torch.uint8, pin_memory=True)
-
-    def room(self, size: int) -> tuple[Tensor, list[Event]]:
-        """From the consumer's stream: memory kept by one of many copy streams would be of no use to anybody else."""
-        buffer = torch.empty(size, dtype=torch.uint8, device=self.device)
-        buffer.record_stream(self.stream)  # freed while a copy runs, it is given away only after that
-        return buffer, self.leave(buffer, [])  # whoever had this memory before may still be using it
-
-    def direct(self, tensor: Tensor) -> bool:
-        """Pinned memory in one piece."""
-        return tensor.is_pinned() and tensor.is_contiguous()
-
-    def reuse(self, region: Tensor, copied: Event | None) -> None:
-        """Sleeps: the event was made blocking."""
-        if copied is not None:
-            copied.synchronize()
-
-    def copy(self, room: Tensor, moves: Sequence[tuple[Tensor, Tensor]], after: Sequence[Event]) -> Event:
-        """One asynchronous copy a tensor."""
-        copied = torch.cuda.Event(blocking=True)
-        with torch.cuda.stream(self.stream):
-            for event in after:
-                self.stream.wait_event(event)
-            for to, source in moves:
-                to.copy_(source, non_blocking=True)
-            copied.record(self.stream)
-        return copied
-
-    def arrive(self, copied: Event) -> None:
-        """The copy stream's work before the event is seen by what the current stream does next."""
-        self.here().wait_event(copied)
-
-    def here(self) -> torch.cuda.Stream:
-        """The current stream of this device, whichever device is current."""
-        return torch.cuda.current_stream(self.device)
-
-    def leave(self, room: Tensor, streams: Sequence[torch.cuda.Stream]) -> list[Event]:
-        """One event a stream; the stream that is current now is always among them."""
-        events = []
-        for stream in {*streams, self.here()}:
-            room.record_stream(stream)
-            events.append(stream.record_event(torch.cuda.Event()))
-        return events
 
 
 @dataclass
@@ -178,15 +53,18 @@ class _Flight:
     documents: Documents | None = None
     piece: Piece | None = None
     reading: Sequence[Future[None]] = ()
+    filling: Sequence[Callable[[], object]] = ()  # left to whoever sends it, who waits for `before`
+    before: Sequence[Event] = ()
     host: _Buffer | None = None
     room: _Buffer | None = None
     tensors: Sequence[Tensor] = ()  # of the piece's parts, where they are by now
     kept: Sequence[Tensor] = ()
     copied: Event = None
 
-    def is_read(self) -> bool:
-        """Whether its reading is over and went well; a failure is raised when its turn comes."""
-        return all(one.done() and one.exception() is None for one in self.reading)
+    def is_read(self, link: Link) -> bool:
+        """Whether sending it would wait for nothing; a failure of its readers is raised when its turn comes."""
+        read = all(one.done() and one.exception() is None for one in self.reading)
+        return read and all(link.passed(event) for event in self.before)
 
 
 class _Source:
@@ -259,7 +137,7 @@ class Ring:
                 if flight.piece is not None:
                     self._start(flight, flight.piece, pool)
                 reading.append(flight)
-            if not reading or (ready and not reading[0].is_read()):
+            if not reading or (ready and not reading[0].is_read(self.link)):
                 return
             flight = reading[0]
             if flight.piece is not None:
@@ -269,7 +147,7 @@ class Ring:
             ready.append(reading.popleft())
 
     def _start(self, flight: _Flight, piece: Piece, pool: ThreadPoolExecutor) -> None:
-        """Have the host side of a piece filled by reader threads."""
+        """Have the host side of a piece filled: by reader threads, or where that is little, when it is sent."""
         host = flight.host = self._free_hosts.popleft()
         places, size = _places(piece, lambda part: part.tensor is not None and self.link.direct(part.tensor))
         # Powers of two, which is what torch's pinned memory comes in; a small corpus pins little.
@@ -300,13 +178,20 @@ class Ring:
             fill()
 
         nothing = (host.bytes[:0], lambda: None)  # a piece that needs no filling takes its turn all the same
-        flight.reading = [pool.submit(run, region, fill) for region, fill in jobs or [nothing]]
+        turns = [partial(run, region, fill) for region, fill in jobs or [nothing]]
+        read = any(part.read is not None for part in piece.parts)
+        if self.link.rooms and not read and sum(region.nbytes for region, _ in jobs) <= _INLINE_BYTES:
+            flight.filling, flight.before = turns, after
+        else:
+            flight.reading = [pool.submit(turn) for turn in turns]
 
     def _send(self, flight: _Flight, piece: Piece) -> None:
         """Wait for its readers, raise what they raised, and queue its copies."""
         for one in flight.reading:
             one.result()
-        flight.reading, flight.kept = (), ()
+        for fill in flight.filling:
+            fill()
+        flight.reading, flight.filling, flight.before, flight.kept = (), (), (), ()
         if not self.link.rooms:
             return
         host, room = flight.host, self._free_rooms.popleft()

@@ -146,6 +146,7 @@ def no_waiting() -> Iterator[Any]:
     torch.cuda.set_sync_debug_mode("default")
 
 
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
 @pytest.mark.parametrize("rows", [np.arange(QUERIES), np.array([0, 5, 23])], ids=["all rows", "some rows"])
 @pytest.mark.parametrize("name", NO_WAIT)
 def test_nothing_waits_for_the_gpu_and_the_rows_are_right(name: str, rows: np.ndarray, entry: Entry, no_waiting: Any) -> None:

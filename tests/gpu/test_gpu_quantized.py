@@ -383,3 +383,25 @@ def test_fp8_needs_hardware_that_has_it(make):
     codes = torch.zeros(4, 9, D, dtype=torch.uint8, device=make.DEVICE).view(torch.float8_e4m3fn)
     with pytest.raises(ValueError, match=r"sm_89|8\.9"):
         maxsim(make.gauss(7, 31, D), Fp8Tokens(codes, torch.ones(4, device=make.DEVICE).to(HALF)))
+
+
+@pytest.mark.parametrize("dtype", [HALF, BFLOAT, SINGLE])
+@pytest.mark.parametrize("layout", ["dense", "packed"])
+@pytest.mark.parametrize("form", FORMS)
+def test_codes_and_scales_are_those_of_a_cpu(make, form, layout, dtype):
+    """One cache entry may be quantised on either: every division and rounding is the same."""
+    tokens = corpus(make, layout)
+    values = (tokens.values if layout == "packed" else tokens).to(dtype)
+    spread = torch.logspace(-6, 3, values.shape[0], device=make.DEVICE).view(-1, *[1] * (values.dim() - 1))
+    values = (values.float() * spread).to(dtype)
+    tokens = tokens.with_values(values) if layout == "packed" else values
+    here, there = quantized(form, tokens), quantized(form, tokens.to("cpu"))
+    for mine, theirs in zip(parts(here), parts(there), strict=True):
+        assert torch.equal(mine.cpu().view(torch.int8), theirs.view(torch.int8))
+
+
+def parts(held):
+    """Codes, scales and offset."""
+    codes = held.codes.values if isinstance(held.codes, Packed) else held.codes
+    offset = getattr(held, "offset", None)
+    return [part.reshape(-1) for part in (codes, held.scales, offset) if part is not None]

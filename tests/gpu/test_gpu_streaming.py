@@ -15,12 +15,12 @@ from maxsim_kernels import (
     Packed,
     blocks,
     device_blocks,
+    links,
     maxsim,
     merge_topk,
     quantize_fp8,
     quantize_int8,
     stream_topk,
-    transfer,
 )
 from maxsim_kernels import streaming as module
 from maxsim_kernels.blocks import Limits
@@ -30,7 +30,7 @@ D, K = 128, 37
 MIB = 2**20
 
 
-class Poisoned(transfer.CudaLink):
+class Poisoned(links.CudaLink):
     """Fills every device buffer with 0xFF, which is NaN in every float format, before its next use."""
 
     def copy(self, room, moves, after):

@@ -10,7 +10,7 @@ from contextlib import closing
 import pytest
 import torch
 
-from maxsim_kernels import LazyBlock, device_blocks, stream_topk, transfer
+from maxsim_kernels import LazyBlock, device_blocks, links, stream_topk
 from maxsim_kernels import streaming as module
 from maxsim_kernels.blocks import Limits
 
@@ -20,7 +20,7 @@ MIB = 2**20
 SLOW = 20_000_000  # cycles of a sleeping GPU: about 10 ms
 
 
-class Poisoned(transfer.CudaLink):
+class Poisoned(links.CudaLink):
     """Fills every buffer with 0xFF (NaN in every float format) before its next use, and is as slow as asked."""
 
     copy_cycles = 0

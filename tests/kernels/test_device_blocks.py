@@ -31,7 +31,8 @@ from maxsim_kernels import (
 )
 from maxsim_kernels import streaming as module
 from maxsim_kernels.blocks import Limits, Piece, pieces
-from maxsim_kernels.transfer import CudaLink, HostLink, Ring
+from maxsim_kernels.links import CudaLink, HostLink
+from maxsim_kernels.transfer import Ring
 
 WIDTH = 16
 

@@ -21,8 +21,9 @@ import torch
 from torch import Tensor
 
 from maxsim_kernels.blocks import Block, LazyBlock, Limits, Piece, pieces
+from maxsim_kernels.links import HostLink
 from maxsim_kernels.tokens import Fp8Tokens, Int8Tokens, Packed
-from maxsim_kernels.transfer import HostLink, Ring
+from maxsim_kernels.transfer import Ring
 
 GPU = torch.device("cuda")  # a name only: where the pieces are said to go
 WIDTH = 8
@@ -89,6 +90,9 @@ class Fake:
         if copied is not None and self.without != "reuse":
             passed(copied)
         region.fill_(0xFF) if region.dtype == torch.uint8 else region.view(torch.int8).fill_(-1)
+
+    def passed(self, event: threading.Event) -> bool:
+        return event.is_set()
 
     def copy(self, room: Tensor, moves: Sequence[tuple[Tensor, Tensor]], after: Sequence[Any]) -> Any:
         self._ahead += 1
@@ -201,6 +205,14 @@ def blocks_of(kind: str) -> list[Block]:
     return list(packed)
 
 
+@pytest.fixture(params=[0, 1 << 20], ids=["by readers", "inline"])
+def inline(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
+    """Who fills buffers with what is in memory already."""
+    monkeypatch.setattr("maxsim_kernels.transfer._INLINE_BYTES", request.param)
+    return int(request.param)
+
+
+@pytest.mark.usefixtures("inline")
 @pytest.mark.parametrize("speed", SPEEDS)
 @pytest.mark.parametrize("kind", ["pageable", "pinned", "lazy", "mixed"])
 @pytest.mark.parametrize("readers", [1, 3])
@@ -219,9 +231,10 @@ def test_every_byte_arrives_in_order(kind: str, speed: str, readers: int, monkey
     ("without", "speed"),
     [("reuse", "slow copies"), ("copy", "slow consumer"), ("leave", "slow consumer"), ("arrive", "slow copies")],
 )
-def test_each_wait_is_needed(without: str, speed: str) -> None:
+@pytest.mark.parametrize("kind", ["lazy", "pageable"])  # filled by readers, and by the consuming thread
+def test_each_wait_is_needed(kind: str, without: str, speed: str) -> None:
     """The tests above would notice: leave one wait out, and wrong bytes arrive."""
-    blocks = blocks_of("lazy")
+    blocks = blocks_of(kind)
     copy, consume = SPEEDS[speed]
     link = Fake(copy, consume, without)
     assert not same(run(link, blocks, LIMITS), wanted(blocks, LIMITS))
@@ -237,6 +250,7 @@ def test_random_delays_everywhere() -> None:
         assert same(run(link, [block], LIMITS, 1 + seed), wanted([lazy(packed.values, packed.offsets)], LIMITS))
 
 
+@pytest.mark.usefixtures("inline")
 def test_the_consumer_never_gets_far_ahead() -> None:
     """Pinned blocks need no reader, and yet only as many pieces are queued as there are buffers: their memory stays in use until then."""
     dense = torch.zeros(400, 2, WIDTH)
@@ -289,6 +303,25 @@ def test_pieces_keep_to_their_limits() -> None:
             assert sum(-(-part.size // 256) * 256 for part in piece.parts) <= limits.size
             assert piece.parts[1].shape[0] - 1 <= limits.documents
         assert len(cut) > 3
+
+
+@pytest.mark.parametrize("kind", ["pageable", "lazy"])
+def test_only_what_is_little_and_in_memory_is_filled_by_the_consumer(kind: str, inline: int) -> None:
+    """`read` may take its time: it is always called in a reader thread."""
+    fillers: set[bool] = set()
+
+    class Watching(Fake):
+        def reuse(self, region: Tensor, copied: Any) -> None:
+            super().reuse(region, copied)
+            fillers.add(threading.current_thread() is threading.main_thread())
+
+    blocks, link = blocks_of(kind), Watching()
+    expected = {kind == "pageable" and inline > 0}
+    documents = Ring(link, LIMITS.size, 2).documents(raw(pieces(blocks, GPU, LIMITS)))
+    for _ in documents:
+        assert fillers == expected  # at the end of all, the last copies are waited for here
+        link.copies.put(lambda: None)
+    link.end()
 
 
 def readers_alive() -> list[str]:

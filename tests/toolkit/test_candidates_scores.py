@@ -264,13 +264,14 @@ def test_on_a_gpu(name: str, data: Data) -> None:
 
 
 @needs_gpu
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
 def test_nothing_waits_for_a_gpu(data: Data) -> None:
     path, listed = PATHS["fp16"], data.candidates.within(data.candidates.union())
     queries = path.queries(data.queries).to("cuda")
     block: Any = path.documents(whole_of(data.candidates.choose(data.entry)).to("cuda"), Corpus(data.entry, quiet=True))
     pair_scores(path.score, queries, block, listed)
-    torch.cuda.set_sync_debug_mode("error")
     try:
+        torch.cuda.set_sync_debug_mode("error")
         pair_scores(path.score, queries, block, listed)
     finally:
         torch.cuda.set_sync_debug_mode("default")
