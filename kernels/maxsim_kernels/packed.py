@@ -18,7 +18,8 @@ from torch import Tensor
 
 from maxsim_kernels.checks import Call
 from maxsim_kernels.geometry import pitch
-from maxsim_kernels.launch import empty, launch, unrecorded
+from maxsim_kernels.launch import call as call_torch
+from maxsim_kernels.launch import empty, launch
 
 _BLOCK = 128
 _FEW = 8192  # documents that one program lays out
@@ -100,8 +101,7 @@ def tiles_of(call: Call, tokens: int, short_tokens: int, splits: int) -> tuple[T
     made = []
     for short, bound, count in zip((False, True), bounds, counts, strict=True):
         if not few:
-            torch.cumsum(count, 0, dtype=torch.int32, out=bound)
-            unrecorded()
+            call_torch(_running_sum, bound, count)
         each = short_tokens if short else tokens
         most = triton.cdiv(tokens, short_tokens) * pieces if short else most_tiles(call, tokens, splits)
         table = empty((most, 2), torch.int32, device)
@@ -120,6 +120,10 @@ def tiles_of(call: Call, tokens: int, short_tokens: int, splits: int) -> tuple[T
         )
         made.append(Tiles(table, bound, begin, size, each, short))
     return made[0], made[1]
+
+
+def _running_sum(out: Tensor, counts: Tensor) -> None:
+    torch.cumsum(counts, 0, dtype=torch.int32, out=out)
 
 
 def _lay_out(

@@ -19,6 +19,7 @@ _NONE = -(1 << 63)  # below every key
 _NAN = 0x7FC00000  # above infinity's bits
 _INFINITY = (0x7F800000 << 32) + _MOST_DOCUMENTS - 1  # the highest key of a number
 _FOLD = 16  # parts merged at once
+_WAITING = 1 << 18  # scores that wait, on a GPU, to be merged as one block: a merge is 20 launches, however few they are
 
 
 def keys_of(scores: Tensor, first: int) -> Tensor:
@@ -97,7 +98,8 @@ class TopK:
 
     `add` takes scores `[Nq, n]` of the next n documents, the first of which has index `first`. -inf is "not retrieved"; a NaN score is
     a `ValueError` that names the query and the document, raised at once on a CPU and by `keys`, `scores` and `indices` on a GPU (`add`
-    does not wait for it). Rows short of k end in score -inf, index -1.
+    does not wait for it). Rows short of k end in score -inf, index -1. On a GPU, scores are kept until there are many: they must not
+    be changed, and belong to the stream that is current at every call.
     """
 
     def __init__(self, queries: int, k: int, device: torch.device | str = "cpu", first: int = 0) -> None:
@@ -108,28 +110,45 @@ class TopK:
         self.k = k
         self.first = first
         self.seen = 0  # documents added so far
-        self._keys = torch.full((queries, k), _NONE, dtype=torch.int64, device=device)  # in no order
+        self._merged = torch.full((queries, k), _NONE, dtype=torch.int64, device=device)  # in no order
+        self._waiting: list[Tensor] = []
+        self._most_waiting = _WAITING if torch.device(device).type == "cuda" else 0
 
     def add(self, scores: Tensor) -> None:
         """Merge the scores `[Nq, n]` of the next n documents."""
         count, at = scores.shape[1], self.first + self.seen
         if at + count > _MOST_DOCUMENTS:
             raise ValueError(f"scores: got document {at + count - 1}, need fewer than {_MOST_DOCUMENTS} documents")
-        if scores.numel():
-            self._merge(_candidates(scores.detach(), at, self.k))
         self.seen += count
+        if not scores.numel():
+            return
+        self._waiting.append(scores.detach())
+        if sum(part.numel() for part in self._waiting) >= self._most_waiting:
+            self._merge_waiting()
 
     def add_keys(self, keys: Tensor) -> None:
         """Merge keys `[Nq, n]` int64 of other documents (another `TopK`'s `keys` or `pending`); `seen` stays."""
-        rows = self._keys.shape[0]
+        rows = self._merged.shape[0]
         if keys.dtype != torch.int64 or keys.dim() != 2 or keys.shape[0] != rows:
             raise ValueError(f"keys: got {keys.dtype} {list(keys.shape)}, need int64 [{rows}, n]")
-        self._merge(keys.to(self._keys.device))
+        self._merge(keys.to(self._merged.device))
 
     def _merge(self, keys: Tensor) -> None:
-        self._keys = torch.cat([self._keys, keys], 1).topk(self.k, dim=1, sorted=False).values
+        self._merged = torch.cat([self._merged, keys], 1).topk(self.k, dim=1, sorted=False).values
         if not keys.is_cuda:
-            refuse_nan(self._keys)
+            refuse_nan(self._merged)
+
+    def _merge_waiting(self) -> None:
+        parts, self._waiting = self._waiting, []
+        if parts:
+            scores = parts[0] if len(parts) == 1 else torch.cat(parts, 1)
+            self._merge(_candidates(scores, self.first + self.seen - scores.shape[1], self.k))
+
+    @property
+    def _keys(self) -> Tensor:
+        """`[Nq, k]` of everything added, in no order."""
+        self._merge_waiting()
+        return self._merged
 
     @property
     def pending(self) -> Tensor:

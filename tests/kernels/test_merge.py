@@ -172,3 +172,27 @@ def test_merging_does_not_touch_the_parts() -> None:
     merge_topk(parts)
     merge_topk(parts[:1])
     assert all(torch.equal(part, kept) for part, kept in zip(parts, before, strict=True))
+
+
+@pytest.mark.parametrize("most", [1, 40, 10**6])
+def test_scores_that_wait_are_merged_as_if_they_had_not(most: int) -> None:
+    """As on a GPU: whatever is asked for, and whenever, everything added is in it."""
+    torch.manual_seed(most)
+    whole = torch.randint(0, 4, (3, 90)).float()
+    waiting, at_once = TopK(3, 7), TopK(3, 7)
+    waiting._most_waiting = most
+    for first, stop in itertools.pairwise([0, 1, 1, 14, 15, 40, 41, 77, 90]):
+        for best in (waiting, at_once):
+            best.add(whole[:, first:stop])
+        if first == 15:
+            assert torch.equal(waiting.pending, at_once.pending)
+    other = keys_of(torch.full((3, 2), 9.0), 500)
+    for best in (waiting, at_once):
+        best.add_keys(other)
+        best.add(whole[:, :5])
+    assert waiting.seen == at_once.seen == 95
+    assert torch.equal(waiting.scores, at_once.scores)
+    assert torch.equal(waiting.indices, at_once.indices)
+    with pytest.raises(ValueError, match="NaN for query 1, document 95"):
+        waiting.add(torch.tensor([[0.0], [torch.nan], [0.0]]))
+        _ = waiting.scores
