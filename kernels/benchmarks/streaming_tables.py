@@ -8,7 +8,7 @@ from typing import Any
 from tables import Lines, grid
 
 GPUS = {2: (1.8, 1.95), 4: (3.4, 3.8)}  # times one GPU: at least, aim
-DEFAULT_READERS = "4 readers"
+DEFAULT_READERS = "8 readers"
 PAPER = {  # seconds on an A100 (its section 'Out-of-core')
     "hotpotqa": "paper: 26 s",
     "nq": "paper: 103 s",

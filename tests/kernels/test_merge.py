@@ -194,5 +194,10 @@ def test_scores_that_wait_are_merged_as_if_they_had_not(most: int) -> None:
     assert torch.equal(waiting.scores, at_once.scores)
     assert torch.equal(waiting.indices, at_once.indices)
     with pytest.raises(ValueError, match="NaN for query 1, document 95"):
-        waiting.add(torch.tensor([[0.0], [torch.nan], [0.0]]))
-        _ = waiting.scores
+        refused(waiting, torch.tensor([[0.0], [torch.nan], [0.0]]))
+
+
+def refused(best: TopK, scores: Tensor) -> Tensor:
+    """Raises when it adds, or when asked what is best."""
+    best.add(scores)
+    return best.scores
