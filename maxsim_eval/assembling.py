@@ -63,6 +63,7 @@ def assemble(
         exclude_same_id=exclude_same_id or bool(card and card.exclude_same_id),
         provenance={**provenance, **card_facts(card)},
         warnings=tuple(warnings),
+        dtype=card.dtype or None if card else None,
     )
 
 

@@ -3,7 +3,7 @@
     <cache>/<source>/<dataset>/<encoder>-<queries|documents>-<key>/
         manifest.json     written first: what the entry holds and which documents every shard holds   (`entries.py`)
         00000.h5 ...      the shards, each written whole or not at all                                 (`shards.py`)
-        .lock             held by the process that writes
+        .lock             held by the process that writes, or by the first of those that do            (`filling.py`)
 
 This file names entries, finds them and encodes what is missing; `<key>` changes with any id, text or encoder setting.
 """
@@ -12,16 +12,16 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from maxsim_eval.distributed import World
 from maxsim_eval.entries import (
     MANIFEST,
     Entry,
-    fill_entry,
     ids_hash,
     open_entry,
     open_if_complete,
@@ -29,6 +29,7 @@ from maxsim_eval.entries import (
     require_same,
 )
 from maxsim_eval.errors import CacheError, UsageError
+from maxsim_eval.filling import LEAST, Begun, begun_entry, fill_entry, fill_shards, new_manifest
 from maxsim_eval.hashing import canonical, feed
 from maxsim_eval.items import Pages
 from maxsim_eval.shards import DTYPES, FORMAT, encode_ids
@@ -39,6 +40,7 @@ __all__ = [
     "FORMAT",
     "Contents",
     "Entry",
+    "Side",
     "content_hash",
     "embed",
     "embedding_key",
@@ -52,6 +54,7 @@ __all__ = [
 
 CHUNK = 256  # texts an encoder gets at a time: often enough for a progress bar, enough to sort by length
 PAGE_CHUNK = 16  # page images: each takes some 10 MB once decoded
+PAGE_LEAST = 64  # pages a shard, by default: 17 MB of ColPali's; a set of two thousand is work for many GPUs
 _PACKAGES = ("maxsim-eval", "torch", "numpy", "h5py", "transformers", "sentence-transformers", "pillow")
 
 
@@ -138,6 +141,15 @@ def find_imported(
     return open_entry(found[0]) if found else None
 
 
+def imported_names(cache_dir: Path | str, source: str, dataset: str) -> list[str]:
+    """Encoder names that embeddings of this dataset were imported under, whatever their texts."""
+    found = []
+    for path in sorted((Path(cache_dir) / _safe(source) / _safe(dataset)).glob(f"*/{MANIFEST}")):
+        with suppress(CacheError):  # a damaged one is said where it is used
+            found.append(read_manifest(path.parent)["provenance"])
+    return sorted({str(said["encoder"]) for said in found if said.get("origin") == "imported" and "encoder" in said})
+
+
 def embedding_key(role: Role, encoder: Encoder, contents: Contents) -> str:
     """Key of the entry that `embed` uses."""
     settings = encoder.fingerprint(role)
@@ -147,34 +159,80 @@ def embedding_key(role: Role, encoder: Encoder, contents: Contents) -> str:
     return entry_key(contents.of(role), fingerprint)
 
 
-@dataclass(frozen=True)
-class _Address:
-    """Where the entry of one role of a task belongs, and what it must be."""
+class Side:
+    """One side of a task on its way into the cache: which entry it belongs to, and how its tokens are made.
 
-    ids: Sequence[str]
-    items: Sequence[Any]
-    content: str
-    key: str
-    folder: Path
+    `contents`: the task's, where the caller has them already.
+    """
 
-    def find(self, task: Task, role: Role, encoder: Encoder, cache_dir: Path | str) -> Entry | None:
+    def __init__(
+        self, task: Task, role: Role, encoder: Encoder, cache_dir: Path | str, contents: Contents | None = None
+    ) -> None:
+        self.task, self.role, self.encoder, self.cache_dir = task, role, encoder, cache_dir
+        self.ids, self.items = (task.query_ids, task.queries) if role == "query" else (task.document_ids, task.documents)
+        contents = contents or Contents(task)
+        self.content = contents.of(role)
+        self.key = embedding_key(role, encoder, contents)
+        self.folder = entry_folder(cache_dir, task.source, task.dataset, encoder.name, role, self.key)
+        self.chunk = PAGE_CHUNK if isinstance(self.items, Pages) else CHUNK
+        self._prepared = role != "query"
+        self._first: Packed | None = None
+
+    def find(self) -> Entry | None:
         """The complete entry of this key or, where that was never begun, an imported one of the same content."""
         # Not encoder.dim: it may load the model, which a complete entry does without.
         wanted = {"documents": len(self.ids), "ids": ids_hash(encode_ids(self.ids))}
         if (self.folder / MANIFEST).exists():
             return open_if_complete(self.folder, {"key": self.key, **wanted})
-        imported = find_imported(cache_dir, task.source, task.dataset, encoder.name, role, self.content)
+        task = self.task
+        imported = find_imported(self.cache_dir, task.source, task.dataset, self.encoder.name, self.role, self.content)
         if imported is not None:
             require_same(imported.folder, imported.manifest, wanted)
         return imported
 
+    @contextmanager
+    def begun(self) -> Iterator[Begun]:
+        """The entry with its manifest, and what it lacks; its lock is held in the block.
 
-def _address(task: Task, role: Role, encoder: Encoder, cache_dir: Path | str, contents: Contents | None) -> _Address:
-    ids, items = (task.query_ids, task.queries) if role == "query" else (task.document_ids, task.documents)
-    contents = contents or Contents(task)
-    key = embedding_key(role, encoder, contents)
-    folder = entry_folder(cache_dir, task.source, task.dataset, encoder.name, role, key)
-    return _Address(ids, items, contents.of(role), key, folder)
+        Raises:
+            CacheError, DataError, UsageError: as `fill_entry` and the encoder.
+        """
+        if (self.folder / MANIFEST).exists():
+            dtype = DTYPES[read_manifest(self.folder)["dtype"]]
+        else:  # only the embeddings themselves say which dtype the encoder yields, and the manifest comes before any shard
+            self._first = self._encode(0, min(self.chunk, len(self.ids)))
+            dtype = self._first.dtype
+        provenance = _provenance(self.task, self.role, self.encoder, self.content)
+        least = PAGE_LEAST if isinstance(self.items, Pages) else LEAST
+        manifest = new_manifest(self.ids, self.key, dtype, self.encoder.dim, provenance, least=least)
+        with begun_entry(self.folder, manifest, self.ids) as begun:
+            yield begun
+
+    def fill(self, begun: Begun, *, quiet: bool, world: World | None = None) -> None:
+        """Encode what is missing of an entry that was begun, here or by the leader of `world`.
+
+        Raises:
+            CacheError: an entry that is not of these texts and this encoder; and as `fill_shards`.
+        """
+        if begun.key != self.key:
+            raise CacheError(
+                f"{begun.folder}: rank 0 fills it from other texts, or with another model: its key is {begun.key}, here it would be "
+                f"{self.key}; all processes need the same data, model and options"
+            )
+        label = f"encode {self.task.dataset}"
+        fill_shards(begun, self.ids, self._tokens, chunk=self.chunk, label=label, quiet=quiet, world=world)
+
+    def _tokens(self, start: int, stop: int) -> Packed:
+        if self._first is not None and (start, stop) == (0, len(self._first)):
+            ready, self._first = self._first, None
+            return ready
+        return self._encode(start, stop)
+
+    def _encode(self, start: int, stop: int) -> Packed:
+        if not self._prepared:
+            self.encoder.prepare(self.task.documents)
+            self._prepared = True
+        return self.encoder.encode(self.items[start:stop], self.role)  # a slice: lazy page images stay lazy, but for a batch
 
 
 def find_entry(
@@ -187,13 +245,13 @@ def find_entry(
     Raises:
         CacheError, DataError, UsageError: as `embed`.
     """
-    return _address(task, role, encoder, cache_dir, contents).find(task, role, encoder, cache_dir)
+    return Side(task, role, encoder, cache_dir, contents).find()
 
 
 def embed(
     task: Task, role: Role, encoder: Encoder, cache_dir: Path | str, *, quiet: bool = False, contents: Contents | None = None
 ) -> Entry:
-    """Token embeddings of a task's queries or documents, from the cache where they are in it.
+    """Token embeddings of a task's queries or documents, from the cache where they are in it; encoded by this process alone.
 
     In this order: the entry with exactly this key, complete or to be resumed; an imported entry of the same texts and
     encoder name; else everything is encoded, in chunks of 256 texts or 16 pages, with a progress bar on stderr. Before queries are
@@ -202,40 +260,12 @@ def embed(
     Raises:
         CacheError, DataError, UsageError: as `fill_entry` and `content_hash`.
     """
-    address = _address(task, role, encoder, cache_dir, contents)
-    if (entry := address.find(task, role, encoder, cache_dir)) is not None:
+    side = Side(task, role, encoder, cache_dir, contents)
+    if (entry := side.find()) is not None:
         return entry
-    ids, items, folder = address.ids, address.items, address.folder
-    begun = (folder / MANIFEST).exists()
-    chunk = PAGE_CHUNK if isinstance(items, Pages) else CHUNK
-    if role == "query":
-        encoder.prepare(task.documents)
-
-    def encode(start: int, stop: int) -> Packed:
-        return encoder.encode(items[start:stop], role)  # a slice: lazy page images stay lazy, for one batch at a time
-
-    # Only the embeddings themselves say which dtype the encoder yields, and the manifest comes before any shard.
-    first = None if begun else encode(0, min(chunk, len(ids)))
-
-    def encode_rest(start: int, stop: int) -> Packed:
-        nonlocal first
-        if first is not None and (start, stop) == (0, len(first)):
-            ready, first = first, None
-            return ready
-        return encode(start, stop)
-
-    return fill_entry(
-        folder,
-        ids=ids,
-        key=address.key,
-        dtype=DTYPES[read_manifest(folder)["dtype"]] if first is None else first.dtype,
-        dim=encoder.dim,
-        provenance=_provenance(task, role, encoder, address.content),
-        encode=encode_rest,
-        chunk=chunk,
-        label=f"encode {task.dataset}",
-        quiet=quiet,
-    )
+    with side.begun() as begun:
+        side.fill(begun, quiet=quiet)
+    return open_entry(side.folder)
 
 
 def _provenance(task: Task, role: Role, encoder: Encoder, content: str) -> dict[str, Any]:

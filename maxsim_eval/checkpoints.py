@@ -77,6 +77,10 @@ class Checkpoint:
                 folder = _snapshot(self.hub_id, self.revision, (*wanted, *(name.removeprefix("./") for name in names)))
         return folder
 
+    def has_weights(self) -> bool:
+        """Whether weight files are on this machine already."""
+        return any(self.folder.rglob("*.safetensors")) or any(self.folder.rglob("*.bin"))
+
     def refused(self, reason: str) -> DataError:
         """The error that says why this checkpoint cannot be used, and what else can be done."""
         return DataError(f"encoder {self.encoder}: {reason}. {what_to_do(self.encoder, self.hub_id or self.shown)}")

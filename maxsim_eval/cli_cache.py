@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from dataclasses import asdict
@@ -12,65 +11,85 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich import box
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from maxsim_eval.cli_evaluate import model_options
+from maxsim_eval.cli_evaluate import say_last
 from maxsim_eval.cli_options import (
     ANSWERS,
     CACHE,
     MODEL,
+    OF_SOURCES,
     PLACES,
-    SOURCES,
+    AsJson,
     CacheDir,
     Quiet,
     Split,
     encoder_option,
+    loading_options,
+    model_options,
     with_options,
 )
+from maxsim_eval.cli_output import console, print_json
 from maxsim_eval.errors import UsageError
 
 if TYPE_CHECKING:
+    from maxsim_eval.embeddings import Embeddings
     from maxsim_eval.housekeeping import Listed
 
 Words = Annotated[list[str], typer.Argument(help="Folder of an entry (or one above several), or a source and a dataset.")]
 OfEncoder = Annotated[str | None, typer.Option("--encoder", help="Only entries of this encoder.")]
 OfRole = Annotated[str | None, typer.Option("--role", help="Only query or only document embeddings.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
 Yes = Annotated[bool, typer.Option("--yes", help="Remove without asking.")]
 
 cache = typer.Typer(
-    name="cache", help="List what the embedding cache holds, and free it.", no_args_is_help=True, rich_markup_mode=None
+    name="cache",
+    help="List what the embedding cache holds, and free it.\n\n\b\nExample:\n  python evaluate.py cache ls",
+    no_args_is_help=True,
+    rich_markup_mode=None,
 )
 
 
 def encode(source: str, dataset: str, *, encoder: str, device: str, data_dir: Path, cache_dir: Path, **given: Any) -> None:
     """Fill the cache with the embeddings of a dataset's documents and queries; nothing is scored.
 
-    An interrupted run goes on with the shards that are missing. Options of the model default to the encoder's own; all but
-    --device, --batch-size and --trust-remote-code make another entry, which an evaluation finds only with the same ones.
+    An interrupted run goes on with the shards that are missing. Under torchrun every process encodes some, each on its own GPU.
+    Options of the model default to the encoder's own; all but --device, --batch-size and --trust-remote-code make another entry,
+    which an evaluation finds only with the same ones.
 
     Example: python evaluate.py encode beir scifact --encoder hf:/models/my-encoder --device cuda
     """
     from maxsim_eval.api import check_device
-    from maxsim_eval.distributed import several
-    from maxsim_eval.embeddings import embeddings
-    from maxsim_eval.entries import Entry
+    from maxsim_eval.distributed import joined, several
+    from maxsim_eval.embeddings import embeddings_by
     from maxsim_eval.loaders import load_task
+    from maxsim_eval.types import Task
 
-    if several():
-        raise UsageError("encode: started as one of several processes (torchrun), need one: it fills the cache by itself")
     options = model_options(given)
     as_json, quiet = given.pop("as_json"), given.pop("quiet")
-    if "dataset_revision" in given:
-        given["revision"] = given.pop("dataset_revision")
-    check_device(device)
-    task = load_task(source, dataset, data_dir=data_dir, quiet=quiet, **given)
-    before = set(cache_dir.glob("*/*/*/[0-9]*.h5"))
-    began = time.monotonic()
-    found = embeddings(task, encoder, cache_dir, device=device, quiet=quiet, **options)
-    seconds = time.monotonic() - began
+    given |= loading_options(given)
+    if not several():
+        check_device(device)  # before anything is loaded
+    before: set[Path] = set()
+    began = 0.0
+
+    def pick() -> tuple[Task, Task]:
+        nonlocal before, began
+        task = load_task(source, dataset, data_dir=data_dir, quiet=quiet, **given)
+        before, began = set(cache_dir.glob("*/*/*/[0-9]*.h5")), time.monotonic()
+        return task, task
+
+    with joined(device, say_last) as world:
+        device = world.device(device)
+        check_device(device)
+        found = embeddings_by(world, pick, encoder, cache_dir, device=device, quiet=quiet, **options)
+        if found is not None:
+            _say_encoded(found, before, time.monotonic() - began, world.size, as_json)
+
+
+def _say_encoded(found: Embeddings, before: set[Path], seconds: float, processes: int, as_json: bool) -> None:
+    from maxsim_eval.entries import Entry
+
     made = []
     for role, entry in (("documents", found.documents), ("queries", found.queries)):
         assert isinstance(entry, Entry)  # the whole corpus was asked for
@@ -79,7 +98,8 @@ def encode(source: str, dataset: str, *, encoder: str, device: str, data_dir: Pa
         row |= {"dtype": str(entry.dtype).removeprefix("torch."), "shards": len(entry.shards), "new_shards": len(new)}
         made.append({**row, "origin": entry.manifest["provenance"].get("origin", ""), "folder": str(entry.folder)})
     if as_json:
-        _print_json({"schema": "maxsim-eval/encode/1", "entries": made, "seconds": round(seconds, 3)})
+        about_all = {"seconds": round(seconds, 3), "processes": processes}
+        print_json({"schema": "maxsim-eval/encode/1", "entries": made, **about_all})
         return
     for row in made:
         how = f"{row['new_shards']} of {row['shards']} shards are new"
@@ -87,15 +107,16 @@ def encode(source: str, dataset: str, *, encoder: str, device: str, data_dir: Pa
             how = "was imported" if row["origin"] == "imported" else "was in the cache"
         about = f"{row['rows']:,} rows, {row['tokens']:,} tokens, d = {row['dim']}, {row['dtype']}"
         typer.echo(f"{row['role']}: {about}; {how}: {row['folder']}")
-    typer.echo(f"{seconds:.1f} s")
+    typer.echo(f"{seconds:.1f} s" + (f", {processes} processes" if processes > 1 else ""))
 
 
 _ENCODED = {
     "source": (Annotated[str, typer.Argument(help="beir, real-mm-rag, local or demo.")], Parameter.empty),
     "dataset": (Annotated[str, typer.Argument(help="Name of the dataset (local: or its path).")], Parameter.empty),
 }
-_MODEL_DEVICE = {"device": (Annotated[str, typer.Option(help="Where the model runs: cpu, cuda, cuda:1, ...")], "cpu")}
-_OF_SOURCES = {name: option for options in SOURCES.values() for name, option in options.items()}
+_MODEL_DEVICE = {
+    "device": (Annotated[str, typer.Option(help="Where the model runs: cpu, cuda, cuda:1, ... (torchrun: cpu or cuda)")], "cpu")
+}
 with_options(
     encode,
     _ENCODED,
@@ -104,7 +125,7 @@ with_options(
     MODEL,
     PLACES,
     {"split": (Split, None)},
-    _OF_SOURCES,
+    OF_SOURCES,
     ANSWERS,
 )
 
@@ -140,9 +161,9 @@ def inspect(
     for folder in folders:
         found.append(inspect_entry(folder, verify=verify, quiet=quiet))
         if not as_json:
-            found[-1].render(_console())
+            found[-1].render(console())
     if as_json:
-        _print_json(found[0].as_json() if len(found) == 1 else [one.as_json() for one in found])
+        print_json(found[0].as_json() if len(found) == 1 else [one.as_json() for one in found])
 
 
 def convert(
@@ -191,7 +212,7 @@ def convert(
             f" ({done.written} shards written, {done.replaced} stale ones replaced, {done.kept} were there)"
         )
     if as_json:
-        _print_json({"schema": "maxsim-eval/convert/1", "folder": str(entry.folder), "copies": made})
+        print_json({"schema": "maxsim-eval/convert/1", "folder": str(entry.folder), "copies": made})
     else:
         typer.echo(str(entry.folder))
 
@@ -207,7 +228,7 @@ def list_(cache_dir: CacheDir = CACHE, as_json: AsJson = False) -> None:
     found = sorted(list_entries(cache_dir), key=lambda entry: (-entry.file_bytes, str(entry.folder)))
     if as_json:
         rows = [{**asdict(entry), "folder": str(entry.folder), "state": entry.state} for entry in found]
-        _print_json({"schema": "maxsim-eval/cache-ls/1", "entries": rows})
+        print_json({"schema": "maxsim-eval/cache-ls/1", "entries": rows})
         return
     if found:
         _entry_table(found, cache_dir)
@@ -226,13 +247,7 @@ def _entry_table(found: list[Listed], cache_dir: Path) -> None:
         size, age = f"{entry.file_bytes / 1e6:,.2f}", _age(entry.age_seconds)
         cells = (str(place), entry.encoder, f"{entry.documents:,}", tokens, size, " ".join(entry.copies), age, entry.state)
         table.add_row(*(Text(cell) for cell in cells))
-    _console().print(table)
-
-
-def _console() -> Console:
-    """Standard output; in a pipe there is no width to keep to."""
-    console = Console()
-    return console if console.is_terminal else Console(width=max(console.width, 200))
+    console().print(table)
 
 
 def _age(seconds: float) -> str:
@@ -243,7 +258,14 @@ def _age(seconds: float) -> str:
 
 
 @cache.command("rm")
-def remove(what: Words, encoder: OfEncoder = None, role: OfRole = None, cache_dir: CacheDir = CACHE, yes: Yes = False) -> None:
+def remove(
+    what: Words,
+    encoder: OfEncoder = None,
+    role: OfRole = None,
+    cache_dir: CacheDir = CACHE,
+    yes: Yes = False,
+    as_json: AsJson = False,
+) -> None:
     """Remove entries with their copies. Asks first; never touches what is no entry of the cache folder.
 
     Example: python evaluate.py cache rm beir scifact --encoder lexical
@@ -254,11 +276,15 @@ def remove(what: Words, encoder: OfEncoder = None, role: OfRole = None, cache_di
     for folder in folders:  # before anything is removed
         require_entry(cache_dir, folder)
         typer.echo(f"{folder}: {folder_bytes(folder) / 1e6:,.2f} MB", err=True)
-    if not yes and not _confirmed(f"Remove {len(folders)} entries?"):
+    agreed = yes or _confirmed(f"Remove {len(folders)} entries?")
+    freed = sum(remove_entry(cache_dir, folder) for folder in folders) if agreed else 0
+    if as_json:
+        removed = [str(folder) for folder in folders] if agreed else []
+        print_json({"schema": "maxsim-eval/cache-rm/1", "removed": removed, "freed_bytes": freed})
+    elif agreed:
+        typer.echo(f"{len(folders)} entries removed, {freed / 1e6:,.2f} MB freed")
+    else:
         typer.echo("nothing was removed")
-        return
-    freed = sum(remove_entry(cache_dir, folder) for folder in folders)
-    typer.echo(f"{len(folders)} entries removed, {freed / 1e6:,.2f} MB freed")
 
 
 def _confirmed(question: str) -> bool:
@@ -286,7 +312,7 @@ def collect_garbage(
     freed = collect(cache_dir, found) if yes else 0
     if as_json:
         rows = [{"path": str(item.path), "why": item.why, "bytes": item.file_bytes} for item in found]
-        _print_json(
+        print_json(
             {"schema": "maxsim-eval/cache-gc/1", "removed": yes, "garbage": rows, "left": problems, "freed_bytes": freed}
         )
         return
@@ -299,7 +325,3 @@ def collect_garbage(
         typer.echo(f"{len(found)} removed, {freed / 1e6:,.2f} MB freed")
     else:
         typer.echo(f"{len(found)} to remove, {total:,.2f} MB; nothing was removed (--yes does it)")
-
-
-def _print_json(value: Any) -> None:
-    sys.stdout.write(json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n")

@@ -1,7 +1,7 @@
 """Several processes, one evaluation: `torchrun --nproc-per-node 8 evaluate.py ...` on one machine or many.
 
-The leader (rank 0) loads, encodes, merges, writes and speaks; every rank scores its share of the documents. Nothing here touches
-torch.distributed without torchrun's environment.
+The leader (rank 0) loads, merges, writes and speaks; every rank encodes shards of documents that are not in the cache and scores its
+share. Nothing here touches torch.distributed without torchrun's environment.
 
 Waiting is done on the store, never inside a collective: a rank says that it has arrived, looks every few milliseconds whether all
 others have, and enters a collective (gloo between CPUs, NCCL between GPUs) only then. So while ranks wait for each other, for hours if
@@ -55,6 +55,9 @@ class World:
     note = ""  # what this rank wants the leader to know of its progress
     idle: Callable[[], None] | None = None  # called now and then while this rank waits for others
 
+    def __init__(self) -> None:
+        self._drawn: dict[str, int] = {}
+
     @property
     def leader(self) -> bool:
         """Whether this is rank 0."""
@@ -82,6 +85,11 @@ class World:
     def collect(self, value: Any) -> list[Any]:
         """Every rank's JSON-able value, by rank, on every rank."""
         return [value]
+
+    def draw(self, name: str) -> int:
+        """The next of 0, 1, 2, ... under this name: of all ranks' calls, no two get one number."""
+        self._drawn[name] = self._drawn.get(name, -1) + 1
+        return self._drawn[name]
 
     def notes(self) -> list[str]:
         """The latest note of every other rank; on the leader only."""
@@ -165,6 +173,7 @@ class _Group(World):
         global _store, _rounds  # noqa: PLW0603
         import torch.distributed as dist
 
+        super().__init__()
         if dist.is_initialized():
             raise JoinError("torch.distributed: already in use in this process; evaluate where it is not, or without torchrun")
         try:
@@ -214,6 +223,10 @@ class _Group(World):
     def check(self) -> None:
         if self._failure is not None:
             raise RankError(self._failure, self.size)
+
+    def draw(self, name: str) -> int:
+        with self._talking():
+            return int(self._store.add(f"drawn/{name}", 1)) - 1
 
     def notes(self) -> list[str]:
         return list(self._notes.values())

@@ -25,6 +25,7 @@ OPTIONS = (
     "trust_remote_code",
 )
 _NO_DIFFERENCE = ("device", "batch_size")  # to embeddings that no model computes
+ONE_DTYPE = ("lexical",)  # encoders that have no choice of dtypes
 
 COLBERTV2 = "colbert-ir/colbertv2.0"
 COLBERTV2_REVISION = "c1e84128e85ef755c096a95bdb06b47793b13acf"
@@ -86,7 +87,7 @@ ENCODERS: dict[str, Callable[..., Encoder]] = {
 """Prefix of the name (before the colon) -> `(rest of the name, **options) -> Encoder`."""
 
 
-def get_encoder(name: str, **options: Any) -> Encoder:
+def get_encoder(name: str, *, default_dtype: str | None = None, **options: Any) -> Encoder:
     """The encoder called `name`.
 
     `lexical`; `hf:<id or path>` (any transformer); `multi-vector:<id or path>` (any late-interaction checkpoint that
@@ -94,6 +95,8 @@ def get_encoder(name: str, **options: Any) -> Encoder:
     A hub id may end in `@<branch, tag or commit>`, and so may `colbertv2`, `colpali` and `gve`.
 
     Args:
+        default_dtype: what embeddings are stored in where the options name neither a dtype nor an embedding_dtype, and the
+            encoder has a choice (`lexical` has none); None: the encoder's own.
         options: the names in `OPTIONS`; None means the encoder's default. device (not where scores are computed: where the
             model runs) and batch_size make no difference to what is cached; all others but trust_remote_code do. `lexical`
             ignores device and batch_size. An option that means nothing to an encoder is refused.
@@ -120,4 +123,6 @@ def get_encoder(name: str, **options: Any) -> Encoder:
         if "/" in name:
             known += [f"hf:{name}", f"multi-vector:{name}"]  # a bare hub id or path: its likely meanings
         raise UnknownNameError("encoder", name, known)
+    if default_dtype is not None and prefix not in ONE_DTYPE and not given.keys() & {"dtype", "embedding_dtype"}:
+        given["embedding_dtype"] = default_dtype
     return ENCODERS[prefix](argument, **given)

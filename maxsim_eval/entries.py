@@ -1,7 +1,6 @@
-"""An entry of the embedding cache: a manifest and its shards in one folder, opened when whole, filled where not.
+"""An entry of the embedding cache: a manifest and its shards in one folder, opened when whole (`filling.py`: filled where not).
 
-The manifest is written first and fixes which documents every shard holds. A missing shard is encoded again and a
-finished one never is, so an interrupted run continues where it stopped. Anything that is damaged, truncated, partial or
+The manifest is written first and fixes which documents every shard holds. Anything that is damaged, truncated, partial or
 foreign is refused with its path and the reason; nothing is repaired silently.
 """
 
@@ -9,9 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,7 +20,7 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from maxsim_eval.errors import CacheError, UsageError
+from maxsim_eval.errors import CacheError
 from maxsim_eval.files import write_text
 from maxsim_eval.hashing import canonical, feed
 from maxsim_eval.lazy import Span, lazy_blocks, loaded
@@ -31,11 +29,9 @@ from maxsim_eval.shards import (
     FORMAT,
     Shard,
     ShardSpec,
-    encode_ids,
     open_shard,
     shard_name,
     write_error,
-    write_shard,
 )
 from maxsim_kernels import LazyBlock, Packed
 
@@ -138,7 +134,8 @@ def _checksum(manifest: Mapping[str, Any]) -> str:
     return hashlib.sha256(canonical(manifest)).hexdigest()
 
 
-def _write_manifest(folder: Path, manifest: dict[str, Any]) -> None:
+def write_manifest(folder: Path, manifest: Mapping[str, Any]) -> None:
+    """Write a manifest, whole or not at all, with its checksum."""
     text = json.dumps({**manifest, "checksum": _checksum(manifest)}, indent=2, ensure_ascii=False, allow_nan=False)
     try:
         write_text(folder / MANIFEST, text + "\n")
@@ -165,12 +162,14 @@ def require_same(folder: Path, manifest: Mapping[str, Any], wanted: Mapping[str,
             )
 
 
-def _spec(manifest: Mapping[str, Any], number: int) -> ShardSpec:
+def spec_of(manifest: Mapping[str, Any], number: int) -> ShardSpec:
+    """What a shard of the entry must be."""
     start, stop = manifest["boundaries"][number : number + 2]
     return ShardSpec(manifest["key"], number, start, stop, manifest["dim"], manifest["dtype"])
 
 
-def _missing(folder: Path, manifest: Mapping[str, Any]) -> list[int]:
+def missing_shards(folder: Path, manifest: Mapping[str, Any]) -> list[int]:
+    """Numbers of the shards that are not there, in order."""
     return [n for n in range(len(manifest["boundaries"]) - 1) if not (folder / shard_name(n)).exists()]
 
 
@@ -183,7 +182,7 @@ def open_entry(folder: Path | str, *, verify: bool = False) -> Entry:
     """
     folder = Path(folder)
     manifest = read_manifest(folder)
-    if missing := _missing(folder, manifest):
+    if missing := missing_shards(folder, manifest):
         names = ", ".join(shard_name(number) for number in missing[:5]) + (", ..." if len(missing) > 5 else "")
         raise CacheError(
             f"{folder}: partial: {len(missing)} of {len(manifest['boundaries']) - 1} shards are missing ({names}). "
@@ -192,7 +191,7 @@ def open_entry(folder: Path | str, *, verify: bool = False) -> Entry:
     shards: list[Shard] = []
     ids: list[bytes] = []
     for number in range(len(manifest["boundaries"]) - 1):
-        shard, names_of_shard = open_shard(folder / shard_name(number), _spec(manifest, number))
+        shard, names_of_shard = open_shard(folder / shard_name(number), spec_of(manifest, number))
         shards.append(shard)
         ids += names_of_shard
     if ids_hash(ids) != manifest["ids"]:
@@ -216,91 +215,13 @@ def open_entry(folder: Path | str, *, verify: bool = False) -> Entry:
     return entry
 
 
-def fill_entry(
-    folder: Path | str,
-    *,
-    ids: Sequence[str],
-    key: str,
-    dtype: torch.dtype,
-    dim: int,
-    provenance: Mapping[str, Any],
-    encode: Callable[[int, int], Packed],
-    documents_per_shard: int | None = None,
-    chunk: int | None = None,
-    label: str = "",
-    quiet: bool = False,
-    lock_timeout: float = 60.0,
-) -> Entry:
-    """Open the entry, or write what it lacks: the manifest first, then every missing shard, under a lock.
-
-    Args:
-        ids: ids of all N documents, in order.
-        key: what the entry was made from (`entry_key`); shards and manifest carry it.
-        dtype, dim: of every token: float16, bfloat16 or float32, dim >= 1.
-        provenance: JSON-able; kept in the manifest of a new entry.
-        encode: `encode(start, stop)` gives the tokens of documents start to stop, on any device.
-        documents_per_shard: for a new entry (default ceil(N / 64), within 512 and 65536); one that was begun
-            keeps its own.
-        chunk: ask `encode` for at most that many documents at a time (default: a shard at a time).
-        label, quiet: of the progress bar on stderr.
-        lock_timeout: seconds to wait for another process that writes this entry.
-
-    Raises:
-        CacheError: an entry for something else, a damaged shard, the lock (names the folder), a disk that is full.
-        DataError: NaN or infinity in an embedding (names the document). UsageError: an argument that cannot work.
-    """
-    folder = Path(folder)
-    manifest = _new_manifest(ids, key, dtype, dim, provenance, documents_per_shard)
-    wanted = {name: manifest[name] for name in ("key", "documents", "ids", "dim", "dtype")}
-    if chunk is not None and chunk < 1:
-        raise UsageError(f"chunk: got {chunk}, need at least 1")
-    if (entry := open_if_complete(folder, wanted)) is not None:
-        return entry
-    with locked(folder, lock_timeout):
-        for leftover in folder.glob(".*.tmp"):  # of a writer that was killed: a living one would hold the lock
-            leftover.unlink(missing_ok=True)
-        if (folder / MANIFEST).exists():
-            manifest = read_manifest(folder)
-            require_same(folder, manifest, wanted)
-        else:
-            _write_manifest(folder, manifest)
-        _fill_shards(folder, manifest, ids, encode, chunk, label, quiet)
-    return open_entry(folder)
-
-
-def _new_manifest(
-    ids: Sequence[str], key: str, dtype: torch.dtype, dim: int, provenance: Mapping[str, Any], per_shard: int | None
-) -> dict[str, Any]:
-    names = {value: name for name, value in DTYPES.items()}
-    if dtype not in names:
-        raise UsageError(f"dtype: got {dtype}, need one of {', '.join(map(str, names))}")
-    if dim < 1:
-        raise UsageError(f"dim: got {dim}, need at least 1")
-    if per_shard is None:
-        per_shard = min(max(-(-len(ids) // 64), 512), 65536)
-    if per_shard < 1:
-        raise UsageError(f"documents_per_shard: got {per_shard}, need at least 1")
-    return {
-        "format": FORMAT,
-        "key": key,
-        "documents": len(ids),
-        "ids": ids_hash(encode_ids(ids)),
-        "documents_per_shard": per_shard,
-        "boundaries": [*range(0, len(ids), per_shard), len(ids)],
-        "dim": dim,
-        "dtype": names[dtype],
-        # Through JSON once, so that what is kept in memory is what is read back.
-        "provenance": json.loads(canonical(dict(provenance))),
-    }
-
-
 def open_if_complete(folder: Path, wanted: Mapping[str, Any]) -> Entry | None:
     """The entry when it is whole, None when it has to be filled; `CacheError` when it is for something else."""
     if not (folder / MANIFEST).exists():
         return None
     manifest = read_manifest(folder)
     require_same(folder, manifest, wanted)
-    return None if _missing(folder, manifest) else open_entry(folder)
+    return None if missing_shards(folder, manifest) else open_entry(folder)
 
 
 @contextmanager
@@ -324,41 +245,3 @@ def locked(folder: Path, timeout: float) -> Iterator[None]:
         yield
     finally:
         lock.release()
-
-
-def _fill_shards(
-    folder: Path,
-    manifest: Mapping[str, Any],
-    ids: Sequence[str],
-    encode: Callable[[int, int], Packed],
-    chunk: int | None,
-    label: str,
-    quiet: bool,
-) -> None:
-    missing = _missing(folder, manifest)
-    specs = [_spec(manifest, number) for number in range(len(manifest["boundaries"]) - 1)]
-    for spec in specs:  # what is there must be right before hours go into the rest
-        if spec.shard not in missing:
-            _, names = open_shard(folder / shard_name(spec.shard), spec)
-            if names != encode_ids(ids[spec.start : spec.stop]):
-                raise CacheError(
-                    f"{folder / shard_name(spec.shard)}: its ids are not those of documents {spec.start} to {spec.stop}"
-                )
-    done = sum(spec.stop - spec.start for spec in specs if spec.shard not in missing)
-    unit = " queries" if manifest["provenance"].get("role") == "query" else " documents"
-    began, tokens = time.monotonic(), 0
-    with tqdm(total=len(ids), initial=done, desc=label or None, unit=unit, disable=quiet or not missing) as bar:
-        for number in missing:
-            spec = specs[number]
-            step = chunk or spec.stop - spec.start
-            pieces = []
-            for start in range(spec.start, spec.stop, step):
-                stop = min(start + step, spec.stop)
-                pieces.append(encode(start, stop))
-                if len(pieces[-1]) != stop - start:
-                    got = f"{len(pieces[-1])} embeddings for documents {start} to {stop}"
-                    raise CacheError(f"{folder}: the encoder gave {got}, need {stop - start}; nothing of them was stored")
-                tokens += int(pieces[-1].lengths.sum())
-                bar.set_postfix_str(f"{tokens / max(time.monotonic() - began, 1e-9):,.0f} tokens/s", refresh=False)
-                bar.update(stop - start)
-            write_shard(folder / shard_name(number), spec, ids[spec.start : spec.stop], pieces)

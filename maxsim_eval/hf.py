@@ -15,6 +15,7 @@ import torch
 from maxsim_eval.checkpoints import find_checkpoint, require_weights
 from maxsim_eval.encoding import ModelEncoder, dtype_name, require, sort_kinds
 from maxsim_eval.errors import UsageError
+from maxsim_eval.token_texts import piece_texts
 from maxsim_eval.types import Role
 from maxsim_kernels import Packed
 
@@ -126,6 +127,13 @@ class HfEncoder(ModelEncoder):
         for place, tokens in self.batches["text"].run(places, length, forward, lambda at: f"one text of {length(at)} tokens"):
             rows[place] = torch.nn.functional.normalize(tokens, dim=-1)
         return self.hand_out(rows, self.dim)
+
+    def token_texts(self, item: Any, role: Role) -> list[str]:
+        """The word piece of each token of a text, in order: what the tokenizer alone says, no weights are read."""
+        if sort_kinds([item], self.name)["text"] == []:
+            return []
+        (ids,), (special,) = self._tokenize([item], role)
+        return piece_texts(self._tokenizer, [one for one, flag in zip(ids, special) if not flag])
 
     def _tokenize(self, texts: Sequence[str], role: Role) -> tuple[list[list[int]], list[list[int]]]:
         if not texts:

@@ -22,7 +22,7 @@ from typing import Any
 import filelock
 
 from maxsim_eval.entries import MANIFEST, locked, open_entry, read_manifest
-from maxsim_eval.errors import CacheError, UsageError
+from maxsim_eval.errors import CacheError, UsageError, did_you_mean
 from maxsim_eval.hdf5 import open_hdf5, structure
 from maxsim_eval.quantised_shards import KINDS, StaleCopyError, copy_name, entry_digest, open_copy
 from maxsim_eval.shards import shard_name
@@ -141,7 +141,9 @@ def chosen(cache_dir: Path, words: list[str], encoder: str | None = None, role: 
     if len(words) == 1:
         places = [place for place in (Path(words[0]), cache_dir / words[0]) if place.is_dir()]
         if not places:
-            raise CacheError(f"{words[0]}: no such folder, here or in {cache_dir}")
+            names = [str(folder.relative_to(cache_dir)) for folder in entry_folders(cache_dir)]
+            hint = did_you_mean(words[0], [*names, *(Path(name).name for name in names)])
+            raise CacheError(f"{words[0]}: no such folder, here or in {cache_dir}. {hint}".rstrip())
         below = [Path(folder) for folder, _, names in os.walk(places[0]) if MANIFEST in names]
         parts = {folder: folder.relative_to(places[0]).parts for folder in below}
         found = sorted(folder for folder in below if not any(part.startswith(".") for part in parts[folder]))
@@ -154,11 +156,15 @@ def chosen(cache_dir: Path, words: list[str], encoder: str | None = None, role: 
         listed = [entry for entry in everything if entry.source == words[0] and entry.dataset in dataset]
         if not listed:
             held = ", ".join(sorted({f"{entry.source} {entry.dataset}" for entry in everything})) or "nothing"
-            raise CacheError(f"{cache_dir}: holds no embeddings of {words[0]} {words[1]}. It holds {held}")
+            hint = did_you_mean(" ".join(words), [f"{entry.source} {entry.dataset}" for entry in everything])
+            raise CacheError(f"{cache_dir}: holds no embeddings of {words[0]} {words[1]}. {hint}It holds {held}")
     fitting = [entry.folder for entry in listed if encoder in (None, entry.encoder) and role in (None, entry.role)]
     if not fitting:
         held = ", ".join(sorted({f"{entry.encoder} ({entry.role})" for entry in listed}))
-        raise CacheError(f"{' '.join(words)}: no entry of encoder {encoder or 'any'}, role {role or 'any'}. There are {held}")
+        hint = did_you_mean(encoder or "", [entry.encoder for entry in listed])
+        raise CacheError(
+            f"{' '.join(words)}: no entry of encoder {encoder or 'any'}, role {role or 'any'}. {hint}There are {held}"
+        )
     return fitting
 
 

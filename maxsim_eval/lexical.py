@@ -171,6 +171,10 @@ class LexicalEncoder:
         values *= np.asarray(weights, dtype=np.float32)[:, None]
         return Packed(torch.from_numpy(values), torch.from_numpy(offsets))
 
+    def token_texts(self, item: Any, role: Role) -> list[str]:
+        """The stem of each token of a text, in order."""
+        return list(dict.fromkeys(self._stems_of(item, 0)))[: self.max_tokens[role]]
+
     def _query_weights(self, stems: Iterable[str]) -> list[float]:
         frequencies = self._frequencies
         assert frequencies is not None  # checked by encode

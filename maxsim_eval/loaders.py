@@ -17,7 +17,7 @@ from maxsim_eval.assembling import Part, assemble
 from maxsim_eval.beir_format import LAYOUT, check_split, read_judgements, read_texts, splits
 from maxsim_eval.cards import Card, known, load_card, read_card
 from maxsim_eval.download import fetch
-from maxsim_eval.errors import DataError, UnknownNameError, UsageError
+from maxsim_eval.errors import DataError, UnknownNameError, UsageError, did_you_mean
 from maxsim_eval.images import FOLDER, QUERIES, load_image_folder
 from maxsim_eval.images import LAYOUT as IMAGE_LAYOUT
 from maxsim_eval.types import Task
@@ -106,8 +106,9 @@ def _load_local(dataset: str, data_dir: Path, wanted: Wanted) -> Task:
     folder = find_local(dataset, data_dir)
     if folder is None:
         places = ", ".join(str(path) for path in _local_places(dataset, data_dir))
+        near = did_you_mean(dataset, _local_names(data_dir))
         raise DataError(
-            f"local dataset {dataset!r}: no such folder. Looked for {places}. "
+            f"local dataset {dataset!r}: no such folder. {near}Looked for {places}. "
             f"Need a folder in BEIR layout ({LAYOUT}) or of page images ({IMAGE_LAYOUT}); name its parent with --data-dir, or "
             "give its path."
         )
@@ -122,6 +123,12 @@ def _load_local(dataset: str, data_dir: Path, wanted: Wanted) -> Task:
     if wanted.queries == "pages":
         raise UsageError(f"queries 'pages': {folder} holds texts; a folder of page images holds {IMAGE_LAYOUT}")
     return load_folder("local", name, folder, split=wanted.split, card=card, quiet=wanted.quiet)
+
+
+def _local_names(data_dir: Path) -> list[str]:
+    """Names that `local` would take for a folder of this data folder."""
+    found = (path for home in (data_dir, data_dir / "local") if home.is_dir() for path in home.iterdir())
+    return sorted({path.name for path in found if any((path / name).exists() for name in LOCAL_CORPUS)})
 
 
 def find_local(dataset: str, data_dir: Path) -> Path | None:

@@ -19,7 +19,8 @@ import torch
 from maxsim_eval.checkpoints import Checkpoint, find_checkpoint, require_weights
 from maxsim_eval.encoding import Kind, ModelEncoder, dtype_name, require, sort_kinds
 from maxsim_eval.errors import MissingPackageError, UsageError
-from maxsim_eval.types import Role
+from maxsim_eval.token_texts import image_token, piece_texts, processor_grid, processor_ids
+from maxsim_eval.types import PatchGrid, Role
 from maxsim_kernels import Packed
 
 CODE_VERSION = 1
@@ -125,6 +126,43 @@ class MultiVectorEncoder(ModelEncoder):
             for place, tokens in self.in_batches(kind, items, places, forward):
                 rows[place] = tokens
         return self.hand_out(rows, self.dim)
+
+    def token_texts(self, item: Any, role: Role) -> list[str] | None:
+        """The word piece (or patch) of each token, in order; None where weights would have to be downloaded for it.
+
+        Checkpoints that read pages: by their processor alone. Others: by the library, which inserts markers and [MASK] and skips
+        punctuation, on weights that are on this machine.
+        """
+        if not any(sort_kinds([item], self.name).values()):
+            return []
+        if self._facts.layout == "pages":
+            processor = self._own_processor()
+            ids = processor_ids(processor, item)
+            return piece_texts(processor.tokenizer, ids, image=image_token(processor))
+        if not self._checkpoint.has_weights():
+            return None
+        library = self._library()
+        call = library.encode_query if role == "query" else library.encode_document
+        given = item if isinstance(item, str) else item.convert("RGB")
+        with torch.inference_mode():
+            (found,) = call([given], prompt=self.prompts[role], output_value=None, show_progress_bar=False)
+        if "input_ids" not in found:
+            return None
+        return piece_texts(library.tokenizer, found["input_ids"][found["attention_mask"].bool()].tolist())
+
+    def page_grid(self, page: Any) -> PatchGrid | None:
+        """The grid of a page's patches, as the checkpoint's processor says; None where it does not, or other patches lie between."""
+        if self._facts.layout != "pages":
+            return None
+        return processor_grid(self._own_processor(), page)
+
+    def _own_processor(self) -> Any:
+        with self._checkpoint.loading("processor"):
+            from transformers import AutoProcessor
+
+            return AutoProcessor.from_pretrained(
+                str(self._checkpoint.folder), trust_remote_code=False, local_files_only=True
+            )
 
     def _library(self) -> Any:
         if self._model is None:

@@ -1,10 +1,11 @@
-"""The one progress bar of a path: documents a second, gigabytes a second and what is left, over all ranks."""
+"""The one progress bar of a path, or of encoding: documents, gigabytes or tokens a second and what is left, over all ranks."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from types import TracebackType
-from typing import Any
+from typing import Any, Self
 
 from tqdm import tqdm
 
@@ -21,9 +22,16 @@ class Progress:
         self.name, self.world, self.restored = name, world, restored
         self.documents = self.size = 0
         self.began = time.monotonic()
-        hidden = quiet or not world.leader
-        self.bar = tqdm(total=documents, initial=restored, desc=name, unit="doc", unit_scale=True, disable=hidden, leave=False)
+        self.bar = self._bar(documents, quiet or not world.leader)
         self._tell()
+
+    def _bar(self, documents: int, hidden: bool) -> tqdm:
+        return tqdm(
+            total=documents, initial=self.restored, desc=self.name, unit="doc", unit_scale=True, disable=hidden, leave=False
+        )
+
+    def _rate(self, a_second: float) -> str:
+        return f"{a_second / 1e9:.2f} GB/s"
 
     def tick(self, documents: int, size: int) -> None:
         """Count a scored block, its tokens' bytes in `size`; a failure of another rank is raised here."""
@@ -45,15 +53,39 @@ class Progress:
             parts = note.split(" ", 3)
             if parts[-1] == self.name:
                 restored, documents, size = restored + int(parts[0]), documents + int(parts[1]), size + int(parts[2])
+        self._draw(restored, documents, size)
+
+    def _draw(self, restored: int, documents: int, size: int) -> None:
         self.bar.initial = restored
         seconds = max(time.monotonic() - self.began, 1e-9)
-        self.bar.set_postfix_str(f"{size / seconds / 1e9:.2f} GB/s", refresh=False)
+        self.bar.set_postfix_str(self._rate(size / seconds), refresh=False)
         self.bar.update(restored + documents - self.bar.n)
 
-    def __enter__(self) -> Progress:
+    def __enter__(self) -> Self:
         self.world.idle = self.show
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> Any:
         self.world.idle = None
         self.bar.close()
+
+
+class EncodeProgress(Progress):
+    """The bar of encoding: its sizes are tokens, and it stays. `name` tells this filling of the cache from every other."""
+
+    def __init__(
+        self, name: str, documents: int, restored: int, world: World, quiet: bool, *, label: str, unit: str = "documents"
+    ) -> None:
+        self.label, self.unit = label, unit
+        super().__init__(name, documents, restored, world, quiet)
+
+    def _bar(self, documents: int, hidden: bool) -> tqdm:
+        return tqdm(total=documents, initial=self.restored, desc=self.label or None, unit=f" {self.unit}", disable=hidden)
+
+    def _rate(self, a_second: float) -> str:
+        return f"{a_second:,.0f} tokens/s"
+
+    def settle(self, counts: Sequence[Sequence[int]]) -> None:
+        """Draw the end: every rank's documents and tokens, by rank. What ranks told before may be half a second old."""
+        self.documents, self.size = (sum(count[part] for count in counts) for part in (0, 1))
+        self._draw(self.restored, self.documents, self.size)

@@ -9,7 +9,7 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from maxsim_eval.cache import Contents, find_entry
 from maxsim_eval.cards import load_card
 from maxsim_eval.costs import Sizes
 from maxsim_eval.embeddings import chosen_rows, imported_entries
-from maxsim_eval.encoders import get_encoder
+from maxsim_eval.encoders import ONE_DTYPE, get_encoder
 from maxsim_eval.entries import Entry
 from maxsim_eval.errors import DataError, MissingPackageError, UnknownNameError
 from maxsim_eval.items import Pages
@@ -51,11 +51,12 @@ _PIECES = "1.57 word pieces a word of a document, 1.67 of a query (SciFact, BERT
 RULES = {
     "lexical": Rule(0.42, 256, 0.71, 128, "float32", "0.42 stems a word of a document, 0.71 of a query (SciFact)"),
     "hf": Rule(1.57, 256, 1.67, 64, "float32", _PIECES),
-    "colbertv2": Rule(1.57, 180, 0.0, 32, "float32", f"{_PIECES[: _PIECES.index(',')]}; queries of 32 tokens; FP32"),
-    "colpali": Rule(0.0, 1030, 0.0, 32, "bfloat16", "1024 patches and the prompt a page; queries of 32 tokens; BF16"),
-    "gve": Rule(0.0, 729, 0.0, 32, "float16", "729 patches a page; queries of 32 tokens; FP16"),
+    "colbertv2": Rule(1.57, 180, 0.0, 32, "float32", f"{_PIECES[: _PIECES.index(',')]}; queries of 32 tokens"),
+    "multi-vector": Rule(1.57, 300, 0.0, 32, "float32", f"{_PIECES[: _PIECES.index(',')]}; queries of 32 tokens"),
+    "colpali": Rule(0.0, 1030, 0.0, 32, "bfloat16", "1024 patches and the prompt a page; queries of 32 tokens"),
+    "gve": Rule(0.0, 729, 0.0, 32, "float16", "729 patches a page; queries of 32 tokens"),
 }
-IMPORTED = Rule(1.57, 300, 0.0, 32, "float16", f"{_PIECES[: _PIECES.index(',')]}; queries of 32 tokens; FP16")
+IMPORTED = Rule(1.57, 300, 0.0, 32, "float16", f"{_PIECES[: _PIECES.index(',')]}; queries of 32 tokens")
 
 
 @dataclass(frozen=True)
@@ -137,7 +138,7 @@ def _entries(
     queries, documents = imported.get("query"), imported.get("document")
     if queries is not None and documents is not None:
         return queries, chosen_rows(documents, task, kept), None, ()
-    encoder, notes = _encoder(name)
+    encoder, notes = _encoder(name, task.dtype)
     if encoder is None:
         return queries, None if documents is None else chosen_rows(documents, task, kept), None, notes
     whole = find_entry(task, "document", encoder, cache_dir, contents)
@@ -153,11 +154,11 @@ def _query_tokens(entry: Entry, task: Task, kept: Task) -> int:
     return int(entry.lengths()[rows_of(task.query_ids, kept.query_ids)].sum())
 
 
-def _encoder(name: str) -> tuple[Encoder | None, tuple[str, ...]]:
+def _encoder(name: str, dtype: str | None) -> tuple[Encoder | None, tuple[str, ...]]:
     """The encoder without its weights, or why it is not to be had here."""
     try:
         with _offline():
-            return get_encoder(name), ()
+            return get_encoder(name, default_dtype=dtype), ()
     except (DataError, MissingPackageError) as error:
         return None, (str(error),)
 
@@ -183,8 +184,11 @@ def _offline() -> Iterator[None]:
             os.environ["HF_HUB_OFFLINE"] = before
 
 
-def _rule(name: str) -> Rule:
-    return RULES.get(name.partition(":")[0], IMPORTED)
+def _rule(name: str, dtype: str | None) -> Rule:
+    """The rule of an encoder; `dtype` is what the card stores embeddings in, where it says so."""
+    prefix = name.partition(":")[0]
+    rule = RULES.get(prefix, IMPORTED)
+    return rule if dtype is None or prefix in ONE_DTYPE else replace(rule, form=dtype)
 
 
 def estimate_lengths(texts: Sequence[Any], factor: float, most: int) -> np.ndarray:
@@ -206,7 +210,7 @@ def _by_texts(
     notes: tuple[str, ...],
 ) -> Found:
     """Where a side is not in the cache: that side by its words, the other as it is."""
-    rule = _rule(name)
+    rule = _rule(name, kept.dtype)
     limit = getattr(encoder, "max_tokens", {}).get("document", rule.most_document)
     lengths = estimate_lengths(kept.documents, rule.document, limit) if documents is None else documents.lengths()
     asked = estimate_lengths(kept.queries, rule.query, rule.most_query)
@@ -235,8 +239,8 @@ def _by_card(source: str, dataset: str, name: str, asked: dict[str, int | None])
             f"{source} {dataset}: not on this machine, and its card gives no counts; fetch it first (evaluate.py {source} "
             f"{dataset} ... does), then plan"
         )
-    encoder, notes = _encoder(name)
-    rule = _rule(name)
+    encoder, notes = _encoder(name, card.dtype or None)
+    rule = _rule(name, card.dtype or None)
     documents, queries = (min(n, asked[side] or n) for n, side in ((card.documents, "documents"), (card.queries, "queries")))
     sizes = Sizes(
         queries=queries,

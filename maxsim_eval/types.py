@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
 from maxsim_kernels import Packed
 
@@ -18,7 +18,8 @@ class Task:
 
     `queries` and `documents` hold texts (or images) in the order of their ids; that order is the document index of every
     score, and breaks ties. `exclude_same_id` is BEIR's rule for ArguAna and Quora: a document whose id is the query's id is
-    not retrieved. `warnings` were said once while loading and go into the report.
+    not retrieved. `warnings` were said once while loading and go into the report. `dtype` is what embeddings are stored in unless
+    the user says otherwise (a card's: float16 for large sets); None: what the encoder yields.
     """
 
     source: str
@@ -32,6 +33,7 @@ class Task:
     exclude_same_id: bool = False
     provenance: Mapping[str, Any] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
+    dtype: str | None = None
 
     @property
     def judged_pairs(self) -> int:
@@ -44,6 +46,8 @@ class Encoder(Protocol):
 
     `fingerprint(role)` is JSON-able and holds everything but the texts that the embeddings of that role depend on (model id
     and revision, code version, prompt, maximum length, normalisation, dtype): it goes into the cache key.
+
+    An encoder that knows what its tokens stand for also offers `TokenTexts`; one that reads pages, `PageGrids`.
     """
 
     name: str
@@ -60,6 +64,38 @@ class Encoder(Protocol):
 
     def encode(self, items: Sequence[Any], role: Role) -> Packed:
         """Encode items, in order: `Packed` with `len(items)` rows, on the CPU; an empty text gives an empty row."""
+        ...
+
+
+@runtime_checkable
+class TokenTexts(Protocol):
+    """What the tokens of an item stand for, as `encode` keeps them; nothing is embedded."""
+
+    def token_texts(self, item: Any, role: Role) -> list[str] | None:
+        """One text a token, in order; None where it cannot be told without loading or downloading a model."""
+        ...
+
+
+@dataclass(frozen=True)
+class PatchGrid:
+    """How a page's patches lie among its tokens: `rows` x `columns`, row by row, from token `first` on."""
+
+    rows: int
+    columns: int
+    first: int = 0
+
+    @property
+    def patches(self) -> int:
+        """Number of patches."""
+        return self.rows * self.columns
+
+
+@runtime_checkable
+class PageGrids(Protocol):
+    """Where the patches of a page are among the tokens that `encode` gives for it."""
+
+    def page_grid(self, page: Any) -> PatchGrid | None:
+        """The grid of a page image; None where the processor does not say."""
         ...
 
 
@@ -86,6 +122,8 @@ class PathResult:
     run: str | None = None  # TREC run file, relative to the result file
     description: str = ""
     parity: Mapping[str, Any] | None = None  # None for the reference itself
+    tie_bounds: Mapping[str, Any] | None = None  # metric -> low, high, queries_affected
+    memory: Mapping[str, Any] | None = None  # host_peak_bytes, device_peak_bytes
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from maxsim_eval.entries import Entry, fill_entry
+from maxsim_eval.entries import Entry
+from maxsim_eval.filling import fill_entry
 from maxsim_eval.shards import ShardSpec, shard_name, write_shard
 from maxsim_kernels import Int8Tokens, Packed, quantize_int8
 from maxsim_kernels.tokens import Granularity

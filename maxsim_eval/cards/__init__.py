@@ -33,6 +33,7 @@ _FIELDS: dict[str, type] = {
     "judgements": int,
     "relevance": str,
     "exclude_same_id": bool,
+    "dtype": str,
     "metrics": list,
     "subsets": dict,
     "paper": list,
@@ -55,6 +56,7 @@ _SHAPES = {
     "revision": (re.compile(r"[0-9a-f]{40}"), "a commit, 40 hex digits"),
     "md5": (re.compile(r"[0-9a-f]{32}"), "32 hex digits"),
     "split": (re.compile(r"[^/\\\s]+"), "one word without slashes"),
+    "dtype": (re.compile(r"float16|bfloat16|float32"), "float16, bfloat16 or float32"),
 }
 
 
@@ -81,8 +83,9 @@ class Card:
 
     `documents`, `queries` and `judgements` are expected counts, the latter two of the default `split`. `subsets` names the
     parts of a collection (`cqadupstack/android`), each with its own card through `load_card`; the whole cannot be loaded.
-    `url` and `md5` are of an archive, `repository` and `revision` of a Hugging Face dataset. `metrics` are those people report,
-    `paper` the paper's figures, to be read with `paper_caveat`.
+    `url` and `md5` are of an archive, `repository` and `revision` of a Hugging Face dataset. `dtype` is what embeddings of the set
+    are stored in by default (float16 for large sets; empty: what the encoder yields). `metrics` are those people report, `paper`
+    the paper's figures, to be read with `paper_caveat`.
     """
 
     source: str
@@ -100,6 +103,7 @@ class Card:
     judgements: int | None = None
     relevance: str = ""
     exclude_same_id: bool = False
+    dtype: str = ""
     metrics: tuple[str, ...] = ()
     subsets: tuple[str, ...] = ()
     paper: tuple[PaperFigure, ...] = ()

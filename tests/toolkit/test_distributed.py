@@ -14,7 +14,7 @@ import torch
 from maxsim_eval import distributed
 from maxsim_eval.distributed import World, follower, joined, several
 from maxsim_eval.failures import Failure, JoinError, RankError
-from maxsim_eval.progress import Progress
+from maxsim_eval.progress import EncodeProgress, Progress
 
 # Ranks are forked from one process that has imported torch; prints {scenario: [exit codes, what each said, seconds]}.
 RANKS = """if True:
@@ -29,6 +29,10 @@ RANKS = """if True:
         assert world.first(lambda: {"x": torch.arange(5), "by": world.rank})["by"] == 0
         assert world.largest(float(world.rank)) == world.size - 1
         assert world.collect([world.rank]) == [[rank] for rank in range(world.size)]
+        drawn = [world.draw("shard") for _ in range(1 + 2 * world.rank)]
+        assert drawn == sorted(drawn)
+        assert sorted(sum(world.collect(drawn), [])) == list(range(9))
+        assert world.draw(f"of rank {world.rank}") == 0
         for _ in range(2):
             keys = torch.arange(6).reshape(2, 3) * 10 ** world.rank
             merged = world.reduce(keys, lambda parts: parts[0] + parts[1])
@@ -162,6 +166,7 @@ def test_alone_nothing_is_touched(environment: pytest.MonkeyPatch) -> None:
         assert (world.rank, world.size, world.device("cuda:3"), world.notes()) == (0, 1, "cuda:3", [])
         keys = torch.zeros(2, 3)
         assert world.reduce(keys, max) is keys
+        assert [world.draw("a"), world.draw("a"), world.draw("b"), world.draw("a")] == [0, 1, 0, 2]
         assert (world.first(lambda: 5), world.collect({"a": 1}), world.largest(2.5)) == (5, [{"a": 1}], 2.5)
         world.check()
     assert not torch.distributed.is_initialized()
@@ -215,6 +220,18 @@ def test_the_bar_counts_all_ranks(capsys: pytest.CaptureFixture[str]) -> None:
         assert world.idle == progress.show
     assert world.idle is None
     assert "fp16" in capsys.readouterr().err
+
+
+def test_the_bar_of_encoding_counts_all_ranks_and_ends_whole(capsys: pytest.CaptureFixture[str]) -> None:
+    with EncodeProgress("fp16", 60, 20, Others(), quiet=False, label="encode x") as progress:
+        progress.tick(7, 900)
+        assert (progress.bar.n, progress.bar.initial) == (20 + 10 + 3 + 7 + 5 + 2, 33)
+        progress.settle([[7, 900], [30, 5000], [3, 100]])
+        assert (progress.bar.n, progress.bar.total) == (60, 60)
+        assert progress.bar.postfix.endswith(" tokens/s")
+    said = capsys.readouterr().err
+    assert "encode x: 100%" in said
+    assert "60/60" in said
 
 
 def test_a_failure_elsewhere_is_raised_at_the_next_block() -> None:

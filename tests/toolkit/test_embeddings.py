@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from maxsim_eval import cache
+from maxsim_eval import api, cache
 from maxsim_eval import embeddings as module
 from maxsim_eval.cache import embed
 from maxsim_eval.embeddings import embeddings
@@ -190,3 +191,26 @@ def test_texts_are_hashed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         asked.clear()
         embeddings(TASK, "lexical", tmp_path, quiet=True)
         assert sorted(asked) == [len(TASK.query_ids), len(TASK.document_ids)]
+
+
+def test_no_model_stays_in_memory_while_scores_are_computed(
+    stan: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[weakref.ref[Encoder]] = []
+    get, score, alive = module.get_encoder, api.score_job, []
+
+    def watched(*names: Any, **options: Any) -> Encoder:
+        encoder = get(*names, **options)
+        made.append(weakref.ref(encoder))
+        return encoder
+
+    def scored(*given: Any, **options: Any) -> Any:
+        alive.extend(one for one in made if one() is not None)
+        return score(*given, **options)
+
+    monkeypatch.setattr(module, "get_encoder", watched)
+    monkeypatch.setattr(api, "score_job", scored)
+    for _ in range(2):  # encoded, then found
+        api.evaluate(TASK, f"multi-vector:{stan}", ["fp32"], k=2, cache_dir=tmp_path, quiet=True)
+    assert len(made) == 2
+    assert alive == []

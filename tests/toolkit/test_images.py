@@ -88,6 +88,7 @@ def test_encoding_reads_one_page_at_a_time_and_subsets_stay_lazy(tmp_path):
     documents = embed(task, "document", Colours(), tmp_path / "cache", quiet=True)
     assert documents.ids() == task.document_ids
     assert documents.lengths().tolist() == [1, 1, 1, 1]  # vectors of each page: the entry holds them
+    assert documents.manifest["documents_per_shard"] == 64, "of pages, a set of two thousand is work for many GPUs"
     assert embed(task, "query", Colours(), tmp_path / "cache", quiet=True).ids() == ["a/p1", "b"]
     kept = limit_task(task, queries=1, documents=2)
     assert isinstance(kept.queries, Pages)

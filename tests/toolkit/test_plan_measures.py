@@ -17,8 +17,9 @@ from maxsim_eval import rates as measuring
 from maxsim_eval import sizing
 from maxsim_eval.cache import embed
 from maxsim_eval.costs import Sizes
-from maxsim_eval.entries import fill_entry, open_entry
+from maxsim_eval.entries import open_entry
 from maxsim_eval.errors import DataError, UnknownNameError
+from maxsim_eval.filling import fill_entry
 from maxsim_eval.lexical import LexicalEncoder
 from maxsim_eval.loaders import load_task
 from maxsim_eval.rates import extents, in_page_cache, measure
@@ -121,7 +122,7 @@ def test_without_a_dataset_the_card_counts_and_nothing_is_fetched(tmp_path: Path
 
     monkeypatch.setattr("maxsim_eval.loaders.fetch", fetch)
     guess = found(tmp_path, "colbertv2", "nq", "beir", limits={"queries": 500})
-    assert guess.sizes == Sizes(500, 2_681_468, 16_000, 321_776_160, 128, "float32", "card", exact=False, encoded=False)
+    assert guess.sizes == Sizes(500, 2_681_468, 16_000, 321_776_160, 128, "float16", "card", exact=False, encoded=False)
     assert "nothing was downloaded" in guess.notes[0]
     assert "import" in guess.notes[1]
     assert found(tmp_path).sizes.documents == 300  # the demo's card; generating it would write

@@ -12,8 +12,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from maxsim_eval.entries import Entry, fill_entry, open_entry
+from maxsim_eval.entries import Entry, open_entry
 from maxsim_eval.errors import CacheError, UsageError
+from maxsim_eval.filling import fill_entry
 from maxsim_eval.selection import Selection
 from maxsim_eval.shards import Shard
 from maxsim_kernels import Packed, pack

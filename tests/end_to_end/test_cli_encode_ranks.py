@@ -1,0 +1,192 @@
+"""Encoding by several ranks: the same cache, byte for byte, one message when something goes wrong, and nothing encoded twice.
+
+Most ranks here are forked with torchrun's environment (drive_encode.py); one test starts torchrun itself.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+USAGE, DATA, INTERRUPTED, KILLED = 2, 3, 130, -9
+KEPT = "finished parts are kept, the same command continues"
+ROOT = Path(__file__).resolve().parents[2]
+SHARDS = 23  # of documents, each of 5 calls of the encoder, but for the last; and one of queries
+CALLS = 22 * 5 + 3
+
+
+def drive(scenario: str, folder: Path) -> dict[str, Any]:
+    words = [sys.executable, Path(__file__).with_name("drive_encode.py"), scenario, folder]
+    ended = subprocess.run(words, capture_output=True, text=True, timeout=250, check=False)
+    assert ended.returncode == 0, ended.stderr
+    return dict(json.loads(ended.stdout))
+
+
+@pytest.fixture(scope="module")
+def same(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """The same encoding by 1, 2 and 3 ranks."""
+    return drive("same", tmp_path_factory.mktemp("same"))
+
+
+@pytest.fixture(scope="module")
+def resumes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Killed, and continued by others."""
+    return drive("resumes", tmp_path_factory.mktemp("resumes"))
+
+
+@pytest.fixture(scope="module")
+def failures(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Three ranks, one of which fails in some way."""
+    return drive("failures", tmp_path_factory.mktemp("failures"))
+
+
+@pytest.mark.parametrize("count", [2, 3])
+@pytest.mark.parametrize("encoder", ["lexical", "hf"])
+def test_several_ranks_fill_the_cache_as_one(encoder: str, count: int, same: dict[str, Any]) -> None:
+    one, several = same[encoder]["1"], same[encoder][str(count)]
+    assert several["codes"] == [0] * count, several["err"]
+    assert len(one) == SHARDS + 1 + 2, "documents, queries, two manifests"
+    assert several["files"] == one
+    encoded = [said.count("document") for said in several["by"]]
+    assert sum(encoded) == CALLS, "every text once: also those that told the dtype"
+    assert min(encoded) >= 15, f"the work was not shared: {encoded}"
+    assert [said.count("query") for said in several["by"]] == [1] + [0] * (count - 1), "queries are the first rank's"
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_only_the_first_rank_speaks(count: int, same: dict[str, Any]) -> None:
+    found = same["lexical"][str(count)]
+    assert found["out"][1:] == found["err"][1:] == [""] * (count - 1)
+    drawn = found["err"][0].replace("\r", "\n").splitlines()
+    assert "Traceback" not in found["err"][0]
+    last = [line for line in drawn if line.startswith("encode ties: 100%") and " documents/s" in line][-1]
+    assert "| 900/900 [" in last, "the bar counts what all ranks encoded"
+    assert "tokens/s" in last
+    assert any(line.startswith("encode ties: 100%") and "| 6/6 [" in line for line in drawn)
+    assert found["out"][0].startswith("documents: 900 rows, 2,011 tokens, d = 128, float32; 23 of 23 shards are new: ")
+    assert found["out"][0].rstrip().endswith(f"s, {count} processes")
+
+
+def test_an_evaluation_with_an_empty_cache_encodes_by_all_ranks(same: dict[str, Any]) -> None:
+    one, two = same["evaluated"]["1"], same["evaluated"]["2"]
+    assert (one["codes"], two["codes"]) == ([0], [0, 0])
+    assert two["files"] == one["files"]
+    assert (two["runs"], two["result"]) == (one["runs"], one["result"])
+    assert min(said.count("document") for said in two["by"]) >= 5
+    assert one["result"]["task"]["documents"] == 333, "a subset is drawn alike by every rank"
+
+
+def test_a_full_cache_needs_no_encoding(same: dict[str, Any]) -> None:
+    ready = same["there"]
+    assert (ready["codes"], ready["by"], ready["err"]) == ([0, 0], [[], []], ["", ""])
+    assert ready["files"] == same["lexical"]["1"]
+    said = json.loads(ready["out"][0])
+    assert (said["processes"], [entry["new_shards"] for entry in said["entries"]]) == (2, [0, 0])
+    assert ready["out"][1] == ""
+
+
+# Interrupted -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("who", "codes"), [("follower", [DATA, KILLED, DATA]), ("leader", [KILLED, DATA, DATA])])
+def test_ranks_that_were_killed_are_continued_by_any_number(who: str, codes: list[int], resumes: dict[str, Any]) -> None:
+    killed, again, alone = (resumes[f"{who} {what}"] for what in ("killed", "again", "alone"))
+    assert killed["codes"] == codes
+    assert 3 <= len(killed["shards"]) < SHARDS
+    assert killed["seconds"] < 30
+    assert again["codes"] == [0, 0], again["err"]
+    assert again["files"] == alone["files"] == resumes["whole"]
+    assert {name: again["shards"][name] for name in killed["shards"]} == killed["shards"], (
+        "finished shards are not written again"
+    )
+    missing = SHARDS - len(killed["shards"])
+    assert 5 * missing - 2 <= sum(said.count("document") for said in again["by"]) <= 5 * missing
+    there = sum(20 if name == "00022.h5" else 40 for name in killed["shards"])
+    assert f" {there}/900 [" in again["err"][0], "what was there counts from the start"
+    assert alone["codes"] == [0]
+
+
+def test_a_death_is_said_once(resumes: dict[str, Any]) -> None:
+    follower, leader = resumes["follower killed"]["err"], resumes["leader killed"]["err"]
+    assert (
+        f"error: rank 1 of 3: gave no sign of life for 2 s: its process was killed or its machine is gone; {KEPT}"
+        in follower[0]
+    )
+    assert follower[1:] == ["", ""]
+    for said in leader[1:]:
+        assert said.startswith("error: rank 0 of 3: the connection to it was lost")
+        assert said.count("\n") == 1
+
+
+def test_the_lock_is_held_until_the_last_rank_is_done(resumes: dict[str, Any]) -> None:
+    found = resumes["locked"]
+    assert found["codes"] == [0, 0]
+    assert found["held"] == str(SHARDS - 1), "the leader, with nothing left to encode, must hold it for the others"
+    assert found["files"] == resumes["whole"]
+
+
+# Failures ----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "code", "message"),
+    [
+        ("not finite", DATA, "error: rank 1 of 3: embeddings: token 3 of 'c77' holds NaN\n"),
+        ("interrupted", INTERRUPTED, f"interrupted; {KEPT}\n"),
+        ("other texts", DATA, ": rank 0 fills it from other texts, or with another model: its key is "),
+        ("elsewhere", DATA, ": not seen by rank 2; with several processes the cache folder must lie on a file system that all"),
+        ("no data", DATA, "error: rank 1 of 3: local dataset 'ties': no such folder."),
+        (
+            "threads",
+            USAGE,
+            "processes differ: threads is 2 on rank 1, 1 on rank 0; embeddings are the same to the last bit only",
+        ),
+        ("no device", USAGE, "and this machine has 0 CUDA devices; need at most one process a device"),
+        ("unknown", USAGE, "error: rank 0 of 3: unknown encoder 'lexicon'. Did you mean 'lexical'?"),
+        ("usage", USAGE, "error: --batch-size: got 0, need 1 or more\n"),
+    ],
+)
+def test_a_failure_of_one_rank_ends_all_with_one_message(name: str, code: int, message: str, failures: dict[str, Any]) -> None:
+    found = failures[name]
+    assert found["codes"] == [code] * 3
+    assert message in found["err"][0]
+    assert found["err"][0].count("\n") == 1
+    assert found["err"][1:] == ["", ""]
+    assert found["out"] == ["", "", ""]
+    assert found["left"] == []
+    assert found["seconds"] < 30
+
+
+def test_a_bug_in_one_rank_ends_all(failures: dict[str, Any]) -> None:
+    found = failures["bug"]
+    assert (found["codes"][0], found["codes"][2]) == (DATA, DATA)
+    assert found["codes"][1] != 0
+    assert found["err"][0] == "error: rank 1 of 3: ZeroDivisionError: a bug\n"
+
+
+def test_finished_shards_outlive_a_failure(failures: dict[str, Any]) -> None:
+    assert failures["not finite"]["shards"] >= 1
+    assert failures["other texts"]["shards"] == failures["elsewhere"]["shards"] == 0, "nothing is begun before all agree"
+
+
+def test_torchrun_itself(demo: Any, tmp_path: Path) -> None:
+    folder = demo.copy(tmp_path, "datasets")
+    command = [
+        sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
+        ROOT / "evaluate.py", "encode", "demo", "small", "--encoder", "lexical", "--quiet",
+    ]  # fmt: skip
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    ended = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=120, check=False)
+    assert ended.returncode == 0, ended.stderr
+    assert "Traceback" not in ended.stderr
+    assert ended.stdout.rstrip().endswith("2 processes")
+    entries = sorted(path.relative_to(folder) for path in (folder / "embeddings_cache").rglob("*") if path.is_file())
+    assert entries
+    for path in entries:
+        assert (folder / path).read_bytes() == (demo.folder / path).read_bytes()
