@@ -13,24 +13,26 @@ from typing import Any
 import numpy as np
 import torch
 
+from maxsim_eval.assessing import assess
 from maxsim_eval.candidates import Candidates, read_candidates
 from maxsim_eval.costs import ALL_PAIRS as _ALL_PAIRS
 from maxsim_eval.costs import SAMPLED_QUERIES as _SAMPLED_QUERIES
 from maxsim_eval.distributed import World, joined
-from maxsim_eval.embeddings import Embeddings, check_widths, embeddings, query_tokens
+from maxsim_eval.embeddings import Embeddings, check_widths, embeddings, embeddings_by, query_tokens
 from maxsim_eval.environment import environment
 from maxsim_eval.errors import UsageError
 from maxsim_eval.files import writing
-from maxsim_eval.jobs import Job, Outcome, Rows, digest, divide, find_copies, new_token, score_job
-from maxsim_eval.metrics import DEFAULT_METRICS, evaluate_run, means, parse_metric
-from maxsim_eval.parity import compare
+from maxsim_eval.jobs import Job, Outcome, digest, divide, find_copies, new_token, score_job, sources_of
+from maxsim_eval.lengths import length_histogram
+from maxsim_eval.metrics import DEFAULT_METRICS, parse_metric
 from maxsim_eval.partial import folder_for, remove
+from maxsim_eval.paths import PATHS, REFERENCE, ScoringPath
 from maxsim_eval.report import write_reports
 from maxsim_eval.runs import write_trec_run
-from maxsim_eval.scoring import PATHS, REFERENCE, check_paths
+from maxsim_eval.scorers import OWN_RUNS, Chosen, find_paths, run_file
 from maxsim_eval.selection import Documents, Selection
 from maxsim_eval.subsets import idle_limits, limit_task, limits_of
-from maxsim_eval.types import Encoder, PathResult, Result, Run, Task
+from maxsim_eval.types import Encoder, Result, Run, Task
 from maxsim_kernels import Packed
 
 __all__ = ["DEFAULT_PATHS", "Embeddings", "Settings", "check_device", "embeddings", "evaluate", "run"]
@@ -45,7 +47,7 @@ class Settings:
 
     encoder: Encoder | str
     encoder_options: Mapping[str, Any] = field(default_factory=dict)
-    paths: Sequence[str] = DEFAULT_PATHS
+    paths: Sequence[Chosen] = DEFAULT_PATHS
     k: int = 100
     cache_dir: Path | str = "embeddings_cache"
     metrics: Sequence[str] = DEFAULT_METRICS
@@ -65,23 +67,23 @@ class Settings:
         """Both limits, as `subsets` takes them."""
         return {"queries": self.limit_queries, "documents": self.limit_documents}
 
-    def check(self) -> tuple[str, ...]:
-        """The paths' names in order; what cannot work is a `UsageError`."""
-        names = check_paths(self.paths)
-        if not names:
+    def check(self) -> dict[str, ScoringPath]:
+        """The paths by name, in order; what cannot work is a `UsageError`."""
+        paths = find_paths(self.paths)
+        if not paths:
             raise UsageError("paths: got none, need at least one of " + ", ".join(PATHS))
         for name, value in (("k", self.k), ("readers", self.readers), ("memory_budget", self.memory_budget)):
             if value is not None and value < 1:
                 raise UsageError(f"{name}: got {value}, need 1 or more")
         for metric in self.metrics:
             parse_metric(metric)
-        return names
+        return paths
 
 
 def evaluate(
     task: Task,
     encoder: Encoder | str,
-    paths: Sequence[str] = DEFAULT_PATHS,
+    paths: Sequence[Chosen] = DEFAULT_PATHS,
     *,
     k: int = 100,
     cache_dir: Path | str = "embeddings_cache",
@@ -101,12 +103,13 @@ def evaluate(
 ) -> Result:
     """Score a task by several paths and compare them.
 
-    Under torchrun every process calls this alike: the first prepares, merges and writes, all score their share, and all return
-    the same Result (`distributed.py`).
+    Under torchrun every process calls this alike, with the same task: the first prepares, merges and writes, all encode what is
+    missing and score their share, and all return the same Result (`distributed.py`).
 
     Args:
         encoder: an Encoder, the name of one (`lexical`, `hf:<id or path>`, ...), or the name embeddings were imported under.
-        paths: names from `scoring.PATHS`; parity is against `fp32` where it is among them.
+        paths: names from `scoring.PATHS`, `python:<module>:<function>` for a function of your own, or a pair of a name and a
+            function (docs/scorers.md); parity is against `fp32` where it is among them.
         k: documents kept for each query; clamped to the corpus, said once.
         out_dir: where `result.json`, `report.md` and `runs/<path>.trec` are written; None writes nothing. A long evaluation keeps
             finished parts under `.partial` there, and the same call goes on from them after an interruption.
@@ -145,21 +148,43 @@ def evaluate(
 
 
 def run(settings: Settings, load: Callable[[], tuple[Task, Path | str | None]]) -> Result:
-    """As `evaluate`; `load` gives the task and the output folder, and is called by the first of several processes alone."""
-    names = settings.check()
+    """As `evaluate`; `load` gives the task and the output folder.
+
+    Of several processes the first calls it, and the others only where documents have to be encoded: they help.
+    """
+    paths = settings.check()
     with joined(settings.device) as world, contextlib.ExitStack() as stack:
         device = world.device(settings.device)
         check_device(device)
+        picked: list[_Picked] = []
         ready: list[_Ready] = []
 
+        def pick() -> tuple[Task, Task]:
+            picked.append(_pick(settings, *load(), world))
+            return picked[0].task, picked[0].kept
+
+        found = embeddings_by(
+            world,
+            pick,
+            settings.encoder,
+            settings.cache_dir,
+            device=device,
+            quiet=settings.quiet,
+            **settings.encoder_options,
+        )
+        if found is None:
+            picked.clear()  # texts that were held to help with encoding them
+        else:
+            found = replace(found, made_by=None)  # the model's memory is for scoring now
+
         def prepare() -> Job:
-            task, out_dir = load()
-            ready.append(_prepare(settings, names, task, out_dir, world, device, stack))
+            assert found is not None  # on the leader
+            ready.append(_prepare(settings, paths, picked[0], found, world, stack))
             return ready[0].job
 
         job: Job = world.first(prepare)
         here = (ready[0].documents, ready[0].document_ids) if ready else ()
-        outcomes: Iterable[Outcome] = score_job(job, world, device, *here)
+        outcomes: Iterable[Outcome] = score_job(job, world, device, *here, paths=paths)
         if world.size > 1:
             outcomes = list(outcomes)  # comparing takes the leader a while: nobody waits for it between two paths
         places = world.collect(device)
@@ -168,10 +193,31 @@ def run(settings: Settings, load: Callable[[], tuple[Task, Path | str | None]]) 
 
 
 @dataclass(frozen=True)
+class _Picked:
+    """What is evaluated, and where its report goes."""
+
+    task: Task
+    kept: Task
+    candidates: Candidates | None
+    out_dir: Path | str | None
+
+
+def _pick(settings: Settings, task: Task, out_dir: Path | str | None, world: World) -> _Picked:
+    if world.size > 1 and out_dir is None:
+        raise UsageError("out_dir: got None, need a folder that all processes see: what they find is handed over there")
+    kept = limit_task(task, **settings.limits, seed=settings.limit_seed)
+    candidates = None
+    if settings.candidates is not None and world.leader:
+        candidates = read_candidates(settings.candidates, kept)
+    return _Picked(task, kept, candidates, out_dir)
+
+
+@dataclass(frozen=True)
 class _Ready:
     """What the leader knows beyond the job."""
 
     job: Job
+    paths: Mapping[str, ScoringPath]
     task: Task  # what was kept of it
     documents: Documents  # those that are searched
     document_ids: Sequence[str]
@@ -183,21 +229,14 @@ class _Ready:
 
 def _prepare(
     settings: Settings,
-    names: tuple[str, ...],
-    task: Task,
-    out_dir: Path | str | None,
+    paths: Mapping[str, ScoringPath],
+    picked: _Picked,
+    found: Embeddings,
     world: World,
-    device: str,
     stack: contextlib.ExitStack,
 ) -> _Ready:
-    """Load, limit, embed, divide: everything before the first score."""
-    if world.size > 1 and out_dir is None:
-        raise UsageError("out_dir: got None, need a folder that all processes see: what they find is handed over there")
-    kept = limit_task(task, **settings.limits, seed=settings.limit_seed)
-    candidates = None if settings.candidates is None else read_candidates(settings.candidates, kept)
-    found = embeddings(
-        task, settings.encoder, settings.cache_dir, kept=kept, device=device, quiet=settings.quiet, **settings.encoder_options
-    )
+    """Limit, divide: everything between the embeddings and the first score."""
+    task, kept, candidates, out_dir = picked.task, picked.kept, picked.candidates, picked.out_dir
     queries = query_tokens(task, kept, found.queries)
     check_widths(found, queries)
     said = [*kept.warnings, *idle_limits(task, **settings.limits)]
@@ -213,7 +252,7 @@ def _prepare(
         what = "corpus" if kept.document_ids is task.document_ids else "subset"
         said.append(f"k was clamped to the {k} documents of the {what if candidates is None else 'candidates'}")
         warnings.warn(said[-1], stacklevel=6)  # where `evaluate` was called
-    job = _job(settings, names, queries, kept, document_ids, documents, k, candidates, world)
+    job = _job(settings, paths, queries, kept, document_ids, documents, k, candidates, world)
     folder = folder_for(job, out_dir, settings.fresh, world, stack)
     if folder is not None:
         job = replace(job, folder=folder, token=new_token(folder) if world.size > 1 else "")
@@ -223,12 +262,12 @@ def _prepare(
         "candidates": facts,
     }
     out = None if out_dir is None else Path(out_dir)
-    return _Ready(job, kept, documents, document_ids, about, found.encoder, found.documents.dtype, out)
+    return _Ready(job, paths, kept, documents, document_ids, about, found.encoder, found.documents.dtype, out)
 
 
 def _job(
     settings: Settings,
-    names: tuple[str, ...],
+    paths: Mapping[str, ScoringPath],
     queries: Packed,
     task: Task,
     document_ids: Sequence[str],
@@ -241,7 +280,7 @@ def _job(
     if task.exclude_same_id:
         place = {document: number for number, document in enumerate(document_ids)}
         excluded[:] = [place.get(query, -1) for query in task.query_ids]
-    compared = REFERENCE in names and len(names) > 1
+    compared = REFERENCE in paths and len(paths) > 1
     rows = np.arange(len(task.query_ids) if compared else 0, dtype=np.int64)
     if len(rows) * len(document_ids) > _ALL_PAIRS and len(rows) > _SAMPLED_QUERIES:
         rows = np.sort(np.random.default_rng(0).choice(len(rows), _SAMPLED_QUERIES, replace=False))
@@ -255,7 +294,7 @@ def _job(
         "candidates": None if candidates is None else digest(candidates.offsets, candidates.rows),
     }
     return Job(
-        names=names,
+        names=tuple(paths),
         queries=queries,
         query_ids=task.query_ids,
         entry=documents.folder,
@@ -274,13 +313,14 @@ def _job(
         memory_budget=settings.memory_budget,
         readers=settings.readers,
         quiet=settings.quiet,
-        copies={name: copy.stamp() for name, copy in find_copies(names, documents).items()},
+        copies={name: copy.stamp() for name, copy in find_copies(paths, documents).items()},
+        sources=sources_of(paths),
     )
 
 
 def _finish(settings: Settings, ready: _Ready, outcomes: Iterable[Outcome], device: str, places: Sequence[str]) -> Result:
     """Metrics, parity, Result; written whole, and what was kept for an interruption removed."""
-    results, runs = _compare_paths(outcomes, ready, settings.metrics)
+    results, runs = assess(outcomes, ready.job, ready.paths, ready.task.qrels, ready.stored, settings.metrics)
     names = ready.job.names
     machine = {**environment(device), "device": settings.device}
     if len(places) > 1:
@@ -289,7 +329,7 @@ def _finish(settings: Settings, ready: _Ready, outcomes: Iterable[Outcome], devi
         task=ready.facts,
         encoder=ready.encoder,
         k=ready.job.k,
-        paths={name: replace(path, run=f"runs/{name}.trec" if ready.out_dir else None) for name, path in results.items()},
+        paths={name: replace(path, run=f"runs/{run_file(name)}" if ready.out_dir else None) for name, path in results.items()},
         environment=machine,
         command=list(settings.command),
         reference=REFERENCE if REFERENCE in names else None,
@@ -301,52 +341,15 @@ def _finish(settings: Settings, ready: _Ready, outcomes: Iterable[Outcome], devi
     return result
 
 
-def _compare_paths(
-    outcomes: Iterable[Outcome], ready: _Ready, metrics: Sequence[str]
-) -> tuple[dict[str, PathResult], dict[str, Run]]:
-    results: dict[str, PathResult] = {}
-    runs: dict[str, Run] = {}
-    reference_rows: Rows | None = None
-    job = ready.job
-    for outcome in outcomes:
-        name = outcome.run.name
-        runs[name] = outcome.run
-        per_query = evaluate_run(outcome.run, ready.task.qrels, metrics)
-        seconds = {part: round(value, 6) for part, value in outcome.seconds.items()}
-        read = f"; documents read from the {PATHS[name].copy} copy in the cache" if name in job.copies else ""
-        results[name] = PathResult(means(per_query), per_query, seconds, None, PATHS[name].description + read)
-        if name == REFERENCE:
-            reference_rows = outcome.rows
-        elif REFERENCE in results:
-            parity = compare(
-                results[REFERENCE],
-                results[name],
-                runs[REFERENCE],
-                runs[name],
-                reference_scores=reference_rows,
-                scores=outcome.rows,
-                k=job.k,
-                score_rows=None if len(job.kept_rows) == len(job.query_ids) else job.kept_rows.tolist(),
-                listed=None if job.candidates is None else job.candidates.of(job.kept_rows.tolist()),
-            )
-            results[name] = replace(results[name], parity=_about_inputs(parity, name, ready.stored))
-    return results, runs
-
-
-def _about_inputs(parity: Mapping[str, Any], name: str, stored: torch.dtype) -> dict[str, Any]:
-    """Whether the reference read the same rounded embeddings as this path: then only arithmetic can differ."""
-    read = {"fp16": torch.float16, "bf16": torch.bfloat16}.get(name)
-    return {**parity, "reference_reads_same_inputs": name == "fused-fp32" or stored == read}
-
-
 def _write(result: Result, runs: Mapping[str, Run], folder: Path) -> None:
     """Replace a report: `result.json` goes first and comes last, so where it exists the rest belongs to it."""
     with writing(folder):
         (folder / "result.json").unlink(missing_ok=True)
-        for name in PATHS:  # runs of an earlier evaluation, and nothing else that lies there
-            (folder / "runs" / f"{name}.trec").unlink(missing_ok=True)
+        earlier = [folder / "runs" / f"{name}.trec" for name in PATHS]  # and nothing else that lies there
+        for path in (*earlier, *(folder / "runs").glob(OWN_RUNS)):
+            path.unlink(missing_ok=True)
     for name, found in runs.items():
-        write_trec_run(folder / "runs" / f"{name}.trec", found)
+        write_trec_run(folder / "runs" / run_file(name), found)
     write_reports(result, folder)
 
 
@@ -373,4 +376,8 @@ def _task_facts(task: Task, queries: Packed, documents: Documents, said: Sequenc
         "judged_pairs": task.judged_pairs,
         "exclude_same_id": task.exclude_same_id,
         "warnings": list(dict.fromkeys(said)),
+        "lengths": {
+            "queries": length_histogram(queries.lengths.cpu().numpy()),
+            "documents": length_histogram(documents.lengths()),
+        },
     }

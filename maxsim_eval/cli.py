@@ -1,44 +1,44 @@
 """The command line: `python evaluate.py beir scifact`, also installed as `maxsim-eval`.
 
-Results go to stdout, everything else (progress, warnings, errors) to stderr. Exit codes: 0 fine, 1 the gate says no (`plan`: it does
-not fit), 2 a wrong name or option, 3 data or cache that is missing or damaged, 130 interrupted.
+Results go to stdout, everything else (progress, warnings, errors) to stderr; exit codes as `cli_output.EXIT_CODES` says.
 """
 
 from __future__ import annotations
 
 import contextlib
 import io
-import json
 import os
 import sys
 import warnings
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import typer
-from rich.console import Console
 
 from maxsim_eval.cli_cache import cache, convert, encode, inspect
-from maxsim_eval.cli_evaluate import register
+from maxsim_eval.cli_evaluate import command_line, register
+from maxsim_eval.cli_explain import explain
+from maxsim_eval.cli_gate import gate
 from maxsim_eval.cli_import import import_
 from maxsim_eval.cli_options import AsJson
+from maxsim_eval.cli_output import EXAMPLES, EXIT_CODES, console, print_json, say, with_examples
 from maxsim_eval.cli_plan import plan
-from maxsim_eval.errors import EXIT_DATA, EXIT_GATE, EXIT_INTERRUPTED, MaxsimEvalError, UsageError
+from maxsim_eval.errors import EXIT_DATA, EXIT_INTERRUPTED, MaxsimEvalError, UsageError
 
 app = typer.Typer(
     name="maxsim-eval",
-    help="Score late-interaction embeddings by several exact and quantised MaxSim paths and compare what they retrieve.",
+    help=f"Score late-interaction embeddings by several exact and quantised MaxSim paths and compare what they retrieve.\n\n{EXAMPLES}",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
+    epilog=EXIT_CODES,
 )
 
 
 register(app)
 app.command()(plan)
-for _command in (encode, inspect, convert):
+for _command in (encode, inspect, convert, explain, gate):
     app.command()(_command)
 app.command("import")(import_)
 app.add_typer(cache)
@@ -48,19 +48,27 @@ app.add_typer(cache)
 def compare(
     inputs: Annotated[list[Path], typer.Argument(help="Two or more result.json (or result.json:path) or TREC run files.")],
     qrels: Annotated[Path | None, typer.Option(help="Judgements: TREC or BEIR qrels. Needed for TREC runs.")] = None,
+    names: Annotated[str | None, typer.Option("--metrics", help="With --qrels: comma-separated, as nDCG@10,R@100.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Also write the reports of an evaluation into this folder.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Compare Results or runs with the first of them.
+    """Compare Results or runs with the first of them: intervals, tests and verdicts over all.
 
-    Example: python evaluate.py compare results/a/result.json results/b/result.json:int8
+    Example: python evaluate.py compare results/a/result.json results/b/result.json:int8 --out results/a-and-b
     """
-    from maxsim_eval.comparing import compare_inputs, render_comparison
+    from maxsim_eval.comparing import compare_inputs, render_comparison, write_comparison
+    from maxsim_eval.metrics import DEFAULT_METRICS
 
-    comparison = compare_inputs(inputs, qrels)
+    chosen = tuple(name.strip() for name in (names or "").split(",") if name.strip())
+    if names is not None and (qrels is None or not chosen):
+        raise UsageError("--metrics: need names, and --qrels to compute them; without it the metrics are those of the results")
+    comparison = compare_inputs(inputs, qrels, chosen or DEFAULT_METRICS)
+    if out is not None:
+        write_comparison(comparison, out, command_line())
     if as_json:
         typer.echo(comparison.to_json())
     else:
-        render_comparison(comparison, Console())
+        render_comparison(comparison, console())
 
 
 @app.command()
@@ -82,71 +90,39 @@ def metrics(
         raise UsageError("--metrics: got no name, need some, as nDCG@10,R@100,AP,RR@10")
     values = means(evaluate_run(read_trec_run(run), read_qrels(qrels), chosen))
     if as_json:
-        typer.echo(json.dumps(values, indent=2, allow_nan=False))
+        print_json(values)
     else:
         for name, value in values.items():
             typer.echo(f"{name:12} {value:.4f}")
 
 
 @app.command()
-def gate(
-    result: Annotated[Path, typer.Argument(help="result.json of a fresh evaluation.")],
-    baseline: Annotated[Path, typer.Option(help="Committed baseline JSON.")],
-    thresholds: Annotated[Path | None, typer.Option(help="Thresholds TOML. Default: the paper's bounds.")] = None,
-    update_baseline: Annotated[bool, typer.Option("--update-baseline", help="Write the baseline from this result.")] = False,
-    verbose: Annotated[bool, typer.Option("--verbose", help="Also show the checks that passed.")] = False,
-    as_json: AsJson = False,
-) -> None:
-    """Fail (exit code 1) when quality fell or a path left its parity bounds.
-
-    Example: python evaluate.py gate results/beir-scifact-lexical/result.json --baseline tests/baselines/scifact.json
-    """
-    from maxsim_eval.gate import check, load_baseline, load_thresholds, passed, render, write_baseline
-
-    found = _read_result(result)
-    if update_baseline:
-        write_baseline(baseline, found)
-        typer.echo(f"baseline written: {baseline}")
-        return
-    findings = check(found, load_baseline(baseline), load_thresholds(thresholds))
-    if as_json:
-        typer.echo(json.dumps([asdict(finding) for finding in findings], indent=2, default=str))
-    else:
-        typer.echo(render(findings, every=verbose))
-    if not passed(findings):
-        raise typer.Exit(EXIT_GATE)
-
-
-@app.command()
 def report(
     result: Annotated[Path, typer.Argument(help="result.json of an evaluation.")],
-    out: Annotated[Path | None, typer.Option(help="Also write report.md and result.json into this folder.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Also write the reports (docs/result.md) into this folder.")] = None,
+    as_json: AsJson = False,
 ) -> None:
     """Render a Result again; reads nothing but the file.
 
     Example: python evaluate.py report results/beir-scifact-lexical/result.json
     """
-    from maxsim_eval.report import render_console, write_reports
+    from maxsim_eval.report import render_console, to_json, write_reports
+    from maxsim_eval.result_json import read_result
 
-    found = _read_result(result)
-    render_console(found, Console())
+    found = read_result(result)
+    if as_json:
+        sys.stdout.write(to_json(found))
+    else:
+        render_console(found, console())
     if out is not None:
         write_reports(found, out)
 
 
-def _read_result(path: Path) -> Any:
-    from maxsim_eval.errors import DataError
-    from maxsim_eval.report import from_json
-
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{path}: cannot be read as a result ({error})") from error
-    return from_json(text, origin=str(path))
-
-
 def _show_warning(message: Warning | str, category: type[Warning], filename: str, lineno: int, *_: Any) -> None:
-    typer.secho(f"warning: {message}", fg="yellow", err=True)
+    say(f"warning: {message}", "yellow")
+
+
+with_examples([app, cache])
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -171,10 +147,10 @@ def _run(arguments: list[str] | None) -> None:
         _fail(str(error), EXIT_DATA)
     except SystemExit as exit_:
         if exit_.code == EXIT_INTERRUPTED and type(exit_) is SystemExit:  # a subclass has said it
-            typer.secho("interrupted; finished parts are kept, the same command continues", err=True)
+            say("interrupted; finished parts are kept, the same command continues")
         raise
 
 
 def _fail(text: str, code: int) -> NoReturn:
-    typer.secho(f"error: {text}", fg="red", err=True)
+    say(f"error: {text}", "red")
     sys.exit(code)

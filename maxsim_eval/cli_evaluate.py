@@ -10,10 +10,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 
-from maxsim_eval.cli_options import ANSWERS, MODEL, PLACES, SCORING, SOURCES, Split, encoder_option, with_options
-from maxsim_eval.errors import UsageError
+from maxsim_eval.cli_options import (
+    ANSWERS,
+    MODEL,
+    PLACES,
+    SCORING,
+    SOURCES,
+    Split,
+    encoder_option,
+    loading_options,
+    model_options,
+    require_counts,
+    with_options,
+)
+from maxsim_eval.cli_output import console
 
 if TYPE_CHECKING:
     from maxsim_eval.api import Settings
@@ -102,10 +113,8 @@ def evaluate_task(
     from maxsim_eval.scoring import check_paths
     from maxsim_eval.types import Task
 
-    loading = source_options(source, given)
-    for option in ("k", "readers", "limit_queries", "limit_documents"):
-        if given[option] is not None and given[option] < 1:
-            raise UsageError(f"--{option.replace('_', '-')}: got {given[option]}, need 1 or more")
+    loading = loading_options(given, SOURCES[source])
+    require_counts(given, "k", "readers", "limit_queries", "limit_documents")
     budget = given.pop("memory_budget")
     settings = Settings(
         encoder=encoder,
@@ -113,7 +122,7 @@ def evaluate_task(
         paths=check_paths(_names(given.pop("paths"))),
         metrics=_names(given.pop("metrics")) or DEFAULT_METRICS,
         memory_budget=None if budget is None else bytes_of(budget),
-        command=_command(),
+        command=command_line(),
         **given,
     )
     if not several():
@@ -127,16 +136,20 @@ def evaluate_task(
         folder = out or Path("results") / _folder_name(source, task.dataset, part, encoder, settings)
         return task, folder
 
-    with joined(settings.device, _say_last) as world:
+    with joined(settings.device, say_last) as world:
         result = run(settings, load)
         if not world.leader:
             return
         if as_json:
             sys.stdout.write(to_json(result))
         elif not settings.quiet:
-            console = Console()
-            render_console(result, console)
-            console.print(f"report: {folder}/report.md, {folder}/result.json, {folder}/runs/", soft_wrap=True, highlight=False)
+            screen = console()
+            render_console(result, screen)
+            screen.print(
+                f"report: {folder}/report.html, {folder}/report.md, {folder}/result.json, {folder}/runs/",
+                soft_wrap=True,
+                highlight=False,
+            )
 
 
 def _folder_name(source: str, dataset: str, part: str, encoder: str, settings: Settings) -> str:
@@ -148,30 +161,15 @@ def _folder_name(source: str, dataset: str, part: str, encoder: str, settings: S
     return re.sub(r"[^A-Za-z0-9._-]+", "-", "-".join(filter(None, [source, dataset, part, prefix, model, *limits, *reranked])))
 
 
-def source_options(source: str, given: dict[str, Any]) -> dict[str, Any]:
-    """Take a source's own options out of `given`, by the names that `load_task` has for them."""
-    names = {"dataset_revision": "revision"}
-    return {names.get(name, name): given.pop(name) for name in SOURCES[source]}
-
-
-def model_options(given: dict[str, Any]) -> dict[str, Any]:
-    """Take the encoder's options out of `given`; those that were not named stay out."""
-    taken = {name: given.pop(name) for name in MODEL}
-    for name in ("batch_size", "max_query_tokens", "max_document_tokens"):
-        if taken[name] is not None and taken[name] < 1:
-            raise UsageError(f"--{name.replace('_', '-')}: got {taken[name]}, need 1 or more")
-    return {name: value for name, value in taken.items() if value is not None and value is not False}
-
-
 def _names(text: str | None) -> tuple[str, ...]:
     return tuple(name.strip() for name in (text or "").split(",") if name.strip())
 
 
-def _say_last(line: str) -> None:
+def say_last(line: str) -> None:
     """The one message of a failure of several processes; a follower's stderr is closed to anything else."""
     print(line, file=sys.__stderr__, flush=True)
 
 
-def _command() -> list[str]:
+def command_line() -> list[str]:
     """The command as it was given, without the folder the program lies in."""
     return [Path(sys.argv[0]).name, *sys.argv[1:]]

@@ -2,27 +2,30 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from rich import box
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from maxsim_eval import parity
+from maxsim_eval.environment import environment
 from maxsim_eval.errors import DataError, UnknownNameError, UsageError
-from maxsim_eval.metrics import DEFAULT_METRICS, evaluate_run, means, parse_metric
-from maxsim_eval.result_json import dump_json, from_json, jsonable
+from maxsim_eval.metrics import DEFAULT_METRICS, evaluate_run, means
+from maxsim_eval.report import render_body, write_reports
+from maxsim_eval.result_json import dump_json, jsonable, read_result
 from maxsim_eval.runs import read_qrels, read_trec_run
 from maxsim_eval.subsets import describe, describe_candidates
+from maxsim_eval.ties import mean_bounds
 from maxsim_eval.types import PathResult, Qrels, Result, Run
+from maxsim_eval.verdicts import canonical_name, with_statistics
 
 SCHEMA = "maxsim-eval/comparison/1"
 RESULT_FILE = "result.json"
+SOURCE = "comparison"  # `task.source` of a comparison's Result
 
 
 @dataclass(frozen=True)
@@ -34,6 +37,7 @@ class Input:
     run: Run
     result: Result | None = None
     path: PathResult | None = None
+    name: str = ""  # of the path, or of the run: which bounds its differences are held to
 
 
 @dataclass(frozen=True)
@@ -42,9 +46,22 @@ class Compared:
 
     label: str
     file: str
-    metrics: Mapping[str, float]
-    per_query: Mapping[str, Mapping[str, float]]
-    parity: Mapping[str, Any] | None
+    path: PathResult
+
+    @property
+    def metrics(self) -> Mapping[str, float]:
+        """Metric -> mean."""
+        return self.path.metrics
+
+    @property
+    def per_query(self) -> Mapping[str, Mapping[str, float]]:
+        """Metric -> query id -> value."""
+        return self.path.per_query
+
+    @property
+    def parity(self) -> Mapping[str, Any] | None:
+        """Comparison with the first; None for the first."""
+        return self.path.parity
 
 
 @dataclass(frozen=True)
@@ -55,6 +72,8 @@ class Comparison:
     queries: int  # judged queries the means are over
     depth: int  # documents a query that the rankings are compared to
     qrels: str | None  # file of the judgements; None: the metrics stand in the results
+    task: Mapping[str, Any]  # what was compared, as a Result has it
+    encoder: Mapping[str, Any]
     warnings: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
@@ -63,6 +82,7 @@ class Comparison:
             entry.label: {
                 "file": entry.file,
                 "metrics": entry.metrics,
+                **({} if entry.path.tie_bounds is None else {"tie_bounds": entry.path.tie_bounds}),
                 **({} if entry.parity is None else {"parity": entry.parity}),
                 "per_query": entry.per_query,
             }
@@ -83,6 +103,19 @@ class Comparison:
     def to_json(self) -> str:
         """`to_dict` as JSON text."""
         return dump_json(self.to_dict()) + "\n"
+
+    def to_result(self, command: Sequence[str] = ()) -> Result:
+        """As a Result whose paths are the inputs: what every report is made from. Its run files are not beside it."""
+        return Result(
+            task={**self.task, "warnings": list(self.warnings)},
+            encoder=self.encoder,
+            k=self.depth,
+            paths={entry.label: entry.path for entry in self.inputs},
+            environment=environment(),
+            command=list(command),
+            reference=self.inputs[0].label,
+            created=datetime.now(UTC).isoformat(timespec="seconds"),
+        )
 
 
 def _split_selector(path: Path) -> tuple[Path, str | None]:
@@ -108,11 +141,7 @@ def _run_of_result(origin: Path, result: Result, name: str) -> Run:
 
 
 def _read_result(origin: Path, selected: str | None) -> Input:
-    try:
-        text = origin.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{origin}: cannot be read ({error})") from error
-    result = from_json(text, str(origin))
+    result = read_result(origin)
     name = selected or result.reference
     if name is None:
         raise UsageError(f"{origin}: has no reference path; choose one: {origin}:{next(iter(result.paths), 'PATH')}")
@@ -120,7 +149,7 @@ def _read_result(origin: Path, selected: str | None) -> Input:
         raise UnknownNameError(f"path of {origin}", name, result.paths)
     run = _run_of_result(origin, result, name)
     folder = origin.resolve().parent.name
-    return Input(f"{folder}:{name}", str(origin), run, result, result.paths[name])
+    return Input(f"{folder}:{name}", str(origin), run, result, result.paths[name], name)
 
 
 def _looks_like_result(path: Path) -> bool:
@@ -150,7 +179,7 @@ def read_input(path: Path | str) -> Input:
     if selected is not None:
         raise UsageError(f"{path}: {origin} is a TREC run, which has no paths; leave out ':{selected}'")
     run = read_trec_run(origin)
-    return Input(origin.stem, str(origin), run)
+    return Input(origin.stem, str(origin), run, name=run.name)
 
 
 def _labels(inputs: Sequence[Input]) -> list[str]:
@@ -164,15 +193,8 @@ def _labels(inputs: Sequence[Input]) -> list[str]:
     return labels
 
 
-def _canonical_name(name: str) -> str:
-    try:
-        return parse_metric(name).canonical
-    except UsageError:
-        return name  # a metric of another tool or version: compared under the name it has
-
-
 def _canonical(values: Mapping[str, Any]) -> dict[str, Any]:
-    return {_canonical_name(name): value for name, value in values.items()}
+    return {canonical_name(name): value for name, value in values.items()}
 
 
 def _stored(inputs: Sequence[Input]) -> list[PathResult]:
@@ -182,7 +204,8 @@ def _stored(inputs: Sequence[Input]) -> list[PathResult]:
         if entry.path is None:
             raise UsageError(f"{entry.file} is a plain run and has no metrics; give the judgements: --qrels FILE")
         per_query = _canonical(entry.path.per_query)
-        found.append(PathResult(_canonical(entry.path.metrics), per_query, {}))
+        bounds = None if entry.path.tie_bounds is None else _canonical(entry.path.tie_bounds)
+        found.append(PathResult(_canonical(entry.path.metrics), per_query, {}, tie_bounds=bounds))
     first = {query for values in found[0].per_query.values() for query in values}
     for entry, values in zip(inputs[1:], found[1:], strict=True):
         queries = {query for row in values.per_query.values() for query in row}
@@ -199,7 +222,7 @@ def _evaluated(inputs: Sequence[Input], qrels: Qrels, metrics: Iterable[str]) ->
     found = []
     for entry in inputs:
         per_query = evaluate_run(entry.run, qrels, names)
-        found.append(PathResult(means(per_query), per_query, {}))
+        found.append(PathResult(means(per_query), per_query, {}, tie_bounds=mean_bounds(entry.run, qrels, per_query)))
     return found
 
 
@@ -232,7 +255,8 @@ def compare_inputs(
 ) -> Comparison:
     """Compare two or more Results or TREC runs with the first of them.
 
-    Scores are not compared (other tools' scores mean other things), so Spearman and score errors are null.
+    Scores are not compared (other tools' scores mean other things), so Spearman and score errors are null. Statistics are over all
+    inputs and metrics; a difference is held to the bounds of the path's name (`verdicts`), that of a plain run to the strictest.
 
     Args:
         paths: see `read_input`.
@@ -251,52 +275,76 @@ def compare_inputs(
     inputs = [read_input(path) for path in paths]
     judged = None if qrels is None else read_qrels(qrels)
     values = _stored(inputs) if judged is None else _evaluated(inputs, judged, metrics)
-    labels = _labels(inputs)
     depth = k or max(len(ranking) for entry in inputs for ranking in entry.run.rankings.values())
-    compared = []
-    for index, (entry, value) in enumerate(zip(inputs, values, strict=True)):
-        against = None
-        if index:
-            first = Run(labels[0], inputs[0].run.rankings, inputs[0].run.ordered)
-            against = parity.compare(values[0], value, first, entry.run, reference_scores=None, scores=None, k=depth)
-        compared.append(Compared(labels[index], entry.file, value.metrics, value.per_query, against))
+    paths_by_label = _judged(dict(zip(_labels(inputs), inputs, strict=True)), values, judged, depth)
     queries = {query for row in values[0].per_query.values() for query in row}
-    return Comparison(tuple(compared), len(queries), depth, None if qrels is None else str(qrels), _warnings(inputs, judged))
+    return Comparison(
+        tuple(Compared(label, entry.file, path) for (label, path), entry in zip(paths_by_label.items(), inputs, strict=True)),
+        len(queries),
+        depth,
+        None if qrels is None else str(qrels),
+        _task(inputs, len(queries), judged),
+        _encoder(inputs),
+        _warnings(inputs, judged),
+    )
 
 
-def _metric_cell(entry: Compared, name: str) -> str:
-    value = entry.metrics.get(name)
-    if value is None or not math.isfinite(value):
-        return "-"
-    if entry.parity is None:
-        return f"{value:.4f}"
-    change = entry.parity["delta"].get(name)
-    if change is None or not math.isfinite(change):
-        return f"{value:.4f} (?)"
-    return f"{value:.4f} (=)" if change == 0 else f"{value:.4f} ({change:+.4f})"
+def _judged(
+    inputs: Mapping[str, Input], values: Sequence[PathResult], qrels: Qrels | None, depth: int
+) -> dict[str, PathResult]:
+    """Every input's values with its parity with the first; statistics are over all of them."""
+    reference = next(iter(inputs))
+    first = Run(reference, inputs[reference].run.rankings, inputs[reference].run.ordered)
+    found = {}
+    for (label, entry), value in zip(inputs.items(), values, strict=True):
+        about = "" if entry.path is None else entry.path.description
+        path = replace(value, description=": ".join(filter(None, (entry.file, about))))
+        if label != reference:
+            against = parity.compare(
+                values[0], value, first, entry.run, reference_scores=None, scores=None, k=depth, qrels=qrels
+            )
+            path = replace(path, parity=against)
+        found[label] = path
+    return with_statistics(found, reference, {label: entry.name for label, entry in inputs.items()})
+
+
+def _task(inputs: Sequence[Input], queries: int, qrels: Qrels | None) -> dict[str, Any]:
+    """What was compared, as a Result's `task`; of plain runs nobody knows how many documents were searched."""
+    tasks = [entry.result.task for entry in inputs if entry.result is not None]
+    same = len({_task_set(task) for task in tasks}) == 1
+    retrieved = {document for entry in inputs for ranking in entry.run.rankings.values() for document, _ in ranking}
+    found: dict[str, Any] = {"source": SOURCE, "dataset": "runs", "split": "", "queries": queries, "documents": len(retrieved)}
+    if qrels is not None:
+        found["judged_pairs"] = sum(map(len, qrels.values()))
+    if same:
+        known = ("dataset", "split", "documents", "document_tokens", "exclude_same_id", "limits", "candidates")
+        return {**found, **{key: tasks[0][key] for key in known if key in tasks[0]}}
+    return {**found, "documents_counted": "those that the inputs retrieve"}
+
+
+def _encoder(inputs: Sequence[Input]) -> dict[str, Any]:
+    """The one encoder of all inputs, or the names of those that are known."""
+    known = [dict(entry.result.encoder) for entry in inputs if entry.result is not None]
+    if len(known) == len(inputs) and all(one == known[0] for one in known):
+        return known[0]
+    return {"name": ", ".join(dict.fromkeys(str(one.get("name")) for one in known)) or "unknown"}
 
 
 def render_comparison(comparison: Comparison, console: Console) -> None:
-    """Print metrics side by side (change against the first), then overlap and order of the rankings."""
-    first = comparison.inputs[0]
+    """Print what was compared, then the tables and verdicts of every report."""
     judged = f"judgements {comparison.qrels}" if comparison.qrels else "metrics as in the results"
+    first = comparison.inputs[0]
     console.print(Text(f"{comparison.queries} judged queries, {judged}; compared with {first.label}", style="bold"))
-    table = Table(box=box.SIMPLE_HEAD)
-    table.add_column("metric")
-    for entry in comparison.inputs:
-        table.add_column(Text(entry.label), justify="right")
-    for name in first.metrics:
-        table.add_row(Text(name), *(Text(_metric_cell(entry, name)) for entry in comparison.inputs))
-    for cutoff in parity.OVERLAPS:
-        cells = ["-" if entry.parity is None else entry.parity["overlap"][f"@{cutoff}"] for entry in comparison.inputs]
-        texts = [f"{cell:.4f}" if isinstance(cell, float) else "-" for cell in cells]
-        table.add_row(Text(f"top-{cutoff} overlap"), *(Text(text) for text in texts))
-    console.print(table)
-    for warning in comparison.warnings:
-        console.print(Text(f"warning: {warning}", style="yellow"))
-    for entry in comparison.inputs[1:]:
-        order = (entry.parity or {})["identical_order"]
-        verdict = "ranking identical" if order["identical"] == order["queries"] else "ranking differs"
-        console.print(
-            Text(f"{entry.label}: {verdict}: same top {order['k']} in {order['identical']} of {order['queries']} queries")
-        )
+    render_body(comparison.to_result(), console)
+
+
+def write_comparison(comparison: Comparison, folder: Path | str, command: Sequence[str] = ()) -> None:
+    """Write the reports of a comparison into a folder of its own: the files that `report.write_reports` writes.
+
+    Raises:
+        UsageError: the folder holds the report of an evaluation. DataError: it cannot be written.
+    """
+    file = Path(folder) / RESULT_FILE
+    if file.exists() and _looks_like_result(file) and read_result(file).task.get("source") != SOURCE:
+        raise UsageError(f"{folder}: holds the report of an evaluation, which would be replaced; choose another --out")
+    write_reports(comparison.to_result(command), folder)

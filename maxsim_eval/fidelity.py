@@ -241,7 +241,7 @@ def deltas_table(study: Mapping[str, Any]) -> list[str]:
                     f"{name}, {metric}",
                     _signed(entry.mean),
                     f"{_signed(entry.low)} to {_signed(entry.high)}",
-                    f"{entry.changed} (of all: {entry.changed_at_most:.1%} at most)",
+                    f"{entry.changed} (of all: {entry.changed_share_at_most:.1%} at most)",
                     f"{entry.p_adjusted:.2f}",
                     f"{entry.bound:g}",
                     "yes" if abs(entry.mean) <= entry.bound else "no",

@@ -7,10 +7,9 @@ under the output folder, where the leader reads the kept score rows for parity.
 from __future__ import annotations
 
 import hashlib
-import time
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, overload
@@ -19,16 +18,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from maxsim_eval import peaks
 from maxsim_eval.candidates import Candidates
 from maxsim_eval.distributed import World
 from maxsim_eval.entries import open_entry
-from maxsim_eval.environment import environment
 from maxsim_eval.errors import CacheError, DataError, UsageError
 from maxsim_eval.hashing import canonical, feed
-from maxsim_eval.paths import PATHS, Corpus
+from maxsim_eval.paths import PATHS, Corpus, ScoringPath
 from maxsim_eval.pipeline import Plan
 from maxsim_eval.quantised import Quantised, quantised
+from maxsim_eval.ranks import PATIENCE, blind_ranks, machine_of, require_same_machines
 from maxsim_eval.records import Records, ScoreRows
+from maxsim_eval.scorers import run_file
 from maxsim_eval.scoring import Scored, score_path, to_run
 from maxsim_eval.selection import Documents, Selection
 from maxsim_eval.types import Run
@@ -37,10 +38,7 @@ from maxsim_kernels import Packed
 
 FORMAT = 1  # of what is kept and how it is computed: a change of either makes records of before worthless
 UNIT_SCORES = 128 << 20  # bytes of a unit's kept score rows: a few are in memory at once
-_PATIENCE = 10.0  # seconds a network file system gets to show a new file
-# What scores may depend on besides the inputs. Threads change the order of additions on a CPU alone.
-_MACHINE = ("cpu", "threads", "torch", "maxsim_eval")
-_GPU_MACHINE = ("gpu", "cuda", "torch", "triton", "maxsim_eval")
+_PATIENCE = PATIENCE
 Rows = np.ndarray | ScoreRows
 
 
@@ -50,7 +48,8 @@ class Job:
 
     `rows` are the documents of the entry that are searched (None: all), `kept_rows` the queries whose score rows are kept (empty:
     none), `folder` is where records go (None: nothing is kept), `in_memory` says that score rows stay with the process, `token` names
-    a file in the folder that proves it shared, `copies` are the stamps of the quantised copies that paths read, by path.
+    a file in the folder that proves it shared, `copies` are the stamps of the quantised copies that paths read, by path, `sources`
+    the digests of users' own functions (`sources_of`).
     """
 
     names: tuple[str, ...]
@@ -73,6 +72,7 @@ class Job:
     readers: int
     quiet: bool
     copies: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    sources: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def keeps(self) -> bool:
@@ -99,21 +99,28 @@ class Job:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a path gave: its ranking, where the time went, and the kept score rows (None: not kept)."""
+    """What a path gave: its ranking, where the time went, the kept score rows (None: not kept), and its peaks of memory."""
 
     run: Run
     seconds: Mapping[str, float]
     rows: Rows | None
+    memory: Mapping[str, int | None] = field(default_factory=dict)
 
 
 def find_copies(names: Iterable[str], documents: Documents) -> dict[str, Quantised]:
     """The quantised copies in the cache that these paths read instead of the documents, by path."""
     found = {}
     for name in names:
-        copy = None if (kind := PATHS[name].copy) is None else quantised(documents, kind)
+        kind = PATHS[name].copy if name in PATHS else None  # a user's function reads what is stored
+        copy = None if kind is None else quantised(documents, kind)
         if copy is not None:
             found[name] = copy
     return found
+
+
+def sources_of(paths: Mapping[str, ScoringPath]) -> dict[str, str]:
+    """Digests of users' functions, which their records depend on; one that fits nothing where it is not known what a function does."""
+    return {name: path.source or f"once {uuid.uuid4().hex}" for name, path in paths.items() if path.own}
 
 
 def divide(documents: Documents, kept_rows: int, ranks: int) -> tuple[list[tuple[int, int]], list[range]]:
@@ -139,22 +146,31 @@ def digest(*arrays: np.ndarray | Tensor) -> str:
 
 
 def score_job(
-    job: Job, world: World, device: str, documents: Documents | None = None, document_ids: Sequence[str] | None = None
+    job: Job,
+    world: World,
+    device: str,
+    documents: Documents | None = None,
+    document_ids: Sequence[str] | None = None,
+    *,
+    paths: Mapping[str, ScoringPath] = PATHS,
 ) -> Iterator[Outcome]:
     """Score every path; outcomes come on the leader, elsewhere nothing does (but it must be iterated all the same).
 
     Args:
         device: of this rank.
         documents, document_ids: the job's, where this process has them already.
+        paths: the job's by name, as this process knows them (`scorers.find_paths`).
 
     Raises:
         DataError: a NaN score or an output folder that ranks do not share. CacheError: a cache file that is not what it was, records
-            that cannot be written. UsageError: ranks whose hardware or versions differ. RankError: another rank failed.
+            that cannot be written. UsageError: ranks whose hardware, versions or users' functions differ. RankError: another rank
+            failed.
     """
     prove_shared(job, world)
+    _require_same_functions(job, world, paths)
     documents = documents or job.open()
-    machine = _machine(device)
-    _require_same(world.collect(machine))
+    machine = machine_of(device)
+    require_same_machines(world.collect(machine), "scores")
     share = job.shares[world.rank]
     spans = [(job.units[share.start][0], job.units[share.stop - 1][1])] if share else []
     scaled = None
@@ -176,16 +192,32 @@ def score_job(
         memory_budget=job.memory_budget,
         readers=job.readers,
         candidates=job.candidates,
+        paths=paths,
     )
+    if world.leader and not job.quiet:
+        _say_how_long(job, {name: paths[name] for name in job.names}, documents, device, world.size)
     for name in job.names:
+        watched = peaks.start(device)
         outcome = _score(name, job, world, corpus, plan, machine)
+        memory = peaks.largest(world.collect(watched()))
         if outcome is not None:
-            yield outcome
+            yield replace(outcome, memory=memory)
+
+
+def _say_how_long(job: Job, paths: Mapping[str, ScoringPath], documents: Documents, device: str, processes: int) -> None:
+    from maxsim_eval.estimating import estimate, say_estimate
+
+    resumed = job.folder is not None and any(job.folder.glob("*/[0-9]*.h5"))
+    say_estimate(
+        estimate(
+            paths, job.queries, documents, device=device, k=job.k, processes=processes, candidates=job.candidates, resumed=resumed
+        )
+    )
 
 
 def _score(name: str, job: Job, world: World, corpus: Corpus, plan: Plan, machine: Mapping[str, Any]) -> Outcome | None:
     # All ranks agree on the scale here, before any of them finds that its units are done.
-    scale = corpus.scale(name) if PATHS[name].corpus_scale else None
+    scale = corpus.scale(name) if plan.paths[name].corpus_scale else None
     kept = None
     if job.keeps and job.in_memory:
         kept = np.full((len(job.kept_rows), corpus.entry.documents), -np.inf, np.float32)
@@ -193,9 +225,11 @@ def _score(name: str, job: Job, world: World, corpus: Corpus, plan: Plan, machin
     if job.folder is None:
         scored = score_path(name, job.queries, corpus, plan, kept, units=job.units, share=share, world=world)
         return _outcome(name, scored, plan, kept)
-    path = {"format": FORMAT, "path": name, "description": PATHS[name].description, "scale": scale}
+    path = {"format": FORMAT, "path": name, "description": plan.paths[name].description, "scale": scale}
     path["copy"] = job.copies.get(name)
-    with Records(job.folder / name, {**job.identity, **path, "machine": machine}) as records:
+    if name in job.sources:
+        path["source"] = job.sources[name]
+    with Records(job.folder / run_file(name).removesuffix(".trec"), {**job.identity, **path, "machine": machine}) as records:
         scored = score_path(
             name, job.queries, corpus, plan, kept, units=job.units, share=share, records=records, keep=job.keeps, world=world
         )  # fmt: skip
@@ -219,10 +253,7 @@ def prove_shared(job: Job, world: World) -> None:
     """Every rank must see the leader's output folder: score rows are handed over there."""
     if world.size == 1 or job.folder is None:
         return
-    end = time.monotonic() + _PATIENCE
-    while not (seen := (job.folder / job.token).exists()) and time.monotonic() < end:
-        time.sleep(0.1)
-    blind = [rank for rank, sees in enumerate(world.collect(seen)) if not sees]
+    blind = blind_ranks(job.folder / job.token, world, _PATIENCE)
     if world.leader:
         (job.folder / job.token).unlink(missing_ok=True)
     if blind:
@@ -232,26 +263,13 @@ def prove_shared(job: Job, world: World) -> None:
         )
 
 
-def _machine(device: str) -> dict[str, Any]:
-    facts = environment(device)
-    found = {name: facts.get(name) for name in (_GPU_MACHINE if device.startswith("cuda") else _MACHINE)}
-    return {**found, "fp32_precision": _precision()}
-
-
-def _precision() -> list[str]:
-    """Whether FP32 products may round to TF32: the user's own settings of torch."""
-    places: tuple[Any, ...] = (torch.backends, torch.backends.cuda.matmul)
-    return [place.fp32_precision for place in places]
-
-
-def _require_same(machines: Sequence[Mapping[str, Any]]) -> None:
-    for rank, machine in enumerate(machines):
-        for name, value in machine.items():
-            if value != machines[0][name]:
-                raise UsageError(
-                    f"processes differ: {name} is {value!r} on rank {rank}, {machines[0][name]!r} on rank 0; scores are the same to "
-                    "the last bit only on one kind of hardware, library and thread setting"
-                )
+def _require_same_functions(job: Job, world: World, paths: Mapping[str, ScoringPath]) -> None:
+    """Every rank imports a user's function itself: from the same source, where that is known."""
+    mine = {name: paths[name].source for name in job.sources}
+    for rank, theirs in enumerate(world.collect(mine) if job.sources else ()):
+        for name, source in theirs.items():
+            if source is not None and source != job.sources[name]:
+                raise UsageError(f"path {name}: its source on rank {rank} is another than on rank 0; all need the same file")
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from maxsim_eval.errors import DataError, UnknownNameError, UsageError
+from maxsim_eval.errors import DataError, UsageError
 from maxsim_eval.quantised import Quantised
 from maxsim_eval.quantised_shards import KINDS, Kind, corpus_scale
 from maxsim_eval.selection import Documents
@@ -106,7 +106,8 @@ class ScoringPath:
 
     `copies` is what preparing a block takes at most, in FP32 copies of it. `narrow` says that wider tokens may not fit the path's
     number format (`check_range`), `corpus_scale` that `documents` asks for `Corpus.absmax`. `copy` names the quantised copy in the
-    cache that holds what `documents` would make, to the last bit.
+    cache that holds what `documents` would make, to the last bit. `own` marks a user's function (`scorers.py`), whose `source` is a
+    digest of its code (None: not known).
     """
 
     description: str
@@ -117,6 +118,8 @@ class ScoringPath:
     narrow: bool = False
     corpus_scale: bool = False
     copy: str | None = None
+    own: bool = False
+    source: str | None = None
 
     def may_exceed(self, tokens: Packed) -> bool:
         """Whether tokens of this dtype may hold what the path's format does not."""
@@ -169,12 +172,3 @@ PATHS: dict[str, ScoringPath] = {
     ),
 }
 REFERENCE = "fp32"
-
-
-def check_paths(names: Sequence[str]) -> tuple[str, ...]:
-    """The named paths without repeats, reference first; unknown names raise `UnknownNameError`."""
-    for name in names:
-        if name not in PATHS:
-            raise UnknownNameError("path", name, PATHS)
-    ordered = dict.fromkeys(names)
-    return tuple(sorted(ordered, key=lambda name: name != REFERENCE))

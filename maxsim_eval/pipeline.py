@@ -10,7 +10,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,7 @@ from torch import Tensor
 from maxsim_eval import paths
 from maxsim_eval.candidates import Candidates, pair_scores
 from maxsim_eval.errors import DataError, UsageError
-from maxsim_eval.paths import PATHS, Corpus, check_range, largest_of, within_memory
+from maxsim_eval.paths import PATHS, Corpus, ScoringPath, check_range, largest_of, within_memory
 from maxsim_kernels import Packed
 from maxsim_kernels.streaming import device_blocks, least_budget
 from maxsim_kernels.topk import TopK, of_keys
@@ -36,7 +36,8 @@ class Plan:
 
     `excluded[q]` is the index of the document that query q must not retrieve (-1: none). `kept_rows` are the queries whose full
     score rows are kept for parity, in order. `candidates`, numbered as the corpus is, limits what is scored to the pairs it lists.
-    `memory_budget` (bytes of GPU memory) and `readers` (threads) change how the corpus is streamed, and nothing else.
+    `memory_budget` (bytes of GPU memory) and `readers` (threads) change how the corpus is streamed, and nothing else. `paths` are
+    the scoring paths by name, users' own functions among them.
     """
 
     query_ids: Sequence[str]
@@ -49,6 +50,7 @@ class Plan:
     memory_budget: int | None = None
     readers: int = 8
     candidates: Candidates | None = None
+    paths: Mapping[str, ScoringPath] = field(default_factory=lambda: PATHS)
 
 
 @dataclass(frozen=True)
@@ -83,7 +85,7 @@ def score_units(
         DataError: a NaN score, named by query and document, or tokens that do not fit the path's format; nothing of that unit, nor of
             any after it, was yielded. CacheError: a file that cannot be read. UsageError: a memory budget that is too small, or large.
     """
-    path = PATHS[name]
+    path = plan.paths[name]
     if path.may_exceed(queries):
         check_range(float(largest_of(queries.values)))
     waiting: deque[_Unit] = deque()
@@ -104,7 +106,7 @@ class _Stream:
     """The blocks of all units, one after the other, and what is done with each."""
 
     def __init__(self, name: str, queries: Packed, corpus: Corpus, plan: Plan, keep: bool) -> None:
-        self.name, self.path, self.queries, self.corpus, self.plan = name, PATHS[name], queries, corpus, plan
+        self.name, self.path, self.queries, self.corpus, self.plan = name, plan.paths[name], queries, corpus, plan
         self.device = torch.device(plan.device)
         self.rows: Tensor | None = None
         if keep:
@@ -251,16 +253,19 @@ class _Unit:
         return UnitScores(self.start, self.stop, self.keys.numpy(), scores, self.time())
 
     def _refuse(self, keys: Tensor) -> None:
-        """Refuse NaN, which has the highest keys."""
+        """Refuse NaN, which has the highest keys, and infinity, which has the next, of a user's own function."""
         scores, indices = of_keys(keys)
-        bad = torch.isnan(scores)
+        own, value, bad = self.stream.path.own, "NaN", torch.isnan(scores)
+        if own and not bool(bad.any()):
+            value, bad = "infinite", torch.isposinf(scores)
         if bool(bad.any()):
             query = int(bad.any(1).int().argmax())
             document = int(indices[query][bad[query]].min())
             plan = self.stream.plan
+            what = "its function must return finite scores (-inf: not retrieved)" if own else "the embeddings must be finite"
             raise DataError(
-                f"path {self.stream.name}: NaN score for query {plan.query_ids[query]!r} and document "
-                f"{plan.document_ids[document]!r}; the embeddings must be finite"
+                f"path {self.stream.name}: {value} score for query {plan.query_ids[query]!r} and document "
+                f"{plan.document_ids[document]!r}; {what}"
             )
 
 

@@ -25,7 +25,7 @@ import torch
 
 from maxsim_eval.costs import PathRates, Rate, Rates, Sizes, operations
 from maxsim_eval.parity import spearman
-from maxsim_eval.scoring import PATHS
+from maxsim_eval.scorers import find_paths
 from maxsim_eval.selection import Documents, Selection
 from maxsim_eval.shards import Shard
 from maxsim_kernels import Packed
@@ -76,7 +76,7 @@ def measure(
     """
     kind = torch.device(device).type
     disk, host, output, resident = _file_rates(entry, folder, readers if kind == "cuda" else min(readers, 2))
-    paths, topk = _path_rates(sizes, names, lengths, device, k)
+    paths, topk = path_rates(sizes, names, lengths, device, k)
     rates = Rates(
         device=kind,
         paths=paths,
@@ -307,9 +307,10 @@ class _Scale:
         return 1.0
 
 
-def _path_rates(
+def path_rates(
     sizes: Sizes, names: Sequence[str], lengths: np.ndarray | None, device: str, k: int
 ) -> tuple[dict[str, PathRates], Rate | None]:
+    """Rates of the operator and of the top-k alone; arguments as of `measure`."""
     if not (sizes.document_tokens and sizes.query_tokens):
         return {}, None
     count = min(sizes.queries, _QUERIES)
@@ -331,7 +332,7 @@ def _tokens(lengths: np.ndarray, dim: int, dtype: torch.dtype, device: str) -> P
 
 def _path_rate(name: str, queries: Packed, lengths: np.ndarray, sizes: Sizes, device: str) -> PathRates:
     """Prepare and score more and more documents until a call takes long enough to be a rate."""
-    path, kind, dtype = PATHS[name], torch.device(device).type, _DTYPES[sizes.form]
+    path, kind, dtype = find_paths([name])[name], torch.device(device).type, _DTYPES[sizes.form]
     prepared = path.queries(queries).to(device)
     most = max(1, _BLOCK[kind] // (sizes.dim * dtype.itemsize))
     documents = min(16 if kind == "cpu" else 256, sizes.documents)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -50,11 +51,14 @@ def _path_json(path: PathResult) -> dict[str, Any]:
         "metrics": path.metrics,
         "seconds": path.seconds,
         "run": path.run,
+        "memory": path.memory,
+        "tie_bounds": path.tie_bounds,
         "parity": path.parity,
         "per_query": path.per_query,
     }
-    if path.parity is None:
-        del entry["parity"]
+    for name in ("memory", "tie_bounds", "parity"):
+        if entry[name] is None:
+            del entry[name]
     return entry
 
 
@@ -124,11 +128,12 @@ def _path_from(value: Any, where: str) -> PathResult:
     if not isinstance(value, dict):
         raise DataError(f"{where} is {json.dumps(value)[:60]}, need an object")
     run = value.get("run")
-    parity = value.get("parity")
+    objects = {name: value.get(name) for name in ("parity", "tie_bounds", "memory")}
     if run is not None and not isinstance(run, str):
         raise DataError(f"{where}: 'run' is {json.dumps(run)[:60]}, need a file name or null")
-    if parity is not None and not isinstance(parity, dict):
-        raise DataError(f"{where}: 'parity' is {json.dumps(parity)[:60]}, need an object or null")
+    for name, entry in objects.items():
+        if entry is not None and not isinstance(entry, dict):
+            raise DataError(f"{where}: {name!r} is {json.dumps(entry)[:60]}, need an object or null")
     per_query = value.get("per_query", {})
     if not isinstance(per_query, dict):
         raise DataError(f"{where}: 'per_query' is {json.dumps(per_query)[:60]}, need an object")
@@ -139,7 +144,7 @@ def _path_from(value: Any, where: str) -> PathResult:
         seconds=_numbers(value.get("seconds", {}), f"{where}: 'seconds'"),
         run=run,
         description=str(value.get("description", "")),
-        parity=parity,
+        **objects,
     )
 
 
@@ -220,3 +225,16 @@ def from_json(text: str, origin: str = "result") -> Result:
         reference=reference,
         created=str(document.get("created", "")),
     )
+
+
+def read_result(path: Path | str) -> Result:
+    """The Result of a `result.json`.
+
+    Raises:
+        DataError: unreadable, or not such a file.
+    """
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{path}: cannot be read as a result ({error})") from error
+    return from_json(text, origin=str(path))

@@ -13,10 +13,11 @@ import numpy as np
 import torch
 
 from maxsim_eval.distributed import World
-from maxsim_eval.paths import PATHS, REFERENCE, Corpus, check_paths
+from maxsim_eval.paths import PATHS, REFERENCE, Corpus
 from maxsim_eval.pipeline import PHASES, Plan, UnitScores, score_units
 from maxsim_eval.progress import Progress
 from maxsim_eval.records import Records
+from maxsim_eval.scorers import check_paths
 from maxsim_eval.types import Run
 from maxsim_kernels import Packed
 from maxsim_kernels.topk import TopK, merge_topk, of_keys

@@ -26,7 +26,7 @@ Several comparisons: Holm (1979).
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
@@ -57,7 +57,7 @@ class Difference:
 
     queries: int
     changed: int  # queries with another value
-    changed_at_most: float  # upper limit of the share of such queries, 0 to 1
+    changed_share_at_most: float  # upper limit of the share of such queries, 0 to 1
     mean: float  # path minus reference
     sd: float  # of a query's difference
     low: float
@@ -304,37 +304,34 @@ def _difference(
 def judge_paths(
     reference: PathResult,
     others: Mapping[str, PathResult],
-    bounds: Mapping[str, float],
-    metrics: Iterable[str] | None = None,
+    bounds: Mapping[str, Mapping[str, float]],
     level: float = LEVEL,
     resamples: int = RESAMPLES,
     seed: int = 0,
 ) -> dict[str, dict[str, Difference]]:
-    """Paths of one evaluation against its reference: path -> metric -> Difference, Holm's correction over all.
+    """Paths of one evaluation against its reference: path -> metric -> Difference, Holm's correction over all of them.
 
     Args:
-        bounds: metric -> bound, see `judge`.
-        metrics: which; default: those that have a bound.
+        bounds: path -> metric -> bound, see `judge`; what has a bound is judged.
 
     Raises:
         DataError: a metric that a path lacks, or queries that differ. Else as `judge`.
     """
-    wanted = list(bounds if metrics is None else metrics)
     # Metrics may leave queries out (AnyHit@k): resampled together are those over the same queries.
     groups: dict[tuple[str, ...], dict[tuple[str, str], np.ndarray]] = {}
-    for path, result in others.items():
-        for metric in wanted:
-            if metric not in reference.per_query or metric not in result.per_query:
+    for path, metrics in bounds.items():
+        for metric in metrics:
+            if metric not in reference.per_query or metric not in others[path].per_query:
                 raise DataError(f"path {path!r}: metric {metric!r} has no values per query in both paths, need them")
             values = reference.per_query[metric]
-            differences = paired_queries(values, result.per_query[metric], f"path {path!r}, {metric}")
+            differences = paired_queries(values, others[path].per_query[metric], f"path {path!r}, {metric}")
             groups.setdefault(tuple(values), {})[path, metric] = differences
     found: dict[tuple[str, str], Difference] = {}
     for group in groups.values():
         keys = {f"{path}: {metric}": (path, metric) for path, metric in group}
         judged = judge(
             {name: group[key] for name, key in keys.items()},
-            {name: bounds.get(metric, math.nan) for name, (_, metric) in keys.items()},
+            {name: bounds[path][metric] for name, (path, metric) in keys.items()},
             level,
             resamples,
             seed,
@@ -343,4 +340,4 @@ def judge_paths(
     everything = list(found)
     for key, adjusted in zip(everything, holm([found[key].p_value for key in everything]), strict=True):
         found[key] = replace(found[key], p_adjusted=float(adjusted))
-    return {path: {metric: found[path, metric] for metric in wanted} for path in others}
+    return {path: {metric: found[path, metric] for metric in metrics} for path, metrics in bounds.items()}

@@ -10,7 +10,8 @@ the order by relevance, falling or rising, gives the two ends; trec_eval then co
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 
 import numpy as np
@@ -58,8 +59,7 @@ def tie_orders(run: Run, qrels: Qrels) -> tuple[Run, Run]:
         check_ranking(run, query)
         relevance = qrels.get(query, {})
         pairs = list(ranking) if run.ordered else trec_order(list(ranking))
-        with np.errstate(over="ignore"):  # beyond float32 a score is infinite, as in trec_eval
-            scores = np.asarray([score for _, score in pairs], dtype=np.float64).astype(np.float32).tolist()
+        scores = _float32(pairs).tolist()
         best[query], worst[query] = [], []
         for _, places in groupby(range(len(pairs)), key=scores.__getitem__):
             group = sorted((pairs[place] for place in places), key=lambda pair: relevance.get(pair[0], 0))
@@ -84,8 +84,48 @@ def tie_bounds(run: Run, qrels: Qrels, metrics: Iterable[str] = DEFAULT_METRICS)
     """
     names = list(metrics)
     for name in names:
-        base = parse_metric(name).canonical.partition("@")[0]
-        if base not in TIE_METRICS:
+        if not _bounded(name):
             raise UsageError(f"metric {name!r}: its bounds over ties are not known; known: {', '.join(TIE_METRICS)}")
     high, low = (evaluate_run(order, qrels, names) for order in tie_orders(run, qrels))
     return {name: {query: (low[name][query], value) for query, value in high[name].items()} for name in names}
+
+
+def mean_bounds(run: Run, qrels: Qrels, per_query: Mapping[str, Mapping[str, float]]) -> dict[str, dict[str, float | int]]:
+    """Means over queries with every group of equal scores in its worst and in its best order: `tie_bounds` of a Result.
+
+    Args:
+        per_query: the run's own values (`evaluate_run`) by metric: only queries in which an order matters are evaluated again.
+
+    Returns:
+        metric -> `low`, `high`, `queries_affected` (those whose two ends differ); without metrics of no known bounds, or no value.
+    """
+    names = [name for name, values in per_query.items() if values and _bounded(name)]
+    tied = {query: run.rankings[query] for query in qrels if _repeats(run.rankings.get(query, ()))}
+    best, worst = tie_orders(Run(run.name, tied, run.ordered), qrels)
+    matter = [query for query in tied if best.rankings[query] != worst.rankings[query]]
+    ends: dict[str, dict[str, tuple[float, float]]] = {name: {} for name in names}
+    if matter and names:
+        judged = {query: qrels[query] for query in matter}
+        high, low = (evaluate_run(order, judged, names) for order in (best, worst))
+        ends = {name: {query: (low[name][query], value) for query, value in high[name].items()} for name in names}
+    found: dict[str, dict[str, float | int]] = {}
+    for name in names:
+        pairs = [ends[name].get(query, (value, value)) for query, value in per_query[name].items()]
+        low_mean, high_mean = (math.fsum(pair[side] for pair in pairs) / len(pairs) for side in (0, 1))
+        affected = sum(one != other for one, other in pairs)
+        found[name] = {"low": low_mean, "high": high_mean, "queries_affected": affected}
+    return found
+
+
+def _float32(ranking: Sequence[tuple[str, float]]) -> np.ndarray:
+    with np.errstate(over="ignore"):  # beyond float32 a score is infinite, as in trec_eval
+        return np.asarray([score for _, score in ranking], dtype=np.float64).astype(np.float32)
+
+
+def _repeats(ranking: Sequence[tuple[str, float]]) -> bool:
+    """Whether any score occurs twice."""
+    return len(set(_float32(ranking).tolist())) < len(ranking)
+
+
+def _bounded(name: str) -> bool:
+    return parse_metric(name).canonical.partition("@")[0] in TIE_METRICS

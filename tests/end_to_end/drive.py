@@ -144,7 +144,8 @@ def result(folder: Path, out: str = "out") -> dict[str, Any]:
     for name in ("created", "command", "environment"):
         found.pop(name)
     for path in found["paths"].values():
-        path.pop("seconds")
+        for name in ("seconds", "memory"):
+            path.pop(name)
     runs = {path.name: path.read_text() for path in sorted((home / "runs").iterdir())}
     return {"result": found, "runs": runs, "left": sorted(path.name for path in home.iterdir())}
 

@@ -42,7 +42,8 @@ def test_compare_two_paths_of_a_result(report: Path, cli: Any, tmp_path: Path) -
     said = " ".join(outcome.out.split())
     for text in ("40 judged queries", "demo-small-lexical:fp32", "demo-small-lexical:int8", "nDCG@10", "top-10 overlap"):
         assert text in said
-    assert "ranking differs" in said
+    assert "order of the top 100 differs" in said
+    assert "equivalent" in said.lower()
 
 
 def test_compare_results_of_two_runs(report: Path, demo: Any, cli: Any, tmp_path: Path) -> None:
@@ -74,9 +75,24 @@ def test_compare_prints_the_documented_json(report: Path, cli: Any, tmp_path: Pa
     assert "NaN" not in outcome.out
 
 
+def test_compare_writes_the_reports_of_an_evaluation(report: Path, qrels: Path, cli: Any, tmp_path: Path) -> None:
+    inputs = (report / "result.json", f"{report}/result.json:int8", report / "runs" / "fp16.trec")
+    options = ("--qrels", qrels, "--metrics", "nDCG@10,R@100", "--out", "both")
+    outcome = cli("compare", *inputs, *options, cwd=tmp_path).fine()
+    assert "fp16, R@100" in outcome.out
+    written = json.loads((tmp_path / "both" / "result.json").read_text(encoding="utf-8"))
+    assert written["command"][:2] == ["evaluate.py", "compare"]
+    assert list(written["paths"]) == ["demo-small-lexical:fp32", "demo-small-lexical:int8", "fp16"]
+    again = cli("report", tmp_path / "both" / "result.json", cwd=tmp_path).fine()
+    assert "Differences from demo-small-lexical:fp32" in again.out
+    assert "nDCG@10" in (tmp_path / "both" / "metrics.csv").read_text(encoding="utf-8")
+    cli("compare", *inputs, *options[:-1], report, cwd=tmp_path).refused(USAGE, "report of an evaluation", "--out")
+
+
 @pytest.mark.parametrize(
     ("words", "code", "texts"),
     [
+        (("{report}/result.json", "{report}/result.json:int8", "--metrics", "R@5"), USAGE, ("--metrics", "--qrels")),
         (("{report}/result.json",), USAGE, ("got 1 input",)),
         (("{report}/result.json", "{report}/result.json:int9"), USAGE, ("'int9'", "Did you mean 'int8'")),
         (("{report}/runs/fp32.trec", "{report}/runs/int8.trec"), USAGE, ("--qrels",)),
@@ -105,6 +121,18 @@ def test_metrics_of_ones_choice(report: Path, qrels: Path, cli: Any, tmp_path: P
     names = [line.split()[0] for line in outcome.out.splitlines()]
     assert names == ["nDCG@10", "R@100"], "under the names that were asked for"
     assert all(0 < float(line.split()[1]) <= 1 for line in outcome.out.splitlines())
+
+
+def test_metrics_of_trec_evals_own_files(cli: Any, shared_data: Path, tmp_path: Path) -> None:
+    """Under ir-measures' names, against what trec_eval itself printed."""
+    names = {"AP": "map", "nDCG@10": "ndcg_cut_10", "R@100": "recall_100", "RR": "recip_rank", "P@5": "P_5", "Success@1": "success_1",
+             "AP@30": "map_cut_30", "nDCG": "ndcg", "Rprec": "Rprec", "Bpref": "bpref", "infAP": "infAP", "SetF": "set_F"}  # fmt: skip
+    folder = shared_data / "trec_eval"
+    printed = dict(line.split("\tall\t") for line in (folder / "out.test.a").read_text().splitlines() if "\tall\t" in line)
+    expected = {name.strip(): value.strip() for name, value in printed.items()}
+    outcome = cli("metrics", folder / "qrels.test", folder / "results.test", "--metrics", ",".join(names), cwd=tmp_path).fine()
+    found = dict(line.split() for line in outcome.out.splitlines())
+    assert found == {name: expected[measure] for name, measure in names.items()}
 
 
 def test_metrics_refuse(report: Path, qrels: Path, cli: Any, tmp_path: Path) -> None:
@@ -146,9 +174,10 @@ def test_gate_passes_on_what_the_baseline_was_made_of(
     assert "FAIL" not in outcome.out
     verbose = cli("gate", report / "result.json", "--baseline", baseline, "--verbose", cwd=tmp_path).fine()
     assert verbose.out.count("ok  ") > 20
-    findings = json.loads(cli("gate", report / "result.json", "--baseline", baseline, "--json", cwd=tmp_path).fine().out)
-    assert all(finding["ok"] for finding in findings)
-    assert len(findings) == verbose.out.count("ok  ")
+    found = json.loads(cli("gate", report / "result.json", "--baseline", baseline, "--json", cwd=tmp_path).fine().out)
+    assert found["passed"] is True
+    assert all(finding["ok"] for finding in found["findings"])
+    assert found["checks"] == len(found["findings"]) == verbose.out.count("ok  ")
 
 
 def lower(result: dict[str, Any]) -> None:
@@ -188,7 +217,9 @@ def test_gate_fails_on_a_doctored_result(
     assert baseline.read_bytes() == before
     as_json = cli("gate", bad, "--baseline", baseline, "--json", cwd=tmp_path)
     assert as_json.code == GATE
-    assert sum(not finding["ok"] for finding in json.loads(as_json.out)) == len(failed)
+    found = json.loads(as_json.out)
+    assert found["passed"] is False
+    assert sum(not finding["ok"] for finding in found["findings"]) == found["failed"] == len(failed)
 
 
 def test_gate_refuses_to_compare_another_subset(demo: Any, baseline: Path, cli: Any, tmp_path: Path) -> None:
@@ -266,7 +297,7 @@ def test_report_reads_nothing_but_the_file(report: Path, demo: Any, cli: Any, tm
     outcome = cli("report", "result.json", "--out", "again", cwd=alone).fine()
     shown = demo.outcome.out.rpartition("report: ")[0]
     assert outcome.out == shown, "rendered again it must look the same"
-    for name in ("result.json", "report.md"):
+    for name in ("result.json", "report.md", "report.html", "metrics.csv", "per_query.csv"):
         assert (alone / "again" / name).read_bytes() == (demo.results / name).read_bytes()
 
 

@@ -17,8 +17,10 @@ PATHS = ("fp32", "fused-fp32", "fp16", "bf16", "int8", "int8-document", "int8-co
 METRICS = {"nDCG@1", "nDCG@5", "nDCG@10", "nDCG@20", "Recall@5", "Recall@10", "Recall@20", "Recall@100", "MAP@100", "MRR@10"}
 PARITY = {
     "reference", "delta", "delta_per_query", "spearman", "overlap", "identical_order", "max_abs_error", "mean_abs_error",
-    "max_rel_error", "mean_rel_error", "mismatched_finite",
+    "max_rel_error", "mean_rel_error", "mismatched_finite", "error_histogram", "same_order", "rank_shifts", "most_changed",
+    "reference_reads_same_inputs", "statistics", "statistics_settings",
 }  # fmt: skip
+REPORTS = {"result.json", "report.md", "report.html", "metrics.csv", "per_query.csv"}
 TASK = {"source", "dataset", "split", "queries", "documents", "document_tokens", "query_tokens", "judged_pairs", "warnings"}
 
 
@@ -53,7 +55,8 @@ def same_but_times(one: dict[str, Any], other: dict[str, Any]) -> bool:
         for key in ("created", "command", "environment"):
             result.pop(key)
         for path in result["paths"].values():
-            path.pop("seconds")
+            for name in ("seconds", "memory"):
+                path.pop(name)
     return one == other
 
 
@@ -66,7 +69,7 @@ def test_from_nothing_to_the_report(demo: Any) -> None:
     for text in ("fp32", "fp16", "int8", "nDCG@10", "Recall@100", "MRR@10", "Spearman", "overlap", "report.md"):
         assert text in said
     assert "warning" not in said
-    assert files(demo.results) == {"result.json", "report.md", "runs/fp32.trec", "runs/fp16.trec", "runs/int8.trec"}
+    assert files(demo.results) == {*REPORTS, "runs/fp32.trec", "runs/fp16.trec", "runs/int8.trec"}
     assert files(demo.folder / "datasets" / "demo" / "small") == {"corpus.jsonl", "queries.jsonl", "qrels/test.tsv"}
     cached = [path.rpartition("-")[0] for path in files(demo.folder / "embeddings_cache") if path.endswith("00000.h5")]
     assert sorted(cached) == ["demo/small/lexical-documents", "demo/small/lexical-queries"]
@@ -105,7 +108,8 @@ def test_the_result_is_what_the_documentation_says(demo: Any) -> None:
         assert parity["reference"] == "fp32"
         assert set(parity["delta"]) == METRICS
         assert {"mean", "min"} <= set(parity["spearman"])
-        assert set(parity["overlap"]) == {"@5", "@10", "@20", "@100"}
+        assert set(parity["overlap"]) == set(parity["same_order"]) == {"@1", "@5", "@10", "@20", "@50", "@100"}
+        assert set(parity["statistics"]) == METRICS
 
 
 def test_the_paths_agree_within_the_papers_bounds(demo: Any) -> None:
@@ -183,7 +187,7 @@ def test_folders_of_ones_choice(cli: Any, tmp_path: Path) -> None:
     options = ("--data-dir", "some/data", "--cache-dir", tmp_path / "cache", "--out", "a/b/report", "--limit-queries", "3")
     cli("demo", *options, "--paths", "fp32", "--quiet", cwd=tmp_path).fine()
     assert {path.name for path in tmp_path.iterdir()} == {"some", "cache", "a"}
-    assert files(tmp_path / "a" / "b" / "report") == {"result.json", "report.md", "runs/fp32.trec"}
+    assert files(tmp_path / "a" / "b" / "report") == {*REPORTS, "runs/fp32.trec"}
     assert (tmp_path / "some" / "data" / "demo" / "small" / "corpus.jsonl").is_file()
 
 
@@ -268,5 +272,5 @@ def test_help(cli: Any, command: tuple[str, ...], tmp_path: Path) -> None:
     assert outcome.code in (0, 2)
     assert "Usage" in outcome.out + outcome.err
     if command[:1] not in ((), ("--help",)):
-        assert "Example: python evaluate.py" in outcome.out
+        assert "Example:\n    python evaluate.py" in outcome.out
     assert not list(tmp_path.iterdir())

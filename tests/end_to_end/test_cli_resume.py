@@ -31,7 +31,9 @@ def drive(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], dict[str,
 def test_killed_at_random_moments_and_resumed_the_answer_is_the_same(drive: Callable[[str], dict[str, Any]]) -> None:
     found = drive("kills")
     assert found["first"] == {"codes": [0], "out": [""], "err": [""]}
-    assert found["need"] == ["report.md", "result.json", "runs"], "a finished evaluation leaves no parts"
+    assert found["need"] == ["metrics.csv", "per_query.csv", "report.html", "report.md", "result.json", "runs"], (
+        "a finished evaluation leaves no parts"
+    )
     assert found["killed"] >= 15
     assert len(found["ended"]) >= 2
     assert set(found["ended"]) == {0}

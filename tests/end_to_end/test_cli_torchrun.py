@@ -52,7 +52,7 @@ def test_several_ranks_give_the_files_of_one(count: str, ranks: dict[str, Any]) 
     assert all(ties(run) > 50 for run in one["runs"].values()), "the corpus has no ties, so their order was not tested"
     assert several["runs"] == one["runs"], "the run files of several ranks are not those of one, byte for byte"
     assert several["result"] == one["result"]
-    assert several["left"] == ["report.md", "result.json", "runs"]
+    assert several["left"] == ["metrics.csv", "per_query.csv", "report.html", "report.md", "result.json", "runs"]
 
 
 def test_several_ranks_rerank_as_one(ranks: dict[str, Any]) -> None:

@@ -87,7 +87,8 @@ def without_times(file: Path) -> dict[str, Any]:
     result = json.loads(file.read_text())
     result.pop("created")
     for path in result["paths"].values():
-        path.pop("seconds")
+        for name in ("seconds", "memory"):
+            path.pop(name)
     return dict(result)
 
 

@@ -27,6 +27,8 @@ from maxsim_kernels import Packed, pack
 
 WIDTH = 8
 
+WRITTEN = ["metrics.csv", "per_query.csv", "report.html", "report.md", "result.json", "runs"]
+
 
 class Kinds:
     """Exact embeddings, a few kinds of them: ties everywhere."""
@@ -75,8 +77,8 @@ def facts(result: Result) -> Any:
     for name in ("created", "environment"):
         found.pop(name)
     for path in found["paths"].values():
-        path.pop("seconds")
-        path.pop("run")
+        for name in ("seconds", "memory", "run"):
+            path.pop(name)
     return found
 
 
@@ -129,7 +131,7 @@ def test_parts_are_kept_while_it_runs_and_gone_when_it_ends(
     scored.clear()
     assert facts(run(tmp_path)) == need
     assert len(scored) == everything - 14
-    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["report.md", "result.json", "runs"]
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == WRITTEN
     for name in ("fp32", "int8", "fp16"):
         one, other = ((tmp_path / out / "runs" / f"{name}.trec").read_bytes() for out in ("need", "out"))
         assert one == other
@@ -208,7 +210,7 @@ def test_a_small_evaluation_writes_no_parts(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr("maxsim_eval.records.Records.put", lambda *_: pytest.fail("a record was written"))
     monkeypatch.setattr("filelock.FileLock.acquire", lambda *_, **__: pytest.fail("a lock was taken"))
     run(tmp_path)
-    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["report.md", "result.json", "runs"]
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == WRITTEN
 
 
 def test_leftovers_of_a_large_evaluation_go_with_a_small_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from maxsim_eval.comparing import Comparison, compare_inputs, read_input, render_comparison
+from maxsim_eval.comparing import Comparison, compare_inputs, read_input, render_comparison, write_comparison
 from maxsim_eval.errors import DataError, UnknownNameError, UsageError
 from maxsim_eval.metrics import evaluate_run, means
-from maxsim_eval.report import to_json
+from maxsim_eval.report import from_json, to_json
 from maxsim_eval.runs import write_trec_run
 from maxsim_eval.types import PathResult, Result, Run
 
@@ -74,7 +74,7 @@ def test_two_paths_of_a_result(result_file: Path) -> None:
     assert second.parity["identical_order"] == {"k": 2, "identical": 1, "queries": 2, "fraction": 0.5}
     text = console_text(comparison)
     assert "0.7500 (-0.2500)" in text
-    assert "one:int8: ranking differs: same top 2 in 1 of 2 queries" in text
+    assert "one:int8: order of the top 2 differs from one:fp32 in 1 of 2 queries" in text
 
 
 def test_json_form(result_file: Path, qrels_file: Path) -> None:
@@ -213,3 +213,115 @@ def test_a_result_without_per_query_values_needs_judgements(result_file: Path, q
     with pytest.raises(DataError, match="--qrels"):
         compare_inputs([result_file, f"{result_file}:int8"])
     assert compare_inputs([result_file, f"{result_file}:int8"], qrels_file).queries == 2
+
+
+@pytest.fixture
+def many(tmp_path: Path) -> tuple[list[Path], Path]:
+    """Three runs of 30 queries: the second finds a relevant document no earlier than second in 6 of them, the third is the first's double.
+
+    Where scores are equal the order is trec_eval's, by id descending: a c b, and in those 6 queries b c a.
+    """
+    queries = [f"q{number}" for number in range(30)]
+    good = {query: [("a", 2.0), ("b", 1.0), ("c", 1.0)] for query in queries}
+    fallen = good | {query: [("b", 2.0), ("a", 1.0), ("c", 1.0)] for query in queries[:6]}
+    files = []
+    for name, rankings in (("first", good), ("second", fallen), ("third", good)):
+        files.append(tmp_path / f"{name}.trec")
+        write_trec_run(files[-1], Run(name, rankings, ordered=False))
+    qrels = tmp_path / "many.qrels"
+    qrels.write_text("".join(f"{query} 0 a 1\n{query} 0 c 1\n" for query in queries))
+    return files, qrels
+
+
+def test_statistics_are_over_all_inputs(many: tuple[list[Path], Path]) -> None:
+    comparison = compare_inputs(*many, metrics=["RR@10", "R@10"])
+    first, second, third = comparison.inputs
+    assert first.parity is None
+    assert second.parity is not None
+    assert third.parity is not None
+    entry = second.parity["statistics"]["RR@10"]
+    assert entry["mean"] == pytest.approx(6 * -0.5 / 30)
+    assert entry["p_value"] == 2 / 2**6  # the six changes are alike: two of 64 sign patterns are as extreme
+    assert entry["p_adjusted"] == pytest.approx(4 * 2 / 2**6)  # of two inputs and two metrics
+    assert (entry["changed"], entry["queries"], entry["verdict"], entry["bound"]) == (6, 30, "different", 5e-4)
+    assert second.parity["statistics"]["R@10"]["verdict"] == "equivalent"
+    assert third.parity["statistics"]["RR@10"]["verdict"] == "equivalent"
+    assert second.parity["statistics_settings"]["comparisons"] == 4
+    assert second.parity["rank_shifts"]["counts"] == [[1, 1, 24], [1, 3, 6], [2, 2, 30], [3, 1, 6], [3, 3, 24]]
+    moved = second.parity["most_changed"][0]["moved"]
+    assert {"document": "b", "reference_rank": 3, "rank": 1, "relevance": None} in moved
+    assert len(second.parity["most_changed"]) == 6
+
+
+def test_bounds_over_ties_of_runs(many: tuple[list[Path], Path]) -> None:
+    first = compare_inputs(*many, metrics=["R@2", "infAP"]).inputs[0]
+    # b and c are tied, c is relevant: second, as trec_eval has it, or third.
+    assert first.path.tie_bounds == {"R@2": {"low": 0.5, "high": 1.0, "queries_affected": 30}}
+    assert first.metrics["R@2"] == 1.0
+
+
+def test_ties_of_results_are_those_they_hold(result_file: Path) -> None:
+    document = json.loads(result_file.read_text())
+    bounds = {"low": 0.25, "high": 0.75, "queries_affected": 1}
+    document["paths"]["fp32"]["tie_bounds"] = {"R@10": bounds}
+    result_file.write_text(json.dumps(document))
+    first, second = compare_inputs([result_file, f"{result_file}:int8"]).inputs
+    assert first.path.tie_bounds == {"Recall@10": bounds}
+    assert second.path.tie_bounds is None
+
+
+def test_the_bounds_of_a_path_are_those_of_its_class(result_file: Path) -> None:
+    parity = compare_inputs([result_file, f"{result_file}:int8", f"{result_file}:fp32"])
+    bounds = [entry.parity["statistics"]["nDCG@10"]["bound"] for entry in parity.inputs[1:] if entry.parity]
+    assert bounds == [3e-3, 5e-4]
+
+
+def test_a_comparison_as_a_result(many: tuple[list[Path], Path]) -> None:
+    comparison = compare_inputs(*many)
+    result = comparison.to_result(["evaluate.py", "compare"])
+    assert from_json(to_json(result)) == from_json(to_json(result))
+    assert list(result.paths) == ["first", "second", "third"]
+    assert (result.reference, result.k, result.command) == ("first", 3, ["evaluate.py", "compare"])
+    assert {key: result.task[key] for key in ("source", "queries", "documents", "judged_pairs", "documents_counted")} == {
+        "source": "comparison", "queries": 30, "documents": 3, "judged_pairs": 60,
+        "documents_counted": "those that the inputs retrieve",
+    }  # fmt: skip
+    assert result.encoder == {"name": "unknown"}
+    assert result.paths["second"].parity == comparison.inputs[1].parity
+    assert all(path.run is None for path in result.paths.values())
+
+
+def test_a_comparison_of_results_knows_what_was_searched(result_file: Path, many: tuple[list[Path], Path]) -> None:
+    result = compare_inputs([result_file, f"{result_file}:int8"]).to_result()
+    facts = {key: result.task[key] for key in ("source", "dataset", "split", "documents")}
+    assert facts == {"source": "comparison", "dataset": "tiny", "split": "test", "documents": 3}
+    assert "documents_counted" not in result.task
+    assert result.encoder == {"name": "lexical"}
+    mixed = compare_inputs([result_file, many[0][0]], many[1]).to_result()
+    assert mixed.encoder == {"name": "lexical"}
+    assert mixed.task["warnings"], "queries without results"
+
+
+def test_written_reports(result_file: Path, many: tuple[list[Path], Path], tmp_path: Path) -> None:
+    comparison = compare_inputs(*many)
+    for _ in range(2):  # a comparison may be written again
+        write_comparison(comparison, tmp_path / "out", ["evaluate.py"])
+    names = {path.name for path in (tmp_path / "out").iterdir()}
+    assert names >= {"metrics.csv", "per_query.csv", "report.md", "result.json"}
+    written = from_json((tmp_path / "out" / "result.json").read_text())
+    assert written.paths["second"].metrics == comparison.inputs[1].metrics
+    assert "different: nDCG@1" in (tmp_path / "out" / "report.md").read_text()
+    before = result_file.read_bytes()
+    with pytest.raises(UsageError, match="holds the report of an evaluation"):
+        write_comparison(comparison, result_file.parent)
+    assert result_file.read_bytes() == before
+    (tmp_path / "file").write_text("")
+    with pytest.raises(DataError, match="cannot be written"):
+        write_comparison(comparison, tmp_path / "file")
+
+
+def test_the_console_shows_what_the_reports_show(many: tuple[list[Path], Path]) -> None:
+    text = console_text(compare_inputs(*many, metrics=["RR@10"]))
+    for said in ("30 judged queries", "second, RR@10", "-0.10000", "6 of 30", "different", "Queries that changed most: second"):
+        assert said in text
+    assert "Spearman" not in text, "scores are not compared"

@@ -155,7 +155,8 @@ def test_the_wheel_holds_code_and_data(tmp_path: Path) -> None:
         held = {name for name in archive.namelist() if ".dist-info/" not in name}
     expected = set()
     for name, folder in packages().items():
-        inside = [file for file in folder.rglob("*") if file.suffix in (".py", ".toml") or file.name == "py.typed"]
+        kinds = (".py", ".toml", ".json", ".html", ".css", ".js", ".md", ".txt")
+        inside = [file for file in folder.rglob("*") if file.suffix in kinds or file.name == "py.typed"]
         expected |= {f"{name.replace('.', '/')}/{file.relative_to(folder).as_posix()}" for file in inside}
     assert held == expected
 

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import rankdata, spearmanr
 
-from maxsim_eval import parity as module
+from maxsim_eval import score_parity as module
 from maxsim_eval.errors import DataError
 from maxsim_eval.parity import check_scores, compare, overlap, spearman
 from maxsim_eval.types import PathResult, Run
@@ -76,7 +76,8 @@ def test_queries_of_either_run_count() -> None:
 
 def test_no_queries_at_all() -> None:
     found = parity(run(), run())
-    assert found["overlap"] == {"@5": None, "@10": None, "@20": None, "@100": None}
+    for entry in ("overlap", "same_order"):
+        assert found[entry] == {"@1": None, "@5": None, "@10": None, "@20": None, "@50": None, "@100": None}
     assert found["identical_order"]["fraction"] is None
 
 
@@ -107,7 +108,7 @@ def test_long_rows_are_compared_in_blocks(monkeypatch: pytest.MonkeyPatch) -> No
     left[1, 5] = -INF
     right = left + random.normal(size=left.shape).astype(np.float32) * 0.1
     whole = scored(left.tolist(), right.tolist())
-    monkeypatch.setattr("maxsim_eval.parity._COLUMNS", 7)
+    monkeypatch.setattr("maxsim_eval.score_parity._COLUMNS", 7)
     blocks = scored(left.tolist(), right.tolist())
     for key in ("max_abs_error", "mean_abs_error", "max_rel_error", "mean_rel_error", "mismatched_finite"):
         assert blocks[key] == pytest.approx(whole[key], rel=1e-12)
@@ -124,6 +125,9 @@ def test_spearman_by_hand() -> None:
     assert found["spearman"] == {
         "mean": pytest.approx((1.0 + 0.8) / 2),
         "min": pytest.approx(0.8),
+        "percentiles": {
+            at: pytest.approx(0.8 + share * 0.2) for at, share in {"1": 0.01, "5": 0.05, "25": 0.25, "50": 0.5}.items()
+        },
         "queries": 2,
         "sampled": False,
         "constant": 2,
@@ -175,7 +179,8 @@ def test_memory_maps_and_samples(tmp_path: Path) -> None:
     mapped[:] = scores
     found = parity(run(q="a"), run(q="a"), reference_scores=mapped, scores=scores, score_rows=[4, 0, 9])
     assert found["spearman"] == {
-        "mean": 1.0, "min": 1.0, "queries": 3, "sampled": True, "constant": 0, "constant_in_one": 0,
+        "mean": 1.0, "min": 1.0, "percentiles": dict.fromkeys(("1", "5", "25", "50"), 1.0), "queries": 3, "sampled": True,
+        "constant": 0, "constant_in_one": 0,
     }  # fmt: skip
     assert found["max_abs_error"] == 0.0
 

@@ -30,7 +30,9 @@ from maxsim_eval.report import (
     verdicts,
     write_reports,
 )
+from maxsim_eval.report_csv import CSV_FILES
 from maxsim_eval.types import PathResult, Result, Run
+from maxsim_eval.verdicts import with_statistics
 
 PARITY: dict[str, Any] = {
     "reference": "fp32",
@@ -216,6 +218,8 @@ def change(*keys: str, value: Any = ...) -> Callable[[dict[str, Any]], None]:
         (change("paths", "int8", "seconds", value=3), "'seconds' is 3"),
         (change("paths", "int8", "run", value=3), "'run' is 3"),
         (change("paths", "int8", "parity", value=3), "'parity' is 3"),
+        (change("paths", "int8", "tie_bounds", value=[]), r"'tie_bounds' is \[\], need an object or null"),
+        (change("paths", "int8", "memory", value=7), "'memory' is 7, need an object or null"),
         (change("reference", value="fp64"), "'reference' is \"fp64\", need null or one of: fp32, int8"),
         (change("reference", value=[]), r"'reference' is \[\]"),
         (change("environment"), "no 'environment'"),
@@ -301,7 +305,9 @@ def test_no_reference_no_parity(result: Result) -> None:
 
 def test_write_reports(result: Result, tmp_path: Path) -> None:
     write_reports(result, tmp_path / "out")
-    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["report.md", "result.json"]
+    names = {path.name for path in (tmp_path / "out").iterdir()}
+    assert names >= {"metrics.csv", "per_query.csv", "report.md", "result.json"}
+    assert not [name for name in names if name.startswith(".")]
     assert from_json((tmp_path / "out" / "result.json").read_text(encoding="utf-8")) == result
     assert (tmp_path / "out" / "report.md").read_text(encoding="utf-8") == to_markdown(result)
 
@@ -335,8 +341,14 @@ def test_the_documented_example_is_a_result() -> None:
     run = Run("fp32", {"q": [("a", 1.0)]})
     scores = np.ones((1, 1), dtype=np.float32)
     found = compare(result.paths["fp32"], result.paths["fp16"], run, run, reference_scores=scores, scores=scores, k=1)
-    assert set(parity) == set(found)
-    for key in ("spearman", "identical_order", "overlap"):
+    judged = with_statistics(result.paths, "fp32")["fp16"].parity
+    assert judged is not None
+    assert set(parity) == set(found) | set(judged)
+    for key in ("spearman", "identical_order", "overlap", "same_order", "rank_shifts", "error_histogram"):
         assert set(parity[key]) == set(found[key])
-    for entry in found:
+    assert set(parity["statistics"]["nDCG@10"]) == set(judged["statistics"]["nDCG@10"])
+    assert parity["statistics_settings"] == judged["statistics_settings"]
+    for entry in (*parity, *parity["statistics"]["nDCG@10"], *parity["most_changed"][0], *result.task, "memory", "tie_bounds"):
         assert f"`{entry}`" in text
+    for name, to_csv in CSV_FILES.items():
+        assert all(f"`{column}`" in text for column in (name, *to_csv(result).splitlines()[0].split(",")))

@@ -291,7 +291,7 @@ def test_all_fields_of_one_case() -> None:
     assert found.to_dict() == {
         "queries": 20,
         "changed": 4,
-        "changed_at_most": pytest.approx(0.4010, abs=1e-4),  # tables of the binomial limit for 4 of 20
+        "changed_share_at_most": pytest.approx(0.4010, abs=1e-4),  # tables of the binomial limit for 4 of 20
         "mean": 0.05,
         "sd": pytest.approx(math.sqrt(4 * 0.25**2 * 0.8 / 19)),
         "low": pytest.approx(0.0125, abs=1e-12),  # 1 of 20 drawn, or fewer: 6.9% of resamples, none 1.2%
@@ -315,7 +315,7 @@ def test_paths_against_their_reference() -> None:
     queries = [f"q{i}" for i in range(12)]
     reference = path(a=dict.fromkeys(queries, 0.5), b=dict.fromkeys(queries[:11], 0.5))
     up = path(a=dict.fromkeys(reversed(queries), 0.75), b=dict.fromkeys(queries[:11], 0.5))
-    found = judge_paths(reference, {"same": reference, "up": up}, {"a": 0.1, "b": 0.1})
+    found = judge_paths(reference, {"same": reference, "up": up}, {key: {"a": 0.1, "b": 0.1} for key in ("same", "up")})
     assert {name: {metric: entry.verdict for metric, entry in row.items()} for name, row in found.items()} == {
         "same": {"a": "equivalent", "b": "equivalent"},
         "up": {"a": "different", "b": "equivalent"},
@@ -326,9 +326,12 @@ def test_paths_against_their_reference() -> None:
     assert [found["up"][metric].queries for metric in ("a", "b")] == [12, 11]
     assert found["same"]["a"].p_adjusted == 1.0
     with pytest.raises(DataError, match=r"path 'up': metric 'c' has no values"):
-        judge_paths(reference, {"up": up}, {"c": 0.1})
+        judge_paths(reference, {"up": up}, {"up": {"c": 0.1}})
     with pytest.raises(UsageError, match=r"'up: b' has nan"):
-        judge_paths(reference, {"up": up}, {"a": 0.1}, metrics=["a", "b"])
+        judge_paths(reference, {"up": up}, {"up": {"a": 0.1, "b": math.nan}})
+    own = judge_paths(reference, {"same": reference, "up": up}, {"up": {"a": 0.3}})
+    assert own["up"]["a"].verdict == "equivalent", "a path's own bound"
+    assert own["up"]["a"].p_adjusted == 2 / 2**12, "of what was judged, one comparison"
 
 
 def test_refusals() -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from maxsim_eval.errors import DataError, UsageError
 from maxsim_eval.metrics import evaluate_run
-from maxsim_eval.ties import tie_bounds, tie_orders
+from maxsim_eval.ties import mean_bounds, tie_bounds, tie_orders
 from maxsim_eval.types import Run
 
 METRICS = ("nDCG@3", "nDCG", "Recall@2", "MAP@4", "MAP", "MRR@2", "MRR", "P@3", "Success@1", "Rprec", "Bpref", "AnyHit@2", "nDCG-exp@3", "SetP", "SetAP")  # fmt: skip
@@ -78,6 +78,32 @@ def test_every_order_lies_within_and_the_ends_are_reached(data: st.DataObject) -
     for metric in METRICS:
         found = [value[metric]["q"] for value in values]
         assert bounds[metric]["q"] == (min(found), max(found)), metric
+
+
+def test_means_are_those_of_every_query_evaluated_again() -> None:
+    rankings = {
+        "tied": [("a", 1.0), ("b", 1.0), ("c", 0.5)],
+        "tied but alike": [("a", 1.0), ("b", 1.0)],
+        "apart": [("a", 2.0), ("b", 1.0)],
+        "empty": [],
+        "not judged": [("a", 1.0), ("b", 1.0)],
+    }
+    qrels = {"tied": {"b": 1}, "tied but alike": {"c": 1}, "apart": {"b": 1}, "empty": {"a": 1}, "left out": {"a": 0}}
+    found_run = Run("r", rankings)
+    for metrics in (METRICS, ("nDCG@3",)):
+        per_query = evaluate_run(found_run, qrels, [*metrics, "infAP"])
+        whole = tie_bounds(found_run, qrels, metrics)
+        found = mean_bounds(found_run, qrels, per_query)
+        assert list(found) == list(metrics), "infAP has no known bounds"
+        for metric, entry in found.items():
+            ends = list(whole[metric].values())
+            assert entry["low"] == pytest.approx(sum(low for low, _ in ends) / len(ends))
+            assert entry["high"] == pytest.approx(sum(high for _, high in ends) / len(ends))
+            assert entry["queries_affected"] == sum(low != high for low, high in ends)
+            mean = sum(per_query[metric].values()) / len(ends)
+            assert entry["low"] - 1e-12 <= mean <= entry["high"] + 1e-12
+    assert found["nDCG@3"]["queries_affected"] == 1
+    assert mean_bounds(found_run, {"x": {"a": 0}}, evaluate_run(found_run, {"x": {"a": 0}}, ["AnyHit@1"])) == {}
 
 
 def test_refusals() -> None:

@@ -1,0 +1,62 @@
+"""CSV of a Result: `metrics.csv`, one row for each path and metric, and `per_query.csv`, one for each path, metric and query.
+
+Comma-separated UTF-8 with a header; lines end in a line feed, numbers are written so that they read back as they were, and what does
+not exist is empty. Columns may be added at the end.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from maxsim_eval.report_tables import entry
+from maxsim_eval.types import PathResult, Result
+
+_STATISTICS = ("low", "high", "p_value", "p_adjusted", "bound", "verdict", "queries_needed", "queries", "changed")
+_TIES = {"tie_low": "low", "tie_high": "high", "tie_queries": "queries_affected"}
+
+
+def _cell(value: Any) -> Any:
+    """None and numbers that are not finite are empty; the writer gives numbers their shortest exact form."""
+    return "" if value is None or (isinstance(value, float) and not math.isfinite(value)) else value
+
+
+def _text(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+    stream = io.StringIO()
+    writer = csv.writer(stream, lineterminator="\n")
+    writer.writerow(head)
+    writer.writerows([_cell(value) for value in row] for row in rows)
+    return stream.getvalue()
+
+
+def metrics_csv(result: Result) -> str:
+    """A row for each path and metric: mean, change against the reference, its interval, test and verdict, bounds over ties."""
+    rows = []
+    for name, path in result.paths.items():
+        for metric, mean in path.metrics.items():
+            judged = [entry(path.parity, "statistics", metric, key) for key in _STATISTICS]
+            ties = [entry(path.tie_bounds, metric, key) for key in _TIES.values()]
+            rows.append([name, metric, mean, entry(path.parity, "delta", metric), *judged, *ties])
+    return _text(("path", "metric", "mean", "delta", *_STATISTICS, *_TIES), rows)
+
+
+def per_query_csv(result: Result) -> str:
+    """A row for each path, metric and query: the value, and its change against the reference."""
+    reference = result.paths.get(result.reference or "")
+    return _text(
+        ("path", "metric", "query", "value", "delta"),
+        (row for name, path in result.paths.items() for row in _query_rows(name, path, reference)),
+    )
+
+
+def _query_rows(name: str, path: PathResult, reference: PathResult | None) -> Iterator[Sequence[Any]]:
+    for metric, values in path.per_query.items():
+        others: Mapping[str, float] = {} if reference is None or reference is path else reference.per_query.get(metric, {})
+        for query, value in values.items():
+            yield name, metric, query, value, value - others[query] if query in others else None
+
+
+CSV_FILES: dict[str, Callable[[Result], str]] = {"metrics.csv": metrics_csv, "per_query.csv": per_query_csv}

@@ -1,0 +1,230 @@
+"""The tables of every report, made from a Result alone: rows of text that each report draws in its own way."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from maxsim_eval.types import Result
+
+_QUERIES, _DOCUMENTS = 5, 3  # of each path, among those that changed most; result.json names more
+_MIB = 1 << 20
+
+
+@dataclass(frozen=True)
+class Table:
+    """One table of a report: a title, column heads (first: the row names) and rows of text."""
+
+    title: str
+    columns: list[str]
+    rows: list[list[str]]
+
+
+def known(value: Any) -> bool:
+    """Whether this is a finite number."""
+    return isinstance(value, int | float) and math.isfinite(value)
+
+
+def entry(value: Any, *keys: str) -> Any:
+    """What lies under these keys, one in the other; None where something is missing or of another form."""
+    for key in keys:
+        value = value.get(key) if isinstance(value, Mapping) else None
+    return value
+
+
+def _entries(value: Any, *keys: str) -> Mapping[str, Any]:
+    found = entry(value, *keys)
+    return found if isinstance(found, Mapping) else {}
+
+
+def _form(value: Any, form: str) -> str:
+    return format(value, form) if known(value) else "-"
+
+
+def _change(value: Any) -> str:
+    if not known(value):
+        return "(?)"
+    return "(=)" if value == 0 else f"({value:+.4f})"
+
+
+def _signed(value: Any) -> str:
+    return f"{round(value, 5) + 0.0:+.5f}" if known(value) else "-"  # never -0.00000
+
+
+def _metric_table(result: Result) -> Table:
+    names = list(dict.fromkeys(name for path in result.paths.values() for name in path.metrics))
+    rows = []
+    for name in names:
+        row = [name]
+        for path in result.paths.values():
+            text = _form(path.metrics.get(name), ".4f")
+            if path.parity is not None:
+                text += " " + _change(entry(path.parity, "delta", name))
+            row.append(text)
+        rows.append(row)
+    title = f"Metrics (change against {result.reference})" if result.reference else "Metrics"
+    return Table(title, ["metric", *result.paths], rows)
+
+
+def about(count: Any) -> str:
+    """A number of queries to two digits, up: the standard deviation it rests on is known no better."""
+    scale = 10 ** max(0, len(str(count)) - 2)
+    return f"{-(-count // scale) * scale:,}"
+
+
+def _verdict(found: Any) -> str:
+    needed = entry(found, "queries_needed")
+    return f"{entry(found, 'verdict') or '-'}" + (f" (needs about {about(needed)} queries)" if known(needed) else "")
+
+
+def _p_value(value: Any) -> str:
+    return "< 0.001" if known(value) and value < 0.001 else _form(value, ".3f")
+
+
+def _statistics_table(result: Result) -> Table:
+    rows, level = [], None
+    for name, path in result.paths.items():
+        level = entry(path.parity, "statistics_settings", "level") or level
+        for metric, found in _entries(path.parity, "statistics").items():
+            low, high = (_signed(entry(found, end)) for end in ("low", "high"))
+            rows.append(
+                [
+                    f"{name}, {metric}",
+                    _signed(entry(found, "mean")),
+                    f"{low} to {high}",
+                    f"{_form(entry(found, 'changed'), 'd')} of {_form(entry(found, 'queries'), 'd')}",
+                    _p_value(entry(found, "p_adjusted")),
+                    _form(entry(found, "bound"), "g"),
+                    _verdict(found),
+                ]
+            )
+    interval = f"{level:.0%} interval" if known(level) else "interval"
+    columns = ["", "change", interval, "queries changed", "p (Holm)", "bound", "verdict"]
+    return Table(f"Differences from {result.reference}", columns, rows)
+
+
+def _order_text(parity: Mapping[str, Any]) -> str:
+    order = _entries(parity, "identical_order")
+    return f"{order.get('identical')} of {order['queries']} queries" if known(order.get("queries")) else "-"
+
+
+def _spearman_queries(parity: Mapping[str, Any]) -> str:
+    found = _entries(parity, "spearman")
+    if not known(found.get("queries")) or not (found["queries"] or found.get("constant")):
+        return "-"
+    text = str(found["queries"])
+    if found.get("sampled"):
+        text += " sampled"
+    if found.get("constant"):
+        text += f", {found['constant']} constant left out"
+    return text
+
+
+def _parity_table(result: Result) -> Table:
+    compared = {name: path.parity for name, path in result.paths.items() if path.parity is not None}
+
+    def every(*keys: str) -> list[str]:
+        return list(dict.fromkeys(key for parity in compared.values() for key in _entries(parity, *keys)))
+
+    rows: list[tuple[str, Callable[[Mapping[str, Any]], str]]] = [
+        ("Spearman, mean", lambda p: _form(entry(p, "spearman", "mean"), ".6f")),
+        *(
+            (f"Spearman, {at}% of queries below", lambda p, at=at: _form(entry(p, "spearman", "percentiles", at), ".6f"))
+            for at in every("spearman", "percentiles")
+        ),
+        ("Spearman, min", lambda p: _form(entry(p, "spearman", "min"), ".6f")),
+        ("Spearman, queries", _spearman_queries),
+        *((f"top-{cut[1:]} overlap", lambda p, cut=cut: _form(entry(p, "overlap", cut), ".4f")) for cut in every("overlap")),
+        *(
+            (f"top-{cut[1:]} in the same order", lambda p, cut=cut: _form(entry(p, "same_order", cut), ".4f"))
+            for cut in every("same_order")
+        ),
+        (f"same top-{result.k} order", _order_text),
+        ("score error, max", lambda p: _form(entry(p, "max_abs_error"), ".3g")),
+        ("score error, mean", lambda p: _form(entry(p, "mean_abs_error"), ".3g")),
+        ("relative error, max", lambda p: _form(entry(p, "max_rel_error"), ".3g")),
+        ("relative error, mean", lambda p: _form(entry(p, "mean_rel_error"), ".3g")),
+        ("retrieved by one only", lambda p: _form(entry(p, "mismatched_finite"), "d")),
+    ]
+    body = [[name, *(text(parity) for parity in compared.values())] for name, text in rows] if compared else []
+    body = [row for row in body if any(cell != "-" for cell in row[1:])]  # a comparison of run files has no scores
+    return Table(f"Parity with {result.reference}", ["", *compared], body)
+
+
+def _tie_text(found: Any) -> str:
+    queries = entry(found, "queries_affected")
+    if not known(queries):
+        return "-"
+    if not queries:
+        return "no effect"
+    low, high = (_form(entry(found, end), ".4f") for end in ("low", "high"))
+    return f"{low} to {high} ({queries} queries)"
+
+
+def _tie_table(result: Result) -> Table:
+    bounds = {name: path.tie_bounds for name, path in result.paths.items() if path.tie_bounds}
+    metrics = list(dict.fromkeys(metric for found in bounds.values() for metric in found))
+    rows = [[metric, *(_tie_text(found.get(metric)) for found in bounds.values())] for metric in metrics]
+    touched = [row for row in rows if any(cell not in ("-", "no effect") for cell in row[1:])]
+    if rows and not touched:
+        touched = [["all metrics", *("no effect" for _ in bounds)]]
+    return Table("Equal scores: means in their worst and best order", ["", *bounds], touched)
+
+
+def _moved_text(moved: Any) -> str:
+    texts = []
+    for found in moved if isinstance(moved, list) else ():
+        before, after = (entry(found, key) for key in ("reference_rank", "rank"))
+        relevance = entry(found, "relevance")
+        judged = f", relevance {relevance}" if known(relevance) else ""
+        texts.append(f"{entry(found, 'document')} ({_form(before, 'd')} to {_form(after, 'd')}{judged})")
+    return "; ".join(texts[:_DOCUMENTS]) + ("; ..." if len(texts) > _DOCUMENTS else "")
+
+
+def _changed_tables(result: Result) -> list[Table]:
+    found = []
+    for name, path in result.paths.items():
+        changed = entry(path.parity, "most_changed")
+        rows = [
+            [
+                str(entry(one, "query")),
+                str(entry(one, "metric")),
+                _form(entry(one, "reference"), ".4f"),
+                f"{_form(entry(one, 'value'), '.4f')} {_change(entry(one, 'delta'))}",
+                _moved_text(entry(one, "moved")),
+            ]
+            for one in (changed if isinstance(changed, list) else ())[:_QUERIES]
+        ]
+        columns = ["query", "metric", str(result.reference), name, "documents that moved (from rank to rank)"]
+        found.append(Table(f"Queries that changed most: {name}", columns, rows))
+    return found
+
+
+def _seconds_table(result: Result) -> Table:
+    names = list(dict.fromkeys(name for path in result.paths.values() for name in path.seconds))
+    rows = [[name, *(_form(path.seconds.get(name), ".3f") for path in result.paths.values())] for name in names]
+    return Table("Seconds", ["", *result.paths], rows)
+
+
+def _memory_table(result: Result) -> Table:
+    rows = []
+    for key, name in (("host_peak_bytes", "process"), ("device_peak_bytes", "device")):
+        sizes = [entry(path.memory, key) for path in result.paths.values()]
+        if any(map(known, sizes)):
+            rows.append([name, *(f"{size / _MIB:,.0f}" if known(size) else "-" for size in sizes)])
+    return Table("Peak memory (MiB)", ["", *result.paths], rows)
+
+
+def tables(result: Result) -> list[Table]:
+    """Tables of figures by path, empty ones left out: metrics, parity, ties, seconds, memory."""
+    found = [_metric_table(result), _parity_table(result), _tie_table(result), _seconds_table(result), _memory_table(result)]
+    return [table for table in found if table.rows]
+
+
+def every_table(result: Result) -> list[Table]:
+    """`tables`, and after the metrics the differences with their verdicts and the queries that changed most."""
+    metrics, *others = tables(result) or [Table("", [], [])]
+    found = [metrics, _statistics_table(result), *_changed_tables(result), *others]
+    return [table for table in found if table.rows]

@@ -1,0 +1,256 @@
+"""How far a path's scores are from the reference's: rank correlation, score errors and their histogram.
+
+Everything is computed one query at a time (long rows: a few at a time), so score arrays may lie on disk and memory stays at a few rows.
+Source: paper, sections 'Numerical Correctness' and 'REAL-MM-RAG: Per-Subset Breakdown'.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+from scipy.stats import rankdata
+
+from maxsim_eval.errors import DataError
+
+PERCENTILES = (1, 5, 25, 50)
+_COLUMNS = 1 << 20  # documents compared at once, so the float64 copies of a long row stay at some megabytes
+_LONG_ROW = 1 << 16  # from here on rows are ranked in threads (sorting leaves Python's lock alone)
+_THREADS = 8
+_RANKING_BYTES = 128 << 20  # for each processor, of all rows that are being ranked, at 64 bytes a document
+# The error histogram's edges are powers of two: a float64's exponent is its bin, so counting is a shift, whatever the number of pairs.
+_LOWEST, _HIGHEST = -40, 10
+_BIAS, _EXPONENTS, _MANTISSA = 1023, 2048, 52  # of a float64
+
+
+class Rows(Protocol):
+    """Scores `[queries, documents]` float32 that are read a row at a time: an array, a memory map, rows kept on disk."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...  # noqa: D102
+    @property
+    def ndim(self) -> int: ...  # noqa: D102
+    def __getitem__(self, row: int, /) -> np.ndarray: ...
+
+
+def check_scores(scores: np.ndarray, query_ids: Sequence[str], document_ids: Sequence[str], path: str) -> None:
+    """Refuse NaN scores.
+
+    Args:
+        scores: `[queries, documents]` float32; -inf (not retrieved) is allowed.
+        query_ids: id of every row.
+        document_ids: id of every column.
+        path: name of the scoring path, for the message.
+
+    Raises:
+        DataError: a NaN; the message names path, query, document and how many more there are.
+    """
+    for row, query_id in enumerate(query_ids):
+        bad = np.flatnonzero(np.isnan(scores[row]))
+        if bad.size:
+            more = f" (and {bad.size - 1} more documents of that query)" if bad.size > 1 else ""
+            raise DataError(
+                f"path {path!r}: query {query_id!r}, document {document_ids[bad[0]]!r}{more}: the score is NaN, need a "
+                "number; are there NaN values in the token embeddings?"
+            )
+
+
+def spearman(reference: np.ndarray, other: np.ndarray) -> float | None:
+    """Spearman's rank correlation of two score rows `[documents]`, ties averaged; None when either row is constant.
+
+    -inf counts as the lowest score, so documents that were not retrieved share the bottom rank.
+    """
+    if len(reference) < 2:
+        return None
+    left, right = _ranks(reference), _ranks(other)
+    left -= left.mean()
+    right -= right.mean()
+    variance = math.sqrt(float(left @ left)) * math.sqrt(float(right @ right))
+    if variance == 0.0:
+        return None
+    if np.array_equal(left, right):
+        return 1.0  # exactly: the quotient below may round to 0.9999999999999999
+    return max(-1.0, min(1.0, float(left @ right) / variance))
+
+
+def _ranks(scores: np.ndarray) -> np.ndarray:
+    """`scipy.stats.rankdata` of scores without NaN; of float32 in half its time and memory."""
+    count = len(scores)
+    if scores.dtype != np.float32 or not 0 < count < 1 << 30:
+        return np.asarray(rankdata(scores))
+    # A score's bits in the order of integers above its place: sorting the keys sorts the scores and carries their places along.
+    bits = (scores + np.float32(0)).view(np.int32)  # -0.0 becomes 0.0, which it equals
+    bits ^= (bits >> 31) & 0x7FFFFFFF
+    keys = bits.astype(np.int64) << 32
+    del bits
+    keys |= np.arange(count, dtype=np.uint32)
+    keys.sort()
+    level = keys >> 32
+    ends = np.append(np.flatnonzero(level[1:] != level[:-1]) + 1, count).astype(np.int32)  # of runs of equal scores
+    del level
+    size = np.diff(ends, prepend=np.int32(0))
+    keys &= 0xFFFFFFFF
+    twice = np.empty(count, np.int32)  # a mean of whole numbers may end in a half
+    twice[keys] = np.repeat(2 * ends - size + 1, size)
+    del keys
+    return twice * 0.5
+
+
+@dataclass
+class _Errors:
+    """Running score error over (query, document) pairs that are finite in both paths.
+
+    Relative error divides by the query's largest absolute reference score: that is the scale on which its documents are
+    told apart, and unlike each pair's own score it is never near zero while others are not.
+    """
+
+    pairs: int = 0
+    worst: float = 0.0
+    total: float = 0.0
+    relative_pairs: int = 0
+    relative_worst: float = 0.0
+    relative_total: float = 0.0
+    mismatched: int = 0
+    exponents: np.ndarray = field(default_factory=lambda: np.zeros(_EXPONENTS, np.int64))  # pairs by their error's exponent
+
+    def add(self, reference: np.ndarray, other: np.ndarray) -> None:
+        """Take in one query: two rows `[documents]`."""
+        worst, total, pairs, scale = 0.0, 0.0, 0, 0.0
+        for start in range(0, len(reference), _COLUMNS):
+            left, right = reference[start : start + _COLUMNS], other[start : start + _COLUMNS]
+            finite = np.isfinite(left)
+            scale = max(scale, float(np.abs(left[finite]).max(initial=0.0)))
+            finite &= np.isfinite(right)
+            self.mismatched += int(np.count_nonzero(~finite & (left != right)))
+            error = np.abs(right[finite].astype(np.float64) - left[finite])
+            worst = max(worst, float(error.max(initial=0.0)))
+            total += float(error.sum())
+            self.exponents += np.bincount(error.view(np.int64) >> _MANTISSA, minlength=_EXPONENTS)
+            pairs += error.size
+        self.pairs += pairs
+        self.worst = max(self.worst, worst)
+        self.total += total
+        if scale > 0.0:
+            self.relative_pairs += pairs
+            self.relative_worst = max(self.relative_worst, worst / scale)
+            self.relative_total += total / scale
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "max_abs_error": self.worst if self.pairs else None,
+            "mean_abs_error": self.total / self.pairs if self.pairs else None,
+            "max_rel_error": self.relative_worst if self.relative_pairs else None,
+            "mean_rel_error": self.relative_total / self.relative_pairs if self.relative_pairs else None,
+            "mismatched_finite": self.mismatched,
+            "error_histogram": self._histogram(),
+        }
+
+    def _histogram(self) -> dict[str, Any]:
+        low, high = _LOWEST + _BIAS, _HIGHEST + _BIAS
+        return {
+            "edges": [2.0**power for power in range(_LOWEST, _HIGHEST + 1)],
+            "counts": self.exponents[low:high].tolist(),
+            "zeros": int(self.exponents[0]),  # no two float32 differ by less than 2^-149: a float64's subnormals do not occur
+            "below": int(self.exponents[1:low].sum()),
+            "above": int(self.exponents[high:].sum()),
+        }
+
+
+def without_scores() -> dict[str, Any]:
+    """What `compare_scores` gives, for scores that were not kept: null."""
+    return {"spearman": _spearman_entry([], 0, sampled=False), **dict.fromkeys(_Errors().as_dict())}
+
+
+def _spearman_entry(values: Sequence[float | None], disagree: int, *, sampled: bool) -> dict[str, Any]:
+    found = [value for value in values if value is not None]
+    percentiles = np.percentile(found, PERCENTILES).tolist() if found else []
+    return {
+        "mean": math.fsum(found) / len(found) if found else None,
+        "min": min(found, default=None),
+        "percentiles": {str(at): value for at, value in zip(PERCENTILES, percentiles, strict=True)} if found else None,
+        "queries": len(found),
+        "sampled": sampled,
+        "constant": len(values) - len(found),
+        "constant_in_one": disagree,
+    }
+
+
+def _row_pairs(
+    reference: Rows, other: Rows, score_rows: Sequence[int] | None, listed: Sequence[np.ndarray] | None
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """The two rows of every query, only the listed columns of them; NaN anywhere is refused."""
+    for row in range(reference.shape[0]):
+        pair = np.asarray(reference[row]), np.asarray(other[row])
+        for name, values in zip(("reference", "compared"), pair, strict=True):
+            if np.isnan(values).any():
+                column = int(np.flatnonzero(np.isnan(values))[0])
+                query = row if score_rows is None else score_rows[row]
+                raise DataError(f"{name} scores: query number {query}, document number {column}: NaN, need a number")
+        left, right = pair
+        yield (left, right) if listed is None else (left[listed[row]], right[listed[row]])
+
+
+def _in_threads(
+    work: Callable[[np.ndarray, np.ndarray], float | None], pairs: Iterable[tuple[np.ndarray, np.ndarray]], threads: int
+) -> Iterator[float | None]:
+    """`work` of every pair of rows, in order, in that many threads; one pair more than threads is held."""
+    if threads < 2:
+        yield from (work(*pair) for pair in pairs)
+        return
+    with ThreadPoolExecutor(threads) as pool:
+        begun: deque[Future[float | None]] = deque()
+        for pair in pairs:
+            if len(begun) == threads:
+                yield begun.popleft().result()
+            begun.append(pool.submit(work, *pair))
+        while begun:
+            yield begun.popleft().result()
+
+
+def _threads(documents: int) -> int:
+    """How many rows are ranked at once: one where rows are short, or so long that several would need much memory."""
+    processors = os.cpu_count() or 1
+    return 1 if documents < _LONG_ROW else min(_THREADS, processors, max(1, processors * _RANKING_BYTES // (64 * documents)))
+
+
+def compare_scores(
+    reference: Rows, other: Rows, score_rows: Sequence[int] | None, listed: Sequence[np.ndarray] | None
+) -> dict[str, Any]:
+    """Spearman and score error of two `[queries, documents]` arrays, row by row.
+
+    Args:
+        reference, other: float32, -inf = not retrieved.
+        score_rows: the task's row number of each array row, when they are a sample of the queries.
+        listed: ascending column numbers of each row, when these alone are compared.
+
+    Raises:
+        DataError: a NaN score. ValueError: shapes or numbers of entries that do not fit.
+    """
+    if tuple(reference.shape) != tuple(other.shape) or reference.ndim != 2:
+        raise ValueError(
+            f"scores: got {list(other.shape)} against the reference's {list(reference.shape)}, need two arrays "
+            "[queries, documents] of one shape"
+        )
+    for name, entries in (("score_rows", score_rows), ("listed", listed)):
+        if entries is not None and len(entries) != reference.shape[0]:
+            raise ValueError(f"{name}: got {len(entries)} entries, need one for each of {reference.shape[0]} rows")
+    errors = _Errors()
+    one_sided: list[bool] = []
+
+    def noted() -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        for left, right in _row_pairs(reference, other, score_rows, listed):
+            errors.add(left, right)
+            one_sided.append(bool((left == left[:1]).all()) != bool((right == right[:1]).all()))
+            yield left, right
+
+    longest = reference.shape[1] if listed is None else max(map(len, listed), default=0)
+    values = list(_in_threads(spearman, noted(), _threads(longest)))
+    # One row says nothing and the other does: the paths disagree, although no correlation exists.
+    disagree = sum(one for value, one in zip(values, one_sided, strict=True) if value is None)
+    return {"spearman": _spearman_entry(values, disagree, sampled=score_rows is not None), **errors.as_dict()}

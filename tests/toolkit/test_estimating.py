@@ -1,0 +1,117 @@
+"""The line about the expected time: only before long work, counted from what will be scored, and never from users' functions."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from maxsim_eval import estimating
+from maxsim_eval.api import evaluate
+from maxsim_eval.candidates import Candidates
+from maxsim_eval.costs import PathRates, Rate
+from maxsim_eval.embeddings import cached_embeddings
+from maxsim_eval.estimating import duration, estimate
+from maxsim_eval.loaders import load_task
+from maxsim_eval.scorers import find_paths
+from maxsim_eval.types import Task
+from maxsim_kernels import Packed
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("home")
+    task = load_task("demo", "small", data_dir=folder / "datasets", quiet=True)
+    evaluate(task, "lexical", ["fp32"], cache_dir=folder / "cache", quiet=True)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def task(home: Path) -> Task:
+    return load_task("demo", "small", data_dir=home / "datasets", quiet=True)
+
+
+@pytest.fixture
+def slow(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """A machine of 10^6 operations a second, 10^5 for fp32; which paths were measured."""
+    measured: list[list[str]] = []
+
+    def rates(sizes: Any, names: Any, *_: Any) -> Any:
+        measured.append(list(names))
+        return {name: PathRates(Rate(1e5 if name == "fp32" else 1e6)) for name in names}, Rate(1e12)
+
+    monkeypatch.setattr(estimating, "path_rates", rates)
+    monkeypatch.setattr(estimating, "LEAST_OPERATIONS", {"cpu": 1, "cuda": 1})
+    return measured
+
+
+def never(queries: Packed, documents: Packed) -> torch.Tensor:
+    raise AssertionError("run for an estimate")
+
+
+def test_a_small_job_is_not_measured_and_nothing_is_said(home: Path, task: Task, capfd: pytest.CaptureFixture[str]) -> None:
+    evaluate(task, "lexical", ["fp32", "fp16"], cache_dir=home / "cache", quiet=False)
+    assert "scoring takes" not in capfd.readouterr().err
+
+
+def test_the_line_is_arithmetic_over_the_rates(home: Path, task: Task, slow: list[list[str]]) -> None:
+    found = cached_embeddings(task, "lexical", home / "cache")
+    queries = found.queries.load()
+    seconds = 2 * int(queries.lengths.sum()) * found.documents.tokens * 128 / 1e5
+    line = estimate(find_paths(["fp32", "int8", ("mine", never)]), queries, found.documents, device="cpu", k=10)
+    assert line is not None
+    assert slow == [["fp32", "int8"]]
+    assert line.startswith(
+        f"scoring takes about {duration(seconds * 1.1)} at the rates measured now (fp32 {duration(seconds)}, int8 "
+    )
+    assert "; mine not counted)" in line
+    resumed = estimate(find_paths(["fp32"]), queries, found.documents, device="cpu", k=10, resumed=True)
+    assert resumed is not None
+    assert resumed.startswith("scoring takes less than ")
+    # Reranking: a hundredth of the pairs, of documents of every length.
+    rows = np.arange(0, 300, 100, dtype=np.int64)
+    few = Candidates("few", np.arange(0, 3 * 40 + 1, 3, dtype=np.int64), np.tile(rows, 40))
+    lengths = found.documents.lengths()
+    part = int(lengths[rows].sum()) / int(lengths.sum())
+    listed = estimate(find_paths(["fp32"]), queries, found.documents, device="cpu", k=10, candidates=few)
+    assert listed is not None
+    assert f"fp32 {duration(seconds * part)}" in listed
+    assert estimate(find_paths([("mine", never)]), queries, found.documents, device="cpu", k=10) is None
+
+
+def test_it_comes_once_before_scoring_on_stderr_and_not_when_quiet(
+    home: Path, task: Task, slow: list[list[str]], capfd: pytest.CaptureFixture[str]
+) -> None:
+    evaluate(task, "lexical", ["fp32", "fp16"], cache_dir=home / "cache", quiet=True)
+    said = capfd.readouterr()
+    assert (said.out, said.err, slow) == ("", "", [])
+    evaluate(task, "lexical", ["fp32", "fp16"], cache_dir=home / "cache")
+    said = capfd.readouterr()
+    assert said.out == ""
+    assert said.err.count("scoring takes about") == 1
+    assert said.err.index("scoring takes about") < said.err.index("fp32:")
+
+
+def test_measured_rates_give_a_line_too(home: Path, task: Task, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(estimating, "LEAST_OPERATIONS", {"cpu": 1, "cuda": 1})
+    monkeypatch.setattr(estimating, "LEAST_SECONDS", 0)
+    found = cached_embeddings(task, "lexical", home / "cache")
+    line = estimate(find_paths(["fp32", "int8"]), found.queries.load(), found.documents, device="cpu", k=10)
+    assert line is not None
+    assert re.fullmatch(
+        r"scoring takes about [\d.e-]+ s at the rates measured now \(fp32 [\d.e-]+ s, int8 [\d.e-]+ s\), .*", line
+    )
+    monkeypatch.setattr(estimating, "LEAST_SECONDS", 1e9)
+    assert estimate(find_paths(["int8"]), found.queries.load(), found.documents, device="cpu", k=10) is None
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0.12345, "0.12 s"), (42.3, "42 s"), (119, "119 s"), (130, "2.2 min"), (3000, "50 min"), (9000, "2.5 h"), (1e6, "278 h")],
+)
+def test_durations_for_people(seconds: float, text: str) -> None:
+    assert duration(seconds) == text
