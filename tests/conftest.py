@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
+import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -32,3 +35,16 @@ def scifact_data(shared_data: Path) -> Path:
     if not (shared_data / "beir" / "scifact" / "corpus.jsonl").is_file():
         pytest.skip(f"no SciFact in {shared_data / 'beir' / 'scifact'}: see datasets/README.md")
     return shared_data / "beir"
+
+
+@pytest.fixture(scope="session")
+def made_results() -> ModuleType:
+    """Makers of Results for the reports' tests (report_results.py)."""
+    name = "maxsim_eval_test_report_results"
+    if name not in sys.modules:
+        spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name("report_results.py"))
+        assert spec is not None
+        assert spec.loader is not None
+        sys.modules[name] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(sys.modules[name])
+    return sys.modules[name]
