@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from maxsim_eval.cli_options import CACHE, DATA, CacheDir, DataDir, Quiet, Split
+from maxsim_eval.cli_options import CACHE, DATA, AsJson, CacheDir, DataDir, Quiet, Split
+from maxsim_eval.cli_output import print_json
 from maxsim_eval.errors import UsageError
+
+if TYPE_CHECKING:
+    from maxsim_eval.entries import Entry
 
 
 def import_(
@@ -52,6 +56,7 @@ def import_(
     ] = None,
     dataset_revision: Annotated[str | None, typer.Option(help="real-mm-rag: commit of the dataset's repository.")] = None,
     replace: Annotated[bool, typer.Option("--replace", help="Replace embeddings imported earlier.")] = False,
+    as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
     """Put precomputed token embeddings into the cache, checked against the dataset.
@@ -89,8 +94,24 @@ def import_(
         drop_zero_tokens=drop_zero_tokens,
         require_normalised=require_normalised,
     )
+    if as_json:
+        print_json({"schema": "maxsim-eval/import/1", "entries": [_facts(role, entry) for role, entry in entries.items()]})
+        return
     for role, entry in entries.items():
-        name = "queries" if role == "query" else "documents"
-        typer.echo(f"{name}: {entry.documents} rows, {entry.tokens} tokens, d = {entry.dim}, {entry.dtype}: {entry.folder}")
-        for note in entry.manifest["provenance"].get("notes", []):
+        row = _facts(role, entry)
+        about = f"{row['rows']} rows, {row['tokens']} tokens, d = {row['dim']}, {entry.dtype}"
+        typer.echo(f"{row['role']}: {about}: {entry.folder}")
+        for note in row["notes"]:
             typer.echo(f"  note: {note}")
+
+
+def _facts(role: str, entry: Entry) -> dict[str, Any]:
+    return {
+        "role": "queries" if role == "query" else "documents",
+        "rows": entry.documents,
+        "tokens": entry.tokens,
+        "dim": entry.dim,
+        "dtype": str(entry.dtype).removeprefix("torch."),
+        "folder": str(entry.folder),
+        "notes": list(entry.manifest["provenance"].get("notes", [])),
+    }

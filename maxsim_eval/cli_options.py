@@ -1,4 +1,4 @@
-"""Options that several commands share, in groups, and how a command gets them: `with_options`."""
+"""Options that several commands share, in groups, and how a command gets them: `with_options`; and what to do with them."""
 
 from __future__ import annotations
 
@@ -9,11 +9,14 @@ from typing import Annotated, Any
 
 import typer
 
+from maxsim_eval.errors import UsageError
+
 DataDir = Annotated[Path, typer.Option(help="Folder of datasets (BEIR layout).")]
 CacheDir = Annotated[Path, typer.Option(help="Folder of the HDF5 embedding cache.")]
 Split = Annotated[str | None, typer.Option(help="Split of the judgements. Default: test (a card may say otherwise).")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print the Result as JSON instead of tables.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="No progress bars and no tables.")]
+NoBars = Annotated[bool, typer.Option("--quiet", help="No progress bars.")]
 
 DATA = Path("datasets")
 CACHE = Path("embeddings_cache")
@@ -40,13 +43,21 @@ SOURCES: Mapping[str, Group] = {
 }
 """What a source's loader takes beyond the split."""
 
+OF_SOURCES: Group = {name: option for options in SOURCES.values() for name, option in options.items()}
+"""What any of them takes, for commands whose source is an argument."""
+
 MODEL: Group = {
     "batch_size": (
         Annotated[int | None, typer.Option(help="Texts or images that the encoder's model takes at a time.")],
         None,
     ),
     "dtype": (Annotated[str | None, typer.Option(help="What the model computes in: float32, float16, bfloat16.")], None),
-    "embedding_dtype": (Annotated[str | None, typer.Option(help="What is stored: float32, float16, bfloat16.")], None),
+    "embedding_dtype": (
+        Annotated[
+            str | None, typer.Option(help="What is stored: float32, float16, bfloat16. Default: as --dtype, or the card's.")
+        ],
+        None,
+    ),
     "max_query_tokens": (Annotated[int | None, typer.Option(help="Longest query.")], None),
     "max_document_tokens": (Annotated[int | None, typer.Option(help="Longest document.")], None),
     "query_prompt": (Annotated[str | None, typer.Option(help="Put before every query.")], None),
@@ -59,10 +70,29 @@ MODEL: Group = {
 }
 """The encoder's options, `encoders.OPTIONS` but for the device; all but the batch size and trust make another cache entry."""
 
+LIMITS: Group = {
+    "limit_queries": (Annotated[int | None, typer.Option(help="Score only this many judged queries (a seeded sample).")], None),
+    "limit_documents": (
+        Annotated[
+            int | None,
+            typer.Option(help="Search only this many documents: all judged for the queries, the rest a seeded sample."),
+        ],
+        None,
+    ),
+    "limit_seed": (
+        Annotated[int, typer.Option(help="Seed of both samples: it and the ids decide what is drawn, nothing else.")],
+        0,
+    ),
+}
+
 SCORING: Group = {
     "paths": (
         Annotated[
-            str, typer.Option(help="Comma-separated: fp32, fused-fp32, fp16, bf16, int8, int8-document, int8-corpus, fp8.")
+            str,
+            typer.Option(
+                help="Comma-separated: fp32, fused-fp32, fp16, bf16, int8, int8-document, int8-corpus, fp8, or a function of your "
+                "own as python:<module>:<function> (docs/scorers.md)."
+            ),
         ],
         PATHS,
     ),
@@ -77,18 +107,7 @@ SCORING: Group = {
         Annotated[str, typer.Option(help="Where scores are computed: cpu, cuda, cuda:1, ... (torchrun: cpu or cuda)")],
         "cpu",
     ),
-    "limit_queries": (Annotated[int | None, typer.Option(help="Score only this many judged queries (a seeded sample).")], None),
-    "limit_documents": (
-        Annotated[
-            int | None,
-            typer.Option(help="Search only this many documents: all judged for the queries, the rest a seeded sample."),
-        ],
-        None,
-    ),
-    "limit_seed": (
-        Annotated[int, typer.Option(help="Seed of both samples: it and the ids decide what is drawn, nothing else.")],
-        0,
-    ),
+    **LIMITS,
     "candidates": (Annotated[Path | None, typer.Option(help="Rerank: score only the pairs that this TREC run lists.")], None),
     "memory_budget": (
         Annotated[
@@ -123,3 +142,23 @@ def with_options(command: Callable[..., None], arguments: Group, *groups: Group)
     command.__signature__ = inspect.Signature(list(parameters.values()))  # type: ignore[attr-defined]
     command.__annotations__ = {name: one.annotation for name, one in parameters.items()}
     return command
+
+
+def loading_options(given: dict[str, Any], names: Group = OF_SOURCES) -> dict[str, Any]:
+    """Take the sources' own options out of `given`, by the names that `load_task` has for them."""
+    loaders = {"dataset_revision": "revision"}
+    return {loaders.get(name, name): given.pop(name) for name in names}
+
+
+def model_options(given: dict[str, Any]) -> dict[str, Any]:
+    """Take the encoder's options out of `given`; those that were not named stay out."""
+    taken = {name: given.pop(name) for name in MODEL}
+    require_counts(taken, "batch_size", "max_query_tokens", "max_document_tokens")
+    return {name: value for name, value in taken.items() if value is not None and value is not False}
+
+
+def require_counts(given: Mapping[str, Any], *names: str) -> None:
+    """Refuse options below 1, by a `UsageError`."""
+    for name in names:
+        if given[name] is not None and given[name] < 1:
+            raise UsageError(f"--{name.replace('_', '-')}: got {given[name]}, need 1 or more")

@@ -6,9 +6,7 @@ do not. Nothing is downloaded, generated, encoded or left on a disk.
 
 from __future__ import annotations
 
-import json
 import re
-import sys
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -21,6 +19,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from maxsim_eval.cli_evaluate import COMMANDS
+from maxsim_eval.cli_options import AsJson, NoBars, require_counts
+from maxsim_eval.cli_output import console, print_json
 from maxsim_eval.costs import Rate, Rates
 from maxsim_eval.errors import EXIT_GATE, UsageError
 from maxsim_eval.plan import Plan, Room, make_plan
@@ -29,12 +30,11 @@ if TYPE_CHECKING:
     from maxsim_eval.sizing import Found
 
 SCHEMA = "maxsim-eval/plan/1"
-_DEFAULT_ENCODER = {"beir": "colbertv2"}
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "KI": 2**10, "MI": 2**20, "GI": 2**30, "TI": 2**40}
 
 
 def plan(
-    source: Annotated[str, typer.Argument(help="beir, local or demo.")],
+    source: Annotated[str, typer.Argument(help="beir, real-mm-rag, local or demo.")],
     dataset: Annotated[str, typer.Argument(help="Name of the dataset (local: or its path).")] = "small",
     data_dir: Annotated[Path, typer.Option(help="Folder of datasets (BEIR layout).")] = Path("datasets"),
     cache_dir: Annotated[Path, typer.Option(help="Folder of the HDF5 embedding cache.")] = Path("embeddings_cache"),
@@ -50,8 +50,8 @@ def plan(
     processes: Annotated[int, typer.Option(help="Processes torchrun would start on this machine.")] = 1,
     memory_budget: Annotated[str | None, typer.Option(help="GPU memory for blocks in flight, as 8GB.")] = None,
     readers: Annotated[int, typer.Option(help="Threads that read the cache, in each process.")] = 8,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", help="No progress bars.")] = False,
+    as_json: AsJson = False,
+    quiet: NoBars = False,
 ) -> None:
     """Say what an evaluation will take on this machine. Exit code 1 when memory, disk or GPU do not suffice.
 
@@ -68,12 +68,11 @@ def plan(
         raise UsageError("--paths: got none, need at least one")
     limits = {"queries": limit_queries, "documents": limit_documents}
     numbers = {"k": k, "processes": processes, "readers": readers}
-    for option, value in {**numbers, **{f"limit-{side}": limit for side, limit in limits.items()}}.items():
-        if value is not None and value < 1:
-            raise UsageError(f"--{option}: got {value}, need 1 or more")
+    numbers |= {f"limit-{side}": limit for side, limit in limits.items() if limit is not None}
+    require_counts(numbers, *numbers)
     check_device(device)
     budget = None if memory_budget is None else bytes_of(memory_budget)
-    name = encoder or _DEFAULT_ENCODER.get(source, "lexical")
+    name = encoder or (COMMANDS[source][2] if source in COMMANDS else "lexical")
     started = time.perf_counter()
     found = find_sizes(
         source,
@@ -101,9 +100,9 @@ def plan(
     made = make_plan(found.sizes, rates, room, names, k=k, processes=processes, memory_budget=budget, start=start)
     answer = Answer(found, name, device, rates, room, made)
     if as_json:
-        sys.stdout.write(json.dumps(answer.as_json(), indent=2, allow_nan=False) + "\n")
+        print_json(answer.as_json())
     else:
-        answer.render(Console())
+        answer.render(console())
     if not made.fits:
         raise typer.Exit(EXIT_GATE)
 

@@ -27,14 +27,18 @@ class UsageError(MaxsimEvalError):
     exit_code = EXIT_USAGE
 
 
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """`Did you mean 'scifact'? ` for names near enough to one that is known; empty where there are none."""
+    near = difflib.get_close_matches(name, sorted(set(known)), n=3, cutoff=0.5)
+    return f"Did you mean {' or '.join(map(repr, near))}? " if near else ""
+
+
 class UnknownNameError(UsageError):
     """A dataset, encoder, path or metric that does not exist; the message offers the nearest names."""
 
     def __init__(self, kind: str, name: str, known: Iterable[str]) -> None:
-        names = sorted(known)
-        near = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
-        hint = f"Did you mean {' or '.join(repr(n) for n in near)}? " if near else ""
-        super().__init__(f"unknown {kind} {name!r}. {hint}Known: {', '.join(names) or 'none'}.")
+        self.known = sorted(known)
+        super().__init__(f"unknown {kind} {name!r}. {did_you_mean(name, self.known)}Known: {', '.join(self.known) or 'none'}.")
 
 
 class DataError(MaxsimEvalError):

@@ -210,7 +210,14 @@ def _say_how_long(job: Job, paths: Mapping[str, ScoringPath], documents: Documen
     resumed = job.folder is not None and any(job.folder.glob("*/[0-9]*.h5"))
     say_estimate(
         estimate(
-            paths, job.queries, documents, device=device, k=job.k, processes=processes, candidates=job.candidates, resumed=resumed
+            paths,
+            job.queries,
+            documents,
+            device=device,
+            k=job.k,
+            processes=processes,
+            candidates=job.candidates,
+            resumed=resumed,
         )
     )
 

@@ -160,9 +160,7 @@ class MultiVectorEncoder(ModelEncoder):
         with self._checkpoint.loading("processor"):
             from transformers import AutoProcessor
 
-            return AutoProcessor.from_pretrained(
-                str(self._checkpoint.folder), trust_remote_code=False, local_files_only=True
-            )
+            return AutoProcessor.from_pretrained(str(self._checkpoint.folder), trust_remote_code=False, local_files_only=True)
 
     def _library(self) -> Any:
         if self._model is None:

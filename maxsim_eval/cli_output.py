@@ -1,0 +1,59 @@
+"""What commands print: answers to stdout, everything else to stderr, colours only where somebody looks at them."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import os
+import re
+import sys
+from typing import IO, Any
+
+import typer
+from rich.console import Console
+
+PIPE_WIDTH = 200  # a pipe has no width to keep to
+EXAMPLES = """\b
+Examples:
+  python evaluate.py demo
+  python evaluate.py beir scifact --encoder lexical --paths fp32,fp16,int8
+  python evaluate.py COMMAND --help"""
+EXIT_CODES = """\b
+Exit codes:
+  0    fine
+  1    the gate says no; plan: it does not fit
+  2    a wrong name, option or value, or a scoring function of yours that failed
+  3    data, cache or output that is missing, damaged or cannot be written
+  130  interrupted; the same command continues
+
+Answers go to stdout, progress and messages to stderr. Colours are left out in a pipe and where NO_COLOR is set."""
+
+
+def console() -> Console:
+    """Standard output, for tables: as wide as the terminal, wide in a pipe; no colours in a pipe or with NO_COLOR (rich's rule)."""
+    found = Console()
+    return found if found.is_terminal else Console(width=max(found.width, PIPE_WIDTH))
+
+
+def coloured(stream: IO[Any]) -> bool:
+    """Whether colours belong on a stream: a terminal, and no NO_COLOR (https://no-color.org)."""
+    return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
+def say(text: str, colour: str | None = None) -> None:
+    """A message on stderr."""
+    typer.echo(typer.style(text, fg=colour) if colour and coloured(sys.stderr) else text, err=True)
+
+
+def print_json(value: Any) -> None:
+    """An answer as JSON: no NaN, no infinity, letters as they are."""
+    sys.stdout.write(json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def with_examples(apps: list[typer.Typer]) -> None:
+    """Set the commands' help from their docstrings, examples on lines of their own that are never wrapped."""
+    for app in apps:
+        for command in app.registered_commands:
+            assert command.callback is not None
+            text = inspect.cleandoc(command.callback.__doc__ or "")
+            command.help = re.sub(r"^Examples?: *(.+)$", "\b\nExample:\n  \\1", text, flags=re.MULTILINE)
