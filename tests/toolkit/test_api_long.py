@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 
-from maxsim_eval import api, jobs, pipeline, units
+from maxsim_eval import api, jobs, pipeline, ranks, units
 from maxsim_eval.api import evaluate
 from maxsim_eval.errors import CacheError, DataError, UsageError
 from maxsim_eval.gate import baseline_of, check
@@ -174,8 +174,8 @@ def test_parts_of_another_machine_are_not_used(
     what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scored: list[tuple[str, int]]
 ) -> None:
     interrupted(tmp_path, monkeypatch)
-    environment = jobs.environment
-    monkeypatch.setattr(jobs, "environment", lambda device: {**environment(device), what: "another"})
+    environment = ranks.environment
+    monkeypatch.setattr(ranks, "environment", lambda device: {**environment(device), what: "another"})
     scored.clear()
     run(tmp_path)
     assert scored[0] == ("fp32", 0)
@@ -186,7 +186,7 @@ def test_parts_of_another_precision_are_not_used(
 ) -> None:
     """TF32 is a setting of torch's, which FP32 products on a GPU follow."""
     interrupted(tmp_path, monkeypatch)
-    monkeypatch.setattr(jobs, "_precision", lambda: ["tf32", "none"])
+    monkeypatch.setattr(ranks, "_precision", lambda: ["tf32", "none"])
     scored.clear()
     run(tmp_path)
     assert scored[0] == ("fp32", 0)
