@@ -15,6 +15,8 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
+from maxsim_eval.cli_bench import SETTINGS as SCRIPTS
+from maxsim_eval.cli_bench import bench
 from maxsim_eval.cli_cache import cache, convert, encode, inspect
 from maxsim_eval.cli_evaluate import command_line, register
 from maxsim_eval.cli_explain import explain
@@ -41,6 +43,7 @@ app.command()(plan)
 for _command in (encode, inspect, convert, explain, gate):
     app.command()(_command)
 app.command("import")(import_)
+app.command(context_settings=SCRIPTS)(bench)
 app.add_typer(cache)
 
 

@@ -7,6 +7,7 @@ one more function over them. JSON lives in `result_json`, CSV in `report_csv`, t
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
@@ -44,6 +45,8 @@ __all__ = [
     "warnings",
     "write_reports",
 ]
+
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
 
 def _shared(parity: Mapping[str, Any]) -> str:
@@ -130,19 +133,24 @@ def warnings(result: Result) -> list[str]:
     return [str(line) for line in found] if isinstance(found, list | tuple) else []
 
 
+def shown(text: str, style: str = "") -> Text:
+    """Text for a terminal as it is: no markup, no emoji names, and characters that control a terminal as escapes."""
+    return Text(_CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), text), style=style)
+
+
 def _rich_table(table: Table) -> RichTable:
-    drawn = RichTable(title=table.title, title_justify="left", box=box.SIMPLE_HEAD)
+    drawn = RichTable(title=shown(table.title, "table.title"), title_justify="left", box=box.SIMPLE_HEAD)
     for index, column in enumerate(table.columns):
-        drawn.add_column(Text(column), justify="left" if index == 0 else "right")
+        drawn.add_column(shown(column), justify="left" if index == 0 else "right")
     for row in table.rows:
-        drawn.add_row(*(Text(cell) for cell in row))
+        drawn.add_row(*map(shown, row))
     return drawn
 
 
 def render_console(result: Result, console: Console) -> None:
     """Print the report: task and encoder, the tables of `report_tables`, warnings, verdicts."""
     for line in headline(result):
-        console.print(Text(line, style="bold"))
+        console.print(shown(line, "bold"))
     render_body(result, console)
 
 
@@ -151,9 +159,9 @@ def render_body(result: Result, console: Console) -> None:
     for table in every_table(result):
         console.print(_rich_table(table))
     for warning in warnings(result):
-        console.print(Text(f"warning: {warning}", style="yellow"))
+        console.print(shown(f"warning: {warning}", "yellow"))
     for verdict in verdicts(result):
-        console.print(Text(verdict))
+        console.print(shown(verdict))
 
 
 def to_markdown(result: Result) -> str:

@@ -1,0 +1,19 @@
+"""Markdown that holds text from a Result: nothing in it ends a cell, a line or an element."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+
+def cell(text: str) -> str:
+    """Text safe inside a Markdown table cell: no column or line break, no HTML, no markup."""
+    text = text.replace("&", "&amp;").replace("<", "&lt;").replace("\\", "\\\\").replace("|", "\\|")
+    return " ".join(re.sub(r"[`*_~\[]", r"\\\g<0>", text).split())  # of `[` are made links, and images that are fetched when looked at
+
+
+def table(columns: Iterable[str], rows: Iterable[Iterable[str]], align: str = "---") -> list[str]:
+    """Lines of a table, and an empty one: the first column to the left, the others as `align` says."""
+    heads = [cell(column) for column in columns]
+    lines = ["| " + " | ".join(heads) + " |", "| --- |" + f" {align} |" * (len(heads) - 1)]
+    return [*lines, *("| " + " | ".join(cell(one) for one in row) + " |" for row in rows), ""]
