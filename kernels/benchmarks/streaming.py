@@ -7,8 +7,8 @@
 Rows: rates (what the machine gives), hotpotqa (500 queries of 32 tokens, 500K documents of 120 tokens on average, FP16, pinned memory),
 pageable and stored (the same from ordinary memory, and from HDF5 files in the page cache, by number of readers), reference (the FP32
 truth and a padded FP32 einsum beside it), int8, blocks (by block size and memory budget), nq (2.68M documents, a tenth of them kept
-and cycled, under a memory budget), colpali (one query, 750K pages, a part kept and cycled), cpu (files of two sizes without a GPU; only
-where named). --ranks: the first of these shapes over all processes of torchrun.
+and cycled, under a memory budget), colpali (one query, 100K to 750K pages, a part kept and cycled), cpu (files of two sizes without
+a GPU; only where named). --ranks: the first of these shapes over all processes of torchrun.
 
 The wall goes from the call to the results on the host. The floor is the larger of the bytes at the rate of pinned copies that took
 turns with the stream, and of one pass over the same documents resident on the GPU, both of the same run. How it is measured and

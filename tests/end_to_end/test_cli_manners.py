@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parents[2]
 ROOT_COMMAND: Any = typer.main.get_command(app)
 ESCAPE = "\x1b["
 # Commands that take long enough for a bar.
-LONG = {"beir", "real-mm-rag", "local", "demo", "plan", "encode", "import", "convert", "inspect", "explain"}
+LONG = {"beir", "real-mm-rag", "local", "demo", "plan", "encode", "import", "convert", "inspect", "explain", "bench"}
 
 
 def commands() -> Iterator[tuple[str, Any]]:
@@ -46,7 +46,7 @@ def options(command: Any) -> set[str]:
 def test_the_commands_are_these() -> None:
     assert set(COMMANDS) == {
         "beir", "real-mm-rag", "local", "demo", "plan", "encode", "import", "convert", "inspect", "cache ls", "cache rm", "cache gc",
-        "metrics", "compare", "gate", "report", "explain",
+        "metrics", "compare", "gate", "report", "explain", "bench",
     }  # fmt: skip
 
 
@@ -145,6 +145,7 @@ LINES = {
     "report": f"report {RESULT}",
     "explain": "explain demo small --query q07 --document d032",
     "cache rm": "cache rm local mine --yes",
+    "bench": "bench list",
 }
 
 
@@ -259,6 +260,8 @@ def test_colours_on_a_terminal_and_none_with_no_color(work: Path) -> None:
         ("explain demo small --query q07 --document d032 --grid 4", EXIT_USAGE, ["--grid", "ROWSxCOLUMNS"]),
         ("explain demo small --query q07 --document d032 --query-token 1", EXIT_USAGE, ["--query-token"]),
         ("explain dem small --query q07 --document d032", EXIT_USAGE, ["Did you mean 'demo'"]),
+        ("bench fwdd", EXIT_USAGE, ["unknown table 'fwdd'", "Did you mean 'fwd'"]),
+        ("bench beir_scale", EXIT_USAGE, ["needs trained encoders", "evaluate.py beir hotpotqa"]),
     ],
 )
 def test_mistakes_are_said_in_one_line_with_near_names(words: str, code: int, texts: list[str], work: Path, cli: Any) -> None:

@@ -319,7 +319,7 @@ def test_every_row_on_tiny_shapes(
     assert held["partial"] == {}
     every = [data for group in held["groups"].values() for data in group["rows"].values()]
     assert not [data["wrong"] for data in every if "wrong" in data]
-    assert sum("ratio" in data for data in every) == 26
+    assert sum("ratio" in data for data in every) == 29
     assert held["groups"]["nq"]["rows"]["450 documents"]["cycled"] == 3.75
     assert held["groups"]["reference"]["rows"]["FP32 reference"]["same_ndcg_10"] is True
     assert list(tmp_path.iterdir()) == [path], "what was stored is removed"

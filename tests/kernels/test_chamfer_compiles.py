@@ -7,7 +7,6 @@ import os
 import sys
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import pytest
 import torch
@@ -21,11 +20,11 @@ from maxsim_kernels import nearest  # noqa: E402
 POISON = False  # nothing here runs a kernel
 
 
-def _recorder() -> ModuleType:
-    """How Triton would specialise and compile a launch: shared with the forward kernels' tests."""
-    name = "maxsim_kernels_test_record_resources"
+def _gradients() -> ModuleType:
+    """What is launched and recorded, shared with the backward kernels' tests."""
+    name = "maxsim_kernels_test_record_gradients"
     if name not in sys.modules:
-        spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name("record_resources.py"))
+        spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name("record_gradients.py"))
         assert spec is not None
         assert spec.loader is not None
         module = importlib.util.module_from_spec(spec)
@@ -34,51 +33,24 @@ def _recorder() -> ModuleType:
     return sys.modules[name]
 
 
-recorder = _recorder()
-PROCESSORS = 132
+gradients = _gradients()
+recorder, RECORD = gradients.recorder, gradients.read()
+PROCESSORS = gradients.PROCESSORS
 BEFORE = ["bounds_kernel", "features_kernel"]
 AFTER = ["refine_kernel", "winners_kernel", "rank_kernel", "begin_kernel", "place_kernel", "gradient_kernel"]
 FILTERS = (nearest.chunks_kernel, nearest.slots_kernel)
 
 
-def launches(
-    monkeypatch: pytest.MonkeyPatch, architecture: int, d: int, dtype: torch.dtype, points: tuple[int, int]
-) -> list[Any]:
-    """Everything that a forward with nearest points and a backward of both clouds would launch."""
-    caught: list[Any] = []
-
-    def catch(kernel: Any, grid: int, *arguments: Any, warps: int, **constants: Any) -> None:
-        assert grid > 0
-        given = dict(zip(kernel.arg_names, arguments, strict=False)) | constants
-        caught.append(recorder.Launch(kernel, {name: given[name] for name in kernel.arg_names}, warps))
-
-    monkeypatch.setattr(nearest, "launch", catch)
-    monkeypatch.setattr(nearest, "hardware", lambda device: (recorder.CAPABILITIES[architecture], PROCESSORS))
-    p, q = (torch.ones(count, d, dtype=dtype) for count in points)
-    nearest.forward(p, q, True)
-    nearest.backward(torch.tensor(1.0), p, q, torch.zeros(sum(points), dtype=torch.int32), True, True)
-    return caught
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("architecture", [80, 90])
-@pytest.mark.parametrize(
-    ("d", "dtype"),
-    [
-        (3, torch.float32),
-        (16, torch.bfloat16),
-        (40, torch.float32),
-        (128, torch.float32),
-        (128, torch.float16),
-        (256, torch.float16),
-    ],
-)
-def test_kernels_compile_within_their_resources(monkeypatch, tmp_path, architecture, d, dtype) -> None:
-    found = launches(monkeypatch, architecture, d, dtype, (300, 200))
+@pytest.mark.parametrize(("d", "dtype"), gradients.CLOUDS)
+def test_kernels_compile_within_their_resources(tmp_path, architecture, d, dtype) -> None:
+    found = gradients.chamfer_launches(d, dtype, (300, 200), architecture)
     assert [one.kernel.__name__ for one in found] == [*BEFORE, "chunks_kernel" if d <= 20 else "slots_kernel", *AFTER]
-    for one in found:
+    for key, one in gradients.keyed(gradients.chamfer_name(d, dtype), found, architecture).items():
         binary = recorder.compiled(one, architecture)
         used = recorder.resources(binary, tmp_path)
+        gradients.compare(key, used, RECORD)
         assert used["shared"] <= recorder.LIMITS[architecture], (one.kernel.__name__, used)
         hot = one.kernel in (*FILTERS, nearest.refine_kernel)
         assert used["spill_bytes"] <= (0 if hot else 32), (one.kernel.__name__, used)
@@ -108,15 +80,15 @@ def test_launches_cover_every_group_and_tile_once(d, points) -> None:
 
 
 @pytest.mark.parametrize("d", [3, 128])
-def test_small_clouds_take_few_launches(monkeypatch, d) -> None:
+def test_small_clouds_take_few_launches(d) -> None:
     """Two to prepare, one to filter, one to refine, one to add up; three to list who chose whom, and one for both gradients."""
-    assert len(launches(monkeypatch, 90, d, torch.float32, (10_000, 10_000))) == 5 + 4
+    assert len(gradients.chamfer_launches(d, torch.float32, (10_000, 10_000), 90)) == 5 + 4
 
 
 @pytest.mark.slow
-def test_slots_stay_in_their_threads(monkeypatch) -> None:
+def test_slots_stay_in_their_threads() -> None:
     """The loop over tiles neither shuffles nor passes maxima through shared memory: accumulators are reduced and stored as they lie."""
-    found = launches(monkeypatch, 90, 128, torch.float32, (300, 200))
+    found = gradients.chamfer_launches(128, torch.float32, (300, 200), 90)
     binary = recorder.compiled(next(one for one in found if one.kernel is nearest.slots_kernel), 90)
     body = binary.asm["ptx"].split("wgmma.mma_async", 1)[1].split("st.global")
     assert len(body) == 5  # two stores in the loop, two after it

@@ -88,6 +88,8 @@ def test_kernels_compile_within_their_resources(case, tmp_path) -> None:
         assert used["spill_bytes"] <= allowed, f"{key}: spills {used['spill_bytes']} bytes a thread, {allowed} allowed"
         if SAME_TRITON:
             assert used["shared"] <= known["shared"], f"{key}: more shared memory than recorded"
+            # Registers are given out eight at a time, and decide with shared memory how many programs a multiprocessor holds.
+            assert -(-used["registers"] // 8) <= -(-known["registers"] // 8), f"{key}: {used}, {known} recorded"
 
 
 @pytest.mark.slow

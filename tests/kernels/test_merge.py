@@ -197,6 +197,21 @@ def test_scores_that_wait_are_merged_as_if_they_had_not(most: int) -> None:
         refused(waiting, torch.tensor([[0.0], [torch.nan], [0.0]]))
 
 
+def test_scores_that_wait_are_copies_in_one_buffer() -> None:
+    """Who adds may use its memory again, and many small blocks are not kept one by one."""
+    best, buffer = TopK(2, 3), torch.empty(2, 1)
+    best._most_waiting = 1000  # as on a GPU: 500 documents
+    for document in range(1300):
+        best.add(buffer.fill_(float(document % 700)))
+        assert best._waiting is not None
+        assert best._waiting.shape == (2, 500)
+    assert best.scores.tolist() == [[699.0, 698.0, 697.0]] * 2
+    assert best.indices.tolist() == [[699, 698, 697]] * 2
+    best.add(torch.full((2, 501), 699.0))  # more than may wait
+    assert best._waiting is None
+    assert best.indices.tolist() == [[699, 1300, 1301]] * 2
+
+
 def refused(best: TopK, scores: Tensor) -> Tensor:
     """Raises when it adds, or when asked what is best."""
     best.add(scores)

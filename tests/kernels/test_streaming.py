@@ -29,8 +29,8 @@ from maxsim_kernels import (
 )
 from maxsim_kernels import streaming as module
 from maxsim_kernels.blocks import Limits
-from maxsim_kernels.topk import TopK
 from maxsim_kernels.links import HostLink
+from maxsim_kernels.topk import TopK
 
 DOCUMENTS, WIDTH = 19, 16
 Row = tuple[list[float], list[int]]

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 import typer
 from typer.testing import CliRunner
 
@@ -19,9 +20,24 @@ PAPER = ["fwd", "fwd_abs", "fwd_chunked", "nocg", "twoaxis", "chunked_sweep", "o
 @pytest.fixture
 def app() -> typer.Typer:
     made = typer.Typer(pretty_exceptions_enable=False)
-    cli_bench.register(made)
-    made.command("other")(lambda: None)
+    made.command(context_settings=cli_bench.SETTINGS)(cli_bench.bench)
+    made.command("other")(lambda: None)  # alone, a command would have no name
     return made
+
+
+@pytest.fixture
+def scripts(tmp_path: Path) -> Path:
+    """Scripts that write their arguments, paper.py ending with 1 as after rows that were left out."""
+    folder = tmp_path / "scripts"
+    folder.mkdir()
+    body = "import json, sys\nfrom pathlib import Path\nargs = sys.argv[1:]\nprint('measuring')\n"
+    writes = 'path = Path(args[args.index("--json") + 1])\npath.parent.mkdir(parents=True, exist_ok=True)\n'
+    (folder / "paper.py").write_text(
+        f"{body}{writes}path.write_text(json.dumps(args))\nraise SystemExit(1)\n", encoding="utf-8"
+    )
+    (folder / "second.py").write_text(f"{body}raise SystemExit(2)\n", encoding="utf-8")
+    (folder / "page.py").write_text("import json, sys\nprint(json.dumps(sys.argv[1:]))\n", encoding="utf-8")
+    return folder
 
 
 def test_every_table_has_an_entry_and_a_script() -> None:
@@ -38,7 +54,7 @@ def test_entries_name_tables_of_the_page(monkeypatch: pytest.MonkeyPatch) -> Non
 
     names = {table.name for tables in sections(Book(RESULTS, FIGURES)).values() for table in tables}
     for name, held in cli_bench.TABLES.items():
-        assert not held.shows or held.shows in names, name
+        assert held.shows in names, name
         if held.script == "paper.py" and held.arguments:
             assert paper.groups_of([held.arguments[1]])
 
@@ -48,32 +64,61 @@ def test_list(app: typer.Typer) -> None:
     assert shown.exit_code == 0
     assert "fwd                paper.py --only fwd" in shown.stdout
     assert "beir_ndcg          an evaluation: evaluate.py beir arguana" in shown.stdout
+    held = json.loads(CliRunner().invoke(app, ["bench", "list", "--json"]).stdout)
+    assert held["tables"]["train"]["script"] == "training.py"
+    assert set(held["evaluations"]) == {"beir_ndcg", "beir_scale", "colpali_ndcg", "int8_realmmrag"}
 
 
-def test_refusals(app: typer.Typer, tmp_path: Path) -> None:
+def test_refusals(app: typer.Typer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = CliRunner().invoke
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(UnknownNameError, match=r"unknown table 'fwdd'. Did you mean 'fwd'"):
         run(app, ["bench", "fwdd"], catch_exceptions=False)
     with pytest.raises(UsageError, match=r"beir_scale needs trained encoders .* evaluate.py beir hotpotqa"):
         run(app, ["bench", "beir_scale"], catch_exceptions=False)
     with pytest.raises(UsageError, match=r"needs the benchmark scripts of the repository.*has no paper.py.*--scripts"):
         run(app, ["bench", "fwd", "--scripts", str(tmp_path)], catch_exceptions=False)
+    with pytest.raises(UsageError, match=r"fwd is measured on an NVIDIA GPU, and torch sees none here; `bench cpu`"):
+        run(app, ["bench", "fwd"], catch_exceptions=False)
 
 
-def test_runs_the_script_and_shows_the_table(app: typer.Typer, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    scripts = tmp_path / "scripts"
-    scripts.mkdir()
-    body = "import json, sys\nfrom pathlib import Path\nargs = sys.argv[1:]\n"
-    writes = 'path = Path(args[args.index("--json") + 1])\npath.parent.mkdir(parents=True, exist_ok=True)\n'
-    (scripts / "paper.py").write_text(
-        f"{body}{writes}path.write_text(json.dumps(args))\nraise SystemExit(1)\n", encoding="utf-8"
-    )
-    (scripts / "page.py").write_text(f'{body}print("page", *args)\n', encoding="utf-8")
+@pytest.mark.parametrize("as_json", [False, True])
+def test_runs_the_script_and_shows_the_table(
+    app: typer.Typer,
+    scripts: Path,
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    as_json: bool,
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(cli_bench, "_run", lambda command, quiet: cli_bench.subprocess.run(command, check=False).returncode)
     out = tmp_path / "out"
     command = ["bench", "nocg", "--scripts", str(scripts), "--out", str(out), "--no-compile", "--runs", "7"]
-    ended = CliRunner().invoke(app, command)
+    ended = CliRunner().invoke(app, [*command, *(["--json"] if as_json else [])])
     assert ended.exit_code == 1, "rows were left out"
     said = json.loads((out / "paper.json").read_text(encoding="utf-8"))
     assert said == ["--only", "nocg", "--json", str(out / "paper.json"), "--no-compile", "--runs", "7"]
-    assert f"page --table nocg --files h200/paper.json={out / 'paper.json'}" in capfd.readouterr().out
-    assert sys.executable in ended.stderr
+    shown = json.loads(capfd.readouterr().out.splitlines()[-1])
+    need = ["--table", "nocg", "--files", f"h200/paper.json={out / 'paper.json'}", *(["--as-json"] if as_json else [])]
+    assert shown == need
+
+
+def test_what_scripts_print_goes_to_stderr_and_quiet_keeps_it(scripts: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    command = [sys.executable, str(scripts / "page.py")]
+    assert cli_bench._run(command, quiet=True) == 0
+    assert capfd.readouterr() == ("", "")
+    assert cli_bench._run(command, quiet=False) == 0
+    found = capfd.readouterr()
+    assert (found.out, found.err.splitlines()) == ("", [" ".join(command), "[]"])
+    assert cli_bench._run([sys.executable, str(scripts / "second.py")], quiet=True) == 2
+    assert "measuring" in capfd.readouterr().err
+
+
+def test_a_script_without_figures_is_an_error(
+    app: typer.Typer, scripts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    command = ["bench", "second", "--quiet", "--scripts", str(scripts), "--out", str(tmp_path / "out")]
+    with pytest.raises(UsageError, match=r"second.py ended with 2 and wrote no figures"):
+        CliRunner().invoke(app, command, catch_exceptions=False)

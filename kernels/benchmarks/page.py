@@ -1,0 +1,195 @@
+"""docs/benchmarks.md of the committed results: every table of the paper, its figures beside ours, and where each of ours comes from.
+
+    python kernels/benchmarks/page.py            write the page, the map of its cells, and its pictures (pictures need matplotlib)
+    python kernels/benchmarks/page.py --check    end with 1 where page or map differ from what the results give
+    python kernels/benchmarks/page.py --table fwd [--files h200/paper.json=FILE]    print one table, of figures of one's own
+
+The map, docs/results/benchmarks_cells.json, names file and key (a JSON pointer) of every figure on the page.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import page_forward
+import page_kernels
+import page_rows
+import page_summary
+import page_training
+from page_cells import Book, Table, cells, markdown, sources, text_of
+
+ROOT = Path(__file__).resolve().parents[2]
+RESULTS, PAGE = ROOT / "docs" / "results", ROOT / "docs" / "benchmarks.md"
+MAP, PICTURES = RESULTS / "benchmarks_cells.json", ROOT / "docs" / "pictures"
+FIGURES = Path(__file__).with_name("paper_tables.toml")
+SCALING = "scaling.png"
+SECTIONS: dict[str, Callable[[Book], list[Table]]] = {
+    "Summary": page_summary.summaries,
+    "Forward": page_forward.tables,
+    "Quantised, wide, memory traffic, precision, streaming": page_kernels.tables,
+    "Training": page_training.tables,
+    "Side studies": page_summary.studies,
+    "Without a GPU": lambda book: [page_summary.cpu(book)],
+}
+INTRODUCTION = """# Benchmarks
+
+Every table of the paper's evaluation, measured here with its protocol, the paper's figures in columns of their own. This page is
+made of the raw results by `python kernels/benchmarks/page.py`; a test keeps it equal to them. `docs/results/benchmarks_cells.json`
+names the file and key of every figure. Compare ratios, not milliseconds: the paper's GPUs are others.
+
+**Protocol.** Every method's scores (training: gradients) are compared with FP64 on the same inputs before it is timed; one that is
+wrong, fails or runs out of memory has a reason instead of a figure. Medians of CUDA events, methods in turns whose order changes
+every round, the L2 emptied before each call; casts and allocations of inputs outside the timed region; `torch.compile` in both
+max-autotune flavours over FP16 and FP32, 100 calls before the clock starts, autotuning in a process of its own; chunked FP16 eager
+with its chunk size swept in every table; memory from a fresh process a method. Floors and shares are of library products and plain
+reads that took turns with the methods. Random unit tokens, d = 128, FP16 where nothing else is said.
+
+**Run it**: `python evaluate.py bench fwd` (any table below; needs a GPU and this repository), or the scripts in
+`kernels/benchmarks/`. Tables that need trained encoders (beir_ndcg, beir_scale, colpali_ndcg, int8_realmmrag) are evaluations:
+`python evaluate.py beir NAME` and `real-mm-rag` with their data; what was run of them is in [fidelity.md](fidelity.md) and
+[scale.md](scale.md)."""
+
+
+def sections(book: Book) -> dict[str, list[Table]]:
+    """All tables of the page."""
+    return {name: make(book) for name, make in SECTIONS.items()}
+
+
+def provenance(book: Book, held: dict[str, list[Table]]) -> list[str]:
+    """Which machine, software and commits the figures of the page are of."""
+    shown = ["## Where the figures come from", ""]
+    used = {source.partition("#")[0] for tables in held.values() for table in tables for source in sources(table)}
+    for name in sorted(used):
+        said = runs(book.file(name))
+        shown.append(f"- [{name}](results/{name}): {said}" if said else f"- [{name}](results/{name})")
+    return [*shown, ""]
+
+
+def runs(found: Any) -> str:
+    """Machine, software, revisions and dates of a results file."""
+    if not isinstance(found, dict):
+        return ""
+    environments = list((found.get("environments") or {}).values())
+    environments += [
+        group["environment"] for group in found.get("groups", {}).values() if isinstance(group.get("environment"), dict)
+    ]
+    if isinstance(found.get("environment"), dict):
+        environments.append(found["environment"])
+    if not environments:
+        return ""
+    here = environments[0]
+    revisions = sorted({str(one["revision"]) for one in environments if "revision" in one})
+    said = [str(here.get("gpu", "")), f"torch {here.get('torch')}"]
+    if here.get("triton"):
+        said.append(f"Triton {here['triton']}")
+    dates = sorted(
+        {
+            row["measured"][:10]
+            for group in found.get("groups", {}).values()
+            for row in group["rows"].values()
+            if "measured" in row
+        }
+    )
+    if revisions:
+        said.append("revision " + ", ".join(revisions))
+    return ", ".join([*(part for part in said if part), *dates])
+
+
+def page(book: Book, held: dict[str, list[Table]]) -> str:
+    """The page."""
+    shown = [INTRODUCTION, ""]
+    for name, tables in held.items():
+        shown += [f"## {name}", ""]
+        for table in tables:
+            shown += markdown(table)
+            if table.name == "mem" and table.rows:
+                shown += [f"![peak memory and time by number of documents](pictures/{SCALING})", ""]
+    return "\n".join([*shown, *provenance(book, held)]).rstrip() + "\n"
+
+
+def mapped(held: dict[str, list[Table]]) -> str:
+    """The map of cells."""
+    return json.dumps(cells([table for tables in held.values() for table in tables]), indent=1, ensure_ascii=False) + "\n"
+
+
+def as_json(table: Table) -> str:
+    """A table for programs."""
+    rows = [[text_of(cell) for cell in row] for row in table.rows]
+    held = {"table": table.name, "title": table.title, "heads": list(table.heads), "rows": rows, "notes": table.notes}
+    return json.dumps(held | {"cells": cells([table]).get(table.name, {})}, indent=1, ensure_ascii=False)
+
+
+def draw(book: Book, path: Path) -> bool:
+    """The corpus-scaling picture; whether there was anything to draw."""
+    rows = book.raw(page_rows.PAPER, "groups", "memory", "rows")
+    if not rows:
+        return False
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot
+
+    figure, (left, right) = pyplot.subplots(1, 2, figsize=(11, 4.2))
+    for name, row in rows.items():
+        points = {
+            int(cell.partition(" ")[2]): data for cell, data in row.get("cells", {}).items() if cell.startswith("ColPali ")
+        }
+        for axis, key, scale in ((left, "peak_bytes", 1e-9), (right, "median_ms", 1.0)):
+            fits = {count: data[key] * scale for count, data in points.items() if key in data}
+            (line,) = axis.plot(list(fits), list(fits.values()), marker="o", markersize=3, label=name)
+            broke = [count for count, data in points.items() if "failed" in data]
+            if broke and fits:
+                axis.plot([broke[0]], [max(fits.values())], marker="x", color=line.get_color())
+    for axis, title in ((left, "peak GB"), (right, "ms a call")):
+        axis.set(xscale="log", yscale="log", xlabel="documents (ColPali, 1024 x 1024 tokens)", ylabel=title)
+        axis.grid(alpha=0.3)
+    left.legend(fontsize=7)
+    right.set_title("x: the first size that ran out of memory", fontsize=8)
+    figure.tight_layout()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=110, metadata={"Software": None})
+    return True
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """The command."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="write nothing; end with 1 where something differs")
+    parser.add_argument("--table", default="", help="print one table and end")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="the folder of results (default: docs/results)")
+    parser.add_argument(
+        "--files", default="", help="with --table: read these files only, NAME=PATH by comma (h200/paper.json=FILE)"
+    )
+    parser.add_argument("--as-json", action="store_true", help="with --table: heads, rows and sources as JSON")
+    parser.add_argument("--no-pictures", dest="pictures", action="store_false")
+    options = parser.parse_args(arguments)
+    given = {name: Path(path) for name, _, path in (part.partition("=") for part in options.files.split(",") if part)}
+    book = Book(options.results, FIGURES, given)
+    held = sections(book)
+    if options.table:
+        found = [table for tables in held.values() for table in tables if table.name == options.table]
+        if not found:
+            names = ", ".join(table.name for tables in held.values() for table in tables)
+            parser.error(f"--table: got {options.table!r}, need one of {names}")
+        print(as_json(found[0]) if options.as_json else "\n".join(markdown(found[0])))
+        return
+    made = {PAGE: page(book, held), MAP: mapped(held)}
+    if options.check:
+        stale = [path for path, text in made.items() if not path.exists() or path.read_text(encoding="utf-8") != text]
+        for path in stale:
+            print(f"{path.relative_to(ROOT)}: not what the results give; run kernels/benchmarks/page.py", file=sys.stderr)
+        raise SystemExit(bool(stale))
+    for path, text in made.items():
+        path.write_text(text, encoding="utf-8")
+        print(f"{path.relative_to(ROOT)} written")
+    if options.pictures and draw(book, PICTURES / SCALING):
+        print(f"{(PICTURES / SCALING).relative_to(ROOT)} written")
+
+
+if __name__ == "__main__":
+    main()

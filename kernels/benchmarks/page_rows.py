@@ -1,0 +1,107 @@
+"""Rows of the results files as the page reads them: the newest file that has a row wins, methods by name, the fastest of a kind."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from page_cells import Book, Value
+
+PAPER, FORWARD, SECOND = "h200/paper.json", "h200/forward.json", "h200/second.json"
+MAIN = "ours"
+COUNTS = {1000: "1K", 10000: "10K"}
+EAGER = ("naive FP16", "naive FP16, amax", "naive FP32 accumulation", "chunked FP16")
+
+
+@dataclass(frozen=True)
+class Held:
+    """One measured row: its file and where it stands there."""
+
+    book: Book
+    file: str
+    keys: tuple[str, ...]
+
+    def value(self, *keys: str) -> Value | None:
+        """A number of the row."""
+        return self.book.value(self.file, *self.keys, *keys)
+
+    def raw(self, *keys: str) -> Any:
+        """Anything of the row."""
+        return self.book.raw(self.file, *self.keys, *keys)
+
+    def ms(self, method: str) -> Value | None:
+        """A method's median."""
+        return self.value("methods", method, "median_ms")
+
+    def fastest(self, kinds: tuple[str, ...] = (), part: str = "", names: tuple[str, ...] = ()) -> tuple[str, Value | None]:
+        """The fastest method of these kinds (or names) whose name holds `part`; "" and None where there is none."""
+        methods: dict[str, Any] = self.raw("methods") or {}
+        times = {
+            name: data["median_ms"]
+            for name, data in methods.items()
+            if "median_ms" in data and part in name and ((not names and data["kind"] in kinds) or name in names)
+        }
+        if not times:
+            return "", None
+        name = min(times, key=times.__getitem__)
+        return name, self.ms(name)
+
+    def why(self, method: str) -> str:
+        """Why a method has no time here."""
+        return str((self.raw("skipped") or {}).get(method, ""))
+
+
+def row(book: Book, group: str, name: str) -> Held | None:
+    """A row of the campaign's file."""
+    keys = ("groups", group, "rows", name)
+    return Held(book, PAPER, keys) if book.raw(PAPER, *keys) is not None else None
+
+
+def shape(book: Book, name: str, documents: int) -> Held | None:
+    """One query against so many documents: the campaign's row, or an older run's."""
+    for group in ("shapes", "frontier"):
+        found = row(book, group, f"{name} {documents}")
+        if found is not None:
+            return found
+    keys = ("groups", "dense", "rows", f"{name} {COUNTS.get(documents, '')}")
+    return Held(book, FORWARD, keys) if book.raw(FORWARD, *keys) is not None else None
+
+
+def wide(book: Book, dim: int) -> Held | None:
+    """A width's row, or an older run's."""
+    found = row(book, "wide", f"d = {dim}")
+    keys = ("groups", "wide", "rows", f"wide, d = {dim}")
+    if found is None and book.raw(FORWARD, *keys) is not None:
+        found = Held(book, FORWARD, keys)
+    return found
+
+
+def point(book: Book, method: str, cell: str) -> dict[str, Any] | None:
+    """What the memory process of a method found for a cell."""
+    for group in ("memory", "memory_compiled"):
+        found = book.raw(PAPER, "groups", group, "rows", method, "cells", cell)
+        if isinstance(found, dict):
+            return found
+    return None
+
+
+def point_value(book: Book, method: str, cell: str, key: str) -> Value | None:
+    """A number of it."""
+    for group in ("memory", "memory_compiled"):
+        found = book.value(PAPER, "groups", group, "rows", method, "cells", cell, key)
+        if found is not None:
+            return found
+    return None
+
+
+def tried(found: dict[str, Any] | None) -> str:
+    """In a word or two why a cell has no figure: "OOM (42 GiB asked for)", "wrong scores", or an empty text."""
+    if found is None:
+        return ""
+    if found.get("wrong"):
+        return "wrong scores"
+    text = str(found.get("failed", ""))
+    if "OutOfMemory" in text or "out of memory" in text:
+        size = text.partition("Tried to allocate ")[2].partition(". ")[0]
+        return f"OOM ({size} asked for)" if size else "OOM"
+    return f"failed: {text[:60]}" if text else ""

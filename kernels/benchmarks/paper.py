@@ -1,0 +1,185 @@
+"""The paper's forward tables on one GPU: correctness first, then interleaved medians with the L2 flushed, memory in fresh processes.
+
+    python kernels/benchmarks/paper.py [--only fwd,int8,...] [--json FILE] [--seconds 540] [--runs 50] [--no-compile] [--peers none]
+
+`--only` takes tables of the paper or groups of rows; several tables share a group:
+
+    fwd, fwd_abs, nocg            shapes, and memory for the peaks
+    fwd_chunked, chunked_sweep    frontier, shapes, and memory for the peaks
+    op_abl, multiquery, varlen, int8, int8_B, precision, traffic    a group each
+    fat_emb_cliff, splitd_perf    wide
+    mem, twoaxis, scaling         memory
+    side studies                  chunks (chunk sizes 1 to 16384), tiles (neighbours in the tile table), memory_compiled
+
+The other tables have scripts of their own: training.py (train, bwd_abl, bwd_breakdown, bwd_mem), parity.py, chamfer.py, streaming.py
+(ooc), second.py (a second harness for fwd). `page.py` makes docs/benchmarks.md of all their files.
+
+The file is written after every row and keeps rows measured before, each with its commit; a row that is there with the same kernels
+is not measured again (`--again` does). `--rows TEXT` keeps rows whose name holds TEXT. A row starts only while `--seconds` allow it;
+the exit status is 1 when any was left out. `--compile-only` fills Triton's cache on disk, for several processes at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import paper_cases
+import paper_memory
+import paper_quality
+import paper_quantised
+import paper_rivals
+import paper_traffic
+import peers
+import torch
+from clocks import Bench
+from forward import DeviceLostError, fill_cache
+from harness import surroundings
+from paper_run import SCHEMA, Options, Plan, Row, opened, selected, work
+
+GROUPS: dict[str, Callable[[Options], list[Plan]]] = {
+    "memory": paper_memory.memory,
+    "memory_compiled": paper_memory.memory_compiled,
+    "traffic": paper_traffic.traffic,
+    "shapes": paper_cases.shapes,
+    "op_abl": paper_cases.op_abl,
+    "multiquery": paper_cases.multiquery,
+    "varlen": paper_cases.varlen,
+    "int8": paper_quantised.int8,
+    "int8_B": paper_quantised.int8_sweep,
+    "wide": paper_quantised.wide,
+    "frontier": paper_cases.frontier,
+    "precision": paper_quality.precision,
+    "chunks": paper_cases.chunks,
+    "tiles": paper_quantised.tile_sweep,
+}
+APART = ("memory", "memory_compiled", "traffic")  # their processes need the GPU's memory for themselves: they come first
+TABLES: dict[str, tuple[str, ...]] = {
+    "fwd": ("shapes",),
+    "fwd_abs": ("memory", "shapes"),
+    "nocg": ("shapes",),
+    "fwd_chunked": ("memory", "frontier"),
+    "chunked_sweep": ("shapes", "frontier"),
+    "fat_emb_cliff": ("wide",),
+    "splitd_perf": ("wide",),
+    "mem": ("memory",),
+    "twoaxis": ("memory",),
+    "scaling": ("memory",),
+}
+
+
+def groups_of(names: Sequence[str]) -> list[str]:
+    """The groups behind tables and groups, in the order of `GROUPS`.
+
+    Raises:
+        ValueError: a name that is neither.
+    """
+    unknown = [name for name in names if name not in GROUPS and name not in TABLES]
+    if unknown or not names:
+        raise ValueError(f"got {', '.join(unknown) or 'nothing'}, need some of {', '.join(dict.fromkeys((*TABLES, *GROUPS)))}")
+    wanted = {group for name in names for group in TABLES.get(name, (name,))}
+    return [group for group in GROUPS if group in wanted]
+
+
+def parse(arguments: list[str] | None) -> argparse.Namespace:
+    """The command line; ends the program with a usage message when it is wrong."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default=",".join(GROUPS), help="tables or groups, by comma (default: all)")
+    parser.add_argument("--rows", default="", help="only rows whose name holds one of these, by comma")
+    parser.add_argument("--json", type=Path, help="add the raw figures to this file, after every row")
+    parser.add_argument("--fresh", action="store_true", help="replace the file instead of adding to it")
+    parser.add_argument("--again", action="store_true", help="measure rows anew that the file has of these kernels")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="start no row that may end later than this")
+    parser.add_argument("--runs", type=int, default=50, help="timed rounds (default 50, the paper's)")
+    parser.add_argument("--no-compile", dest="compile", action="store_false", help="leave out torch.compile")
+    parser.add_argument(
+        "--autotune-here",
+        action="store_true",
+        help="autotune torch.compile in this process (the protocol: a process of its own)",
+    )
+    parser.add_argument("--peers", default=",".join(peers.PEERS), help="peers, by comma, or none (default: both)")
+    parser.add_argument("--compile-only", action="store_true", help="fill Triton's cache on disk and time nothing")
+    parser.add_argument("--list", action="store_true", help="print the rows that would run, with expected seconds, and end")
+    parser.add_argument("--smoke", action="store_true", help="tiny shapes, on a CPU too: shows mistakes, measures nothing")
+    parser.add_argument("--quiet", action="store_true", help="no progress bar")
+    parser.add_argument("--revision", default="", help="what to record as the revision (default: git describe)")
+    options = parser.parse_args(arguments)
+    options.began = time.perf_counter()
+    try:
+        options.only = groups_of([name for name in options.only.split(",") if name])
+    except ValueError as problem:
+        parser.error(f"--only: {problem}")
+    options.peers = () if options.peers == "none" else tuple(options.peers.split(","))
+    unknown = [name for name in options.peers if name not in peers.PEERS]
+    if unknown:
+        parser.error(f"--peers: got {', '.join(unknown)}, need some of {', '.join(peers.PEERS)}, or none")
+    if options.runs < 1:
+        parser.error(f"--runs: got {options.runs}, need 1 or more")
+    return options
+
+
+def wanted(options: argparse.Namespace) -> Callable[[str], bool]:
+    """Whether a row was asked for."""
+    parts = [part for part in options.rows.split(",") if part]
+    return lambda name: not parts or any(part in name for part in parts)
+
+
+def fill(todo: Sequence[tuple[str, Plan]]) -> None:
+    """Compile what Triton compiles for these rows."""
+
+    def rows() -> Iterator[Row]:
+        for group, plan in todo:
+            made = plan.make() if group not in APART else None
+            if isinstance(made, Row):
+                made.name = f"{group}: {plan.name}"
+                yield made
+
+    fill_cache("paper", rows(), lambda method: method.entries.values())
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """The command."""
+    options = parse(arguments)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if device.type == "cpu" and not (options.smoke or options.list):
+        raise SystemExit(
+            "paper.py measures a CUDA GPU, and torch sees none here; --smoke runs the flow, cpu_forward.py measures CPUs"
+        )
+    held = Options(device, options.peers if device.type == "cuda" else (), options.compile, options.smoke, options.runs)
+    plans = {name: GROUPS[name](held) for name in options.only}
+    todo = list(selected(plans, wanted(options)))
+    if options.list:
+        for group, plan in todo:
+            print(f"{group:16} {plan.name:34} {plan.seconds:5.0f} s")
+        print(f"{len(todo)} rows, about {sum(plan.seconds for _, plan in todo):.0f} s")
+        return
+    torch.set_float32_matmul_precision("high")  # naive FP32 accumulation runs in TF32, as in the paper
+    paper_rivals.settle(not options.autotune_here)
+    if options.compile_only:
+        fill(todo)
+        return
+    here = surroundings(options.revision, device)
+    try:
+        report = opened(options.json, here, options.fresh, f"{SCHEMA}/smoke" if options.smoke else SCHEMA)
+    except ValueError as problem:
+        raise SystemExit(str(problem)) from None
+    print(" ".join(f"{key} {here[key]}" for key in ("gpu", "torch", "triton", "peers", "sources")), flush=True)
+    left: list[str] = []
+    try:
+        for apart in (True, False):
+            part = [(group, plan) for group, plan in todo if (group in APART) == apart]
+            if part:
+                left += work(part, report, None if apart else Bench(device, min(options.runs, 20)), options, here)
+    except DeviceLostError as lost:
+        print(f"\nThe GPU answers no more after {lost}; rows so far are in the file.", file=sys.stderr)
+        raise SystemExit(3) from None
+    if left:
+        print("\n".join(["", *left, f"{len(left)} rows left out"]), file=sys.stderr)
+        raise SystemExit(1)
+
+
+if __name__ == "__main__":
+    main()

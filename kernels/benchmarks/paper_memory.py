@@ -1,0 +1,198 @@
+"""Peak memory, latency and the out-of-memory frontier: one process a method, the peak reset for every cell.
+
+Tables fwd_abs, fwd_chunked, mem and twoaxis, and the scaling figure.
+
+    python kernels/benchmarks/paper_memory.py METHOD CELL [CELL ...]     (as the benchmark starts it: JSON on stdout)
+
+A cell is SHAPE:DOCUMENTS. Peaks are the allocator's, inputs included: documents as the method wants them (FP32 for FP32 accumulation),
+nothing else on the GPU but the context. A cell that does not fit keeps the exception's text. Latency: the median of a few calls;
+documents of 128 MB and more are larger than any L2, for smaller ones a flush comes first.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+import paper_rivals
+import rivals
+import torch
+from forward import failures
+from paper_inputs import sizes, unit
+from paper_run import Findings, Options, Plan, reason
+from timing import Call, Flush
+from torch import Tensor
+from truths import error, truth
+from verdicts import FLASH, LIK, SHAPES
+
+from maxsim_kernels import maxsim
+
+CHUNK = 1024
+CALLS, TIMED = 3, 7
+ROOM = 128 << 20  # documents larger than this are in no L2
+LARGE = 10_000  # documents from here on are checked in part only
+COLPALI = (2000, 5000, 7000, 10000, 15000, 20000, 50000, 100000, 150000, 175000, 300000, 500000, 600000)
+CELLS = (*(f"{shape}:1000" for shape in SHAPES), "visual:10000", "visual:20000", *(f"ColPali:{count}" for count in COLPALI))
+COMPILED_CELLS = (*(f"{shape}:1000" for shape in SHAPES), "ColPali:10000", "ColPali:20000")
+OURS, HALF, WIDE, CHUNKED = "ours", "naive FP16", "naive FP32 accumulation", f"chunked FP16, {CHUNK} documents"
+GRAPHS_WIDE = paper_rivals.compiled_name(paper_rivals.WIDE, paper_rivals.GRAPHS)
+PLAIN_HALF = paper_rivals.compiled_name(paper_rivals.HALF, paper_rivals.NO_GRAPHS)
+EAGER = (OURS, HALF, WIDE, CHUNKED, FLASH, LIK)
+COMPILED = (GRAPHS_WIDE, PLAIN_HALF)
+SECONDS = 300
+
+
+def cell_key(shape: str, documents: int) -> str:
+    """A cell's name in the file."""
+    return f"{shape} {documents}"
+
+
+def caller(method: str, queries: Tensor, documents: Tensor) -> Call:
+    """A method's call on inputs as it wants them.
+
+    Raises:
+        ValueError: a name that is none of the methods.
+        ImportError: a peer that is not installed.
+    """
+    if method == OURS:
+        return partial(maxsim, queries, documents)  # type: ignore[return-value]
+    if method in (HALF, WIDE):
+        return partial(rivals.one, queries, documents)
+    if method == CHUNKED:
+        return lambda: torch.cat([rivals.one(queries, part) for part in documents.split(CHUNK)])
+    if method == FLASH:
+        import flash_maxsim
+
+        return partial(flash_maxsim.flash_maxsim, queries, documents)
+    if method == LIK:
+        import late_interaction_kernels
+
+        return partial(late_interaction_kernels.maxsim, queries, documents)
+    if method not in COMPILED:
+        raise ValueError(f"method: got {method!r}, need one of {', '.join((*EAGER, *COMPILED))}")
+    return _compiled(method, queries, documents)
+
+
+def _compiled(method: str, queries: Tensor, documents: Tensor) -> Call:
+    import torch._dynamo
+
+    mode = paper_rivals.GRAPHS if method == GRAPHS_WIDE else paper_rivals.NO_GRAPHS
+    for tensor in (queries, documents):
+        torch._dynamo.mark_static_address(tensor)
+    return partial(torch.compile(rivals.one, mode=mode, dynamic=False), queries, documents)
+
+
+def dtype_of(method: str) -> torch.dtype:
+    """What a method's inputs are held in."""
+    return torch.float32 if method in (WIDE, GRAPHS_WIDE) else torch.float16
+
+
+def point(method: str, shape: str, documents: int, device: torch.device, smoke: bool) -> Findings:
+    """One cell: error, peak, latency; raises what the method raises."""
+    held = sizes(Options(device, smoke=smoke), SHAPES[shape], documents)
+    cuda = device.type == "cuda"
+    torch.manual_seed(0)
+    # Drawn in FP16 and then cast, so that every method sees the same tokens.
+    queries = unit(device, held.query_tokens, held.dim).to(dtype_of(method))
+    corpus = unit(device, held.documents, held.tokens, held.dim).to(dtype_of(method))
+    if cuda:
+        torch.cuda.empty_cache()
+    call = caller(method, queries, corpus)
+    for _ in range(CALLS):
+        call()
+    found: Findings = {"documents": held.documents, "inputs_bytes": (queries.nbytes + corpus.nbytes)}
+    if cuda:
+        torch.cuda.synchronize()
+        gc.collect()
+        torch.cuda.reset_peak_memory_stats()
+    scores = call()
+    if cuda:
+        torch.cuda.synchronize()
+        found |= {"peak_bytes": torch.cuda.max_memory_allocated(), "reserved_bytes": torch.cuda.max_memory_reserved()}
+    found["error"] = error(scores.float(), truth(queries.unsqueeze(0), corpus), (1, held.documents))
+    if not found["error"] <= (rivals.EXACT if method == OURS else rivals.LOOSE):
+        return {**found, "wrong": True}
+    return found | (latency(call, corpus.nbytes) if cuda else {})
+
+
+def latency(call: Call, size: int) -> Findings:
+    """The median of a few calls in ms."""
+    flush: Callable[[], None] = Flush() if size < ROOM else (lambda: None)
+    samples = []
+    for _ in range(TIMED):
+        flush()
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        call()
+        end.record()
+        torch.cuda.synchronize()
+        samples.append(start.elapsed_time(end))
+    return {"median_ms": statistics.median(samples), "samples_ms": samples}
+
+
+def measure(method: str, cells: list[str], device: torch.device, smoke: bool) -> Iterator[tuple[str, Findings]]:
+    """Every cell in the order given; what failed keeps its exception's text."""
+    for cell in cells:
+        shape, _, count = cell.partition(":")
+        try:
+            found = point(method, shape, int(count), device, smoke)
+        except failures() as problem:
+            found = {"failed": reason(problem)}
+        torch.compiler.reset()
+        gc.collect()
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
+        yield cell_key(shape, int(count)), found
+
+
+def memory_row(options: Options, method: str, cells: tuple[str, ...]) -> Findings:
+    """A process of its own for one method; what it had found when it died stays."""
+    command = [sys.executable, str(Path(__file__).resolve()), method, *cells, *(["--smoke"] if options.smoke else [])]
+    with tempfile.TemporaryFile("w+") as held:
+        try:
+            ended = subprocess.run(command, stdout=held, check=False, timeout=SECONDS).returncode
+            end = f"the process ended with {ended}"
+        except subprocess.TimeoutExpired:
+            end = f"not reached in {SECONDS} s"
+        held.seek(0)
+        found: Findings = dict(json.loads(line) for line in held if line.startswith('["'))
+    for cell in cells:
+        shape, _, count = cell.partition(":")
+        found.setdefault(cell_key(shape, int(count)), {"failed": end})
+    return {"cells": found}
+
+
+def memory(options: Options) -> list[Plan]:
+    names = [name for name in EAGER if name not in (FLASH, LIK) or name in options.peers]
+    cells = CELLS if not options.smoke else CELLS[:3]
+    return [Plan(name, partial(memory_row, options, name, cells), 40) for name in names]
+
+
+def memory_compiled(options: Options) -> list[Plan]:
+    if not options.compile:
+        return []
+    return [Plan(name, partial(memory_row, options, name, COMPILED_CELLS), 90) for name in COMPILED]
+
+
+def main(arguments: list[str]) -> None:
+    """The child process."""
+    smoke = "--smoke" in arguments
+    method, *cells = [argument for argument in arguments if argument != "--smoke"]
+    torch.set_float32_matmul_precision("high")
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if device.type == "cpu" and not smoke:
+        raise SystemExit("paper_memory.py measures a CUDA GPU, and torch sees none here")
+    for key, found in measure(method, cells, device, smoke):
+        print(json.dumps([key, found]), flush=True)
+        print(f"{method}, {key}: {json.dumps(found)[:160]}", file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

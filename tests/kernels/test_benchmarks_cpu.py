@@ -1,0 +1,67 @@
+"""The CPU benchmark's baselines and peers: right before they are timed, missing ones said."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+
+FOLDER = Path(__file__).resolve().parents[2] / "kernels" / "benchmarks"
+
+
+@pytest.fixture
+def bench(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(str(FOLDER))
+    return importlib.import_module("cpu_forward")
+
+
+@pytest.mark.parametrize("ragged", [False, True])
+def test_chunked_products_are_maxsim(bench: ModuleType, ragged: bool) -> None:
+    torch.manual_seed(0)
+    queries, documents = bench.unit(3, 5, 16), bench.unit(70, 9, 16)
+    lengths = torch.randint(1, 10, (70,)) if ragged else None
+    need = bench.einsum(queries, documents, lengths, listing=True)
+    assert torch.allclose(bench.chunks(queries, documents, lengths), need, atol=1e-5)
+
+
+def test_missing_peers_are_said(bench: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("maxsim_cpu", "numkong"):
+        monkeypatch.setitem(sys.modules, name, None)
+    found, skipped = bench.peers(bench.unit(1, 4, 8), [bench.unit(3, 8)])
+    assert not found
+    assert set(skipped) == {"maxsim-cpu", "numkong"}
+    assert all(why.startswith("not installed") for why in skipped.values())
+
+
+def test_angles_become_scores(bench: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    """numkong gives the sum of smallest angular distances of a pair: one minus the cosine each."""
+    fake = ModuleType("numkong")
+    fake.maxsim_pack = torch.from_numpy  # type: ignore[attr-defined]
+    fake.maxsim_packed = lambda query, document: float((1 - query @ document.t()).amin(1).sum())  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "numkong", fake)
+    queries, documents = bench.unit(2, 4, 8), [bench.unit(3, 8), bench.unit(5, 8)]
+    need = torch.stack([torch.stack([(query @ one.t()).amax(1).sum() for one in documents]) for query in queries])
+    assert torch.allclose(bench.numkong_calls(queries, documents)(), need, atol=1e-5)
+
+
+def test_a_wrong_peer_is_reported_and_a_wrong_method_of_ours_ends_the_run(
+    bench: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bench, "DOCUMENTS", 6)
+    monkeypatch.setattr(bench, "LENGTH", 8)
+    monkeypatch.setattr(
+        bench, "PEERS", {"numkong": lambda queries, documents: lambda: torch.ones(len(queries), len(documents))}
+    )
+    monkeypatch.setattr(bench, "version", lambda name: "7")
+    skipped: dict[str, str] = {}
+    table = bench.measure("case", 1, False, 3, skipped)
+    assert skipped["numkong 7, case"].startswith("wrong: error")
+    assert "numkong 7" not in table
+    assert table[bench.CHUNKED]["median_ms"] > 0
+    monkeypatch.setattr(bench, "chunks", lambda queries, documents, lengths: torch.ones(len(queries), len(documents)))
+    with pytest.raises(SystemExit, match="products of 32 documents, padded: wrong"):
+        bench.measure("case", 1, False, 3, skipped)
