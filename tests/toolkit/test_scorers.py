@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,77 +17,19 @@ from torch import Tensor
 from maxsim_eval import units
 from maxsim_eval.api import evaluate
 from maxsim_eval.errors import DataError, UsageError
-from maxsim_eval.loaders import load_task
 from maxsim_eval.runs import read_trec_run
 from maxsim_eval.scorers import ScorerError, find_paths, run_file
-from maxsim_eval.types import Result, Task
+from maxsim_eval.types import Task
 from maxsim_kernels import Packed
 
-NAIVE = '''
-import torch
-
-def score(queries, documents):
-    """MaxSim, one pair at a time."""
-    rows = []
-    for q in range(len(queries)):
-        row = []
-        for n in range(len(documents)):
-            similar = queries[q].float() @ documents[n].float().T
-            row.append(similar.max(dim=1).values.sum() if len(documents[n]) else torch.tensor(-torch.inf))
-        rows.append(torch.stack(row))
-    return torch.stack(rows)
-'''
-_count = [0]
+_spec = importlib.util.spec_from_file_location("maxsim_eval_test_scorer_cases", Path(__file__).with_name("scorer_cases.py"))
+assert _spec is not None
+assert _spec.loader is not None
+cases = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(cases)
+NAIVE, naive, run = cases.NAIVE, cases.naive, cases.run
+home, task, here, write = cases.home, cases.task, cases.here, cases.write  # fixtures
 Write = Callable[..., str]
-
-
-@pytest.fixture(scope="module")
-def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the demo collection, its embeddings and the rankings of fp32."""
-    folder = tmp_path_factory.mktemp("home")
-    task = load_task("demo", "small", data_dir=folder / "datasets", quiet=True)
-    evaluate(task, "lexical", ["fp32"], cache_dir=folder / "cache", out_dir=folder / "fp32", k=300, quiet=True)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def task(home: Path) -> Task:
-    return load_task("demo", "small", data_dir=home / "datasets", quiet=True)
-
-
-@pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
-@pytest.fixture
-def write(here: Path) -> Iterator[Write]:
-    """`write(source)`: the name of a module of that source in the current folder, one that nobody has imported."""
-    before = set(sys.modules)
-
-    def new(source: str, name: str | None = None) -> str:
-        _count[0] += 1
-        name = name or f"scorers_of_test_{_count[0]}"
-        (here / f"{name}.py").write_text(source, encoding="utf-8")
-        return name
-
-    yield new
-    for name in set(sys.modules) - before:
-        if name.startswith("scorers_of_test") or name == "helper_of_scorers":
-            del sys.modules[name]
-
-
-def run(home: Path, task: Task, *paths: Any, **options: Any) -> Result:
-    options = {"cache_dir": home / "cache", "quiet": True, "k": 300, **options}
-    return evaluate(task, "lexical", ["fp32", *paths], **options)
-
-
-def naive(queries: Packed, documents: Packed) -> Tensor:
-    space: dict[str, Any] = {}
-    exec(NAIVE, space)
-    found: Tensor = space["score"](queries, documents)
-    return found
 
 
 # A function that is right ----------------------------------------------------------------------------------------------
