@@ -278,13 +278,14 @@ def _provenance(task: Task, role: Role, encoder: Encoder, content: str) -> dict[
         "encoder": encoder.name,
         "revision": encoder.revision,
         "fingerprint": encoder.fingerprint(role),
-        "packages": {name: metadata.version(name) for name in _PACKAGES if _installed(name)},
+        "packages": {name: version for name, version in package_versions().items() if version is not None},
     }
 
 
-def _installed(package: str) -> bool:
-    try:
-        metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return False
-    return True
+def package_versions() -> dict[str, str | None]:
+    """Versions of what embeddings are made and stored with; None: not installed."""
+    found: dict[str, str | None] = dict.fromkeys(_PACKAGES)
+    for name in _PACKAGES:
+        with suppress(metadata.PackageNotFoundError):
+            found[name] = metadata.version(name)
+    return found

@@ -23,7 +23,7 @@ from maxsim_eval.cli_explain import explain
 from maxsim_eval.cli_gate import gate
 from maxsim_eval.cli_import import import_
 from maxsim_eval.cli_options import AsJson
-from maxsim_eval.cli_output import EXAMPLES, EXIT_CODES, console, print_json, say, with_examples
+from maxsim_eval.cli_output import EXAMPLES, EXIT_CODES, console, escape_unwritable, print_json, say, with_examples
 from maxsim_eval.cli_plan import plan
 from maxsim_eval.errors import EXIT_DATA, EXIT_INTERRUPTED, MaxsimEvalError, UsageError
 
@@ -131,6 +131,7 @@ with_examples([app, cache])
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line and exit with its code."""
     warnings.showwarning = _show_warning  # type: ignore[assignment]
+    escape_unwritable()
     if int(os.environ.get("WORLD_SIZE") or 1) > 1:
         # torch's C++ prints a stack for every broken connection; what broke is said once, by name (distributed.py).
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")

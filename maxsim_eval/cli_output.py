@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import codecs
 import inspect
+import io
 import json
 import os
 import re
@@ -13,6 +15,7 @@ import typer
 from rich.console import Console
 
 PIPE_WIDTH = 200  # a pipe has no width to keep to
+_ESCAPES = "maxsim_eval.escapes"
 EXAMPLES = """\b
 Examples:
   python evaluate.py demo
@@ -48,6 +51,19 @@ def say(text: str, colour: str | None = None) -> None:
 def print_json(value: Any) -> None:
     """An answer as JSON: no NaN, no infinity, letters as they are."""
     sys.stdout.write(json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def escape_unwritable() -> None:
+    """Letters that standard output cannot hold (it is not always UTF-8) become JSON's escapes: no id ends a command."""
+    codecs.register_error(_ESCAPES, _escaped)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors=_ESCAPES)
+
+
+def _escaped(error: UnicodeError) -> tuple[str, int]:
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    return json.dumps(error.object[error.start : error.end])[1:-1], error.end
 
 
 def with_examples(apps: list[typer.Typer]) -> None:

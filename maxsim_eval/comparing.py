@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.text import Text
 
 from maxsim_eval import parity
 from maxsim_eval.environment import environment
 from maxsim_eval.errors import DataError, UnknownNameError, UsageError
+from maxsim_eval.files import writing
 from maxsim_eval.metrics import DEFAULT_METRICS, evaluate_run, means
-from maxsim_eval.report import render_body, write_reports
+from maxsim_eval.report import render_body, shown, write_reports
 from maxsim_eval.result_json import dump_json, jsonable, read_result
 from maxsim_eval.runs import read_qrels, read_trec_run
 from maxsim_eval.subsets import describe, describe_candidates
@@ -37,7 +37,7 @@ class Input:
     run: Run
     result: Result | None = None
     path: PathResult | None = None
-    name: str = ""  # of the path, or of the run: which bounds its differences are held to
+    name: str = ""  # of the path, where that is known (a run file of ours has it): its class gives the bounds
 
 
 @dataclass(frozen=True)
@@ -179,7 +179,7 @@ def read_input(path: Path | str) -> Input:
     if selected is not None:
         raise UsageError(f"{path}: {origin} is a TREC run, which has no paths; leave out ':{selected}'")
     run = read_trec_run(origin)
-    return Input(origin.stem, str(origin), run, name=run.name)
+    return Input(origin.stem, str(origin), run, name=run.name if run.ordered else "")
 
 
 def _labels(inputs: Sequence[Input]) -> list[str]:
@@ -234,8 +234,11 @@ def _task_set(task: Mapping[str, Any]) -> str:
     return ", ".join(parts)
 
 
-def _warnings(inputs: Sequence[Input], qrels: Qrels | None) -> tuple[str, ...]:
+def _warnings(inputs: Sequence[Input], qrels: Qrels | None, depths: Sequence[int]) -> tuple[str, ...]:
     found = []
+    if len(set(depths)) > 1:
+        each = ", ".join(f"{entry.file} {depth}" for entry, depth in zip(inputs, depths, strict=True))
+        found.append(f"rankings end at different depths ({each}): beyond the shortest, overlap and order say that and no more")
     sets = {_task_set(entry.result.task) for entry in inputs if entry.result is not None}
     if len(sets) > 1:
         found.append(f"the results are of different task sets: {', '.join(sorted(sets))}")
@@ -256,13 +259,13 @@ def compare_inputs(
     """Compare two or more Results or TREC runs with the first of them.
 
     Scores are not compared (other tools' scores mean other things), so Spearman and score errors are null. Statistics are over all
-    inputs and metrics; a difference is held to the bounds of the path's name (`verdicts`), that of a plain run to the strictest.
+    inputs and metrics; a difference is held to the bounds of the path's name (`verdicts`), that of another tool's run to the strictest.
 
     Args:
         paths: see `read_input`.
         qrels: judgements; without them all inputs must be Results over the same judged queries, and the metrics are theirs.
         metrics: metrics to compute from `qrels`.
-        k: depth the rankings are compared to; None takes the longest ranking there is.
+        k: depth the rankings are compared to, at most the longest ranking there is; None takes that one.
 
     Raises:
         UsageError: fewer than two inputs, k below 1, a plain run without qrels.
@@ -275,7 +278,8 @@ def compare_inputs(
     inputs = [read_input(path) for path in paths]
     judged = None if qrels is None else read_qrels(qrels)
     values = _stored(inputs) if judged is None else _evaluated(inputs, judged, metrics)
-    depth = k or max(len(ranking) for entry in inputs for ranking in entry.run.rankings.values())
+    longest = [max(map(len, entry.run.rankings.values())) for entry in inputs]
+    depth = min(k or max(longest), max(longest))  # deeper, '@20' of runs to depth 10 would be '@10' under another name
     paths_by_label = _judged(dict(zip(_labels(inputs), inputs, strict=True)), values, judged, depth)
     queries = {query for row in values[0].per_query.values() for query in row}
     return Comparison(
@@ -285,7 +289,7 @@ def compare_inputs(
         None if qrels is None else str(qrels),
         _task(inputs, len(queries), judged),
         _encoder(inputs),
-        _warnings(inputs, judged),
+        _warnings(inputs, judged, [min(one, depth) for one in longest]),
     )
 
 
@@ -334,7 +338,7 @@ def render_comparison(comparison: Comparison, console: Console) -> None:
     """Print what was compared, then the tables and verdicts of every report."""
     judged = f"judgements {comparison.qrels}" if comparison.qrels else "metrics as in the results"
     first = comparison.inputs[0]
-    console.print(Text(f"{comparison.queries} judged queries, {judged}; compared with {first.label}", style="bold"))
+    console.print(shown(f"{comparison.queries} judged queries, {judged}; compared with {first.label}", "bold"))
     render_body(comparison.to_result(), console)
 
 
@@ -347,4 +351,6 @@ def write_comparison(comparison: Comparison, folder: Path | str, command: Sequen
     file = Path(folder) / RESULT_FILE
     if file.exists() and _looks_like_result(file) and read_result(file).task.get("source") != SOURCE:
         raise UsageError(f"{folder}: holds the report of an evaluation, which would be replaced; choose another --out")
+    with writing(folder):
+        file.unlink(missing_ok=True)  # where it exists the rest belongs to it
     write_reports(comparison.to_result(command), folder)

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from maxsim_eval.cache import Contents, Side, embed, find_entry, find_imported, imported_names
+from maxsim_eval.cache import Contents, Side, embed, find_entry, find_imported, imported_names, package_versions
 from maxsim_eval.distributed import World
 from maxsim_eval.encoders import get_encoder
 from maxsim_eval.entries import Entry, open_entry
@@ -104,7 +104,7 @@ def embeddings_by(
         begun: Begun | None = world.first(look)
         if begun is not None:
             if world.size > 1:
-                require_same_machines(world.collect(machine_of(device)), "embeddings")
+                require_same_machines(world.collect({**machine_of(device), **package_versions()}), "embeddings")
             side = leading[0].documents if leading else _own_side(pick()[1], encoder, cache_dir, device, options)
             assert isinstance(side, Side)  # something was begun
             side.fill(begun, quiet=quiet, world=world)

@@ -197,13 +197,18 @@ class ModelEncoder:
         """Tokens of all items as one `Packed` in the embeddings' dtype, on the CPU.
 
         Raises:
-            DataError: NaN or infinity, as half precision gives where a model's activations pass 65,504.
+            DataError: NaN or infinity, as half precision gives where a model's activations, or what is stored of them, pass 65,504.
         """
         packed = pack([row.to(self.dtype) for row in rows], dim=dim, dtype=self.dtype)
         finite = torch.isfinite(packed.values).all(dim=1)
         if not bool(finite.all()):
             first = int(torch.nonzero(~finite)[0])
             item = int((packed.lengths.cumsum(0) <= first).sum())
+            if bool(torch.isfinite(rows[item]).all()):
+                raise DataError(
+                    f"{self.name}: item {item} of {len(rows)} has values up to {float(rows[item].abs().max()):.4g}, which "
+                    f"{dtype_name(self.dtype)} cannot hold; store --embedding-dtype float32 or bfloat16"
+                )
             raise DataError(
                 f"{self.name}: the model gave NaN or infinity for item {item} of {len(rows)} in {dtype_name(self.model_dtype)}; "
                 "use --dtype float32 or bfloat16, or check its weights"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,12 +24,12 @@ def fsync_folder(folder: Path) -> None:
 def atomic_path(path: Path | str) -> Iterator[Path]:
     """Yield a temporary path beside `path`; rename it to `path` when the block ends well, delete it when it does not.
 
-    The temporary name starts with a dot and carries the process id, so two writers never share one. The caller writes and
-    closes the file inside the block; its bytes are on the disk before the rename.
+    The temporary name starts with a dot and is used once, so two writers never share one, also on two machines (process ids
+    repeat there). The caller writes and closes the file inside the block; its bytes are on the disk before the rename.
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
     try:
         yield temporary
         with open(temporary, "rb") as handle:

@@ -140,7 +140,7 @@ def digest(*arrays: np.ndarray | Tensor) -> str:
     found = hashlib.sha256()
     for array in arrays:
         held = array.contiguous() if isinstance(array, Tensor) else np.ascontiguousarray(array)
-        content = held.view(torch.uint8).numpy() if isinstance(held, Tensor) else held
+        content = held.reshape(-1).view(torch.uint8).numpy() if isinstance(held, Tensor) else held
         feed(found, [canonical([list(held.shape), str(held.dtype)]), content.tobytes()])
     return found.hexdigest()
 

@@ -128,7 +128,7 @@ def _load_local(dataset: str, data_dir: Path, wanted: Wanted) -> Task:
 def _local_names(data_dir: Path) -> list[str]:
     """Names that `local` would take for a folder of this data folder."""
     found = (path for home in (data_dir, data_dir / "local") if home.is_dir() for path in home.iterdir())
-    return sorted({path.name for path in found if any((path / name).exists() for name in LOCAL_CORPUS)})
+    return sorted({path.name for path in found if _holds(path, LOCAL_CORPUS)})
 
 
 def find_local(dataset: str, data_dir: Path) -> Path | None:
@@ -196,7 +196,7 @@ def _find(places: list[Path], corpus: tuple[str, ...]) -> Path | None:
 
 
 def _holds(folder: Path, corpus: tuple[str, ...]) -> bool:
-    return any((folder / name).exists() for name in corpus)
+    return any(os.path.exists(folder / name) for name in corpus)  # Path.exists raises where the folder is not ours to read
 
 
 def load_folder(

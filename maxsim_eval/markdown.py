@@ -9,7 +9,8 @@ from collections.abc import Iterable
 def cell(text: str) -> str:
     """Text safe inside a Markdown table cell: no column or line break, no HTML, no markup."""
     text = text.replace("&", "&amp;").replace("<", "&lt;").replace("\\", "\\\\").replace("|", "\\|")
-    return " ".join(re.sub(r"[`*_~\[]", r"\\\g<0>", text).split())  # of `[` are made links, and images that are fetched when looked at
+    text = text.replace("](", "]\\(")  # a link, or an image that is fetched when the page is looked at
+    return " ".join(re.sub(r"[`*_~]", r"\\\g<0>", text).split())
 
 
 def table(columns: Iterable[str], rows: Iterable[Iterable[str]], align: str = "---") -> list[str]:

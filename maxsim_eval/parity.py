@@ -24,11 +24,12 @@ def _delta(reference: PathResult, other: PathResult) -> dict[str, float | None]:
 
 
 def _delta_per_query(reference: PathResult, other: PathResult) -> dict[str, dict[str, float | int]]:
-    """Metric -> largest absolute and mean absolute difference over queries, and the number of queries that changed."""
+    """Metric -> largest absolute and mean absolute difference over queries with a value in both, and how many of them changed."""
     found: dict[str, dict[str, float | int]] = {}
     for name, values in reference.per_query.items():
         others: Mapping[str, float] = other.per_query.get(name, {})
-        differences = [abs(others[query] - value) for query, value in values.items() if query in others]
+        every = (abs(others[query] - value) for query, value in values.items() if query in others)
+        differences = [difference for difference in every if math.isfinite(difference)]  # a null in a file is no value
         if differences:
             found[name] = {
                 "max_abs": max(differences),

@@ -1,14 +1,15 @@
 """CSV of a Result: `metrics.csv`, one row for each path and metric, and `per_query.csv`, one for each path, metric and query.
 
 Comma-separated UTF-8 with a header; lines end in a line feed, numbers are written so that they read back as they were, and what does
-not exist is empty. Columns may be added at the end.
+not exist is empty. Columns may be added at the end. Ids come from datasets: one that a spreadsheet would run as a formula has an
+apostrophe before it, which makes it text there.
 """
 
 from __future__ import annotations
 
 import csv
-import io
 import math
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -17,19 +18,30 @@ from maxsim_eval.types import PathResult, Result
 
 _STATISTICS = ("low", "high", "p_value", "p_adjusted", "bound", "verdict", "queries_needed", "queries", "changed")
 _TIES = {"tie_low": "low", "tie_high": "high", "tie_queries": "queries_affected"}
+# Of those that begin with a sign or @ only what calls or joins something: "-1", "-x_9" and "@name" are ids of real datasets.
+_FORMULA = re.compile(r"[=\t\r]|[-+@].*[^\w.+@-]", re.DOTALL)
 
 
 def _cell(value: Any) -> Any:
-    """None and numbers that are not finite are empty; the writer gives numbers their shortest exact form."""
+    """None and numbers that are not finite are empty; the writer gives numbers their shortest exact form; no text is a formula."""
+    if isinstance(value, str):
+        return f"'{value}" if _FORMULA.match(value) else value
     return "" if value is None or (isinstance(value, float) and not math.isfinite(value)) else value
 
 
+class _Lines(list[str]):
+    """Rows of a CSV writer that ends them in both characters: Python before 3.13 quotes a carriage return in a cell only then."""
+
+    def write(self, row: str) -> None:
+        self.append(row.removesuffix("\r\n") + "\n")
+
+
 def _text(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
-    stream = io.StringIO()
-    writer = csv.writer(stream, lineterminator="\n")
+    lines = _Lines()
+    writer = csv.writer(lines, lineterminator="\r\n")
     writer.writerow(head)
     writer.writerows([_cell(value) for value in row] for row in rows)
-    return stream.getvalue()
+    return "".join(lines)
 
 
 def metrics_csv(result: Result) -> str:

@@ -40,7 +40,9 @@ def _entries(value: Any, *keys: str) -> Mapping[str, Any]:
 
 
 def _form(value: Any, form: str) -> str:
-    return format(value, form) if known(value) else "-"
+    if not known(value):
+        return "-"
+    return format(round(value) if form == "d" else value, form)  # JSON may hold the whole number 3 as 3.0
 
 
 def _change(value: Any) -> str:

@@ -71,12 +71,17 @@ def spearman(reference: np.ndarray, other: np.ndarray) -> float | None:
     left, right = _ranks(reference), _ranks(other)
     left -= left.mean()
     right -= right.mean()
-    variance = math.sqrt(float(left @ left)) * math.sqrt(float(right @ right))
+    variance = math.sqrt(_dot(left, left)) * math.sqrt(_dot(right, right))
     if variance == 0.0:
         return None
     if np.array_equal(left, right):
         return 1.0  # exactly: the quotient below may round to 0.9999999999999999
-    return max(-1.0, min(1.0, float(left @ right) / variance))
+    return max(-1.0, min(1.0, _dot(left, right) / variance))
+
+
+def _dot(left: np.ndarray, right: np.ndarray) -> float:
+    """Not by BLAS, whose order of adding long rows depends on how many threads there are, and torchrun gives each process one."""
+    return float((left * right).sum())
 
 
 def _ranks(scores: np.ndarray) -> np.ndarray:

@@ -269,7 +269,8 @@ def _layout(values: Any) -> tuple[tuple[int, ...], np.dtype, int | None]:
 
 def _as_bytes(tensor: Tensor) -> np.ndarray:
     """`[n, d]` contiguous CPU tokens as `[n, d * itemsize]` uint8, sharing memory (numpy has no bfloat16)."""
-    return tensor.view(torch.uint8).numpy()
+    rows, width = tensor.shape  # flat first: strides of no tokens are anything, which `view` refuses
+    return tensor.reshape(-1).view(torch.uint8).numpy().reshape(rows, width * tensor.element_size())
 
 
 def _checked(piece: Packed, spec: ShardSpec) -> tuple[Tensor, np.ndarray]:

@@ -186,7 +186,7 @@ def _offline() -> Iterator[None]:
 
 def _rule(name: str, dtype: str | None) -> Rule:
     """The rule of an encoder; `dtype` is what the card stores embeddings in, where it says so."""
-    prefix = name.partition(":")[0]
+    prefix = name.partition(":")[0].partition("@")[0]  # colbertv2@<revision> too
     rule = RULES.get(prefix, IMPORTED)
     return rule if dtype is None or prefix in ONE_DTYPE else replace(rule, form=dtype)
 

@@ -43,6 +43,7 @@ RESAMPLES = 10_000
 MIN_QUERIES = 10  # with fewer no verdict: 95% intervals of 5 skewed differences hold the mean in 87% of samples
 _BATCH = 1 << 20  # numbers drawn at once
 _EXACT = 14  # changed queries up to which all sign patterns are counted
+_MOST_QUERIES = 10**9  # a number of queries beyond this helps nobody
 
 Verdict = Literal["equivalent", "different", "inconclusive"]
 
@@ -156,7 +157,8 @@ def bootstrap_interval(differences: ArrayLike, level: float = LEVEL, resamples: 
 def _resampled_means(columns: np.ndarray, resamples: int, seed: int) -> np.ndarray:
     """Means `[resamples, comparisons]` of as many queries as there are, drawn with replacement."""
     rng = np.random.default_rng(seed)
-    queries = len(columns)
+    queries, comparisons = columns.shape
+    summands = _exact_summands(columns)
     batch = max(1, _BATCH // queries)
     parts = []
     for start in range(0, resamples, batch):
@@ -164,8 +166,23 @@ def _resampled_means(columns: np.ndarray, resamples: int, seed: int) -> np.ndarr
         drawn = rng.integers(0, queries, (rows, queries))
         drawn += np.arange(rows)[:, None] * queries
         times = np.bincount(drawn.ravel(), minlength=rows * queries).reshape(rows, queries)
-        parts.append(times.astype(np.float64) @ columns / queries)
+        sums = times.astype(np.float64) @ summands
+        parts.append((sums[:, :comparisons] + sums[:, comparisons:]) / queries)
     return np.concatenate(parts)
+
+
+def _exact_summands(columns: np.ndarray) -> np.ndarray:
+    """Every number as two, `[queries, 2 * comparisons]`: the first halves of all comparisons, then the second ones.
+
+    Each half lies on a grid so coarse that sums of as many of them as there are queries are exact. So the order in which a matrix
+    product adds them, which depends on the threads and on how many columns there are, changes no bit.
+    """
+    bits = 52 - len(columns).bit_length()
+    _, exponents = np.frexp(np.abs(columns).max(axis=0))
+    coarse = np.ldexp(1.0, np.maximum(exponents, -900) - bits)  # below that grids would underflow
+    high = np.rint(columns / coarse) * coarse
+    fine = np.ldexp(coarse, -bits)
+    return np.concatenate([high, np.rint((columns - high) / fine) * fine], axis=1)
 
 
 def randomisation_test(differences: ArrayLike, resamples: int = RESAMPLES, seed: int = 0) -> float:
@@ -234,16 +251,24 @@ def queries_needed(
 
     So many that a path without any true difference is found equivalent with probability `power`. Where there are that many already
     (the mean lies near the bound, or the bound is 0): so many that the interval clears the bound if mean and sd stay as they are;
-    None where no number does, and for an unknown (NaN) sd.
+    None where no number does (nor one of 10^9 or fewer), and for an unknown (NaN) sd.
     """
     if math.isnan(sd):
         return None
     half = float(stats.norm.ppf((1 + level) / 2))
-    planned = 0 if bound == 0 else math.ceil(((half + float(stats.norm.ppf((1 + power) / 2))) * sd / bound) ** 2)
+    planned = 0 if bound == 0 else _whole_square((half + float(stats.norm.ppf((1 + power) / 2))) * sd / bound)
+    if planned is None:
+        return None
     if planned > queries or queries < MIN_QUERIES:
         return max(planned, MIN_QUERIES)
     gap = abs(bound - abs(mean))
-    return None if gap == 0 else max(queries + 1, math.ceil((half * sd / gap) ** 2))
+    needed = None if gap == 0 else _whole_square(half * sd / gap)
+    return None if needed is None else max(queries + 1, needed)
+
+
+def _whole_square(ratio: float) -> int | None:
+    """The square, rounded up; None where it is beyond every number of queries (infinite, even)."""
+    return math.ceil(ratio * ratio) if ratio * ratio <= _MOST_QUERIES else None
 
 
 def changed_at_most(changed: int, queries: int, level: float = LEVEL) -> float:

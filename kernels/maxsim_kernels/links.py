@@ -113,13 +113,15 @@ class CudaLink:
         return tensor.is_pinned() and tensor.is_contiguous()
 
     def reuse(self, region: Tensor, copied: Event | None) -> None:
-        """Sleeps: the event was made blocking."""
+        """Sleeps: the event was made blocking. The consumer calls it too, whose current device may be another (`enter`)."""
         if copied is not None:
-            copied.synchronize()
+            with torch.cuda.device(self.device):
+                copied.synchronize()
 
     def passed(self, event: Event) -> bool:
         """Asks the driver; nothing waits."""
-        return bool(event.query())
+        with torch.cuda.device(self.device):
+            return bool(event.query())
 
     def copy(self, room: Tensor, moves: Sequence[tuple[Tensor, Tensor]], after: Sequence[Event]) -> Event:
         """One asynchronous copy a tensor."""

@@ -19,7 +19,7 @@ _NONE = -(1 << 63)  # below every key
 _NAN = 0x7FC00000  # above infinity's bits
 _INFINITY = (0x7F800000 << 32) + _MOST_DOCUMENTS - 1  # the highest key of a number
 _FOLD = 16  # parts merged at once
-_WAITING = 1 << 18  # scores that wait, on a GPU, to be merged as one block: a merge is 20 launches, however few they are
+_WAITING = 1 << 18  # scores that wait, on a GPU, to be merged as one block: a merge is 20 launches, however few; a copy is one
 
 
 def keys_of(scores: Tensor, first: int) -> Tensor:
@@ -98,8 +98,8 @@ class TopK:
 
     `add` takes scores `[Nq, n]` of the next n documents, the first of which has index `first`. -inf is "not retrieved"; a NaN score is
     a `ValueError` that names the query and the document, raised at once on a CPU and by `keys`, `scores` and `indices` on a GPU (`add`
-    does not wait for it). Rows short of k end in score -inf, index -1. On a GPU, scores are kept until there are many: they must not
-    be changed, and belong to the stream that is current at every call.
+    does not wait for it). Rows short of k end in score -inf, index -1. On a GPU, a copy of few scores waits until there are many; every
+    call's work goes to the stream that is current then, so all calls need the same one (or streams that wait for each other).
     """
 
     def __init__(self, queries: int, k: int, device: torch.device | str = "cpu", first: int = 0) -> None:
@@ -111,7 +111,8 @@ class TopK:
         self.first = first
         self.seen = 0  # documents added so far
         self._merged = torch.full((queries, k), _NONE, dtype=torch.int64, device=device)  # in no order
-        self._waiting: list[Tensor] = []
+        self._waiting: Tensor | None = None  # [queries, room], of which `_waits` columns are taken: the documents added last
+        self._waits = 0
         self._most_waiting = _WAITING if torch.device(device).type == "cuda" else 0
 
     def add(self, scores: Tensor) -> None:
@@ -119,12 +120,18 @@ class TopK:
         count, at = scores.shape[1], self.first + self.seen
         if at + count > _MOST_DOCUMENTS:
             raise ValueError(f"scores: got document {at + count - 1}, need fewer than {_MOST_DOCUMENTS} documents")
+        if scores.numel():
+            scores, room = scores.detach(), self._most_waiting // scores.shape[0]
+            if self._waits + count > room:
+                self._merge_waiting()
+            if count > room:
+                self._merge(_candidates(scores, at, self.k))
+            else:  # into one buffer: a caller may use its own again, and a million small blocks are no list of a million
+                if self._waiting is None:
+                    self._waiting = scores.new_empty(scores.shape[0], room)
+                self._waiting[:, self._waits : self._waits + count] = scores
+                self._waits += count
         self.seen += count
-        if not scores.numel():
-            return
-        self._waiting.append(scores.detach())
-        if sum(part.numel() for part in self._waiting) >= self._most_waiting:
-            self._merge_waiting()
 
     def add_keys(self, keys: Tensor) -> None:
         """Merge keys `[Nq, n]` int64 of other documents (another `TopK`'s `keys` or `pending`); `seen` stays."""
@@ -139,9 +146,8 @@ class TopK:
             refuse_nan(self._merged)
 
     def _merge_waiting(self) -> None:
-        parts, self._waiting = self._waiting, []
-        if parts:
-            scores = parts[0] if len(parts) == 1 else torch.cat(parts, 1)
+        if self._waiting is not None:
+            scores, self._waiting, self._waits = self._waiting[:, : self._waits], None, 0
             self._merge(_candidates(scores, self.first + self.seen - scores.shape[1], self.k))
 
     @property

@@ -207,6 +207,11 @@ def failures(folder: Path) -> dict[str, Any]:
             (folder / "nowhere").mkdir(exist_ok=True)
             os.chdir(folder / "nowhere")
 
+    def other_library(rank: int) -> None:
+        version = cache.metadata.version
+        if rank == 2:
+            cache.metadata.version = lambda name: "0.1" if name == "h5py" else version(name)
+
     cases: dict[str, tuple[Child, tuple[str, ...]]] = {
         "not finite": (raises(DataError("embeddings: token 3 of 'c77' holds NaN")), ()),
         "bug": (raises(ZeroDivisionError("a bug")), ()),
@@ -215,6 +220,7 @@ def failures(folder: Path) -> dict[str, Any]:
         "elsewhere": (elsewhere, ()),
         "no data": (no_data, ()),
         "threads": (lambda rank: torch.set_num_threads(1 + rank), ()),
+        "other library": (other_library, ()),
         "no device": (lambda rank: None, ("--device", "cuda")),
         "unknown": (lambda rank: None, ("--encoder", "lexicon")),
         "usage": (lambda rank: None, ("--batch-size", "0")),

@@ -75,6 +75,26 @@ def test_compare_prints_the_documented_json(report: Path, cli: Any, tmp_path: Pa
     assert "NaN" not in outcome.out
 
 
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
+def test_ids_that_the_terminal_has_no_letters_for(
+    encoding: str, start: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = ("q 0 中😀 1\n", "q Q0 中😀 1 2.0 x\nq Q0 b 2 1.0 x\n", "q Q0 b 1 2.0 x\nq Q0 中😀 2 1.0 x\n")
+    for name, text in zip(("qrels", "one.trec", "two.trec"), lines, strict=True):
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    monkeypatch.setenv("PYTHONIOENCODING", encoding)
+    words = ("-c", "from maxsim_eval.cli import main; main()", "compare", "one.trec", "two.trec", "--qrels", "qrels")
+    for options in ((), ("--json",)):
+        process = start([*words, *options], tmp_path)
+        out, err = process.communicate(timeout=120)
+        assert process.returncode == 0, err
+        if options:
+            found = json.loads(out)["inputs"]["two"]["parity"]["most_changed"][0]["moved"]
+            assert [moved["document"] for moved in found] == ["中😀", "b"], "escapes of JSON"
+        else:
+            assert r"\u4e2d\ud83d\ude00 (1 to 2, relevance 1)" in out
+
+
 def test_compare_writes_the_reports_of_an_evaluation(report: Path, qrels: Path, cli: Any, tmp_path: Path) -> None:
     inputs = (report / "result.json", f"{report}/result.json:int8", report / "runs" / "fp16.trec")
     options = ("--qrels", qrels, "--metrics", "nDCG@10,R@100", "--out", "both")

@@ -147,6 +147,7 @@ def test_the_lock_is_held_until_the_last_rank_is_done(resumes: dict[str, Any]) -
             USAGE,
             "processes differ: threads is 2 on rank 1, 1 on rank 0; embeddings are the same to the last bit only",
         ),
+        ("other library", USAGE, "processes differ: h5py is '0.1' on rank 2, "),
         ("no device", USAGE, "and this machine has 0 CUDA devices; need at most one process a device"),
         ("unknown", USAGE, "error: rank 0 of 3: unknown encoder 'lexicon'. Did you mean 'lexical'?"),
         ("usage", USAGE, "error: --batch-size: got 0, need 1 or more\n"),

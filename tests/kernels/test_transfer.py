@@ -11,7 +11,7 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing
 from dataclasses import replace
 from typing import Any
 
@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from maxsim_kernels.blocks import Block, LazyBlock, Limits, Piece, pieces
-from maxsim_kernels.links import CudaLink, HostLink
+from maxsim_kernels.links import HostLink
 from maxsim_kernels.tokens import Fp8Tokens, Int8Tokens, Packed
 from maxsim_kernels.transfer import Ring
 
@@ -322,33 +322,6 @@ def test_only_what_is_little_and_in_memory_is_filled_by_the_consumer(kind: str, 
         assert fillers == expected  # at the end of all, the last copies are waited for here
         link.copies.put(lambda: None)
     link.end()
-
-
-def test_events_are_asked_about_on_their_own_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The consumer asks too, and elsewhere the driver would make a context of some 500 MB: the guards, without a GPU."""
-    current, asked = [torch.device("cuda", 0)], []
-
-    @contextmanager
-    def on(device: torch.device) -> Iterator[None]:
-        current.append(device)
-        yield
-        current.pop()
-
-    class Event:
-        def query(self) -> bool:
-            asked.append(("query", current[-1].index))
-            return True
-
-        def synchronize(self) -> None:
-            asked.append(("synchronize", current[-1].index))
-
-    link = CudaLink.__new__(CudaLink)  # its stream would need a GPU
-    link.device = torch.device("cuda", 1)
-    monkeypatch.setattr(torch.cuda, "device", on)
-    assert link.passed(Event())
-    link.reuse(torch.empty(0), Event())
-    link.reuse(torch.empty(0), None)
-    assert (asked, len(current)) == ([("query", 1), ("synchronize", 1)], 1)
 
 
 def readers_alive() -> list[str]:

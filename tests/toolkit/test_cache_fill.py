@@ -17,6 +17,7 @@ import torch
 
 from maxsim_eval.cache import Entry, fill_entry, open_entry
 from maxsim_eval.errors import CacheError
+from maxsim_eval.files import atomic_path
 from maxsim_kernels import Packed
 
 COUNT, SPLIT = 10, 3  # documents, documents a shard
@@ -161,10 +162,12 @@ def test_disk_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full (Linux)")
-def test_disk_full_as_the_kernel_says_it(tmp_path: Path) -> None:
+def test_disk_full_as_the_kernel_says_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("secrets.token_hex", lambda size: "0" * size)
+
     def encode(start: int, stop: int) -> Packed:
         if start == 3:  # the writer opens this name and gets a device that is always full
-            (tmp_path / f".00001.h5.{os.getpid()}.tmp").symlink_to("/dev/full")
+            (tmp_path / f".00001.h5.{os.getpid()}-0000.tmp").symlink_to("/dev/full")
         return tokens(start, stop)
 
     with pytest.raises(CacheError, match=r"00001\.h5: the disk is full"):
@@ -304,6 +307,16 @@ def test_killed_in_the_middle_of_a_write(tmp_path: Path, child: Callable[[Path, 
     assert_right(fill(folder, encode))
     assert calls == [(6, 9), (9, 10)]
     assert files(folder) == [*SHARDS, "manifest.json"]
+
+
+def test_writers_of_one_file_never_share_a_temporary_one(tmp_path: Path) -> None:
+    """On two machines, or in two containers, two may have one process id."""
+    with atomic_path(tmp_path / "x") as first, atomic_path(tmp_path / "x") as second:
+        assert first != second
+        first.write_text("first")
+        second.write_text("second")
+    assert (tmp_path / "x").read_text() == "first", "the outer block ends last"
+    assert files(tmp_path) == ["x"]
 
 
 def test_two_processes_fill_one_entry_at_once(tmp_path: Path, child: Callable[[Path, str], subprocess.Popen[str]]) -> None:

@@ -14,6 +14,7 @@ from maxsim_eval.api import evaluate
 from maxsim_eval.cards import known, load_card, read_card
 from maxsim_eval.embeddings import Embeddings, embeddings
 from maxsim_eval.encoders import get_encoder
+from maxsim_eval.encoding import ModelEncoder
 from maxsim_eval.errors import DataError
 from maxsim_eval.importers import import_embeddings
 from maxsim_eval.loaders import load_task
@@ -103,6 +104,17 @@ def test_an_encoder_that_has_no_choice_keeps_its_dtype(task: Task, name: str, tm
     assert stored(embeddings(task, mine, tmp_path, quiet=True)) == {torch.float32}, "an encoder that was made is as it was made"
 
 
+def test_values_that_only_the_stored_dtype_cannot_hold_are_told_apart() -> None:
+    rows = [torch.ones(2, 3), torch.tensor([[1.0, -70000.0, 0.0]])]
+    with pytest.raises(
+        DataError, match=r"x: item 1 of 2 has values up to 7e\+04, which float16 cannot hold; store --embedding-"
+    ):
+        ModelEncoder("x", embedding_dtype="float16").hand_out(rows, 3)
+    with pytest.raises(DataError, match="x: the model gave NaN or infinity for item 1 of 2 in float32"):
+        ModelEncoder("x", embedding_dtype="float16").hand_out([rows[0], rows[1] * torch.inf], 3)
+    assert ModelEncoder("x").hand_out(rows, 3).values[2, 1] == -70000.0
+
+
 def test_imported_embeddings_are_used_as_they_are(task: Task, tmp_path: Path) -> None:
     rows = {"query": [torch.eye(4)] * 2, "document": [torch.eye(4)] * 5}
     for role, tokens in rows.items():
@@ -147,3 +159,5 @@ def test_a_plan_counts_in_it(data: Path, task: Task, name: str, tmp_path: Path) 
     assert by_card.sizes.form == "float16"
     by_card = find_sizes("beir", "scifact", "colbertv2", data_dir=data, cache_dir=tmp_path / "cache", quiet=True)
     assert by_card.sizes.form == "float32"
+    pinned = find_sizes("beir", "scifact", "colbertv2@main", data_dir=data, cache_dir=tmp_path / "cache", quiet=True)
+    assert pinned.sizes == by_card.sizes, "a revision is no other kind of encoder"

@@ -14,7 +14,33 @@ from typer.testing import CliRunner
 from maxsim_eval import cli_bench
 from maxsim_eval.errors import UnknownNameError, UsageError
 
-PAPER = ["fwd", "fwd_abs", "fwd_chunked", "nocg", "twoaxis", "chunked_sweep", "op_abl", "multiquery", "ooc", "train", "bwd_abl", "bwd_breakdown", "bwd_mem", "varlen", "int8", "int8_B", "fat_emb_cliff", "splitd_perf", "traffic", "mem", "precision", "scaling", "training_parity", "chamfer", "second"]
+PAPER = [
+    "fwd",
+    "fwd_abs",
+    "fwd_chunked",
+    "nocg",
+    "twoaxis",
+    "chunked_sweep",
+    "op_abl",
+    "multiquery",
+    "ooc",
+    "train",
+    "bwd_abl",
+    "bwd_breakdown",
+    "bwd_mem",
+    "varlen",
+    "int8",
+    "int8_B",
+    "fat_emb_cliff",
+    "splitd_perf",
+    "traffic",
+    "mem",
+    "precision",
+    "scaling",
+    "training_parity",
+    "chamfer",
+    "second",
+]
 
 
 @pytest.fixture

@@ -110,6 +110,25 @@ def test_depth(result_file: Path) -> None:
     assert parity["identical_order"]["k"] == 1
 
 
+def test_no_cutoff_is_beyond_the_depth_of_the_runs(many: tuple[list[Path], Path]) -> None:
+    comparison = compare_inputs(*many, metrics=["RR@10"], k=100)
+    parity = comparison.inputs[1].parity
+    assert comparison.depth == 3, "of the longest ranking"
+    assert parity is not None
+    assert parity["overlap"] == {"@1": pytest.approx(0.8), "@5": None, "@10": None, "@20": None, "@50": None, "@100": None}
+    assert (parity["rank_shifts"]["k"], parity["identical_order"]["k"]) == (3, 3)
+
+
+def test_runs_of_different_depths_are_said_to_be(many: tuple[list[Path], Path], tmp_path: Path) -> None:
+    files, qrels = many
+    assert compare_inputs(files, qrels).warnings == ()
+    short = tmp_path / "short.trec"
+    write_trec_run(short, Run("short", {f"q{number}": [("a", 2.0), ("c", 1.0)] for number in range(30)}, ordered=False))
+    (said,) = compare_inputs([files[0], short], qrels).warnings
+    assert f"different depths ({files[0]} 3, {short} 2)" in said
+    assert compare_inputs([files[0], short], qrels, k=2).warnings == ()
+
+
 def test_results_over_different_queries_are_not_compared(result_file: Path, qrels_file: Path, tmp_path: Path) -> None:
     (tmp_path / "two").mkdir()
     other = write_result(tmp_path / "two", {"q1": {"a": 1}}, dataset="other")
@@ -276,10 +295,20 @@ def test_the_bounds_of_a_path_are_those_of_its_class(result_file: Path) -> None:
     assert bounds == [3e-3, 5e-4]
 
 
+def test_the_bounds_of_a_run_file_are_those_of_its_path_only_if_it_is_ours(
+    result_file: Path, qrels_file: Path, tmp_path: Path
+) -> None:
+    theirs = tmp_path / "theirs.trec"
+    theirs.write_text("q1 Q0 a 1 3.5 int8\nq1 Q0 c 2 2.5 int8\n")
+    comparison = compare_inputs([result_file, result_file.parent / "runs" / "int8.trec", theirs], qrels_file)
+    bounds = [entry.parity["statistics"]["nDCG@10"]["bound"] for entry in comparison.inputs[1:] if entry.parity]
+    assert bounds == [3e-3, 5e-4], "another tool's run is held to the strictest, whatever it calls itself"
+
+
 def test_a_comparison_as_a_result(many: tuple[list[Path], Path]) -> None:
     comparison = compare_inputs(*many)
     result = comparison.to_result(["evaluate.py", "compare"])
-    assert from_json(to_json(result)) == from_json(to_json(result))
+    assert to_json(from_json(to_json(result))) == to_json(result)
     assert list(result.paths) == ["first", "second", "third"]
     assert (result.reference, result.k, result.command) == ("first", 3, ["evaluate.py", "compare"])
     assert {key: result.task[key] for key in ("source", "queries", "documents", "judged_pairs", "documents_counted")} == {
@@ -311,6 +340,11 @@ def test_written_reports(result_file: Path, many: tuple[list[Path], Path], tmp_p
     written = from_json((tmp_path / "out" / "result.json").read_text())
     assert written.paths["second"].metrics == comparison.inputs[1].metrics
     assert "different: nDCG@1" in (tmp_path / "out" / "report.md").read_text()
+    (tmp_path / "out" / "per_query.csv").unlink()
+    (tmp_path / "out" / "per_query.csv").mkdir()  # in the way
+    with pytest.raises(DataError, match="cannot be written"):
+        write_comparison(comparison, tmp_path / "out")
+    assert not (tmp_path / "out" / "result.json").exists(), "where it exists the rest belongs to it"
     before = result_file.read_bytes()
     with pytest.raises(UsageError, match="holds the report of an evaluation"):
         write_comparison(comparison, result_file.parent)

@@ -5,6 +5,7 @@ Such a document has no tokens in the cache, scores -inf and is not retrieved; ev
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import shutil
@@ -13,12 +14,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from maxsim_eval.api import evaluate
 from maxsim_eval.cache import embed
 from maxsim_eval.converting import convert_entry
 from maxsim_eval.encoders import get_encoder
 from maxsim_eval.inspecting import inspect_entry
+from maxsim_eval.jobs import digest
 from maxsim_eval.report import to_json
 from maxsim_eval.runs import read_trec_run
 from maxsim_eval.types import Encoder, Task
@@ -74,7 +77,7 @@ def test_it_has_no_tokens_whatever_shares_its_batch(kind: str, folder: Path, bat
     encoder = get_encoder(f"{kind}:{folder}", batch_size=batch)
     assert encoder.encode(texts, "document").lengths.tolist() == [2, 0, 2, 2, 0]
     only = encoder.encode([texts[row] for row in EMPTIED], "document")
-    assert (only.lengths.tolist(), only.values.shape, only.dtype) == ([0, 0], (0, encoder.dim), only.values.dtype)
+    assert (only.lengths.tolist(), only.values.shape, only.dtype) == ([0, 0], (0, encoder.dim), torch.float32)
 
 
 def test_it_is_never_retrieved_on_any_path(kind: str, encoder: Encoder, tmp_path: Path) -> None:
@@ -119,3 +122,28 @@ def test_a_corpus_of_nothing_else(kind: str, encoder: Encoder, tmp_path: Path) -
         assert (tmp_path / "out" / "runs" / f"{name}.trec").read_text() == ""
         assert np.isfinite(list(result.paths[name].metrics.values())).all()
         assert not any(result.paths[name].metrics.values())
+
+
+# Whole chunks of them -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("words", [256, 0], ids=["the last chunk", "all"])
+def test_chunks_in_which_no_text_keeps_a_token(words: int, tmp_path: Path) -> None:
+    """An encoder gets 256 texts at a time; what it gives for blank ones has strides of its own."""
+    given = task([*["glacier"] * words, " ", ""])
+    given = dataclasses.replace(given, queries=["the", "a"], qrels={"q0": {"d1": 1}})
+    entry = embed(given, "document", get_encoder("lexical"), tmp_path / "cache", quiet=True)
+    assert (entry.documents, entry.tokens) == (words + 2, words)
+    assert entry.lengths().tolist() == [*[1] * words, 0, 0]
+    entry.verify()
+    found = evaluate(
+        given, "lexical", ["fp32", "fp16"], k=2, cache_dir=tmp_path / "cache", out_dir=tmp_path / "out", quiet=True
+    )
+    run = read_trec_run(tmp_path / "out" / "runs" / "fp16.trec").rankings
+    assert [name for name, _ in run["q0"]] == ["d0", "d1"], "a query without tokens scores 0 with everything"
+    assert found.paths["fp16"].metrics == found.paths["fp32"].metrics
+
+
+def test_tokens_of_nothing_have_a_digest_whatever_their_strides() -> None:
+    nothing = torch.empty(0, 4)
+    assert digest(nothing.as_strided((0, 4), (0, 0))) == digest(nothing) != digest(torch.empty(0, 5))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -283,3 +284,18 @@ def test_write_folder_is_all_or_nothing(tmp_path, monkeypatch):
         write_folder(target, {"a.txt": b"4"})
     assert (target / "a.txt").read_bytes() == b"3"
     assert [path.name for path in tmp_path.iterdir()] == ["set"]
+
+
+def test_a_wrong_name_is_answered_where_somebody_elses_folder_lies(tmp_path, monkeypatch):
+    make(tmp_path / "ice")
+    (tmp_path / "private").mkdir()
+    status = os.stat
+
+    def refused(path, *rest, **options):
+        if "private/" in os.fspath(path):
+            raise PermissionError(13, "Permission denied", path)
+        return status(path, *rest, **options)
+
+    monkeypatch.setattr(os, "stat", refused)
+    with pytest.raises(DataError, match=r"local dataset 'icy': no such folder\. Did you mean 'ice'"):
+        load_task("local", "icy", data_dir=tmp_path, quiet=True)

@@ -50,6 +50,12 @@ def test_deltas() -> None:
     }
 
 
+def test_queries_without_a_value_have_not_changed() -> None:
+    reference, other = path(A={"q": 0.5, "r": math.nan, "s": 0.0}), path(A={"q": 0.25, "r": 1.0, "s": math.nan})
+    found = compare(reference, other, run("fp32"), run(), reference_scores=None, scores=None, k=1)
+    assert found["delta_per_query"] == {"A": {"max_abs": 0.25, "mean_abs": 0.25, "changed": 1, "queries": 1}}
+
+
 def test_overlap_and_order_by_hand() -> None:
     found = parity(run(q="abcdef", r="abc", s="", t=""), run(q="bacdeg", r="abcd", s="", t="a"), k=6)
     # q: 4 of 5 then 5 of 6; r: 3 of 3 (one more is found); s: both nothing; t: nothing against something

@@ -164,6 +164,43 @@ def test_foreign_entries_never_break_a_report(result: Result, parity: dict[str, 
     assert len(verdicts(odd)) == 1
 
 
+def test_whole_numbers_may_be_written_as_others(result: Result) -> None:
+    entries = {"nDCG@10": judged("equivalent", changed=4.0, queries=300.0)}
+    moved = [{"document": "d1", "reference_rank": 1.0, "rank": 2.0, "relevance": None}]
+    parity = {"mismatched_finite": 3.0, "statistics": entries, "most_changed": [{"query": "q", "moved": moved}]}
+    odd = replace(result, paths={**result.paths, "int8": replace(result.paths["int8"], parity=parity)})
+    assert shown(odd, "Parity with fp32")["retrieved by one only"] == ["3"]
+    assert shown(odd, "Differences")["int8, nDCG@10"][2] == "4 of 300"
+    assert shown(odd, "Queries that changed most")["q"][-1] == "d1 (1 to 2)"
+
+
+HOSTILE = ("a[bold]b", "x[/red]", "python:fire:score", "[link=http://x]y")
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_names_are_no_markup(name: str, result: Result) -> None:
+    odd = replace(result, paths={"fp32": result.paths["fp32"], name: result.paths["int8"]})
+    stream = io.StringIO()
+    render_console(odd, Console(file=stream, width=200, color_system=None))
+    assert f"Queries that changed most: {name}" in stream.getvalue()
+    assert name in to_markdown(odd)
+
+
+def test_ids_are_no_links_in_markdown_and_no_images_that_are_fetched(result: Result) -> None:
+    parity = {"most_changed": [{"query": "![x](http://y/z.png)", "metric": "~~A~~", "moved": []}]}
+    odd = replace(result, paths={**result.paths, "int8": replace(result.paths["int8"], parity=parity)})
+    assert r"| ![x]\(http://y/z.png) | \~\~A\~\~ |" in to_markdown(odd)
+
+
+def test_ids_control_no_terminal(result: Result) -> None:
+    parity = {"most_changed": [{"query": "\x1b]0;title\x07\x9b31m", "metric": "A", "moved": []}]}
+    odd = replace(result, paths={**result.paths, "int8": replace(result.paths["int8"], parity=parity)})
+    stream = io.StringIO()
+    render_console(odd, Console(file=stream, width=200, color_system=None))
+    assert not any(character in stream.getvalue() for character in "\x1b\x07\x9b")
+    assert r"\x1b]0;title\x07\x9b31m" in stream.getvalue()
+
+
 def test_no_tables_of_a_result_without_paths(result: Result) -> None:
     assert every_table(replace(result, paths={}, reference=None)) == []
 
@@ -198,6 +235,16 @@ def test_csv_of_queries_reads_back_exactly(result: Result) -> None:
     assert read["int8", "nDCG@10", "q,2"] == ("0.5", "0.0")
     assert read["int8", "R@10", "q,2"] == ("", ""), "null: no value"
     assert len(rows) == 8
+
+
+def test_csv_of_ids_that_a_spreadsheet_or_a_reader_would_take_for_something_else(result: Result) -> None:
+    formulas = ['=HYPERLINK("http://x")', "=1+1", "@SUM(A1)", "-2+cmd|' /C calc'!A0", "+A1*2", "\t=1"]
+    plain = ["-1", "-x_9Z", "@name", "+49", "a=b", "a\rb", "a\nb", 'say "x", y', "é", "'x'"]
+    values = dict.fromkeys([*formulas, *plain], 0.5)
+    odd = replace(result, paths={"fp32": replace(result.paths["fp32"], per_query={"A": values})})
+    rows = list(csv.DictReader(io.StringIO(per_query_csv(odd), newline="")))
+    assert [row["query"] for row in rows] == [*(f"'{text}" for text in formulas), *plain]
+    assert {row["value"] for row in rows} == {"0.5"}
 
 
 def test_all_of_it_survives_the_file(result: Result) -> None:

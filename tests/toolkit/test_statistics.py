@@ -251,6 +251,14 @@ def test_queries_needed_by_hand() -> None:
     assert queries_needed(0.0, 0.0, 0.1, 3) == MIN_QUERIES
 
 
+@pytest.mark.parametrize(
+    ("mean", "bound"),
+    [(math.nextafter(5e-4, 0), 5e-4), (1e-17, 0.0), (5e-324, 0.0), (0.0, 1e-200), (0.01, 5e-324)],
+)
+def test_no_number_of_queries_that_nobody_has(mean: float, bound: float) -> None:
+    assert queries_needed(mean, 0.01, bound, 400_000) is None
+
+
 def test_that_many_queries_do_tell() -> None:
     needed = one(np.random.default_rng(3).normal(0, 0.05, 50), bound=0.005).queries_needed
     assert needed is not None
