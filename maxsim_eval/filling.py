@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import time
 import uuid
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -195,14 +196,44 @@ def fill_shards(
     done = sum(spec.stop - spec.start for spec in specs if spec.shard not in begun.missing)
     unit = "queries" if begun.manifest["provenance"].get("role") == "query" else "documents"
     hidden = quiet or not begun.missing
-    with EncodeProgress(begun.token, len(ids), done if world.leader else 0, world, hidden, label=label, unit=unit) as progress:
+    bar = EncodeProgress(begun.token, len(ids), done if world.leader else 0, world, hidden, label=label, unit=unit)
+    with bar as progress, _heard(world) as said:
         while (turn := world.draw(begun.token) if turn is None else turn) < len(begun.missing):
             spec, turn = specs[begun.missing[turn]], None
             pieces = list(_pieces(begun.folder, spec, encode, chunk, progress))
             write_shard(begun.folder / shard_name(spec.shard), spec, ids[spec.start : spec.stop], pieces)
-        progress.settle(world.collect([progress.documents, progress.size]))
+        counts = world.collect([progress.documents, progress.size, said])
+        progress.settle(counts)
     if world.size > 1 and world.leader:
+        _repeat([texts for _, _, texts in counts])
         _await_shards(begun)
+
+
+@contextmanager
+def _heard(world: World) -> Iterator[list[str]]:
+    """What a process beside the leader has to warn of (memory that ran out): nobody reads its stderr, so it goes to the leader."""
+    said: list[str] = []
+    show = warnings.showwarning
+
+    def keep(message: Warning | str, category: type[Warning], *rest: Any) -> None:
+        if issubclass(category, RuntimeWarning):
+            said.append(str(message))
+        else:
+            show(message, category, *rest)
+
+    if not world.leader:
+        warnings.showwarning = keep  # type: ignore[assignment]
+    try:
+        yield said
+    finally:
+        warnings.showwarning = show
+
+
+def _repeat(said: Sequence[Sequence[str]]) -> None:
+    """Say what the others warned of: each text once, with the ranks it came from."""
+    for text in dict.fromkeys(text for texts in said for text in texts):
+        ranks = ", ".join(str(rank) for rank, texts in enumerate(said) if text in texts)
+        warnings.warn(f"rank {ranks} of {len(said)}: {text}", RuntimeWarning, stacklevel=3)
 
 
 def _pieces(

@@ -58,7 +58,11 @@ def _policy(scripts: list[str]) -> str:
 
 def _text(value: Any, form: str) -> str:
     found = number(value)
-    return NONE if found is None else format(found, form).replace("-", MINUS)
+    if found is None:
+        return NONE
+    return format(round(found) if form.endswith("d") else found, form).replace(
+        "-", MINUS
+    )  # JSON may hold the whole number 3 as 3.0
 
 
 def _change(value: Any) -> str:

@@ -85,7 +85,10 @@ class EncodeProgress(Progress):
     def _rate(self, a_second: float) -> str:
         return f"{a_second:,.0f} tokens/s"
 
-    def settle(self, counts: Sequence[Sequence[int]]) -> None:
-        """Draw the end: every rank's documents and tokens, by rank. What ranks told before may be half a second old."""
+    def settle(self, counts: Sequence[Sequence[Any]]) -> None:
+        """Draw the end: every rank's documents and tokens, by rank (what follows them is not looked at).
+
+        What ranks told before may be half a second old.
+        """
         self.documents, self.size = (sum(count[part] for count in counts) for part in (0, 1))
         self._draw(self.restored, self.documents, self.size)

@@ -81,11 +81,11 @@ def _judged(parity: Mapping[str, Any]) -> str:
     found = entry(parity, "statistics")
     if not isinstance(found, Mapping) or not found:
         return ""
-    by_verdict: dict[Any, list[str]] = {}
+    by_verdict: dict[str, list[str]] = {}
     for metric, one in found.items():
         needed = entry(one, "queries_needed")
         more = f" (needs about {about(needed)} queries)" if known(needed) else ""
-        by_verdict.setdefault(entry(one, "verdict"), []).append(f"{metric}{more}")
+        by_verdict.setdefault(str(entry(one, "verdict")), []).append(f"{metric}{more}")
     same = len(by_verdict.pop("equivalent", []))
     if not by_verdict:
         return f" Equivalent in all {same} metrics."

@@ -72,8 +72,9 @@ def _metric_table(result: Result) -> Table:
 
 def about(count: Any) -> str:
     """A number of queries to two digits, up: the standard deviation it rests on is known no better."""
-    scale = 10 ** max(0, len(str(count)) - 2)
-    return f"{-(-count // scale) * scale:,}"
+    whole = round(count)
+    scale = 10 ** max(0, len(str(whole)) - 2)
+    return f"{-(-whole // scale) * scale:,}"
 
 
 def _verdict(found: Any) -> str:

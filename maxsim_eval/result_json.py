@@ -91,11 +91,16 @@ def load_json(text: str, origin: str) -> Any:
     def number(digits: str) -> float:
         value = float(digits)
         if math.isinf(value):
-            raise ValueError(f"holds {digits}, which is too large a number")
+            raise ValueError(f"holds {digits[:60]}, which is too large a number")
         return value
 
+    def whole(digits: str) -> int:
+        if len(digits) > 300:  # a float holds up to 309 digits
+            number(digits)
+        return int(digits)
+
     try:
-        return json.loads(text, parse_constant=refuse, parse_float=number)
+        return json.loads(text, parse_constant=refuse, parse_float=number, parse_int=whole)
     except (ValueError, RecursionError) as error:
         raise DataError(f"{origin}: not valid JSON: {error}") from None
 

@@ -13,6 +13,7 @@ import shutil
 import signal
 import sys
 import time
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -88,6 +89,21 @@ def together(count: int, folder: Path, words: Sequence[str], change: Child = slo
     return {**found, "by": by, "seconds": time.monotonic() - began}
 
 
+def runs_out_of_memory(rank: int) -> None:
+    """As `encoding.Batches` says it; and a library that grumbles, which every process would repeat."""
+    slow(rank)
+    encode = lexical.LexicalEncoder.encode
+
+    def warning(self: Any, items: Sequence[Any], role: Role) -> Packed:
+        if rank:
+            text = f"x: out of memory on cuda:{rank} with 32 texts at once; continuing with 16"
+            warnings.warn(text, RuntimeWarning, stacklevel=1)
+        warnings.warn("a library's own", FutureWarning, stacklevel=1)
+        return encode(self, items, role)
+
+    lexical.LexicalEncoder.encode = warning  # type: ignore[method-assign]
+
+
 def same(folder: Path) -> dict[str, Any]:
     """One cache by one process, two ranks and three; with and without a model, of all documents and of some, and an evaluation."""
     hf = checkpoint(folder / "tiny")
@@ -108,6 +124,7 @@ def same(folder: Path) -> dict[str, Any]:
         "1": {**one, **result(folder, "out1"), "files": files(folder / "some-1")},
         "2": {**two, **result(folder, "out2"), "files": files(folder / "some-2")},
     }
+    found["warned"] = together(3, folder, (*LEXICAL, "--quiet", "--cache-dir", "warned"), runs_out_of_memory)
     ready = together(2, folder, (*LEXICAL, "--json", "--cache-dir", "lexical-1"))
     found["there"] = {**ready, "files": files(folder / "lexical-1")}
     return found

@@ -73,6 +73,16 @@ def test_only_the_first_rank_speaks(count: int, same: dict[str, Any]) -> None:
     assert found["out"][0].rstrip().endswith(f"s, {count} processes")
 
 
+def test_memory_that_ran_out_on_another_rank_is_said(same: dict[str, Any]) -> None:
+    """It changes last bits, and nobody reads the stderr of the others."""
+    found = same["warned"]
+    assert found["codes"] == [0, 0, 0]
+    what = "x: out of memory on cuda:{} with 32 texts at once; continuing with 16"
+    said = [f"warning: rank {rank} of 3: {what.format(rank)}" for rank in (1, 2)]
+    assert found["err"][0].splitlines() == ["warning: a library's own", *said]
+    assert found["err"][1:] == ["", ""]
+
+
 def test_an_evaluation_with_an_empty_cache_encodes_by_all_ranks(same: dict[str, Any]) -> None:
     one, two = same["evaluated"]["1"], same["evaluated"]["2"]
     assert (one["codes"], two["codes"]) == ([0], [0, 0])

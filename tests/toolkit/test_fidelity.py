@@ -96,6 +96,13 @@ def hand_made() -> dict[str, Any]:
     }  # fmt: skip
 
 
+@pytest.fixture
+def twelve_are_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So few queries that everything can be followed by hand, and yet a verdict."""
+    monkeypatch.setattr("maxsim_eval.statistics.MIN_QUERIES", 10)
+
+
+@pytest.mark.usefixtures("twelve_are_enough")
 def test_differences_by_hand() -> None:
     found = differences(hand_made())
     assert {entry.verdict for entry in found["fp16"].values()} == {"equivalent"}
@@ -110,6 +117,7 @@ def test_differences_by_hand() -> None:
     assert fewer["int8"].mean == pytest.approx(-0.05)
 
 
+@pytest.mark.usefixtures("twelve_are_enough")
 def test_tables_by_hand() -> None:
     tables = all_tables(hand_made())
     assert tables["paths"][2] == "| fp32 | 2.00 | 1.00x | 0.7500 | no effect |  |  |  |  |"

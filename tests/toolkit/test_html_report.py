@@ -361,3 +361,17 @@ def test_the_colours_of_paths_differ_for_every_eye(theme: str, kind: str) -> Non
     seen = {name: _lab(colours[name], kind) for name in ("reference", *(f"series-{i}" for i in range(6)))}
     for left, right in itertools.combinations(seen, 2):
         assert math.dist(seen[left], seen[right]) > 20, (left, right)
+
+
+def test_whole_numbers_that_json_holds_as_floats(made_results: ModuleType) -> None:
+    """`3.0` is the whole number 3 to the schema."""
+    held = json.loads(to_json(made_results.full()))
+    need = to_html(from_json(json.dumps(held)))
+    for path in held["paths"].values():
+        for entry in path.get("parity", {}).get("statistics", {}).values():
+            entry |= {key: float(entry[key]) for key in ("queries", "changed")}
+        for entry in path.get("parity", {}).get("most_changed", []):
+            for moved in entry["moved"]:
+                moved |= {key: float(value) for key, value in moved.items() if isinstance(value, int)}
+    found = to_html(from_json(json.dumps(held)))
+    assert re.findall(r"[0-9]+ of [0-9]+", found) == re.findall(r"[0-9]+ of [0-9]+", need)

@@ -241,6 +241,7 @@ def test_malformed_results(result: Result, damage: Callable[[dict[str, Any]], No
         ("[1]", r"holds \[1\]"),
         ('{"schema": NaN}', "holds NaN"),
         ('{"schema": 1e999}', "too large a number"),
+        ('{"schema": 1%s}' % ("0" * 400), "too large a number"),
         ("[" * 100_000, "not valid JSON"),
     ],
 )

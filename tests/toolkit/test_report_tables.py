@@ -153,6 +153,7 @@ def test_console_and_markdown_show_every_table(result: Result) -> None:
     "parity",
     [
         {"statistics": [1], "most_changed": 3, "spearman": {"percentiles": [1]}, "same_order": "x"},
+        {"statistics": {"A": {"verdict": []}, "B": {"verdict": {}}}},
         {"statistics": {"A": None, "B": 3}, "statistics_settings": 1, "most_changed": [None, {"moved": {}}, {"moved": [1]}]},
     ],
 )
@@ -205,8 +206,11 @@ def test_no_tables_of_a_result_without_paths(result: Result) -> None:
     assert every_table(replace(result, paths={}, reference=None)) == []
 
 
-@pytest.mark.parametrize(("count", "text"), [(7, "7"), (10, "10"), (101, "110"), (1234, "1,300"), (990_001, "1,000,000")])
-def test_queries_needed_have_two_digits(count: int, text: str) -> None:
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [(7, "7"), (7.0, "7"), (1234.0, "1,300"), (10, "10"), (101, "110"), (1234, "1,300"), (990_001, "1,000,000")],
+)
+def test_queries_needed_have_two_digits(count: float, text: str) -> None:
     assert about(count) == text
 
 
