@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from maxsim_eval import entries, import_sets
+from maxsim_eval import filling, import_sets
 from maxsim_eval.errors import DataError, UsageError
 from maxsim_eval.importers import read_embeddings
 from maxsim_kernels import pack
@@ -127,7 +127,7 @@ def test_the_same_chunks_elsewhere_are_the_same_import(run: Run, tmp_path: Path)
 def test_an_interrupted_import_of_chunks_is_continued(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("maxsim_eval.importers.SHARD_BYTES", 100)
     files = chunks(tmp_path / "x", "lists")
-    real, written = entries.write_shard, list[Path]()
+    real, written = filling.write_shard, list[Path]()
 
     def write_two(path: Path, *rest: Any) -> int:
         if len(written) == 2:
@@ -136,7 +136,7 @@ def test_an_interrupted_import_of_chunks_is_continued(run: Run, tmp_path: Path, 
         return real(path, *rest)
 
     with monkeypatch.context() as patch:
-        patch.setattr(entries, "write_shard", write_two)
+        patch.setattr(filling, "write_shard", write_two)
         with pytest.raises(KeyboardInterrupt):
             run(files)
     finished = {path: path.stat().st_mtime_ns for path in written}
