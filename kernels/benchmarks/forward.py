@@ -269,10 +269,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     unknown = [name for name in options.only if name not in GROUPS]
     if unknown or not options.only:
         parser.error(f"--only: got {', '.join(unknown) or 'nothing'}, need some of {', '.join(GROUPS)}")
-    options.peers = () if options.peers == "none" else tuple(options.peers.split(","))
-    unknown = [name for name in options.peers if name not in peers.PEERS]
-    if unknown:
-        parser.error(f"--peers: got {', '.join(unknown)}, need some of {', '.join(peers.PEERS)}, or none")
+    options.peers = peers.asked(parser, options.peers)
     if options.runs < 1:
         parser.error(f"--runs: got {options.runs}, need 1 or more")
     return options

@@ -115,11 +115,7 @@ def fwd_chunked(book: Book) -> Table:
         ["shape, documents", "times", "paper A100", "ours ms", "chunked ms (chunk)", "peak ours", "peak chunked", "peak whole FP16",
          "paper: ours, chunked, whole"],
     )  # fmt: skip
-    for cell in book.paper["fwd_chunked"]:
-        shape, _, count = cell.partition(" ")
-        held = page_rows.shape(book, shape, int(count))
-        if held is None:
-            continue
+    for cell, held in page_rows.shapes_of(book, book.paper["fwd_chunked"]):
         entry = str(held.raw("methods", "chunked FP16", "entry") or "").partition(" ")[0]
         row: list[Cell | str] = [cell, times(held.ms("chunked FP16"), held.ms(MAIN)), paper(book, "fwd_chunked", cell, "times")]
         row += [number(held.ms(MAIN)), named(entry, held.ms("chunked FP16"))]
@@ -137,11 +133,7 @@ def chunked_sweep(book: Book) -> Table:
         ["shape, documents", "ours", "naive FP16", "naive FP16, amax", "chunked (best)", "times faster than chunked", "fastest peer",
          "paper A100: whole, chunked, Flash, times"],
     )  # fmt: skip
-    for cell in book.paper["chunked_sweep"]:
-        shape, _, count = cell.partition(" ")
-        held = page_rows.shape(book, shape, int(count))
-        if held is None:
-            continue
+    for cell, held in page_rows.shapes_of(book, book.paper["chunked_sweep"]):
         row: list[Cell | str] = [cell, *(number(held.ms(name)) for name in (MAIN, HALF, "naive FP16, amax", "chunked FP16"))]
         row += [times(held.ms("chunked FP16"), held.ms(MAIN)), named(*held.fastest(PEERS))]
         row.append(paper(book, "chunked_sweep", cell, "whole", "chunked", "flash", "times", form="{}, {}, {}, {}x"))
@@ -200,10 +192,7 @@ def op_abl(book: Book) -> Table:
         ["shape, documents", "naive", "a program a pair", "query tiles (ours)", "naive over pair", "naive over ours", "pair over ours",
          "paper A100: naive, fused, +chunk; times"],
     )  # fmt: skip
-    for cell in book.paper["op_abl"]:
-        held = page_rows.row(book, "op_abl", cell)
-        if held is None:
-            continue
+    for cell, held in page_rows.rows_of(book, "op_abl"):
         naive, pair, ours = (held.ms(name) for name in (WIDE, "ours, a program a pair", MAIN))
         row: list[Cell | str] = [cell, number(naive), number(pair), number(ours)]
         row += [times(naive, pair), times(naive, ours), times(pair, ours)]
@@ -224,10 +213,7 @@ def multiquery(book: Book) -> Table:
         ["shape, documents, queries", "ours", "queries/s", "textbook", "x textbook", "best eager", "x best eager", "flash-maxsim",
          "late-interaction-kernels", "paper A100: Flash, QPS, naive, times"],
     )  # fmt: skip
-    for cell in book.paper["multiquery"]:
-        held = page_rows.row(book, "multiquery", cell)
-        if held is None:
-            continue
+    for cell, held in page_rows.rows_of(book, "multiquery"):
         ours, count = held.ms(MAIN), held.value("shape", "queries")
         text = held.ms("textbook FP32, cast inside")
         name, eager = held.fastest(names=EAGER)
@@ -248,10 +234,7 @@ def varlen(book: Book) -> Table:
          "fastest compiled, padded", "x compiled", "flash-maxsim, packed", "late-interaction-kernels, varlen",
          "paper A100: fill, naive, Flash, times"],
     )  # fmt: skip
-    for cell in book.paper["varlen"]:
-        held = page_rows.row(book, "varlen", cell)
-        if held is None:
-            continue
+    for cell, held in page_rows.rows_of(book, "varlen"):
         ours, compiled = held.ms(MAIN), held.fastest(("baseline",), "compiled")[1]
         row: list[Cell | str] = [cell, percent(held.value("shape", "fill")), number(held.value("shape", "mean_tokens"))]
         row += [number(ours), number(held.ms(WIDE)), times(held.ms(WIDE), ours), number(held.ms(HALF)), number(compiled)]

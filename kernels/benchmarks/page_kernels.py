@@ -22,10 +22,7 @@ def int8(book: Book) -> Table:
          "document: x FP16", "Spearman, token", "top-20, token", "top-20, document", "storage", "flash-maxsim INT8",
          "paper A100: FP16, INT8; x naive, x FP16; Spearman, top-20"],
     )  # fmt: skip
-    for cell in book.paper["int8"]:
-        held = page_rows.row(book, "int8", cell)
-        if held is None:
-            continue
+    for cell, held in page_rows.rows_of(book, "int8"):
         half, token, document = (held.ms(name) for name in (OWN_HALF, TOKEN, DOCUMENT))
         stored = [held.value("stored_bytes", kind) for kind in ("FP16", "token")]
         row: list[Cell | str] = [cell, number(half), number(token), number(document), times(held.ms(WIDE), token)]
@@ -50,10 +47,7 @@ def int8_sweep(book: Book) -> Table:
         ["documents", "naive FP32 acc.", "dequantise first", "fastest dequantise (which)", "ours FP16", "token scale", "document scale",
          "corpus scale", "token: x naive", "x dequantise", "top-20, token", "paper A100: naive, dequantise, FP16, INT8; times"],
     )  # fmt: skip
-    for cell in book.paper["int8_B"]:
-        held = page_rows.row(book, "int8_B", cell)
-        if held is None:
-            continue
+    for cell, held in page_rows.rows_of(book, "int8_B"):
         token = held.ms(TOKEN)
         name, fastest = held.fastest(("baseline",), "dequantise")
         short = name.removeprefix("dequantise to ")
@@ -130,10 +124,7 @@ def traffic(book: Book) -> Table:
          "naive FP16, ncu", "naive FP32 acc., ncu", "ratio, ncu",
          "paper: naive, Flash, ratio"],
     )  # fmt: skip
-    for shape in book.paper["traffic"]:
-        held = page_rows.row(book, "traffic", shape)
-        if held is None:
-            continue
+    for shape, held in page_rows.rows_of(book, "traffic"):
         plain = {name: held.value("traffic", name, "counted_bytes") for name in (MAIN, HALF, WIDE)}
         seen = {name: held.value("traffic", name, "ncu", "bytes") for name in (MAIN, HALF, WIDE)}
         both = [times(plain[name], plain[MAIN], digits=1) for name in (HALF, WIDE)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -65,6 +66,23 @@ def shape(book: Book, name: str, documents: int) -> Held | None:
             return found
     keys = ("groups", "dense", "rows", f"{name} {COUNTS.get(documents, '')}")
     return Held(book, FORWARD, keys) if book.raw(FORWARD, *keys) is not None else None
+
+
+def rows_of(book: Book, table: str) -> Iterator[tuple[str, Held]]:
+    """Those cells of a table of the paper whose row of the same name was measured."""
+    for cell in book.paper[table]:
+        held = row(book, table, cell)
+        if held is not None:
+            yield cell, held
+
+
+def shapes_of(book: Book, cells: Iterable[str]) -> Iterator[tuple[str, Held]]:
+    """Those of some cells "shape documents" that were measured (`shape`)."""
+    for cell in cells:
+        name, _, count = cell.partition(" ")
+        held = shape(book, name, int(count))
+        if held is not None:
+            yield cell, held
 
 
 def wide(book: Book, dim: int) -> Held | None:

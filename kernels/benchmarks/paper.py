@@ -112,10 +112,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         options.only = groups_of([name for name in options.only.split(",") if name])
     except ValueError as problem:
         parser.error(f"--only: {problem}")
-    options.peers = () if options.peers == "none" else tuple(options.peers.split(","))
-    unknown = [name for name in options.peers if name not in peers.PEERS]
-    if unknown:
-        parser.error(f"--peers: got {', '.join(unknown)}, need some of {', '.join(peers.PEERS)}, or none")
+    options.peers = peers.asked(parser, options.peers)
     if options.runs < 1:
         parser.error(f"--runs: got {options.runs}, need 1 or more")
     return options

@@ -6,6 +6,7 @@ point itself does: its own casts, default lengths, query chunks. Queries of quan
 
 from __future__ import annotations
 
+import argparse
 import importlib
 from collections.abc import Mapping
 from functools import partial
@@ -193,3 +194,12 @@ def fp8(peers: tuple[str, ...], queries: Tensor, documents: Tensor) -> Lineup:
         for words, quantise in (("one scale", module.quantize_fp8_per_tensor), ("token scales", module.quantize_fp8_per_token))
     }
     return lineup.add(_lineup(name, module, entries, INT8_LOOSE))
+
+
+def asked(parser: argparse.ArgumentParser, text: str) -> tuple[str, ...]:
+    """The peers of `--peers`: names by comma, or none; ends the program with a usage message for another name."""
+    found = () if text == "none" else tuple(text.split(","))
+    unknown = [name for name in found if name not in PEERS]
+    if unknown:
+        parser.error(f"--peers: got {', '.join(unknown)}, need some of {', '.join(PEERS)}, or none")
+    return found
