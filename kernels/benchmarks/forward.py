@@ -61,6 +61,18 @@ def failures() -> tuple[type[BaseException], ...]:
     return (RuntimeError, ValueError, TypeError, AttributeError, KeyError, IndexError, AssertionError, TritonError)
 
 
+def still_answers(wait: Callable[[], None], name: str) -> None:
+    """Wait for the GPU after a method failed.
+
+    Raises:
+        DeviceLostError: it answers no more.
+    """
+    try:
+        wait()
+    except RuntimeError as problem:
+        raise DeviceLostError(f"{name}: {str(problem).splitlines()[0]}") from problem
+
+
 def check(call: Call, method: Method, row: Row, against: Truth) -> dict[str, Any]:
     """Run an entry point until it is warm, compare its scores, measure its memory.
 
@@ -94,10 +106,7 @@ def check(call: Call, method: Method, row: Row, against: Truth) -> dict[str, Any
             text = f"{type(problem).__name__}: {str(problem).strip()}".splitlines()[0]
             raise RefusedError(f"failed: {text[:160]}") from None
     except RefusedError:
-        try:
-            torch.cuda.synchronize()
-        except RuntimeError as problem:
-            raise DeviceLostError(f"{row.name}, {method.name}: {str(problem).splitlines()[0]}") from problem
+        still_answers(torch.cuda.synchronize, f"{row.name}, {method.name}")
         raise
     if not found <= method.bound:
         raise RefusedError(f"wrong: error {found:.2e}, bound {method.bound:.0e} (inf: a score is not finite)")

@@ -27,7 +27,7 @@ import peers
 import torch
 from clocks import SLOW, SLOWEST, Bench
 from figures import merge, opened, read, short, write
-from forward import DeviceLostError, RefusedError, environment, failures, fill_cache
+from forward import DeviceLostError, RefusedError, environment, failures, fill_cache, still_answers
 from timing import Call
 
 
@@ -110,11 +110,8 @@ def prepare(method: Method, bench: Bench) -> tuple[Call, dict[str, Any], float]:
         except failures() as problem:
             refused[name] = f"failed: {type(problem).__name__}: {str(problem).strip()}".splitlines()[0][:180]
         if name in refused:
+            still_answers(bench.wait, method.name)
             bench.clear()
-            try:
-                bench.wait()
-            except RuntimeError as problem:
-                raise DeviceLostError(f"{method.name}: {str(problem).splitlines()[0]}") from problem
     if not good:
         raise RefusedError("; ".join(f"{name}: {why}" if name else why for name, why in refused.items()))
     chosen = min(good, key=seconds.__getitem__)

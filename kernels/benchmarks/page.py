@@ -149,7 +149,7 @@ def draw(book: Book, path: Path) -> bool:
         axis.set(xscale="log", yscale="log", xlabel="documents (ColPali, 1024 x 1024 tokens)", ylabel=title)
         axis.grid(alpha=0.3)
     left.legend(fontsize=7)
-    right.set_title("x: the first size that ran out of memory", fontsize=8)
+    right.set_title("x: the first size that did not run (out of memory, or a fault)", fontsize=8)
     figure.tight_layout()
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=110, metadata={"Software": None})

@@ -17,7 +17,8 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -52,6 +53,18 @@ SECONDS = 300
 def cell_key(shape: str, documents: int) -> str:
     """A cell's name in the file."""
     return f"{shape} {documents}"
+
+
+def key_of(cell: str) -> str:
+    """The name in the file of a cell as the command line has it."""
+    shape, _, documents = cell.partition(":")
+    return cell_key(shape, int(documents))
+
+
+def size_of(cell: str) -> int:
+    """Document tokens of a cell."""
+    shape, _, documents = cell.partition(":")
+    return SHAPES[shape][1] * int(documents)
 
 
 def caller(method: str, queries: Tensor, documents: Tensor) -> Call:
@@ -138,34 +151,55 @@ def latency(call: Call, size: int) -> Findings:
 
 
 def measure(method: str, cells: list[str], device: torch.device, smoke: bool) -> Iterator[tuple[str, Findings]]:
-    """Every cell in the order given; what failed keeps its exception's text."""
+    """Every cell in the order given; what failed keeps its exception's text. Ends early when the GPU answers no more."""
     for cell in cells:
         shape, _, count = cell.partition(":")
         try:
             found = point(method, shape, int(count), device, smoke)
         except failures() as problem:
             found = {"failed": reason(problem)}
-        torch.compiler.reset()
-        gc.collect()
-        if device.type == "cuda":
-            torch.cuda.empty_cache()
-        yield cell_key(shape, int(count)), found
+        lost = ""
+        try:
+            torch.compiler.reset()
+            gc.collect()
+            if device.type == "cuda":
+                torch.cuda.synchronize()
+                torch.cuda.empty_cache()
+        except RuntimeError as problem:
+            lost = reason(problem)
+        yield cell_key(shape, int(count)), found | ({"lost": lost} if lost else {})
+        if lost:
+            return
 
 
-def memory_row(options: Options, method: str, cells: tuple[str, ...]) -> Findings:
-    """A process of its own for one method; what it had found when it died stays."""
-    command = [sys.executable, str(Path(__file__).resolve()), method, *cells, *(["--smoke"] if options.smoke else [])]
+def child(method: str, cells: Sequence[str], smoke: bool, seconds: float) -> tuple[dict[str, Findings], str]:
+    """What a process of its own reported, and how it ended."""
+    command = [sys.executable, str(Path(__file__).resolve()), method, *cells, *(["--smoke"] if smoke else [])]
     with tempfile.TemporaryFile("w+") as held:
         try:
-            ended = subprocess.run(command, stdout=held, check=False, timeout=SECONDS).returncode
+            ended = subprocess.run(command, stdout=held, check=False, timeout=seconds).returncode
             end = f"the process ended with {ended}"
         except subprocess.TimeoutExpired:
             end = f"not reached in {SECONDS} s"
         held.seek(0)
-        found: Findings = dict(json.loads(line) for line in held if line.startswith('["'))
-    for cell in cells:
-        shape, _, count = cell.partition(":")
-        found.setdefault(cell_key(shape, int(count)), {"failed": end})
+        return dict(json.loads(line) for line in held if line.startswith('["')), end
+
+
+def memory_row(options: Options, method: str, cells: tuple[str, ...]) -> Findings:
+    """A process of its own for one method; a new one for the rest when it died. Cells beyond one that lost the GPU are not tried."""
+    found: dict[str, Findings] = {}
+    left, deadline = list(cells), time.monotonic() + SECONDS
+    while left:
+        reported, end = child(method, left, options.smoke, max(0.0, deadline - time.monotonic()))
+        found |= reported
+        rest = [cell for cell in left if key_of(cell) not in found]
+        lost = [cell for cell in left if "lost" in found.get(key_of(cell), {})]
+        for cell in rest:
+            if lost and size_of(cell) >= size_of(lost[-1]):
+                found[key_of(cell)] = {"failed": f"not tried: lost the GPU at {key_of(lost[-1])}"}
+        if rest and not lost:  # died without a word, at the first of them
+            found[key_of(rest[0])] = {"failed": end}
+        left = [cell for cell in rest if key_of(cell) not in found]
     return {"cells": found}
 
 

@@ -24,7 +24,7 @@ import timing
 import torch
 from clocks import SLOWEST, Bench
 from figures import Work, floor, write
-from forward import DeviceLostError, RefusedError, failures
+from forward import RefusedError, failures, still_answers
 from rivals import Lineup, Method
 from timing import Call
 from truths import Truth, error
@@ -96,11 +96,8 @@ def prove(call: Call, method: Method, row: Row, against: Truth, bench: Bench) ->
         return {"error": found, "bound": method.bound, "first_call_s": first, "extra_bytes": bench.peak(call)}
     except failures() as problem:
         failed = f"failed: {reason(problem)}"
+    still_answers(bench.wait, method.name)
     bench.clear()
-    try:
-        bench.wait()
-    except RuntimeError as problem:
-        raise DeviceLostError(f"{method.name}: {reason(problem)}") from problem
     raise RefusedError(failed)
 
 
@@ -296,6 +293,17 @@ def selected(plans: dict[str, Sequence[Plan]], wanted: Callable[[str], bool]) ->
                 yield group, plan
 
 
+def made(plan: Plan, bench: Bench | None, runs: int) -> Findings:
+    """A row's figures.
+
+    Raises:
+        RefusedError: it cannot be measured here.
+        DeviceLostError: a method left the GPU unusable.
+    """
+    drawn: Row | Findings = plan.make()
+    return run_row(drawn, _needed(bench), runs) if isinstance(drawn, Row) else drawn
+
+
 def work(
     todo: Sequence[tuple[str, Plan]], report: Findings, bench: Bench | None, options: argparse.Namespace, here: Findings
 ) -> list[str]:
@@ -315,19 +323,17 @@ def work(
             left.append(f"{name}: left out, may take {plan.seconds:.0f} s after {spent:.0f} of {options.seconds:.0f} s")
             continue
         began = time.perf_counter()
+        data: Findings = {}
         try:
-            made: Row | Findings | None = plan.make()
-            data = run_row(made, _needed(bench), options.runs) if isinstance(made, Row) else made
-            assert isinstance(data, dict)
+            data = made(plan, bench, options.runs)
         except RefusedError as why:
             left.append(f"{name}: {why}")
-            continue
         except failures() as problem:
             left.append(f"{name}: {reason(problem)}")
+        still_answers(bench.wait if bench is not None else (lambda: None), name)
+        clear(bench)
+        if not data:
             continue
-        finally:
-            made = None  # its tensors
-            clear(bench)
         data["seconds"] = time.perf_counter() - began
         add(report, group, plan.name, data, here, options)
         bar.write("\n".join(lines(name, data)))

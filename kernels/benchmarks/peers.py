@@ -23,6 +23,7 @@ from maxsim_kernels import Packed
 
 PEERS = {FLASH: "flash_maxsim", LIK: "late_interaction_kernels"}
 LIK_WIDEST = 2048  # above, its smallest tile asks for 256 KiB of shared memory after more than a minute of compiling
+LIK_CELLS = 2**31  # from here on its addresses overflow: 20,000 x 1024 x 128 gave wrong scores, then an illegal memory access
 BLOCK = 128  # query rows that both peers' FP16 paths cut long queries into
 
 
@@ -60,6 +61,8 @@ def dense(peers: tuple[str, ...], queries: Tensor, documents: Tensor) -> Lineup:
         elif peer == LIK:
             if width > LIK_WIDEST:
                 module = f"d above {LIK_WIDEST}: its smallest tile needs more shared memory than an SM has"
+            elif documents.numel() >= LIK_CELLS:
+                module = "2^31 numbers and more: wrong scores or an illegal memory access, which ends the run (seen at 20,000)"
             else:
                 entries = {"maxsim": partial(module.maxsim, queries, documents)}
         elif single:

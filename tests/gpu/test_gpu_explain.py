@@ -65,5 +65,7 @@ def test_explained_as_on_a_cpu(home: Path, task: Task, path: str) -> None:
             for device in ("cpu", "cuda")
         ]
         assert [token.document_position for token in both[0].tokens] == [token.document_position for token in both[1].tokens]
-        assert both[1].score == pytest.approx(both[0].score, rel=1e-5)
-        assert both[1].total == pytest.approx(both[1].score, rel=1e-5)
+        # FP8 tensor cores keep about 13 bits of a sum of 32 products (docs/kernels.md).
+        close = 2e-3 if path == "fp8" else 1e-5
+        assert both[1].score == pytest.approx(both[0].score, rel=close)
+        assert both[1].total == pytest.approx(both[1].score, rel=close)
