@@ -1,8 +1,9 @@
 """Which Triton kernel takes a call, and its launch. Everything here follows from shapes, dtypes and strides: nothing waits for the GPU.
 
 `variant` decides, in this order: few query rows -> "stream" (bound by reading documents); documents that a tensor descriptor can
-describe -> "dense", "ragged" or "wide"; everything else -> "general". The choice never looks at the number of documents, so a document
-gets the same bits however a corpus is cut.
+describe -> "dense", "ragged" or "wide"; everything else -> "general". The kernel never depends on the number of documents. The tile of
+the first one does (`stream_row`), which changes no bit: the same products in the same order, maxima, sums in FP64. So a document gets
+the same bits however a corpus is cut.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ from maxsim_kernels.tuning import Config, configuration
 _STREAM_ROWS = 64  # up to here a call is bound by reading documents
 _NARROW_ROWS = 128  # up to here two tiles of 64 rows hold them all
 _LONG_TOKENS = 512  # documents from here on are read in larger pieces
+_FEW, _SOME = 4, 64  # documents a multiprocessor: up to here its programs are too few to hide each other's waits
+_LEAST_TOKENS = 2000  # of ragged documents, a multiprocessor: up to here too
 _BRIEF_TOKENS = 256  # documents up to here spend much of their time on sums and stores
 _TILE_BYTES = 256  # of a token, in the kernels that hold whole tokens
 _VIEW_TOKENS = 1 << 15  # of a buffer whose views get a tile table: without offsets each document may be as long as the buffer
@@ -41,9 +44,7 @@ def variant(call: Call, capability: tuple[int, int], winners: bool = False) -> t
     packed = call.query_starts is not None
     plain = not exact and not packed and call.layout == "shared" and not winners
     if plain and call.queries.shape[0] * padded(call.queries.shape[1]) <= _STREAM_ROWS:
-        packed_documents = call.document_starts is not None
-        kind = "stream ragged" if packed_documents else "stream long" if call.documents.shape[1] >= _LONG_TOKENS else "stream"
-        return "stream", configuration(kind, capability) or _row("stream", capability)
+        return "stream", configuration(stream_row(call), capability) or _row("stream", capability)
     kind = _tiled_kind(call)
     if kind and not exact and capability >= (9, 0):
         ragged = call.document_starts is not None or call.document_lengths is not None
@@ -58,6 +59,51 @@ def variant(call: Call, capability: tuple[int, int], winners: bool = False) -> t
         if found is not None and not _unbounded(call):
             return name, found
     return "general", _row("exact" if exact else "general", capability)
+
+
+def stream_row(call: Call, documents: int | None = None) -> str:
+    """The row of the table for few query rows, from swept H200 times: fewer documents want more warps on each.
+
+    Many documents hide each other's waits in small programs; of few, the longest decides. FP8 keeps one row for every number of
+    documents: its products have other bits in tiles of other warps. `documents`: as if there were so many.
+    """
+    processors = hardware(call.queries.device)[1]
+    count, ragged = documents or call.document_count, call.document_starts is not None
+    # In the mean (of views: a bound).
+    mean = call.documents.shape[0] // max(1, call.document_count) if ragged else call.documents.shape[1]
+    few, some = count <= _FEW * processors, count <= _SOME * processors
+    many = "stream ragged" if ragged else "stream"
+    rows = call.queries.shape[0] * padded(call.queries.shape[1])
+    if call.documents.dtype == torch.int8 and call.quantize_queries:
+        wider = mean >= _LONG_TOKENS or rows > 32 or (some if ragged else call.granularity == "token")
+        return "stream 64 x 4" if few else "stream 32 x 1" if wider else many
+    if call.granularity != "none":
+        return "stream 64 x 4" if mean >= _LONG_TOKENS and not ragged else many
+    width = call.queries.shape[-1]
+    if few or width > 256:  # beyond 256, tokens come in slices
+        return "stream 64 x 4"
+    if width > 128:
+        return many if ragged and rows <= 32 and not some else "stream 32 x 4"
+    if rows > 32:
+        return "stream 64 x 4" if mean >= 160 else "stream 32 x 4"
+    if not ragged:
+        return "stream 64 x 4" if mean >= _LONG_TOKENS else many
+    if count <= 2 * _FEW * processors and count * mean <= _LEAST_TOKENS * processors:
+        return "stream 64 x 4"
+    if mean >= 256 or (mean >= 96 and not some):
+        return "stream 32 x 1"
+    return "stream 32 x 2" if some else many
+
+
+def every_stream_choice(call: Call) -> list[tuple[str, Config]]:
+    """What `variant` says of such calls by number of documents; nothing where another kernel takes them."""
+    capability, processors = hardware(call.queries.device)
+    if variant(call, capability)[0] != "stream":
+        return []
+    numbers = (1, *(times * processors + 1 for times in (_FEW, 2 * _FEW, _SOME)))
+    rows = dict.fromkeys(stream_row(call, documents) for documents in numbers)
+    found = dict.fromkeys(configuration(row, capability) or _row("stream", capability) for row in rows)
+    return [("stream", config) for config in found]
 
 
 def _row(name: str, capability: tuple[int, int]) -> Config:
@@ -116,7 +162,7 @@ def forward(call: Call, winners: bool, lean: bool = False) -> tuple[Tensor, Tens
             ensure_context(device.index or 0)
         # Triton launches on the current device, which need not be the tensors' one.
         with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
-            _launch(call, scores, argmax if winners else None)
+            launch(call, scores, argmax if winners else None)
     if pairs:
         scores, argmax = scores[:, 0], argmax[:, 0] if winners else argmax
     return scores, argmax
@@ -144,13 +190,14 @@ def _longest(call: Call) -> int:
     return min(int(call.query_lengths.max()), call.queries.shape[0]) if call.query_lengths.numel() else 0
 
 
-def _launch(call: Call, scores: Tensor, argmax: Tensor | None) -> None:
+def launch(call: Call, scores: Tensor, argmax: Tensor | None, chosen: tuple[str, Config] | None = None) -> None:
+    """Score a call by its kernel, or by the one `chosen`, which must be able to take it."""
     call = _with_plain_rows(call)
     if call.query_starts is None and call.queries.shape[1] == 0:
         scores.zero_()
         unrecorded()
         return
-    name, config = variant(call, hardware(call.queries.device)[0], argmax is not None)
+    name, config = chosen or variant(call, hardware(call.queries.device)[0], argmax is not None)
     codes = call.granularity != "none" and call.quantize_queries
     queries, scales = query_codes(call.queries, call.documents.dtype) if codes else (call.queries, None)
     if name in ("dense", "ragged"):

@@ -25,11 +25,18 @@ class Config:
 _SAFE = "untuned"
 _FITS = "small tiles and two stages fit every shared memory"
 TABLE: dict[tuple[str, str], Config] = {
-    # Few query rows: bound by reading documents.
+    # Few query rows: bound by reading documents. Tokens a tile x warps; `gpu.stream_row` says when which.
     ("stream", "sm_90"): Config(64, 16, 1, 4, 64, "H200", "many one-warp programs: 0.95 to 0.98 of the read rate"),
-    ("stream long", "sm_90"): Config(64, 64, 4, 3, 32, "H200", "documents of 512 tokens and more: larger loads, 0.98 to 1.0"),
     ("stream ragged", "sm_90"): Config(
         64, 16, 1, 3, 64, "H200", "documents of many lengths: one more program for one less stage"
+    ),
+    ("stream 32 x 1", "sm_90"): Config(64, 32, 1, 3, 64, "H200", "one-warp programs with larger loads"),
+    ("stream 32 x 2", "sm_90"): Config(
+        64, 32, 2, 3, 32, "H200", "a few thousand ragged documents: the longest ends sooner, and short ones waste little"
+    ),
+    ("stream 32 x 4", "sm_90"): Config(64, 32, 4, 3, 16, "H200", "33 to 64 query rows, or wide tokens: warps share the rows"),
+    ("stream 64 x 4", "sm_90"): Config(
+        64, 64, 4, 3, 32, "H200", "long documents, or few of them: each program reads as fast as it can; 0.98 to 1.0 when long"
     ),
     ("stream", "any"): Config(64, 32, 4, 2, 8, _SAFE, _FITS),
     # Every layout.

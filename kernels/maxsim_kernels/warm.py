@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -9,12 +10,14 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import Tensor
 
+from maxsim_kernels import gpu
 from maxsim_kernels.api import maxsim, maxsim_pairs
+from maxsim_kernels.checks import Documents, validate
+from maxsim_kernels.geometry import hardware
 from maxsim_kernels.quantize import quantize_fp8, quantize_int8
 from maxsim_kernels.tokens import Fp8Tokens, Int8Tokens, Packed
 
 FORMS = ("dense", "lengths", "mask", "packed", "pairs", "training", "int8", "fp8")
-_DOCUMENTS = 3
 
 
 def warmup(
@@ -33,7 +36,7 @@ def warmup(
         device: where calls will run; the current GPU by default, and nothing to do where there is none.
         dim, dtype: of the embeddings.
         queries: (queries, tokens a query) of each kind of call; counts beyond a few hundred rows need no other kernel.
-        document_tokens: padded lengths of documents to come; the number of documents never needs another kernel.
+        document_tokens: padded lengths of documents to come (packed: in the mean); any number of them is covered.
         forms: which of "dense", "lengths", "mask", "packed", "pairs", "training" (dense, both gradients), "int8" (all three
             granularities, dense and packed) and "fp8".
         return_argmax: compile for winners as well.
@@ -51,12 +54,14 @@ def warmup(
     if place.type == "cpu":
         return "cpu: nothing to compile"
     started, calls = time.perf_counter(), 0
+    # Few documents may be cut into pieces, which is a kernel of its own; half as many as multiprocessors never are.
+    numbers = (3, hardware(place)[1] // 2 + 1)
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # what falls back is said when it is really called
         for count, size in queries:
             asked = torch.zeros(count, size, dim, dtype=dtype, device=place)
-            for length in document_tokens:
-                for run in _calls(asked, length, forms):
+            for length, number in itertools.product(document_tokens, numbers):
+                for run in _calls(asked, (number, length), forms):
                     for winners in (False, True)[: 1 + return_argmax]:
                         run(winners)
                         calls += 1
@@ -64,24 +69,37 @@ def warmup(
     return f"{place}: {calls} calls compiled or found compiled in {time.perf_counter() - started:.1f} s"
 
 
-def _calls(queries: Tensor, length: int, forms: Sequence[str]) -> Iterator[Callable[[bool], object]]:
-    documents = torch.zeros(_DOCUMENTS, length, queries.shape[-1], dtype=queries.dtype, device=queries.device)
-    sizes = torch.full((_DOCUMENTS,), length, device=queries.device)
-    packed = Packed(documents.view(-1, queries.shape[-1]), torch.arange(_DOCUMENTS + 1, device=queries.device) * length)
-    kinds = {"dense": (documents, {}), "lengths": (documents, {"document_lengths": sizes}), "packed": (packed, {})}
-    kinds["mask"] = (documents, {"document_mask": torch.ones(documents.shape[:2], dtype=torch.bool, device=queries.device)})
+def _calls(queries: Tensor, sizes: tuple[int, int], forms: Sequence[str]) -> Iterator[Callable[[bool], object]]:
+    """Calls of one kind of query against (documents, tokens each) in every form; each takes whether winners are wanted."""
+    (count, length), device = sizes, queries.device
+    documents = torch.zeros(*sizes, queries.shape[-1], dtype=queries.dtype, device=device)
+    each = torch.full((count,), length, device=device)
+    packed = Packed(documents.view(-1, queries.shape[-1]), torch.arange(count + 1, device=device) * length)
+    kinds: dict[str, tuple[Documents, dict[str, Tensor]]] = {"dense": (documents, {}), "packed": (packed, {})}
+    kinds["lengths"] = (documents, {"document_lengths": each})
+    kinds["mask"] = (documents, {"document_mask": torch.ones(sizes, dtype=torch.bool, device=device)})
     for form in forms:
         if form == "pairs":
-            pairs = torch.zeros(queries.shape[0], length, queries.shape[-1], dtype=queries.dtype, device=queries.device)
+            pairs = torch.zeros(queries.shape[0], length, queries.shape[-1], dtype=queries.dtype, device=device)
             yield lambda winners, pairs=pairs: maxsim_pairs(queries, pairs, return_argmax=winners)  # type: ignore[misc]
         elif form == "training":
             yield lambda winners: _trained(queries, documents, winners)
         elif form in kinds:
             held, options = kinds[form]
-            yield lambda winners, held=held, options=options: maxsim(queries, held, return_argmax=winners, **options)  # type: ignore[misc]
+            yield lambda winners, held=held, options=options: _scored(queries, held, winners, **options)  # type: ignore[misc]
         else:
             for codes in _codes(documents, packed, form):
-                yield lambda winners, codes=codes: maxsim(queries, codes, return_argmax=winners)  # type: ignore[misc]
+                yield lambda winners, codes=codes: _scored(queries, codes, winners)  # type: ignore[misc]
+
+
+def _scored(queries: Tensor, documents: Documents, winners: bool, **options: Tensor) -> Tensor | tuple[Tensor, Tensor]:
+    found = maxsim(queries, documents, return_argmax=winners, **options)  # type: ignore[arg-type]
+    if queries.is_cuda and not winners:
+        given = {"query_mask": None, "document_mask": None, "query_lengths": None, "document_lengths": None} | options
+        call = validate(queries, documents, pairs=False, quantize_queries=True, **given)  # type: ignore[arg-type]
+        for chosen in gpu.every_stream_choice(call):  # by another number of documents
+            gpu.launch(call, torch.empty(call.query_count, call.document_count, device=queries.device), None, chosen)
+    return found
 
 
 def _trained(queries: Tensor, documents: Tensor, winners: bool) -> Tensor:

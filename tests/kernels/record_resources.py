@@ -84,12 +84,13 @@ def _float_cases(architecture: int) -> list[Case]:
     """The kernels of every architecture, for float documents."""
     few, short = (1, 32), (8, 180)
     bf16, fp32 = torch.bfloat16, torch.float32
+    large = "stream 64 x 4" if architecture == 90 else "stream"
     everything = frozenset({"winners", "mask", "lengths", "query mask", "query lengths"})
     cases = [
         Case(architecture, "stream", "fp16", few, short),
         Case(architecture, "stream", "bf16, width 256", few, short, 256, bf16),
         Case(architecture, "stream", "width 768", few, short, 768),
-        Case(architecture, "stream", "pieces", few, (1, 400), processors=132),
+        Case(architecture, large, "pieces", few, (1, 800), processors=132),
         Case(architecture, "general", "mask", (4, 32), short, options=frozenset({"mask"})),
         Case(architecture, "general", "everything", (4, 32), short, options=everything),
         Case(architecture, "general", "few rows with winners", few, short, options=frozenset({"winners", "mask"})),
@@ -104,8 +105,12 @@ def _float_cases(architecture: int) -> list[Case]:
     ]
     if architecture == 90:
         cases += [
-            Case(90, "stream long", "fp16", few, (8, 1024)),
-            Case(90, "stream ragged", "fp16", few, short, options=frozenset({"packed"})),
+            Case(90, "stream 64 x 4", "fp16", few, (8, 1024)),
+            Case(90, "stream 64 x 4", "fp16, 64 rows", (1, 64), (8, 1024)),
+            Case(90, "stream 32 x 1", "fp16", few, (20, 300), options=frozenset({"packed"})),
+            Case(90, "stream 32 x 2", "fp16", few, (20, 180), options=frozenset({"packed"})),
+            Case(90, "stream 32 x 4", "fp16", (1, 64), (8, 128)),
+            Case(90, "stream ragged", "fp16", few, (65, 80), options=frozenset({"packed"})),
         ]
     return cases
 
@@ -115,8 +120,9 @@ def _code_cases(architecture: int) -> list[Case]:
     few, short = (1, 32), (8, 180)
     affine = frozenset({"affine", "winners"})
     plain = frozenset({"float queries"})
+    large = "stream 32 x 1" if architecture == 90 else "stream"
     cases = [
-        Case(architecture, "stream", "int8 token", few, short, codes="int8 token"),
+        Case(architecture, large, "int8 token", few, short, codes="int8 token"),
         Case(architecture, "stream", "int8 document", few, short, codes="int8 document"),
         Case(architecture, "general", "int8 token, affine", (4, 32), short, codes="int8 token", options=affine),
         Case(architecture, "general", "int8 document, float queries", (4, 32), short, codes="int8 document", options=plain),
@@ -124,7 +130,8 @@ def _code_cases(architecture: int) -> list[Case]:
     if architecture == 90:
         cases += [
             Case(90, "stream", "fp8 document", few, short, codes="fp8 document"),
-            Case(90, "stream ragged", "int8 token", few, short, codes="int8 token", options=frozenset({"packed"})),
+            Case(90, "stream 32 x 1", "int8 token, packed", few, short, codes="int8 token", options=frozenset({"packed"})),
+            Case(90, "stream ragged", "int8 token", few, (65, 80), codes="int8 token", options=frozenset({"packed"})),
             Case(90, "general", "fp8 token, float queries", (4, 32), short, codes="fp8 token", options=plain),
             Case(90, "general", "fp8, own", (4, 100), (2, 180), codes="fp8 document", options=frozenset({"own"})),
         ]

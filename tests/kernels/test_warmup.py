@@ -28,7 +28,7 @@ def test_an_unknown_form_names_the_known_ones() -> None:
 @pytest.mark.parametrize("form", warm.FORMS)
 @pytest.mark.parametrize("winners", [False, True])
 def test_the_calls_of_every_form_are_valid(form, winners) -> None:
-    calls = list(warm._calls(torch.zeros(3, 4, 16), 5, [form]))
+    calls = list(warm._calls(torch.zeros(3, 4, 16), (3, 5), [form]))
     assert len(calls) == (6 if form in ("int8", "fp8") else 1)  # three granularities, dense and packed
     for call in calls:
         found = call(winners)

@@ -1,0 +1,85 @@
+"""Few query rows: every tile that the number of documents may choose gives the same bits, so that no cut of a corpus shows."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from maxsim_kernels import Packed, gpu, maxsim, quantize_int8, warmup
+from maxsim_kernels.checks import validate
+from maxsim_kernels.tuning import TABLE
+
+ROWS = [name for name, architecture in TABLE if name.startswith("stream") and architecture == "sm_90"]
+COUNTS = [3, 0, 31, 1, 7, 100, 0, 512, 63, 64, 65, 128, 129, 0] * 5
+FORMS = ["float16", "bfloat16", "int8 token", "int8 document"]
+
+
+def documents_of(make, form, ragged, d):
+    dtype = torch.bfloat16 if form == "bfloat16" else torch.float16
+    held = make.packed(COUNTS, d, dtype=dtype, seed=1) if ragged else make.gauss(70, 181, d, dtype=dtype, seed=1)
+    return quantize_int8(held, form.split()[1]) if "int8" in form else held
+
+
+def scored(queries, documents, row):
+    """Scores by a given row of the table, launched as `maxsim` would."""
+    call = validate(
+        queries, documents, pairs=False, query_mask=None, document_mask=None, query_lengths=None, document_lengths=None,
+        quantize_queries=True,
+    )  # fmt: skip
+    scores = torch.full((call.query_count, call.document_count), torch.nan, device=queries.device)
+    gpu.launch(call, scores, None, ("stream", TABLE[row, "sm_90"]))
+    return scores
+
+
+@pytest.mark.parametrize("ragged", [False, True])
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(
+    ("count", "tokens", "d"), [(1, 7, 128), (1, 32, 128), (2, 31, 64), (1, 64, 128), (1, 64, 256), (1, 32, 100)]
+)
+def test_every_tile_gives_the_same_bits(make, form, ragged, count, tokens, d):
+    if torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("the rows are for sm_90")
+    dtype = torch.bfloat16 if form == "bfloat16" else torch.float16
+    queries, documents = make.gauss(count, tokens, d, dtype=dtype), documents_of(make, form, ragged, d)
+    found = {row: scored(queries, documents, row) for row in ROWS}
+    first = found[ROWS[0]]
+    assert not first.isnan().any()
+    for row, scores in found.items():
+        assert torch.equal(scores, first), row
+
+
+@pytest.mark.parametrize("ragged", [False, True])
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("tokens", [32, 64])
+def test_a_cut_corpus_gives_the_same_bits(make, form, ragged, tokens):
+    """Numbers of documents on both sides of the thresholds."""
+    lengths = torch.arange(20_000) % 61 + 1
+    lengths[::1000] = 400
+    dtype = torch.bfloat16 if form == "bfloat16" else torch.float16
+    queries = make.gauss(1, tokens, 128, dtype=dtype)
+    values = make.gauss(int(lengths.sum()), 128, seed=1, dtype=dtype)
+
+    def first(count):
+        if ragged:
+            offsets = torch.nn.functional.pad(lengths[:count].cumsum(0), (1, 0)).to(values.device)
+            held = Packed(values[: int(offsets[-1])], offsets)
+        else:
+            held = values[: count * 20].view(count, 20, 128)
+        return quantize_int8(held, form.split()[1]) if "int8" in form else held
+
+    scores = maxsim(queries, first(20_000))
+    for count in (1, 100, 600, 1100, 9000):
+        assert torch.equal(maxsim(queries, first(count)), scores[:, :count]), count
+
+
+def test_warmup_leaves_nothing_to_compile(make, compilations):
+    """For any number of documents of the lengths it was told."""
+    warmup(queries=((1, 32), (1, 64), (64, 32)), document_tokens=(180,), forms=("dense", "packed", "int8"))
+    compilations.clear()
+    for count in (1, 3, 40, 100, 600, 1100, 9000):
+        for queries in ((1, 32), (1, 64), (64, 32)):
+            documents = make.gauss(count, 180, 128, seed=1)
+            packed = Packed(documents.view(-1, 128), torch.arange(count + 1, device=documents.device) * 180)
+            for held in (documents, packed, quantize_int8(documents, "token"), quantize_int8(packed, "document")):
+                maxsim(make.gauss(*queries, 128), held)
+    assert not compilations
