@@ -22,7 +22,7 @@ from maxsim_kernels.launch import call as call_torch
 from maxsim_kernels.launch import empty, launch
 
 _BLOCK = 128
-_FEW = 8192  # documents that one program lays out
+LAID_OUT = (1024, 8192)  # (pieces of) documents that one program lays out, by its two sizes; more take several
 
 
 @triton.jit(do_not_specialize=["pieces", "splits", "document_size", "pitch", "total"])
@@ -95,9 +95,9 @@ def tiles_of(call: Call, tokens: int, short_tokens: int, splits: int) -> tuple[T
     pieces = call.document_count * splits
     begin, size = empty((pieces,), torch.int32, device), empty((pieces,), torch.int32, device)
     bounds = (empty((pieces + 1,), torch.int32, device), empty((pieces + 1,), torch.int32, device))
-    few = pieces <= _FEW
+    few = pieces <= LAID_OUT[1]
     counts = bounds if few else (empty((pieces + 1,), torch.int32, device), empty((pieces + 1,), torch.int32, device))
-    _lay_out(call, begin, size, counts, tokens, short_tokens, splits, pieces, 1 if few else triton.cdiv(pieces, _BLOCK))
+    _lay_out(call, begin, size, counts, tokens, short_tokens, splits, pieces, few)
     made = []
     for short, bound, count in zip((False, True), bounds, counts, strict=True):
         if not few:
@@ -128,19 +128,19 @@ def _running_sum(out: Tensor, counts: Tensor) -> None:
 
 def _lay_out(
     call: Call, begin: Tensor, size: Tensor, counts: tuple[Tensor, Tensor], tokens: int, short: int, splits: int, pieces: int,
-    programs: int,
+    one: bool,
 ) -> None:  # fmt: skip
+    """By one program, which sums the counts too, or by several."""
     ragged = call.document_starts is not None
     documents = call.documents
-    one = programs == 1
     launch(
-        _pieces_kernel, programs,
+        _pieces_kernel, 1 if one else triton.cdiv(pieces, _BLOCK),
         call.document_starts if ragged else begin,
         call.document_lengths if call.document_lengths is not None else begin,
         begin, size, *counts, pieces, splits, 0 if ragged else documents.shape[1],
         0 if ragged else pitch(call), documents.shape[0] if ragged else 0,
         RAGGED=ragged, HAS_LENGTHS=call.document_lengths is not None, TOKENS=tokens, SHORT_TOKENS=short, SUM=one,
-        BLOCK=_BLOCK if not one else (1024 if pieces <= 1024 else _FEW), warps=8 if one else 4,
+        BLOCK=_BLOCK if not one else LAID_OUT[pieces > LAID_OUT[0]], warps=8 if one else 4,
     )  # fmt: skip
 
 
@@ -148,7 +148,7 @@ def begins_of(call: Call, tokens: int, splits: int) -> tuple[Tensor, Tensor]:
     """First token and clamped size `[N]` of every (piece of a) document, int32."""
     pieces = call.document_count * splits
     begin, size, unused = (empty((pieces + 1,), torch.int32, call.documents.device) for _ in range(3))
-    _lay_out(call, begin, size, (unused, unused), tokens, tokens, splits, pieces, triton.cdiv(pieces, _BLOCK))
+    _lay_out(call, begin, size, (unused, unused), tokens, tokens, splits, pieces, one=False)
     return begin, size
 
 

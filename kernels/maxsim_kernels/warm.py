@@ -6,17 +6,20 @@ import itertools
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from maxsim_kernels import gpu
 from maxsim_kernels.api import maxsim, maxsim_pairs
-from maxsim_kernels.checks import Documents, validate
+from maxsim_kernels.checks import Call, Documents, validate
 from maxsim_kernels.geometry import hardware
+from maxsim_kernels.packed import LAID_OUT, tiles_of
 from maxsim_kernels.quantize import quantize_fp8, quantize_int8
 from maxsim_kernels.tokens import Fp8Tokens, Int8Tokens, Packed
 
+_CUT_TOKENS = 1024  # of a buffer, from which every kernel cuts few documents into pieces
 FORMS = ("dense", "lengths", "mask", "packed", "pairs", "training", "int8", "fp8")
 
 
@@ -54,13 +57,11 @@ def warmup(
     if place.type == "cpu":
         return "cpu: nothing to compile"
     started, calls = time.perf_counter(), 0
-    # Few documents may be cut into pieces, which is a kernel of its own; half as many as multiprocessors never are.
-    numbers = (3, hardware(place)[1] // 2 + 1)
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # what falls back is said when it is really called
         for count, size in queries:
             asked = torch.zeros(count, size, dim, dtype=dtype, device=place)
-            for length, number in itertools.product(document_tokens, numbers):
+            for length, number in itertools.product(document_tokens, numbers(place)):
                 for run in _calls(asked, (number, length), forms):
                     for winners in (False, True)[: 1 + return_argmax]:
                         run(winners)
@@ -69,12 +70,28 @@ def warmup(
     return f"{place}: {calls} calls compiled or found compiled in {time.perf_counter() - started:.1f} s"
 
 
+def numbers(device: torch.device) -> tuple[int, ...]:
+    """Numbers of documents that between them need every kernel but those of `other_numbers`.
+
+    Few documents may be cut into pieces, whose maxima are merged by eight where there are as many; from half the number of
+    multiprocessors on none is.
+    """
+    return (3, 8, hardware(device)[1] // 2 + 1)
+
+
+def packed_tokens(count: int, length: int) -> int:
+    """Tokens a document of packed ones: of few enough for them to be cut, where larger numbers of such documents are."""
+    return max(length, _CUT_TOKENS // count + 1)
+
+
 def _calls(queries: Tensor, sizes: tuple[int, int], forms: Sequence[str]) -> Iterator[Callable[[bool], object]]:
     """Calls of one kind of query against (documents, tokens each) in every form; each takes whether winners are wanted."""
     (count, length), device = sizes, queries.device
     documents = torch.zeros(*sizes, queries.shape[-1], dtype=queries.dtype, device=device)
     each = torch.full((count,), length, device=device)
-    packed = Packed(documents.view(-1, queries.shape[-1]), torch.arange(count + 1, device=device) * length)
+    size = packed_tokens(count, length)
+    values = torch.zeros(count * size, queries.shape[-1], dtype=queries.dtype, device=device)
+    packed = Packed(values, torch.arange(count + 1, device=device) * size)
     kinds: dict[str, tuple[Documents, dict[str, Tensor]]] = {"dense": (documents, {}), "packed": (packed, {})}
     kinds["lengths"] = (documents, {"document_lengths": each})
     kinds["mask"] = (documents, {"document_mask": torch.ones(sizes, dtype=torch.bool, device=device)})
@@ -94,12 +111,30 @@ def _calls(queries: Tensor, sizes: tuple[int, int], forms: Sequence[str]) -> Ite
 
 def _scored(queries: Tensor, documents: Documents, winners: bool, **options: Tensor) -> Tensor | tuple[Tensor, Tensor]:
     found = maxsim(queries, documents, return_argmax=winners, **options)  # type: ignore[arg-type]
-    if queries.is_cuda and not winners:
+    if queries.is_cuda:
         given = {"query_mask": None, "document_mask": None, "query_lengths": None, "document_lengths": None} | options
         call = validate(queries, documents, pairs=False, quantize_queries=True, **given)  # type: ignore[arg-type]
-        for chosen in gpu.every_stream_choice(call):  # by another number of documents
-            gpu.launch(call, torch.empty(call.query_count, call.document_count, device=queries.device), None, chosen)
+        other_numbers(call, winners)
     return found
+
+
+def other_numbers(call: Call, winners: bool) -> None:
+    """Launch what thousands of such documents would need besides: other tiles for few query rows, tables of ragged documents."""
+    if not winners:
+        for chosen in gpu.every_stream_choice(call):
+            gpu.launch(call, torch.empty(call.query_count, call.document_count, device=call.queries.device), None, chosen)
+    name, config = gpu.variant(call, hardware(call.queries.device)[0], winners)
+    if name != "ragged":
+        return
+    assert call.document_lengths is not None
+    for count in LAID_OUT:
+        lengths, documents, starts = call.document_lengths.new_ones(count + 1), call.documents, call.document_starts
+        if starts is None:
+            documents = documents[:1].expand(count + 1, -1, -1)
+        else:
+            starts = starts.new_zeros(count + 1)
+        many = replace(call, documents=documents, document_starts=starts, document_lengths=lengths, end_to_end=False)
+        tiles_of(many, config.tokens, config.short, 1)
 
 
 def _trained(queries: Tensor, documents: Tensor, winners: bool) -> Tensor:
