@@ -1,7 +1,7 @@
 """docs/benchmarks.md of the committed results: every table of the paper, its figures beside ours, and where each of ours comes from.
 
-    python kernels/benchmarks/page.py            write the page, the map of its cells, and its pictures (pictures need matplotlib)
-    python kernels/benchmarks/page.py --check    end with 1 where page or map differ from what the results give
+    python kernels/benchmarks/page.py            write the page, the map of its cells, the README's tables, and pictures (by matplotlib)
+    python kernels/benchmarks/page.py --check    end with 1 where page, map or README differ from what the results give
     python kernels/benchmarks/page.py --table fwd [--files h200/paper.json=FILE]    print one table, of figures of one's own
 
 The map, docs/results/benchmarks_cells.json, names file and key (a JSON pointer) of every figure on the page.
@@ -18,13 +18,14 @@ from typing import Any
 
 import page_forward
 import page_kernels
+import page_readme
 import page_rows
 import page_summary
 import page_training
 from page_cells import Book, Table, cells, markdown, sources, text_of
 
 ROOT = Path(__file__).resolve().parents[2]
-RESULTS, PAGE = ROOT / "docs" / "results", ROOT / "docs" / "benchmarks.md"
+RESULTS, PAGE, README = ROOT / "docs" / "results", ROOT / "docs" / "benchmarks.md", ROOT / "README.md"
 MAP, PICTURES = RESULTS / "benchmarks_cells.json", ROOT / "docs" / "pictures"
 FIGURES = Path(__file__).with_name("paper_tables.toml")
 SCALING = "scaling.png"
@@ -34,6 +35,7 @@ SECTIONS: dict[str, Callable[[Book], list[Table]]] = {
     "Quantised, wide, memory traffic, precision, streaming": page_kernels.tables,
     "Training": page_training.tables,
     "Side studies": page_summary.studies,
+    "What the README quotes": page_readme.tables,
     "Without a GPU": lambda book: [page_summary.cpu(book)],
 }
 INTRODUCTION = """# Benchmarks
@@ -178,7 +180,7 @@ def main(arguments: list[str] | None = None) -> None:
             parser.error(f"--table: got {options.table!r}, need one of {names}")
         print(as_json(found[0]) if options.as_json else "\n".join(markdown(found[0])))
         return
-    made = {PAGE: page(book, held), MAP: mapped(held)}
+    made = {PAGE: page(book, held), MAP: mapped(held), README: page_readme.readme(book, README.read_text(encoding="utf-8"))}
     if options.check:
         stale = [path for path, text in made.items() if not path.exists() or path.read_text(encoding="utf-8") != text]
         for path in stale:

@@ -173,18 +173,22 @@ def sources(table: Table) -> list[str]:
     return [source for row in table.rows for cell in row if isinstance(cell, Cell) for source in cell.sources]
 
 
+def table_lines(table: Table) -> list[str]:
+    """A table alone; columns of figures are aligned to the right."""
+    if any(len(row) != len(table.heads) for row in table.rows):
+        raise ValueError(f"{table.name}: a row has another number of cells than the table of columns")
+    columns = [[text_of(row[place]) for row in table.rows] for place in range(len(table.heads))]
+    figures = [all(text == MISSING or text.lstrip("*")[:1].isdigit() for text in column) for column in columns[1:]]
+    shown = ["| " + " | ".join(table.heads) + " |", "|---|" + "".join("---:|" if one else "---|" for one in figures)]
+    return [*shown, *("| " + " | ".join(text_of(cell) for cell in row) + " |" for row in table.rows)]
+
+
 def markdown(table: Table) -> list[str]:
     """A table with its title and notes."""
     shown = [f"### {table.name}: {table.title}", ""]
     if not table.rows:
         return [*shown, "Not measured yet.", "", *table.notes, ""]
-    if any(len(row) != len(table.heads) for row in table.rows):
-        raise ValueError(f"{table.name}: a row has another number of cells than the table of columns")
-    columns = [[text_of(row[place]) for row in table.rows] for place in range(len(table.heads))]
-    figures = [all(text == MISSING or text[:1].isdigit() for text in column) for column in columns[1:]]
-    shown += ["| " + " | ".join(table.heads) + " |", "|---|" + "".join("---:|" if one else "---|" for one in figures)]
-    shown += ["| " + " | ".join(text_of(cell) for cell in row) + " |" for row in table.rows]
-    shown.append("")
+    shown += [*table_lines(table), ""]
     files = sorted({source.partition("#")[0] for source in sources(table)})
     if files:
         shown += ["Raw figures: " + ", ".join(f"[{name}](results/{name})" for name in files) + ".", ""]

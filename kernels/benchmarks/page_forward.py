@@ -181,6 +181,10 @@ def mem(book: Book) -> Table:
         row += [peak(book, method, cell) for method in (HALF, WIDE, CHUNKED, "flash-maxsim", "late-interaction-kernels")]
         row.append(paper(book, "mem", cell, "half", "wide", "flash", form="{}, {}, {}"))
         table.rows.append(row)
+    for method, held in (book.raw(PAPER, "groups", "memory", "rows") or {}).items():
+        for cell, found in held.get("cells", {}).items():
+            if "lost" in found:
+                table.notes.append(f"{method} at {cell}: {found['lost'][:76]}; larger cells were not tried.")
     return table
 
 

@@ -122,4 +122,6 @@ def tried(found: dict[str, Any] | None) -> str:
     if "OutOfMemory" in text or "out of memory" in text:
         size = text.partition("Tried to allocate ")[2].partition(". ")[0]
         return f"OOM ({size} asked for)" if size else "OOM"
+    if text.startswith("not tried"):
+        return text
     return f"failed: {text[:60]}" if text else ""

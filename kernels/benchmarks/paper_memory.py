@@ -196,7 +196,7 @@ def memory_row(options: Options, method: str, cells: tuple[str, ...]) -> Finding
         lost = [cell for cell in left if "lost" in found.get(key_of(cell), {})]
         for cell in rest:
             if lost and size_of(cell) >= size_of(lost[-1]):
-                found[key_of(cell)] = {"failed": f"not tried: lost the GPU at {key_of(lost[-1])}"}
+                found[key_of(cell)] = {"failed": f"not tried: a fault at {key_of(lost[-1])}"}
         if rest and not lost:  # died without a word, at the first of them
             found[key_of(rest[0])] = {"failed": end}
         left = [cell for cell in rest if key_of(cell) not in found]

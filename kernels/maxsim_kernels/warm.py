@@ -6,16 +6,12 @@ import itertools
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from maxsim_kernels import gpu
 from maxsim_kernels.api import maxsim, maxsim_pairs
-from maxsim_kernels.checks import Call, Documents, validate
-from maxsim_kernels.geometry import hardware
-from maxsim_kernels.packed import LAID_OUT, tiles_of
+from maxsim_kernels.checks import Documents, validate
 from maxsim_kernels.quantize import quantize_fp8, quantize_int8
 from maxsim_kernels.tokens import Fp8Tokens, Int8Tokens, Packed
 
@@ -56,6 +52,8 @@ def warmup(
     place = torch.device(device if device is not None else "cuda" if torch.cuda.is_available() else "cpu")
     if place.type == "cpu":
         return "cpu: nothing to compile"
+    from maxsim_kernels.warm_numbers import numbers  # needs Triton, which importing this package must not
+
     started, calls = time.perf_counter(), 0
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # what falls back is said when it is really called
@@ -68,15 +66,6 @@ def warmup(
                         calls += 1
     torch.cuda.synchronize(place)
     return f"{place}: {calls} calls compiled or found compiled in {time.perf_counter() - started:.1f} s"
-
-
-def numbers(device: torch.device) -> tuple[int, ...]:
-    """Numbers of documents that between them need every kernel but those of `other_numbers`.
-
-    Few documents may be cut into pieces, whose maxima are merged by eight where there are as many; from half the number of
-    multiprocessors on none is.
-    """
-    return (3, 8, hardware(device)[1] // 2 + 1)
 
 
 def packed_tokens(count: int, length: int) -> int:
@@ -112,29 +101,12 @@ def _calls(queries: Tensor, sizes: tuple[int, int], forms: Sequence[str]) -> Ite
 def _scored(queries: Tensor, documents: Documents, winners: bool, **options: Tensor) -> Tensor | tuple[Tensor, Tensor]:
     found = maxsim(queries, documents, return_argmax=winners, **options)  # type: ignore[arg-type]
     if queries.is_cuda:
+        from maxsim_kernels.warm_numbers import other_numbers
+
         given = {"query_mask": None, "document_mask": None, "query_lengths": None, "document_lengths": None} | options
         call = validate(queries, documents, pairs=False, quantize_queries=True, **given)  # type: ignore[arg-type]
         other_numbers(call, winners)
     return found
-
-
-def other_numbers(call: Call, winners: bool) -> None:
-    """Launch what thousands of such documents would need besides: other tiles for few query rows, tables of ragged documents."""
-    if not winners:
-        for chosen in gpu.every_stream_choice(call):
-            gpu.launch(call, torch.empty(call.query_count, call.document_count, device=call.queries.device), None, chosen)
-    name, config = gpu.variant(call, hardware(call.queries.device)[0], winners)
-    if name != "ragged":
-        return
-    assert call.document_lengths is not None
-    for count in LAID_OUT:
-        lengths, documents, starts = call.document_lengths.new_ones(count + 1), call.documents, call.document_starts
-        if starts is None:
-            documents = documents[:1].expand(count + 1, -1, -1)
-        else:
-            starts = starts.new_zeros(count + 1)
-        many = replace(call, documents=documents, document_starts=starts, document_lengths=lengths, end_to_end=False)
-        tiles_of(many, config.tokens, config.short, 1)
 
 
 def _trained(queries: Tensor, documents: Tensor, winners: bool) -> Tensor:

@@ -13,7 +13,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER, RESULTS = ROOT / "kernels" / "benchmarks", ROOT / "docs" / "results"
-NAMES = ("page", "page_cells", "page_rows", "page_forward", "page_kernels", "page_training", "page_summary")
+NAMES = ("page", "page_cells", "page_rows", "page_forward", "page_kernels", "page_training", "page_summary", "page_readme")
 LABELS = [
     "fwd",
     "fwd_abs",
@@ -58,6 +58,24 @@ def test_the_page_is_what_the_results_give(pages: SimpleNamespace, book: Any) ->
     held = pages.page.sections(book)
     assert pages.page.PAGE.read_text(encoding="utf-8") == pages.page.page(book, held), "run kernels/benchmarks/page.py"
     assert pages.page.MAP.read_text(encoding="utf-8") == pages.page.mapped(held), "run kernels/benchmarks/page.py"
+    text = pages.page.README.read_text(encoding="utf-8")
+    assert pages.page_readme.readme(book, text) == text, "run kernels/benchmarks/page.py"
+
+
+def test_the_readme_marks_every_table_once(pages: SimpleNamespace, book: Any) -> None:
+    text = pages.page.README.read_text(encoding="utf-8")
+    stale = text.replace("| d = 4096, the same |", "| d = 4096, as we wish |")
+    assert pages.page_readme.readme(book, stale) == text != stale
+    with pytest.raises(ValueError, match=r"README\.md: got marks of"):
+        pages.page_readme.readme(book, text.replace("<!-- table: gpu -->", ""))
+
+
+def test_a_faster_rival_is_bold(pages: SimpleNamespace) -> None:
+    cell = pages.page_cells.Cell
+    shown = pages.page_readme._fewest([cell("1.08 (0.01)", ("a",)), cell("0.7 (0)", ("b",)), cell("-"), "x"])
+    assert [pages.page_cells.text_of(one) for one in shown] == ["1.08 (0.01)", "**0.7** (0)", "-", "x"]
+    ours = pages.page_readme._fewest([cell("1", ("a",)), cell("2", ("b",))])
+    assert [one.text for one in ours] == ["1", "2"]
 
 
 def test_every_figure_names_its_file_and_key(pages: SimpleNamespace) -> None:

@@ -28,6 +28,7 @@ from maxsim_kernels import (
     quantize_int8,
     quantized,
     warm,
+    warm_numbers,
     wide,
 )
 from maxsim_kernels.checks import Call, validate
@@ -58,7 +59,7 @@ def launches() -> Iterator[set[tuple[Any, ...]]]:
         found.add(tuple(parts))
 
     with ExitStack() as patched:
-        for module in (geometry, dense, wide, general, gpu, warm):
+        for module in (geometry, dense, wide, general, gpu, warm_numbers):
             patched.enter_context(mock.patch.object(module, "hardware", return_value=(HOPPER, PROCESSORS)))
         for module in (dense, wide, general, combine, packed, quantized):
             patched.enter_context(mock.patch.object(module, "launch", catch))
@@ -90,11 +91,11 @@ def test_no_number_of_documents_needs_another_kernel(form, queries, winners) -> 
             count for count in counts if count * TOKENS >= 256
         ]  # a buffer of less than a tile is masked: a kernel of its own
     with launches() as warmed:
-        for count in warm.numbers(torch.device("cpu")):
+        for count in warm_numbers.numbers(torch.device("cpu")):
             tokens = warm.packed_tokens(count, TOKENS) if form.endswith("packed") else TOKENS
             call = call_of(queries, count, form, tokens)
             gpu.forward(call, winners)
-            warm.other_numbers(call, winners)
+            warm_numbers.other_numbers(call, winners)
     for count in counts:
         with launches() as needed:
             gpu.forward(call_of(queries, count, form), winners)

@@ -1,0 +1,40 @@
+"""Which numbers of documents need kernels of their own: what `warmup` launches so that no other number meets the compiler."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from maxsim_kernels import gpu
+from maxsim_kernels.checks import Call
+from maxsim_kernels.geometry import hardware
+from maxsim_kernels.packed import LAID_OUT, tiles_of
+
+
+def numbers(device: torch.device) -> tuple[int, ...]:
+    """Numbers of documents that between them need every kernel but those of `other_numbers`.
+
+    Few documents may be cut into pieces, whose maxima are merged by eight where there are as many; from half the number of
+    multiprocessors on none is.
+    """
+    return (3, 8, hardware(device)[1] // 2 + 1)
+
+
+def other_numbers(call: Call, winners: bool) -> None:
+    """Launch what thousands of such documents would need besides: other tiles for few query rows, tables of ragged documents."""
+    if not winners:
+        for chosen in gpu.every_stream_choice(call):
+            gpu.launch(call, torch.empty(call.query_count, call.document_count, device=call.queries.device), None, chosen)
+    name, config = gpu.variant(call, hardware(call.queries.device)[0], winners)
+    if name != "ragged":
+        return
+    assert call.document_lengths is not None
+    for count in LAID_OUT:
+        lengths, documents, starts = call.document_lengths.new_ones(count + 1), call.documents, call.document_starts
+        if starts is None:
+            documents = documents[:1].expand(count + 1, -1, -1)
+        else:
+            starts = starts.new_zeros(count + 1)
+        many = replace(call, documents=documents, document_starts=starts, document_lengths=lengths, end_to_end=False)
+        tiles_of(many, config.tokens, config.short, 1)
