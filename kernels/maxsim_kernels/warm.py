@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import Tensor
 
+from maxsim_kernels import api
 from maxsim_kernels.api import maxsim, maxsim_pairs
 from maxsim_kernels.checks import Documents, validate
 from maxsim_kernels.quantize import quantize_fp8, quantize_int8
@@ -52,10 +53,12 @@ def warmup(
     place = torch.device(device if device is not None else "cuda" if torch.cuda.is_available() else "cpu")
     if place.type == "cpu":
         return "cpu: nothing to compile"
+    if not api._HAS_TRITON:
+        return f"{place}: nothing to compile, Triton is not installed"
     from maxsim_kernels.warm_numbers import numbers  # needs Triton, which importing this package must not
 
     started, calls = time.perf_counter(), 0
-    with torch.no_grad(), warnings.catch_warnings():
+    with torch.cuda.device(place), torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # what falls back is said when it is really called
         for count, size in queries:
             asked = torch.zeros(count, size, dim, dtype=dtype, device=place)

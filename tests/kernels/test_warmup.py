@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from maxsim_kernels import warm, warmup
+from maxsim_kernels import api, warm, warmup
 
 
 @pytest.mark.parametrize("device", ["cpu", torch.device("cpu")])
@@ -16,6 +16,11 @@ def test_a_cpu_has_nothing_to_compile(device) -> None:
 def test_without_a_gpu_the_default_is_the_cpu(monkeypatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert warmup() == "cpu: nothing to compile"
+
+
+def test_without_triton_nothing_is_compiled(monkeypatch) -> None:
+    monkeypatch.setattr(api, "_HAS_TRITON", False)
+    assert warmup("cuda") == "cuda: nothing to compile, Triton is not installed"
 
 
 def test_an_unknown_form_names_the_known_ones() -> None:
