@@ -95,8 +95,9 @@ class RowMaxima:
 
 def row_maxima(rows: int, pieces: int, splits: int, query_size: int, device: torch.device, winners: bool) -> RowMaxima:
     """Room for the maxima `[N, rows]` of as many (pieces of) documents as a fixed memory holds; whole documents only."""
-    each = ROWS_BYTES // (rows * (8 if winners else 4))
-    each = min(max(splits, each // splits * splits), pieces)
+    fit = ROWS_BYTES // (rows * (8 if winners else 4)) // splits  # documents
+    # By fours where more fit: results of every launch then begin at 16 bytes, as the first one's, and need no kernel of their own.
+    each = min(max(1, fit // 4 * 4 if fit >= 4 else fit) * splits, pieces)
     best = empty((each, rows), torch.float32, device)
     winner = empty((each, rows), torch.int32, device) if winners else None
     return RowMaxima(best, winner, each, splits, rows, query_size, splits * rows)

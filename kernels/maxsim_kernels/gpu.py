@@ -2,8 +2,8 @@
 
 `variant` decides, in this order: few query rows -> "stream" (bound by reading documents); documents that a tensor descriptor can
 describe -> "dense", "ragged" or "wide"; everything else -> "general". The kernel never depends on the number of documents. The tile of
-the first one does (`stream_row`), which changes no bit: the same products in the same order, maxima, sums in FP64. So a document gets
-the same bits however a corpus is cut.
+the first one does (`stream_row`), which changes no bit: the same products in the same order, maxima, sums in FP64 (whose order could
+show only where maxima of one query are 2^23 apart and cancel). So a document gets the same bits however a corpus is cut.
 """
 
 from __future__ import annotations
@@ -61,25 +61,23 @@ def variant(call: Call, capability: tuple[int, int], winners: bool = False) -> t
     return "general", _row("exact" if exact else "general", capability)
 
 
-def stream_row(call: Call, documents: int | None = None) -> str:
+def stream_row(call: Call, documents: int | None = None, mean: int | None = None) -> str:
     """The row of the table for few query rows, from swept H200 times: fewer documents want more warps on each.
 
     Many documents hide each other's waits in small programs; of few, the longest decides. FP8 keeps one row for every number of
-    documents: its products have other bits in tiles of other warps. `documents`: as if there were so many.
+    documents: its products have other bits in tiles of other warps. `documents`, `mean`: as if there were so many, so long.
     """
     processors = hardware(call.queries.device)[1]
     count, ragged = documents or call.document_count, call.document_starts is not None
-    # In the mean (of views: a bound).
-    mean = call.documents.shape[0] // max(1, call.document_count) if ragged else call.documents.shape[1]
+    mean = _mean_tokens(call) if mean is None else mean
     few, some = count <= _FEW * processors, count <= _SOME * processors
     many = "stream ragged" if ragged else "stream"
-    rows = call.queries.shape[0] * padded(call.queries.shape[1])
+    rows, width = call.queries.shape[0] * padded(call.queries.shape[1]), call.queries.shape[-1]
     if call.documents.dtype == torch.int8 and call.quantize_queries:
         wider = mean >= _LONG_TOKENS or rows > 32 or (some if ragged else call.granularity == "token")
-        return "stream 64 x 4" if few else "stream 32 x 1" if wider else many
+        return "stream 64 x 4" if few or width > 512 else "stream 32 x 1" if wider else many
     if call.granularity != "none":
         return "stream 64 x 4" if mean >= _LONG_TOKENS and not ragged else many
-    width = call.queries.shape[-1]
     if few or width > 256:  # beyond 256, tokens come in slices
         return "stream 64 x 4"
     if width > 128:
@@ -95,13 +93,21 @@ def stream_row(call: Call, documents: int | None = None) -> str:
     return "stream 32 x 2" if some else many
 
 
+def _mean_tokens(call: Call) -> int:
+    """Tokens a document; 0 of views into a buffer, whose lengths the host does not know."""
+    if call.document_starts is None:
+        return call.documents.shape[1]
+    return call.documents.shape[0] // max(1, call.document_count) if call.end_to_end else 0
+
+
 def every_stream_choice(call: Call) -> list[tuple[str, Config]]:
-    """What `variant` says of such calls by number of documents; nothing where another kernel takes them."""
+    """What `variant` says of such calls by number of documents (packed: and mean length); nothing where another kernel takes them."""
     capability, processors = hardware(call.queries.device)
     if variant(call, capability)[0] != "stream":
         return []
     numbers = (1, *(times * processors + 1 for times in (_FEW, 2 * _FEW, _SOME)))
-    rows = dict.fromkeys(stream_row(call, documents) for documents in numbers)
+    means = (None,) if call.document_starts is None else (1, 96, 160, 256, _LONG_TOKENS)
+    rows = dict.fromkeys(stream_row(call, documents, mean) for documents in numbers for mean in means)
     found = dict.fromkeys(configuration(row, capability) or _row("stream", capability) for row in rows)
     return [("stream", config) for config in found]
 

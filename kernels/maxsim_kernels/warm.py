@@ -36,7 +36,8 @@ def warmup(
         device: where calls will run; the current GPU by default, and nothing to do where there is none.
         dim, dtype: of the embeddings.
         queries: (queries, tokens a query) of each kind of call; counts beyond a few hundred rows need no other kernel.
-        document_tokens: padded lengths of documents to come (packed: in the mean); any number of them is covered.
+        document_tokens: padded lengths of documents to come (packed: in the mean); any number of them is covered, but a
+            few packed ones that are shorter together than a tile of a wide embedding (256 tokens).
         forms: which of "dense", "lengths", "mask", "packed", "pairs", "training" (dense, both gradients), "int8" (all three
             granularities, dense and packed) and "fp8".
         return_argmax: compile for winners as well.
@@ -63,7 +64,7 @@ def warmup(
         for count, size in queries:
             asked = torch.zeros(count, size, dim, dtype=dtype, device=place)
             for length, number in itertools.product(document_tokens, numbers(place)):
-                for run in _calls(asked, (number, length), forms):
+                for run in _calls(asked, (number, length), forms, most=number == numbers(place)[-1]):
                     for winners in (False, True)[: 1 + return_argmax]:
                         run(winners)
                         calls += 1
@@ -76,8 +77,13 @@ def packed_tokens(count: int, length: int) -> int:
     return max(length, _CUT_TOKENS // count + 1)
 
 
-def _calls(queries: Tensor, sizes: tuple[int, int], forms: Sequence[str]) -> Iterator[Callable[[bool], object]]:
-    """Calls of one kind of query against (documents, tokens each) in every form; each takes whether winners are wanted."""
+def _calls(
+    queries: Tensor, sizes: tuple[int, int], forms: Sequence[str], *, most: bool = False
+) -> Iterator[Callable[[bool], object]]:
+    """Calls of one kind of query against (documents, tokens each) in every form; each takes whether winners are wanted.
+
+    `most`: the largest of `numbers`, with which go the kernels of still more documents.
+    """
     (count, length), device = sizes, queries.device
     documents = torch.zeros(*sizes, queries.shape[-1], dtype=queries.dtype, device=device)
     each = torch.full((count,), length, device=device)
@@ -95,15 +101,17 @@ def _calls(queries: Tensor, sizes: tuple[int, int], forms: Sequence[str]) -> Ite
             yield lambda winners: _trained(queries, documents, winners)
         elif form in kinds:
             held, options = kinds[form]
-            yield lambda winners, held=held, options=options: _scored(queries, held, winners, **options)  # type: ignore[misc]
+            yield lambda winners, held=held, options=options: _scored(queries, held, winners, most, **options)  # type: ignore[misc]
         else:
             for codes in _codes(documents, packed, form):
-                yield lambda winners, codes=codes: _scored(queries, codes, winners)  # type: ignore[misc]
+                yield lambda winners, codes=codes: _scored(queries, codes, winners, most)  # type: ignore[misc]
 
 
-def _scored(queries: Tensor, documents: Documents, winners: bool, **options: Tensor) -> Tensor | tuple[Tensor, Tensor]:
+def _scored(
+    queries: Tensor, documents: Documents, winners: bool, most: bool, **options: Tensor
+) -> Tensor | tuple[Tensor, Tensor]:
     found = maxsim(queries, documents, return_argmax=winners, **options)  # type: ignore[arg-type]
-    if queries.is_cuda:
+    if queries.is_cuda and most:
         from maxsim_kernels.warm_numbers import other_numbers
 
         given = {"query_mask": None, "document_mask": None, "query_lengths": None, "document_lengths": None} | options

@@ -18,7 +18,7 @@ def numbers(device: torch.device) -> tuple[int, ...]:
     Few documents may be cut into pieces, whose maxima are merged by eight where there are as many; from half the number of
     multiprocessors on none is.
     """
-    return (3, 8, hardware(device)[1] // 2 + 1)
+    return (1, 8, hardware(device)[1] // 2 + 1)
 
 
 def other_numbers(call: Call, winners: bool) -> None:
@@ -36,5 +36,5 @@ def other_numbers(call: Call, winners: bool) -> None:
             documents = documents[:1].expand(count + 1, -1, -1)
         else:
             starts = starts.new_zeros(count + 1)
-        many = replace(call, documents=documents, document_starts=starts, document_lengths=lengths, end_to_end=False)
+        many = replace(call, documents=documents, document_starts=starts, document_lengths=lengths)
         tiles_of(many, config.tokens, config.short, 1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from maxsim_kernels import Packed, gpu, maxsim, quantize_int8, warmup
+from maxsim_kernels import Packed, gpu, launch, maxsim, quantize_int8, warmup
 from maxsim_kernels.checks import validate
 from maxsim_kernels.tuning import TABLE
 
@@ -46,6 +46,39 @@ def test_every_tile_gives_the_same_bits(make, form, ragged, count, tokens, d):
     assert not first.isnan().any()
     for row, scores in found.items():
         assert torch.equal(scores, first), row
+
+
+@pytest.fixture(params=ROWS)
+def forced(request, monkeypatch):
+    """Every streaming call takes this row of the table; plans recorded with another are forgotten."""
+    launch._plans.clear()
+    monkeypatch.setattr(gpu, "stream_row", lambda *_: request.param)
+    yield request.param
+    launch._plans.clear()
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize(("count", "tokens", "d"), [(1, 1, 128), (1, 31, 100), (2, 20, 64), (1, 64, 256), (1, 33, 768)])
+def test_every_tile_agrees_with_fp64(agree, make, forced, dtype, count, tokens, d):
+    queries = make.gauss(count, tokens, d, dtype=dtype)
+    agree(queries, make.packed(COUNTS, d, dtype=dtype, seed=1))
+    documents = make.gauss(70, 131, d, dtype=dtype, seed=1)
+    agree(queries, documents)
+    agree(queries, documents[:2])  # cut into pieces
+    agree(queries, make.strided(documents, "odd rows"))
+    agree(queries, documents, document_lengths=make.lengths(70, high=131), query_mask=make.mask(count, tokens))
+    hidden = make.mask(70, 131, seed=2)
+    documents[~hidden] = torch.nan
+    agree(queries, documents, document_mask=hidden)
+    agree(queries, documents)  # and NaN where nothing hides it
+
+
+@pytest.mark.parametrize("granularity", ["token", "document"])
+@pytest.mark.parametrize("affine", [False, True])
+def test_every_tile_agrees_on_codes(agree, make, forced, granularity, affine):
+    queries, documents = make.gauss(1, 40, 128), make.gauss(70, 131, 128, seed=1)
+    agree(queries, quantize_int8(documents, granularity, affine=affine))
+    agree(queries, quantize_int8(make.packed(COUNTS, 128, seed=1), granularity, affine=affine))
 
 
 @pytest.mark.parametrize("ragged", [False, True])

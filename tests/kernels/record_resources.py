@@ -88,8 +88,8 @@ def _float_cases(architecture: int) -> list[Case]:
     everything = frozenset({"winners", "mask", "lengths", "query mask", "query lengths"})
     cases = [
         Case(architecture, "stream", "fp16", few, short),
-        Case(architecture, "stream", "bf16, width 256", few, short, 256, bf16),
-        Case(architecture, "stream", "width 768", few, short, 768),
+        Case(architecture, "stream 32 x 4" if architecture == 90 else "stream", "bf16, width 256", few, short, 256, bf16),
+        Case(architecture, large, "width 768", few, short, 768),
         Case(architecture, large, "pieces", few, (1, 800), processors=132),
         Case(architecture, "general", "mask", (4, 32), short, options=frozenset({"mask"})),
         Case(architecture, "general", "everything", (4, 32), short, options=everything),
@@ -131,6 +131,7 @@ def _code_cases(architecture: int) -> list[Case]:
         cases += [
             Case(90, "stream", "fp8 document", few, short, codes="fp8 document"),
             Case(90, "stream 32 x 1", "int8 token, packed", few, short, codes="int8 token", options=frozenset({"packed"})),
+            Case(90, "stream 64 x 4", "int8 token, width 768", (1, 64), short, 768, codes="int8 token"),
             Case(90, "stream ragged", "int8 token", few, (65, 80), codes="int8 token", options=frozenset({"packed"})),
             Case(90, "general", "fp8 token, float queries", (4, 32), short, codes="fp8 token", options=plain),
             Case(90, "general", "fp8, own", (4, 100), (2, 180), codes="fp8 document", options=frozenset({"own"})),

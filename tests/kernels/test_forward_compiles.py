@@ -37,9 +37,11 @@ RECORD: dict[str, Any] = json.loads(recorder.RECORD.read_text(encoding="utf-8"))
 SAME_TRITON = triton.__version__ == RECORD["triton"]
 
 
-def _hot(case: Any, kernel: str) -> bool:
-    """Kernels that may never spill: those that read documents by descriptors, and the stream kernel with whole tokens held."""
-    return kernel in ("_tiles_kernel", "_wide_kernel") or (case.row.startswith("stream") and case.width <= 256)
+def _allowed(case: Any, kernel: str, recorded: int) -> int:
+    """Bytes a thread may spill: none where documents are read by descriptors, four registers where the stream kernel holds whole tokens."""
+    if kernel in ("_tiles_kernel", "_wide_kernel"):
+        return 0
+    return min(recorded, 16) if case.row.startswith("stream") and case.width <= 256 else recorded
 
 
 def test_every_row_of_the_table_has_a_case() -> None:
@@ -84,7 +86,7 @@ def test_kernels_compile_within_their_resources(case, tmp_path) -> None:
             continue
         assert key in RECORD["kernels"], f"{key}: not in {recorder.RECORD.name}; {recorder.__doc__}"
         known = RECORD["kernels"][key]
-        allowed = 0 if _hot(case, name) else known["spill_bytes"]
+        allowed = _allowed(case, name, known["spill_bytes"])
         assert used["spill_bytes"] <= allowed, f"{key}: spills {used['spill_bytes']} bytes a thread, {allowed} allowed"
         if SAME_TRITON:
             assert used["shared"] <= known["shared"], f"{key}: more shared memory than recorded"

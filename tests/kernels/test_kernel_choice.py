@@ -11,7 +11,7 @@ import torch
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
-from maxsim_kernels import Packed, geometry, gpu, quantize_fp8, quantize_int8, tuning
+from maxsim_kernels import Packed, combine, geometry, gpu, quantize_fp8, quantize_int8, tuning
 from maxsim_kernels.checks import Call, validate
 from maxsim_kernels.tuning import TABLE, configuration
 
@@ -68,6 +68,19 @@ def test_only_few_long_documents_are_cut(monkeypatch) -> None:
     assert pieces(16384, 30) == 5  # as many as fill the multiprocessors
     assert pieces(0, 1, pack_of(8, 64, 16)) == 2  # packed: the buffer is the bound
     assert pieces(0, 1, pack_of(7, 64, 16)) == 1
+
+
+@pytest.mark.parametrize("splits", [1, 3])
+def test_room_for_maxima_holds_whole_documents_by_fours(splits, monkeypatch) -> None:
+    monkeypatch.setattr(combine, "ROWS_BYTES", 4 * 6 * 100)  # a hundred (pieces of) documents of six rows
+
+    def held(pieces: int, rows: int = 6) -> int:
+        return combine.row_maxima(rows, pieces, splits, 2, torch.device("cpu"), False).documents
+
+    assert held(30) == 30
+    assert held(600) == (100 // splits) // 4 * 4 * splits
+    assert held(600, rows=6 * 40) == {1: 2, 3: 3}[splits]  # fewer than four fit
+    assert held(600, rows=6 * 1000) == splits
 
 
 # The table
@@ -210,6 +223,15 @@ SWEPT = [
     ((1, 32), (8, 70), {"codes": "fp8 document"}, "stream"),
     ((1, 32), (8, 70), {"codes": "fp8 document", "packed": True}, "stream ragged"),
     ((1, 32), (8, 512), {"codes": "fp8 document"}, "stream 64 x 4"),
+    ((1, 32), (8, 600), {"codes": "fp8 document", "packed": True}, "stream ragged"),
+    ((1, 32), (8, 600), {"codes": "int8 token", "packed": True, "quantize_queries": False}, "stream ragged"),
+    ((1, 64), (529, 70), {"codes": "int8 document"}, "stream 32 x 1"),
+    ((1, 64), (8449, 70), {"codes": "int8 document", "packed": True}, "stream 32 x 1"),
+    ((1, 32), (529, 70), {"codes": "int8 document", "d": 768}, "stream 64 x 4"),
+    ((1, 32), (529, 70), {"codes": "int8 token", "d": 512}, "stream 32 x 1"),
+    ((1, 64), (8449, 118), {"packed": True, "d": 256}, "stream 32 x 4"),
+    ((1, 32), (8449, 95), {"packed": True}, "stream ragged"),
+    ((1, 32), (8449, 96), {"packed": True}, "stream 32 x 1"),
     ((1, 32), (8, 70), {"codes": "int8 document", "quantize_queries": False}, "stream"),
 ]
 
@@ -233,6 +255,16 @@ def test_the_streaming_tile_follows_from_the_sweep(line, monkeypatch) -> None:
     assert ("stream", configuration(row, HOPPER)) in gpu.every_stream_choice(call)
     some = described(queries, (3, documents[1]), options)  # what `warmup` would make
     assert ("stream", configuration(row, HOPPER)) in gpu.every_stream_choice(some)
+    if "packed" in options:  # of any length
+        short = described(queries, (3, 20), options)
+        assert ("stream", configuration(row, HOPPER)) in gpu.every_stream_choice(short)
+
+
+def test_views_into_a_buffer_have_no_known_length(monkeypatch) -> None:
+    monkeypatch.setattr(gpu, "hardware", lambda device: (HOPPER, 132))
+    call = described((1, 64), (600, 500), {"packed": True})
+    assert gpu.stream_row(call) == "stream 64 x 4"
+    assert gpu.stream_row(replace(call, end_to_end=False)) == "stream 32 x 4"
 
 
 def test_other_kernels_have_no_streaming_choice(monkeypatch) -> None:

@@ -34,9 +34,9 @@ from maxsim_kernels import (
 from maxsim_kernels.checks import Call, validate
 
 HOPPER, PROCESSORS, D = (9, 0), 132, 16
-TOKENS = 40
+CPU = torch.device("cpu")
 COUNTS = (1, 2, 3, 7, 8, 9, 40, 66, 67, 100, 528, 600, 1024, 1100, 5000, 8192, 9000)
-QUERIES = [(1, 32), (1, 64), (2, 32), (4, 32), (64, 32), (1, 1024), (3, 100)]
+QUERIES = [(20, 300), (1, 32), (1, 64), (2, 32), (4, 32), (64, 32), (1, 1024), (3, 100)]
 FORMS = ["dense", "packed", "lengths", "mask", "int8 token", "int8 document, packed", "fp8 document", "wide", "wide, packed"]
 
 
@@ -66,7 +66,7 @@ def launches() -> Iterator[set[tuple[Any, ...]]]:
         yield found
 
 
-def call_of(queries: tuple[int, int], count: int, form: str, tokens: int = TOKENS) -> Call:
+def call_of(queries: tuple[int, int], count: int, form: str, tokens: int) -> Call:
     d = 272 if form.startswith("wide") else D
     documents: Any = torch.zeros(count, tokens, d, dtype=torch.float16)
     if form.endswith("packed"):
@@ -84,20 +84,20 @@ def call_of(queries: tuple[int, int], count: int, form: str, tokens: int = TOKEN
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("queries", QUERIES)
 @pytest.mark.parametrize("winners", [False, True])
-def test_no_number_of_documents_needs_another_kernel(form, queries, winners) -> None:
-    counts = [count for count in COUNTS if not form.startswith("wide") or count <= 1100]
-    if form == "wide, packed":
-        counts = [
-            count for count in counts if count * TOKENS >= 256
-        ]  # a buffer of less than a tile is masked: a kernel of its own
+@pytest.mark.parametrize("tokens", [40, 600])
+def test_no_number_of_documents_needs_another_kernel(form, queries, winners, tokens) -> None:
+    most = 400_000 // tokens // (17 if form.startswith("wide") else 1)
+    counts = [count for count in COUNTS if count <= most]
+    if form == "wide, packed":  # a buffer of less than a tile is masked: a kernel of its own
+        counts = [count for count in counts if count * tokens >= 256]
     with launches() as warmed:
-        for count in warm_numbers.numbers(torch.device("cpu")):
-            tokens = warm.packed_tokens(count, TOKENS) if form.endswith("packed") else TOKENS
-            call = call_of(queries, count, form, tokens)
+        for count in warm_numbers.numbers(CPU):
+            call = call_of(queries, count, form, warm.packed_tokens(count, tokens) if form.endswith("packed") else tokens)
             gpu.forward(call, winners)
-            warm_numbers.other_numbers(call, winners)
+            if count == warm_numbers.numbers(CPU)[-1]:
+                warm_numbers.other_numbers(call, winners)
     for count in counts:
         with launches() as needed:
-            gpu.forward(call_of(queries, count, form), winners)
+            gpu.forward(call_of(queries, count, form, tokens), winners)
         missing = needed - warmed
         assert not missing, (count, sorted(str(one)[:200] for one in missing))
