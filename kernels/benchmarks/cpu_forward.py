@@ -1,19 +1,18 @@
 """CPU MaxSim: our paths against torch (einsum, chunked products), maxsim-cpu and numkong, correctness first, in one interleaved run.
 
-    python kernels/benchmarks/cpu_forward.py [--json FILE] [--runs 15]
+    python kernels/benchmarks/cpu_forward.py [--json FILE] [--runs 15] [--quiet]
 
 Torch baselines: the paper's Listing 1, its faster form with `amax`, and one matrix product for 32 documents at a time. Shapes:
 1000 documents x 180 tokens, d = 128, 32 query tokens; one query, 16 queries, and both over ragged documents (lengths 16 to 180,
 padded for the methods that need it).
 Every method's scores are compared with the FP64 reference before anything is timed; padding, casting, packing and quantising of
 documents happen outside the timed region, quantising of queries inside. A peer that is missing or wrong is reported and not timed.
-A second part measures the peak memory of scoring a large corpus, in a process of its own.
+A second part measures the peak memory of scoring a large corpus, in a process of its own. The file is written after every case.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import platform
 import resource
 import statistics
@@ -23,9 +22,12 @@ import time
 from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any
 
 import torch
+from figures import write
 from torch import Tensor
+from tqdm import tqdm
 
 from maxsim_kernels import Packed, maxsim, maxsim_reference, pack, quantize_int8
 
@@ -143,7 +145,10 @@ def check(name: str, scores: Tensor, truth: Tensor) -> float:
     return error
 
 
-def measure(case: str, count: int, ragged: bool, runs: int, skipped: dict[str, str]) -> dict[str, dict[str, float]]:
+def measure(
+    case: str, count: int, ragged: bool, runs: int, skipped: dict[str, str], bar: tqdm | None = None
+) -> dict[str, dict[str, float]]:
+    """Check and time everybody in a case; `bar` counts rounds."""
     found, truth, missing = methods(count, ragged)
     skipped |= missing
     table: dict[str, dict[str, float]] = {}
@@ -161,15 +166,19 @@ def measure(case: str, count: int, ragged: bool, runs: int, skipped: dict[str, s
             start = time.perf_counter()
             run()
             samples[name].append((time.perf_counter() - start) * 1e3)
+        if bar is not None:
+            bar.update()  # between rounds: no method's time holds it
     listing, amax = statistics.median(samples[LISTING]), statistics.median(samples[AMAX])
-    print(f"\n{case}\n{'method':40} {'ms':>9} {'IQR':>7} {'x max':>7} {'x amax':>7} {'max error':>10}")
+    lines = [f"\n{case}\n{'method':40} {'ms':>9} {'IQR':>7} {'x max':>7} {'x amax':>7} {'max error':>10}"]
     for name, values in samples.items():
-        quarter = statistics.quantiles(values, n=4)
+        quarter = statistics.quantiles(values, n=4) if len(values) > 1 else values * 3  # one round has no spread
         row = table[name]
         row |= {"median_ms": statistics.median(values), "iqr_ms": quarter[2] - quarter[0]}
         row |= {"times_max": listing / row["median_ms"], "times_amax": amax / row["median_ms"]}
         times = f"{row['times_max']:7.2f} {row['times_amax']:7.2f}"
-        print(f"{name:40} {row['median_ms']:9.2f} {row['iqr_ms']:7.2f} {times} {row['max_error']:10.1e}")
+        lines.append(f"{name:40} {row['median_ms']:9.2f} {row['iqr_ms']:7.2f} {times} {row['max_error']:10.1e}")
+    tqdm.write("\n".join(lines))
+    sys.stdout.flush()
     return table
 
 
@@ -213,30 +222,36 @@ def memory() -> dict[str, float]:
     return found
 
 
-def main() -> None:
+def main(arguments: list[str] | None = None) -> None:
+    """The command."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path, help="write the raw figures here")
-    parser.add_argument("--runs", type=int, default=15)
-    options = parser.parse_args()
-    print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, {platform.machine()}")
+    parser.add_argument("--json", type=Path, help="write the raw figures here, after every case")
+    parser.add_argument("--runs", type=int, default=15, help="timed rounds (default 15)")
+    parser.add_argument("--quiet", action="store_true", help="no progress bar")
+    options = parser.parse_args(arguments)
+    if options.runs < 1:
+        parser.error(f"--runs: got {options.runs}, need 1 or more")
+    print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, {platform.machine()}", flush=True)
     cases = {"1 query": (1, False), "16 queries": (16, False), "1 query, ragged": (1, True), "16 queries, ragged": (16, True)}
     skipped: dict[str, str] = {}
-    results = {case: measure(case, *shape, options.runs, skipped) for case, shape in cases.items()}
-    for name, why in skipped.items():
-        print(f"{name}: {why}")
-    report = {
+    report: dict[str, Any] = {
         "torch": torch.__version__,
         "threads": torch.get_num_threads(),
         "shape": {"documents": DOCUMENTS, "length": LENGTH, "dim": DIM, "query_tokens": QUERY_TOKENS},
         "runs": options.runs,
-        "cases": results,
+        "cases": {},
         "skipped": skipped,
-        "peak_mb_beyond_inputs_and_results": memory(),
-        "script_peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
     }
-    if options.json is not None:
-        options.json.parent.mkdir(parents=True, exist_ok=True)
-        options.json.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+    with tqdm(total=len(cases) * options.runs, unit="round", disable=True if options.quiet else None) as bar:
+        for case, shape in cases.items():
+            bar.set_description(case)
+            report["cases"][case] = measure(case, *shape, options.runs, skipped, bar)
+            write(options.json, report)
+    for name, why in skipped.items():
+        print(f"{name}: {why}")
+    report["peak_mb_beyond_inputs_and_results"] = memory()
+    report["script_peak_mb"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    write(options.json, report)
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ import json
 import os
 import statistics
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -49,13 +50,28 @@ def empty(environment: dict[str, Any], schema: str = SCHEMA) -> dict[str, Any]:
     return {"schema": schema, "identity": {key: environment[key] for key in IDENTITY}, "groups": {}, "partial": {}}
 
 
+def parsed(path: Path) -> dict[str, Any]:
+    """The object in a JSON file.
+
+    Raises:
+        ValueError: the file holds none, such as one that was cut.
+    """
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as problem:
+        raise ValueError(f"{path}: got no whole JSON ({problem}), need a results file; --fresh replaces it") from None
+    if not isinstance(found, dict):
+        raise ValueError(f"{path}: got a JSON {type(found).__name__}, need a results file's object; --fresh replaces it")
+    return found
+
+
 def read(path: Path, schema: str = SCHEMA) -> dict[str, Any]:
     """A results file.
 
     Raises:
         ValueError: it is no file of this schema.
     """
-    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    found = parsed(path)
     if found.get("schema") != schema:
         raise ValueError(
             f"{path}: schema {found.get('schema')!r}, need {schema!r}; name another file, or --fresh to replace it"
@@ -84,7 +100,8 @@ def opened(path: Path | None, environment: dict[str, Any], fresh: bool, schema: 
 
 
 def merge(report: dict[str, Any], name: str, group: dict[str, Any], *, complete: bool) -> None:
-    """Put a group in: a complete one replaces its predecessor, a half-done one never does."""
+    """Put a group in, with the time: a complete one replaces its predecessor, a half-done one never does."""
+    group["measured"] = datetime.now(UTC).isoformat(timespec="seconds")
     if complete:
         report["groups"][name] = group
         report["partial"].pop(name, None)

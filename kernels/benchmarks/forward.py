@@ -26,7 +26,8 @@ import hashlib
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,9 @@ CHOOSING_RUNS = 3
 class DeviceLostError(Exception):
     """The GPU answers no more after a method; nothing else can be measured in this process."""
 
+    method = ""  # which one, where that is known
+    row = ""
+
 
 class RefusedError(Exception):
     """A method does not take part, and why."""
@@ -59,6 +63,16 @@ def failures() -> tuple[type[BaseException], ...]:
     from triton.errors import TritonError
 
     return (RuntimeError, ValueError, TypeError, AttributeError, KeyError, IndexError, AssertionError, TritonError)
+
+
+@contextmanager
+def interruptible() -> Iterator[None]:
+    """Ctrl-C ends a command with one line and status 130."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        print("\nStopped by Ctrl-C; with --json the file holds the rows so far.", file=sys.stderr)
+        raise SystemExit(130) from None
 
 
 def still_answers(wait: Callable[[], None], name: str) -> None:
@@ -290,10 +304,15 @@ def show(report: dict[str, Any]) -> None:
     print("\n".join(table(verdicts(report))), flush=True)
 
 
+@interruptible()
 def main(arguments: list[str] | None = None) -> None:
     options = parse(arguments)
     if options.show is not None:
-        show(read(options.show))
+        try:
+            held = read(options.show)
+        except ValueError as problem:
+            raise SystemExit(str(problem)) from None
+        show(held)
         return
     if not torch.cuda.is_available():
         raise SystemExit("forward.py measures a CUDA GPU, and torch sees none here; cpu_forward.py measures the CPU")

@@ -27,7 +27,7 @@ import peers
 import torch
 from clocks import SLOW, SLOWEST, Bench
 from figures import merge, opened, read, short, write
-from forward import DeviceLostError, RefusedError, environment, failures, fill_cache, still_answers
+from forward import DeviceLostError, RefusedError, environment, failures, fill_cache, interruptible, still_answers
 from timing import Call
 
 
@@ -190,7 +190,9 @@ def lines(name: str, row: dict[str, Any]) -> list[str]:
 
 
 def run_group(tool: Tool, name: str, report: dict[str, Any], bench: Bench, options: argparse.Namespace) -> None:
-    """All rows of a group into the report and the file."""
+    """All rows of a group into the report and the file, a bar on stderr meanwhile."""
+    from tqdm import tqdm
+
     start = time.perf_counter()
     print(f"\n== {name}", flush=True)
     group: dict[str, Any] = {
@@ -200,14 +202,19 @@ def run_group(tool: Tool, name: str, report: dict[str, Any], bench: Bench, optio
         "smoke": options.smoke,
         "rows": {},
     }
-    for row in tool.groups[name](options.rows):
-        group["rows"][row.name] = run_row(row, bench)
-        print("\n".join(lines(row.name, group["rows"][row.name])), flush=True)
-        row.lineup.methods.clear()
-        del row
-        bench.clear()
-        merge(report, name, group, complete=False)
-        write(options.json, report)
+    # Moved by hand: a bar around the rows would keep the last one's tensors while the next one's are made.
+    with tqdm(unit="row", desc=name, disable=True if getattr(options, "quiet", False) else None) as bar:
+        for row in tool.groups[name](options.rows):
+            bar.set_description(f"{name}: {row.name}"[:48])
+            group["rows"][row.name] = run_row(row, bench)
+            bar.write("\n".join(lines(row.name, group["rows"][row.name])))
+            sys.stdout.flush()
+            row.lineup.methods.clear()
+            del row
+            bench.clear()
+            merge(report, name, group, complete=False)
+            write(options.json, report)
+            bar.update()
     merge(report, name, group, complete=True)
     report["verdicts"] = tool.verdicts(report)
     write(options.json, report)
@@ -232,6 +239,7 @@ def parse(tool: Tool, arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--peers", default=",".join(peers.PEERS), help="peers, by comma, or none (default: both)")
     parser.add_argument("--smoke", action="store_true", help="tiny shapes, on a CPU too: shows mistakes, measures nothing")
     parser.add_argument("--compile-only", action="store_true", help="fill Triton's cache on disk and time nothing")
+    parser.add_argument("--quiet", action="store_true", help="no progress bar")
     parser.add_argument("--revision", default="", help="what to record as the revision (default: git describe)")
     parser.add_argument("--show", type=Path, help="print the Markdown tables of a results file and end; needs no GPU")
     parser.add_argument("--brief", action="store_true", help="print the summary tables only, not one table a row")
@@ -246,12 +254,17 @@ def parse(tool: Tool, arguments: list[str] | None) -> argparse.Namespace:
     return options
 
 
+@interruptible()
 def main(tool: Tool, arguments: list[str] | None = None) -> None:
     """The command."""
     options = parse(tool, arguments)
     schema = f"{tool.schema}/smoke" if options.smoke else tool.schema
     if options.show is not None:
-        print("\n".join(tool.markdown(read(options.show, schema), options.brief)), flush=True)
+        try:
+            held = read(options.show, schema)
+        except ValueError as problem:
+            raise SystemExit(str(problem)) from None
+        print("\n".join(tool.markdown(held, options.brief)), flush=True)
         return
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if device.type == "cpu" and (options.compile_only or not options.smoke):

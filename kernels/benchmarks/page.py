@@ -44,17 +44,29 @@ Every table of the paper's evaluation, measured here with its protocol, the pape
 made of the raw results by `python kernels/benchmarks/page.py`; a test keeps it equal to them. `docs/results/benchmarks_cells.json`
 names the file and key of every figure. Compare ratios, not milliseconds: the paper's GPUs are others.
 
-**Protocol.** Every method's scores (training: gradients) are compared with FP64 on the same inputs before it is timed; one that is
-wrong, fails or runs out of memory has a reason instead of a figure. Medians of CUDA events, methods in turns whose order changes
-every round, the L2 emptied before each call; casts and allocations of inputs outside the timed region; `torch.compile` in both
-max-autotune flavours over FP16 and FP32, 100 calls before the clock starts, autotuning in a process of its own; chunked FP16 eager
-with its chunk size swept in every table; memory from a fresh process a method. Floors and shares are of library products and plain
-reads that took turns with the methods. Random unit tokens, d = 128, FP16 where nothing else is said.
+**Protocol.** Every method is compared with FP64 on the same inputs before it is timed: scores of all queries with the first and
+last eight documents where there are more than 16 (every score must be finite), gradients of up to 16 queries and documents, Chamfer
+distances over all pairs. One that is wrong, fails or runs out of memory has a reason instead of a figure (Chamfer: a wrong peer keeps
+its time, marked). Times are medians of CUDA events over 50 rounds (methods above 150 ms: 5); training, Chamfer and older forward rows
+(h200/forward.json) took 20 (training and Chamfer methods above 60 ms: 3), streaming 3. Methods take turns whose order changes every
+round, the L2 emptied before each call; casts and allocations of inputs are outside the timed region.
+
+`torch.compile` in both max-autotune flavours over FP16 and FP32 stands in fwd, fwd_abs, nocg and varlen; FP16 without graphs alone
+in the rows of 10,000 documents (visual, ColPali) and the wide ones, and with the default mode in older rows (h200/forward.json); other
+rows, training among them, have no compiled rival. It is called 100 times before the clock starts (for at most 3 s), and autotunes
+in a process of its own. Chunked FP16 eager takes the fastest of 64, 256 and 1024 documents, each with `max` and `amax` (training: of
+two block sizes); the paper's eight sizes are in the chunk grid. Memory cells are a fresh process a method: one call for the peak, 7
+for the time, no turns. Floors and shares are of library products and plain reads that took turns with the methods. Random unit tokens,
+d = 128, FP16 where nothing else is said.
 
 **Run it**: `python evaluate.py bench fwd` (any table below; needs a GPU and this repository), or the scripts in
 `kernels/benchmarks/`. Tables that need trained encoders (beir_ndcg, beir_scale, colpali_ndcg, int8_realmmrag) are evaluations:
 `python evaluate.py beir NAME` and `real-mm-rag` with their data; what was run of them is in [fidelity.md](fidelity.md) and
 [scale.md](scale.md)."""
+
+REVISIONS = """A revision `abc+word` is commit abc with changes that were not committed yet, and one that is no commit's number
+(`issue3b`) is a state before it was committed; the digest `sources` beside it in the file names the kernels' code in each case. Rows of
+paper.json were measured at different revisions: each row's `environment` says which. Files without a date did not keep one."""
 
 
 def sections(book: Book) -> dict[str, list[Table]]:
@@ -69,37 +81,34 @@ def provenance(book: Book, held: dict[str, list[Table]]) -> list[str]:
     for name in sorted(used):
         said = runs(book.file(name))
         shown.append(f"- [{name}](results/{name}): {said}" if said else f"- [{name}](results/{name})")
-    return [*shown, ""]
+    return [*shown, "", REVISIONS, ""]
 
 
 def runs(found: Any) -> str:
     """Machine, software, revisions and dates of a results file."""
     if not isinstance(found, dict):
         return ""
-    environments = list((found.get("environments") or {}).values())
-    environments += [
-        group["environment"] for group in found.get("groups", {}).values() if isinstance(group.get("environment"), dict)
-    ]
-    if isinstance(found.get("environment"), dict):
-        environments.append(found["environment"])
-    if not environments:
-        return ""
-    here = environments[0]
-    revisions = sorted({str(one["revision"]) for one in environments if "revision" in one})
-    said = [str(here.get("gpu", "")), f"torch {here.get('torch')}"]
-    if here.get("triton"):
-        said.append(f"Triton {here['triton']}")
-    dates = sorted(
-        {
-            row["measured"][:10]
-            for group in found.get("groups", {}).values()
-            for row in group["rows"].values()
-            if "measured" in row
-        }
-    )
+    here = page_rows.environments(found)
+    about = here[0] if here else found
+    said = [str(about.get("gpu", ""))] if here else [f"CPU, {found['threads']} threads"] if "threads" in found else []
+    said += [f"{label} {about[key]}" for key, label in (("torch", "torch"), ("triton", "Triton")) if about.get(key)]
+    revisions = sorted({str(one["revision"]) for one in here if "revision" in one})
     if revisions:
         said.append("revision " + ", ".join(revisions))
-    return ", ".join([*(part for part in said if part), *dates])
+    rows = [row for group in (found.get("groups") or {}).values() for row in group["rows"].values()]
+    dates = sorted({row["measured"][:10] for row in (found, *rows) if isinstance(row, dict) and "measured" in row})
+    if dates:
+        said.append("measured " + ", ".join(dates))
+    return ", ".join(part for part in said if part)
+
+
+def places(book: Book) -> dict[str, str]:
+    """Of files given by the caller: how the page names each, by its path and its machine; empty for the committed results."""
+    found = {}
+    for name, path in book.given.items():
+        here = page_rows.environments(book.file(name))
+        found[name] = f"{path} ({here[0]['gpu']})" if here and here[0].get("gpu") else str(path)
+    return found
 
 
 def page(book: Book, held: dict[str, list[Table]]) -> str:
@@ -119,10 +128,11 @@ def mapped(held: dict[str, list[Table]]) -> str:
     return json.dumps(cells([table for tables in held.values() for table in tables]), indent=1, ensure_ascii=False) + "\n"
 
 
-def as_json(table: Table) -> str:
-    """A table for programs."""
+def as_json(table: Table, given: dict[str, str]) -> str:
+    """A table for programs; `given`: where files of the caller's own lie."""
     rows = [[text_of(cell) for cell in row] for row in table.rows]
     held = {"table": table.name, "title": table.title, "heads": list(table.heads), "rows": rows, "notes": table.notes}
+    held |= {"files": given} if given else {}
     return json.dumps(held | {"cells": cells([table]).get(table.name, {})}, indent=1, ensure_ascii=False)
 
 
@@ -178,7 +188,7 @@ def main(arguments: list[str] | None = None) -> None:
         if not found:
             names = ", ".join(table.name for tables in held.values() for table in tables)
             parser.error(f"--table: got {options.table!r}, need one of {names}")
-        print(as_json(found[0]) if options.as_json else "\n".join(markdown(found[0])))
+        print(as_json(found[0], places(book)) if options.as_json else "\n".join(markdown(found[0], places(book))))
         return
     made = {PAGE: page(book, held), MAP: mapped(held), README: page_readme.readme(book, README.read_text(encoding="utf-8"))}
     if options.check:

@@ -183,15 +183,16 @@ def table_lines(table: Table) -> list[str]:
     return [*shown, *("| " + " | ".join(text_of(cell) for cell in row) + " |" for row in table.rows)]
 
 
-def markdown(table: Table) -> list[str]:
-    """A table with its title and notes."""
+def markdown(table: Table, given: Mapping[str, str] | None = None) -> list[str]:
+    """A table with its title and notes; `given`: names of files that are not the committed ones."""
     shown = [f"### {table.name}: {table.title}", ""]
     if not table.rows:
         return [*shown, "Not measured yet.", "", *table.notes, ""]
     shown += [*table_lines(table), ""]
     files = sorted({source.partition("#")[0] for source in sources(table)})
     if files:
-        shown += ["Raw figures: " + ", ".join(f"[{name}](results/{name})" for name in files) + ".", ""]
+        names = [(given or {}).get(name, f"[{name}](results/{name})") for name in files]
+        shown += ["Raw figures: " + ", ".join(names) + ".", ""]
     for note in table.notes:
         shown += [note, ""]
     return shown

@@ -20,7 +20,7 @@ def int8(book: Book) -> Table:
         "INT8 with a scale a token (and a document) against FP16 and naive, ms; rankings against FP64 on unquantised tokens",
         ["shape, documents", "ours FP16", "token scale", "document scale", "token: x naive", "x dequantise first", "x FP16",
          "document: x FP16", "Spearman, token", "top-20, token", "top-20, document", "storage", "flash-maxsim INT8",
-         "paper A100: FP16, INT8; x naive, x FP16; Spearman, top-20"],
+         "paper A100: FP16, INT8; x naive, x dequantise, x FP16; Spearman, top-20; storage"],
     )  # fmt: skip
     for cell, held in page_rows.rows_of(book, "int8"):
         half, token, document = (held.ms(name) for name in (OWN_HALF, TOKEN, DOCUMENT))
@@ -30,8 +30,8 @@ def int8(book: Book) -> Table:
         row.append(number(held.value("quality", TOKEN, "spearman"), 6))
         row += [percent(held.value("quality", name, "top20")) for name in (TOKEN, DOCUMENT)]
         row += [times(stored[0], stored[1]), number(held.fastest(("peer",))[1])]
-        keys = ("half", "int8", "naive_times", "half_times", "spearman", "top20")
-        row.append(paper(book, "int8", cell, *keys, form="{}, {}; {}x, {}x; {}, {}%"))
+        keys = ("half", "int8", "naive_times", "dequant_times", "half_times", "spearman", "top20", "storage")
+        row.append(paper(book, "int8", cell, *keys, form="{}, {}; {}x, {}x, {}x; {}, {}%; {}x").replace(f"{MISSING}x", MISSING))
         table.rows.append(row)
     table.notes.append(
         "textual: 180 document tokens. Random tokens; rankings on real embeddings are in [fidelity.md](fidelity.md)."
@@ -45,7 +45,8 @@ def int8_sweep(book: Book) -> Table:
         "int8_B",
         "the same at ColPali by number of documents, ms",
         ["documents", "naive FP32 acc.", "dequantise first", "fastest dequantise (which)", "ours FP16", "token scale", "document scale",
-         "corpus scale", "token: x naive", "x dequantise", "top-20, token", "paper A100: naive, dequantise, FP16, INT8; times"],
+         "corpus scale", "token: x naive", "x dequantise", "token: x FP16", "document: x FP16",
+         "top-20, token", "paper A100: naive, dequantise, FP16, INT8; times"],
     )  # fmt: skip
     for cell, held in page_rows.rows_of(book, "int8_B"):
         token = held.ms(TOKEN)
@@ -53,7 +54,9 @@ def int8_sweep(book: Book) -> Table:
         short = name.removeprefix("dequantise to ")
         row: list[Cell | str] = [cell.partition(" ")[2], number(held.ms(WIDE)), number(held.ms(DEQUANT)), named(short, fastest)]
         row += [number(held.ms(name)) for name in (OWN_HALF, TOKEN, DOCUMENT, CORPUS)]
-        row += [times(held.ms(WIDE), token), times(held.ms(DEQUANT), token), percent(held.value("quality", TOKEN, "top20"))]
+        row += [times(held.ms(WIDE), token), times(held.ms(DEQUANT), token)]
+        row += [times(held.ms(OWN_HALF), held.ms(name)) for name in (TOKEN, DOCUMENT)]
+        row.append(percent(held.value("quality", TOKEN, "top20")))
         keys = ("naive", "dequant", "half", "int8", "naive_times", "dequant_times")
         row.append(paper(book, "int8_B", cell, *keys, form="{}, {}, {}, {}; {}x, {}x"))
         table.rows.append(row)
@@ -94,7 +97,7 @@ def split(book: Book) -> Table:
         ["d", "ours", "x whole tokens", "x naive FP16", "x fastest eager (which)", "x compiled", "x flash-maxsim", "x LIK",
          "paper: split-d A100 (times), H100 (times)"],
     )  # fmt: skip
-    for cell in book.paper["splitd_perf"]:
+    for cell in (*book.paper["splitd_perf"], "d = 4096"):
         held = page_rows.wide(book, int(cell.rpartition(" ")[2]))
         if held is None:
             continue
@@ -107,12 +110,25 @@ def split(book: Book) -> Table:
             times(held.ms(ONE_SHOT), ours),
             times(held.ms(HALF), ours),
         ]
-        row += [Cell(f"{best.text} ({name})", best.sources), times(held.fastest(("baseline",), "compiled")[1], ours)]
+        row += [
+            Cell(f"{best.text} ({name})" if name else MISSING, best.sources),
+            times(held.fastest(("baseline",), "compiled")[1], ours),
+        ]
         row += [times(held.ms(peer), ours) for peer in ("flash-maxsim", "late-interaction-kernels")]
         keys = ("a100", "a100_times", "h100", "h100_times")
         row.append(paper(book, "splitd_perf", cell, *keys, form="{} ({}x), {} ({}x)"))
         table.rows.append(row)
+    table.notes.append(
+        "The paper ends at 2048. At 4096 neither whole tokens nor late-interaction-kernels (LIK) fit a multiprocessor."
+    )
     return table
+
+
+def _both(bytes_of: dict[str, Value | None]) -> Cell:
+    """Times as many bytes as ours, naive in either precision."""
+    both = [times(bytes_of[name], bytes_of[MAIN], digits=1) for name in (HALF, WIDE)]
+    found = both[0].sources + both[1].sources
+    return Cell(", ".join(cell.text for cell in both), found) if found else Cell(MISSING)
 
 
 def traffic(book: Book) -> Table:
@@ -121,19 +137,17 @@ def traffic(book: Book) -> Table:
         "traffic",
         "GB that one call moves at 1000 documents: counted, and read from the GPU's counters by ncu",
         ["shape", "ours counted", "naive FP16 counted", "naive FP32 acc. counted", "ratio (FP16, FP32)", "ours, ncu",
-         "naive FP16, ncu", "naive FP32 acc., ncu", "ratio, ncu",
-         "paper: naive, Flash, ratio"],
+         "naive FP16, ncu", "naive FP32 acc., ncu", "ratio, ncu (FP16, FP32)", "paper: naive, Flash, ratio"],
     )  # fmt: skip
     for shape, held in page_rows.rows_of(book, "traffic"):
         plain = {name: held.value("traffic", name, "counted_bytes") for name in (MAIN, HALF, WIDE)}
         seen = {name: held.value("traffic", name, "ncu", "bytes") for name in (MAIN, HALF, WIDE)}
-        both = [times(plain[name], plain[MAIN], digits=1) for name in (HALF, WIDE)]
         row: list[Cell | str] = [shape, *(gigabytes(value) for value in plain.values())]
-        row.append(Cell(", ".join(cell.text for cell in both), both[0].sources + both[1].sources))
+        row.append(_both(plain))
         for name, found in seen.items():
             why = "no counters" if held.raw("traffic", name, "ncu", "failed") else MISSING
             row.append(gigabytes(found) if found is not None else why)
-        row.append(times(seen[HALF], seen[MAIN], digits=1))
+        row.append(_both(seen))
         row.append(paper(book, "traffic", shape, "naive", "flash", "times", form="{}, {}, {}x"))
         table.rows.append(row)
     return table
@@ -174,7 +188,7 @@ def ooc(book: Book) -> Table:
     table = Table(
         "ooc",
         "one ColPali query against pages streamed from host memory",
-        ["pages", "embeddings GB", "GPU peak GB", "s", "pages/s", "of the link", "paper A100: embeddings, peak"],
+        ["pages", "embeddings GB", "GPU peak GB", "s", "pages/s", "of the link", "paper A100: embeddings, peak, pages/s"],
     )
     for cell in book.paper["ooc"]:
         file = "h200/streaming_ooc.json"
@@ -191,7 +205,7 @@ def ooc(book: Book) -> Table:
             number(count / seconds if count is not None else None, 3),
             percent(link / seconds if link is not None else None),
         ]
-        row.append(paper(book, "ooc", cell, "embeddings", "peak", form="{}, {}"))
+        row.append(paper(book, "ooc", cell, "embeddings", "peak", "rate", form="{}, {}, {}"))
         table.rows.append(row)
     table.notes.append(
         "More rows (HotpotQA, NQ, INT8, stored files, two GPUs): [scale.md](scale.md). Part of the pages is kept and cycled; "

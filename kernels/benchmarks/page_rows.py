@@ -9,9 +9,19 @@ from typing import Any
 from page_cells import Book, Value
 
 PAPER, FORWARD, SECOND = "h200/paper.json", "h200/forward.json", "h200/second.json"
+CPU = "cpu/forward.json"
 MAIN = "ours"
 COUNTS = {1000: "1K", 10000: "10K"}
 EAGER = ("naive FP16", "naive FP16, amax", "naive FP32 accumulation", "chunked FP16")
+
+
+def environments(found: Any) -> list[dict[str, Any]]:
+    """Machines and software that a results file names: of all rows, of groups, of the whole."""
+    if not isinstance(found, dict):
+        return []
+    here = list((found.get("environments") or {}).values())
+    here += [group.get("environment") for group in (found.get("groups") or {}).values()]
+    return [one for one in (*here, found.get("environment")) if isinstance(one, dict)]
 
 
 @dataclass(frozen=True)

@@ -1,108 +1,12 @@
-"""What docs/benchmarks.md says over all tables: fast_p, every loss, the second harness, side studies, CPU tables."""
+"""What docs/benchmarks.md says over all tables beside page_losses.py: who was not timed, the second harness, side studies, CPU."""
 
 from __future__ import annotations
-
-from collections.abc import Iterator
 
 import page_rows
 from page_cells import MISSING, Book, Cell, Table, Value, number, paper, plain, times
 from page_forward import HALF, SHAPES, WIDE
-from page_rows import FORWARD, MAIN, PAPER, SECOND, Held
-
-GROUPS = ("shapes", "frontier", "op_abl", "multiquery", "varlen", "int8", "int8_B", "wide")
-CPU = "cpu/forward.json"
-SAME_RATE = "bound by reading the documents, which every kernel does at the same rate; the difference is within the spread"
-REASONS = (  # part of a row's name, down to which ratio the reason covers, the reason
-    ("pairs", 0.9, "launch-bound: a few hundredths of the floor; the kernels differ by tenths of a microsecond"),
-    ("varlen", 0.8, "few documents: the time hardly falls with the tokens; it is that of the longest, which one program reads"),
-    ("textual", 0.97, SAME_RATE),
-    ("long-doc", 0.97, SAME_RATE),
-    ("d = 4096", 0.9, "cuBLAS's product with a separate maximum: writing S is cheap beside a product of this depth"),
-    (
-        "step ColBERT B=128",
-        0.6,
-        "bound by the host: the GPU is busy for a fifth of the step; the peer fuses loss and gradients",
-    ),
-)
-UNKNOWN = "no reason established"
-
-
-def _again(book: Book, name: str) -> bool:
-    """Whether the campaign has a row of an older file ("visual 10K", "wide, d = 768") too."""
-    shape, _, count = name.partition(" ")
-    number = {"1K": "1000", "10K": "10000"}.get(count, "")
-    return any(
-        page_rows.row(book, group, one) is not None
-        for group, one in (
-            ("shapes", f"{shape} {number}"),
-            ("frontier", f"{shape} {number}"),
-            ("wide", name.removeprefix("wide, ")),
-        )
-    )
-
-
-def measured(book: Book) -> Iterator[tuple[str, Held]]:
-    """(name, row) of every timed cell: the campaign's, and of older files the rows that the campaign has no counterpart of."""
-    for group in GROUPS:
-        for name in book.raw(PAPER, "groups", group, "rows") or {}:
-            held = page_rows.row(book, group, name)
-            assert held is not None
-            yield f"{group}: {name}", held
-    for group in ("dense", "wide", "many", "ragged", "pairs"):
-        for name in book.raw(FORWARD, "groups", group, "rows") or {}:
-            if not _again(book, name):
-                yield f"{group}: {name}", Held(book, FORWARD, ("groups", group, "rows", name))
-    for file, group in (("h200/training_steps.json", "steps"), ("h200/chamfer.json", "training")):
-        for name in book.raw(file, "groups", group, "rows") or {}:
-            yield f"{group}: {name}", Held(book, file, ("groups", group, "rows", name))
-
-
-def ratios(book: Book, *, peers: bool) -> Iterator[tuple[str, str, Value]]:
-    """(row, strongest rival, times faster than it) wherever somebody else was measured right."""
-    kinds = ("baseline", "peer") if peers else ("baseline",)
-    for name, held in measured(book):
-        main = held.raw("main") or MAIN
-        methods = held.raw("methods") or {}
-        right = tuple(key for key, data in methods.items() if data["kind"] in kinds and not data.get("wrong"))
-        rival, theirs = held.fastest(names=right) if right else ("", None)
-        ours = held.ms(main)
-        if theirs is not None and ours is not None:
-            yield name, rival, theirs / ours
-
-
-def fast_p(book: Book) -> Table:
-    """Shares of cells."""
-    table = Table(
-        "fast_p",
-        "share of cells at least p times faster than the strongest of",
-        ["against", "cells", "fast_1", "fast_1.5", "fast_2", "fast_3", "paper: cells, fast_1, fast_2, fast_3"],
-    )
-    claim = paper(book, "fast_p", "all", "cells", "fast1", "fast2", "fast3", form="{}, {}%, {}%, {}%")
-    for words, peers in (("eager, chunked and every compile flavour", False), ("the same and the peers", True)):
-        found = [value for _, _, value in ratios(book, peers=peers)]
-        if not found:
-            continue
-        sources = tuple(source for value in found for source in value.sources)
-        row: list[Cell | str] = [words, str(len(found))]
-        for least in (1.0, 1.5, 2.0, 3.0):
-            share = sum(value.number >= least for value in found) / len(found)
-            row.append(Cell(f"{100 * share:.0f}%", sources))
-        table.rows.append([*row, claim if not peers else MISSING])
-    return table
-
-
-def losses(book: Book) -> Table:
-    """Every cell below 1."""
-    table = Table(
-        "losses",
-        "every cell where somebody else was faster",
-        ["row", "who", "ours is so many times faster", "why"],
-    )
-    for name, rival, value in ratios(book, peers=True):
-        if value.number < 1:
-            why = next((why for part, least, why in REASONS if part in name and value.number >= least), UNKNOWN)
-            table.rows.append([name, rival, Cell(f"{value.number:.3f}x", value.sources), why])
-    return table
+from page_losses import fast_p, losses, measured
+from page_rows import CPU, FORWARD, MAIN, PAPER, SECOND, Held
 
 
 def refused(book: Book) -> Table:
@@ -157,9 +61,10 @@ def chunks(book: Book) -> Table:
     sizes = (1, 4, 16, 64, 256, 1024, 4096, 16384)
     table = Table(
         "chunk grid",
-        "naive FP16 by chunk size, ms",
-        ["shape, documents", "ours", *(str(size) for size in sizes), "compiled chunks (size)", "paper: compiled chunks"],
-    )
+        "FP16 eager by chunk size, ms, in the form with `max` (fwd_chunked takes the faster of `max` and `amax`)",
+        ["shape, documents", "ours", *(str(size) for size in sizes), "compiled chunks (size; over ours)",
+         "paper: compiled chunks (over Flash)"],
+    )  # fmt: skip
     for name in book.raw(PAPER, "groups", "chunks", "rows") or {}:
         held = page_rows.row(book, "chunks", name)
         assert held is not None
@@ -169,10 +74,20 @@ def chunks(book: Book) -> Table:
         beside = page_rows.shape(book, shape, int(count))
         label, value = beside.fastest(("baseline",), "compiled chunks") if beside is not None else ("", None)
         entry = str(beside.raw("methods", label, "entry")) if beside is not None and label else ""
-        shown = number(value)
-        row.append(Cell(f"{shown.text} ({entry.partition(' ')[0]})", shown.sources) if label else MISSING)
-        row.append(paper(book, "chunked_compile", name, "ms"))
+        shown, over = number(value), times(value, beside.ms(MAIN) if beside is not None else None)
+        said = f"{shown.text} ({entry.partition(' ')[0]}; {over.text})"
+        row.append(Cell(said, shown.sources + over.sources) if label else MISSING)
+        row.append(paper(book, "chunked_compile", name, "ms", "times", form="{} ({}x)"))
         table.rows.append(row)
+        why: dict[str, list[str]] = {}
+        for size in sizes:
+            if held.why(f"chunks of {size}"):
+                why.setdefault(held.why(f"chunks of {size}"), []).append(str(size))
+        table.notes += [f"{name}: no chunks of {', '.join(few)}: {reason}." for reason, few in why.items()]
+    if table.rows:
+        table.notes.append(
+            "Compiled chunks (FP16, no graphs, the fastest size) are of the frontier's rows of 10,000 documents, over ours there."
+        )
     return table
 
 
@@ -203,7 +118,7 @@ def roofline(book: Book) -> Table:
         "roofline and cost",
         "one query: operations a byte of documents, what bounds, how close, and GPU-seconds a million candidates",
         ["shape, documents", "operations a byte", "bound by", "ours, of floor", "ours, s a million", "chunked FP16, s a million",
-         "paper A100: Flash, chunked"],
+         "paper A100: Flash, chunked, s a million"],
     )  # fmt: skip
     for name in SHAPES:
         for count in (1000, 10000):
@@ -220,6 +135,12 @@ def roofline(book: Book) -> Table:
             row.append(paper(book, "cost", name, "flash", "chunked", form="{}, {}") if count == 10000 else MISSING)
             table.rows.append(row)
     table.notes.append("Dollars follow from any hourly price: seconds a million candidates / 3600 x price.")
+    claim = book.paper["cost"]["ColPali"]
+    table.notes.append(
+        f"The paper's {claim['flash']} and {claim['chunked']} us a candidate are as many seconds a million. Beside them it prints "
+        f"{claim['flash_printed']} and {claim['chunked_printed']} 'GPU-seconds per million candidates': those are GPU-hours a billion, "
+        "and its dollars follow from the wrong unit."
+    )
     return table
 
 

@@ -61,9 +61,9 @@ def ablation(book: Book) -> Table:
     """Backward paths."""
     table = Table(
         "bwd_abl",
-        "the backward alone, random winners, ms (peak GB beyond inputs and gradients)",
+        "the backward alone, random winners, and our whole steps, ms (peak GB beyond inputs and gradients)",
         ["shape", "csr", "atomic", "unified", "csr, hot winners", "unified, hot winners", "fastest peer (same run's csr)",
-         "paper H100: csr, atomic, unified"],
+         "whole step, csr", "whole step, unified", "paper H100, whole steps: csr, atomic, unified"],
     )  # fmt: skip
     for cell in book.paper["bwd_abl"]:
         held = first(book, ABLATION, "ablation", f"backward {cell}, random winners")
@@ -77,12 +77,18 @@ def ablation(book: Book) -> Table:
         mine = number(beside.ms("ours csr") if beside is not None else None)
         shown = number(rival)
         row.append(Cell(f"{shown.text} {name} ({mine.text})", shown.sources + mine.sources) if name else MISSING)
+        step = first(book, STEPS, "steps", f"step {cell}")
+        row += [with_peak(step, f"ours {name}") for name in ("csr", "unified")]
         pairs = [key for kind in ("csr", "atomic", "unified") for key in (kind, f"{kind}_peak")]
         row.append(paper(book, "bwd_abl", cell, *pairs, form="{} ({}), {} ({}), {} ({})"))
         table.rows.append(row)
     table.notes.append(
         "Random winners are spread out; *hot*: one document token wins for every query token. Uniform winners and every peer's path: "
         "[training.md](training.md)."
+    )
+    table.notes.append(
+        "The paper's figures belong beside the whole steps: its caption gives the step's peak, and its times are as long as steps, not "
+        "as backwards alone (flash-maxsim's here: [training.md](training.md)). Steps at ColPali B=32 were not measured."
     )
     return table
 
@@ -103,8 +109,8 @@ def breakdown(book: Book) -> Table:
     table = Table(
         "bwd_breakdown",
         "components of the csr backward for one query, GPU ms",
-        ["shape", "forward, winners kept", "list building", "dQ", "dD", "both in one call", "share of building", "autograd round trip",
-         "paper A100: forward, build, dQ, dD, step"],
+        ["shape", "forward, winners kept", "list building", "dQ", "dD", "sum of the three", "both in one call", "share of building",
+         "autograd round trip", "paper A100: forward, build, dQ, dD, pieces, step"],
     )  # fmt: skip
     for cell in book.paper["bwd_breakdown"]:
         held = first(book, (PARTS,), "parts", f"parts {cell}, one query")
@@ -114,16 +120,15 @@ def breakdown(book: Book) -> Table:
         build, dd = added(held, method, BUILD), added(held, method, ("_lists_kernel",))
         both = held.value("methods", "gradient of both, csr", "busy_median_ms")
         row: list[Cell | str] = [cell, number(held.value("methods", "scores, winners kept for the gradient", "busy_median_ms"))]
-        row += [
-            number(build),
-            number(held.value("methods", "gradient of queries, csr", "busy_median_ms")),
-            number(dd),
-            number(both),
-        ]
+        dq = held.value("methods", "gradient of queries, csr", "busy_median_ms")
+        whole = build + dq + dd if build is not None and dq is not None and dd is not None else None
+        row += [number(value) for value in (build, dq, dd, whole, both)]
         share = build / both if build is not None and both is not None else None
         row.append(Cell(f"{100 * share.number:.0f}%", share.sources) if share is not None else MISSING)
         row.append(number(held.ms("backward through autograd")))
-        row.append(paper(book, "bwd_breakdown", cell, "forward", "build", "dq", "dd", "step", form="{}, {}, {}, {}, {}"))
+        row.append(
+            paper(book, "bwd_breakdown", cell, "forward", "build", "dq", "dd", "pieces", "step", form="{}, {}, {}, {}, {}, {}")
+        )
         table.rows.append(row)
     table.notes.append(
         "Building is a counting sort of three small kernels (times by torch's profiler, L2 warm), the rest with the host ahead; the "

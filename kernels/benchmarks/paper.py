@@ -15,8 +15,10 @@ The other tables have scripts of their own: training.py (train, bwd_abl, bwd_bre
 (ooc), second.py (a second harness for fwd). `page.py` makes docs/benchmarks.md of all their files.
 
 The file is written after every row and keeps rows measured before, each with its commit; a row that is there with the same kernels
-is not measured again (`--again` does). `--rows TEXT` keeps rows whose name holds TEXT. A row starts only while `--seconds` allow it;
-the exit status is 1 when any was left out. `--compile-only` fills Triton's cache on disk, for several processes at once.
+is not measured again (`--again` does) unless something is missing: its main method's time, cells that failed or hung, a peer installed
+since, compiled methods that joined. A method that lost the GPU (exit status 3) is left out of that row when the command runs again.
+`--rows TEXT` keeps rows whose name holds TEXT. A row starts only while `--seconds` allow it; the exit status is 1 when any was left
+out. `--compile-only` fills Triton's cache on disk, for several processes at once.
 """
 
 from __future__ import annotations
@@ -36,9 +38,10 @@ import paper_traffic
 import peers
 import torch
 from clocks import Bench
-from forward import DeviceLostError, fill_cache
+from forward import DeviceLostError, fill_cache, interruptible
 from harness import surroundings
-from paper_run import SCHEMA, Options, Plan, Row, opened, selected, work
+from paper_file import opened
+from paper_run import SCHEMA, Options, Plan, Row, selected, work
 
 GROUPS: dict[str, Callable[[Options], list[Plan]]] = {
     "memory": paper_memory.memory,
@@ -107,6 +110,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--quiet", action="store_true", help="no progress bar")
     parser.add_argument("--revision", default="", help="what to record as the revision (default: git describe)")
     options = parser.parse_args(arguments)
+    options.refuse = parser.error
     options.began = time.perf_counter()
     try:
         options.only = groups_of([name for name in options.only.split(",") if name])
@@ -124,6 +128,14 @@ def wanted(options: argparse.Namespace) -> Callable[[str], bool]:
     return lambda name: not parts or any(part in name for part in parts)
 
 
+def matched(options: argparse.Namespace, plans: dict[str, list[Plan]]) -> None:
+    """Ends the program with a usage message where a part of `--rows` is in no row's name."""
+    names = [plan.name for rows in plans.values() for plan in rows]
+    lost = [part for part in options.rows.split(",") if part and not any(part in name for name in names)]
+    if lost:
+        options.refuse(f"--rows: got {', '.join(lost)}, need parts of names of rows (--list prints them)")
+
+
 def fill(todo: Sequence[tuple[str, Plan]]) -> None:
     """Compile what Triton compiles for these rows."""
 
@@ -137,6 +149,18 @@ def fill(todo: Sequence[tuple[str, Plan]]) -> None:
     fill_cache("paper", rows(), lambda method: method.entries.values())
 
 
+def told(lost: DeviceLostError, options: argparse.Namespace) -> str:
+    """What to say when the GPU is lost."""
+    said = f"\nThe GPU answers no more after {lost}"
+    if options.json is None:
+        return f"{said}; --json FILE would have kept the rows so far"
+    what = f"{lost.method} is left out of that row" if lost.method else "that row is left out"
+    flags = " and ".join(flag for flag, given in (("--fresh", options.fresh), ("--again", options.again)) if given)
+    again = f"Run the same command again{f', without {flags}' if flags else ''}"
+    return f"{said}; rows so far are in {options.json}. {again}: {what} ({lost.row})."
+
+
+@interruptible()
 def main(arguments: list[str] | None = None) -> None:
     """The command."""
     options = parse(arguments)
@@ -145,8 +169,10 @@ def main(arguments: list[str] | None = None) -> None:
         raise SystemExit(
             "paper.py measures a CUDA GPU, and torch sees none here; --smoke runs the flow, cpu_forward.py measures CPUs"
         )
-    held = Options(device, options.peers if device.type == "cuda" else (), options.compile, options.smoke, options.runs)
+    asked = options.peers if device.type == "cuda" else ()
+    held = Options(device, asked, options.compile, options.smoke, options.runs, options.autotune_here)
     plans = {name: GROUPS[name](held) for name in options.only}
+    matched(options, plans)
     todo = list(selected(plans, wanted(options)))
     if options.list:
         for group, plan in todo:
@@ -171,7 +197,7 @@ def main(arguments: list[str] | None = None) -> None:
             if part:
                 left += work(part, report, None if apart else Bench(device, min(options.runs, 20)), options, here)
     except DeviceLostError as lost:
-        print(f"\nThe GPU answers no more after {lost}; rows so far are in the file.", file=sys.stderr)
+        print(told(lost, options), file=sys.stderr)
         raise SystemExit(3) from None
     if left:
         print("\n".join(["", *left, f"{len(left)} rows left out"]), file=sys.stderr)

@@ -10,10 +10,12 @@ from functools import partial
 import paper_rivals
 import peers
 import rivals
+import torch
 from figures import Work
 from paper_inputs import RAGGED, SHORT, Sizes, drawn, ragged, sizes, unit
 from paper_run import Options, Plan, Row
 from rivals import Lineup
+from torch import Tensor
 from truths import truth
 from verdicts import SHAPES
 
@@ -23,6 +25,8 @@ QUERIES = (1, 4, 8, 16, 32)
 FRONTIER = (("visual", 5000), ("visual", 10000), ("visual", 20000), ("ColPali", 5000), ("ColPali", 10000), ("ColPali", 20000))
 CHUNKS = (("ColPali", 1000), ("visual", 10000), ("ColPali", 10000), ("ColPali", 20000))
 COMPILED_CHUNKS = (250, 500, 1000, 2000)
+COMPILED_TOO = 2  # the lineup of rows that compiled methods joined later
+GRAPH_SHARE = 3
 VARLEN_DOCUMENTS, VARLEN_TOKENS = 1000, 32
 
 
@@ -39,6 +43,32 @@ def _row(held: Sizes, options: Options, lineup: Lineup, queries: object, documen
         {"float": partial(truth, queries, documents)},  # type: ignore[arg-type]
         lineup,
     )
+
+
+def graph_modes(options: Options, held: Sizes) -> tuple[str, ...]:
+    """Compile flavours of a row: a CUDA graph keeps its similarity tensor, which must leave room for everybody else's."""
+    if options.device.type != "cuda":
+        return paper_rivals.BOTH
+    cells = held.queries * held.query_tokens * held.documents * held.tokens
+    room = torch.cuda.get_device_properties(options.device).total_memory
+    return paper_rivals.BOTH if 2 * cells <= room / GRAPH_SHARE else (paper_rivals.NO_GRAPHS,)
+
+
+def compiled_half(options: Options, held: Sizes, asked: Tensor, corpus: Tensor) -> Lineup:
+    """Both compile flavours over FP16, where compiled rivals are asked for."""
+    if not options.compile:
+        return Lineup([], {})
+    modes = graph_modes(options, held)
+    found = paper_rivals.compiled(asked, corpus, modes, (paper_rivals.HALF,))
+    if paper_rivals.GRAPHS not in modes:
+        name = paper_rivals.compiled_name(paper_rivals.HALF, paper_rivals.GRAPHS)
+        found.skipped[name] = f"its CUDA graph would keep more than 1/{GRAPH_SHARE} of the GPU's memory from the others"
+    return found
+
+
+def compile_seconds(options: Options) -> float:
+    """What `compiled_half` adds to a row."""
+    return 20.0 if options.compile else 0.0
 
 
 def shape_row(options: Options, shape: str, documents: int, *, compiled: bool, graph: bool) -> Row:
@@ -64,24 +94,26 @@ def shapes(options: Options) -> list[Plan]:
 
 
 def frontier_row(options: Options, shape: str, documents: int) -> Row:
-    """Large candidate sets: FP16 eager whole and in chunks, and (10K) chunks compiled."""
+    """Large candidate sets: FP16 eager whole and in chunks, compiled, and (10K) chunks compiled."""
     held = sizes(options, SHAPES[shape], documents)
     queries, asked, corpus = drawn(options, held)
     found = rivals.ours(asked, corpus)
     found.add(rivals.naive(asked, corpus)).add(rivals.chunked(asked, corpus))
+    found.add(compiled_half(options, held, asked, corpus))
     if options.compile and documents == 10000:
-        precisions = (paper_rivals.HALF,)
-        found.add(paper_rivals.compiled(asked, corpus, (paper_rivals.NO_GRAPHS,), precisions))
         found.add(paper_rivals.chunked_compiled(asked, corpus, COMPILED_CHUNKS))
     found.add(peers.dense(options.peers, asked, corpus))
     return _row(held, options, found, queries, corpus)
 
 
 def frontier(options: Options) -> list[Plan]:
+    more = compile_seconds(options)
+
+    def seconds(count: int) -> float:
+        return 12 + count / 1000 + more + (1.5 * more if count == 10000 else 0)
+
     return [
-        Plan(
-            cell(shape, count), partial(frontier_row, options, shape, count), 12 + count / 1000 + (30 if count == 10000 else 0)
-        )
+        Plan(cell(shape, count), partial(frontier_row, options, shape, count), seconds(count), COMPILED_TOO)
         for shape, count in FRONTIER
     ]
 
@@ -103,12 +135,16 @@ def op_abl_row(options: Options, shape: str) -> Row:
     held = sizes(options, SHORT[shape], OP_ABL[shape])
     queries, asked, corpus = drawn(options, held)
     found = rivals.ours(asked, corpus).add(paper_rivals.one_program_a_pair(asked, corpus))
-    found.add(rivals.naive(asked, corpus)).add(rivals.chunked(asked, corpus)).add(peers.dense(options.peers, asked, corpus))
+    found.add(rivals.naive(asked, corpus)).add(rivals.chunked(asked, corpus))
+    found.add(compiled_half(options, held, asked, corpus)).add(peers.dense(options.peers, asked, corpus))
     return _row(held, options, found, queries, corpus)
 
 
 def op_abl(options: Options) -> list[Plan]:
-    return [Plan(cell(shape, count), partial(op_abl_row, options, shape), 8) for shape, count in OP_ABL.items()]
+    seconds = 8 + compile_seconds(options)
+    return [
+        Plan(cell(shape, count), partial(op_abl_row, options, shape), seconds, COMPILED_TOO) for shape, count in OP_ABL.items()
+    ]
 
 
 def multiquery_name(shape: str, queries: int) -> str:
@@ -121,13 +157,15 @@ def multiquery_row(options: Options, shape: str, queries: int) -> Row:
     held = sizes(options, SHORT[shape], MULTIQUERY[shape], queries)
     block, asked, corpus = drawn(options, held)
     found = rivals.ours(asked, corpus).add(paper_rivals.textbook(asked, corpus))
-    found.add(rivals.naive(asked, corpus)).add(rivals.chunked(asked, corpus)).add(peers.dense(options.peers, asked, corpus))
+    found.add(rivals.naive(asked, corpus)).add(rivals.chunked(asked, corpus))
+    found.add(compiled_half(options, held, asked, corpus)).add(peers.dense(options.peers, asked, corpus))
     return _row(held, options, found, block, corpus)
 
 
 def multiquery(options: Options) -> list[Plan]:
+    seconds = 8 + compile_seconds(options)
     return [
-        Plan(multiquery_name(shape, count), partial(multiquery_row, options, shape, count), 8)
+        Plan(multiquery_name(shape, count), partial(multiquery_row, options, shape, count), seconds, COMPILED_TOO)
         for shape in MULTIQUERY
         for count in QUERIES
     ]

@@ -23,11 +23,13 @@ from functools import partial
 from pathlib import Path
 
 import paper_rivals
+import peers
 import rivals
 import torch
-from forward import failures
+from forward import RefusedError, failures
+from paper_file import Findings
 from paper_inputs import sizes, unit
-from paper_run import Findings, Options, Plan, reason
+from paper_run import Options, Plan, reason
 from timing import Call, Flush
 from torch import Tensor
 from truths import error, truth
@@ -47,7 +49,8 @@ GRAPHS_WIDE = paper_rivals.compiled_name(paper_rivals.WIDE, paper_rivals.GRAPHS)
 PLAIN_HALF = paper_rivals.compiled_name(paper_rivals.HALF, paper_rivals.NO_GRAPHS)
 EAGER = (OURS, HALF, WIDE, CHUNKED, FLASH, LIK)
 COMPILED = (GRAPHS_WIDE, PLAIN_HALF)
-SECONDS = 300
+HERE = "--autotune-here"
+SECONDS, POLL = 300.0, 0.1  # that a process may go without reporting a cell; between two looks at what it reported
 
 
 def cell_key(shape: str, documents: int) -> str:
@@ -73,6 +76,7 @@ def caller(method: str, queries: Tensor, documents: Tensor) -> Call:
     Raises:
         ValueError: a name that is none of the methods.
         ImportError: a peer that is not installed.
+        RefusedError: inputs that would lose the GPU.
     """
     if method == OURS:
         return partial(maxsim, queries, documents)  # type: ignore[return-value]
@@ -87,6 +91,9 @@ def caller(method: str, queries: Tensor, documents: Tensor) -> Call:
     if method == LIK:
         import late_interaction_kernels
 
+        why = peers.overflows(documents)
+        if why:
+            raise RefusedError(why)
         return partial(late_interaction_kernels.maxsim, queries, documents)
     if method not in COMPILED:
         raise ValueError(f"method: got {method!r}, need one of {', '.join((*EAGER, *COMPILED))}")
@@ -156,7 +163,9 @@ def measure(method: str, cells: list[str], device: torch.device, smoke: bool) ->
         shape, _, count = cell.partition(":")
         try:
             found = point(method, shape, int(count), device, smoke)
-        except failures() as problem:
+        except RefusedError as why:
+            found = {"failed": f"not tried: {why}"}
+        except (*failures(), ImportError) as problem:
             found = {"failed": reason(problem)}
         lost = ""
         try:
@@ -172,32 +181,55 @@ def measure(method: str, cells: list[str], device: torch.device, smoke: bool) ->
             return
 
 
-def child(method: str, cells: Sequence[str], smoke: bool, seconds: float) -> tuple[dict[str, Findings], str]:
-    """What a process of its own reported, and how it ended."""
-    command = [sys.executable, str(Path(__file__).resolve()), method, *cells, *(["--smoke"] if smoke else [])]
-    with tempfile.TemporaryFile("w+") as held:
+def command(method: str, cells: Sequence[str], flags: Sequence[str]) -> list[str]:
+    """The command line of a process of its own."""
+    return [sys.executable, str(Path(__file__).resolve()), method, *cells, *flags]
+
+
+def reported(held: Path) -> dict[str, Findings]:
+    """The cells in a process's output so far: whole lines only, since it may be in the middle of one."""
+    lines = held.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True)
+    return dict(json.loads(line) for line in lines if line.startswith('["') and line.endswith("\n"))
+
+
+def child(method: str, cells: Sequence[str], flags: Sequence[str], seconds: float) -> tuple[dict[str, Findings], str]:
+    """What a process of its own reported, and how it ended; it is killed when it reports no new cell for `seconds`."""
+    with tempfile.TemporaryDirectory() as folder:
+        held = Path(folder) / "cells"
+        with held.open("w", encoding="utf-8") as output:
+            process = subprocess.Popen(command(method, cells, flags), stdout=output)
+        count, deadline = 0, time.monotonic() + seconds
         try:
-            ended = subprocess.run(command, stdout=held, check=False, timeout=seconds).returncode
-            end = f"the process ended with {ended}"
-        except subprocess.TimeoutExpired:
-            end = f"not reached in {SECONDS} s"
-        held.seek(0)
-        return dict(json.loads(line) for line in held if line.startswith('["')), end
+            while process.poll() is None:
+                time.sleep(POLL)
+                now = len(reported(held))
+                if now > count:
+                    count, deadline = now, time.monotonic() + seconds
+                elif time.monotonic() > deadline:
+                    return reported(held), f"timed out after {seconds:.0f} s"
+            return reported(held), f"the process ended with {process.returncode}"
+        finally:  # Ctrl-C too: nothing may go on using the GPU
+            process.kill()
+            process.wait()
 
 
 def memory_row(options: Options, method: str, cells: tuple[str, ...]) -> Findings:
     """A process of its own for one method; a new one for the rest when it died. Cells beyond one that lost the GPU are not tried."""
+    module = peers.load(method) if method in peers.PEERS else None
+    if isinstance(module, str):
+        return {"cells": {key_of(cell): {"failed": module} for cell in cells}}
+    flags = [flag for flag, asked in (("--smoke", options.smoke), (HERE, options.autotune_here)) if asked]
     found: dict[str, Findings] = {}
-    left, deadline = list(cells), time.monotonic() + SECONDS
+    left = list(cells)
     while left:
-        reported, end = child(method, left, options.smoke, max(0.0, deadline - time.monotonic()))
-        found |= reported
+        new, end = child(method, left, flags, SECONDS)
+        found |= new
         rest = [cell for cell in left if key_of(cell) not in found]
         lost = [cell for cell in left if "lost" in found.get(key_of(cell), {})]
         for cell in rest:
             if lost and size_of(cell) >= size_of(lost[-1]):
                 found[key_of(cell)] = {"failed": f"not tried: a fault at {key_of(lost[-1])}"}
-        if rest and not lost:  # died without a word, at the first of them
+        if rest and not lost:  # died or hung without a word, at the first of them
             found[key_of(rest[0])] = {"failed": end}
         left = [cell for cell in rest if key_of(cell) not in found]
     return {"cells": found}
@@ -218,15 +250,20 @@ def memory_compiled(options: Options) -> list[Plan]:
 def main(arguments: list[str]) -> None:
     """The child process."""
     smoke = "--smoke" in arguments
-    method, *cells = [argument for argument in arguments if argument != "--smoke"]
+    method, *cells = [argument for argument in arguments if argument not in ("--smoke", HERE)]
     torch.set_float32_matmul_precision("high")
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if device.type == "cpu" and not smoke:
         raise SystemExit("paper_memory.py measures a CUDA GPU, and torch sees none here")
+    if method in COMPILED:
+        paper_rivals.settle(HERE not in arguments)
     for key, found in measure(method, cells, device, smoke):
         print(json.dumps([key, found]), flush=True)
         print(f"{method}, {key}: {json.dumps(found)[:160]}", file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    try:
+        main(sys.argv[1:])
+    except KeyboardInterrupt:  # the benchmark says so
+        raise SystemExit(130) from None

@@ -14,8 +14,9 @@ from typing import Any
 import paper_rivals
 import rivals
 import torch
+from paper_file import Findings
 from paper_inputs import Sizes, sizes, unit
-from paper_run import Findings, Options, Plan, reason
+from paper_run import Options, Plan, reason
 from timing import Call
 from torch import Tensor
 from verdicts import SHAPES

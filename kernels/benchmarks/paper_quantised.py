@@ -13,10 +13,11 @@ import paper_rivals
 import peers
 import rivals
 import torch
-from paper_cases import OP_ABL, cell
+from paper_cases import COMPILED_TOO, OP_ABL, cell, compile_seconds, compiled_half
+from paper_file import Findings
 from paper_inputs import SHORT, drawn, sizes
 from paper_quality import ranked
-from paper_run import Findings, Options, Plan, Row
+from paper_run import Options, Plan, Row
 from timing import Call
 from truths import Truth, truth
 from verdicts import GRANULARITIES, quantised_name
@@ -35,7 +36,7 @@ def storage(held: Int8Tokens) -> int:
 
 
 def int8_row(options: Options, shape: str, documents: int) -> Row:
-    """INT8 at every granularity, FP16, naive, dequantise first, the peer's INT8."""
+    """INT8 at every granularity, FP16, naive, compiled FP16, dequantise first, the peer's INT8."""
     held = sizes(options, SHORT[shape], documents)
     queries, asked, corpus = drawn(options, held)
     codes = {kind: quantize_int8(corpus, kind) for kind in GRANULARITIES}  # type: ignore[arg-type]
@@ -46,7 +47,7 @@ def int8_row(options: Options, shape: str, documents: int) -> Row:
         work = held.work("int8", tokens.scales.numel())
         found.add(rivals.ours(asked, tokens, name=quantised_name("INT8", kind), truth=kind, work=work))
     found.add(rivals.naive(asked, corpus)).add(rivals.chunked(asked, corpus)).add(rivals.dequantised(asked, codes["token"]))
-    found.add(peers.int8(options.peers, asked, corpus))
+    found.add(compiled_half(options, held, asked, corpus)).add(peers.int8(options.peers, asked, corpus))
     stored = {kind: storage(tokens) for kind, tokens in codes.items()} | {"FP16": corpus.numel() * corpus.element_size()}
 
     def more(calls: dict[str, Call]) -> Findings:
@@ -58,11 +59,19 @@ def int8_row(options: Options, shape: str, documents: int) -> Row:
 
 
 def int8(options: Options) -> list[Plan]:
-    return [Plan(cell(shape, count), partial(int8_row, options, shape, count), 9) for shape, count in OP_ABL.items()]
+    seconds = 9 + compile_seconds(options)
+    return [
+        Plan(cell(shape, count), partial(int8_row, options, shape, count), seconds, COMPILED_TOO)
+        for shape, count in OP_ABL.items()
+    ]
 
 
 def int8_sweep(options: Options) -> list[Plan]:
-    return [Plan(cell("ColPali", count), partial(int8_row, options, "ColPali", count), 9 + count / 700) for count in SWEEP]
+    seconds = 9 + compile_seconds(options)
+    return [
+        Plan(cell("ColPali", count), partial(int8_row, options, "ColPali", count), seconds + count / 700, COMPILED_TOO)
+        for count in SWEEP
+    ]
 
 
 # Wide embeddings

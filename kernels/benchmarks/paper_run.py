@@ -3,8 +3,7 @@
 A row's methods are called until warm, compared with FP64 on the same inputs after NaN was left where their output will lie, and
 asked for their memory; who is wrong, fails (with the exception's text) or takes seconds is not timed and says so. The rest take turns
 with the library product of the row's dtype and a plain read, the L2 emptied before each call (`timing.py`). Compiled methods run 100
-times first. The results file keeps every row with the commit and the time it was measured at, so rows of several runs, also of
-different kernels, stand side by side; rows of another GPU, torch or Triton are refused.
+times first. The results file is `paper_file.py`'s.
 
 On a CPU (`smoke`) wall clocks replace events and figures mean nothing.
 """
@@ -14,26 +13,24 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
-from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import timing
 import torch
 from clocks import SLOWEST, Bench
-from figures import Work, floor, write
-from forward import RefusedError, failures, still_answers
+from figures import Work, floor
+from forward import DeviceLostError, RefusedError, failures, still_answers
+from paper_file import LINEUP, Findings, add, losers, remember, there
 from rivals import Lineup, Method
 from timing import Call
 from truths import Truth, error
 
 SCHEMA = "maxsim-kernels/paper/1"
-IDENTITY = ("gpu", "capability", "torch", "cuda", "triton")
 CHOOSING, WARM_COMPILED, WARM_SECONDS = 3, 100, 3.0
 SLOW_MS, SLOW_RUNS = 150.0, 5  # a method above this takes its turns apart, in fewer rounds
-Findings = dict[str, Any]
 
 
 @dataclass
@@ -57,6 +54,7 @@ class Plan:
     name: str
     make: Callable[[], Row | Findings]  # findings: measured by the maker itself (in processes of its own)
     seconds: float = 10.0
+    lineup: int = LINEUP  # raised when compiled methods join: rows of a lower one are measured again when those are asked for
 
 
 @dataclass
@@ -68,6 +66,7 @@ class Options:
     compile: bool = True
     smoke: bool = False
     runs: int = 50
+    autotune_here: bool = False
     extra: dict[str, Any] = field(default_factory=dict)
 
 
@@ -160,8 +159,28 @@ def clocked(calls: dict[str, Call], units: set[str], bench: Bench, runs: int) ->
     return {name: found[name] for name in calls}, ceilings
 
 
-def run_row(row: Row, bench: Bench, runs: int) -> Findings:
-    """Check and time everybody in a row."""
+def prepared(method: Method, row: Row, truths: dict[str, Truth], bench: Bench) -> tuple[Call, Findings]:
+    """`prepare`, with the method's name in what tells that the GPU is lost.
+
+    Raises:
+        RefusedError: the method does not take part.
+        DeviceLostError: it left the GPU unusable.
+    """
+    try:
+        try:
+            return prepare(method, row, truths, bench)
+        except failures() as problem:
+            failed = f"failed: {reason(problem)}"
+        still_answers(bench.wait, method.name)
+    except DeviceLostError as lost:
+        lost.method = method.name
+        raise
+    bench.clear()
+    raise RefusedError(failed)
+
+
+def run_row(row: Row, bench: Bench, runs: int, without: Mapping[str, str] = MappingProxyType({})) -> Findings:
+    """Check and time everybody in a row but who is in `without`, with the reason."""
     calls: dict[str, Call] = {}
     methods: dict[str, Findings] = {}
     skipped = dict(row.lineup.skipped)
@@ -170,7 +189,9 @@ def run_row(row: Row, bench: Bench, runs: int) -> Findings:
     for method in row.lineup.methods:
         bench.clear()
         try:
-            calls[method.name], methods[method.name] = prepare(method, row, truths, bench)
+            if method.name in without:
+                raise RefusedError(without[method.name])
+            calls[method.name], methods[method.name] = prepared(method, row, truths, bench)
             works[method.name] = method.work or row.work
         except RefusedError as why:
             skipped[method.name] = str(why)
@@ -196,55 +217,6 @@ def run_row(row: Row, bench: Bench, runs: int) -> Findings:
     if row.more is not None:
         data |= row.more(calls)
     return data
-
-
-# The results file
-
-
-def identity(here: Findings) -> Findings:
-    """What all rows of a file share."""
-    return {key: here[key] for key in IDENTITY}
-
-
-def opened(path: Path | None, here: Findings, fresh: bool, schema: str) -> Findings:
-    """The document to add to: the file's, or a new one.
-
-    Raises:
-        ValueError: the file is of another schema, GPU or software.
-    """
-    new: Findings = {"schema": schema, "identity": identity(here), "environments": {}, "groups": {}, "partial": {}}
-    if path is None or fresh or not path.exists():
-        return new
-    found: Findings = json.loads(path.read_text(encoding="utf-8"))
-    for key, mine in (("schema", schema), ("identity", new["identity"])):
-        if found.get(key) != mine:
-            raise ValueError(f"{path}: {key} {found.get(key)}, here {mine}; name another file, or --fresh to replace it")
-    return found
-
-
-def environment_key(here: Findings) -> str:
-    """The name under which a run's environment stands in the file."""
-    return f"{here['revision']} {here['sources']}"
-
-
-def there(report: Findings, group: str, name: str, here: Findings, options: argparse.Namespace) -> bool:
-    """Whether the file already has a row of the same kernels, with as many rounds and everybody who would take part now."""
-    row = report["groups"].get(group, {}).get("rows", {}).get(name)
-    if row is None or row["runs"] < options.runs or (options.compile and not row["compile"]):
-        return False
-    same = report["environments"][row["environment"]]["sources"] == here["sources"]
-    return bool(same and set(options.peers) <= set(row["peers"]))
-
-
-def add(report: Findings, group: str, name: str, data: Findings, here: Findings, options: argparse.Namespace) -> None:
-    """Put a row in and write the file."""
-    key = environment_key(here)
-    report["environments"][key] = here
-    rows = report["groups"].setdefault(group, {"rows": {}})["rows"]
-    asked = {"runs": options.runs, "compile": options.compile, "peers": list(options.peers)}
-    when = datetime.now(UTC).isoformat(timespec="seconds")
-    rows[name] = {**data, "environment": key, "measured": when, **asked}
-    write(options.json, report)
 
 
 # The command's loop
@@ -293,15 +265,38 @@ def selected(plans: dict[str, Sequence[Plan]], wanted: Callable[[str], bool]) ->
                 yield group, plan
 
 
-def made(plan: Plan, bench: Bench | None, runs: int) -> Findings:
+def made(plan: Plan, bench: Bench | None, runs: int, without: Mapping[str, str]) -> Findings:
     """A row's figures.
 
     Raises:
         RefusedError: it cannot be measured here.
         DeviceLostError: a method left the GPU unusable.
     """
+    if "" in without:
+        raise RefusedError(without[""])
     drawn: Row | Findings = plan.make()
-    return run_row(drawn, _needed(bench), runs) if isinstance(drawn, Row) else drawn
+    return run_row(drawn, _needed(bench), runs, without) if isinstance(drawn, Row) else drawn
+
+
+def measured(plan: Plan, name: str, bench: Bench | None, runs: int, without: Mapping[str, str]) -> tuple[Findings, str]:
+    """A row's figures, or none and why.
+
+    Raises:
+        DeviceLostError: a method left the GPU unusable; with the row's name.
+    """
+    data, why = Findings(), ""
+    try:
+        try:
+            data = made(plan, bench, runs, without)
+        except RefusedError as problem:
+            why = str(problem)
+        except failures() as problem:
+            why = reason(problem)
+        still_answers(bench.wait if bench is not None else (lambda: None), name)
+    except DeviceLostError as lost:
+        lost.row = name
+        raise
+    return data, why
 
 
 def work(
@@ -315,7 +310,7 @@ def work(
     for group, plan in bar:
         bar.set_description(f"{group}: {plan.name}"[:48])
         name = f"{group}: {plan.name}"
-        if not options.again and there(report, group, plan.name, here, options):
+        if not options.again and there(report, group, plan.name, here, options, plan.lineup):
             bar.write(f"\n{name}: in the file already")
             continue
         spent = time.perf_counter() - start
@@ -323,18 +318,16 @@ def work(
             left.append(f"{name}: left out, may take {plan.seconds:.0f} s after {spent:.0f} of {options.seconds:.0f} s")
             continue
         began = time.perf_counter()
-        data: Findings = {}
         try:
-            data = made(plan, bench, options.runs)
-        except RefusedError as why:
-            left.append(f"{name}: {why}")
-        except failures() as problem:
-            left.append(f"{name}: {reason(problem)}")
-        still_answers(bench.wait if bench is not None else (lambda: None), name)
+            data, why = measured(plan, name, bench, options.runs, {} if options.again else losers(report, name, here))
+        except DeviceLostError as lost:
+            remember(report, name, lost, here, options)
+            raise
         clear(bench)
-        if not data:
+        if why:
+            left.append(f"{name}: {why}")
             continue
         data["seconds"] = time.perf_counter() - began
-        add(report, group, plan.name, data, here, options)
+        add(report, group, plan.name, data, here, options, plan.lineup)
         bar.write("\n".join(lines(name, data)))
     return left

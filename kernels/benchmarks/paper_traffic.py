@@ -18,8 +18,9 @@ from pathlib import Path
 
 import paper_memory
 import torch
+from paper_file import Findings
 from paper_inputs import sizes, unit
-from paper_run import Findings, Options, Plan
+from paper_run import Options, Plan
 from verdicts import SHAPES
 
 DOCUMENTS = 1000

@@ -1,6 +1,6 @@
 """The paper's 500-step training-parity run: FP16-in-dtype naive autograd against ours from one seed, loss by loss.
 
-    python kernels/benchmarks/parity.py --json FILE [--steps 500] [--batch 64] [--full] [--smoke]
+    python kernels/benchmarks/parity.py --json FILE [--steps 500] [--batch 64] [--full] [--smoke] [--quiet]
     python kernels/benchmarks/parity.py --draw FILE.json PICTURE.png
 
 B queries and B documents of 1024 tokens, d = 128, are FP32 parameters (there is no encoder): tokens are normalised, cast to FP16 and
@@ -9,7 +9,8 @@ same (empty) Adam state, and sees no other data, so runs differ only in how the 
 similarities and maxima in FP16 and sums them in FP32 (a sum of a thousand in FP16 is rounded to 0.25 or worse). `--full` adds
 naive with FP32 accumulation, which shows whose rounding a drift is.
 
-JSON is written on the machine that measures; drawing needs matplotlib and no GPU (paper appendix 'Training-Parity Curve').
+JSON is written after every run, on the machine that measures; drawing needs matplotlib and no GPU (the paper's appendix
+'Training-Parity Curve').
 """
 
 from __future__ import annotations
@@ -18,16 +19,18 @@ import argparse
 import gc
 import json
 import math
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
-from figures import short
+from figures import write
 from harness import surroundings
 from torch import Tensor
 from torch.nn.functional import cross_entropy, normalize
+from tqdm import tqdm
 
 from maxsim_kernels import maxsim
 
@@ -55,8 +58,11 @@ def ours(queries: Tensor, documents: Tensor) -> Tensor:
     return scores
 
 
-def train(score: Scorer, batch: int, tokens: int, steps: int, device: torch.device) -> dict[str, Any]:
-    """Losses of every step, milliseconds a step, peak memory of a step above parameters and Adam state."""
+def train(score: Scorer, batch: int, tokens: int, steps: int, device: torch.device, bar: tqdm | None = None) -> dict[str, Any]:
+    """Losses of every step, milliseconds a step, peak memory of a step above parameters and Adam state; `bar` counts steps.
+
+    On a GPU the bar counts steps that were queued: waiting for each would slow the run it reports on.
+    """
     generator = torch.Generator(device).manual_seed(0)
     parameters = [torch.randn(batch, tokens, DIM, device=device, generator=generator).requires_grad_() for _ in range(2)]
     cuda = device.type == "cuda"
@@ -83,6 +89,8 @@ def train(score: Scorer, batch: int, tokens: int, steps: int, device: torch.devi
                 before = torch.cuda.memory_allocated()
             start, first = time.perf_counter(), number
         losses.append(step())
+        if bar is not None:
+            bar.update()
     if cuda:
         torch.cuda.synchronize()
         peak = int(torch.cuda.max_memory_allocated() - before)
@@ -110,19 +118,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     scorers: dict[str, Scorer] = {OURS: ours, NAIVE: naive}
     if options.full:
         scorers[FULL] = full
-    runs: dict[str, Any] = {}
-    for name, score in scorers.items():
-        try:
-            runs[name] = train(score, batch, tokens, steps, device)
-        except torch.OutOfMemoryError as problem:
-            runs[name] = {"failed": str(problem).splitlines()[0]}
-        gc.collect()
-        if device.type == "cuda":
-            torch.cuda.empty_cache()
-        print(f"{name}: {words(runs[name])}", flush=True)
-    fit = [name for name in runs if "losses" in runs[name]]
-    pairs = [(one, other) for place, one in enumerate(fit) for other in fit[place + 1 :]]
-    return {
+    report: dict[str, Any] = {
         "schema": f"{SCHEMA}/smoke" if options.smoke else SCHEMA,
         "environment": surroundings(options.revision, device),
         "settings": {
@@ -134,10 +130,28 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
             "loss_scale": SCALE,
             "seed": 0,
         },
-        "runs": runs,
-        "drift": {f"{one} - {other}": drift(runs[one]["losses"], runs[other]["losses"]) for one, other in pairs},
+        "runs": {},
+        "drift": {},
         "paper": PAPER,
     }
+    runs = report["runs"]
+    with tqdm(total=len(scorers) * steps, unit="step", disable=True if options.quiet else None) as bar:
+        for name, score in scorers.items():
+            bar.set_description(name)
+            try:
+                runs[name] = train(score, batch, tokens, steps, device, bar)
+            except torch.OutOfMemoryError as problem:
+                runs[name] = {"failed": str(problem).splitlines()[0]}
+            gc.collect()
+            if device.type == "cuda":
+                torch.cuda.empty_cache()
+            tqdm.write(f"{name}: {words(runs[name])}")
+            sys.stdout.flush()
+            fit = [one for one in runs if "losses" in runs[one]]
+            pairs = [(one, other) for place, one in enumerate(fit) for other in fit[place + 1 :]]
+            report["drift"] = {f"{one} - {other}": drift(runs[one]["losses"], runs[other]["losses"]) for one, other in pairs}
+            write(options.json, report)
+    return report
 
 
 def words(run: dict[str, Any]) -> str:
@@ -215,11 +229,12 @@ def load(path: Path) -> dict[str, Any]:
 def main(arguments: list[str] | None = None) -> None:
     """The command."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path, help="write the figures here")
+    parser.add_argument("--json", type=Path, help="write the figures here, after every run")
     parser.add_argument("--steps", type=int, default=500, help="default 500")
     parser.add_argument("--batch", type=int, default=64, help="default 64; naive FP16 needs about 28 GB there")
     parser.add_argument("--full", action="store_true", help="also naive with FP32 accumulation (56 GB at 64)")
     parser.add_argument("--smoke", action="store_true", help="tiny, on a CPU too: shows mistakes, measures nothing")
+    parser.add_argument("--quiet", action="store_true", help="no progress bar")
     parser.add_argument("--revision", default="", help="what to record as the revision (default: git describe)")
     parser.add_argument("--draw", type=Path, nargs=2, metavar=("FILE", "PNG"), help="draw a file; needs matplotlib, no GPU")
     parser.add_argument("--show", type=Path, help="print a file's Markdown and end; needs no GPU")
@@ -232,11 +247,7 @@ def main(arguments: list[str] | None = None) -> None:
         return
     if options.steps < 1 or options.batch < 2:
         parser.error(f"--steps, --batch: got {options.steps}, {options.batch}, need at least 1 and 2")
-    report = measure(options)
-    if options.json is not None:
-        options.json.parent.mkdir(parents=True, exist_ok=True)
-        options.json.write_text(json.dumps(short(report), indent=1, allow_nan=False) + "\n", encoding="utf-8")
-    print("\n".join(lines(report)), flush=True)
+    print("\n".join(lines(measure(options))), flush=True)
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import re
 from collections.abc import Mapping
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
@@ -24,6 +25,7 @@ from maxsim_kernels import Packed
 PEERS = {FLASH: "flash_maxsim", LIK: "late_interaction_kernels"}
 LIK_WIDEST = 2048  # above, its smallest tile asks for 256 KiB of shared memory after more than a minute of compiling
 LIK_CELLS = 2**31  # from here on its addresses overflow: 20,000 x 1024 x 128 gave wrong scores, then an illegal memory access
+LIK_OVERFLOWS = (0, 4, 5)  # the version that this was seen with: newer ones are tried
 BLOCK = 128  # query rows that both peers' FP16 paths cut long queries into
 
 
@@ -46,6 +48,16 @@ def versions() -> dict[str, str]:
     return found
 
 
+def overflows(documents: Tensor) -> str:
+    """Why late-interaction-kernels is not called with these documents; empty when it is."""
+    found = versions()[LIK]
+    known = tuple(int(part) for part in re.findall(r"\d+", found)[:3])
+    if documents.numel() < LIK_CELLS or known > LIK_OVERFLOWS:
+        return ""
+    seen = ".".join(map(str, LIK_OVERFLOWS))
+    return f"2^31 numbers and more: wrong scores or an illegal memory access, which ends the run (seen at 20,000 with {seen})"
+
+
 def _lineup(name: str, module: Any, entries: Mapping[str, Call], bound: float = LOOSE) -> Lineup:
     return Lineup([], {name: module}) if isinstance(module, str) else Lineup([Method(name, "peer", entries, bound)], {})
 
@@ -61,8 +73,8 @@ def dense(peers: tuple[str, ...], queries: Tensor, documents: Tensor) -> Lineup:
         elif peer == LIK:
             if width > LIK_WIDEST:
                 module = f"d above {LIK_WIDEST}: its smallest tile needs more shared memory than an SM has"
-            elif documents.numel() >= LIK_CELLS:
-                module = "2^31 numbers and more: wrong scores or an illegal memory access, which ends the run (seen at 20,000)"
+            elif overflows(documents):
+                module = overflows(documents)
             else:
                 entries = {"maxsim": partial(module.maxsim, queries, documents)}
         elif single:

@@ -32,7 +32,7 @@ from typing import Any
 
 import torch
 from figures import empty, merge, opened, read, short, write
-from forward import failures
+from forward import failures, interruptible
 from harness import surroundings
 from streaming_cases import DEFAULT, ROWS, Lines
 from streaming_data import TINY, Sizes
@@ -146,12 +146,17 @@ def run_ranks(make: Callable[..., Bench], options: argparse.Namespace, schema: s
         print("\n".join(markdown(short(report), options.brief)), flush=True)
 
 
+@interruptible()
 def main(arguments: list[str] | None = None) -> None:
     """The command."""
     options = parse(arguments)
     schema = f"{SCHEMA}/tiny" if options.tiny else SCHEMA
     if options.show is not None:
-        print("\n".join(markdown(read(options.show, schema), options.brief)), flush=True)
+        try:
+            held = read(options.show, schema)
+        except ValueError as problem:
+            raise SystemExit(str(problem)) from None
+        print("\n".join(markdown(held, options.brief)), flush=True)
         return
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if device.type == "cpu" and not options.tiny and options.only != ["cpu"]:

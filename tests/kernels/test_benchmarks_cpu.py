@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import io
+import json
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -65,3 +67,60 @@ def test_a_wrong_peer_is_reported_and_a_wrong_method_of_ours_ends_the_run(
     monkeypatch.setattr(bench, "chunks", lambda queries, documents, lengths: torch.ones(len(queries), len(documents)))
     with pytest.raises(SystemExit, match="products of 32 documents, padded: wrong"):
         bench.measure("case", 1, False, 3, skipped)
+
+
+class Terminal(io.StringIO):
+    """A stream that says it is a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("runs", ["1", "2"])
+def test_a_run_of_any_length_writes_its_file_after_every_case(
+    bench: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str], runs: str
+) -> None:
+    monkeypatch.setattr(bench, "DOCUMENTS", 6)
+    monkeypatch.setattr(bench, "LENGTH", 18)
+    monkeypatch.setattr(bench, "PEERS", {})
+    path, kept = tmp_path / "cpu.json", []
+
+    def memory() -> dict[str, float]:
+        kept.append(json.loads(path.read_text(encoding="utf-8")))
+        return {"small": 1.0}
+
+    monkeypatch.setattr(bench, "memory", memory)
+    bench.main(["--runs", runs, "--json", str(path)])
+    held = json.loads(path.read_text(encoding="utf-8"))
+    assert len(kept[0]["cases"]) == len(held["cases"]) == 4
+    row = held["cases"]["1 query, ragged"]["ours FP32"]
+    assert row["median_ms"] > 0
+    assert (row["iqr_ms"] == 0) == (runs == "1"), "one round has no spread"
+    assert held["peak_mb_beyond_inputs_and_results"] == {"small": 1.0}
+    assert "ours FP32" in capsys.readouterr().out
+    with pytest.raises(SystemExit, match="2"):
+        bench.main(["--runs", "0"])
+    assert "--runs: got 0, need 1 or more" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["cpu_forward", "parity"])
+def test_a_bar_on_a_terminal_only(name: str, bench: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    script = importlib.import_module(name)
+    monkeypatch.setattr(bench, "DOCUMENTS", 6)
+    monkeypatch.setattr(bench, "LENGTH", 18)
+    monkeypatch.setattr(bench, "PEERS", {})
+    monkeypatch.setattr(bench, "memory", dict)
+    command = [
+        "--json",
+        str(tmp_path / "held.json"),
+        *(["--runs", "2"] if name == "cpu_forward" else ["--smoke", "--steps", "2"]),
+    ]
+    shown = {}
+    for words, stream in (((), Terminal()), (("--quiet",), Terminal()), ((), io.StringIO())):
+        monkeypatch.setattr(sys, "stderr", stream)
+        script.main([*command, *words])
+        shown[(words, stream.isatty())] = stream.getvalue()
+    assert "%|" in shown[(), True]
+    assert ("round" if name == "cpu_forward" else "step") in shown[(), True]
+    assert not shown[("--quiet",), True]
+    assert not shown[(), False]

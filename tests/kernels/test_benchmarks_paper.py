@@ -16,7 +16,7 @@ import pytest
 import torch
 
 FOLDER = Path(__file__).resolve().parents[2] / "kernels" / "benchmarks"
-NAMES = ("figures", "rivals", "truths", "peers", "forward", "clocks", "paper", "paper_run", "paper_inputs", "paper_rivals",
+NAMES = ("figures", "rivals", "truths", "peers", "forward", "clocks", "paper", "paper_file", "paper_run", "paper_inputs", "paper_rivals",
          "paper_cases", "paper_quality", "paper_quantised", "paper_memory", "paper_traffic", "second")  # fmt: skip
 CPU = torch.device("cpu")
 
@@ -109,13 +109,13 @@ def test_rows_beyond_the_time_are_left_out_and_said(
 
 
 def test_files_of_other_machines_are_refused_but_not_of_other_kernels(bench: SimpleNamespace, tmp_path: Path) -> None:
-    run, path = bench.paper_run, tmp_path / "paper.json"
+    run, path = bench.paper_file, tmp_path / "paper.json"
     here = {"gpu": "G", "capability": [9, 0], "torch": "2", "cuda": "13", "triton": "3", "sources": "a", "revision": "r"}
     asked = argparse.Namespace(runs=50, compile=True, peers=("flash-maxsim",), json=path)
-    report = run.opened(path, here, False, run.SCHEMA)
+    report = run.opened(path, here, False, bench.paper_run.SCHEMA)
     run.add(report, "shapes", "row", {"methods": {}}, here, asked)
     other = {**here, "sources": "b"}
-    report = run.opened(path, other, False, run.SCHEMA)
+    report = run.opened(path, other, False, bench.paper_run.SCHEMA)
     assert run.there(report, "shapes", "row", here, asked)
     assert not run.there(report, "shapes", "row", other, asked), "of other kernels"
     assert not run.there(report, "shapes", "row", here, argparse.Namespace(**{**vars(asked), "runs": 60}))
@@ -123,10 +123,10 @@ def test_files_of_other_machines_are_refused_but_not_of_other_kernels(bench: Sim
         report, "shapes", "row", here, argparse.Namespace(**{**vars(asked), "peers": ("late-interaction-kernels",)})
     )
     run.add(report, "shapes", "second", {"methods": {}}, other, asked)
-    rows = run.opened(path, here, False, run.SCHEMA)["groups"]["shapes"]["rows"]
+    rows = run.opened(path, here, False, bench.paper_run.SCHEMA)["groups"]["shapes"]["rows"]
     assert [row["environment"] for row in rows.values()] == ["r a", "r b"]
     with pytest.raises(ValueError, match=r"identity .*--fresh"):
-        run.opened(path, {**here, "gpu": "another"}, False, run.SCHEMA)
+        run.opened(path, {**here, "gpu": "another"}, False, bench.paper_run.SCHEMA)
 
 
 def test_wrong_and_failing_methods_are_reported_and_not_timed(bench: SimpleNamespace) -> None:

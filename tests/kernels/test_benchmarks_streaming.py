@@ -327,7 +327,7 @@ def test_every_row_on_tiny_shapes(
     assert capsys.readouterr().out.strip() in first
     main(["--tiny", "--show", str(path), "--brief"])
     assert "### hotpotqa" not in capsys.readouterr().out
-    with pytest.raises(ValueError, match="tiny"):
+    with pytest.raises(SystemExit, match="tiny"):
         main(["--show", str(path)])
 
 

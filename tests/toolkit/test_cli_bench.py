@@ -59,7 +59,7 @@ def scripts(tmp_path: Path) -> Path:
     body = "import json, sys\nfrom pathlib import Path\nargs = sys.argv[1:]\nprint('measuring')\n"
     writes = 'path = Path(args[args.index("--json") + 1])\npath.parent.mkdir(parents=True, exist_ok=True)\n'
     (folder / "paper.py").write_text(
-        f"{body}{writes}path.write_text(json.dumps(args))\nraise SystemExit(1)\n", encoding="utf-8"
+        f"{body}{writes}path.write_text(json.dumps({{'args': args}}))\nraise SystemExit(1)\n", encoding="utf-8"
     )
     (folder / "second.py").write_text(f"{body}raise SystemExit(2)\n", encoding="utf-8")
     (folder / "page.py").write_text("import json, sys\nprint(json.dumps(sys.argv[1:]))\n", encoding="utf-8")
@@ -79,6 +79,10 @@ def test_entries_name_tables_of_the_page(monkeypatch: pytest.MonkeyPatch) -> Non
     from page_cells import Book
 
     names = {table.name for tables in sections(Book(RESULTS, FIGURES)).values() for table in tables}
+    assert set(cli_bench.COMPUTED.values()) <= names
+    commands = {*cli_bench.TABLES, *cli_bench.COMPUTED, *cli_bench.ALIASES}
+    assert names <= commands, "every name on the page is a command"
+    assert set(cli_bench.ALIASES.values()) <= commands
     for name, held in cli_bench.TABLES.items():
         assert held.shows in names, name
         if held.script == "paper.py" and held.arguments:
@@ -92,6 +96,9 @@ def test_list(app: typer.Typer) -> None:
     assert "beir_ndcg          an evaluation: evaluate.py beir arguana" in shown.stdout
     held = json.loads(CliRunner().invoke(app, ["bench", "list", "--json"]).stdout)
     assert held["tables"]["train"]["script"] == "training.py"
+    assert "--smoke" in held["tables"]["train"]["options"]
+    assert "--smoke" not in held["tables"]["ooc"]["options"]
+    assert set(held["computed"]) >= {"fast_p", "losses", "roofline"}
     assert set(held["evaluations"]) == {"beir_ndcg", "beir_scale", "colpali_ndcg", "int8_realmmrag"}
 
 
@@ -123,7 +130,7 @@ def test_runs_the_script_and_shows_the_table(
     command = ["bench", "nocg", "--scripts", str(scripts), "--out", str(out), "--no-compile", "--runs", "7"]
     ended = CliRunner().invoke(app, [*command, *(["--json"] if as_json else [])])
     assert ended.exit_code == 1, "rows were left out"
-    said = json.loads((out / "paper.json").read_text(encoding="utf-8"))
+    said = json.loads((out / "paper.json").read_text(encoding="utf-8"))["args"]
     assert said == ["--only", "nocg", "--json", str(out / "paper.json"), "--no-compile", "--runs", "7"]
     shown = json.loads(capfd.readouterr().out.splitlines()[-1])
     need = ["--table", "nocg", "--files", f"h200/paper.json={out / 'paper.json'}", *(["--as-json"] if as_json else [])]

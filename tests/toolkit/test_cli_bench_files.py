@@ -1,0 +1,223 @@
+"""`bench`: which files a table is made of, what a failed or refused run shows, options, interruption."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import typer
+from typer.testing import CliRunner
+
+from maxsim_eval import cli_bench
+from maxsim_eval.errors import DataError, UsageError
+
+RESULTS = cli_bench.FOLDER.parents[1] / "docs" / "results"
+ENDS_EARLY = ("--help", "--json", "--only", "--show", "--draw", "--brief", "--list", "--compile-only", "--ranks", "--quiet")
+STARTS = "import json, sys\nfrom pathlib import Path\nargs = sys.argv[1:]\npath = Path(args[args.index('--json') + 1])\n"
+
+
+@pytest.fixture
+def app(monkeypatch: pytest.MonkeyPatch) -> typer.Typer:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    made = typer.Typer(pretty_exceptions_enable=False)
+    made.command(context_settings=cli_bench.SETTINGS)(cli_bench.bench)
+    made.command("other")(lambda: None)  # alone, a command would have no name
+    return made
+
+
+@pytest.fixture
+def scripts(tmp_path: Path) -> Path:
+    """The real page and stubs that tests write over."""
+    folder = tmp_path / "scripts"
+    folder.mkdir()
+    for name in {held.script for held in cli_bench.TABLES.values()}:
+        (folder / name).write_text("raise SystemExit(3)\n", encoding="utf-8")
+    for name in ("page.py", "paper_tables.toml"):
+        (folder / name).symlink_to(cli_bench.FOLDER / name)
+    return folder
+
+
+def committed(out: Path, *names: str) -> None:
+    """Committed results under the names that `bench` gives them."""
+    out.mkdir(exist_ok=True)
+    for name in names:
+        shutil.copyfile(RESULTS / cli_bench.FILES.get(name, f"h200/{name}"), out / name)
+
+
+def run(app: typer.Typer, scripts: Path, out: Path, *words: str) -> Any:
+    return CliRunner().invoke(
+        app, ["bench", *words, "--quiet", "--scripts", str(scripts), "--out", str(out)], catch_exceptions=False
+    )
+
+
+def test_every_entry_gives_rows_from_its_own_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(cli_bench.FOLDER))
+    page, book = importlib.import_module("page"), importlib.import_module("page_cells").Book
+    for file in cli_bench._files():
+        out = tmp_path / file
+        committed(out, file, *(["paper.json"] if file == "second.json" else []))
+        known = cli_bench._known(out)
+        tables = [table for held in page.sections(book(RESULTS, page.FIGURES, known)).values() for table in held]
+        for name, held in cli_bench.TABLES.items():
+            if held.file == file:
+                (shown,) = (table for table in tables if table.name == held.shows)
+                assert shown.rows, f"{name} of {file}"
+
+
+def test_second_is_shown_beside_the_first_harness_or_alone(
+    app: typer.Typer, scripts: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (scripts / "second.py").write_text(
+        f"{STARTS}path.write_bytes(Path({str(RESULTS / 'h200' / 'second.json')!r}).read_bytes())\n", encoding="utf-8"
+    )
+    out = tmp_path / "out"
+    alone = run(app, scripts, out, "second")
+    assert alone.exit_code == 0
+    assert "run bench fwd first" in alone.stdout
+    assert "| ColPali |" in alone.stdout
+    held = json.loads(run(app, scripts, out, "second", "--json").stdout)
+    assert {"shape", "ours"} <= set(held["heads"])
+    assert len(held["rows"]) == 5
+    committed(out, "paper.json")
+    capfd.readouterr()
+    assert run(app, scripts, out, "second harness").exit_code == 0
+    shown = capfd.readouterr().out
+    assert shown.startswith("### second harness")
+    assert all(f"{name}.json" in shown for name in ("paper", "second"))
+
+
+def test_a_failed_run_shows_no_old_figures(
+    app: typer.Typer, scripts: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    committed(out, "paper.json", "streaming.json")
+    for words in (["fwd"], ["fwd", "--fresh"]):
+        with pytest.raises(UsageError, match=r"fwd: paper.py ended with 3 and wrote no figures; .*paper.json is as it was"):
+            run(app, scripts, out, *words)
+    # Half-done rows under `partial` are no figures of the table either.
+    half = "held = json.loads(path.read_text())\nheld['partial']['x'] = {'rows': {}}\npath.write_text(json.dumps(held))\n"
+    (scripts / "streaming.py").write_text(f"{STARTS}{half}raise SystemExit(1)\n", encoding="utf-8")
+    with pytest.raises(UsageError, match=r"streaming.py ended with 1"):
+        run(app, scripts, out, "ooc")
+    assert capfd.readouterr().out == ""
+
+
+def test_nothing_new_but_ended_well_shows_the_table(
+    app: typer.Typer, scripts: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    committed(out, "paper.json")
+    (scripts / "paper.py").write_text("", encoding="utf-8")
+    assert run(app, scripts, out, "nocg").exit_code == 0
+    assert capfd.readouterr().out.startswith("### nocg")
+
+
+def test_computed_tables_measure_nothing(
+    app: typer.Typer, scripts: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    out = tmp_path / "out"
+    with pytest.raises(
+        UsageError, match=r"losses is computed of the files in --out .* has none of paper.json, .*bench fwd first"
+    ):
+        run(app, scripts, out, "losses")
+    assert not out.exists()
+    committed(out, "paper.json")
+    with pytest.raises(UsageError, match=r"roofline is computed .* got --runs"):
+        run(app, scripts, out, "roofline", "--runs", "3")
+    for name in ("fast_p", "losses", "roofline", "roofline and cost"):
+        capfd.readouterr()
+        command = ["bench", name, "--scripts", str(scripts), "--out", str(out)]
+        shown = CliRunner().invoke(app, command, catch_exceptions=False)
+        assert shown.exit_code == 0
+        assert "measures nothing; computed of" in shown.stderr
+        assert "\n| " in capfd.readouterr().out
+
+
+@pytest.mark.parametrize("script", sorted(cli_bench.OPTIONS))
+def test_options_are_the_scripts_own(script: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.syspath_prepend(str(cli_bench.FOLDER))
+    monkeypatch.setenv("COLUMNS", "200")
+    module = importlib.import_module(script.removesuffix(".py"))
+    command = module.main
+    if script in ("training.py", "chamfer.py"):
+        command = functools.partial(importlib.import_module("harness").main, module.TOOL)
+    with pytest.raises(SystemExit):
+        command(["--help"])
+    lines = [line.split() for line in capsys.readouterr().out.splitlines() if line.startswith("  -")]
+    has = {word.rstrip(",") for words in lines for word in words[:2] if word.startswith("--")}
+    assert has - set(ENDS_EARLY) == set(cli_bench.OPTIONS[script])
+
+
+def test_an_option_the_script_does_not_have_is_refused(app: typer.Typer, scripts: Path, tmp_path: Path) -> None:
+    for words, option in (
+        (["second", "--runs", "3"], "--runs"),
+        (["ooc", "--smoke"], "--smoke"),
+        (["fwd", "--only=mem"], "--only"),
+    ):
+        with pytest.raises(UsageError, match=rf"{option}: bench {words[0]} has no such option; .*py takes --"):
+            run(app, scripts, tmp_path / "out", *words)
+
+
+def test_rows_that_match_nothing_are_said(app: typer.Typer, scripts: Path, tmp_path: Path) -> None:
+    listing = "import sys\nassert '--list' in sys.argv\nrows = [] if '--rows' in sys.argv else ['varlen ColPali 1000   12 s']\n"
+    (scripts / "paper.py").write_text(f"{listing}print(*rows, f'{{len(rows)}} rows, about 0 s', sep='\\n')\n", encoding="utf-8")
+    with pytest.raises(UsageError, match=r"--rows: no row of varlen has such a name; its rows are ColPali 1000$"):
+        run(app, scripts, tmp_path, "varlen", "--rows", "nothing")
+    real = [sys.executable, str(cli_bench.FOLDER / "paper.py"), "--only", "multiquery", "--list"]
+    assert cli_bench._rows([*real, "--rows", "nothing"]) == []
+    assert "ColPali 128, 4 queries" in (cli_bench._rows(real) or [])
+
+
+def test_folders_and_files_are_looked_at_before_anything_is_measured(app: typer.Typer, scripts: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("", encoding="utf-8")
+    with pytest.raises(DataError, match=r"--out: cannot write to .*file"):
+        run(app, scripts, tmp_path / "file", "fwd")
+    out = tmp_path / "out"
+    committed(out, "paper.json", "second.json")
+    whole = (out / "second.json").read_text(encoding="utf-8")
+    (out / "second.json").write_text(whole[:500], encoding="utf-8")
+    for table in ("fwd", "second", "losses"):
+        with pytest.raises(DataError, match=r"out/second.json: not a results file \(.*line .*remove it or give another folder"):
+            run(app, scripts, out, table)
+    (out / "second.json").write_text("[]", encoding="utf-8")
+    with pytest.raises(DataError, match=r"second.json: not a results file \(got a list\)"):
+        run(app, scripts, out, "fwd")
+    (out / "second.json").write_text(whole, encoding="utf-8")
+    with pytest.raises(UsageError, match=r"--smoke: .*second.json holds measured figures, need another folder"):
+        run(app, scripts, out, "second", "--smoke")
+    (out / "second.json").write_text('{"schema": "maxsim-kernels/second/1/smoke"}', encoding="utf-8")
+    assert "h200/second.json" not in cli_bench._known(out), "a smoke run's figures are none"
+
+
+@pytest.mark.skipif(not hasattr(os, "killpg"), reason="POSIX signals")
+def test_interrupted_in_one_line_and_what_was_measured_is_kept(scripts: Path, tmp_path: Path) -> None:
+    body = "path.write_text('{\"cases\": {}}')\nimport time\ntry:\n    time.sleep(60)\nfinally:\n    path.with_name('cleaned').touch()\n    print('stopped', file=sys.stderr)\n"
+    (scripts / "cpu_forward.py").write_text(STARTS + body, encoding="utf-8")
+    out = tmp_path / "out"
+    command = f"from maxsim_eval.cli import main; main(['bench', 'cpu', '--scripts', {str(scripts)!r}, '--out', {str(out)!r}])"
+    child = subprocess.Popen([sys.executable, "-c", command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    end = time.monotonic() + 60
+    while not (out / "cpu.json").exists() or not (out / "cpu.json").stat().st_size:
+        assert time.monotonic() < end
+        assert child.poll() is None
+        time.sleep(0.05)
+    child.send_signal(signal.SIGINT)
+    said, messages = child.communicate(timeout=60)
+    assert child.returncode == 130
+    assert said == ""
+    started, *rest = messages.splitlines()
+    assert started.endswith(f"--json {out / 'cpu.json'}")
+    assert rest == [f"interrupted; what was measured is in {out / 'cpu.json'}"]
+    assert (out / "cleaned").exists()
