@@ -20,7 +20,7 @@ from maxsim_eval.costs import SAMPLED_QUERIES as _SAMPLED_QUERIES
 from maxsim_eval.distributed import World, joined
 from maxsim_eval.embeddings import Embeddings, check_widths, embeddings, embeddings_by, query_tokens
 from maxsim_eval.environment import environment
-from maxsim_eval.errors import UsageError
+from maxsim_eval.errors import DataError, UsageError
 from maxsim_eval.files import writing
 from maxsim_eval.jobs import Job, Outcome, digest, divide, find_copies, new_token, score_job, sources_of
 from maxsim_eval.lengths import length_histogram
@@ -205,6 +205,9 @@ class _Picked:
 def _pick(settings: Settings, task: Task, out_dir: Path | str | None, world: World) -> _Picked:
     if world.size > 1 and out_dir is None:
         raise UsageError("out_dir: got None, need a folder that all processes see: what they find is handed over there")
+    for what, found in (("documents", task.documents), ("queries", task.queries)):
+        if len(found) == 0:
+            raise DataError(f"{task.source} {task.dataset}: holds no {what}, need at least one to evaluate")
     kept = limit_task(task, **settings.limits, seed=settings.limit_seed)
     candidates = None
     if settings.candidates is not None and world.leader:

@@ -259,6 +259,13 @@ def test_empty_documents_only(tmp_path: Path) -> None:
     assert (tmp_path / "out" / "runs" / "fp32.trec").read_text() == ""
 
 
+@pytest.mark.parametrize("what", ["documents", "queries"])
+def test_a_task_of_nothing_is_refused_by_name(tmp_path: Path, what: str) -> None:
+    ids = {"documents": "document_ids", "queries": "query_ids"}[what]
+    with pytest.raises(DataError, match=f"holds no {what}, need at least one"):
+        run(replace(task_of(), **{what: [], ids: []}), Letters(), tmp_path)
+
+
 def test_an_empty_query_finds_the_first_documents(tmp_path: Path) -> None:
     run(task_of(queries=["red fox", "", "frog"]), Letters(), tmp_path, ALL, out_dir=tmp_path)
     for name in ALL:
