@@ -79,6 +79,14 @@ def read(path: Path, schema: str = SCHEMA) -> dict[str, Any]:
     return found
 
 
+def shown(path: Path, schema: str = SCHEMA) -> dict[str, Any]:
+    """`read` for a command that only shows a file: ends the program with the reason where it is none."""
+    try:
+        return read(path, schema)
+    except ValueError as problem:
+        raise SystemExit(str(problem)) from None
+
+
 def opened(path: Path | None, environment: dict[str, Any], fresh: bool, schema: str = SCHEMA) -> dict[str, Any]:
     """The document to add to: the file's when it is of this machine and these kernels, a new one when there is none.
 

@@ -35,7 +35,7 @@ import peers
 import timing
 import torch
 from cases import GROUPS, Options, Row
-from figures import Figures, floor, merge, opened, read, row_lines, standing, write
+from figures import Figures, floor, merge, opened, row_lines, shown, standing, write
 from rivals import Method
 from timing import Call, Flush
 from truths import Truth, error
@@ -308,11 +308,7 @@ def show(report: dict[str, Any]) -> None:
 def main(arguments: list[str] | None = None) -> None:
     options = parse(arguments)
     if options.show is not None:
-        try:
-            held = read(options.show)
-        except ValueError as problem:
-            raise SystemExit(str(problem)) from None
-        show(held)
+        show(shown(options.show))
         return
     if not torch.cuda.is_available():
         raise SystemExit("forward.py measures a CUDA GPU, and torch sees none here; cpu_forward.py measures the CPU")

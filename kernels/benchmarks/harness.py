@@ -26,7 +26,7 @@ from typing import Any
 import peers
 import torch
 from clocks import SLOW, SLOWEST, Bench
-from figures import merge, opened, read, short, write
+from figures import merge, opened, short, shown, write
 from forward import DeviceLostError, RefusedError, environment, failures, fill_cache, interruptible, still_answers
 from timing import Call
 
@@ -260,11 +260,7 @@ def main(tool: Tool, arguments: list[str] | None = None) -> None:
     options = parse(tool, arguments)
     schema = f"{tool.schema}/smoke" if options.smoke else tool.schema
     if options.show is not None:
-        try:
-            held = read(options.show, schema)
-        except ValueError as problem:
-            raise SystemExit(str(problem)) from None
-        print("\n".join(tool.markdown(held, options.brief)), flush=True)
+        print("\n".join(tool.markdown(shown(options.show, schema), options.brief)), flush=True)
         return
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if device.type == "cpu" and (options.compile_only or not options.smoke):

@@ -74,6 +74,11 @@ def sections(book: Book) -> dict[str, list[Table]]:
     return {name: make(book) for name, make in SECTIONS.items()}
 
 
+def named(held: dict[str, list[Table]]) -> dict[str, Table]:
+    """Tables by name, in the page's order."""
+    return {table.name: table for tables in held.values() for table in tables}
+
+
 def provenance(book: Book, held: dict[str, list[Table]]) -> list[str]:
     """Which machine, software and commits the figures of the page are of."""
     shown = ["## Where the figures come from", ""]
@@ -184,11 +189,11 @@ def main(arguments: list[str] | None = None) -> None:
     book = Book(options.results, FIGURES, given)
     held = sections(book)
     if options.table:
-        found = [table for tables in held.values() for table in tables if table.name == options.table]
-        if not found:
-            names = ", ".join(table.name for tables in held.values() for table in tables)
-            parser.error(f"--table: got {options.table!r}, need one of {names}")
-        print(as_json(found[0], places(book)) if options.as_json else "\n".join(markdown(found[0], places(book))))
+        known = named(held)
+        if options.table not in known:
+            parser.error(f"--table: got {options.table!r}, need one of {', '.join(known)}")
+        table, where = known[options.table], places(book)
+        print(as_json(table, where) if options.as_json else "\n".join(markdown(table, where)))
         return
     made = {PAGE: page(book, held), MAP: mapped(held), README: page_readme.readme(book, README.read_text(encoding="utf-8"))}
     if options.check:

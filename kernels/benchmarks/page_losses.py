@@ -73,18 +73,27 @@ def measured(book: Book) -> Iterator[tuple[str, Held]]:
             yield f"{group}: {name}", Held(book, file, ("groups", group, "rows", name))
 
 
+def right(held: Held, kinds: tuple[str, ...]) -> tuple[str, ...]:
+    """A row's methods of these kinds that were not wrong."""
+    return tuple(name for name, data in (held.raw("methods") or {}).items() if data["kind"] in kinds and not data.get("wrong"))
+
+
+def against(held: Held, ours: str, kinds: tuple[str, ...] = ("baseline", "peer")) -> tuple[str, Value] | None:
+    """Of a row the strongest rival that was right, and how many times faster ours is."""
+    names = right(held, kinds)
+    rival, theirs = held.fastest(names=names) if names else ("", None)
+    mine = held.ms(ours)
+    return (rival, theirs / mine) if theirs is not None and mine is not None else None
+
+
 def ratios(book: Book, *, peers: bool) -> Iterator[tuple[str, str, Value, int]]:
     """(row, strongest rival, times faster than it, compile flavours measured) wherever somebody else was measured right."""
     kinds = ("baseline", "peer") if peers else ("baseline",)
     for name, held in measured(book):
-        main = held.raw("main") or MAIN
-        methods = held.raw("methods") or {}
-        right = tuple(key for key, data in methods.items() if data["kind"] in kinds and not data.get("wrong"))
-        flavours = sum(key.startswith("compiled") and "chunks" not in key and "median_ms" in methods[key] for key in right)
-        rival, theirs = held.fastest(names=right) if right else ("", None)
-        ours = held.ms(main)
-        if theirs is not None and ours is not None:
-            yield name, rival, theirs / ours, flavours
+        found = against(held, held.raw("main") or MAIN, kinds)
+        if found is not None:
+            compiled = [one for one in right(held, kinds) if one.startswith("compiled") and "chunks" not in one]
+            yield name, *found, sum(held.ms(one) is not None for one in compiled)
 
 
 def fast_p(book: Book) -> Table:
@@ -95,10 +104,11 @@ def fast_p(book: Book) -> Table:
         ["cells and rivals", "cells", "fast_1", "fast_1.5", "fast_2", "fast_3", "paper: cells, fast_1, fast_2, fast_3"],
     )
     claim = paper(book, "fast_p", "all", "cells", "fast1", "fast2", "fast3", form="{}, {}%, {}%, {}%")
-    for peers, more in ((False, ""), (True, ", and peers")):
-        found = list(ratios(book, peers=peers))
+    alone = list(ratios(book, peers=False))
+    for found, more in ((alone, ""), (list(ratios(book, peers=True)), ", and peers")):
+        compiled = f"cells with torch.compile: against eager, chunked and compiled{more}"
         parts = {
-            f"cells with torch.compile: against eager, chunked and compiled{more}": [one for one in found if one[3]],
+            compiled: [one for one in found if one[3]],
             f"cells without torch.compile: against eager and chunked alone{more}": [one for one in found if not one[3]],
             f"all cells: against everything above{more}": found,
         }
@@ -110,8 +120,8 @@ def fast_p(book: Book) -> Table:
             for least in (1.0, 1.5, 2.0, 3.0):
                 share = sum(value.number >= least for _, _, value, _ in held) / len(held)
                 row.append(Cell(f"{100 * share:.0f}%", sources))
-            table.rows.append([*row, claim if not peers and held is parts[next(iter(parts))] else MISSING])
-    counts = Counter(flavours for _, _, _, flavours in ratios(book, peers=False) if flavours)
+            table.rows.append([*row, claim if words == compiled and found is alone else MISSING])
+    counts = Counter(flavours for _, _, _, flavours in alone if flavours)
     if counts:
         said = ", ".join(f"{flavours} in {cells} cells" for flavours, cells in sorted(counts.items(), reverse=True))
         table.notes.append(
@@ -120,16 +130,6 @@ def fast_p(book: Book) -> Table:
             "INT8's eager rivals include dequantising first."
         )
     return table
-
-
-def against(held: Held, ours: str) -> tuple[str, Value] | None:
-    """Of a row the strongest baseline or peer that was right, and how many times faster ours is."""
-    right = tuple(
-        name for name, data in held.raw("methods").items() if data["kind"] in ("baseline", "peer") and not data.get("wrong")
-    )
-    rival, theirs = held.fastest(names=right) if right else ("", None)
-    mine = held.ms(ours)
-    return (rival, theirs / mine) if theirs is not None and mine is not None else None
 
 
 def beyond(book: Book) -> Iterator[tuple[str, str, Value]]:

@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 import page_rows
 import page_summary
-from page_cells import MISSING, Book, Cell, Table, gigabytes, number, table_lines, times
+from page_cells import MISSING, Book, Cell, Table, number, table_lines, times
 from page_rows import FORWARD, MAIN, Held
-from page_training import STEPS, first
+from page_training import STEPS, first, with_peak
 
 FLASH, LIK, HALF = "flash-maxsim", "late-interaction-kernels", "naive FP16"
 STREAMS = "h200/streaming.json"
@@ -73,14 +73,7 @@ def gpu(book: Book) -> Table:
 def _step(held: Held, kind: str) -> Cell:
     """Of a peer's paths the fastest, with its peak memory."""
     name, value = held.fastest(("peer",), kind)
-    if value is None:
-        return Cell(MISSING)
-    return _with_peak(held, name)
-
-
-def _with_peak(held: Held, name: str, key: str = "median_ms") -> Cell:
-    time, peak = number(held.value("methods", name, key)), gigabytes(held.value("methods", name, "peak_bytes"))
-    return Cell(f"{time.text} ({peak.text})", time.sources + peak.sources) if time.sources else Cell(MISSING)
+    return Cell(MISSING) if value is None else with_peak(held, name)
 
 
 def steps(book: Book) -> Table:
@@ -100,8 +93,8 @@ def steps(book: Book) -> Table:
         held = first(book, STEPS, "steps", f"step {name}")
         if held is None:
             continue
-        row: list[Cell | str] = [_with_peak(held, MAIN), _step(held, FLASH), _step(held, LIK)]
-        row += [_with_peak(held, one) for one in (HALF, "checkpointed FP16")]
+        row: list[Cell | str] = [with_peak(held, MAIN), _step(held, FLASH), _step(held, LIK)]
+        row += [with_peak(held, one) for one in (HALF, "checkpointed FP16")]
         table.rows.append([label, *_fewest(row)])
     held = first(book, STEPS, "steps", "step ColBERT B=128")
     if held is not None:

@@ -53,21 +53,22 @@ HERE = "--autotune-here"
 SECONDS, POLL = 300.0, 0.1  # that a process may go without reporting a cell; between two looks at what it reported
 
 
-def cell_key(shape: str, documents: int) -> str:
-    """A cell's name in the file."""
-    return f"{shape} {documents}"
+def parts_of(cell: str) -> tuple[str, int]:
+    """Shape and documents of a cell as the command line has it."""
+    shape, _, documents = cell.partition(":")
+    return shape, int(documents)
 
 
 def key_of(cell: str) -> str:
-    """The name in the file of a cell as the command line has it."""
-    shape, _, documents = cell.partition(":")
-    return cell_key(shape, int(documents))
+    """A cell's name in the file."""
+    shape, documents = parts_of(cell)
+    return f"{shape} {documents}"
 
 
 def size_of(cell: str) -> int:
     """Document tokens of a cell."""
-    shape, _, documents = cell.partition(":")
-    return SHAPES[shape][1] * int(documents)
+    shape, documents = parts_of(cell)
+    return SHAPES[shape][1] * documents
 
 
 def caller(method: str, queries: Tensor, documents: Tensor) -> Call:
@@ -160,9 +161,8 @@ def latency(call: Call, size: int) -> Findings:
 def measure(method: str, cells: list[str], device: torch.device, smoke: bool) -> Iterator[tuple[str, Findings]]:
     """Every cell in the order given; what failed keeps its exception's text. Ends early when the GPU answers no more."""
     for cell in cells:
-        shape, _, count = cell.partition(":")
         try:
-            found = point(method, shape, int(count), device, smoke)
+            found = point(method, *parts_of(cell), device, smoke)
         except RefusedError as why:
             found = {"failed": f"not tried: {why}"}
         except (*failures(), ImportError) as problem:
@@ -176,7 +176,7 @@ def measure(method: str, cells: list[str], device: torch.device, smoke: bool) ->
                 torch.cuda.empty_cache()
         except RuntimeError as problem:
             lost = reason(problem)
-        yield cell_key(shape, int(count)), found | ({"lost": lost} if lost else {})
+        yield key_of(cell), found | ({"lost": lost} if lost else {})
         if lost:
             return
 

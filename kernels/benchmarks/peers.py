@@ -73,8 +73,8 @@ def dense(peers: tuple[str, ...], queries: Tensor, documents: Tensor) -> Lineup:
         elif peer == LIK:
             if width > LIK_WIDEST:
                 module = f"d above {LIK_WIDEST}: its smallest tile needs more shared memory than an SM has"
-            elif overflows(documents):
-                module = overflows(documents)
+            elif why := overflows(documents):
+                module = why
             else:
                 entries = {"maxsim": partial(module.maxsim, queries, documents)}
         elif single:

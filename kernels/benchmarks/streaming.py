@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from figures import empty, merge, opened, read, short, write
+from figures import empty, merge, opened, short, shown, write
 from forward import failures, interruptible
 from harness import surroundings
 from streaming_cases import DEFAULT, ROWS, Lines
@@ -152,11 +152,7 @@ def main(arguments: list[str] | None = None) -> None:
     options = parse(arguments)
     schema = f"{SCHEMA}/tiny" if options.tiny else SCHEMA
     if options.show is not None:
-        try:
-            held = read(options.show, schema)
-        except ValueError as problem:
-            raise SystemExit(str(problem)) from None
-        print("\n".join(markdown(held, options.brief)), flush=True)
+        print("\n".join(markdown(shown(options.show, schema), options.brief)), flush=True)
         return
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if device.type == "cpu" and not options.tiny and options.only != ["cpu"]:

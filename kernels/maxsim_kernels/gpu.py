@@ -25,7 +25,7 @@ _STREAM_ROWS = 64  # up to here a call is bound by reading documents
 _NARROW_ROWS = 128  # up to here two tiles of 64 rows hold them all
 _LONG_TOKENS = 512  # documents from here on are read in larger pieces
 _FEW, _SOME = 4, 64  # documents a multiprocessor: up to here its programs are too few to hide each other's waits
-_LEAST_TOKENS = 2000  # of ragged documents, a multiprocessor: up to here too
+_FEW_TOKENS = 2000  # of ragged documents, a multiprocessor: up to here too
 _BRIEF_TOKENS = 256  # documents up to here spend much of their time on sums and stores
 _TILE_BYTES = 256  # of a token, in the kernels that hold whole tokens
 _VIEW_TOKENS = 1 << 15  # of a buffer whose views get a tile table: without offsets each document may be as long as the buffer
@@ -86,7 +86,7 @@ def stream_row(call: Call, documents: int | None = None, mean: int | None = None
         return "stream 64 x 4" if mean >= 160 else "stream 32 x 4"
     if not ragged:
         return "stream 64 x 4" if mean >= _LONG_TOKENS else many
-    if count <= 2 * _FEW * processors and count * mean <= _LEAST_TOKENS * processors:
+    if count <= 2 * _FEW * processors and count * mean <= _FEW_TOKENS * processors:
         return "stream 64 x 4"
     if mean >= 256 or (mean >= 96 and not some):
         return "stream 32 x 1"

@@ -58,13 +58,13 @@ def warmup(
         return f"{place}: nothing to compile, Triton is not installed"
     from maxsim_kernels.warm_numbers import numbers  # needs Triton, which importing this package must not
 
-    started, calls = time.perf_counter(), 0
+    started, calls, counts = time.perf_counter(), 0, numbers(place)
     with torch.cuda.device(place), torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # what falls back is said when it is really called
         for count, size in queries:
             asked = torch.zeros(count, size, dim, dtype=dtype, device=place)
-            for length, number in itertools.product(document_tokens, numbers(place)):
-                for run in _calls(asked, (number, length), forms, most=number == numbers(place)[-1]):
+            for length, number in itertools.product(document_tokens, counts):
+                for run in _calls(asked, (number, length), forms, most=number == counts[-1]):
                     for winners in (False, True)[: 1 + return_argmax]:
                         run(winners)
                         calls += 1

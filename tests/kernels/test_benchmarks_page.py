@@ -219,7 +219,7 @@ def campaign(pages: SimpleNamespace, tmp_path: Path) -> Any:
 
 
 def shown(pages: SimpleNamespace, book: Any) -> dict[str, Any]:
-    return {table.name: table for tables in pages.page.sections(book).values() for table in tables}
+    return dict(pages.page.named(pages.page.sections(book)))
 
 
 def cell(pages: SimpleNamespace, table: Any, row: str, head: str) -> str:

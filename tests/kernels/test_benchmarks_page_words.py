@@ -28,7 +28,7 @@ def book(pages: SimpleNamespace) -> Any:
 
 
 def shown(pages: SimpleNamespace, book: Any) -> dict[str, Any]:
-    return {table.name: table for tables in pages.page.sections(book).values() for table in tables}
+    return dict(pages.page.named(pages.page.sections(book)))
 
 
 def cell(pages: SimpleNamespace, table: Any, row: str, head: str) -> str:
