@@ -151,9 +151,9 @@ def test_stages_are_told_apart_and_never_counted_twice(parts: SimpleNamespace) -
 
 def test_peak_memory_of_a_call_is_seen(parts: SimpleNamespace, bench: Any) -> None:
     with parts.streaming_measure.Watch(bench) as watch:
-        held = torch.ones(1 << 24)
+        held = torch.ones(1 << 26)  # long enough in the making for the last look to come near its end
         del held
-    assert watch.found["host_bytes"] > 50e6
+    assert watch.found["host_bytes"] > 200e6
 
 
 def test_link_copies_what_it_is_asked_to(parts: SimpleNamespace, bench: Any) -> None:
