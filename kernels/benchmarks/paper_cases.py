@@ -26,7 +26,7 @@ FRONTIER = (("visual", 5000), ("visual", 10000), ("visual", 20000), ("ColPali", 
 CHUNKS = (("ColPali", 1000), ("visual", 10000), ("ColPali", 10000), ("ColPali", 20000))
 COMPILED_CHUNKS = (250, 500, 1000, 2000)
 COMPILED_TOO = 2  # the lineup of rows that compiled methods joined later
-GRAPH_SHARE = 3
+GRAPH_SHARE = 4
 VARLEN_DOCUMENTS, VARLEN_TOKENS = 1000, 32
 
 

@@ -47,11 +47,14 @@ def _best_of(
     rows, row_sums, query_ptr, query, token, valid, base, mask_row_ptr, scale_row_ptr, offset_row_ptr, begin, end, width,
     stride_qn, stride_qt, stride_qd, stride_t, stride_d,
     HAS_MASK: tl.constexpr, HELD: tl.constexpr, SCALE: tl.constexpr, AFFINE: tl.constexpr, FLOAT_QUERIES: tl.constexpr,
-    ARGMAX: tl.constexpr, ROWS: tl.constexpr, TOKENS: tl.constexpr, WIDTH: tl.constexpr, STAGES: tl.constexpr,
-    PRECISION: tl.constexpr,
+    ARGMAX: tl.constexpr, APART: tl.constexpr, ROWS: tl.constexpr, TOKENS: tl.constexpr, WIDTH: tl.constexpr,
+    STAGES: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Maximum and (when asked for) its first position for each query row over the document's tokens `begin..end`."""
-    best = tl.full([ROWS], float("-inf"), tl.float32)
+    """Maximum and (when asked for) its first position for each query row over the document's tokens `begin..end`.
+
+    `APART`: maxima stay in pairs of tokens until the document ends: a tile then needs no exchange between threads.
+    """
+    best = tl.full([ROWS, TOKENS // 2] if APART else [ROWS], float("-inf"), tl.float32)
     index = tl.full([ROWS], -1, tl.int32)
     inner = tl.arange(0, WIDTH)
     for first in tl.range(begin, end, TOKENS, num_stages=STAGES):
@@ -91,7 +94,10 @@ def _best_of(
             if AFFINE:
                 cells = cells + (row_sums * tl.load(offset_row_ptr).to(tl.float32))[:, None]
         cells = tl.where(inside[None, :], cells, float("-inf"))
-        here = tl.reduce(cells, 1, keep_nan)
+        if APART:
+            here = tl.reduce(tl.reshape(cells, [ROWS, TOKENS // 2, 2]), 2, keep_nan)
+        else:
+            here = tl.reduce(cells, 1, keep_nan)
         if ARGMAX:
             # A tile without a valid token leaves no winner, even before there is one.
             any_inside = tl.max(inside.to(tl.int32), 0) > 0
@@ -99,6 +105,8 @@ def _best_of(
             win = (better(here, best, 0) | (index < 0)) & any_inside
             index = tl.where(win, tl.minimum(where, end - 1), index)
         best = keep_nan(best, here)
+    if APART:
+        best = tl.reduce(best, 1, keep_nan)
     return best, index
 
 
@@ -124,6 +132,22 @@ def _row_sums(
     return sums
 
 
+@triton.jit
+def _extent(start_ptr, length_ptr, number, size, total, RAGGED: tl.constexpr, HAS_LENGTHS: tl.constexpr):
+    """First token (of a document's scales) and length of document `number`, inside the buffer whatever the offsets say."""
+    if RAGGED:
+        start = tl.maximum(tl.load(start_ptr + number).to(tl.int64), 0)
+        length = tl.load(length_ptr + number).to(tl.int64)
+        length = tl.maximum(tl.minimum(length, total - start), 0).to(tl.int32)
+    else:
+        start = number * size
+        length = size
+        if HAS_LENGTHS:
+            length = tl.load(length_ptr + number).to(tl.int64)
+            length = tl.minimum(tl.maximum(length, 0), size).to(tl.int32)
+    return start, length
+
+
 @triton.jit(
     do_not_specialize=[
         "query_count", "query_size", "query_total", "documents", "document_size", "document_total", "blocks", "workers", "splits",
@@ -138,12 +162,11 @@ def _general_kernel(
     LAYOUT: tl.constexpr, RAGGED: tl.constexpr, HAS_LENGTHS: tl.constexpr, HAS_MASK: tl.constexpr,
     PACKED_QUERIES: tl.constexpr, HAS_QUERY_LENGTHS: tl.constexpr, HAS_QUERY_MASK: tl.constexpr, QUERY_SCALED: tl.constexpr,
     FLOAT_QUERIES: tl.constexpr, SCALE: tl.constexpr, AFFINE: tl.constexpr, ARGMAX: tl.constexpr, SPLIT: tl.constexpr,
-    PARTS: tl.constexpr, HELD: tl.constexpr, PADDED: tl.constexpr, ROWS: tl.constexpr, TOKENS: tl.constexpr,
+    PARTS: tl.constexpr, ALONE: tl.constexpr, HELD: tl.constexpr, PADDED: tl.constexpr, ROWS: tl.constexpr, TOKENS: tl.constexpr,
     WIDTH: tl.constexpr, STAGES: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     block = tl.program_id(0) % blocks  # neighbours share documents in L2
     worker = tl.program_id(0) // blocks
-    split = worker % splits
     query_length = query_size
     query_base = query_ptr
     if PACKED_QUERIES:
@@ -157,28 +180,29 @@ def _general_kernel(
     query, token, valid = query_rows(block, query_count, query_length, 1, PADDED, ROWS)
     if not PARTS:
         valid = valid_rows(valid, query, token, query_length_ptr, query_mask_ptr, query_size, HAS_QUERY_LENGTHS, HAS_QUERY_MASK)
+    first = worker
+    step = workers
+    split = 0
+    if SPLIT:
+        first = worker // splits
+        step = workers // splits
+        split = worker % splits
+    owner = tl.full([], 0, tl.int64)
+    if LAYOUT == 1:
+        owner += block
+    own = owner * documents
+    if ALONE:  # asked for before the query's rows: nothing else waits on both
+        start, length = _extent(start_ptr, length_ptr, own + first, document_size, document_total, RAGGED, HAS_LENGTHS)
     row_sums = tl.zeros([ROWS], tl.float32)
     rows = row_sums  # never read unless held
     if HELD and not PARTS:
         rows = load_rows(query_ptr, query, token, valid, width, stride_qn, stride_qt, stride_qd, WIDTH)
     if AFFINE and not PARTS:
         row_sums = _row_sums(query_ptr, query, token, valid, width, stride_qn, stride_qt, stride_qd, WIDTH, ROWS)
-    for document in range(worker // splits, documents, workers // splits):
-        number = tl.full([], 0, tl.int64) + document
-        owner = tl.full([], 0, tl.int64)
-        if LAYOUT == 1:
-            owner += block
-            number += owner * documents
-        if RAGGED:
-            start = tl.maximum(tl.load(start_ptr + number).to(tl.int64), 0)
-            length = tl.load(length_ptr + number).to(tl.int64)
-            length = tl.maximum(tl.minimum(length, document_total - start), 0).to(tl.int32)
-        else:
-            start = number * document_size  # of its scales
-            length = document_size
-            if HAS_LENGTHS:
-                length = tl.load(length_ptr + number).to(tl.int64)
-                length = tl.minimum(tl.maximum(length, 0), document_size).to(tl.int32)
+    for document in range(first, first + 1 if ALONE else documents, 1 if ALONE else step):
+        number = own + document
+        if not ALONE:
+            start, length = _extent(start_ptr, length_ptr, number, document_size, document_total, RAGGED, HAS_LENGTHS)
         base = document_ptr + owner * stride_m + (tl.full([], 0, tl.int64) + document) * stride_n
         if RAGGED:
             base = document_ptr + start * stride_t
@@ -225,13 +249,13 @@ def _general_kernel(
                 best, index = _best_of(
                     part_rows, part_sums, query_base, from_row, token, valid, base, mask_ptr + number * document_size, scale_row_ptr,
                     offset_row_ptr, begin, end, width, stride_qn, stride_qt, stride_qd, stride_t, stride_d,
-                    HAS_MASK, HELD, SCALE, AFFINE, FLOAT_QUERIES, ARGMAX, ROWS, TOKENS, WIDTH, STAGES, PRECISION,
+                    HAS_MASK, HELD, SCALE, AFFINE, FLOAT_QUERIES, ARGMAX, ALONE and not ARGMAX, ROWS, TOKENS, WIDTH, STAGES, PRECISION,
                 )  # fmt: skip
             else:
                 best, index = _best_of(
                     rows, row_sums, query_ptr, query, token, valid, base, mask_ptr + number * document_size, scale_row_ptr,
                     offset_row_ptr, begin, end, width, stride_qn, stride_qt, stride_qd, stride_t, stride_d,
-                    HAS_MASK, HELD, SCALE, AFFINE, FLOAT_QUERIES, ARGMAX, ROWS, TOKENS, WIDTH, STAGES, PRECISION,
+                    HAS_MASK, HELD, SCALE, AFFINE, FLOAT_QUERIES, ARGMAX, ALONE and not ARGMAX, ROWS, TOKENS, WIDTH, STAGES, PRECISION,
                 )  # fmt: skip
             if QUERY_SCALED:
                 at = query.to(tl.int64) * query_size + token
@@ -256,10 +280,13 @@ def _general_kernel(
             elif PARTS:
                 total += tl.sum(kept.to(tl.float64), 0)
             else:
-                sums = tl.sum(tl.reshape(kept.to(tl.float64), [ROWS // PADDED, PADDED]), 1).to(tl.float32)
-                asked = block * (ROWS // PADDED) + tl.arange(0, ROWS // PADDED)
-                to = asked.to(tl.int64) * documents + document
-                tl.store(out_ptr + to, sums, mask=asked < query_count)
+                to = tl.full([], 0, tl.int64) + block
+                if ROWS == PADDED:
+                    tl.store(out_ptr + to * documents + document, tl.sum(kept.to(tl.float64), 0).to(tl.float32))
+                else:
+                    sums = tl.sum(tl.reshape(kept.to(tl.float64), [ROWS // PADDED, PADDED]), 1).to(tl.float32)
+                    asked = to * (ROWS // PADDED) + tl.arange(0, ROWS // PADDED)
+                    tl.store(out_ptr + asked * documents + document, sums, mask=asked < query_count)
         if PARTS and not SPLIT:
             to = tl.full([], 0, tl.int64) + block
             tl.store(out_ptr + to * documents + document, total.to(tl.float32))
@@ -301,7 +328,9 @@ def launch_general(
     whole = held * wide_item <= (512 if stream else 256)
     held = held if whole else (256 // wide_item if wide_item < 4 else 32)
     splits = 1 if packed else pieces_a_document(call, config.tokens, blocks * per_query)
-    workers = max(1, min(per_query, triton.cdiv(processors * config.programs, blocks))) * splits
+    alone = not config.programs or own
+    workers = per_query if alone else max(1, min(per_query, triton.cdiv(processors * config.programs, blocks)))
+    workers *= splits
     buffer = winners = None
     if splits > 1:
         buffer = empty((splits, count, per_query, size), torch.float32, scores.device)
@@ -330,7 +359,7 @@ def launch_general(
         HAS_QUERY_LENGTHS=not packed and call.query_lengths is not None, HAS_QUERY_MASK=call.query_mask is not None,
         QUERY_SCALED=scales is not None, FLOAT_QUERIES=call.granularity != "none" and scales is None,
         SCALE=SCALES[call.granularity], AFFINE=call.offset is not None, ARGMAX=argmax is not None, SPLIT=splits > 1,
-        PARTS=parts, HELD=whole, PADDED=lanes, ROWS=rows, TOKENS=config.tokens, WIDTH=held, STAGES=config.stages,
+        PARTS=parts, ALONE=alone, HELD=whole, PADDED=lanes, ROWS=rows, TOKENS=config.tokens, WIDTH=held, STAGES=config.stages,
         PRECISION="tf32" if _tf32(call) else "ieee", warps=config.warps,
     )  # fmt: skip
     if buffer is not None:

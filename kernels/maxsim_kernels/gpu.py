@@ -27,6 +27,7 @@ _LONG_TOKENS = 512  # documents from here on are read in larger pieces
 _FEW, _SOME = 4, 64  # documents a multiprocessor: up to here its programs are too few to hide each other's waits
 _FEW_TOKENS = 2000  # of ragged documents, a multiprocessor: up to here too
 _BRIEF_TOKENS = 256  # documents up to here spend much of their time on sums and stores
+_SHORT_TOKENS = 64  # documents below are read in less time than the query's rows
 _TILE_BYTES = 256  # of a token, in the kernels that hold whole tokens
 _VIEW_TOKENS = 1 << 15  # of a buffer whose views get a tile table: without offsets each document may be as long as the buffer
 
@@ -44,7 +45,7 @@ def variant(call: Call, capability: tuple[int, int], winners: bool = False) -> t
     packed = call.query_starts is not None
     plain = not exact and not packed and call.layout == "shared" and not winners
     if plain and call.queries.shape[0] * padded(call.queries.shape[1]) <= _STREAM_ROWS:
-        return "stream", configuration(stream_row(call), capability) or _row("stream", capability)
+        return "stream", stream_config(call, capability)
     kind = _tiled_kind(call)
     if kind and not exact and capability >= (9, 0):
         ragged = call.document_starts is not None or call.document_lengths is not None
@@ -93,6 +94,19 @@ def stream_row(call: Call, documents: int | None = None, mean: int | None = None
     return "stream 32 x 2" if some else many
 
 
+def stream_config(call: Call, capability: tuple[int, int], documents: int | None = None, mean: int | None = None) -> Config:
+    """The row of `stream_row`, with a program for every document: a kernel without the loop over documents takes half the registers.
+
+    Many short documents are dealt to fewer programs, which read the query once for all of theirs; more rows take more to read.
+    """
+    config = configuration(stream_row(call, documents, mean), capability) or _row("stream", capability)
+    count = documents or call.document_count
+    mean = _mean_tokens(call) if mean is None else mean
+    rows = call.queries.shape[0] * padded(call.queries.shape[1])
+    dealt = count > _SOME * hardware(call.queries.device)[1] and (mean < _SHORT_TOKENS or rows > 32)
+    return config if dealt else replace(config, programs=0)
+
+
 def _mean_tokens(call: Call) -> int:
     """Tokens a document; 0 of views into a buffer, whose lengths the host does not know."""
     if call.document_starts is None:
@@ -106,9 +120,8 @@ def every_stream_choice(call: Call) -> list[tuple[str, Config]]:
     if variant(call, capability)[0] != "stream":
         return []
     numbers = (1, *(times * processors + 1 for times in (_FEW, 2 * _FEW, _SOME)))
-    means = (None,) if call.document_starts is None else (1, 96, 160, 256, _LONG_TOKENS)
-    rows = dict.fromkeys(stream_row(call, documents, mean) for documents in numbers for mean in means)
-    found = dict.fromkeys(configuration(row, capability) or _row("stream", capability) for row in rows)
+    means = (None,) if call.document_starts is None else (1, _SHORT_TOKENS, 96, 160, 256, _LONG_TOKENS)
+    found = dict.fromkeys(stream_config(call, capability, documents, mean) for documents in numbers for mean in means)
     return [("stream", config) for config in found]
 
 

@@ -10,7 +10,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Config:
-    """One launch configuration: query rows and document tokens a tile, warps, pipeline stages, programs a multiprocessor."""
+    """One launch configuration: query rows and document tokens a tile, warps, pipeline stages, programs a multiprocessor.
+
+    `programs` 0: one for every document.
+    """
 
     rows: int
     tokens: int

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -20,14 +22,14 @@ def documents_of(make, form, ragged, d):
     return quantize_int8(held, form.split()[1]) if "int8" in form else held
 
 
-def scored(queries, documents, row):
-    """Scores by a given row of the table, launched as `maxsim` would."""
+def scored(queries, documents, config):
+    """Scores by a given configuration, launched as `maxsim` would."""
     call = validate(
         queries, documents, pairs=False, query_mask=None, document_mask=None, query_lengths=None, document_lengths=None,
         quantize_queries=True,
     )  # fmt: skip
     scores = torch.full((call.query_count, call.document_count), torch.nan, device=queries.device)
-    gpu.launch(call, scores, None, ("stream", TABLE[row, "sm_90"]))
+    gpu.launch(call, scores, None, ("stream", config))
     return scores
 
 
@@ -41,18 +43,22 @@ def test_every_tile_gives_the_same_bits(make, form, ragged, count, tokens, d):
         pytest.skip("the rows are for sm_90")
     dtype = torch.bfloat16 if form == "bfloat16" else torch.float16
     queries, documents = make.gauss(count, tokens, d, dtype=dtype), documents_of(make, form, ragged, d)
-    found = {row: scored(queries, documents, row) for row in ROWS}
+    rows = {row: TABLE[row, "sm_90"] for row in ROWS}
+    alone = {f"{row}, a program a document": replace(config, programs=0) for row, config in rows.items()}
+    found = {name: scored(queries, documents, config) for name, config in (rows | alone).items()}
     first = found[ROWS[0]]
     assert not first.isnan().any()
     for row, scores in found.items():
         assert torch.equal(scores, first), row
 
 
-@pytest.fixture(params=ROWS)
+@pytest.fixture(params=[*ROWS, *(f"{row}, a program a document" for row in ROWS)])
 def forced(request, monkeypatch):
     """Every streaming call takes this row of the table; plans recorded with another are forgotten."""
     launch._plans.clear()
-    monkeypatch.setattr(gpu, "stream_row", lambda *_: request.param)
+    row, _, alone = request.param.partition(", ")
+    config = TABLE[row, "sm_90"]
+    monkeypatch.setattr(gpu, "stream_config", lambda *_: replace(config, programs=0) if alone else config)
     yield request.param
     launch._plans.clear()
 

@@ -8,6 +8,7 @@ Every forward kernel, with small tiles so that small shapes cross tile edges, ag
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from maxsim_kernels.quantized import query_codes
 from maxsim_kernels.tuning import Config
 
 SMALL = Config(16, 16, 4, 1, 2, "interpreter", "small tiles", short=8)
+ALONE = replace(SMALL, programs=0)
 FALSE_PROCESSORS = 2
 CHECKED: list[str] = []
 plain = torch.empty
@@ -43,7 +45,7 @@ def bound(queries: Any, documents: Any) -> float:
 
 def check(
     queries: torch.Tensor | Packed, documents: Any, kernel: str, *, pairs: bool = False, winners: bool = False,
-    processors: int = FALSE_PROCESSORS, quantize_queries: bool = True, **valid: torch.Tensor,
+    processors: int = FALSE_PROCESSORS, quantize_queries: bool = True, config: Config = SMALL, **valid: torch.Tensor,
 ) -> None:  # fmt: skip
     names = ("query_mask", "document_mask", "query_lengths", "document_lengths")
     held = {name: valid.get(name) for name in names}
@@ -57,7 +59,7 @@ def check(
 
     def force(call: Any, capability: Any, with_winners: bool = False) -> tuple[str, Config]:
         chosen.append(kernel)
-        return kernel, SMALL
+        return kernel, config
 
     # The interpreter rounds some ties to FP8 the other way; on a GPU the kernel's own codes are tested.
     if hasattr(documents, "codes") and call.documents.dtype == torch.float8_e4m3fn:
@@ -82,6 +84,11 @@ def check(
         number = torch.isnan(truth)[..., None].expand_as(places)
         assert torch.equal(argmax[~number], places[~number]), (kernel, argmax, places)
     CHECKED.append(kernel)
+    if kernel == "stream" and config is SMALL:  # that was few programs for all documents: now one for each
+        check(
+            queries, documents, kernel, pairs=pairs, winners=winners, processors=processors, quantize_queries=quantize_queries,
+            config=ALONE, **valid,
+        )  # fmt: skip
 
 
 def ragged(lengths: torch.Tensor, d: int, dtype: torch.dtype) -> Packed:

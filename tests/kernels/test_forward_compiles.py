@@ -10,6 +10,7 @@ import importlib.util
 import json
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -60,7 +61,7 @@ def test_names_of_cases_are_unique() -> None:
 @pytest.mark.parametrize("case", recorder.CASES, ids=lambda case: case.key)
 def test_a_call_chooses_the_row_it_is_named_after(case) -> None:
     config, launches = recorder.launches(case)
-    assert config is recorder.row_of(case)
+    assert replace(config, programs=0) == replace(recorder.row_of(case), programs=0)
     tiles = [one for one in launches if one.kernel.__name__ in recorder.SCORING]
     assert tiles
     # The general kernel may take fewer rows than its row of the table says; document tiles of short ragged documents are smaller.

@@ -173,10 +173,15 @@ def made(queries: tuple[int, int], documents: tuple[int, int], options: dict[str
 def test_the_kernel_follows_from_shapes(name) -> None:
     queries, documents, options, kernel, row = PLAIN[name]
     call, winners = made(queries, documents, options), "winners" in options
-    assert gpu.variant(call, HOPPER, winners) == (kernel, configuration(row, HOPPER))
+    expected = configuration(row, HOPPER)
+    assert expected is not None
+    if kernel == "stream":
+        expected = replace(expected, programs=0)  # a program for each of few documents
+    assert gpu.variant(call, HOPPER, winners) == (kernel, expected)
     found, config = gpu.variant(call, AMPERE, winners)
     assert found == ("stream" if kernel == "stream" else "general")  # tensor descriptors are Hopper's
-    assert config is TABLE["exact" if row == "exact" else found, "any"]
+    safe = TABLE["exact" if row == "exact" else found, "any"]
+    assert config == (replace(safe, programs=0) if kernel == "stream" else safe)
 
 
 @pytest.mark.parametrize("name", PLAIN)
@@ -252,12 +257,42 @@ def test_the_streaming_tile_follows_from_the_sweep(line, monkeypatch) -> None:
     monkeypatch.setattr(gpu, "hardware", lambda device: (HOPPER, 132))
     call = described(queries, documents, options)
     assert gpu.stream_row(call) == row
-    assert ("stream", configuration(row, HOPPER)) in gpu.every_stream_choice(call)
+    chosen = gpu.variant(call, HOPPER)
+    assert chosen == ("stream", gpu.stream_config(call, HOPPER))
+    assert chosen in gpu.every_stream_choice(call)
     some = described(queries, (3, documents[1]), options)  # what `warmup` would make
-    assert ("stream", configuration(row, HOPPER)) in gpu.every_stream_choice(some)
+    assert chosen in gpu.every_stream_choice(some)
     if "packed" in options:  # of any length
         short = described(queries, (3, 20), options)
-        assert ("stream", configuration(row, HOPPER)) in gpu.every_stream_choice(short)
+        assert chosen in gpu.every_stream_choice(short)
+
+
+# (queries, tokens), (documents, tokens), options of `made`: whether programs walk over several documents, on 132 multiprocessors
+DEALT = [
+    ((1, 32), (8448, 20), {}, False),
+    ((1, 32), (8449, 20), {}, True),
+    ((1, 32), (8449, 63), {}, True),
+    ((1, 32), (8449, 64), {}, False),
+    ((1, 33), (8449, 64), {}, True),
+    ((1, 64), (8448, 20), {}, False),
+    ((1, 32), (8449, 63), {"packed": True}, True),
+    ((1, 32), (8449, 64), {"packed": True}, False),
+    ((1, 64), (8449, 500), {"codes": "int8 token"}, True),
+]
+
+
+@pytest.mark.parametrize("line", DEALT, ids=str)
+def test_many_short_documents_share_programs(line, monkeypatch) -> None:
+    queries, documents, options, dealt = line
+    monkeypatch.setattr(gpu, "hardware", lambda device: (HOPPER, 132))
+    call = described(queries, documents, options)
+    row = configuration(gpu.stream_row(call), HOPPER)
+    assert row is not None
+    assert row.programs > 0
+    assert gpu.stream_config(call, HOPPER) == (row if dealt else replace(row, programs=0))
+    unknown = replace(call, end_to_end=False)
+    if "packed" in options:
+        assert gpu.stream_config(unknown, HOPPER).programs > 0
 
 
 def test_views_into_a_buffer_have_no_known_length(monkeypatch) -> None:
