@@ -20,6 +20,7 @@ import page_forward
 import page_kernels
 import page_readme
 import page_rows
+import page_script
 import page_summary
 import page_training
 from page_cells import Book, Table, cells, markdown, sources, text_of
@@ -34,6 +35,7 @@ SECTIONS: dict[str, Callable[[Book], list[Table]]] = {
     "Forward": page_forward.tables,
     "Quantised, wide, memory traffic, precision, streaming": page_kernels.tables,
     "Training": page_training.tables,
+    "The kernels' own script": page_script.tables,
     "Side studies": page_summary.studies,
     "What the README quotes": page_readme.tables,
     "Without a GPU": lambda book: [page_summary.cpu(book)],
@@ -41,23 +43,25 @@ SECTIONS: dict[str, Callable[[Book], list[Table]]] = {
 INTRODUCTION = """# Benchmarks
 
 Every table of the paper's evaluation, measured here with its protocol, the paper's figures in columns of their own. This page is
-made of the raw results by `python kernels/benchmarks/page.py`; a test keeps it equal to them. `docs/results/benchmarks_cells.json`
-names the file and key of every figure. Compare ratios, not milliseconds: the paper's GPUs are others.
+made of the raw results by `python kernels/benchmarks/page.py`; a test keeps it equal to them.
+`docs/results/benchmarks_cells.json` names the file and key of every figure. Compare ratios, not milliseconds: the paper's GPUs
+are others.
 
 **Protocol.** Every method is compared with FP64 on the same inputs before it is timed: scores of all queries with the first and
-last eight documents where there are more than 16 (every score must be finite), gradients of up to 16 queries and documents, Chamfer
-distances over all pairs. One that is wrong, fails or runs out of memory has a reason instead of a figure (Chamfer: a wrong peer keeps
-its time, marked). Times are medians of CUDA events over 50 rounds (methods above 150 ms: 5); training, Chamfer and older forward rows
-(h200/forward.json) took 20 (training and Chamfer methods above 60 ms: 3), streaming 3. Methods take turns whose order changes every
-round, the L2 emptied before each call; casts and allocations of inputs are outside the timed region.
+last eight documents where there are more than 16 (every score must be finite), gradients of up to 16 queries and documents,
+Chamfer distances over all pairs. One that is wrong, fails or runs out of memory has a reason instead of a figure (Chamfer: a
+wrong peer keeps its time, marked). Times are medians of CUDA events over 50 rounds (methods above 150 ms: 5); training, Chamfer
+and the rows of h200/forward.json took 20 (training and Chamfer methods above 60 ms: 3), streaming 3. Methods take turns whose
+order changes every round, the L2 emptied before each call; casts and allocations of inputs are outside the timed region.
 
-`torch.compile` in both max-autotune flavours over FP16 and FP32 stands in fwd, fwd_abs, nocg and varlen; FP16 without graphs alone
-in the rows of 10,000 documents (visual, ColPali) and the wide ones, and with the default mode in older rows (h200/forward.json); other
-rows, training among them, have no compiled rival. It is called 100 times before the clock starts (for at most 3 s), and autotunes
-in a process of its own. Chunked FP16 eager takes the fastest of 64, 256 and 1024 documents, each with `max` and `amax` (training: of
-two block sizes); the paper's eight sizes are in the chunk grid. Memory cells are a fresh process a method: one call for the peak, 7
-for the time, no turns. Floors and shares are of library products and plain reads that took turns with the methods. Random unit tokens,
-d = 128, FP16 where nothing else is said.
+`torch.compile` in both max-autotune flavours over FP16 and FP32 stands in fwd, fwd_abs, nocg and varlen; both over FP16 in
+op_abl, multiquery, int8, int8_B and the large candidate sets (ColPali 20,000 without graphs alone, for want of memory); FP16
+without graphs in the wide rows, with the default mode beside it among tiny pairs. Other rows, training among them, have no
+compiled rival. It is called 100 times before the clock starts (for at most 3 s), and autotunes in a process of its own. Chunked
+FP16 eager takes the fastest of 64, 256 and 1024 documents, each with `max` and `amax` (training: of two block sizes); the paper's
+eight sizes are in the chunk grid. Memory cells are a fresh process a method: one call for the peak, 7 for the time, no turns.
+Floors and shares are of library products and plain reads that took turns with the methods. Random unit tokens, d = 128, FP16
+where nothing else is said.
 
 **Run it**: `python evaluate.py bench fwd` (any table below; needs a GPU and this repository), or the scripts in
 `kernels/benchmarks/`. Tables that need trained encoders (beir_ndcg, beir_scale, colpali_ndcg, int8_realmmrag) are evaluations:
@@ -66,7 +70,8 @@ d = 128, FP16 where nothing else is said.
 
 REVISIONS = """A revision `abc+word` is commit abc with changes that were not committed yet, and one that is no commit's number
 (`issue3b`) is a state before it was committed; the digest `sources` beside it in the file names the kernels' code in each case. Rows of
-paper.json were measured at different revisions: each row's `environment` says which. Files without a date did not keep one."""
+paper.json were measured at different revisions: each row's `environment` says which. Files without a date did not keep one. Of
+h200/forward_older.json, made by earlier kernels, only widths that no newer file has are read."""
 
 
 def sections(book: Book) -> dict[str, list[Table]]:

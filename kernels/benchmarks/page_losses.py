@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import page_rows
 from page_cells import MISSING, Book, Cell, Table, Value, paper
-from page_rows import CPU, FORWARD, MAIN, PAPER, Held
+from page_rows import CPU, FORWARD, MAIN, OLDER, PAPER, Held
 
 TRAINING, ALONE = "h200/training.json", "h200/training_backward_alone.json"
 GROUPS = ("shapes", "frontier", "op_abl", "multiquery", "varlen", "int8", "int8_B", "wide")
@@ -15,11 +15,6 @@ SAME_RATE = "bound by reading the documents, which every kernel does at the same
 BY_HOST = "bound by the host: the GPU is busy for a"
 REASONS = (  # part of a row's name, down to which ratio the reason covers, the reason
     ("pairs: pairs", 0.9, "launch-bound: a few hundredths of the floor; the kernels differ by tenths of a microsecond"),
-    (
-        "varlen",
-        0.8,
-        "few documents: the tiles of the longest follow one another in one program; why the peer needs 2 us less is not established",
-    ),
     ("textual", 0.97, SAME_RATE),
     ("long-doc", 0.97, SAME_RATE),
     ("d = 4096", 0.9, "cuBLAS's product with a separate maximum: writing S is cheap beside a product of this depth"),
@@ -64,10 +59,10 @@ def measured(book: Book) -> Iterator[tuple[str, Held]]:
             held = page_rows.row(book, group, name)
             assert held is not None
             yield f"{group}: {name}", held
-    for group in ("dense", "wide", "many", "ragged", "pairs"):
-        for name in book.raw(FORWARD, "groups", group, "rows") or {}:
+    for file, group in (*((FORWARD, group) for group in ("dense", "many", "ragged", "pairs")), (OLDER, "wide")):
+        for name in book.raw(file, "groups", group, "rows") or {}:
             if not _again(book, name):
-                yield f"{group}: {name}", Held(book, FORWARD, ("groups", group, "rows", name))
+                yield f"{group}: {name}", Held(book, file, ("groups", group, "rows", name))
     for file, group in (("h200/training_steps.json", "steps"), ("h200/chamfer.json", "training")):
         for name in book.raw(file, "groups", group, "rows") or {}:
             yield f"{group}: {name}", Held(book, file, ("groups", group, "rows", name))
@@ -125,7 +120,7 @@ def fast_p(book: Book) -> Table:
     if counts:
         said = ", ".join(f"{flavours} in {cells} cells" for flavours, cells in sorted(counts.items(), reverse=True))
         table.notes.append(
-            f"Compile flavours measured (of FP16 and FP32, with and without graphs; older rows: the default mode too): {said}. The "
+            f"Compile flavours measured (of FP16 and FP32, with and without graphs; tiny pairs: the default mode too): {said}. The "
             "paper counts eager, chunked and one flavour, FP32 with graphs. Cells are forward, quantised, training and Chamfer rows; "
             "INT8's eager rivals include dequantising first."
         )

@@ -69,7 +69,8 @@ def float_cases() -> Iterator[Case]:
     yield "split", few[0].clone(), long, {"document_lengths": lengths}
     yield "split, winners", few, long, {"return_argmax": True}
     yield "split, packed", few[0].clone(), make.packed([5001, 0, 3000], 128, seed=1), {}
-    yield "many short, packed", few[0].clone(), make.packed([5, 0, 31] * 3000, 128, seed=1), {}  # programs with several documents
+    # Programs with several documents each:
+    yield "many short, packed", few[0].clone(), make.packed([5, 0, 31] * 3000, 128, seed=1), {}
     yield "many short", few[0].clone(), make.gauss(9000, 7, 128, seed=1), {}
     for how in ("transposed", "odd rows", "unaligned"):
         yield f"strides, {how}", make.strided(few, how), make.strided(make.gauss(6, 70, 128, seed=1), how), {}

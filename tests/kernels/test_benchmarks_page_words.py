@@ -19,7 +19,9 @@ FOLDER, RESULTS = ROOT / "kernels" / "benchmarks", ROOT / "docs" / "results"
 def pages(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """The scripts, imported as the command imports them: siblings of one folder."""
     monkeypatch.syspath_prepend(str(FOLDER))
-    return SimpleNamespace(**{name: importlib.import_module(name) for name in ("page", "page_cells", "page_losses")})
+    return SimpleNamespace(
+        **{name: importlib.import_module(name) for name in ("page", "page_cells", "page_losses", "page_script")}
+    )
 
 
 @pytest.fixture
@@ -173,3 +175,56 @@ def test_ragged_tables_are_refused(pages: SimpleNamespace) -> None:
     twice = pages.page_cells.Table("t", "title", ["a", "b"], [["1", pages.page_cells.Cell("2", ("f#/x",))]] * 2)
     with pytest.raises(ValueError, match=r"two cells '1 \| b'"):
         pages.page_cells.cells([twice])
+
+
+def test_tables_of_the_kernels_own_script(pages: SimpleNamespace, tmp_path: Path) -> None:
+    def row(kinds: dict[str, str], times: dict[str, float], **more: Any) -> dict[str, Any]:
+        methods = {
+            name: {"kind": kinds.get(name, "baseline"), "median_ms": time, "of_floor": 0.5} for name, time in times.items()
+        }
+        return {"methods": methods, **more}
+
+    ours = {
+        "ours": "ours",
+        "ours FP16": "ours",
+        "ours INT8, token scale": "ours",
+        "flash-maxsim": "peer",
+        "flash-maxsim, INT8": "peer",
+    }
+    dense = row(
+        ours,
+        {"ours": 1.0, "naive FP16": 4.0, "naive FP16, amax": 3.0, "compiled FP16, default": 2.0, "flash-maxsim": 1.5},
+        floor_ms=0.5,
+    )
+    int8 = row(ours, {"ours FP16": 3.0, "ours INT8, token scale": 2.0, "flash-maxsim, INT8": 5.0})
+    first = row(ours, {"ours INT8, token scale": 2.0, "dequantise to FP16, naive": 8.0, "dequantise to FP16, chunked": 7.0})
+    clocks = {
+        "ours": (20.0, 70.0),
+        "naive FP16": (50.0, 90.0),
+        "naive FP16, amax": (40.0, 95.0),
+        "compiled FP16, default": (60.0, 99.0),
+    }
+    host = {"methods": {name: {"call_median_us": call, "idle_median_us": idle} for name, (call, idle) in clocks.items()}}
+    groups = {
+        "dense": {"textual 1K": dense},
+        "int8": {"INT8 A": int8, "INT8 or dequantise, B = 7": first},
+        "host": {"host A": host},
+    }
+    (tmp_path / "h200").mkdir()
+    for name, held in (("forward", groups), ("forward_older", {"wide": {"wide, d = 96": dense, "wide, d = 256": dense}})):
+        text = json.dumps({"groups": {group: {"rows": rows} for group, rows in held.items()}})
+        (tmp_path / "h200" / f"{name}.json").write_text(text, encoding="utf-8")
+    book = pages.page_cells.Book(tmp_path, pages.page.FIGURES)
+    tables = {table.name: table for table in pages.page_script.tables(book)}
+    assert list(tables) == ["kernels", "codes", "dequantise", "host"]
+    shown = {name: [[pages.page_cells.text_of(one) for one in line] for line in table.rows] for name, table in tables.items()}
+    line = ["0.5", "1.00", "0.5", "1.50", "-", "4.00 / 3.00", "-", "-", "2.00", "1.50x (flash-maxsim)"]
+    assert shown["kernels"] == [["textual 1K", *line], ["wide, d = 96", *line]], "d = 256 stands in newer tables"
+    assert "older" in tables["kernels"].notes[0]
+    assert shown["codes"] == [["INT8 A", "3.00", "2.00 (1.50x)", "-", "-", "5.00 (flash-maxsim, INT8)"]]
+    assert shown["dequantise"] == [["B = 7", "2.00", "-", "-", "-", "8.00", "-", "7.00"]]
+    assert shown["host"] == [["A", "20.0 / 70.0", "- / -", "- / -", "- / -", "40.0 / 95.0", "60.0 / 99.0"]]
+    assert tables["host"].rows[0][1].sources == tuple(
+        f"h200/forward.json#/groups/host/rows/host A/methods/ours/{key}_median_us" for key in ("call", "idle")
+    )
+    assert pages.page_script.tables(pages.page_cells.Book(tmp_path / "nothing", pages.page.FIGURES)) == []
