@@ -101,7 +101,7 @@ def nocg(book: Book) -> Table:
             continue
         row: list[Cell | str] = [name, number(held.ms(MAIN))]
         row += [number(held.ms(f"compiled {precision}, {mode}")) for precision in ("FP16", "FP32") for mode in modes]
-        row.append(times(held.fastest(("baseline",), "compiled")[1], held.ms(MAIN)))
+        row.append(times(held.compiled(), held.ms(MAIN)))
         row.append(paper(book, "nocg", name, "times", form="{}x"))
         table.rows.append(row)
     return table
@@ -130,12 +130,13 @@ def chunked_sweep(book: Book) -> Table:
     table = Table(
         "chunked_sweep",
         "FP16 eager whole and in chunks, ms",
-        ["shape, documents", "ours", "naive FP16", "naive FP16, amax", "chunked (best)", "times faster than chunked", "fastest peer",
-         "paper A100: whole, chunked, Flash, times"],
+        ["shape, documents", "ours", "naive FP16", "naive FP16, amax", "chunked (best)", "times faster than chunked",
+         "fastest compiled", "x compiled", "fastest peer", "paper A100: whole, chunked, Flash, times"],
     )  # fmt: skip
     for cell, held in page_rows.shapes_of(book, book.paper["chunked_sweep"]):
         row: list[Cell | str] = [cell, *(number(held.ms(name)) for name in (MAIN, HALF, "naive FP16, amax", "chunked FP16"))]
-        row += [times(held.ms("chunked FP16"), held.ms(MAIN)), named(*held.fastest(PEERS))]
+        row += [times(held.ms("chunked FP16"), held.ms(MAIN)), number(held.compiled()), times(held.compiled(), held.ms(MAIN))]
+        row.append(named(*held.fastest(PEERS)))
         row.append(paper(book, "chunked_sweep", cell, "whole", "chunked", "flash", "times", form="{}, {}, {}, {}x"))
         table.rows.append(row)
     return table
@@ -218,12 +219,18 @@ def op_abl(book: Book) -> Table:
         "op_abl",
         "operator design, ms: naive FP32 accumulation, a program a (query, document) pair, query tiles of programs of their own",
         ["shape, documents", "naive", "a program a pair", "query tiles (ours)", "naive over pair", "naive over ours", "pair over ours",
-         "paper A100: naive, fused, +chunk; times"],
+         "fastest compiled", "x compiled", "paper A100: naive, fused, +chunk; times"],
     )  # fmt: skip
     for cell, held in page_rows.rows_of(book, "op_abl"):
         naive, pair, ours = (held.ms(name) for name in (WIDE, "ours, a program a pair", MAIN))
         row: list[Cell | str] = [cell, number(naive), number(pair), number(ours)]
-        row += [times(naive, pair), times(naive, ours), times(pair, ours)]
+        row += [
+            times(naive, pair),
+            times(naive, ours),
+            times(pair, ours),
+            number(held.compiled()),
+            times(held.compiled(), ours),
+        ]
         keys = ("naive", "fused", "chunk", "fused_times", "chunk_times", "delta")
         row.append(paper(book, "op_abl", cell, *keys, form="{}, {}, {}; {}, {}, {}"))
         table.rows.append(row)
@@ -238,8 +245,8 @@ def multiquery(book: Book) -> Table:
     table = Table(
         "multiquery",
         "several queries in one call, ms; textbook naive: true FP32, its casts inside the call",
-        ["shape, documents, queries", "ours", "queries/s", "textbook", "x textbook", "best eager", "x best eager", "flash-maxsim",
-         "late-interaction-kernels", "paper A100: Flash, QPS, naive, times"],
+        ["shape, documents, queries", "ours", "queries/s", "textbook", "x textbook", "best eager", "x best eager", "fastest compiled",
+         "x compiled", "flash-maxsim", "late-interaction-kernels", "paper A100: Flash, QPS, naive, times"],
     )  # fmt: skip
     for cell, held in page_rows.rows_of(book, "multiquery"):
         ours, count = held.ms(MAIN), held.value("shape", "queries")
@@ -247,7 +254,8 @@ def multiquery(book: Book) -> Table:
         name, eager = held.fastest(names=EAGER)
         rate = count / ours * 1e3 if count is not None and ours is not None else None
         row: list[Cell | str] = [cell, number(ours), number(rate), number(text), times(text, ours), named(name, eager)]
-        row += [times(eager, ours), *(number(held.ms(peer)) for peer in ("flash-maxsim", "late-interaction-kernels"))]
+        row += [times(eager, ours), number(held.compiled()), times(held.compiled(), ours)]
+        row += [number(held.ms(peer)) for peer in ("flash-maxsim", "late-interaction-kernels")]
         row.append(paper(book, "multiquery", cell, "flash", "qps", "naive", "times", form="{}, {}, {}, {}x"))
         table.rows.append(row)
     return table
@@ -263,7 +271,7 @@ def varlen(book: Book) -> Table:
          "paper A100: fill, naive, Flash, times"],
     )  # fmt: skip
     for cell, held in page_rows.rows_of(book, "varlen"):
-        ours, compiled = held.ms(MAIN), held.fastest(("baseline",), "compiled")[1]
+        ours, compiled = held.ms(MAIN), held.compiled()
         row: list[Cell | str] = [cell, percent(held.value("shape", "fill")), number(held.value("shape", "mean_tokens"))]
         row += [number(ours), number(held.ms(WIDE)), times(held.ms(WIDE), ours), number(held.ms(HALF)), number(compiled)]
         row += [times(compiled, ours), *(number(held.ms(peer)) for peer in ("flash-maxsim", "late-interaction-kernels"))]

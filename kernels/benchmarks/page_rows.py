@@ -58,6 +58,10 @@ class Held:
         name = min(times, key=times.__getitem__)
         return name, self.ms(name)
 
+    def compiled(self) -> Value | None:
+        """The fastest flavour of `torch.compile` over the whole corpus."""
+        return self.fastest(("baseline",), "compiled FP")[1]
+
     def why(self, method: str) -> str:
         """Why a method has no time here."""
         return str((self.raw("skipped") or {}).get(method, ""))
