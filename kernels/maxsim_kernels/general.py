@@ -1,9 +1,10 @@
 """The kernel for every layout: any strides, masks, lengths, widths, packed or padded on either side, quantised or not, with winners.
 
 The faster kernels (`dense.py`, `wide.py`) take what they can describe; this one takes all the rest, and it is also the kernel for few
-query rows, where a call is bound by reading documents. A program holds a block of query rows and walks over documents; loads are
-masked by the document's length, addresses have 64 bits. Wide embeddings are added up over slices of d. Few long documents are split
-along their tokens (the paper's split-K): programs then leave row maxima, which `_combine_kernel` merges and sums.
+query rows, where a call is bound by reading documents. A program holds a block of query rows and takes one document (documents of
+each query's own, pairs, and most calls of few query rows) or walks over several; loads are masked by the document's length, addresses
+have 64 bits. Wide embeddings are added up over slices of d. Few long documents are split along their tokens (the paper's split-K):
+programs then leave row maxima, which `_combine_kernel` merges and sums.
 
 Shapes: queries `[Nq, Lq, d]` or `[T, d]` with starts; documents `[B, Ld, d]`, `[Nq, B, Ld, d]` or `[T, d]` with starts (paper Alg. 1).
 """
@@ -17,10 +18,12 @@ from torch import Tensor
 
 from maxsim_kernels.checks import Call
 from maxsim_kernels.combine import RowMaxima, combine
-from maxsim_kernels.geometry import EIGHT_BITS, SCALES, byte_mask, hardware, padded, pieces_a_document
+from maxsim_kernels.geometry import EIGHT_BITS, SCALES, byte_mask, hardware, many_short, padded, pieces_a_document
 from maxsim_kernels.launch import empty, launch
 from maxsim_kernels.tile_ops import better, keep_nan, load_rows, query_rows, valid_rows
 from maxsim_kernels.tuning import Config
+
+_MOST_PROGRAMS = 2**31 - 1  # of a launch
 
 
 @triton.jit
@@ -328,7 +331,9 @@ def launch_general(
     whole = held * wide_item <= (512 if stream else 256)
     held = held if whole else (256 // wide_item if wide_item < 4 else 32)
     splits = 1 if packed else pieces_a_document(call, config.tokens, blocks * per_query)
-    alone = not config.programs or own
+    programs = blocks * per_query
+    dealt = many_short(programs, documents.shape[-2], processors) or programs > _MOST_PROGRAMS
+    alone = call.layout == "pairs" or (not dealt if own else not config.programs)
     workers = per_query if alone else max(1, min(per_query, triton.cdiv(processors * config.programs, blocks)))
     workers *= splits
     buffer = winners = None

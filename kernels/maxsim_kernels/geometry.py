@@ -13,6 +13,8 @@ from maxsim_kernels.checks import Call
 
 EIGHT_BITS = (torch.int8, torch.float8_e4m3fn)
 SCALES = {"none": 0, "token": 1, "document": 2, "corpus": 3}
+MANY = 64  # documents a multiprocessor: beyond, their number hides waits
+SHORT_TOKENS = 64  # documents below are read in less time than a query's rows
 
 
 @lru_cache
@@ -57,6 +59,11 @@ def byte_mask(mask: Tensor | None, unused: Tensor) -> Tensor:
 def descriptor(values: Tensor, rows: int, width: int, stride: int, block: list[int]) -> TensorDescriptor:
     """A tensor descriptor (TMA) of `rows` tokens of `width`, read in blocks."""
     return TensorDescriptor(values, [rows, width], [stride, 1], block)
+
+
+def many_short(documents: int, tokens: int, processors: int) -> bool:
+    """Whether so many documents of so many tokens are better dealt to fewer programs, which read the query once for all of theirs."""
+    return documents > MANY * processors and tokens < SHORT_TOKENS
 
 
 def pieces_a_document(call: Call, tokens: int, programs: int) -> int:

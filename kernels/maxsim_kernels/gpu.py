@@ -2,8 +2,9 @@
 
 `variant` decides, in this order: few query rows -> "stream" (bound by reading documents); documents that a tensor descriptor can
 describe -> "dense", "ragged" or "wide"; everything else -> "general". The kernel never depends on the number of documents. The tile of
-the first one does (`stream_row`), which changes no bit: the same products in the same order, maxima, sums in FP64 (whose order could
-show only where maxima of one query are 2^23 apart and cancel). So a document gets the same bits however a corpus is cut.
+the first one does (`stream_row`), and whether a program has one document or several (`stream_config`), which changes no bit: the same
+products in the same order, maxima, sums in FP64 (whose order could show only where maxima of one query are 2^23 apart and cancel). So a
+document gets the same bits however a corpus is cut.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from torch import Tensor
 
 from maxsim_kernels import dense, general, wide
 from maxsim_kernels.checks import Call
-from maxsim_kernels.geometry import flat_rows, hardware, padded, pitch
+from maxsim_kernels.geometry import MANY, SHORT_TOKENS, flat_rows, hardware, many_short, padded, pitch
 from maxsim_kernels.launch import empty, ensure_context, unrecorded
 from maxsim_kernels.quantized import query_codes
 from maxsim_kernels.tuning import Config, configuration
@@ -24,10 +25,9 @@ from maxsim_kernels.tuning import Config, configuration
 _STREAM_ROWS = 64  # up to here a call is bound by reading documents
 _NARROW_ROWS = 128  # up to here two tiles of 64 rows hold them all
 _LONG_TOKENS = 512  # documents from here on are read in larger pieces
-_FEW, _SOME = 4, 64  # documents a multiprocessor: up to here its programs are too few to hide each other's waits
+_FEW, _SOME = 4, MANY  # documents a multiprocessor: up to here its programs are too few to hide each other's waits
 _FEW_TOKENS = 2000  # of ragged documents, a multiprocessor: up to here too
 _BRIEF_TOKENS = 256  # documents up to here spend much of their time on sums and stores
-_SHORT_TOKENS = 64  # documents below are read in less time than the query's rows
 _TILE_BYTES = 256  # of a token, in the kernels that hold whole tokens
 _VIEW_TOKENS = 1 << 15  # of a buffer whose views get a tile table: without offsets each document may be as long as the buffer
 
@@ -97,13 +97,13 @@ def stream_row(call: Call, documents: int | None = None, mean: int | None = None
 def stream_config(call: Call, capability: tuple[int, int], documents: int | None = None, mean: int | None = None) -> Config:
     """The row of `stream_row`, with a program for every document: a kernel without the loop over documents takes half the registers.
 
-    Many short documents are dealt to fewer programs, which read the query once for all of theirs; more rows take more to read.
+    Many documents that are short, or meet more than 32 rows, are dealt to fewer programs, which read the query once for all of theirs.
     """
     config = configuration(stream_row(call, documents, mean), capability) or _row("stream", capability)
-    count = documents or call.document_count
+    count, processors = documents or call.document_count, hardware(call.queries.device)[1]
     mean = _mean_tokens(call) if mean is None else mean
     rows = call.queries.shape[0] * padded(call.queries.shape[1])
-    dealt = count > _SOME * hardware(call.queries.device)[1] and (mean < _SHORT_TOKENS or rows > 32)
+    dealt = many_short(count, mean, processors) or (rows > 32 and count > _SOME * processors)
     return config if dealt else replace(config, programs=0)
 
 
@@ -120,7 +120,7 @@ def every_stream_choice(call: Call) -> list[tuple[str, Config]]:
     if variant(call, capability)[0] != "stream":
         return []
     numbers = (1, *(times * processors + 1 for times in (_FEW, 2 * _FEW, _SOME)))
-    means = (None,) if call.document_starts is None else (1, _SHORT_TOKENS, 96, 160, 256, _LONG_TOKENS)
+    means = (None,) if call.document_starts is None else (1, SHORT_TOKENS, 96, 160, 256, _LONG_TOKENS)
     found = dict.fromkeys(stream_config(call, capability, documents, mean) for documents in numbers for mean in means)
     return [("stream", config) for config in found]
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from maxsim_kernels import Packed, gpu, launch, maxsim, quantize_int8, warmup
+from maxsim_kernels import Packed, gpu, launch, maxsim, quantize_fp8, quantize_int8, warmup
 from maxsim_kernels.checks import validate
 from maxsim_kernels.tuning import TABLE
 
@@ -88,7 +88,7 @@ def test_every_tile_agrees_on_codes(agree, make, forced, granularity, affine):
 
 
 @pytest.mark.parametrize("ragged", [False, True])
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", [*FORMS, "fp8 token", "fp8 document"])
 @pytest.mark.parametrize("tokens", [32, 64])
 def test_a_cut_corpus_gives_the_same_bits(make, form, ragged, tokens):
     """Numbers of documents on both sides of the thresholds."""
@@ -104,7 +104,8 @@ def test_a_cut_corpus_gives_the_same_bits(make, form, ragged, tokens):
             held = Packed(values[: int(offsets[-1])], offsets)
         else:
             held = values[: count * 20].view(count, 20, 128)
-        return quantize_int8(held, form.split()[1]) if "int8" in form else held
+        quantize = {"int8": quantize_int8, "fp8": quantize_fp8}.get(form.partition(" ")[0])
+        return quantize(held, form.split()[1]) if quantize else held
 
     scores = maxsim(queries, first(20_000))
     for count in (1, 100, 600, 1100, 9000):

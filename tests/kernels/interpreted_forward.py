@@ -140,6 +140,9 @@ def check_split() -> None:
             queries, documents, "general", winners=True, processors=64, document_mask=mask, query_mask=torch.rand(nq, lq) > 0.3
         )
         check(queries, ragged(lengths, d, torch.float16), "general", winners=True, processors=64)
+        own = torch.randn(nq, b, 200, d).half()
+        check(queries, own, "general", winners=True, processors=64, document_mask=torch.rand(nq, b, 200) > 0.3)
+        check(queries, own[:, 0], "general", pairs=True, winners=True, processors=64)
         check(queries, documents, "dense", processors=64)
         check(queries, ragged(lengths, d, torch.float16), "ragged", processors=64)
         check(queries, documents, "wide", processors=64, document_lengths=lengths)

@@ -111,6 +111,10 @@ def _float_cases(architecture: int) -> list[Case]:
             Case(90, "stream 32 x 2", "fp16", few, (20, 180), options=frozenset({"packed"})),
             Case(90, "stream 32 x 4", "fp16", (1, 64), (8, 128)),
             Case(90, "stream ragged", "fp16", few, (65, 80), options=frozenset({"packed"})),
+            Case(90, "stream", "fp16, many short", few, (70, 20)),
+            Case(90, "stream ragged", "fp16, many short", few, (70, 20), options=frozenset({"packed"})),
+            Case(90, "stream 32 x 4", "fp16, 64 rows, many", (1, 64), (70, 128)),
+            Case(90, "general", "own, many short", (70, 32), (2, 20), options=frozenset({"own"})),
         ]
     return cases
 

@@ -64,6 +64,9 @@ def test_a_call_chooses_the_row_it_is_named_after(case) -> None:
     assert replace(config, programs=0) == replace(recorder.row_of(case), programs=0)
     tiles = [one for one in launches if one.kernel.__name__ in recorder.SCORING]
     assert tiles
+    general = [one for one in tiles if one.kernel.__name__ == "_general_kernel"]
+    own = bool({"own", "pairs"} & case.options) and "many" not in case.name
+    assert [one.arguments["ALONE"] for one in general] == [own or config.programs == 0] * len(general)
     # The general kernel may take fewer rows than its row of the table says; document tiles of short ragged documents are smaller.
     for one in tiles:
         assert one.warps == config.warps

@@ -11,7 +11,7 @@ import torch
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
-from maxsim_kernels import Packed, combine, geometry, gpu, quantize_fp8, quantize_int8, tuning
+from maxsim_kernels import Packed, combine, general, geometry, gpu, quantize_fp8, quantize_int8, tuning
 from maxsim_kernels.checks import Call, validate
 from maxsim_kernels.tuning import TABLE, configuration
 
@@ -260,7 +260,7 @@ def test_the_streaming_tile_follows_from_the_sweep(line, monkeypatch) -> None:
     chosen = gpu.variant(call, HOPPER)
     assert chosen == ("stream", gpu.stream_config(call, HOPPER))
     assert chosen in gpu.every_stream_choice(call)
-    some = described(queries, (3, documents[1]), options)  # what `warmup` would make
+    some = described(queries, (3, documents[1]), options)  # a small call, as `warmup` makes
     assert chosen in gpu.every_stream_choice(some)
     if "packed" in options:  # of any length
         short = described(queries, (3, 20), options)
@@ -383,3 +383,24 @@ def test_choice_of_views_never_depends_on_how_many_there_are() -> None:
             starts = torch.zeros(count, dtype=torch.int64)
             call = call_of(queries, Packed.view(values, starts, starts + 5))
             assert gpu.variant(call, (9, 0))[0] == kernel
+
+
+@pytest.mark.parametrize(("queries", "documents", "tokens", "grid"), [
+    (40, 100, 180, 40 * 100),
+    (84, 100, 63, 84 * 100),
+    (85, 100, 63, 85 * 13),  # many and short: dealt to eight programs a multiprocessor
+    (85, 100, 64, 85 * 100),
+    (65536, 32767, 64, 65536 * 32767),
+    (65536, 32768, 64, 65536),  # a grid holds fewer than 2^31 programs
+])  # fmt: skip
+def test_programs_of_documents_of_each_querys_own(queries, documents, tokens, grid, monkeypatch) -> None:
+    launched = []
+    monkeypatch.setattr(
+        general, "launch", lambda kernel, grid, *arguments, **constants: launched.append((grid, constants["ALONE"]))
+    )
+    for module in (general, geometry, gpu):
+        monkeypatch.setattr(module, "hardware", lambda device: (HOPPER, 132))
+    held = torch.empty((1, 1, tokens, 128), dtype=torch.float16, device="meta").expand(queries, documents, -1, -1)
+    call = call_of(torch.empty((queries, 32, 128), dtype=torch.float16, device="meta"), held)
+    gpu.launch(call, torch.empty((queries, documents), device="meta"), None)
+    assert launched == [(grid, grid == queries * documents)]
