@@ -58,6 +58,10 @@ TABLES: dict[str, Bench] = {
     "chamfer": Bench("chamfer.py", (), "chamfer.json", "chamfer"),
     "ooc": Bench("streaming.py", ("--only", "colpali"), "streaming.json", "ooc"),
     "pairs": Bench("forward.py", ("--only", "pairs"), "forward.json", "tiny pairs"),
+    "kernels": Bench("forward.py", ("--only", "dense,many,ragged"), "forward.json", "kernels"),
+    "codes": Bench("forward.py", ("--only", "int8,fp8"), "forward.json", "codes"),
+    "dequantise": Bench("forward.py", ("--only", "int8"), "forward.json", "dequantise"),
+    "host": Bench("forward.py", ("--only", "host"), "forward.json", "host"),
     "cpu": Bench("cpu_forward.py", (), "cpu.json", "CPU"),
 }
 EVALUATIONS = {

@@ -106,5 +106,5 @@ def host(book: Book) -> Table:
 
 
 def tables(book: Book) -> list[Table]:
-    """Nothing where forward.py's file is missing."""
-    return [make(book) for make in (kernels, codes, dequantised, host)] if book.file(FORWARD) is not None else []
+    """All of forward.py's."""
+    return [make(book) for make in (kernels, codes, dequantised, host)]
