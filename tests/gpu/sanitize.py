@@ -3,6 +3,7 @@
     PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool memcheck python3 tests/gpu/sanitize.py
     PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool racecheck python3 tests/gpu/sanitize.py --only int8
 
+The tool makes every launch many times slower: `--part 1/8` to `--part 8/8` in eight processes at once take turns with the cases.
 Without the caching allocator every tensor is an allocation of its own, so that a read one element past a tensor is seen. Truths
 are computed on the CPU, where the tool does not look. Prints the number of calls; exits 1 where a result is wrong or a call fell
 back to plain torch.
@@ -11,6 +12,7 @@ back to plain torch.
 from __future__ import annotations
 
 import argparse
+import itertools
 import sys
 import warnings
 from collections.abc import Iterator
@@ -19,6 +21,7 @@ from typing import Any
 import gpu_inputs as make
 import gpu_truth as truth
 import torch
+from tqdm import tqdm
 
 from maxsim_kernels import Fp8Tokens, Int8Tokens, Packed, maxsim, maxsim_pairs, quantize_fp8, quantize_int8
 
@@ -199,30 +202,40 @@ def quantize_like(rows: Packed) -> Int8Tokens:
     return Int8Tokens(rows.with_values(stored.token_values[0]), stored.scales[0], granularity="token")
 
 
+def share(text: str) -> tuple[int, int]:
+    """K/N as (K - 1, N)."""
+    part, _, parts = text.partition("/")
+    if not (part.isdecimal() and parts.isdecimal() and 1 <= int(part) <= int(parts)):
+        raise argparse.ArgumentTypeError(f"got {text!r}, need K/N with K from 1 to N, as 1/8")
+    return int(part) - 1, int(parts)
+
+
 def main() -> int:
-    """Run all cases, or those whose names hold a word."""
+    """Run all cases, or those whose names hold a word, or every N-th."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="", help="run the cases whose name contains this")
-    only = parser.parse_args().only
+    parser.add_argument("--part", type=share, default=(0, 1), metavar="K/N", help="run every N-th case, from the K-th on")
+    options = parser.parse_args()
     if not torch.cuda.is_available():
         print("needs an NVIDIA GPU")
         return 2
     warnings.filterwarnings("error", message="maxsim_kernels")
-    calls, wrong = 0, 0
-    for cases, judged, each in (
+    part, parts = options.part
+    checks: list[tuple[Iterator[Case], Any, int]] = [
         (float_cases(), right, 1),
         (quantized_cases(), right, 1),
         (gradient_cases(), gradients_differ, 3),
-    ):
-        for name, queries, documents, options in cases:
-            if only in name:
-                calls += each
-                message = judged(queries, documents, options)
-                torch.cuda.synchronize()
-                if message:
-                    wrong += 1
-                    print(f"WRONG {name}: {message}")
-    if not only:
+    ]
+    every = ((case, judged, each) for cases, judged, each in checks for case in cases if options.only in case[0])
+    calls, wrong = 0, 0
+    for (name, queries, documents, how), judged, each in tqdm(itertools.islice(every, part, None, parts), unit="case"):
+        calls += each
+        message = judged(queries, documents, how)
+        torch.cuda.synchronize()
+        if message:
+            wrong += 1
+            print(f"WRONG {name}: {message}", flush=True)
+    if not options.only and not part:
         calls += broken_offsets()
     print(f"{calls} calls, {wrong} wrong")
     return 1 if wrong or not calls else 0

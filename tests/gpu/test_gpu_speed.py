@@ -8,6 +8,7 @@ Other GPUs than those of the tuning table have no floor.
 from __future__ import annotations
 
 import importlib
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,6 +50,8 @@ def clock() -> Iterator[SimpleNamespace]:
     """The benchmarks' clock: the L2 flushed, methods in turns, library products and a plain read beside them."""
     if torch.cuda.get_device_capability() != (9, 0):
         pytest.skip("floors are for sm_90, where the tuning table was measured")
+    if int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")) > 1:
+        pytest.skip("times need the GPU alone: run this file without -n")
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(FOLDER))
         timing: Any = importlib.import_module("timing")
