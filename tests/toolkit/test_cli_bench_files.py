@@ -206,7 +206,8 @@ def test_interrupted_in_one_line_and_what_was_measured_is_kept(scripts: Path, tm
     body = "path.write_text('{\"cases\": {}}')\nimport time\ntry:\n    time.sleep(60)\nfinally:\n    path.with_name('cleaned').touch()\n    print('stopped', file=sys.stderr)\n"
     (scripts / "cpu_forward.py").write_text(STARTS + body, encoding="utf-8")
     out = tmp_path / "out"
-    command = f"from maxsim_eval.cli import main; main(['bench', 'cpu', '--scripts', {str(scripts)!r}, '--out', {str(out)!r}])"
+    begins = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"  # a shell's background jobs ignore it
+    command = f"{begins}; from maxsim_eval.cli import main; main(['bench', 'cpu', '--scripts', {str(scripts)!r}, '--out', {str(out)!r}])"
     child = subprocess.Popen([sys.executable, "-c", command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     end = time.monotonic() + 60
     while not (out / "cpu.json").exists() or not (out / "cpu.json").stat().st_size:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-FILES, BYTES, WIDTH = {"padded": 16, "documents": 80}, 13 << 20, 128  # 208 MB of chunks; 65 MB of documents of 832 KB
+FILES, BYTES, WIDTH = {"padded": 16, "documents": 160}, 13 << 20, 128  # 208 MB of chunks; 130 MB of documents of 832 KB
 
 
 # VmHWM is the most memory that was ever resident, pages of mapped files included.
@@ -69,5 +69,5 @@ def test_peak_memory(layout: str, tmp_path: Path) -> None:
     found = json.loads(outcome.stdout)
     assert 0.98 < found["tokens"] * WIDTH * 2 / size <= 1
     assert found["all"] > 0.9 * size, "the measure must see what is held"
-    # A chunk, a shard of 8 MB, its copy and a slice; a set of documents has no chunk.
-    assert found["import"] < (70 << 20 if layout == "padded" else 40 << 20), found
+    # A chunk, a shard of 8 MB, its copy and a slice; a set of documents has no chunk (27 MB, now and then 20 more of freed pages).
+    assert found["import"] < (70 if layout == "padded" else 60) << 20, found
