@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import re
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from maxsim_eval.errors import DataError
+
+_TEMPORARY = re.compile(r"\..+\.\d+-[0-9a-f]{8}\.tmp")  # `atomic_path`
 
 
 def fsync_folder(folder: Path) -> None:
@@ -38,6 +41,13 @@ def atomic_path(path: Path | str) -> Iterator[Path]:
         fsync_folder(path.parent)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def remove_temporaries(folder: Path) -> None:
+    """Delete what writers that were killed in the middle left in `folder`, which nobody else is writing to now."""
+    for path in folder.glob(".*.tmp"):
+        if _TEMPORARY.fullmatch(path.name):
+            path.unlink(missing_ok=True)
 
 
 @contextmanager

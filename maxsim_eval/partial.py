@@ -12,7 +12,7 @@ import filelock
 
 from maxsim_eval.distributed import World
 from maxsim_eval.errors import DataError
-from maxsim_eval.files import writing
+from maxsim_eval.files import remove_temporaries, writing
 from maxsim_eval.jobs import Job
 
 PARTIAL = ".partial"
@@ -29,6 +29,9 @@ def folder_for(job: Job, out_dir: Path | str | None, fresh: bool, world: World, 
     if not wanted and not folder.exists():
         return None
     stack.enter_context(_alone(folder))
+    with writing(folder):
+        for place in (folder.parent, folder.parent / "runs"):
+            remove_temporaries(place)
     if fresh:
         _remove_parts(folder)
     return folder if wanted else None

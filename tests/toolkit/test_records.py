@@ -10,6 +10,7 @@ import h5py
 import numpy as np
 import pytest
 
+from maxsim_eval import files
 from maxsim_eval.errors import CacheError
 from maxsim_eval.records import Record, Records, ScoreRows, StoredScores
 
@@ -239,3 +240,15 @@ def test_closed_is_closed(tmp_path: Path) -> None:
     records.close()
     with pytest.raises(ValueError, match="closed"):
         records.put(0, 40, *numbers(0, 40), {})
+
+
+def test_what_killed_writers_left_is_removed(tmp_path: Path) -> None:
+    kept = [".keep.tmp", ".a.json.12-xyz.tmp", "a.json", "b.12-0123abcd.tmp"]
+    for name in (*kept, ".a.json.12-0123abcd.tmp", ".fp32.trec.7-deadbeef.tmp"):
+        (tmp_path / name).touch()
+    files.remove_temporaries(tmp_path)
+    files.remove_temporaries(tmp_path / "nothing")
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(kept)
+    with files.atomic_path(tmp_path / "x") as temporary:
+        temporary.touch()
+        assert files._TEMPORARY.fullmatch(temporary.name)
