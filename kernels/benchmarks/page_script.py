@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
-from page_cells import MISSING, Book, Cell, Table, number, times
+from page_cells import MISSING, Book, Cell, Table, Value, number, times
 from page_rows import EAGER, FORWARD, MAIN, OLDER, Held
 
 FLASH, LIK = "flash-maxsim", "late-interaction-kernels"
@@ -14,6 +14,12 @@ GRANULARITIES = ("token", "document", "corpus")
 def _rows(book: Book, group: str, file: str = FORWARD) -> Iterator[tuple[str, Held]]:
     for name in book.raw(file, "groups", group, "rows") or {}:
         yield name, Held(book, file, ("groups", group, "rows", name))
+
+
+def _slashed(values: Iterable[Value | None]) -> Cell:
+    """Several figures in one cell."""
+    shown = [number(value) for value in values]
+    return Cell(" / ".join(one.text for one in shown), tuple(place for one in shown for place in one.sources))
 
 
 def kernels(book: Book) -> Table:
@@ -31,10 +37,9 @@ def kernels(book: Book) -> Table:
         rival, theirs = held.fastest(("baseline", "peer"))
         row: list[Cell | str] = [name, number(held.value("floor_ms")), number(ours)]
         row += [number(held.value("methods", MAIN, "of_floor"), 2), number(held.ms(FLASH)), number(held.ms(LIK))]
-        halves = [number(held.ms(one)) for one in EAGER[:2]]
-        row.append(Cell(" / ".join(half.text for half in halves), tuple(place for half in halves for place in half.sources)))
+        row.append(_slashed(held.ms(one) for one in EAGER[:2]))
         row += [number(held.ms(one)) for one in EAGER[2:]]
-        row.append(number(held.fastest(("baseline",), "compiled")[1]))
+        row.append(number(held.compiled()))
         faster = times(theirs, ours)
         table.rows.append([*row, Cell(f"{faster.text} ({rival})", faster.sources) if faster.sources else MISSING])
     if older:
@@ -93,9 +98,7 @@ def host(book: Book) -> Table:
         methods = held.raw("methods") or {}
 
         def both(name: str, held: Held = held) -> Cell:
-            values = [held.value("methods", name, f"{key}_median_us") for key in ("call", "idle")]
-            texts = [number(value) for value in values]
-            return Cell(" / ".join(one.text for one in texts), tuple(place for one in texts for place in one.sources))
+            return _slashed(held.value("methods", name, f"{key}_median_us") for key in ("call", "idle"))
 
         row: list[Cell | str] = [name.removeprefix("host "), *(both(one) for one in shown)]
         for part in ("naive FP16", "compiled"):

@@ -330,8 +330,8 @@ def launch_general(
     held = padded(width, 32 if queries.dtype in EIGHT_BITS else 16)
     whole = held * wide_item <= (512 if stream else 256)
     held = held if whole else (256 // wide_item if wide_item < 4 else 32)
-    splits = 1 if packed else pieces_a_document(call, config.tokens, blocks * per_query)
     programs = blocks * per_query
+    splits = 1 if packed else pieces_a_document(call, config.tokens, programs)
     dealt = many_short(programs, documents.shape[-2], processors) or programs > _MOST_PROGRAMS
     alone = call.layout == "pairs" or (not dealt if own else not config.programs)
     workers = per_query if alone else max(1, min(per_query, triton.cdiv(processors * config.programs, blocks)))

@@ -44,7 +44,7 @@ def variant(call: Call, capability: tuple[int, int], winners: bool = False) -> t
     exact = call.queries.dtype == torch.float32 and not (call.granularity != "none" and call.quantize_queries)
     packed = call.query_starts is not None
     plain = not exact and not packed and call.layout == "shared" and not winners
-    if plain and call.queries.shape[0] * padded(call.queries.shape[1]) <= _STREAM_ROWS:
+    if plain and _query_rows(call) <= _STREAM_ROWS:
         return "stream", stream_config(call, capability)
     kind = _tiled_kind(call)
     if kind and not exact and capability >= (9, 0):
@@ -73,7 +73,7 @@ def stream_row(call: Call, documents: int | None = None, mean: int | None = None
     mean = _mean_tokens(call) if mean is None else mean
     few, some = count <= _FEW * processors, count <= _SOME * processors
     many = "stream ragged" if ragged else "stream"
-    rows, width = call.queries.shape[0] * padded(call.queries.shape[1]), call.queries.shape[-1]
+    rows, width = _query_rows(call), call.queries.shape[-1]
     if call.documents.dtype == torch.int8 and call.quantize_queries:
         wider = mean >= _LONG_TOKENS or rows > 32 or (some if ragged else call.granularity == "token")
         return "stream 64 x 4" if few or width > 512 else "stream 32 x 1" if wider else many
@@ -102,9 +102,13 @@ def stream_config(call: Call, capability: tuple[int, int], documents: int | None
     config = configuration(stream_row(call, documents, mean), capability) or _row("stream", capability)
     count, processors = documents or call.document_count, hardware(call.queries.device)[1]
     mean = _mean_tokens(call) if mean is None else mean
-    rows = call.queries.shape[0] * padded(call.queries.shape[1])
-    dealt = many_short(count, mean, processors) or (rows > 32 and count > _SOME * processors)
+    dealt = many_short(count, mean, processors) or (_query_rows(call) > 32 and count > _SOME * processors)
     return config if dealt else replace(config, programs=0)
+
+
+def _query_rows(call: Call) -> int:
+    """Rows of all queries, each padded to a power of two."""
+    return call.queries.shape[0] * padded(call.queries.shape[1])
 
 
 def _mean_tokens(call: Call) -> int:
