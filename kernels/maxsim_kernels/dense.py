@@ -57,6 +57,9 @@ from maxsim_kernels.tile_ops import (
 )
 from maxsim_kernels.tuning import Config
 
+SHARED = 228 << 10  # bytes of shared memory a multiprocessor of sm_90 and sm_100 has
+_BESIDE = 1600  # of them a program takes besides its tiles: 1 KB the driver's, barriers, and what threads exchange
+_WAVES = 4  # of programs: more deal documents out more evenly, and each begins by loading its queries
 # What the kernel multiplies, by the codes' dtype and whether every token has its own scale.
 KINDS = {(torch.int8, False): 1, (torch.int8, True): 2, (torch.float8_e4m3fn, False): 0, (torch.float8_e4m3fn, True): 3}
 
@@ -308,6 +311,20 @@ def launch_tiles(
             combine(call, maxima, first // splits, (last - first) // splits, scores, through)
 
 
+def resident(config: Config, tokens: int, width: int) -> int:
+    """Programs that a multiprocessor runs at once, by registers (the table) and shared memory; tokens of `width` bytes."""
+    held = (2 * config.rows + config.stages * tokens) * width
+    programs = (config.short_programs if tokens < config.tokens else 0) or config.programs
+    return max(1, min(programs, SHARED // (held + _BESIDE)))
+
+
+def _chunks(documents: int, each: int, groups: int, slots: int, tiles: Tiles | None) -> int:
+    """Programs a query group: documents of one length are dealt out whole, of ragged ones the tiles (`each` in the mean)."""
+    if tiles is None:
+        return chunks_of(documents, each, groups, slots, _WAVES)
+    return min(documents, chunks_of(documents * max(1, each), 1, groups, slots, _WAVES))
+
+
 def _launch(
     call: Call, queries: Tensor, scales: Tensor | None, config: Config, scores: Tensor, argmax: Tensor | None,
     maxima: RowMaxima | None, tiles: Tiles | None, groups: int, splits: int, first: int, last: int,
@@ -326,7 +343,8 @@ def _launch(
     lengths = call.query_lengths if not rows_mode else None
     mask = call.query_mask if not rows_mode or winner_size else None
     size = documents.shape[-2] if documents.dim() == 3 else documents.shape[0] // max(1, call.document_count)
-    chunks = chunks_of(last - first, triton.cdiv(size, tokens), groups, hardware(scores.device)[1], config.programs)
+    programs = resident(config, tokens, held * documents.element_size())
+    chunks = _chunks(last - first, triton.cdiv(size, tokens), groups, hardware(scores.device)[1] * programs, tiles)
     launch(
         _tiles_kernel, groups * chunks,
         source, lengths if lengths is not None else unused, byte_mask(mask, unused), scales if scales is not None else unused,
@@ -342,4 +360,5 @@ def _launch(
         HAS_QUERY_LENGTHS=lengths is not None, HAS_QUERY_MASK=mask is not None, STORE_ROWS=rows_mode,
         ARGMAX=argmax is not None, PADDED=4 * config.rows if rows_mode else padded(queries.shape[1]), ROWS=config.rows,
         TOKENS=tokens, WIDTH=held, STAGES=config.stages, warps=config.warps,
+        registers=config.registers if programs == config.programs else 0,
     )  # fmt: skip

@@ -75,15 +75,17 @@ def pieces_a_document(call: Call, tokens: int, programs: int) -> int:
     return max(1, min(triton.cdiv(processors, programs), triton.cdiv(longest, 4 * tokens), 64))
 
 
-def chunks_of(documents: int, tiles: int, groups: int, processors: int, programs: int) -> int:
-    """How many programs a query group's documents (of `tiles` each) are dealt to: whole waves, up to `programs` of them."""
+def chunks_of(documents: int, tiles: int, groups: int, slots: int, waves: int) -> int:
+    """How many programs a query group's documents (of `tiles` each) are dealt to: whole waves, up to so many, of `slots` programs.
+
+    `slots`: programs that the GPU runs at once. One more than whole waves would run while the rest of the GPU waits for it.
+    """
     best, least = 1, float("inf")
-    for waves in range(programs, 0, -1):
-        chunks = max(1, min(documents, processors * waves // groups))
+    for wave in range(waves, 0, -1):
+        chunks = max(1, min(documents, slots * wave // groups))
         share = -(-documents // chunks)  # triton.cdiv takes microseconds on the host, and this runs for every new shape
         used = groups * -(-documents // share)
-        # A program loads its queries before its first tile. One program a multiprocessor has nobody to hide its waits.
-        cost = -(-used // processors) * (share * tiles + 3) * (1.15 if used <= processors else 1.0)
+        cost = -(-used // slots) * (share * tiles + 3)  # a program loads its queries before its first tile
         if cost < least * 0.99:
             best, least = chunks, cost
     return best

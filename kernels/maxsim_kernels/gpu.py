@@ -27,7 +27,9 @@ _NARROW_ROWS = 128  # up to here two tiles of 64 rows hold them all
 _LONG_TOKENS = 512  # documents from here on are read in larger pieces
 _FEW, _SOME = 4, MANY  # documents a multiprocessor: up to here its programs are too few to hide each other's waits
 _FEW_TOKENS = 2000  # of ragged documents, a multiprocessor: up to here too
-_BRIEF_TOKENS = 256  # documents up to here spend much of their time on sums and stores
+_BRIEF_TOKENS = 704  # documents up to here spend much of their time on sums, stores and the rest of their last tile
+_SMALL_TILE = 64  # tokens; the other tiles of codes have twice as many
+_LONG_RAGGED = 384  # ragged documents whose last tiles are few
 _TILE_BYTES = 256  # of a token, in the kernels that hold whole tokens
 _VIEW_TOKENS = 1 << 15  # of a buffer whose views get a tile table: without offsets each document may be as long as the buffer
 
@@ -39,8 +41,8 @@ def supported(call: Call, capability: tuple[int, int]) -> str:
     return ""
 
 
-def variant(call: Call, capability: tuple[int, int], winners: bool = False) -> tuple[str, Config]:
-    """The kernel ("stream", "general", "dense", "ragged" or "wide") and its row of the table."""
+def variant(call: Call, capability: tuple[int, int], winners: bool = False, mean: int | None = None) -> tuple[str, Config]:
+    """The kernel ("stream", "general", "dense", "ragged" or "wide") and its row of the table. `mean`: as if documents were so long."""
     exact = call.queries.dtype == torch.float32 and not (call.granularity != "none" and call.quantize_queries)
     packed = call.query_starts is not None
     plain = not exact and not packed and call.layout == "shared" and not winners
@@ -53,13 +55,33 @@ def variant(call: Call, capability: tuple[int, int], winners: bool = False) -> t
             name = "wide"
         else:
             name = "ragged" if ragged else "dense"
-        rows = call.queries.shape[0] * (1 if packed else call.queries.shape[1])
-        brief = not ragged and call.documents.shape[1] <= _BRIEF_TOKENS
-        size = " narrow" if rows <= _NARROW_ROWS else " brief" if brief else ""
-        found = configuration(f"{name} {kind}{size}", capability) or configuration(f"{name} {kind}", capability)
+        sizes = tile_sizes(call, name, winners, mean)
+        rows = (configuration(f"{name} {kind}{size}", capability) for size in sizes)
+        found = next((row for row in rows if row is not None), None)
         if found is not None and not _unbounded(call):
             return name, found
     return "general", _row("exact" if exact else "general", capability)
+
+
+def tile_sizes(call: Call, name: str, winners: bool, mean: int | None = None) -> list[str]:
+    """Ends of names of rows of the table for a descriptor kernel, the most special first: the first one that there is counts.
+
+    Every tile gives the same bits. Documents: "short" up to one small tile; "odd" of few tiles, whose number is odd, so that tiles
+    twice as large would waste half of one; "brief" of few tiles; "long" ragged ones. Queries: "narrow" of few rows.
+    """
+    rows = call.queries.shape[0] * (1 if call.query_starts is not None else call.queries.shape[1])
+    tokens, found = _mean_tokens(call) if mean is None else mean, []
+    if name == "dense" and tokens <= _BRIEF_TOKENS:
+        tiles = -(-tokens // _SMALL_TILE)
+        found += (["short"] if tiles <= 1 else []) + (["odd"] if tiles % 2 else [])
+    if name == "ragged" and tokens >= _LONG_RAGGED:
+        found.append("long")
+    if rows <= _NARROW_ROWS:
+        found.append("narrow")
+    if name == "dense" and tokens <= _BRIEF_TOKENS:
+        found.append("brief")
+    ends = [*(f" {size}" for size in found), ""]
+    return [end + also for end in ends for also in ((" winners", "") if winners else ("",))]
 
 
 def stream_row(call: Call, documents: int | None = None, mean: int | None = None) -> str:
@@ -118,13 +140,17 @@ def _mean_tokens(call: Call) -> int:
     return call.documents.shape[0] // max(1, call.document_count) if call.end_to_end else 0
 
 
-def every_stream_choice(call: Call) -> list[tuple[str, Config]]:
-    """What `variant` says of such calls by number of documents (packed: and mean length); nothing where another kernel takes them."""
+def every_choice(call: Call, winners: bool = False) -> list[tuple[str, Config]]:
+    """What `variant` says of such calls by number of documents and (packed) mean length; nothing where neither counts."""
     capability, processors = hardware(call.queries.device)
-    if variant(call, capability)[0] != "stream":
+    name = variant(call, capability, winners)[0]
+    packed = call.document_starts is not None
+    if name == "ragged" and packed:
+        return list(dict.fromkeys(variant(call, capability, winners, mean) for mean in (1, _LONG_RAGGED)))
+    if name != "stream":
         return []
     numbers = (1, *(times * processors + 1 for times in (_FEW, 2 * _FEW, _SOME)))
-    means = (None,) if call.document_starts is None else (1, SHORT_TOKENS, 96, 160, 256, _LONG_TOKENS)
+    means = (1, SHORT_TOKENS, 96, 160, 256, _LONG_TOKENS) if packed else (None,)
     found = dict.fromkeys(stream_config(call, capability, documents, mean) for documents in numbers for mean in means)
     return [("stream", config) for config in found]
 

@@ -146,9 +146,13 @@ def ensure_context(device: int) -> None:
         _recording.ready.add(device)
 
 
-def launch(kernel: Any, grid: int, *arguments: Any, warps: int, **constants: Any) -> None:
-    """Launch a Triton kernel on the current device, and note it when a call is being recorded. Constants by name."""
-    compiled = kernel[(grid,)](*arguments, **constants, num_warps=warps)
+def launch(kernel: Any, grid: int, *arguments: Any, warps: int, registers: int = 0, **constants: Any) -> None:
+    """Launch a Triton kernel on the current device, and note it when a call is being recorded. Constants by name.
+
+    `registers`: at most so many a thread; 0: as the compiler likes.
+    """
+    options = {"num_warps": warps} | ({"maxnreg": registers} if registers else {})
+    compiled = kernel[(grid,)](*arguments, **constants, **options)
     recorder = _recording.recorder
     if recorder is not None and not recorder.broken:
         given = dict(zip(kernel.arg_names, arguments, strict=False)) | constants

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 class Config:
     """One launch configuration: query rows and document tokens a tile, warps, pipeline stages, programs a multiprocessor.
 
-    `programs` 0: one for every document.
+    `programs`: of the descriptor kernels as many as registers let run at once; of the others at most so many, and 0 is one for
+    every document.
     """
 
     rows: int
@@ -23,6 +24,8 @@ class Config:
     measured: str
     reason: str
     short: int = 32  # tokens a tile of ragged documents shorter than `tokens`
+    short_programs: int = 0  # `programs` of those tiles; 0: the same
+    registers: int = 0  # at most so many a thread, where another program then fits; 0: as the compiler likes
 
 
 _SAFE = "untuned"
@@ -47,31 +50,47 @@ TABLE: dict[tuple[str, str], Config] = {
     ("general", "any"): Config(64, 32, 4, 2, 4, _SAFE, _FITS),
     ("exact", "any"): Config(32, 32, 4, 2, 8, _SAFE, "FP32 products without matrix units: small tiles keep registers"),
     # Many query rows, two tiles of `rows` each; documents of one length, then ragged ones (`short`: tiles of documents below `tokens`).
-    # "brief": documents of up to 256 tokens, where two programs a multiprocessor hide each other's sums and stores.
+    # `gpu.tile_sizes` says what is odd, brief, long, ...; from a sweep of tiles x stages x programs (docs/results/h200/tiles.json).
     ("dense float", "sm_90"): Config(
-        128, 64, 8, 3, 8, "H200", "two query tiles share a document tile; two programs fit; 0.85 to 0.88"
+        128, 64, 8, 3, 3, "H200", "two query tiles share a document tile; two programs fit; 0.85 to 0.88"
     ),
     ("dense float narrow", "sm_90"): Config(
-        64, 64, 4, 4, 8, "H200", "up to 128 rows: bound by reading, small tiles start sooner"
+        64, 64, 4, 4, 4, "H200", "up to 128 rows: bound by reading, small tiles start sooner"
     ),
-    ("dense int8 narrow", "sm_90"): Config(64, 128, 4, 3, 8, _SAFE, "up to 128 rows: tiles that hold no more"),
-    ("dense fp8 narrow", "sm_90"): Config(64, 128, 4, 3, 8, _SAFE, "up to 128 rows: tiles that hold no more"),
-    ("ragged float narrow", "sm_90"): Config(64, 64, 4, 3, 16, _SAFE, "up to 128 rows: tiles that hold no more"),
-    ("dense int8", "sm_90"): Config(128, 128, 8, 3, 8, "H200", "integer maximum; two programs fit; twice the FP16 rate"),
-    ("dense int8 brief", "sm_90"): Config(64, 128, 4, 2, 16, "H200", "four small programs hide each other's sums; 1.9x FP16"),
-    ("dense int8 token", "sm_90"): Config(
-        64, 128, 4, 3, 16, "H200", "a token's scale is one FMA a cell; 1.2x FP16, 1.3x when brief"
-    ),
-    ("dense fp8", "sm_90"): Config(128, 128, 8, 3, 8, "H200", "as INT8; 1.8x FP16"),
-    ("dense fp8 brief", "sm_90"): Config(64, 128, 4, 2, 16, "H200", "as INT8; 1.7x FP16"),
-    ("dense fp8 token", "sm_90"): Config(64, 128, 4, 3, 16, "H200", "as INT8"),
+    ("dense int8", "sm_90"): Config(64, 128, 4, 3, 4, "H200", "integer maximum; three programs fit; 1.9x the FP16 rate"),
+    ("dense int8 narrow", "sm_90"): Config(64, 128, 4, 3, 2, "H200", "up to 128 rows: two programs read as fast as three"),
+    ("dense int8 brief", "sm_90"): Config(64, 128, 4, 2, 4, "H200", "four small programs hide each other's sums; 1.9x FP16"),
+    ("dense int8 odd", "sm_90"): Config(64, 64, 4, 3, 5, "H200", "tiles of 128 waste half a tile: up to 2.4x at 64 tokens"),
+    ("dense int8 winners", "sm_90"): Config(64, 128, 4, 2, 4, "H200", "larger tiles leave room for one program: 1.2x"),
+    ("dense int8 token", "sm_90"): Config(64, 128, 4, 3, 2, "H200", "a token's scale is one FMA a cell; 1.25x FP16"),
+    ("dense int8 token short", "sm_90"): Config(64, 64, 4, 3, 4, "H200", "as odd; a fourth program fits; 1.6x", registers=128),
+    ("dense int8 token short winners", "sm_90"): Config(64, 64, 4, 3, 3, "H200", "fewer registers would spill"),
+    ("dense fp8", "sm_90"): Config(128, 128, 8, 3, 2, "H200", "two programs fit; 1.6x FP16"),
+    ("dense fp8 narrow", "sm_90"): Config(64, 128, 4, 3, 2, "H200", "as INT8"),
+    ("dense fp8 brief", "sm_90"): Config(64, 128, 4, 2, 4, "H200", "as INT8; 1.6x FP16"),
+    ("dense fp8 odd", "sm_90"): Config(64, 64, 4, 3, 5, "H200", "as INT8"),
+    ("dense fp8 winners", "sm_90"): Config(64, 128, 4, 2, 4, "H200", "as INT8"),
+    ("dense fp8 token", "sm_90"): Config(64, 128, 4, 3, 3, "H200", "as INT8; a third program fits; 1.1x", registers=168),
+    ("dense fp8 token short", "sm_90"): Config(64, 64, 4, 3, 4, "H200", "as INT8", registers=128),
+    ("dense fp8 token short winners", "sm_90"): Config(64, 64, 4, 3, 3, "H200", "as INT8"),
+    ("dense fp8 token winners", "sm_90"): Config(64, 128, 4, 3, 2, "H200", "fewer registers would spill: 1.2x slower"),
     ("ragged float", "sm_90"): Config(
-        128, 64, 8, 3, 16, "H200", "shorter tiles waste less at documents' ends; two programs fit"
+        128, 64, 8, 3, 3, "H200", "shorter tiles waste less at documents' ends; two programs fit"
     ),
-    ("ragged int8", "sm_90"): Config(64, 64, 4, 2, 24, "H200", "as float, smaller programs"),
-    ("ragged int8 token", "sm_90"): Config(64, 64, 4, 3, 16, "H200", "as float, smaller programs"),
-    ("ragged fp8", "sm_90"): Config(64, 64, 4, 2, 24, "H200", "as INT8"),
-    ("ragged fp8 token", "sm_90"): Config(64, 64, 4, 3, 16, "H200", "as INT8"),
+    ("ragged float narrow", "sm_90"): Config(64, 64, 4, 3, 4, "H200", "as dense; within 1% of four stages"),
+    ("ragged int8", "sm_90"): Config(64, 64, 4, 2, 7, "H200", "as float, smaller programs"),
+    ("ragged int8 long", "sm_90"): Config(64, 128, 4, 3, 3, "H200", "few tiles are last ones: 1.05x", short_programs=5),
+    ("ragged int8 winners", "sm_90"): Config(64, 64, 4, 3, 5, "H200", "five fit"),
+    ("ragged int8 token", "sm_90"): Config(
+        64, 128, 4, 3, 2, "H200", "fewer barriers, which spread scales: 1.04x to 1.2x", short_programs=5
+    ),
+    ("ragged fp8", "sm_90"): Config(64, 64, 4, 2, 7, "H200", "as INT8"),
+    ("ragged fp8 long", "sm_90"): Config(64, 128, 4, 3, 3, "H200", "as INT8; 1.1x", short_programs=5),
+    ("ragged fp8 winners", "sm_90"): Config(64, 64, 4, 3, 5, "H200", "as INT8"),
+    ("ragged fp8 token", "sm_90"): Config(
+        64, 128, 4, 3, 3, "H200", "a third program fits; 1.1x to 1.4x", short_programs=5, registers=168
+    ),
+    ("ragged fp8 token winners", "sm_90"): Config(64, 128, 4, 3, 3, "H200", "fewer registers would spill", short_programs=5),
     # More than 256 bytes a token, many query rows: `rows` x `tokens` accumulator over slices of d.
     ("wide float", "sm_90"): Config(128, 256, 8, 3, 1, "H200", "a matrix product's tile, slices of 64: 0.87 to 0.90 of cuBLAS"),
     ("wide int8", "sm_90"): Config(128, 256, 8, 3, 1, "H200", "as float, slices of 128"),

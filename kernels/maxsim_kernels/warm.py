@@ -111,12 +111,14 @@ def _scored(
     queries: Tensor, documents: Documents, winners: bool, most: bool, **options: Tensor
 ) -> Tensor | tuple[Tensor, Tensor]:
     found = maxsim(queries, documents, return_argmax=winners, **options)  # type: ignore[arg-type]
-    if queries.is_cuda and most:
-        from maxsim_kernels.warm_numbers import other_numbers
+    if queries.is_cuda:
+        from maxsim_kernels.warm_numbers import other_lengths, other_numbers
 
         given = {"query_mask": None, "document_mask": None, "query_lengths": None, "document_lengths": None} | options
         call = validate(queries, documents, pairs=False, quantize_queries=True, **given)  # type: ignore[arg-type]
-        other_numbers(call, winners)
+        other_lengths(call, winners)
+        if most:
+            other_numbers(call, winners)
     return found
 
 

@@ -10,6 +10,7 @@ from maxsim_kernels import gpu
 from maxsim_kernels.checks import Call
 from maxsim_kernels.geometry import hardware
 from maxsim_kernels.packed import LAID_OUT, tiles_of
+from maxsim_kernels.tuning import Config
 
 
 def numbers(device: torch.device) -> tuple[int, ...]:
@@ -21,14 +22,32 @@ def numbers(device: torch.device) -> tuple[int, ...]:
     return (1, 8, hardware(device)[1] // 2 + 1)
 
 
+def other_lengths(call: Call, winners: bool) -> None:
+    """Launch what so many ragged documents would need where they were longer or shorter."""
+    if gpu.variant(call, hardware(call.queries.device)[0], winners)[0] == "ragged":
+        _launch_all(call, winners)
+
+
 def other_numbers(call: Call, winners: bool) -> None:
     """Launch what thousands of such documents would need besides: other tiles for few query rows, tables of ragged documents."""
-    if not winners:
-        for chosen in gpu.every_stream_choice(call):
-            gpu.launch(call, torch.empty(call.query_count, call.document_count, device=call.queries.device), None, chosen)
     name, config = gpu.variant(call, hardware(call.queries.device)[0], winners)
-    if name != "ragged":
-        return
+    if name == "stream":
+        _launch_all(call, winners)
+    if name == "ragged":
+        for row in {config, *(row for _, row in gpu.every_choice(call, winners))}:
+            _tables(call, row)
+
+
+def _launch_all(call: Call, winners: bool) -> None:
+    device = call.queries.device
+    scores = torch.empty(call.query_count, call.document_count, device=device)
+    argmax = torch.empty(*scores.shape, call.queries.shape[1], dtype=torch.int32, device=device) if winners else None
+    for choice in gpu.every_choice(call, winners):
+        gpu.launch(call, scores, argmax, choice)
+
+
+def _tables(call: Call, config: Config) -> None:
+    """The tables of tiles that large numbers of documents need."""
     assert call.document_lengths is not None
     for count in LAID_OUT:
         lengths, documents, starts = call.document_lengths.new_ones(count + 1), call.documents, call.document_starts

@@ -133,7 +133,7 @@ def launch_wide(
     document_desc = descriptor(documents, flat_rows(call), width, documents.stride(-2), [config.tokens, slice])
     for first in range(0, pieces, maxima.documents):
         last = min(pieces, first + maxima.documents)
-        chunks = chunks_of(last - first, 8, groups, hardware(scores.device)[1], config.programs)
+        chunks = chunks_of(last - first, 8, groups, hardware(scores.device)[1] * config.programs, 1)
         launch(
             _wide_kernel, groups * chunks,
             query_desc, document_desc, scales if scales is not None else scores, begin, sizes,

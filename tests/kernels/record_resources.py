@@ -145,7 +145,7 @@ def _code_cases(architecture: int) -> list[Case]:
 
 def _tile_cases() -> list[Case]:
     """The kernels of sm_90 that read documents by tensor descriptors."""
-    many, long, short = (64, 32), (8, 320), (8, 180)
+    many, long, short, even, page = (64, 32), (8, 320), (8, 180), (8, 256), (8, 1024)
     ragged, winners = frozenset({"packed"}), frozenset({"winners"})
     both = ragged | winners
     cases = [
@@ -153,12 +153,14 @@ def _tile_cases() -> list[Case]:
         Case(90, "dense float", "bf16", many, long, 128, torch.bfloat16),
         Case(90, "dense float", "winners", many, long, options=winners),
         Case(90, "dense float", "rows", (64, 20), long),
+        Case(90, "dense float", "width 64, winners", many, long, 64, options=winners),
         Case(90, "dense float", "masks", many, long, options=frozenset({"query mask", "query lengths"})),
         Case(90, "dense float narrow", "fp16", (4, 32), long),
         Case(90, "dense float narrow", "pieces", (4, 32), (2, 2048), processors=132),
         Case(90, "ragged float", "fp16", many, long, options=ragged),
         Case(90, "ragged float", "bf16, rows", (64, 20), long, 128, torch.bfloat16, options=ragged),
         Case(90, "ragged float", "packed, winners", many, long, options=both | {"packed queries"}),
+        Case(90, "ragged float", "width 64", (64, 20), long, 64, options=ragged),
         Case(90, "ragged float narrow", "fp16", (4, 32), long, options=ragged),
         Case(90, "wide float", "fp16", many, long, 768),
         Case(90, "wide float", "bf16, ragged", many, long, 768, torch.bfloat16, options=ragged),
@@ -167,18 +169,32 @@ def _tile_cases() -> list[Case]:
     for kind in ("int8", "fp8"):
         document, token = f"{kind} document", f"{kind} token"
         cases += [
-            Case(90, f"dense {kind}", "document", many, long, codes=document),
-            Case(90, f"dense {kind}", "corpus, rows", (64, 20), long, codes=f"{kind} corpus"),
-            Case(90, f"dense {kind} brief", "document", many, short, codes=document),
-            Case(90, f"dense {kind} narrow", "document", (4, 32), long, codes=document),
+            Case(90, f"dense {kind}", "document", many, page, codes=document),
+            Case(90, f"dense {kind}", "corpus, rows", (64, 20), page, codes=f"{kind} corpus"),
+            Case(90, f"dense {kind} winners", "document", many, page, codes=document, options=winners),
+            Case(90, f"dense {kind} winners", "one query", (1, 1024), page, codes=document, options=winners),
+            Case(90, f"dense {kind} brief", "document", many, even, codes=document),
+            Case(90, f"dense {kind} brief", "winners", many, even, codes=document, options=winners),
+            Case(90, f"dense {kind} odd", "document", many, short, codes=document),
+            Case(90, f"dense {token}", "width 256", many, long, 256, codes=token),
+            Case(90, f"dense {kind} odd", "winners, rows", (64, 20), short, codes=document, options=winners),
+            Case(90, f"dense {kind} narrow", "document", (4, 32), page, codes=document),
             Case(90, f"dense {token}", "token", many, long, codes=token),
+            Case(90, f"dense {token}", "one query", (1, 1024), page, codes=token),
+            Case(90, f"dense {token} short", "token", many, (8, 60), codes=token),
+            Case(90, f"dense {token} short winners", "token", many, (8, 64), codes=token, options=winners),
+            Case(
+                90, f"dense {token}{' winners' if kind == 'fp8' else ''}", "winners", many, long, codes=token, options=winners
+            ),
             Case(90, f"ragged {kind}", "document", many, long, codes=document, options=ragged),
+            Case(90, f"ragged {kind} long", "document", many, page, codes=document, options=ragged),
+            Case(90, f"ragged {kind} long", "one query, winners", (1, 1024), page, codes=document, options=both),
+            Case(90, f"ragged {kind} winners", "document", many, long, codes=document, options=both),
             Case(90, f"ragged {token}", "token", many, long, codes=token, options=ragged),
+            Case(90, f"ragged {token}{' winners' if kind == 'fp8' else ''}", "winners", many, long, codes=token, options=both),
             Case(90, f"wide {kind}", "document", many, long, 768, codes=document),
             Case(90, f"wide {token}", "token, ragged", many, long, 768, codes=token, options=ragged),
         ]
-    cases.append(Case(90, "dense int8", "document, winners", many, long, codes="int8 document", options=winners))
-    cases.append(Case(90, "ragged int8 token", "winners", many, long, codes="int8 token", options=both))
     return cases
 
 
@@ -192,16 +208,17 @@ class Launch:
     kernel: Any
     arguments: dict[str, Any]
     warps: int
+    registers: int = 0
 
 
 def launches(case: Case) -> tuple[Config, list[Launch]]:
     """The row that a case's call chooses, and everything it would launch."""
     caught: list[Launch] = []
 
-    def catch(kernel: Any, grid: int, *arguments: Any, warps: int, **constants: Any) -> None:
+    def catch(kernel: Any, grid: int, *arguments: Any, warps: int, registers: int = 0, **constants: Any) -> None:
         assert grid > 0
         given = dict(zip(kernel.arg_names, arguments, strict=False)) | constants
-        caught.append(Launch(kernel, {name: given[name] for name in kernel.arg_names}, warps))
+        caught.append(Launch(kernel, {name: given[name] for name in kernel.arg_names}, warps, registers))
 
     def hardware(device: torch.device) -> tuple[tuple[int, int], int]:
         return capability, case.processors
@@ -239,7 +256,8 @@ def compiled(launch: Launch, architecture: int) -> Any:
         elif isinstance(special, str):
             attributes[(place,)] = backend.parse_attr(special)
     source = ASTSource(launch.kernel, signature, constants, attributes)
-    return triton.compile(source, target=target, options={"num_warps": launch.warps})
+    options = {"num_warps": launch.warps} | ({"maxnreg": launch.registers} if launch.registers else {})
+    return triton.compile(source, target=target, options=options)
 
 
 def resources(binary: Any, folder: Path) -> dict[str, int]:
@@ -255,6 +273,12 @@ def resources(binary: Any, folder: Path) -> dict[str, int]:
         raise ValueError(f"cuobjdump: no usage of {binary.metadata.name} in {done.stdout!r}")
     registers, stack, local = map(int, found.groups())
     return {"registers": registers, "shared": binary.metadata.shared, "spill_bytes": stack + local}
+
+
+def resident(used: dict[str, int], warps: int) -> int:
+    """Programs that a multiprocessor of sm_90 holds at once: 64 K registers given out eight a thread, 228 KB shared, 64 warps."""
+    registers = -(-used["registers"] // 8) * 8 * 32 * warps
+    return min((64 << 10) // registers, (228 << 10) // (used["shared"] + 1024), 64 // warps)  # 1 KB a program is the driver's
 
 
 def measured(case: Case, folder: Path) -> dict[str, tuple[Launch, Any, dict[str, int]]]:

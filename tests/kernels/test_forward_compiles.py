@@ -70,6 +70,7 @@ def test_a_call_chooses_the_row_it_is_named_after(case) -> None:
     # The general kernel may take fewer rows than its row of the table says; document tiles of short ragged documents are smaller.
     for one in tiles:
         assert one.warps == config.warps
+        assert one.registers in (0, config.registers)
         assert one.arguments["STAGES"] == config.stages
         assert one.arguments["ROWS"] <= config.rows
         assert one.arguments["TOKENS"] in (config.tokens, config.short)
@@ -85,6 +86,11 @@ def test_kernels_compile_within_their_resources(case, tmp_path) -> None:
             assert "wgmma.mma_async" in text, f"{key}: does not use the matrix instruction of sm_90"
         if name == "_tiles_kernel" and case.codes == "int8 token":
             assert "fma.rn.f32" in text, f"{key}: a token's scale is not one FMA a cell"
+        if name == "_tiles_kernel":
+            # Documents are dealt to whole waves of so many programs: one more than fits would wait for the others.
+            tokens, width = launch.arguments["TOKENS"], launch.arguments["WIDTH"] * (1 if case.codes else 2)
+            expected = recorder.dense.resident(recorder.row_of(case), tokens, width)
+            assert expected <= recorder.resident(used, launch.warps), f"{key}: {used} leaves no room for {expected} programs"
         if name not in recorder.SCORING:
             assert used["spill_bytes"] == 0, f"{key}: {used}"
             continue

@@ -37,7 +37,18 @@ HOPPER, PROCESSORS, D = (9, 0), 132, 16
 CPU = torch.device("cpu")
 COUNTS = (1, 2, 3, 7, 8, 9, 40, 66, 67, 100, 528, 600, 1024, 1100, 5000, 8192, 9000)
 QUERIES = [(20, 300), (1, 32), (1, 64), (2, 32), (4, 32), (64, 32), (1, 1024), (3, 100)]
-FORMS = ["dense", "packed", "lengths", "mask", "int8 token", "int8 document, packed", "fp8 document", "wide", "wide, packed"]
+FORMS = [
+    "dense",
+    "packed",
+    "lengths",
+    "mask",
+    "int8 token",
+    "int8 document, packed",
+    "fp8 token, packed",
+    "fp8 document",
+    "wide",
+    "wide, packed",
+]
 
 
 @contextmanager
@@ -84,7 +95,7 @@ def call_of(queries: tuple[int, int], count: int, form: str, tokens: int) -> Cal
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("queries", QUERIES)
 @pytest.mark.parametrize("winners", [False, True])
-@pytest.mark.parametrize("tokens", [40, 600])
+@pytest.mark.parametrize("tokens", [40, 180, 600])
 def test_no_number_of_documents_needs_another_kernel(form, queries, winners, tokens) -> None:
     most = 400_000 // tokens // (17 if form.startswith("wide") else 1)
     counts = [count for count in COUNTS if count <= most]
@@ -94,6 +105,7 @@ def test_no_number_of_documents_needs_another_kernel(form, queries, winners, tok
         for count in warm_numbers.numbers(CPU):
             call = call_of(queries, count, form, warm.packed_tokens(count, tokens) if form.endswith("packed") else tokens)
             gpu.forward(call, winners)
+            warm_numbers.other_lengths(call, winners)
             if count == warm_numbers.numbers(CPU)[-1]:
                 warm_numbers.other_numbers(call, winners)
     for count in counts:
