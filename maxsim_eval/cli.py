@@ -132,6 +132,7 @@ def main(arguments: list[str] | None = None) -> None:
     """Run the command line and exit with its code."""
     warnings.showwarning = _show_warning  # type: ignore[assignment]
     escape_unwritable()
+    _size_bars()
     if int(os.environ.get("WORLD_SIZE") or 1) > 1:
         # torch's C++ prints a stack for every broken connection; what broke is said once, by name (distributed.py).
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
@@ -140,6 +141,14 @@ def main(arguments: list[str] | None = None) -> None:
                 _run(arguments)
             return
     _run(arguments)
+
+
+def _size_bars() -> None:
+    """Give bars a size where the terminal says 0 x 0, as pseudo-terminals of containers and `script` do: they would be empty."""
+    with contextlib.suppress(OSError):  # no terminal
+        if not os.get_terminal_size(2).columns:
+            os.environ.setdefault("TQDM_NCOLS", "100")  # read when tqdm is imported, here and in the scripts of `bench`
+            os.environ.setdefault("TQDM_NROWS", "20")
 
 
 def _run(arguments: list[str] | None) -> None:

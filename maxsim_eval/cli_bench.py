@@ -44,6 +44,7 @@ def _paper(*names: str) -> dict[str, Bench]:
 TABLES: dict[str, Bench] = {
     **_paper("fwd", "fwd_abs", "nocg", "fwd_chunked", "chunked_sweep", "twoaxis", "mem", "op_abl", "multiquery", "varlen"),
     **_paper("int8", "int8_B", "fat_emb_cliff", "splitd_perf", "traffic", "precision"),
+    "scorers": Bench("paper.py", ("--only", "fwd"), "paper.json", "scorers"),
     "scaling": Bench("paper.py", ("--only", "scaling"), "paper.json", "mem"),
     "chunks": Bench("paper.py", ("--only", "chunks"), "paper.json", "chunk grid"),
     "tiles": Bench("paper.py", ("--only", "tiles"), "paper.json", "tile table"),

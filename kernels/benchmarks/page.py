@@ -52,7 +52,8 @@ last eight documents where there are more than 16 (every score must be finite), 
 Chamfer distances over all pairs. One that is wrong, fails or runs out of memory has a reason instead of a figure (Chamfer: a
 wrong peer keeps its time, marked). Times are medians of CUDA events over 50 rounds (methods above 150 ms: 5); training, Chamfer
 and the rows of h200/forward.json took 20 (training and Chamfer methods above 60 ms: 3), streaming 3. Methods take turns whose
-order changes every round, the L2 emptied before each call; casts and allocations of inputs are outside the timed region.
+order changes every round, the L2 emptied before each call; those above 150 ms, or that keep the host for 3 ms, have turns of
+their own. Casts and allocations of inputs are outside the timed region.
 
 `torch.compile` in both max-autotune flavours over FP16 and FP32 stands in fwd, fwd_abs, nocg and varlen; both over FP16 in
 op_abl, multiquery, int8, int8_B and the large candidate sets (ColPali 20,000 without graphs alone, for want of memory); FP16

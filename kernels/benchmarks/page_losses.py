@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import page_rows
 from page_cells import MISSING, Book, Cell, Table, Value, paper
-from page_rows import CPU, FORWARD, MAIN, OLDER, PAPER, Held
+from page_rows import CPU, MAIN, OLDER, PAPER, Held
 
 TRAINING, ALONE = "h200/training.json", "h200/training_backward_alone.json"
 GROUPS = ("shapes", "frontier", "op_abl", "multiquery", "varlen", "int8", "int8_B", "wide")
@@ -32,11 +32,6 @@ REASONS = (  # part of a row's name, down to which ratio the reason covers, the 
         "ragged, 256 queries, token scale",
         0.9,
         "a scale a token costs an FMA a cell, here more than INT8 saves; with a scale a document INT8 is the faster",
-    ),
-    (
-        "ColPali 1024, token scale",
-        0.9,
-        "documents are dealt to three programs a multiprocessor, which holds two: the last runs alone; with 512 or 4096 INT8 wins",
     ),
 )
 UNKNOWN = "no reason established"
@@ -63,10 +58,14 @@ def measured(book: Book) -> Iterator[tuple[str, Held]]:
             held = page_rows.row(book, group, name)
             assert held is not None
             yield f"{group}: {name}", held
-    for file, group in (*((FORWARD, group) for group in ("dense", "many", "ragged", "pairs")), (OLDER, "wide")):
-        for name in book.raw(file, "groups", group, "rows") or {}:
+    older = {
+        name: Held(book, OLDER, ("groups", "wide", "rows", name)) for name in book.raw(OLDER, "groups", "wide", "rows") or {}
+    }
+    for group in ("dense", "many", "ragged", "pairs", "wide"):
+        rows = page_rows.forward_rows(book, group)
+        for name, held in ((older | rows) if group == "wide" else rows).items():
             if not _again(book, name):
-                yield f"{group}: {name}", Held(book, file, ("groups", group, "rows", name))
+                yield f"{group}: {name}", held
     for file, group in (("h200/training_steps.json", "steps"), ("h200/chamfer.json", "training")):
         for name in book.raw(file, "groups", group, "rows") or {}:
             yield f"{group}: {name}", Held(book, file, ("groups", group, "rows", name))
@@ -145,14 +144,17 @@ def beyond(book: Book) -> Iterator[tuple[str, str, Value]]:
             if found is not None:
                 yield f"{name}, {path}", *found
     yield from without_gpu(book)
-    for file, group in ((PAPER, "int8"), (PAPER, "int8_B"), (FORWARD, "int8")):
-        for name in book.raw(file, "groups", group, "rows") or {}:
-            held = Held(book, file, ("groups", group, "rows", name))
-            half = held.ms("ours FP16")
-            for kind in ("token", "document", "corpus"):
-                mine = held.ms(f"ours INT8, {kind} scale")
-                if half is not None and mine is not None:
-                    yield f"{group}: {name}, {kind} scale", "ours FP16", half / mine
+    codes = [
+        (f"{group}: {name}", Held(book, PAPER, ("groups", group, "rows", name)))
+        for group in ("int8", "int8_B")
+        for name in book.raw(PAPER, "groups", group, "rows") or {}
+    ]
+    for name, held in (*codes, *((f"int8: {name}", held) for name, held in page_rows.forward_rows(book, "int8").items())):
+        half = held.ms("ours FP16")
+        for kind in ("token", "document", "corpus"):
+            mine = held.ms(f"ours INT8, {kind} scale")
+            if half is not None and mine is not None:
+                yield f"{name}, {kind} scale", "ours FP16", half / mine
 
 
 def without_gpu(book: Book) -> Iterator[tuple[str, str, Value]]:

@@ -8,16 +8,12 @@ from collections.abc import Callable
 import page_rows
 import page_summary
 from page_cells import MISSING, Book, Cell, Table, number, table_lines, times
-from page_rows import FORWARD, MAIN, Held
+from page_rows import MAIN, Held
 from page_training import STEPS, first, with_peak
 
 FLASH, LIK, HALF = "flash-maxsim", "late-interaction-kernels", "naive FP16"
 STREAMS = "h200/streaming.json"
 MARKED = re.compile(r"(<!-- table: (\S+) -->\n).*?(<!-- end of table -->)", re.DOTALL)
-
-
-def _older(book: Book, group: str, name: str) -> Held:
-    return Held(book, FORWARD, ("groups", group, "rows", name))
 
 
 def _fewest(cells: list[Cell | str]) -> list[Cell | str]:
@@ -53,8 +49,18 @@ def gpu(book: Book) -> Table:
             "ours INT8, document scale",
             f"{FLASH}, INT8",
         ),
-        ("256 queries of 32, 8192 documents of 128", _older(book, "many", "256 queries x 8192 x 128"), MAIN, FLASH),
-        ("the same, ragged documents of 16 to 240", _older(book, "ragged", "ragged, 256 queries"), MAIN, FLASH),
+        (
+            "256 queries of 32, 8192 documents of 128",
+            page_rows.forward_rows(book, "many").get("256 queries x 8192 x 128"),
+            MAIN,
+            FLASH,
+        ),
+        (
+            "the same, ragged documents of 16 to 240",
+            page_rows.forward_rows(book, "ragged").get("ragged, 256 queries"),
+            MAIN,
+            FLASH,
+        ),
         ("d = 1024: 1024 tokens, 128 documents of 1024", page_rows.wide(book, 1024), MAIN, FLASH),
         ("d = 4096, the same", page_rows.wide(book, 4096), MAIN, FLASH),
     ]

@@ -9,7 +9,9 @@ from typing import Any
 from page_cells import Book, Value
 
 PAPER, FORWARD, SECOND = "h200/paper.json", "h200/forward.json", "h200/second.json"
-OLDER = "h200/forward_older.json"  # of an earlier state of the kernels: read for widths that nothing newer has
+BEFORE = "h200/forward_before.json"  # forward.py before the tiles of codes were chosen by length: for rows that FORWARD lacks
+OLDER = "h200/forward_older.json"  # of a still earlier state of the kernels: read for widths that nothing newer has
+BENCH = "h200/bench_fwd.json"  # `evaluate.py bench fwd` as a stranger runs it, with the scorers of PyLate and colpali-engine
 CPU = "cpu/forward.json"
 MAIN = "ours"
 COUNTS = {1000: "1K", 10000: "10K"}
@@ -73,14 +75,23 @@ def row(book: Book, group: str, name: str) -> Held | None:
     return Held(book, PAPER, keys) if book.raw(PAPER, *keys) is not None else None
 
 
+def forward_rows(book: Book, group: str) -> dict[str, Held]:
+    """Rows of a group of forward.py, finished or cut short, by name: of the newest file that has the row."""
+    found: dict[str, Held] = {}
+    for file in (FORWARD, BEFORE):
+        for state in ("groups", "partial"):
+            for name in book.raw(file, state, group, "rows") or {}:
+                found.setdefault(name, Held(book, file, (state, group, "rows", name)))
+    return found
+
+
 def shape(book: Book, name: str, documents: int) -> Held | None:
     """One query against so many documents: the campaign's row, or an older run's."""
     for group in ("shapes", "frontier"):
         found = row(book, group, f"{name} {documents}")
         if found is not None:
             return found
-    keys = ("groups", "dense", "rows", f"{name} {COUNTS.get(documents, '')}")
-    return Held(book, FORWARD, keys) if book.raw(FORWARD, *keys) is not None else None
+    return forward_rows(book, "dense").get(f"{name} {COUNTS.get(documents, '')}")
 
 
 def rows_of(book: Book, table: str) -> Iterator[tuple[str, Held]]:
@@ -102,12 +113,9 @@ def shapes_of(book: Book, cells: Iterable[str]) -> Iterator[tuple[str, Held]]:
 
 def wide(book: Book, dim: int) -> Held | None:
     """A width's row, or an older run's."""
-    found = row(book, "wide", f"d = {dim}")
-    keys = ("groups", "wide", "rows", f"wide, d = {dim}")
-    for file in (FORWARD, OLDER):
-        if found is None and book.raw(file, *keys) is not None:
-            found = Held(book, file, keys)
-    return found
+    name, keys = f"wide, d = {dim}", ("groups", "wide", "rows", f"wide, d = {dim}")
+    older = Held(book, OLDER, keys) if book.raw(OLDER, *keys) is not None else None
+    return row(book, "wide", f"d = {dim}") or forward_rows(book, "wide").get(name) or older
 
 
 def point(book: Book, method: str, cell: str) -> dict[str, Any] | None:

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 from page_cells import MISSING, Book, Cell, Table, Value, number, times
-from page_rows import EAGER, FORWARD, MAIN, OLDER, Held
+from page_rows import EAGER, MAIN, Held, forward_rows, wide
 
 FLASH, LIK = "flash-maxsim", "late-interaction-kernels"
 GRANULARITIES = ("token", "document", "corpus")
-
-
-def _rows(book: Book, group: str, file: str = FORWARD) -> Iterator[tuple[str, Held]]:
-    for name in book.raw(file, "groups", group, "rows") or {}:
-        yield name, Held(book, file, ("groups", group, "rows", name))
 
 
 def _slashed(values: Iterable[Value | None]) -> Cell:
@@ -30,8 +25,8 @@ def kernels(book: Book) -> Table:
         ["row", "floor", "ours", "of floor", FLASH, LIK, "naive FP16 (max / amax)", "naive FP32 acc.", "chunked FP16",
          "fastest compiled", "times faster than the fastest rival"],
     )  # fmt: skip
-    newer = [pair for group in ("dense", "many", "ragged") for pair in _rows(book, group)]
-    older = [pair for pair in _rows(book, "wide", OLDER) if pair[0] in ("wide, d = 96", "wide, d = 1000")]
+    newer = [pair for group in ("dense", "many", "ragged") for pair in forward_rows(book, group).items()]
+    older = [(f"wide, d = {dim}", held) for dim in (96, 1000) if (held := wide(book, dim)) is not None]
     for name, held in (*newer, *older):
         ours = held.ms(MAIN)
         rival, theirs = held.fastest(("baseline", "peer"))
@@ -43,7 +38,7 @@ def kernels(book: Book) -> Table:
         faster = times(theirs, ours)
         table.rows.append([*row, Cell(f"{faster.text} ({rival})", faster.sources) if faster.sources else MISSING])
     if older:
-        table.notes.append("The two wide rows are of an older run and state of the kernels.")
+        table.notes.append("The two wide rows are of older runs and states of the kernels.")
     return table
 
 
@@ -55,7 +50,7 @@ def codes(book: Book) -> Table:
         ["row", "FP16", *(f"{granularity} scale" for granularity in GRANULARITIES), "peer"],
     )
     for kind in ("INT8", "FP8"):
-        for name, held in _rows(book, kind.lower()):
+        for name, held in forward_rows(book, kind.lower()).items():
             half = held.ms("ours FP16")
             if half is None:
                 continue
@@ -77,7 +72,7 @@ def dequantised(book: Book) -> Table:
         "one ColPali query, INT8 documents: scored as they are, or dequantised first, ms",
         ["documents", *(f"ours, {granularity} scale" for granularity in GRANULARITIES), *ways],
     )
-    for name, held in _rows(book, "int8"):
+    for name, held in forward_rows(book, "int8").items():
         if not name.startswith("INT8 or dequantise"):
             continue
         row: list[Cell | str] = [name.rpartition(", ")[2]]
@@ -94,7 +89,7 @@ def host(book: Book) -> Table:
         "host clocks: us a call, back to back / from an idle GPU",
         ["call", *shown, "fastest naive FP16", "fastest compiled"],
     )
-    for name, held in _rows(book, "host"):
+    for name, held in forward_rows(book, "host").items():
         methods = held.raw("methods") or {}
 
         def both(name: str, held: Held = held) -> Cell:

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import page_rows
 from page_cells import MISSING, Book, Cell, Table, Value, number, paper, plain, times
-from page_forward import HALF, SHAPES, WIDE
+from page_forward import HALF, SCORERS, SHAPES, WIDE
 from page_losses import fast_p, losses, measured
-from page_rows import CPU, FORWARD, MAIN, PAPER, SECOND, Held
+from page_rows import CPU, MAIN, PAPER, SECOND, forward_rows
 
 
 def refused(book: Book) -> Table:
     """Who was not timed, and why."""
     table = Table("not timed", "methods that failed, were wrong, too slow or missing", ["who", "why", "where"])
     places: dict[tuple[str, str], list[str]] = {}
+    elsewhere = SCORERS if book.file(page_rows.BENCH) is not None else ()  # the table `scorers` has them
     for name, held in measured(book):
         for method, why in (held.raw("skipped") or {}).items():
-            places.setdefault((method, str(why)), []).append(name)
+            if method not in elsewhere:
+                places.setdefault((method, str(why)), []).append(name)
     for (method, why), names in places.items():
         more = f" and {len(names) - 1} more" if len(names) > 1 else ""
         table.rows.append([method, why.replace("|", "\\|")[:160], f"{names[0]}{more}"])
@@ -50,6 +52,11 @@ def second(book: Book) -> Table:
             worst = off if worst is None or off.number > worst.number else worst
         row.append(Cell(f"{100 * worst.number:.0f}%", worst.sources) if worst is not None else MISSING)
         table.rows.append(row)
+    if table.rows:
+        table.notes.append(
+            "The second harness leaves no pause between calls: at ColPali every method takes longer in it, the peers most. Clocks were "
+            "not recorded."
+        )
     return table
 
 
@@ -151,8 +158,7 @@ def pairs(book: Book) -> Table:
         "N independent pairs, us of GPU time",
         ["N x tokens", "ours", "compiled (fastest)", "naive FP16", "flash-maxsim", "late-interaction-kernels", "x compiled"],
     )
-    for name in book.raw(FORWARD, "groups", "pairs", "rows") or {}:
-        held = Held(book, FORWARD, ("groups", "pairs", "rows", name))
+    for name, held in forward_rows(book, "pairs").items():
         compiled = held.fastest(("baseline",), "compiled")[1]
         shown = (held.ms(MAIN), compiled, held.ms(HALF), held.ms("flash-maxsim"), held.ms("late-interaction-kernels"))
         row: list[Cell | str] = [name.removeprefix("pairs ")]

@@ -31,6 +31,7 @@ from truths import Truth, error
 SCHEMA = "maxsim-kernels/paper/1"
 CHOOSING, WARM_COMPILED, WARM_SECONDS = 3, 100, 3.0
 SLOW_MS, SLOW_RUNS = 150.0, 5  # a method above this takes its turns apart, in fewer rounds
+HOST_MS = 3.0  # a call that keeps the host longer takes its turns apart too: those after it would meet a host that is late
 
 
 @dataclass
@@ -145,18 +146,31 @@ def timed(calls: dict[str, Call], bench: Bench, runs: int) -> dict[str, dict[str
 
 
 def clocked(calls: dict[str, Call], units: set[str], bench: Bench, runs: int) -> tuple[dict[str, Any], dict[str, float]]:
-    """Times of everybody in turns with the library, very slow ones apart; and this row's ceilings."""
+    """Times of everybody in turns with the library, very slow ones and those that keep the host apart; and this row's ceilings."""
     if bench.flush is None or bench.library is None:
         return timed(calls, bench, runs), {}
     once = timing.measure(calls, 1, bench.flush, 0) if calls else {}
     slow = {name for name, found in once.items() if found["median_ms"] > SLOW_MS}
-    fast = {name: call for name, call in calls.items() if name not in slow}
+    late = {name for name, call in calls.items() if name not in slow and _keeps_host(call, bench)}
+    fast = {name: call for name, call in calls.items() if name not in slow | late}
     found = timing.measure(bench.library.calls(units) | fast, runs, bench.flush)
     ceilings = bench.library.taken(found)
-    if slow:
-        rest = timing.measure({name: calls[name] for name in slow}, SLOW_RUNS, bench.flush, 1)
-        found |= {name: {**times, "rounds": SLOW_RUNS} for name, times in rest.items()}
+    for apart, rounds in ((late, runs), (slow, SLOW_RUNS)):
+        for name in apart:
+            times = timing.measure({name: calls[name]}, rounds, bench.flush, 1)[name]
+            found[name] = {**times, "rounds": rounds, "apart": True}
     return {name: found[name] for name in calls}, ceilings
+
+
+def _keeps_host(call: Call, bench: Bench) -> bool:
+    """Whether a call returns so late that what the next one has to issue would not be hidden behind the flush."""
+    call()
+    bench.wait()
+    start = time.perf_counter()
+    call()
+    returned = time.perf_counter()
+    bench.wait()
+    return (returned - start) * 1e3 > HOST_MS
 
 
 def prepared(method: Method, row: Row, truths: dict[str, Truth], bench: Bench) -> tuple[Call, Findings]:

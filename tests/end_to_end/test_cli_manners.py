@@ -208,6 +208,12 @@ def shown(arguments: list[str], folder: Path, **more: str) -> str:
     return text.decode()
 
 
+def test_bars_on_a_terminal_that_says_no_width(tmp_path: Path) -> None:
+    """As pseudo-terminals of containers are until somebody sets their size."""
+    text = shown(["demo"], tmp_path)
+    assert re.search(r"\d+%\|.*(doc|B|tok)", text), text[-2000:]
+
+
 def test_colours_on_a_terminal_and_none_with_no_color(work: Path) -> None:
     wrong = ["report", "nowhere.json"]
     coloured = shown(wrong, work, NO_COLOR="")
