@@ -44,7 +44,6 @@ def _paper(*names: str) -> dict[str, Bench]:
 TABLES: dict[str, Bench] = {
     **_paper("fwd", "fwd_abs", "nocg", "fwd_chunked", "chunked_sweep", "twoaxis", "mem", "op_abl", "multiquery", "varlen"),
     **_paper("int8", "int8_B", "fat_emb_cliff", "splitd_perf", "traffic", "precision"),
-    "scorers": Bench("paper.py", ("--only", "fwd"), "paper.json", "scorers"),
     "scaling": Bench("paper.py", ("--only", "scaling"), "paper.json", "mem"),
     "chunks": Bench("paper.py", ("--only", "chunks"), "paper.json", "chunk grid"),
     "tiles": Bench("paper.py", ("--only", "tiles"), "paper.json", "tile table"),
@@ -84,6 +83,7 @@ COMPUTED = {  # tables over files of other tables: the page's name of each
     "losses": "losses",
     "not timed": "not timed",
     "roofline": "roofline and cost",
+    "scorers": "scorers",
     "gpu": "gpu",
     "steps": "steps",
     "streams": "streams",
@@ -139,8 +139,8 @@ def bench(
 
     Options of the table's script are handed on to it (--runs 20, --no-compile, --peers none, --seconds 300, --smoke: those it has; list
     --json names them); another one is refused. Figures are kept while a script measures. Tables of paper.py keep the rows in their
-    file and do not measure them again; other scripts measure anew. fast_p, losses, not timed, roofline, gpu, steps and streams
-    measure nothing: they are computed of the files in --out.
+    file and do not measure them again; other scripts measure anew. fast_p, losses, not timed, roofline, scorers, gpu, steps and
+    streams measure nothing: they are computed of the files in --out.
 
     Example: python evaluate.py bench fwd --no-compile
     """
