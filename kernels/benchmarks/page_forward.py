@@ -15,9 +15,10 @@ CHUNKED = "chunked FP16, 1024 documents"
 EAGER, PEERS = page_rows.EAGER, ("peer",)
 SCORERS = ("PyLate", "colpali-engine")
 NEIGHBOURS = (
-    "From a run of `python evaluate.py bench fwd` in which all methods took turns: colpali-engine pads and copies on the host for 8 to "
-    "12 ms a call, after which calls of many launches (chunked FP16, torch.compile) were late in some rounds, ours and these two were "
-    "not. So other tables keep the run without them; since then methods that keep the host take turns apart."
+    "PyLate 1.6.0, colpali-engine 0.3.18, in a run of `python evaluate.py bench fwd` in which all methods took turns: colpali-engine "
+    "pads and copies on the host for 8 to 12 ms a call, after which calls of many launches (chunked FP16, torch.compile) were late in "
+    "some rounds, ours and these two were not. So other tables keep the run without them; since then methods that keep the host take "
+    "turns apart."
 )
 
 
@@ -117,7 +118,7 @@ def scorers(book: Book) -> Table:
     """The scorers of the libraries that people use, by the newest run that had them."""
     table = Table(
         "scorers",
-        "scorers of PyLate 1.6.0 and colpali-engine 0.3.18 at 1000 documents, ms",
+        "scorers of PyLate and colpali-engine at 1000 documents, ms",
         ["shape", "ours", *SCORERS, *(f"times faster than {name}" for name in SCORERS)],
     )
     for name in SHAPES:

@@ -5,10 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from page_cells import MISSING, Book, Cell, Table, Value, number, times
-from page_rows import EAGER, MAIN, Held, forward_rows, wide
+from page_rows import BEFORE, EAGER, MAIN, Held, forward_rows, wide
 
 FLASH, LIK = "flash-maxsim", "late-interaction-kernels"
 GRANULARITIES = ("token", "document", "corpus")
+
+
+def _before(rows: Iterable[tuple[str, Held]]) -> str:
+    """Rows of the run before, which the newest one did not reach."""
+    names = [name for name, held in rows if held.file == BEFORE]
+    return f"; of the run before the last: {', '.join(names)}" if names else ""
 
 
 def _slashed(values: Iterable[Value | None]) -> Cell:
@@ -38,7 +44,7 @@ def kernels(book: Book) -> Table:
         faster = times(theirs, ours)
         table.rows.append([*row, Cell(f"{faster.text} ({rival})", faster.sources) if faster.sources else MISSING])
     if older:
-        table.notes.append("The two wide rows are of older runs and states of the kernels.")
+        table.notes.append(f"The two wide rows are of older runs and states of the kernels{_before(newer)}.")
     return table
 
 

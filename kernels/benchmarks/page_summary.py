@@ -16,7 +16,7 @@ def refused(book: Book) -> Table:
     elsewhere = SCORERS if book.file(page_rows.BENCH) is not None else ()  # the table `scorers` has them
     for name, held in measured(book):
         for method, why in (held.raw("skipped") or {}).items():
-            if method not in elsewhere:
+            if method not in elsewhere or not str(why).startswith("not installed"):
                 places.setdefault((method, str(why)), []).append(name)
     for (method, why), names in places.items():
         more = f" and {len(names) - 1} more" if len(names) > 1 else ""

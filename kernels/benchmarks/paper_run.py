@@ -164,13 +164,15 @@ def clocked(calls: dict[str, Call], units: set[str], bench: Bench, runs: int) ->
 
 def _keeps_host(call: Call, bench: Bench) -> bool:
     """Whether a call returns so late that what the next one has to issue would not be hidden behind the flush."""
-    call()
-    bench.wait()
-    start = time.perf_counter()
-    call()
-    returned = time.perf_counter()
-    bench.wait()
-    return (returned - start) * 1e3 > HOST_MS
+
+    def milliseconds() -> float:
+        start = time.perf_counter()
+        call()
+        returned = time.perf_counter()
+        bench.wait()
+        return (returned - start) * 1e3
+
+    return min(milliseconds() for _ in range(4)) > HOST_MS  # whoever is quick once does not
 
 
 def prepared(method: Method, row: Row, truths: dict[str, Truth], bench: Bench) -> tuple[Call, Findings]:

@@ -360,5 +360,5 @@ def _launch(
         HAS_QUERY_LENGTHS=lengths is not None, HAS_QUERY_MASK=mask is not None, STORE_ROWS=rows_mode,
         ARGMAX=argmax is not None, PADDED=4 * config.rows if rows_mode else padded(queries.shape[1]), ROWS=config.rows,
         TOKENS=tokens, WIDTH=held, STAGES=config.stages, warps=config.warps,
-        registers=config.registers if programs == config.programs else 0,
+        registers=config.registers if (tokens, programs) == (config.tokens, config.programs) else 0,
     )  # fmt: skip

@@ -66,20 +66,23 @@ def variant(call: Call, capability: tuple[int, int], winners: bool = False, mean
 def tile_sizes(call: Call, name: str, winners: bool, mean: int | None = None) -> list[str]:
     """Ends of names of rows of the table for a descriptor kernel, the most special first: the first one that there is counts.
 
-    Every tile gives the same bits. Documents: "short" up to one small tile; "odd" of few tiles, whose number is odd, so that tiles
-    twice as large would waste half of one; "brief" of few tiles; "long" ragged ones. Queries: "narrow" of few rows.
+    Every tile gives the same bits. Dense documents: "tiny" below a small tile and "short" below two (of codes, whose other tiles are
+    twice as large), "masked" as tiny (of floats); "odd" of few small tiles, whose number is odd or which are short, so that large
+    tiles would be half empty; "brief" of few tiles. Ragged ones: "long" in the mean. Queries: "narrow" of few rows.
     """
     rows = call.queries.shape[0] * (1 if call.query_starts is not None else call.queries.shape[1])
     tokens, found = _mean_tokens(call) if mean is None else mean, []
-    if name == "dense" and tokens <= _BRIEF_TOKENS:
-        tiles = -(-tokens // _SMALL_TILE)
-        found += (["short"] if tiles <= 1 else []) + (["odd"] if tiles % 2 else [])
+    brief = name == "dense" and tokens <= _BRIEF_TOKENS
+    tiny, short = tokens < _SMALL_TILE, tokens < 2 * _SMALL_TILE
+    if brief:
+        odd = short or -(-tokens // _SMALL_TILE) % 2
+        found += [end for end, holds in (("tiny", tiny), ("short", short), ("odd", odd)) if holds]
     if name == "ragged" and tokens >= _LONG_RAGGED:
         found.append("long")
     if rows <= _NARROW_ROWS:
         found.append("narrow")
-    if name == "dense" and tokens <= _BRIEF_TOKENS:
-        found.append("brief")
+    if brief:
+        found += (["masked"] if tiny else []) + ["brief"]
     ends = [*(f" {size}" for size in found), ""]
     return [end + also for end in ends for also in ((" winners", "") if winners else ("",))]
 

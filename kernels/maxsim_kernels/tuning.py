@@ -12,8 +12,8 @@ from dataclasses import dataclass
 class Config:
     """One launch configuration: query rows and document tokens a tile, warps, pipeline stages, programs a multiprocessor.
 
-    `programs`: of the descriptor kernels as many as registers let run at once; of the others at most so many, and 0 is one for
-    every document.
+    `programs`: of the descriptor kernels those that registers let run at once at d = 128 or that pay, never more than fit; of the
+    others at most so many, and 0 is one for every document.
     """
 
     rows: int
@@ -54,6 +54,8 @@ TABLE: dict[tuple[str, str], Config] = {
     ("dense float", "sm_90"): Config(
         128, 64, 8, 3, 3, "H200", "two query tiles share a document tile; two programs fit; 0.85 to 0.88"
     ),
+    ("dense float masked", "sm_90"): Config(128, 64, 8, 3, 2, "H200", "as dense; masks take registers"),
+    ("dense float masked winners", "sm_90"): Config(128, 64, 8, 3, 1, "H200", "as masked; winners take more"),
     ("dense float narrow", "sm_90"): Config(
         64, 64, 4, 4, 4, "H200", "up to 128 rows: bound by reading, small tiles start sooner"
     ),
@@ -61,14 +63,18 @@ TABLE: dict[tuple[str, str], Config] = {
     ("dense int8 narrow", "sm_90"): Config(64, 128, 4, 3, 2, "H200", "up to 128 rows: two programs read as fast as three"),
     ("dense int8 brief", "sm_90"): Config(64, 128, 4, 2, 4, "H200", "four small programs hide each other's sums; 1.9x FP16"),
     ("dense int8 odd", "sm_90"): Config(64, 64, 4, 3, 5, "H200", "tiles of 128 waste half a tile: up to 2.4x at 64 tokens"),
+    ("dense int8 tiny", "sm_90"): Config(64, 64, 4, 3, 4, "H200", "as odd; masks take registers: 2.0x at 48 tokens"),
     ("dense int8 winners", "sm_90"): Config(64, 128, 4, 2, 4, "H200", "larger tiles leave room for one program: 1.2x"),
     ("dense int8 token", "sm_90"): Config(64, 128, 4, 3, 2, "H200", "a token's scale is one FMA a cell; 1.25x FP16"),
-    ("dense int8 token short", "sm_90"): Config(64, 64, 4, 3, 4, "H200", "as odd; a fourth program fits; 1.6x", registers=128),
+    ("dense int8 token short", "sm_90"): Config(
+        64, 64, 4, 3, 4, "H200", "as odd; a fourth program fits; 1.55x at 48", registers=128
+    ),
     ("dense int8 token short winners", "sm_90"): Config(64, 64, 4, 3, 3, "H200", "fewer registers would spill"),
     ("dense fp8", "sm_90"): Config(128, 128, 8, 3, 2, "H200", "two programs fit; 1.6x FP16"),
     ("dense fp8 narrow", "sm_90"): Config(64, 128, 4, 3, 2, "H200", "as INT8"),
     ("dense fp8 brief", "sm_90"): Config(64, 128, 4, 2, 4, "H200", "as INT8; 1.6x FP16"),
     ("dense fp8 odd", "sm_90"): Config(64, 64, 4, 3, 5, "H200", "as INT8"),
+    ("dense fp8 tiny", "sm_90"): Config(64, 64, 4, 3, 4, "H200", "as INT8"),
     ("dense fp8 winners", "sm_90"): Config(64, 128, 4, 2, 4, "H200", "as INT8"),
     ("dense fp8 token", "sm_90"): Config(64, 128, 4, 3, 3, "H200", "as INT8; a third program fits; 1.1x", registers=168),
     ("dense fp8 token short", "sm_90"): Config(64, 64, 4, 3, 4, "H200", "as INT8", registers=128),
@@ -78,19 +84,22 @@ TABLE: dict[tuple[str, str], Config] = {
         128, 64, 8, 3, 3, "H200", "shorter tiles waste less at documents' ends; two programs fit"
     ),
     ("ragged float narrow", "sm_90"): Config(64, 64, 4, 3, 4, "H200", "as dense; within 1% of four stages"),
-    ("ragged int8", "sm_90"): Config(64, 64, 4, 2, 7, "H200", "as float, smaller programs"),
+    ("ragged int8", "sm_90"): Config(64, 64, 4, 2, 6, "H200", "as float, smaller programs"),
     ("ragged int8 long", "sm_90"): Config(64, 128, 4, 3, 3, "H200", "few tiles are last ones: 1.05x", short_programs=5),
     ("ragged int8 winners", "sm_90"): Config(64, 64, 4, 3, 5, "H200", "five fit"),
     ("ragged int8 token", "sm_90"): Config(
         64, 128, 4, 3, 2, "H200", "fewer barriers, which spread scales: 1.04x to 1.2x", short_programs=5
     ),
-    ("ragged fp8", "sm_90"): Config(64, 64, 4, 2, 7, "H200", "as INT8"),
+    ("ragged int8 token winners", "sm_90"): Config(
+        64, 128, 4, 3, 2, "H200", "as without; winners take registers of the short tiles", short_programs=4
+    ),
+    ("ragged fp8", "sm_90"): Config(64, 64, 4, 2, 6, "H200", "as INT8"),
     ("ragged fp8 long", "sm_90"): Config(64, 128, 4, 3, 3, "H200", "as INT8; 1.1x", short_programs=5),
     ("ragged fp8 winners", "sm_90"): Config(64, 64, 4, 3, 5, "H200", "as INT8"),
     ("ragged fp8 token", "sm_90"): Config(
         64, 128, 4, 3, 3, "H200", "a third program fits; 1.1x to 1.4x", short_programs=5, registers=168
     ),
-    ("ragged fp8 token winners", "sm_90"): Config(64, 128, 4, 3, 3, "H200", "fewer registers would spill", short_programs=5),
+    ("ragged fp8 token winners", "sm_90"): Config(64, 128, 4, 3, 2, "H200", "fewer registers would spill", short_programs=4),
     # More than 256 bytes a token, many query rows: `rows` x `tokens` accumulator over slices of d.
     ("wide float", "sm_90"): Config(128, 256, 8, 3, 1, "H200", "a matrix product's tile, slices of 64: 0.87 to 0.90 of cuBLAS"),
     ("wide int8", "sm_90"): Config(128, 256, 8, 3, 1, "H200", "as float, slices of 128"),

@@ -18,7 +18,7 @@ def rows_of(name, form):
     """The table's rows of a kernel ("dense", "ragged") for a form of documents."""
     kind, _, granularity = form.partition(" ")
     start = f"{name} {kind}" + (" token" if granularity == "token" else "")
-    ends = ("", " narrow", " brief", " odd", " short", " long")
+    ends = ("", " narrow", " brief", " odd", " short", " tiny", " masked", " long")
     return {start + end + also: TABLE[start + end + also, "sm_90"] for end in ends for also in ("", " winners")
             if (start + end + also, "sm_90") in TABLE}  # fmt: skip
 

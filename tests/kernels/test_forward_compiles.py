@@ -39,9 +39,12 @@ SAME_TRITON = triton.__version__ == RECORD["triton"]
 
 
 def _allowed(case: Any, kernel: str, recorded: int) -> int:
-    """Bytes a thread may spill: none where documents are read by descriptors, four registers where the stream kernel holds whole tokens."""
+    """Bytes a thread may spill: four registers where the stream kernel holds whole tokens, two where a row caps registers.
+
+    None otherwise where documents are read by descriptors.
+    """
     if kernel in ("_tiles_kernel", "_wide_kernel"):
-        return 0
+        return min(recorded, 8) if recorder.row_of(case).registers else 0
     return min(recorded, 16) if case.row.startswith("stream") and case.width <= 256 else recorded
 
 
@@ -70,7 +73,10 @@ def test_a_call_chooses_the_row_it_is_named_after(case) -> None:
     # The general kernel may take fewer rows than its row of the table says; document tiles of short ragged documents are smaller.
     for one in tiles:
         assert one.warps == config.warps
-        assert one.registers in (0, config.registers)
+        if one.kernel.__name__ == "_tiles_kernel":
+            tokens, width = one.arguments["TOKENS"], one.arguments["WIDTH"] * (1 if case.codes else 2)
+            capped = tokens == config.tokens and recorder.dense.resident(config, tokens, width) == config.programs
+            assert one.registers == (config.registers if capped else 0)
         assert one.arguments["STAGES"] == config.stages
         assert one.arguments["ROWS"] <= config.rows
         assert one.arguments["TOKENS"] in (config.tokens, config.short)

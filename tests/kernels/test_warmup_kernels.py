@@ -57,9 +57,9 @@ def launches() -> Iterator[set[tuple[Any, ...]]]:
     found: set[tuple[Any, ...]] = set()
     backend = CUDABackend(GPUTarget("cuda", 90, 32))
 
-    def catch(kernel: Any, grid: int, *arguments: Any, warps: int, **constants: Any) -> None:
+    def catch(kernel: Any, grid: int, *arguments: Any, warps: int, registers: int = 0, **constants: Any) -> None:
         given = dict(zip(kernel.arg_names, arguments, strict=False)) | constants
-        parts: list[Any] = [kernel.__name__, warps]
+        parts: list[Any] = [kernel.__name__, warps, registers]
         for parameter in kernel.params:
             value = given[parameter.name]
             if parameter.is_constexpr:
