@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import page_rows
 from page_cells import MISSING, Book, Cell, Table, Value, paper
-from page_rows import CPU, MAIN, OLDER, PAPER, Held
+from page_rows import CPU, MAIN, PAPER, Held
 
 TRAINING, ALONE = "h200/training.json", "h200/training_backward_alone.json"
 GROUPS = ("shapes", "frontier", "op_abl", "multiquery", "varlen", "int8", "int8_B", "wide")
@@ -58,12 +58,8 @@ def measured(book: Book) -> Iterator[tuple[str, Held]]:
             held = page_rows.row(book, group, name)
             assert held is not None
             yield f"{group}: {name}", held
-    older = {
-        name: Held(book, OLDER, ("groups", "wide", "rows", name)) for name in book.raw(OLDER, "groups", "wide", "rows") or {}
-    }
     for group in ("dense", "many", "ragged", "pairs", "wide"):
-        rows = page_rows.forward_rows(book, group)
-        for name, held in ((older | rows) if group == "wide" else rows).items():
+        for name, held in page_rows.forward_rows(book, group).items():
             if not _again(book, name):
                 yield f"{group}: {name}", held
     for file, group in (("h200/training_steps.json", "steps"), ("h200/chamfer.json", "training")):

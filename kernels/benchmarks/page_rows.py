@@ -78,7 +78,7 @@ def row(book: Book, group: str, name: str) -> Held | None:
 def forward_rows(book: Book, group: str) -> dict[str, Held]:
     """Rows of a group of forward.py, finished or cut short, by name: of the newest file that has the row."""
     found: dict[str, Held] = {}
-    for file in (FORWARD, BEFORE):
+    for file in (FORWARD, BEFORE, *((OLDER,) if group == "wide" else ())):
         for state in ("groups", "partial"):
             for name in book.raw(file, state, group, "rows") or {}:
                 found.setdefault(name, Held(book, file, (state, group, "rows", name)))
@@ -113,9 +113,7 @@ def shapes_of(book: Book, cells: Iterable[str]) -> Iterator[tuple[str, Held]]:
 
 def wide(book: Book, dim: int) -> Held | None:
     """A width's row, or an older run's."""
-    name, keys = f"wide, d = {dim}", ("groups", "wide", "rows", f"wide, d = {dim}")
-    older = Held(book, OLDER, keys) if book.raw(OLDER, *keys) is not None else None
-    return row(book, "wide", f"d = {dim}") or forward_rows(book, "wide").get(name) or older
+    return row(book, "wide", f"d = {dim}") or forward_rows(book, "wide").get(f"wide, d = {dim}")
 
 
 def point(book: Book, method: str, cell: str) -> dict[str, Any] | None:

@@ -155,10 +155,9 @@ def clocked(calls: dict[str, Call], units: set[str], bench: Bench, runs: int) ->
     fast = {name: call for name, call in calls.items() if name not in slow | late}
     found = timing.measure(bench.library.calls(units) | fast, runs, bench.flush)
     ceilings = bench.library.taken(found)
-    for apart, rounds in ((late, runs), (slow, SLOW_RUNS)):
-        for name in apart:
-            times = timing.measure({name: calls[name]}, rounds, bench.flush, 1)[name]
-            found[name] = {**times, "rounds": rounds, "apart": True}
+    for apart, rounds in (*(({name}, runs) for name in late), *([(slow, SLOW_RUNS)] if slow else [])):
+        rest = timing.measure({name: calls[name] for name in apart}, rounds, bench.flush, 1)
+        found |= {name: {**times, "rounds": rounds, "apart": True} for name, times in rest.items()}
     return {name: found[name] for name in calls}, ceilings
 
 

@@ -57,7 +57,7 @@ from maxsim_kernels.tile_ops import (
 )
 from maxsim_kernels.tuning import Config
 
-SHARED = 228 << 10  # bytes of shared memory a multiprocessor of sm_90 and sm_100 has
+_SHARED = 228 << 10  # bytes of shared memory a multiprocessor of sm_90 and sm_100 has
 _BESIDE = 1600  # of them a program takes besides its tiles: 1 KB the driver's, barriers, and what threads exchange
 _WAVES = 4  # of programs: more deal documents out more evenly, and each begins by loading its queries
 # What the kernel multiplies, by the codes' dtype and whether every token has its own scale.
@@ -315,7 +315,7 @@ def resident(config: Config, tokens: int, width: int) -> int:
     """Programs that a multiprocessor runs at once, by registers (the table) and shared memory; tokens of `width` bytes."""
     held = (2 * config.rows + config.stages * tokens) * width
     programs = (config.short_programs if tokens < config.tokens else 0) or config.programs
-    return max(1, min(programs, SHARED // (held + _BESIDE)))
+    return max(1, min(programs, _SHARED // (held + _BESIDE)))
 
 
 def _chunks(documents: int, each: int, groups: int, slots: int, tiles: Tiles | None) -> int:
