@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import page_rows
 from page_cells import MISSING, Book, Cell, Table, Value, gigabytes, number, paper, percent, times
-from page_rows import MAIN, PAPER, Held, point, point_value, tried
+from page_rows import MAIN, PAPER, point, point_value, tried
 
 SHAPES = {
     "textual": (32, 300), "long-doc": (32, 1024), "medium": (128, 1024), "visual": (512, 1024), "ColPali": (1024, 1024)
@@ -14,12 +14,6 @@ PLAIN, GRAPHS = "compiled FP16, max-autotune-no-cudagraphs", "compiled FP32, max
 CHUNKED = "chunked FP16, 1024 documents"
 EAGER, PEERS = page_rows.EAGER, ("peer",)
 SCORERS = ("PyLate", "colpali-engine")
-NEIGHBOURS = (
-    "PyLate 1.6.0, colpali-engine 0.3.18, in a run of `python evaluate.py bench fwd` in which all methods took turns: colpali-engine "
-    "pads and copies on the host for 8 to 12 ms a call, after which calls of many launches (chunked FP16, torch.compile) were late in "
-    "some rounds, ours and these two were not. So other tables keep the run without them; since then methods that keep the host take "
-    "turns apart."
-)
 
 
 def named(name: str, value: Value | None) -> Cell:
@@ -115,21 +109,23 @@ def nocg(book: Book) -> Table:
 
 
 def scorers(book: Book) -> Table:
-    """The scorers of the libraries that people use, by the newest run that had them."""
+    """The scorers of the libraries that people use."""
     table = Table(
         "scorers",
         "scorers of PyLate and colpali-engine at 1000 documents, ms",
         ["shape", "ours", *SCORERS, *(f"times faster than {name}" for name in SCORERS)],
     )
     for name in SHAPES:
-        keys = ("groups", "shapes", "rows", f"{name} 1000")
-        runs = [Held(book, file, keys) for file in (page_rows.PAPER, page_rows.BENCH)]
-        held = next((run for run in runs if any(run.ms(one) for one in SCORERS)), None)
-        if held is not None:
-            ours, theirs = held.ms(MAIN), [held.ms(one) for one in SCORERS]
-            table.rows.append([name, number(ours), *(number(one) for one in theirs), *(times(one, ours) for one in theirs)])
-            if held.file == page_rows.BENCH and not table.notes:
-                table.notes.append(NEIGHBOURS)
+        held = page_rows.shape(book, name, 1000)
+        if held is None or not any(held.ms(one) for one in SCORERS):
+            continue
+        ours, theirs = held.ms(MAIN), [held.ms(one) for one in SCORERS]
+        table.rows.append([name, number(ours), *(number(one) for one in theirs), *(times(one, ours) for one in theirs)])
+        apart = ", ".join(one for one in SCORERS if held.raw("methods", one, "apart"))
+        if apart and not table.notes:
+            table.notes.append(
+                f"Rounds of its own, because it keeps the host for milliseconds and would delay the others: {apart}."
+            )
     return table
 
 

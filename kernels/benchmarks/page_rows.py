@@ -11,7 +11,6 @@ from page_cells import Book, Value
 PAPER, FORWARD, SECOND = "h200/paper.json", "h200/forward.json", "h200/second.json"
 BEFORE = "h200/forward_before.json"  # forward.py before the tiles of codes were chosen by length: for rows that FORWARD lacks
 OLDER = "h200/forward_older.json"  # of a still earlier state of the kernels: read for widths that nothing newer has
-BENCH = "h200/bench_fwd.json"  # `evaluate.py bench fwd` as a stranger runs it, with the scorers of PyLate and colpali-engine
 CPU = "cpu/forward.json"
 MAIN = "ours"
 COUNTS = {1000: "1K", 10000: "10K"}

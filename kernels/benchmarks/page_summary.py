@@ -13,7 +13,7 @@ def refused(book: Book) -> Table:
     """Who was not timed, and why."""
     table = Table("not timed", "methods that failed, were wrong, too slow or missing", ["who", "why", "where"])
     places: dict[tuple[str, str], list[str]] = {}
-    elsewhere = SCORERS if book.file(page_rows.BENCH) is not None else ()  # the table `scorers` has them
+    elsewhere = {one for one in SCORERS for _, held in measured(book) if held.ms(one)}  # the table `scorers` has them
     for name, held in measured(book):
         for method, why in (held.raw("skipped") or {}).items():
             if method not in elsewhere or not str(why).startswith("not installed"):

@@ -72,7 +72,8 @@ def whole(name: str, row: Findings, asked: Sequence[str]) -> bool:
             absent.add(name)  # of a memory row: the method
         elif why and "lost" not in cell and not why.startswith(NOT_TRIED) and "out of memory" not in why.lower():
             return False
-    return not any(method.startswith(peer) and not isinstance(peers.load(peer), str) for method in absent for peer in asked)
+    came = [name for name in (*asked, *peers.SCORERS) if any(method.startswith(name) for method in absent)]
+    return all(isinstance(peers.load(name), str) for name in came)
 
 
 def remember(report: Findings, name: str, lost: DeviceLostError, here: Findings, options: argparse.Namespace) -> None:

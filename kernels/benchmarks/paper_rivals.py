@@ -8,12 +8,12 @@ of documents, so that one graph does.
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable
 from functools import partial
 from types import FunctionType
 from typing import Any
 
+import peers
 import rivals
 import torch
 from rivals import EXACT, LOOSE, Lineup, Method, too_large
@@ -149,20 +149,16 @@ def textbook(queries: Tensor, documents: Tensor) -> Lineup:
 def scorers(queries: Tensor, documents: Tensor) -> Lineup:
     """PyLate's and colpali-engine's scorers on the same tensors, where those import; their answers stay where they put them."""
     block, lineup = (queries if queries.dim() == 3 else queries.unsqueeze(0)), Lineup([], {})
-    made: dict[str, tuple[str, Callable[[Any], Call]]] = {
-        "PyLate": ("pylate.scores", lambda module: partial(module.colbert_scores, block, documents)),
-        "colpali-engine": (
-            "colpali_engine.utils.processing_utils",
-            lambda module: partial(
-                module.BaseVisualRetrieverProcessor.score_multi_vector, list(block), list(documents), device=documents.device
-            ),
+    made: dict[str, Callable[[Any], Call]] = {
+        "PyLate": lambda module: partial(module.colbert_scores, block, documents),
+        "colpali-engine": lambda module: partial(
+            module.BaseVisualRetrieverProcessor.score_multi_vector, list(block), list(documents), device=documents.device
         ),
     }
-    for name, (where, make) in made.items():
-        try:
-            module = importlib.import_module(where)
-        except ImportError as problem:
-            lineup.skipped[name] = f"not installed ({problem})"
+    for name, make in made.items():
+        module = peers.load(name)
+        if isinstance(module, str):
+            lineup.skipped[name] = module
         else:
             lineup.methods.append(Method(name, "peer", {"": make(module)}, LOOSE))
     return lineup

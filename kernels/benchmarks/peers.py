@@ -23,6 +23,7 @@ from verdicts import FLASH, LIK
 from maxsim_kernels import Packed
 
 PEERS = {FLASH: "flash_maxsim", LIK: "late_interaction_kernels"}
+SCORERS = {"PyLate": "pylate.scores", "colpali-engine": "colpali_engine.utils.processing_utils"}  # of libraries that people use
 LIK_WIDEST = 2048  # above, its smallest tile asks for 256 KiB of shared memory after more than a minute of compiling
 LIK_CELLS = 2**31  # from here on its addresses overflow: 20,000 x 1024 x 128 gave wrong scores, then an illegal memory access
 LIK_OVERFLOWS = (0, 4, 5)  # the version that this was seen with: newer ones are tried
@@ -30,21 +31,22 @@ BLOCK = 128  # query rows that both peers' FP16 paths cut long queries into
 
 
 def load(peer: str, part: str = "") -> Any:
-    """A peer's module, or the reason why there is none."""
+    """A peer's or a scorer's module, or the reason why there is none."""
     try:
-        return importlib.import_module(PEERS[peer] + part)
+        return importlib.import_module((PEERS | SCORERS)[peer] + part)
     except ImportError as error:
         return f"not installed ({error})"
 
 
 def versions() -> dict[str, str]:
-    """Installed versions of both."""
+    """Installed versions of both, and of the scorers that are installed."""
     found = {}
-    for peer in PEERS:
+    for peer in (*PEERS, *SCORERS):
         try:
             found[peer] = version(peer)
         except PackageNotFoundError:
-            found[peer] = "not installed"
+            if peer in PEERS:
+                found[peer] = "not installed"
     return found
 
 

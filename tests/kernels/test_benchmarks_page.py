@@ -353,6 +353,24 @@ def test_who_was_not_timed_is_said(pages: SimpleNamespace, campaign: Any) -> Non
     assert rows == [["PyLate", "not installed", "shapes: textual 1000 and 52 more"]]
 
 
+def test_scorers_of_libraries_have_their_table(pages: SimpleNamespace, campaign: Any) -> None:
+    assert shown(pages, campaign)["scorers"].rows == []
+    path = campaign.folder / "h200" / "paper.json"
+    held = json.loads(path.read_text(encoding="utf-8"))
+    row = held["groups"]["shapes"]["rows"]["visual 1000"]
+    row["methods"] |= {
+        "PyLate": {"kind": "peer", "median_ms": 1.5},
+        "colpali-engine": {"kind": "peer", "median_ms": 8.0, "apart": True},
+    }
+    path.write_text(json.dumps(held), encoding="utf-8")
+    tables = shown(pages, pages.page_cells.Book(campaign.folder, pages.page.FIGURES))
+    [row] = tables["scorers"].rows
+    assert [pages.page_cells.text_of(cell) for cell in row] == ["visual", "1.00", "1.50", "8.00", "1.50x", "8.00x"]
+    [note] = tables["scorers"].notes
+    assert note.endswith(": colpali-engine.")
+    assert tables["not timed"].rows == [], "PyLate was timed in one row: its table says where"
+
+
 def test_one_table_of_a_file_of_ones_own(pages: SimpleNamespace, campaign: Any, capsys: pytest.CaptureFixture[str]) -> None:
     path = campaign.folder / "h200" / "paper.json"
     pages.page.main(["--table", "nocg", "--files", f"h200/paper.json={path}"])

@@ -100,6 +100,22 @@ def test_a_peer_installed_since_is_measured(bench: SimpleNamespace, monkeypatch:
     monkeypatch.setattr(bench.peers, "load", lambda peer, part="": sys)
     assert not known(bench, timed)
     assert not known(bench, cells, FLASH)
+    scorer = {**timed, "skipped": {"PyLate": "not installed (No module named 'pylate')"}}
+    assert not known(bench, scorer), "scorers take part unasked"
+    monkeypatch.setattr(bench.peers, "load", lambda peer, part="": why if peer == "PyLate" else sys)
+    assert known(bench, scorer)
+
+
+def test_versions_name_peers_and_the_scorers_that_are_installed(
+    bench: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def version(name: str) -> str:
+        if name != "PyLate":
+            raise bench.peers.PackageNotFoundError(name)
+        return "1.6.0"
+
+    monkeypatch.setattr(bench.peers, "version", version)
+    assert bench.peers.versions() == {FLASH: "not installed", "late-interaction-kernels": "not installed", "PyLate": "1.6.0"}
 
 
 def test_rows_before_compiled_methods_joined_are_measured_again(bench: SimpleNamespace) -> None:
