@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
+import quick_interpreter  # noqa: F401 - kernels run under it
 import torch
 from torch import Tensor
 from triton.runtime import interpreter

@@ -11,6 +11,7 @@ import sys
 from typing import Any
 from unittest import mock
 
+import quick_interpreter  # noqa: F401 - kernels run under it
 import torch
 
 from maxsim_kernels import chamfer, chamfer_distance, nearest

@@ -11,6 +11,7 @@ import sys
 from dataclasses import replace
 from typing import Any
 
+import quick_interpreter  # noqa: F401 - kernels run under it
 import torch
 
 from maxsim_kernels import Packed, dense, general, geometry, gpu, maxsim_reference, quantize_fp8, quantize_int8, wide
