@@ -232,7 +232,7 @@ def _overlapping_queries(saved: _Saved, out: Tensor, sums: Tensor | None) -> Non
     launch(
         _lists_kernel, (marks + total) * columns,
         own, grid.list, grid.ends, own, own, own, out,
-        0, 0, 0, 1, size, 1, 1, columns, 0, 0, width, size * width, width, 1, *_pieces(grid), total,
+        0, 0, 0, 1, 0, 1, size, 1, 1, columns, 0, 0, width, size * width, width, 1, *_pieces(grid), total,
         FLAT=True, WEIGHTED=False, ADD=False, PACKED_QUERIES=False, RAGGED=False, SPLIT=marks > 0,
         ENTRIES=_entries(own, held), WIDTH=held, warps=_LIST_WARPS,
     )  # fmt: skip
@@ -245,19 +245,19 @@ def _launch_rows(saved: _Saved, out: Tensor | None, sums: Tensor | None, splits:
     count, documents, size = saved.argmax.shape
     tokens, turn, warps = _GATHER if sums is None else _SCATTER
     blocks = triton.cdiv(size, tokens)
-    packed = saved.query_starts is not None
+    packed, ragged = saved.query_starts is not None, saved.document_starts is not None
     unused = saved.grad
     if out is None:
         splits = saved.splits()
     launch(
         _rows_kernel, count * blocks * splits * columns,
         saved.grad, saved.argmax, saved.queries, saved.query_starts if packed else unused, saved.documents,
-        saved.document_starts if saved.document_starts is not None else unused,
+        saved.document_starts if ragged else unused,
         out if out is not None else unused, sums if sums is not None else unused,
-        documents, size, saved.size, blocks, splits, columns, saved.query_rows, saved.queries.shape[-1],
+        documents, size, saved.rows if ragged else saved.size, blocks, splits, columns, saved.query_rows, saved.queries.shape[-1],
         *saved.query_strides(), *saved.document_strides(),
         OWNED=saved.owned, LEAN=saved.argmax.dtype == torch.int16, PACKED_QUERIES=packed, APART=apart,
-        RAGGED=saved.document_starts is not None, GATHER=out is not None, SCATTER=sums is not None, TOKENS=tokens,
+        RAGGED=ragged, GATHER=out is not None, SCATTER=sums is not None, TOKENS=tokens,
         TURN=turn, WIDTH=held, warps=warps,
     )  # fmt: skip
 
@@ -341,15 +341,15 @@ def _launch_lists(
     `add`: to what `out` holds.
     """
     held, columns = saved.columns
-    _, documents, size = saved.argmax.shape
+    queries, documents, size = saved.argmax.shape
     packed = saved.query_starts is not None
     marks = _pieces(grid)[-1]
     launch(
         _lists_kernel, (marks + rows) * columns,
         saved.grad, grid.list, grid.ends, saved.queries, saved.query_starts if packed else saved.grad,
         owners if owners is not None else saved.grad, out,
-        first_row, *documents_of, documents, size, saved.size, grid.blocks, columns, *divisor(size), saved.queries.shape[-1],
-        *saved.query_strides(), *_pieces(grid), rows,
+        first_row, *documents_of, queries, saved.query_rows, documents, size, saved.size, grid.blocks, columns, *divisor(size),
+        saved.queries.shape[-1], *saved.query_strides(), *_pieces(grid), rows,
         FLAT=grid.list.dtype == torch.int64, WEIGHTED=True, ADD=add, PACKED_QUERIES=packed, RAGGED=owners is not None,
         SPLIT=marks > 0, ENTRIES=_entries(saved.queries, held), WIDTH=held, warps=_LIST_WARPS,
     )  # fmt: skip
@@ -390,7 +390,7 @@ def _launch_own(saved: _Saved, out: Tensor) -> None:
         _own_kernel, queries * documents * tiles * columns,
         saved.grad, saved.argmax, saved.queries, saved.query_starts if packed else saved.grad,
         saved.document_starts if ragged else saved.grad, out,
-        documents, size, saved.size, tiles, columns, saved.rows, queries * documents, saved.queries.shape[-1],
+        documents, size, saved.size, tiles, columns, saved.rows, saved.query_rows, queries * documents, saved.queries.shape[-1],
         *saved.query_strides(),
         LEAN=saved.argmax.dtype == torch.int16, PACKED_QUERIES=packed, RAGGED=ragged, TOKENS=held_tokens, ROWS=_OWN_ROWS,
         WIDTH=held, warps=4,

@@ -60,7 +60,7 @@ def _rows_kernel(
         # Of a query shorter than its neighbours, rows beyond it exist only as far as the buffer does; nobody chose for them.
         exists = token < winner_size
         if PACKED_QUERIES:
-            exists = exists & (start + token < room)
+            exists = exists & (token < room - start)
         rows = tl.load(
             query_ptr + mine + token.to(tl.int64)[:, None] * stride_qt + inner.to(tl.int64)[None, :] * stride_qd,
             mask=exists[:, None] & (inner < width)[None, :],
@@ -81,6 +81,8 @@ def _rows_kernel(
         begin = number * document_size
         if RAGGED:
             begin = tl.maximum(tl.load(start_ptr + number).to(tl.int64), 0)  # as the forward reads it
+            # Where offsets break their promise the forward may leave any winner; nothing outside is touched (here: all tokens).
+            won = won & (place < document_size - begin)
         if GATHER:
             seen = tl.maximum(seen, won.to(tl.int32))
             source = begin + place
@@ -111,21 +113,21 @@ def _rows_kernel(
         kept = token < winner_size
         if PACKED_QUERIES and not APART:
             to = start + token
-            kept = kept & chosen & (to < room)  # a row beyond the query is another query's
+            kept = kept & chosen & (token < room - start)  # a row beyond the query is another query's
         to = ((tl.full([], 0, tl.int64) + split) * room + to) * width
         tl.store(out_ptr + to[:, None] + inner[None, :], out, mask=kept[:, None] & (inner < width)[None, :])
 
 
 @triton.jit(
     do_not_specialize=[
-        "first_row", "first_document", "last_document", "documents", "winner_size", "document_size", "blocks", "columns", "magic",
-        "shift", "apart", "marks", "rows",
+        "first_row", "first_document", "last_document", "queries", "query_room", "documents", "winner_size", "document_size",
+        "blocks", "columns", "magic", "shift", "apart", "marks", "rows",
     ]
 )  # fmt: skip
 def _lists_kernel(
     grad_ptr, list_ptr, end_ptr, query_ptr, query_start_ptr, owner_ptr, out_ptr,
-    first_row, first_document, last_document, documents, winner_size, document_size, blocks, columns, magic, shift, width,
-    stride_qn, stride_qt, stride_qd, piece_ptr, piece_row_ptr, apart, marks, rows,
+    first_row, first_document, last_document, queries, query_room, documents, winner_size, document_size, blocks, columns, magic,
+    shift, width, stride_qn, stride_qt, stride_qd, piece_ptr, piece_row_ptr, apart, marks, rows,
     FLAT: tl.constexpr, WEIGHTED: tl.constexpr, ADD: tl.constexpr, PACKED_QUERIES: tl.constexpr, RAGGED: tl.constexpr,
     SPLIT: tl.constexpr, ENTRIES: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
@@ -182,9 +184,14 @@ def _lists_kernel(
             query = divide(entry, magic, shift)
             token = entry - query * winner_size
             cell = query.to(tl.int64) * documents + document
+        if RAGGED and not FLAT:
+            # Documents that overlap against their promise share rows of the lists, and leave places that nobody wrote.
+            there = there & (entry >= 0) & (query < queries)
         source = query.to(tl.int64) * stride_qn
         if PACKED_QUERIES:
-            source = tl.maximum(tl.load(query_start_ptr + query, mask=there, other=0).to(tl.int64), 0) * stride_qt
+            source = tl.maximum(tl.load(query_start_ptr + query, mask=there, other=0).to(tl.int64), 0)
+            there = there & (token < query_room - source)  # a winner beyond its query, where offsets break their promise
+            source = source * stride_qt
         source += token.to(tl.int64) * stride_qt
         found = tl.load(
             query_ptr + source[:, None] + inner.to(tl.int64)[None, :] * stride_qd,
@@ -231,10 +238,10 @@ def _pieces_kernel(
         tl.store(to, summed, mask=inner < width)
 
 
-@triton.jit(do_not_specialize=["documents", "winner_size", "document_size", "tiles", "columns", "room", "count"])
+@triton.jit(do_not_specialize=["documents", "winner_size", "document_size", "tiles", "columns", "room", "query_room", "count"])
 def _own_kernel(
     grad_ptr, argmax_ptr, query_ptr, query_start_ptr, start_ptr, out_ptr,
-    documents, winner_size, document_size, tiles, columns, room, count, width, stride_qn, stride_qt, stride_qd,
+    documents, winner_size, document_size, tiles, columns, room, query_room, count, width, stride_qn, stride_qt, stride_qd,
     LEAN: tl.constexpr, PACKED_QUERIES: tl.constexpr, RAGGED: tl.constexpr, TOKENS: tl.constexpr, ROWS: tl.constexpr,
     WIDTH: tl.constexpr,
 ):  # fmt: skip
@@ -252,7 +259,9 @@ def _own_kernel(
         size = tl.maximum(tl.minimum(tl.where(number + 1 < count, after, room), room) - begin, 0).to(tl.int32)
     mine = query * stride_qn
     if PACKED_QUERIES:
-        mine = tl.maximum(tl.load(query_start_ptr + query).to(tl.int64), 0) * stride_qt
+        mine = tl.maximum(tl.load(query_start_ptr + query).to(tl.int64), 0)
+        query_tokens = query_room - mine
+        mine = mine * stride_qt
     weight = tl.load(grad_ptr + number)
     for first in range((worker % tiles) * TOKENS, size, tiles * TOKENS):
         place = first + tl.arange(0, TOKENS)
@@ -262,6 +271,8 @@ def _own_kernel(
             token = row + tl.arange(0, ROWS)
             chosen = tl.load(argmax_ptr + number * winner_size + token, mask=token < winner_size, other=-1)
             chosen = winner_of(chosen, LEAN)
+            if PACKED_QUERIES:
+                chosen = tl.where(token < query_tokens, chosen, -1)  # as in `_lists_kernel`
             rows = tl.load(
                 query_ptr + mine + token.to(tl.int64)[:, None] * stride_qt + inner.to(tl.int64)[None, :] * stride_qd,
                 mask=(chosen >= 0)[:, None] & (inner < width)[None, :],

@@ -75,7 +75,8 @@ def row_at(position, end_ptr, rows, blocks):
 
 @triton.jit
 def _key(
-    step, total, query0, number, argmax_ptr, documents, winner_size, magic, shift, base, LEAN: tl.constexpr, CHUNK: tl.constexpr
+    step, total, query0, number, argmax_ptr, documents, winner_size, magic, shift, base, left, LEAN: tl.constexpr,
+    RAGGED: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
     """(query * winner size + query token, row of the table) of a chunk of a program's winners; row -1: none."""
     at = step + tl.arange(0, CHUNK)
@@ -84,20 +85,23 @@ def _key(
     token = at - divide(at, magic, shift) * winner_size
     cell = (query.to(tl.int64) * documents + number) * winner_size + token
     place = winner_of(tl.load(argmax_ptr + cell, mask=inside, other=-1), LEAN)
-    return query * winner_size + token, tl.where(inside & (place >= 0), base + place, -1)
+    won = inside & (place >= 0)
+    if RAGGED:
+        won = won & (place < left)  # the forward may leave any winner where offsets break their promise
+    return query * winner_size + token, tl.where(won, base + place, -1)
 
 
 @triton.jit
 def _share(first_document, queries, blocks, per_block, document_size, start_ptr, winner_size, RAGGED: tl.constexpr):
-    """A program's document, block, first query, winners, and the table's row of the document's first token."""
+    """A program's document, block, first query, winners, the table's row of the document's first token, and rows from there on."""
     number = first_document + tl.program_id(0) // blocks
     block = tl.program_id(0) % blocks
     query0 = block * per_block
     total = tl.maximum(tl.minimum(queries - query0, per_block), 0) * winner_size
     base = (number - first_document) * document_size
     if RAGGED:
-        base = tl.maximum(tl.load(start_ptr + number), 0).to(tl.int32)
-    return number, block, query0, total, base
+        base = tl.minimum(tl.maximum(tl.load(start_ptr + number).to(tl.int64), 0), document_size).to(tl.int32)
+    return number, block, query0, total, base, document_size - base
 
 
 @triton.jit(
@@ -109,11 +113,13 @@ def _count_kernel(
     argmax_ptr, start_ptr, table_ptr, first_document, queries, documents, winner_size, blocks, per_block, document_size, magic,
     shift, LEAN: tl.constexpr, RAGGED: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
-    number, block, query0, total, base = _share(
+    number, block, query0, total, base, left = _share(
         first_document, queries, blocks, per_block, document_size, start_ptr, winner_size, RAGGED
     )
     for step in range(0, total, CHUNK):
-        _, row = _key(step, total, query0, number, argmax_ptr, documents, winner_size, magic, shift, base, LEAN, CHUNK)
+        _, row = _key(
+            step, total, query0, number, argmax_ptr, documents, winner_size, magic, shift, base, left, LEAN, RAGGED, CHUNK
+        )
         # One place on: after the cumulative sum an entry holds what lies before it.
         tl.atomic_add(table_ptr + 1 + row.to(tl.int64) * blocks + block, 1, mask=row >= 0, sem="relaxed")
 
@@ -127,14 +133,29 @@ def _place_kernel(
     argmax_ptr, start_ptr, table_ptr, list_ptr, first_document, queries, documents, winner_size, blocks, per_block,
     document_size, magic, shift, LEAN: tl.constexpr, RAGGED: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
-    number, block, query0, total, base = _share(
+    number, block, query0, total, base, left = _share(
         first_document, queries, blocks, per_block, document_size, start_ptr, winner_size, RAGGED
     )
     mine = tl.arange(0, CHUNK)
-    source, row = _key(0, total, query0, number, argmax_ptr, documents, winner_size, magic, shift, base, LEAN, CHUNK)
+    source, row = _key(
+        0, total, query0, number, argmax_ptr, documents, winner_size, magic, shift, base, left, LEAN, RAGGED, CHUNK
+    )
     for step in range(0, total, CHUNK):
         next_source, next_row = _key(
-            step + CHUNK, total, query0, number, argmax_ptr, documents, winner_size, magic, shift, base, LEAN, CHUNK
+            step + CHUNK,
+            total,
+            query0,
+            number,
+            argmax_ptr,
+            documents,
+            winner_size,
+            magic,
+            shift,
+            base,
+            left,
+            LEAN,
+            RAGGED,
+            CHUNK,
         )
         # Down a column: the keys a winner (a lane) is compared with lie in its own registers. Equal ones before it count 1,
         # those after it CHUNK: one sum for both.

@@ -1,0 +1,116 @@
+"""Run under TRITON_INTERPRET=1 in a process of its own: packed rows whose offsets break their promise.
+
+    TRITON_INTERPRET=1 python interpreted_broken.py
+
+What comes out is undefined then; that nothing outside the buffers is read or written is not. The forward leaves such documents any
+winner (those that got no tile: what was in memory), so here winners are any too.
+"""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import torch
+from interpreted_backward import CHECKED, PATHS, SINGLE, Case, build, narrow_winners, plain
+from torch import Tensor
+
+from maxsim_kernels import backward, inverse_grid
+
+FENCE = 4096  # numbers on either side
+# Layout, queries, documents.
+CASES = (
+    ("shared", "dense", "packed"), ("shared", "packed", "dense"), ("shared", "packed", "packed"), ("shared", "views", "views"),
+    ("pairs", "dense", "packed"), ("pairs", "packed", "packed"), ("pairs", "packed", "dense"),
+)  # fmt: skip
+
+
+def spoiled(layout: str, queries: str, documents: str) -> Case:
+    """A case with any winners and offsets, its tokens amid NaN."""
+    case = build(layout, 4, 9, 5, 20, 8, queries=queries, documents=documents, dtype=SINGLE)
+    rows = case.documents.numel() // 8
+    given: dict[str, Any] = {name: fenced(getattr(case, name).nan_to_num(1.0)) for name in ("queries", "documents")}
+    most = rows + FENCE // 8 if documents != "dense" else 20
+    given["argmax"] = torch.randint(-1, most, case.argmax.shape, dtype=torch.int32)
+    given["grad"] = torch.ones_like(case.grad)
+    if documents != "dense":
+        given["document_starts"] = broken(case.document_starts, rows)
+    if queries != "dense":
+        given["query_starts"] = broken(case.query_starts, case.queries.shape[0])
+    return replace(case, **given)
+
+
+def fenced(tokens: Tensor) -> Tensor:
+    """The same tokens amid NaN."""
+    held = plain(tokens.numel() + 2 * FENCE, dtype=tokens.dtype).fill_(torch.nan)
+    held[FENCE:-FENCE] = tokens.flatten()
+    return held[FENCE:-FENCE].view(tokens.shape)
+
+
+def broken(starts: Tensor | None, rows: int) -> Tensor:
+    """Before the buffer, at its end, beyond it, and so far that sums overflow."""
+    assert starts is not None
+    wild = torch.tensor([rows - 1, -3, rows + 40, 2**40, 2**63 - 1])
+    return wild.repeat(starts.numel())[: starts.numel()]
+
+
+@contextmanager
+def unwritten() -> Iterator[None]:
+    """Places in the lists that programs of overlapping documents take from each other: nobody writes the last of them."""
+    launch = inverse_grid.launch
+
+    def overwritten(kernel: Any, grid: int, *arguments: Any, **options: Any) -> None:
+        launch(kernel, grid, *arguments, **options)
+        if kernel is inverse_grid._place_kernel and options["RAGGED"]:
+            arguments[3].view(-1)[::5] = 2**31 - 1
+            arguments[3].view(-1)[1::5] = -7
+
+    inverse_grid.launch = overwritten  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        inverse_grid.launch = launch
+
+
+@contextmanager
+def fences() -> Iterator[list[Tensor]]:
+    """What is allocated lies amid numbers that must stay."""
+    held: list[Tensor] = []
+
+    def between(*shape: Any, **options: Any) -> Tensor:
+        shape = shape[0] if isinstance(shape[0], tuple) else shape
+        size = torch.Size(shape).numel()
+        held.append(plain(size + 2 * FENCE, **options).fill_(77))
+        return held[-1][FENCE : FENCE + size].view(shape)
+
+    torch.empty = between  # type: ignore[assignment]
+    try:
+        yield held
+    finally:
+        torch.empty = plain
+
+
+def check(case: Case, path: str, winners: Tensor, what: tuple[str, ...]) -> None:
+    with fences() as allocated, unwritten():
+        found = backward.backward(
+            case.grad, winners, case.queries, case.query_starts, case.documents, case.document_starts, case.layout, True, True, path,
+            case.queries_end_to_end, case.documents_end_to_end,
+        )  # fmt: skip
+    assert all(bool(one.isfinite().all()) for one in found), (*what, path, "read outside")
+    assert allocated
+    for one in allocated:
+        outside = torch.cat([one[:FENCE], one[-FENCE:]])
+        assert bool((outside == 77).all()), (*what, path, "wrote outside")
+    CHECKED.append(path)
+
+
+torch.manual_seed(0)
+for what in CASES:
+    made = spoiled(*what)
+    for path, winners in itertools.product(PATHS, (made.argmax, narrow_winners(made))):
+        check(made, path, winners, what)
+sys.stdout.write(f"{len(CHECKED)} checked\n")
