@@ -173,7 +173,7 @@ def _general_kernel(
     query_length = query_size
     query_base = query_ptr
     if PACKED_QUERIES:
-        origin = tl.load(query_start_ptr + block).to(tl.int64)
+        origin = tl.maximum(tl.load(query_start_ptr + block).to(tl.int64), 0)
         query_length = tl.load(query_length_ptr + block).to(tl.int64)
         query_length = tl.maximum(tl.minimum(query_length, query_total - origin), 0).to(tl.int32)
         query_base = query_ptr + origin * stride_qt

@@ -1,9 +1,9 @@
 """Run under TRITON_INTERPRET=1 in a process of its own: packed rows whose offsets break their promise.
 
-    TRITON_INTERPRET=1 python interpreted_broken.py
+    TRITON_INTERPRET=1 python interpreted_broken.py GROUP
 
 What comes out is undefined then; that nothing outside the buffers is read or written is not. The forward leaves such documents any
-winner (those that got no tile: what was in memory), so here winners are any too.
+winner (those that got no tile: what was in memory), so the backward's winners here are any too.
 """
 
 from __future__ import annotations
@@ -17,9 +17,11 @@ from typing import Any
 
 import torch
 from interpreted_backward import CHECKED, PATHS, SINGLE, Case, build, narrow_winners, plain
+from interpreted_forward import SMALL, ragged
 from torch import Tensor
 
-from maxsim_kernels import backward, inverse_grid
+from maxsim_kernels import Packed, backward, dense, general, geometry, gpu, inverse_grid, quantize_int8, wide
+from maxsim_kernels.checks import Call, validate
 
 FENCE = 4096  # numbers on either side
 # Layout, queries, documents.
@@ -94,23 +96,68 @@ def fences() -> Iterator[list[Tensor]]:
         torch.empty = plain
 
 
-def check(case: Case, path: str, winners: Tensor, what: tuple[str, ...]) -> None:
-    with fences() as allocated, unwritten():
-        found = backward.backward(
-            case.grad, winners, case.queries, case.query_starts, case.documents, case.document_starts, case.layout, True, True, path,
-            case.queries_end_to_end, case.documents_end_to_end,
-        )  # fmt: skip
-    assert all(bool(one.isfinite().all()) for one in found), (*what, path, "read outside")
+def stayed(allocated: list[Tensor], what: tuple[Any, ...]) -> None:
+    """Whether every fence is as it was."""
     assert allocated
     for one in allocated:
-        outside = torch.cat([one[:FENCE], one[-FENCE:]])
-        assert bool((outside == 77).all()), (*what, path, "wrote outside")
-    CHECKED.append(path)
+        assert bool((torch.cat([one[:FENCE], one[-FENCE:]]) == 77).all()), (*what, "wrote outside")
+
+
+def check_backward() -> None:
+    for what in CASES:
+        case = spoiled(*what)
+        for path, winners in itertools.product(PATHS, (case.argmax, narrow_winners(case))):
+            with fences() as allocated, unwritten():
+                found = backward.backward(
+                    case.grad, winners, case.queries, case.query_starts, case.documents, case.document_starts, case.layout, True,
+                    True, path, case.queries_end_to_end, case.documents_end_to_end,
+                )  # fmt: skip
+            assert all(bool(one.isfinite().all()) for one in found), (*what, path, "read outside")
+            stayed(allocated, (*what, path))
+            CHECKED.append(path)
+
+
+def spoiled_calls(quantised: bool) -> Iterator[Call]:
+    """Packed documents and queries that were right when they were checked."""
+    lengths, few, rows = torch.tensor([5, 0, 20, 1, 14]), torch.randn(3, 9, 32), 40
+    values = torch.randn(rows, 32)
+    documents, asked = ragged(lengths, 32, SINGLE).with_values(values), ragged(torch.tensor([4, 0, 17]), 32, SINGLE)
+    views = Packed.view(values, torch.zeros_like(lengths), lengths)
+    falling, wild = torch.tensor([0, rows, 0, rows, 0]), torch.tensor([-5, 0, rows - 1, 2**31 - 1, 2**40])
+    for held, starts, sizes in (
+        (documents, falling, torch.tensor([rows, -rows, rows, -rows, rows])), (documents, 1000 * falling, 1000 * falling.flip(0)),
+        (views, wild, wild.abs()), (views, wild, -wild),
+    ):  # fmt: skip
+        stored: Any = quantize_int8(held) if quantised else held
+        for queries in (few, few[0], asked):
+            call = validate(
+                queries, stored, pairs=False, query_mask=None, document_mask=None, query_lengths=None, document_lengths=None,
+                quantize_queries=True,
+            )  # fmt: skip
+            given: dict[str, Any] = {"document_starts": starts, "document_lengths": sizes}
+            given["queries"] = fenced(call.queries)
+            if call.query_starts is not None:
+                given |= {"query_starts": torch.tensor([-3, 2**40, 20]), "query_lengths": torch.tensor([9, 5, 2**40])}
+            given |= {"scales": fenced(call.scales)} if call.scales is not None else {"documents": fenced(call.documents)}
+            yield replace(call, **given)
+
+
+def check_forward() -> None:
+    for module in (geometry, dense, wide, general, gpu):
+        module.hardware = lambda device: ((9, 0), 2)
+    for quantised, kernel in itertools.product((False, True), ("general", "stream", "ragged", "wide")):
+        for call, winners in itertools.product(spoiled_calls(quantised), (False, True)):
+            if winners and kernel == "stream":
+                continue
+            gpu.variant = lambda *_, kernel=kernel: (kernel, SMALL)
+            with fences() as allocated:
+                scores, _ = gpu.forward(call, winners)
+            assert not bool(scores.isnan().any()), (kernel, quantised, winners, "read outside")
+            stayed(allocated, (kernel, quantised, winners))
+            CHECKED.append(kernel)
 
 
 torch.manual_seed(0)
-for what in CASES:
-    made = spoiled(*what)
-    for path, winners in itertools.product(PATHS, (made.argmax, narrow_winners(made))):
-        check(made, path, winners, what)
+GROUPS = {"backward": check_backward, "forward": check_forward}
+GROUPS[sys.argv[1]]()
 sys.stdout.write(f"{len(CHECKED)} checked\n")

@@ -211,5 +211,6 @@ def check_codes() -> None:
 
 torch.manual_seed(0)
 GROUPS = {"general": check_general, "split": check_split, "tiles": check_tiles, "codes": check_codes}
-GROUPS[sys.argv[1]]()
-sys.stdout.write(f"{len(CHECKED)} checked\n")
+if __name__ == "__main__":
+    GROUPS[sys.argv[1]]()
+    sys.stdout.write(f"{len(CHECKED)} checked\n")
