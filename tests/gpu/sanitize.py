@@ -189,8 +189,12 @@ def broken_offsets() -> int:
                 0.0, 0.0, 0.0
             ).sum().backward()
             calls += 2
+            asked = rows.with_values(values.clone().requires_grad_())
+            maxsim(asked, make.gauss(6, 70, 128), backward=path).nan_to_num(0.0, 0.0, 0.0).sum().backward()
+            maxsim(asked, rows, backward=path).nan_to_num(0.0, 0.0, 0.0).sum().backward()
+            calls += 2
         maxsim_pairs(make.gauss(len(rows), 17, 128), rows)
-        maxsim(Packed(values, falling), make.gauss(6, 70, 128))
+        maxsim_pairs(rows, rows)
         calls += 2
     torch.cuda.synchronize()
     return calls
