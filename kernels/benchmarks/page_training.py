@@ -82,8 +82,8 @@ def ablation(book: Book) -> Table:
         table.rows.append(row)
     table.notes.append(
         "Random winners are spread out; *hot*: one document token wins for every query token. Uniform winners and every peer's path: "
-        "[training.md](training.md). With the host: csr takes more launches, and waits for it at ColBERT B=128 and ColPali B=32 (GPU "
-        "time alone: there too)."
+        "[training.md](training.md). With the host, which csr's launches wait for where they are short (ColBERT B=128, ColPali B=32 "
+        "and B=64); where GPU time alone is longer than a peer's, `losses` says so."
     )
     table.notes.append(
         "The paper's figures belong beside the whole steps: its caption gives the step's peak, and its times are as long as steps, not "

@@ -89,7 +89,8 @@ def losers(report: Findings, name: str, here: Findings) -> dict[str, str]:
 
     def same(key: str) -> bool:
         then = report["environments"][key]
-        return bool(then["sources"] == here["sources"] and then.get("peers") == here.get("peers"))
+        versions = [{name: one.get("peers", {}).get(name) for name in peers.PEERS} for one in (then, here)]
+        return bool(then["sources"] == here["sources"] and versions[0] == versions[1])
 
     return {
         method: found["why"] for method, found in report.get("lost", {}).get(name, {}).items() if same(found["environment"])

@@ -254,7 +254,7 @@ def _own_kernel(
     size = document_size
     if RAGGED:
         begin = tl.maximum(tl.load(start_ptr + number).to(tl.int64), 0)
-        after = tl.load(start_ptr + number + 1, mask=number + 1 < count, other=0).to(tl.int64)
+        after = tl.maximum(tl.load(start_ptr + number + 1, mask=number + 1 < count, other=0).to(tl.int64), 0)
         # Offsets that break their promise must not write outside either.
         size = tl.maximum(tl.minimum(tl.where(number + 1 < count, after, room), room) - begin, 0).to(tl.int32)
     mine = query * stride_qn

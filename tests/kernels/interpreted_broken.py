@@ -38,7 +38,7 @@ def spoiled(layout: str, queries: str, documents: str) -> Case:
     given: dict[str, Any] = {name: fenced(getattr(case, name).nan_to_num(1.0)) for name in ("queries", "documents")}
     most = rows + FENCE // 8 if documents != "dense" else 20
     given["argmax"] = torch.randint(-1, most, case.argmax.shape, dtype=torch.int32)
-    given["grad"] = torch.ones_like(case.grad)
+    given["grad"] = fenced(torch.ones_like(case.grad))
     if documents != "dense":
         given["document_starts"] = broken(case.document_starts, rows)
     if queries != "dense":
@@ -54,9 +54,9 @@ def fenced(tokens: Tensor) -> Tensor:
 
 
 def broken(starts: Tensor | None, rows: int) -> Tensor:
-    """Before the buffer, at its end, beyond it, and so far that sums overflow."""
+    """Before the buffer, at its end, beyond it, and so far that sums and differences overflow."""
     assert starts is not None
-    wild = torch.tensor([rows - 1, -3, rows + 40, 2**40, 2**63 - 1])
+    wild = torch.tensor([rows - 1, -3, 2**32 - 7, -(2**63), rows + 40, 2**40, 2**63 - 1])
     return wild.repeat(starts.numel())[: starts.numel()]
 
 
