@@ -3,7 +3,8 @@
 Documents of at least one tile go into one table, shorter ones (the empty too: their one tile writes -inf) into another with
 smaller tiles, because only those need a mask. A tile's entry holds its first row and its document; a document's last tile is
 moved back over the one before it. The host knows only a bound on the number of tiles, ceil(T / tile) + N, which sizes the
-tables: 8 bytes a tile, 16 a document. Lengths are clamped to the buffer here, once.
+tables: 8 bytes a tile, 16 a document. Lengths are clamped to the buffer here, once. Offsets that break their promise and overlap get no
+tiles beyond that bound; the sum of what they claim must stay below 2^31 tiles.
 Source: paper section 'Variable-length corpora'.
 """
 

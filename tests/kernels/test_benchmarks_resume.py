@@ -263,6 +263,9 @@ def test_a_method_that_lost_the_gpu_is_left_out_of_its_row(
     assert row["skipped"]["rival"].startswith("not tried: it lost the GPU (rival: CUDA error")
     assert row["methods"]["ours"]["median_ms"] > 0
     assert bench.paper_file.losers(report, "op_abl: medium 512", {**HERE, "sources": "b"}) == {}, "other kernels: tried again"
+    newer, scorer = {**HERE, "peers": {FLASH: "9.9"}}, {**HERE, "peers": {**HERE.get("peers", {}), "PyLate": "1.6.0"}}
+    assert bench.paper_file.losers(report, "op_abl: medium 512", newer) == {}, "another version of a peer: tried again"
+    assert list(bench.paper_file.losers(report, "op_abl: medium 512", scorer)) == ["rival"], "a scorer came: nothing changed"
 
 
 def test_a_row_that_lost_the_gpu_at_nobody_known_is_left_out(bench: SimpleNamespace, tmp_path: Path) -> None:
