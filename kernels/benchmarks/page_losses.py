@@ -9,7 +9,7 @@ import page_rows
 from page_cells import MISSING, Book, Cell, Table, Value, paper
 from page_rows import CPU, MAIN, PAPER, Held
 
-BACKWARD, LAYOUTS = "h200/training_backward.json", "h200/training_layouts_alone.json"
+TRAINING, LAYOUTS, BACKWARD = "h200/training.json", "h200/training_layouts_alone.json", "h200/training_backward.json"
 GROUPS = ("shapes", "frontier", "op_abl", "multiquery", "varlen", "int8", "int8_B", "wide")
 SAME_RATE = "bound by reading the documents, which every kernel does at the same rate; the difference is within the spread"
 OWN = "not broken down: documents of a query's own take the general kernel; with the host, which bounds the step, ours is the faster"
@@ -138,14 +138,16 @@ def fast_p(book: Book) -> Table:
     return table
 
 
+def newest(book: Book, group: str, files: tuple[str, ...]) -> dict[str, Held]:
+    """Rows of a group of training.py, finished or not, each of the last file that has it (LAYOUTS: measured without the peers)."""
+    places = [(file, (state, group, "rows")) for file in files for state in ("partial", "groups")]
+    return {name: Held(book, file, (*keys, name)) for file, keys in places for name in book.raw(file, *keys) or {}}
+
+
 def beyond(book: Book) -> Iterator[tuple[str, str, Value]]:
     """(row, strongest rival, times faster than it) of what fast_p does not count."""
-    # The first file's rows are measured without the peers: for those that the second did not reach.
-    files = [(LAYOUTS, ("groups", "layouts", "rows")), (BACKWARD, ("partial", "layouts", "rows"))]
-    layouts = {name: Held(book, file, (*keys, name)) for file, keys in files for name in book.raw(file, *keys) or {}}
-    rows = [(f"layouts: {name}", held, MAIN) for name, held in layouts.items()]
-    for name in book.raw(BACKWARD, "groups", "ablation", "rows") or {}:
-        held = Held(book, BACKWARD, ("groups", "ablation", "rows", name))
+    rows = [(f"layouts: {name}", held, MAIN) for name, held in newest(book, "layouts", (TRAINING, LAYOUTS, BACKWARD)).items()]
+    for name, held in newest(book, "ablation", (TRAINING, BACKWARD)).items():
         rows += [(f"{name}, {path}", held, f"ours {path}") for path in ("csr", "unified")]
     for name, held, ours in rows:
         for found, how in ((against(held, ours), ""), (on_gpu(held, ours), ", GPU time alone")):

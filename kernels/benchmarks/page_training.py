@@ -7,7 +7,7 @@ from page_cells import MISSING, Book, Cell, Table, Value, gigabytes, number, pap
 from page_rows import Held
 
 STEPS = ("h200/training_steps.json", "h200/training.json")
-ABLATION = ("h200/training_backward.json",)
+ABLATION = ("h200/training_backward.json", "h200/training.json")
 PARTS, CHAMFER, PARITY = "h200/training.json", "h200/chamfer.json", "h200/parity.json"
 RECOMPUTE, NAIVE = "checkpointed FP32 accumulation", "naive FP32 accumulation"
 BUILD = ("_count_kernel", "_place_kernel", "Scan")
