@@ -7,9 +7,10 @@ from collections.abc import Iterator
 
 import page_rows
 from page_cells import MISSING, Book, Cell, Table, Value, paper
-from page_rows import CPU, MAIN, PAPER, Held
+from page_rows import BUSY, CLOCK, CPU, MAIN, PAPER, Held
 
-TRAINING, LAYOUTS, BACKWARD = "h200/training.json", "h200/training_layouts_alone.json", "h200/training_backward.json"
+# Of training.py, newest first; in the second there is nobody but us and torch.
+TRAINED = ("h200/training_backward.json", "h200/training_layouts_alone.json", "h200/training.json")
 GROUPS = ("shapes", "frontier", "op_abl", "multiquery", "varlen", "int8", "int8_B", "wide")
 SAME_RATE = "bound by reading the documents, which every kernel does at the same rate; the difference is within the spread"
 OWN = "not broken down: documents of a query's own take the general kernel; with the host, which bounds the step, ours is the faster"
@@ -73,23 +74,14 @@ def right(held: Held, kinds: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(name for name, data in (held.raw("methods") or {}).items() if data["kind"] in kinds and not data.get("wrong"))
 
 
-def against(held: Held, ours: str, kinds: tuple[str, ...] = ("baseline", "peer")) -> tuple[str, Value] | None:
+def against(
+    held: Held, ours: str, kinds: tuple[str, ...] = ("baseline", "peer"), clock: str = CLOCK
+) -> tuple[str, Value] | None:
     """Of a row the strongest rival that was right, and how many times faster ours is."""
     names = right(held, kinds)
-    rival, theirs = held.fastest(names=names) if names else ("", None)
-    mine = held.ms(ours)
+    rival, theirs = held.fastest(names=names, clock=clock) if names else ("", None)
+    mine = held.ms(ours, clock)
     return (rival, theirs / mine) if theirs is not None and mine is not None else None
-
-
-def on_gpu(held: Held, ours: str) -> tuple[str, Value] | None:
-    """The same by GPU time alone, of those that have it."""
-    times = {name: held.value("methods", name, "busy_median_ms") for name in right(held, ("baseline", "peer"))}
-    known = {name: time for name, time in times.items() if time is not None}
-    mine = held.value("methods", ours, "busy_median_ms")
-    if not known or mine is None:
-        return None
-    rival = min(known, key=lambda name: known[name].number)
-    return rival, known[rival] / mine
 
 
 def ratios(book: Book, *, peers: bool) -> Iterator[tuple[str, str, Value, int]]:
@@ -138,19 +130,14 @@ def fast_p(book: Book) -> Table:
     return table
 
 
-def newest(book: Book, group: str, files: tuple[str, ...]) -> dict[str, Held]:
-    """Rows of a group of training.py, finished or not, each of the last file that has it (LAYOUTS: measured without the peers)."""
-    places = [(file, (state, group, "rows")) for file in files for state in ("partial", "groups")]
-    return {name: Held(book, file, (*keys, name)) for file, keys in places for name in book.raw(file, *keys) or {}}
-
-
 def beyond(book: Book) -> Iterator[tuple[str, str, Value]]:
     """(row, strongest rival, times faster than it) of what fast_p does not count."""
-    rows = [(f"layouts: {name}", held, MAIN) for name, held in newest(book, "layouts", (TRAINING, LAYOUTS, BACKWARD)).items()]
-    for name, held in newest(book, "ablation", (TRAINING, BACKWARD)).items():
+    rows = [(f"layouts: {name}", held, MAIN) for name, held in page_rows.newest(book, "layouts", TRAINED).items()]
+    for name, held in page_rows.newest(book, "ablation", TRAINED).items():
         rows += [(f"{name}, {path}", held, f"ours {path}") for path in ("csr", "unified")]
     for name, held, ours in rows:
-        for found, how in ((against(held, ours), ""), (on_gpu(held, ours), ", GPU time alone")):
+        for clock, how in ((CLOCK, ""), (BUSY, ", GPU time alone")):
+            found = against(held, ours, clock=clock)
             if found is not None:
                 yield f"{name}{how}", *found
     yield from without_gpu(book)

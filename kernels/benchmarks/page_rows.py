@@ -13,6 +13,7 @@ BEFORE = "h200/forward_before.json"  # forward.py before the tiles of codes were
 OLDER = "h200/forward_older.json"  # of a still earlier state of the kernels: read for widths that nothing newer has
 CPU = "cpu/forward.json"
 MAIN = "ours"
+CLOCK, BUSY = "median_ms", "busy_median_ms"  # with what the host takes; GPU time alone
 COUNTS = {1000: "1K", 10000: "10K"}
 EAGER = ("naive FP16", "naive FP16, amax", "naive FP32 accumulation", "chunked FP16")
 
@@ -42,22 +43,24 @@ class Held:
         """Anything of the row."""
         return self.book.raw(self.file, *self.keys, *keys)
 
-    def ms(self, method: str) -> Value | None:
-        """A method's median."""
-        return self.value("methods", method, "median_ms")
+    def ms(self, method: str, clock: str = CLOCK) -> Value | None:
+        """A method's median, with the host or (`BUSY`) by GPU time alone."""
+        return self.value("methods", method, clock)
 
-    def fastest(self, kinds: tuple[str, ...] = (), part: str = "", names: tuple[str, ...] = ()) -> tuple[str, Value | None]:
+    def fastest(
+        self, kinds: tuple[str, ...] = (), part: str = "", names: tuple[str, ...] = (), clock: str = CLOCK
+    ) -> tuple[str, Value | None]:
         """The fastest method of these kinds (or names) whose name holds `part`; "" and None where there is none."""
         methods: dict[str, Any] = self.raw("methods") or {}
         times = {
-            name: data["median_ms"]
+            name: data[clock]
             for name, data in methods.items()
-            if "median_ms" in data and part in name and ((not names and data["kind"] in kinds) or name in names)
+            if data.get(clock) is not None and part in name and ((not names and data["kind"] in kinds) or name in names)
         }
         if not times:
             return "", None
         name = min(times, key=times.__getitem__)
-        return name, self.ms(name)
+        return name, self.ms(name, clock)
 
     def compiled(self) -> Value | None:
         """The fastest flavour of `torch.compile` over the whole corpus."""
@@ -74,14 +77,19 @@ def row(book: Book, group: str, name: str) -> Held | None:
     return Held(book, PAPER, keys) if book.raw(PAPER, *keys) is not None else None
 
 
-def forward_rows(book: Book, group: str) -> dict[str, Held]:
-    """Rows of a group of forward.py, finished or cut short, by name: of the newest file that has the row."""
+def newest(book: Book, group: str, files: Iterable[str]) -> dict[str, Held]:
+    """Rows of a group, finished or cut short, by name: of the first of these files that has the row."""
     found: dict[str, Held] = {}
-    for file in (FORWARD, BEFORE, *((OLDER,) if group == "wide" else ())):
-        for state in ("groups", "partial"):
-            for name in book.raw(file, state, group, "rows") or {}:
-                found.setdefault(name, Held(book, file, (state, group, "rows", name)))
+    for file in files:
+        for keys in (("groups", group, "rows"), ("partial", group, "rows")):
+            for name in book.raw(file, *keys) or {}:
+                found.setdefault(name, Held(book, file, (*keys, name)))
     return found
+
+
+def forward_rows(book: Book, group: str) -> dict[str, Held]:
+    """Rows of a group of forward.py, of the newest file that has the row."""
+    return newest(book, group, (FORWARD, BEFORE, *((OLDER,) if group == "wide" else ())))
 
 
 def shape(book: Book, name: str, documents: int) -> Held | None:

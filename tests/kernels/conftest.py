@@ -7,6 +7,8 @@ Test files cannot import their neighbours (`--import-mode=importlib`), so the he
 from __future__ import annotations
 
 import importlib.util
+import os
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -49,6 +51,20 @@ def cases() -> ModuleType:
 def tol() -> ModuleType:
     """The one tolerance table."""
     return _load("tolerances")
+
+
+@pytest.fixture(scope="session")
+def interpreted() -> Callable[[str, str, int], None]:
+    """Runs a group of one of the scripts `interpreted_*.py` under Triton's interpreter; it must say how much it has checked."""
+
+    def run(script: str, group: str, checks: int) -> None:
+        env = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
+        command = [sys.executable, str(HERE / f"interpreted_{script}.py"), group]
+        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=280, check=False)
+        assert done.returncode == 0, done.stderr[-3000:]
+        assert done.stdout.strip() == f"{checks} checked"
+
+    return run
 
 
 @pytest.fixture(params=["cpu", "reference"])

@@ -44,6 +44,12 @@ def bound(queries: Any, documents: Any) -> float:
     return 2e-6 * float(whole * held.max()) + 1e-12 if asked.numel() and held.numel() else 1e-12
 
 
+def pretend(processors: int) -> None:
+    """CPU tensors are taken for those of a GPU of sm_90 with so many multiprocessors."""
+    for module in (geometry, dense, wide, general, gpu):
+        module.hardware = lambda device: ((9, 0), processors)
+
+
 def check(
     queries: torch.Tensor | Packed, documents: Any, kernel: str, *, pairs: bool = False, winners: bool = False,
     processors: int = FALSE_PROCESSORS, quantize_queries: bool = True, config: Config = SMALL, **valid: torch.Tensor,
@@ -55,8 +61,7 @@ def check(
     )
     call = validate(queries, documents, pairs=pairs, quantize_queries=quantize_queries, **held)
     chosen: list[str] = []
-    for module in (geometry, dense, wide, general, gpu):
-        module.hardware = lambda device: ((9, 0), processors)
+    pretend(processors)
 
     def force(call: Any, capability: Any, with_winners: bool = False) -> tuple[str, Config]:
         chosen.append(kernel)

@@ -2,33 +2,21 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from pathlib import Path
+from collections.abc import Callable
 
 import pytest
 
 pytest.importorskip("triton", reason="Triton is not installed")
-
-
-def run(script: str, group: str, checks: int) -> None:
-    env = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [sys.executable, str(Path(__file__).with_name(script)), group], env=env, capture_output=True, text=True, timeout=280,
-        check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert done.stdout.strip() == f"{checks} checked"
+Run = Callable[[str, str, int], None]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("group", "checks"), [("shared", 36), ("own", 80), ("packed", 80), ("edges", 295), ("long lists", 32)])
-def test_gradient_kernels_agree_with_sums_in_float64(group: str, checks: int) -> None:
-    run("interpreted_lists.py" if group == "long lists" else "interpreted_backward.py", group, checks)
+def test_gradient_kernels_agree_with_sums_in_float64(interpreted: Run, group: str, checks: int) -> None:
+    interpreted("lists" if group == "long lists" else "backward", group, checks)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("group", "checks"), [("forward", 168), ("backward", 42)])
-def test_broken_offsets_touch_nothing_outside(group: str, checks: int) -> None:
-    run("interpreted_broken.py", group, checks)
+def test_broken_offsets_touch_nothing_outside(interpreted: Run, group: str, checks: int) -> None:
+    interpreted("broken", group, checks)

@@ -2,25 +2,17 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from pathlib import Path
+from collections.abc import Callable
 
 import pytest
 
 pytest.importorskip("triton", reason="Triton is not installed")
+Run = Callable[[str, str, int], None]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("group", "checks"), [("values", 22), ("edges", 25), ("gradients", 17), ("lists", 8), ("bound", 5), ("autograd", 2)]
 )
-def test_chamfer_kernels_agree_with_brute_force(group: str, checks: int) -> None:
-    script = Path(__file__).with_name("interpreted_chamfer.py")
-    env = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [sys.executable, str(script), group], env=env, capture_output=True, text=True, timeout=280, check=False
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert done.stdout.strip() == f"{checks} checked"
+def test_chamfer_kernels_agree_with_brute_force(interpreted: Run, group: str, checks: int) -> None:
+    interpreted("chamfer", group, checks)

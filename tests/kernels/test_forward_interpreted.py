@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from pathlib import Path
+from collections.abc import Callable
 
 import pytest
 
 pytest.importorskip("triton", reason="Triton is not installed")
+Run = Callable[[str, str, int], None]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("group", "checks"), [("general", 102), ("split", 20), ("tiles", 80), ("codes", 243)])
-def test_forward_kernels_agree_with_the_reference(group: str, checks: int) -> None:
-    script = Path(__file__).with_name("interpreted_forward.py")
-    env = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [sys.executable, str(script), group], env=env, capture_output=True, text=True, timeout=280, check=False
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert done.stdout.strip() == f"{checks} checked"
+def test_forward_kernels_agree_with_the_reference(interpreted: Run, group: str, checks: int) -> None:
+    interpreted("forward", group, checks)
