@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from maxsim_eval.api import evaluate
-    from maxsim_eval.loaders import load_task
+    from maxsim_eval.data.loading import load_task
     from maxsim_eval.types import Encoder, PathResult, Result, Run, Task
 
 __all__ = ["Encoder", "PathResult", "Result", "Run", "Task", "evaluate", "load_task"]
 
-_HOMES = {"evaluate": "maxsim_eval.api", "load_task": "maxsim_eval.loaders"}
+_HOMES = {"evaluate": "maxsim_eval.api", "load_task": "maxsim_eval.data.loading"}
 
 
 def __getattr__(name: str) -> Any:

@@ -13,25 +13,25 @@ from typing import Any
 import numpy as np
 import torch
 
-from maxsim_eval.assessing import assess
-from maxsim_eval.candidates import Candidates, read_candidates
-from maxsim_eval.costs import ALL_PAIRS as _ALL_PAIRS
-from maxsim_eval.costs import SAMPLED_QUERIES as _SAMPLED_QUERIES
-from maxsim_eval.distributed import World, joined
-from maxsim_eval.embeddings import Embeddings, check_widths, embeddings, embeddings_by, query_tokens
+from maxsim_eval.cache.embeddings import Embeddings, check_widths, embeddings, embeddings_by, query_tokens
+from maxsim_eval.cache.selection import Documents, Selection
+from maxsim_eval.comparison.assessing import assess
+from maxsim_eval.comparison.metrics import DEFAULT_METRICS, parse_metric
+from maxsim_eval.data.subsets import idle_limits, limit_task, limits_of
+from maxsim_eval.data.trec import write_trec_run
 from maxsim_eval.environment import environment
 from maxsim_eval.errors import DataError, UsageError
 from maxsim_eval.files import writing
-from maxsim_eval.jobs import Job, Outcome, digest, divide, find_copies, new_token, score_job, sources_of
 from maxsim_eval.lengths import length_histogram
-from maxsim_eval.metrics import DEFAULT_METRICS, parse_metric
-from maxsim_eval.partial import folder_for, remove
-from maxsim_eval.paths import PATHS, REFERENCE, ScoringPath
-from maxsim_eval.report import write_reports
-from maxsim_eval.runs import write_trec_run
-from maxsim_eval.scorers import OWN_RUNS, Chosen, find_paths, run_file
-from maxsim_eval.selection import Documents, Selection
-from maxsim_eval.subsets import idle_limits, limit_task, limits_of
+from maxsim_eval.planning.costs import ALL_PAIRS as _ALL_PAIRS
+from maxsim_eval.planning.costs import SAMPLED_QUERIES as _SAMPLED_QUERIES
+from maxsim_eval.processes.world import World, joined
+from maxsim_eval.report.writing import write_reports
+from maxsim_eval.scoring.candidates import Candidates, read_candidates
+from maxsim_eval.scoring.job import Job, Outcome, digest, divide, find_copies, new_token, score_job, sources_of
+from maxsim_eval.scoring.own_functions import OWN_RUNS, Chosen, find_paths, run_file
+from maxsim_eval.scoring.partial import folder_for, remove
+from maxsim_eval.scoring.paths import PATHS, REFERENCE, ScoringPath
 from maxsim_eval.types import Encoder, Result, Run, Task
 from maxsim_kernels import Packed
 

@@ -15,7 +15,7 @@ from streaming_measure import Bench, Known, Stream, differs, expected, floored, 
 from streaming_rates import Link, by_threads, filesystem, machine, moves
 from torch import Tensor
 
-from maxsim_eval.entries import Entry
+from maxsim_eval.cache.entries import Entry
 from maxsim_kernels import Packed, maxsim, maxsim_reference, stream_topk
 from maxsim_kernels.reference import true_precision
 from maxsim_kernels.tokens import Granularity

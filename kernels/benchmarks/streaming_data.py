@@ -17,9 +17,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from maxsim_eval.entries import Entry
-from maxsim_eval.filling import fill_entry
-from maxsim_eval.shards import ShardSpec, shard_name, write_shard
+from maxsim_eval.cache.entries import Entry
+from maxsim_eval.cache.filling import fill_entry
+from maxsim_eval.cache.shards import ShardSpec, shard_name, write_shard
 from maxsim_kernels import Int8Tokens, Packed, quantize_int8
 from maxsim_kernels.tokens import Granularity
 

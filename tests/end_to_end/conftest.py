@@ -49,7 +49,7 @@ class Outcome:
 
 def _run(*arguments: str | Path, cwd: Path) -> Outcome:
     """The command line in this process, in folder `cwd`; anything but a clean exit fails the test."""
-    from maxsim_eval.cli import main
+    from maxsim_eval.cli.app import main
 
     words = [str(argument) for argument in arguments]
     out, err = io.StringIO(), io.StringIO()

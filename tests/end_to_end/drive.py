@@ -25,10 +25,12 @@ os.environ.update(OMP_NUM_THREADS="1", TORCH_CPP_LOG_LEVEL="ERROR")
 import torch
 import torch.distributed
 
-from maxsim_eval import cli, distributed, jobs, pipeline, records, units
 from maxsim_eval.api import evaluate
+from maxsim_eval.cli import app
+from maxsim_eval.data.loading import load_task
 from maxsim_eval.errors import CacheError
-from maxsim_eval.loaders import load_task
+from maxsim_eval.processes import world
+from maxsim_eval.scoring import job, records, stream, units
 from maxsim_eval.types import Role
 from maxsim_kernels import Packed, pack
 
@@ -89,7 +91,7 @@ def command(*words: str) -> Child:
 
     def work(number: int) -> None:
         sys.argv = ["evaluate.py", *words]
-        cli.main(list(words))
+        app.main(list(words))
 
     return work
 
@@ -222,14 +224,14 @@ def stopped(folder: Path) -> dict[str, Any]:
             shutil.copytree(folder / "out" / ".partial", folder / "copy")
 
         def counting(number: int, extra: tuple[str, ...] = extra) -> None:
-            score, count = pipeline._Stream.score, [0]
+            score, count = stream._Stream.score, [0]
 
             def counted(self: Any, *arguments: Any) -> Any:
                 count[0] += 1
                 Path("scored").write_text(str(count[0]))
                 return score(self, *arguments)
 
-            pipeline._Stream.score = counted  # type: ignore[method-assign]
+            stream._Stream.score = counted  # type: ignore[method-assign]
             command(*words, *extra)(number)
 
         ended = outcome(folder, wait([fork(counting, 0, folder)]))
@@ -301,13 +303,13 @@ def failures(folder: Path) -> dict[str, Any]:
     """What can go wrong on one rank of three, and in all."""
     words = (*COMMAND, "--paths", "fp32", "--quiet")
     single(folder, *words, "--out", "ready")
-    distributed.SILENCE, distributed.PATIENCE, jobs._PATIENCE = 2.0, 4.0, 0.5
+    world.SILENCE, world.PATIENCE, job._PATIENCE = 2.0, 4.0, 0.5
 
     def raises(method: str, error: BaseException) -> None:
         def failing(*_: Any) -> Any:
             raise error
 
-        setattr(pipeline._Stream, method, failing)
+        setattr(stream._Stream, method, failing)
 
     def unreadable(rank: int) -> None:
         if rank == 1:
@@ -320,7 +322,7 @@ def failures(folder: Path) -> dict[str, Any]:
     def kills_rank(dead: int) -> Child:
         def change(rank: int) -> None:
             if rank == dead:
-                pipeline._Stream.score = lambda *_: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[method-assign, assignment]
+                stream._Stream.score = lambda *_: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[method-assign, assignment]
 
         return change
 

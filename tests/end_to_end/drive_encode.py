@@ -24,9 +24,12 @@ import filelock
 import torch
 from drive import Child, begin, command, outcome, prepare, result, single, wait
 
-from maxsim_eval import cache, distributed, filling, lexical, loaders, ranks
+from maxsim_eval.cache import filling, sides
+from maxsim_eval.data import loading
+from maxsim_eval.encoders import lexical
+from maxsim_eval.encoders.hf import HfEncoder
 from maxsim_eval.errors import DataError
-from maxsim_eval.hf import HfEncoder
+from maxsim_eval.processes import agreement, world
 from maxsim_eval.types import Role
 from maxsim_kernels import Packed
 
@@ -153,7 +156,7 @@ def resumes(folder: Path) -> dict[str, Any]:
     ended = together(2, folder, (*LEXICAL, "--cache-dir", "locked", "--quiet"), tries_the_lock)
     held = folder / "held"
     found["locked"] = {**ended, "held": held.read_text() if held.exists() else "", "files": files(folder / "locked")}
-    distributed.SILENCE, distributed.PATIENCE = 2.0, 4.0
+    world.SILENCE, world.PATIENCE = 2.0, 4.0
 
     def dies(dead: int) -> Child:
         def change(rank: int) -> None:
@@ -183,8 +186,8 @@ def resumes(folder: Path) -> dict[str, Any]:
 
 def failures(folder: Path) -> dict[str, Any]:
     """What can go wrong on one rank of three."""
-    distributed.SILENCE, distributed.PATIENCE = 2.0, 4.0
-    filling.PATIENCE = ranks.PATIENCE = 0.5
+    world.SILENCE, world.PATIENCE = 2.0, 4.0
+    filling.PATIENCE = agreement.PATIENCE = 0.5
 
     def raises(error: BaseException) -> Child:
         def change(rank: int) -> None:
@@ -203,14 +206,14 @@ def failures(folder: Path) -> dict[str, Any]:
         return change
 
     def other_texts(rank: int) -> None:
-        load = loaders.load_task
+        load = loading.load_task
 
         def changed(*words: Any, **options: Any) -> Any:
             task = load(*words, **options)
             return dataclasses.replace(task, documents=[*list(task.documents)[:-1], "another"])
 
         if rank == 2:
-            loaders.load_task = changed
+            loading.load_task = changed
 
     def elsewhere(rank: int) -> None:
         if rank == 2:
@@ -225,9 +228,9 @@ def failures(folder: Path) -> dict[str, Any]:
             os.chdir(folder / "nowhere")
 
     def other_library(rank: int) -> None:
-        version = cache.metadata.version
+        version = sides.metadata.version
         if rank == 2:
-            cache.metadata.version = lambda name: "0.1" if name == "h5py" else version(name)
+            sides.metadata.version = lambda name: "0.1" if name == "h5py" else version(name)
 
     cases: dict[str, tuple[Child, tuple[str, ...]]] = {
         "not finite": (raises(DataError("embeddings: token 3 of 'c77' holds NaN")), ()),
@@ -254,6 +257,6 @@ def failures(folder: Path) -> dict[str, Any]:
 if __name__ == "__main__":
     place = Path(sys.argv[2]).resolve()
     prepare(place)
-    cache.LEAST, cache.CHUNK = SHARD, CHUNK
+    sides.LEAST, sides.CHUNK = SHARD, CHUNK
     scenarios = {"same": same, "resumes": resumes, "failures": failures}
     print(json.dumps(scenarios[sys.argv[1]](place)))

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from maxsim_eval.html_report import to_html
+from maxsim_eval.report.html import to_html
 from maxsim_eval.types import Result
 
 NAMES = ("chromium", "chromium-browser", "google-chrome-stable", "google-chrome")

@@ -16,12 +16,12 @@ from typing import Any
 import filelock
 import pytest
 
-from maxsim_eval import cli as command_line
-from maxsim_eval import housekeeping
-from maxsim_eval.cli_cache import cache, convert, encode, inspect
-from maxsim_eval.encoders import OPTIONS
-from maxsim_eval.entries import open_entry
-from maxsim_eval.lexical import LexicalEncoder
+from maxsim_eval.cache import housekeeping
+from maxsim_eval.cache.entries import open_entry
+from maxsim_eval.cli import app as command_line
+from maxsim_eval.cli.cache import cache, convert, encode, inspect
+from maxsim_eval.encoders.lexical import LexicalEncoder
+from maxsim_eval.encoders.names import OPTIONS
 
 Cli = Callable[..., Any]
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from maxsim_eval.gate import load_thresholds
+from maxsim_eval.gate.checking import load_thresholds
 
 GATE, USAGE, DATA = 1, 2, 3
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from maxsim_eval.lexical import LexicalEncoder
+from maxsim_eval.encoders.lexical import LexicalEncoder
 
 PATHS = ("fp32", "fused-fp32", "fp16", "bf16", "int8", "int8-document", "int8-corpus", "fp8")
 METRICS = {"nDCG@1", "nDCG@5", "nDCG@10", "nDCG@20", "Recall@5", "Recall@10", "Recall@20", "Recall@100", "MAP@100", "MRR@10"}

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from maxsim_eval.gate import load_baseline
+from maxsim_eval.gate.checking import load_baseline
 
 GATE, USAGE, DATA = 1, 2, 3
 ROOT = Path(__file__).resolve().parents[2]

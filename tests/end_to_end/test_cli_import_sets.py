@@ -14,10 +14,10 @@ import typer
 from PIL import Image
 
 import datasets
-from maxsim_eval.cache import content_hash, find_imported
-from maxsim_eval.cli_import import import_
+from maxsim_eval.cache.sides import content_hash, find_imported
+from maxsim_eval.cli.import_ import import_
+from maxsim_eval.data.loading import load_task
 from maxsim_eval.errors import DataError, UsageError
-from maxsim_eval.loaders import load_task
 
 WIDTH = 16
 DOCUMENTS = [f"d{n}" for n in range(1, 7)]  # those of the fixture `collection`

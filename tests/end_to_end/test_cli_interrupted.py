@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from maxsim_eval import beir_format
-from maxsim_eval.lexical import LexicalEncoder
+from maxsim_eval.data import beir
+from maxsim_eval.encoders.lexical import LexicalEncoder
 from maxsim_eval.types import Role
 from maxsim_kernels import Packed
 
@@ -170,7 +170,7 @@ def test_two_fresh_processes_fill_one_cache_at_once(demo: Any, clean: Any, start
 
 
 def test_two_processes_generate_the_demo_data_at_once(cli: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    publish = beir_format.publish_folder
+    publish = beir.publish_folder
     exists = Path.exists
 
     def late(temporary: Path, folder: Path) -> None:
@@ -186,5 +186,5 @@ def test_two_processes_generate_the_demo_data_at_once(cli: Any, tmp_path: Path, 
         monkeypatch.setattr(Path, "exists", looked)
         publish(temporary, folder)
 
-    monkeypatch.setattr(beir_format, "publish_folder", late)
+    monkeypatch.setattr(beir, "publish_folder", late)
     cli("demo", "--quiet", "--paths", "fp32", cwd=tmp_path).fine()

@@ -16,8 +16,8 @@ import pytest
 import torch
 import typer
 
-from maxsim_eval.cli import app
-from maxsim_eval.cli_output import EXIT_CODES
+from maxsim_eval.cli.app import app
+from maxsim_eval.cli.output import EXIT_CODES
 from maxsim_eval.errors import EXIT_DATA, EXIT_GATE, EXIT_INTERRUPTED, EXIT_USAGE
 
 ROOT = Path(__file__).resolve().parents[2]

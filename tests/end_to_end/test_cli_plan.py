@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from maxsim_eval import rates as measuring
-from maxsim_eval.cli_plan import SCHEMA, bytes_of, size_text, time_text
+from maxsim_eval.cli.plan import SCHEMA
 from maxsim_eval.errors import UsageError
+from maxsim_eval.planning import rates as measuring
+from maxsim_eval.quantities import bytes_of, size_text, time_text
 
 NO, USAGE, DATA = 1, 2, 3
 
@@ -83,7 +84,7 @@ def test_a_local_set_is_planned_before_it_is_encoded(collection: Any, cli: Any, 
 
 
 def test_what_does_not_fit_ends_with_no(demo: Any, cli: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from maxsim_eval import room
+    from maxsim_eval.planning import room
 
     demo.copy(tmp_path, "datasets", "embeddings_cache")
     monkeypatch.setattr(room, "available_memory", lambda: 1000)

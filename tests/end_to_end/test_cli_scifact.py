@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from maxsim_eval import hf
+from maxsim_eval.encoders import hf
 
 pytestmark = [pytest.mark.slow, pytest.mark.scifact]
 

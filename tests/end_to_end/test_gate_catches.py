@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 import torch
 
-from maxsim_eval import jobs
-from maxsim_eval.paths import PATHS, ScoringPath
+from maxsim_eval.scoring import job
+from maxsim_eval.scoring.paths import PATHS, ScoringPath
 from maxsim_eval.types import Run
 from maxsim_kernels import Int8Tokens
 
@@ -145,13 +145,13 @@ def test_a_users_damaged_function_is_caught(function: str, gated: Any, importabl
 
 def test_ids_that_are_shuffled_for_every_path_are_caught(gated: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """All paths agree, so parity says nothing: the fall below the baseline does."""
-    to_run = jobs.to_run
+    to_run = job.to_run
 
     def shuffled(name: str, scored: Any, plan: Any) -> Run:
         ids = [*plan.document_ids[1:], plan.document_ids[0]]
         return to_run(name, scored, replace(plan, document_ids=ids))
 
-    monkeypatch.setattr(jobs, "to_run", shuffled)
+    monkeypatch.setattr(job, "to_run", shuffled)
     code, failed, _ = gated()
     assert code == GATE
     assert "fp32: nDCG@10 against the baseline" in failed

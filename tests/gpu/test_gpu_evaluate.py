@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 import torch
 
-from maxsim_eval import jobs, units
 from maxsim_eval.api import evaluate
-from maxsim_eval.cache import fill_entry
-from maxsim_eval.entries import Entry
+from maxsim_eval.cache.entries import Entry
+from maxsim_eval.cache.sides import fill_entry
 from maxsim_eval.errors import DataError
-from maxsim_eval.paths import PATHS
-from maxsim_eval.pipeline import PHASES, Plan, score_units
-from maxsim_eval.scoring import Corpus, score_path, to_run
+from maxsim_eval.scoring import job, units
+from maxsim_eval.scoring.paths import PATHS
+from maxsim_eval.scoring.scoring import Corpus, score_path, to_run
+from maxsim_eval.scoring.stream import PHASES, Plan, score_units
 from maxsim_eval.types import Role, Task
 from maxsim_kernels import Packed, pack
 
@@ -81,7 +81,7 @@ def test_the_files_are_the_same_for_every_cut_budget_and_resumption(tmp_path: Pa
     ):
         monkeypatch.setattr(units, "LEAST_BYTES", least)
         assert run(tmp_path, f"out{number}", **options) == whole
-    put, seen = jobs.Records.put, [0]
+    put, seen = job.Records.put, [0]
 
     def stopping(self: Any, *arguments: Any) -> None:
         seen[0] += 1
@@ -90,7 +90,7 @@ def test_the_files_are_the_same_for_every_cut_budget_and_resumption(tmp_path: Pa
         put(self, *arguments)
 
     with monkeypatch.context() as patch:
-        patch.setattr(jobs.Records, "put", stopping)
+        patch.setattr(job.Records, "put", stopping)
         with pytest.raises(KeyboardInterrupt):
             run(tmp_path, "stopped")
     assert len(list((tmp_path / "stopped" / ".partial").glob("*/*.h5"))) > 20

@@ -10,10 +10,10 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 
 from maxsim_eval.api import evaluate
-from maxsim_eval.explaining import explain_pair
-from maxsim_eval.loaders import load_task
-from maxsim_eval.paths import PATHS
-from maxsim_eval.scorers import ScorerError
+from maxsim_eval.data.loading import load_task
+from maxsim_eval.explain.explaining import explain_pair
+from maxsim_eval.scoring.own_functions import ScorerError
+from maxsim_eval.scoring.paths import PATHS
 from maxsim_eval.types import Task
 from maxsim_kernels import Packed
 

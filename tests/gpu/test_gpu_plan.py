@@ -8,11 +8,11 @@ import pytest
 
 pytest.importorskip("h5py")
 
-from maxsim_eval.costs import Sizes
-from maxsim_eval.paths import PATHS
-from maxsim_eval.plan import make_plan
-from maxsim_eval.rates import measure
-from maxsim_eval.room import read_room
+from maxsim_eval.planning.costs import Sizes
+from maxsim_eval.planning.plan import make_plan
+from maxsim_eval.planning.rates import measure
+from maxsim_eval.planning.room import read_room
+from maxsim_eval.scoring.paths import PATHS
 
 
 def test_every_rate_is_measured(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 from torch import Tensor
 
 from maxsim_eval.api import evaluate
-from maxsim_eval.loaders import load_task
+from maxsim_eval.data.loading import load_task
 from maxsim_eval.types import Result, Task
 from maxsim_kernels import Packed
 

@@ -16,10 +16,10 @@ import torch
 import maxsim_eval
 from maxsim_eval import api
 from maxsim_eval.api import check_device, evaluate
+from maxsim_eval.comparison.metrics import DEFAULT_METRICS
+from maxsim_eval.data.trec import read_trec_run
 from maxsim_eval.errors import CacheError, DataError, UnknownNameError, UsageError
-from maxsim_eval.metrics import DEFAULT_METRICS
-from maxsim_eval.report import from_json
-from maxsim_eval.runs import read_trec_run
+from maxsim_eval.report.result_json import from_json
 from maxsim_eval.types import Encoder, Result, Role, Task
 from maxsim_kernels import Packed, maxsim_reference, pack
 

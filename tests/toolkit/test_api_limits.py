@@ -13,13 +13,13 @@ import pytest
 import torch
 
 from maxsim_eval.api import evaluate
+from maxsim_eval.data.loading import load_task
+from maxsim_eval.data.subsets import limit_task
+from maxsim_eval.data.trec import read_trec_run
+from maxsim_eval.encoders.lexical import LexicalEncoder
 from maxsim_eval.errors import UsageError
-from maxsim_eval.importers import import_embeddings
-from maxsim_eval.lexical import LexicalEncoder
-from maxsim_eval.loaders import load_task
-from maxsim_eval.report import from_json, to_json
-from maxsim_eval.runs import read_trec_run
-from maxsim_eval.subsets import limit_task
+from maxsim_eval.importing.importing import import_embeddings
+from maxsim_eval.report.result_json import from_json, to_json
 from maxsim_eval.types import Result, Role, Task
 from maxsim_kernels import Packed
 

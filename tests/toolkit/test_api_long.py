@@ -16,12 +16,15 @@ import numpy as np
 import pytest
 import torch
 
-from maxsim_eval import api, jobs, pipeline, ranks, units
+from maxsim_eval import api
 from maxsim_eval.api import evaluate
+from maxsim_eval.data.trec import read_trec_run, write_trec_run
 from maxsim_eval.errors import CacheError, DataError, UsageError
-from maxsim_eval.gate import baseline_of, check
-from maxsim_eval.report import from_json, to_json, to_markdown
-from maxsim_eval.runs import read_trec_run, write_trec_run
+from maxsim_eval.gate.checking import baseline_of, check
+from maxsim_eval.processes import agreement
+from maxsim_eval.report.result_json import from_json, to_json
+from maxsim_eval.report.writing import to_markdown
+from maxsim_eval.scoring import job, stream, units
 from maxsim_eval.types import Result, Role, Run, Task
 from maxsim_kernels import Packed, pack
 
@@ -86,19 +89,19 @@ def facts(result: Result) -> Any:
 def scored(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
     """(path, first document) of every unit that is really scored."""
     found: list[tuple[str, int]] = []
-    score = pipeline._Stream.score
+    score = stream._Stream.score
 
     def watched(self: Any, start: int, *rest: Any) -> Any:
         found.append((self.name, start))
         return score(self, start, *rest)
 
-    monkeypatch.setattr(pipeline._Stream, "score", watched)
+    monkeypatch.setattr(stream._Stream, "score", watched)
     return found
 
 
 def stop_after(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ctrl-C when `count` units were scored."""
-    score, seen = pipeline._Stream.score, [0]
+    score, seen = stream._Stream.score, [0]
 
     def stopping(self: Any, *arguments: Any) -> Any:
         seen[0] += 1
@@ -106,7 +109,7 @@ def stop_after(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
             raise KeyboardInterrupt
         return score(self, *arguments)
 
-    monkeypatch.setattr(pipeline._Stream, "score", stopping)
+    monkeypatch.setattr(stream._Stream, "score", stopping)
 
 
 def interrupted(folder: Path, monkeypatch: pytest.MonkeyPatch, count: int = 14, **options: Any) -> set[str]:
@@ -174,8 +177,8 @@ def test_parts_of_another_machine_are_not_used(
     what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scored: list[tuple[str, int]]
 ) -> None:
     interrupted(tmp_path, monkeypatch)
-    environment = ranks.environment
-    monkeypatch.setattr(ranks, "environment", lambda device: {**environment(device), what: "another"})
+    environment = agreement.environment
+    monkeypatch.setattr(agreement, "environment", lambda device: {**environment(device), what: "another"})
     scored.clear()
     run(tmp_path)
     assert scored[0] == ("fp32", 0)
@@ -186,7 +189,7 @@ def test_parts_of_another_precision_are_not_used(
 ) -> None:
     """TF32 is a setting of torch's, which FP32 products on a GPU follow."""
     interrupted(tmp_path, monkeypatch)
-    monkeypatch.setattr(ranks, "_precision", lambda: ["tf32", "none"])
+    monkeypatch.setattr(agreement, "_precision", lambda: ["tf32", "none"])
     scored.clear()
     run(tmp_path)
     assert scored[0] == ("fp32", 0)
@@ -197,7 +200,7 @@ def test_a_failed_unit_leaves_the_parts_before_it(tmp_path: Path, monkeypatch: p
         raise DataError("a unit that cannot be scored")
 
     with monkeypatch.context() as patch:
-        patch.setattr("maxsim_eval.pipeline._Unit.leave", refuse)
+        patch.setattr("maxsim_eval.scoring.stream._Unit.leave", refuse)
         with pytest.raises(DataError, match="cannot be scored"):
             run(tmp_path)
     assert list((tmp_path / "out").rglob("*.h5")) == []
@@ -207,7 +210,7 @@ def test_a_failed_unit_leaves_the_parts_before_it(tmp_path: Path, monkeypatch: p
 def test_a_small_evaluation_writes_no_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run(tmp_path, None, ["fp32"])  # fills the cache, which has a lock of its own
     monkeypatch.setattr(units, "LEAST_BYTES", 1 << 20)
-    monkeypatch.setattr("maxsim_eval.records.Records.put", lambda *_: pytest.fail("a record was written"))
+    monkeypatch.setattr("maxsim_eval.scoring.records.Records.put", lambda *_: pytest.fail("a record was written"))
     monkeypatch.setattr("filelock.FileLock.acquire", lambda *_, **__: pytest.fail("a lock was taken"))
     run(tmp_path)
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == WRITTEN
@@ -249,8 +252,8 @@ def test_a_full_disk_is_said_and_what_was_kept_is_good(tmp_path: Path, monkeypat
 
 def test_nothing_is_kept_for_parity_without_a_second_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kept = []
-    put = jobs.Records.put
-    monkeypatch.setattr(jobs.Records, "put", lambda self, *rest: (kept.append(rest[3] is not None), put(self, *rest)))
+    put = job.Records.put
+    monkeypatch.setattr(job.Records, "put", lambda self, *rest: (kept.append(rest[3] is not None), put(self, *rest)))
     run(tmp_path, paths=["fp32"])
     assert not any(kept)
     run(tmp_path, paths=["int8", "fp16"])

@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 
 from maxsim_eval.api import evaluate
-from maxsim_eval.lexical import LexicalEncoder
-from maxsim_eval.loaders import load_task
-from maxsim_eval.metrics import DEFAULT_METRICS
-from maxsim_eval.result_json import jsonable
-from maxsim_eval.runs import read_trec_run
-from maxsim_eval.statistics import bootstrap_interval, holm, randomisation_test
-from maxsim_eval.ties import tie_bounds
+from maxsim_eval.comparison.metrics import DEFAULT_METRICS
+from maxsim_eval.comparison.statistics import bootstrap_interval, holm, randomisation_test
+from maxsim_eval.comparison.ties import tie_bounds
+from maxsim_eval.data.loading import load_task
+from maxsim_eval.data.trec import read_trec_run
+from maxsim_eval.encoders.lexical import LexicalEncoder
+from maxsim_eval.report.result_json import jsonable
 from maxsim_eval.types import Result, Run, Task
 
 PATHS = ("fp32", "fp16", "int8", "fp8")

@@ -14,7 +14,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from maxsim_eval.cache import FORMAT, Entry, fill_entry, open_entry
+from maxsim_eval.cache.sides import FORMAT, Entry, fill_entry, open_entry
 from maxsim_eval.errors import CacheError, DataError, UsageError
 from maxsim_kernels import Packed, pack
 
@@ -196,7 +196,7 @@ def test_format_on_disk(tmp_path: Path) -> None:
 
 
 def test_stripes_cross_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("maxsim_eval.shards.STRIPE_BYTES", 1000)  # 20 tokens of 48 bytes
+    monkeypatch.setattr("maxsim_eval.cache.shards.STRIPE_BYTES", 1000)  # 20 tokens of 48 bytes
     packed = tokens(RAGGED)
     entry = fill(tmp_path / "entry", packed, chunk=2)
     entry.verify()

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from maxsim_eval.cache import Entry, fill_entry, open_entry
+from maxsim_eval.cache.sides import Entry, fill_entry, open_entry
 from maxsim_eval.errors import CacheError
 from maxsim_kernels import Packed, pack
 
@@ -65,7 +65,7 @@ def test_flipped_bit_in_values_is_found_by_verify(entry: Path) -> None:
 
 
 def test_verify_names_the_stripe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("maxsim_eval.shards.STRIPE_BYTES", 320)  # 10 tokens of 32 bytes
+    monkeypatch.setattr("maxsim_eval.cache.shards.STRIPE_BYTES", 320)  # 10 tokens of 32 bytes
     fill(tmp_path / "entry")
     shard = tmp_path / "entry" / "00000.h5"
     flip(shard, values_position(shard) + 32 * 27)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from maxsim_eval.cache import (
+from maxsim_eval.cache.sides import (
     Entry,
     content_hash,
     embed,

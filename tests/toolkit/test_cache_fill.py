@@ -15,7 +15,7 @@ import filelock
 import pytest
 import torch
 
-from maxsim_eval.cache import Entry, fill_entry, open_entry
+from maxsim_eval.cache.sides import Entry, fill_entry, open_entry
 from maxsim_eval.errors import CacheError
 from maxsim_eval.files import atomic_path
 from maxsim_kernels import Packed
@@ -151,7 +151,7 @@ class FullDisk:
 def test_disk_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def encode(start: int, stop: int) -> Packed:
         if start == 6:
-            monkeypatch.setattr("maxsim_eval.shards.open", lambda path, mode: FullDisk(path), raising=False)
+            monkeypatch.setattr("maxsim_eval.cache.shards.open", lambda path, mode: FullDisk(path), raising=False)
         return tokens(start, stop)
 
     with pytest.raises(CacheError, match=r"00002\.h5: the disk is full .*needs [0-9.]+ MiB, [0-9.,]+ MiB are free"):

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from maxsim_eval.candidates import Candidates, places, read_candidates
+from maxsim_eval.data.subsets import limit_documents
+from maxsim_eval.data.trec import write_trec_run
 from maxsim_eval.errors import DataError
-from maxsim_eval.runs import write_trec_run
-from maxsim_eval.subsets import limit_documents
+from maxsim_eval.scoring.candidates import Candidates, places, read_candidates
 from maxsim_eval.types import Run, Task
 
 QUERIES, DOCUMENTS = 7, 60

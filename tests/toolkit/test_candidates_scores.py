@@ -12,12 +12,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from maxsim_eval import candidates as module
-from maxsim_eval.cache import fill_entry
-from maxsim_eval.candidates import Candidates, pair_scores
-from maxsim_eval.entries import Entry
-from maxsim_eval.paths import PATHS, Corpus
-from maxsim_eval.selection import Selection
+from maxsim_eval.cache.corpus import Corpus
+from maxsim_eval.cache.entries import Entry
+from maxsim_eval.cache.selection import Selection
+from maxsim_eval.cache.sides import fill_entry
+from maxsim_eval.scoring import candidates as module
+from maxsim_eval.scoring.candidates import Candidates, pair_scores
+from maxsim_eval.scoring.paths import PATHS
 from maxsim_kernels import Packed, maxsim, maxsim_reference, pack, quantize_int8
 from maxsim_kernels.topk import TopK
 

@@ -11,15 +11,15 @@ import pytest
 import torch
 
 from maxsim_eval.api import evaluate
-from maxsim_eval.cards import known, load_card, read_card
-from maxsim_eval.embeddings import Embeddings, embeddings
-from maxsim_eval.encoders import get_encoder
-from maxsim_eval.encoding import ModelEncoder
+from maxsim_eval.cache.embeddings import Embeddings, embeddings
+from maxsim_eval.data.cards import known, load_card, read_card
+from maxsim_eval.data.loading import load_task
+from maxsim_eval.data.subsets import limit_task
+from maxsim_eval.encoders.model_encoder import ModelEncoder
+from maxsim_eval.encoders.names import get_encoder
 from maxsim_eval.errors import DataError
-from maxsim_eval.importers import import_embeddings
-from maxsim_eval.loaders import load_task
-from maxsim_eval.sizing import find_sizes
-from maxsim_eval.subsets import limit_task
+from maxsim_eval.importing.importing import import_embeddings
+from maxsim_eval.planning.sizes import find_sizes
 from maxsim_eval.types import Task
 
 LARGE = 500_000  # documents

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from maxsim_eval import cards
-from maxsim_eval.cards import known, load_card, read_card
+from maxsim_eval.comparison.metrics import parse_metric
+from maxsim_eval.data import cards
+from maxsim_eval.data.cards import known, load_card, read_card
 from maxsim_eval.errors import DataError, UnknownNameError
-from maxsim_eval.metrics import parse_metric
 
 PAPER = 'name = "x"\ntitle = "x"\n[[paper]]\nencoder = "e"\npath = "fp32"\nmetric = "nDCG@10"\n'
 PUBLIC = [

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 import torch
 
-from maxsim_eval.checkpoints import Checkpoint, find_checkpoint
-from maxsim_eval.encoders import COLBERTV2, COLBERTV2_REVISION, get_encoder
+from maxsim_eval.encoders.checkpoints import Checkpoint, find_checkpoint
+from maxsim_eval.encoders.hf import HfEncoder
+from maxsim_eval.encoders.names import COLBERTV2, COLBERTV2_REVISION, get_encoder
 from maxsim_eval.errors import DataError, MissingPackageError, UsageError
-from maxsim_eval.hf import HfEncoder
 
 FIRST, SECOND = "a" * 40, "b" * 40
 

@@ -11,7 +11,7 @@ import torch
 import typer
 from typer.testing import CliRunner
 
-from maxsim_eval import cli_bench
+from maxsim_eval.cli import bench
 from maxsim_eval.errors import UnknownNameError, UsageError
 
 PAPER = [
@@ -46,7 +46,7 @@ PAPER = [
 @pytest.fixture
 def app() -> typer.Typer:
     made = typer.Typer(pretty_exceptions_enable=False)
-    made.command(context_settings=cli_bench.SETTINGS)(cli_bench.bench)
+    made.command(context_settings=bench.SETTINGS)(bench.bench)
     made.command("other")(lambda: None)  # alone, a command would have no name
     return made
 
@@ -67,23 +67,23 @@ def scripts(tmp_path: Path) -> Path:
 
 
 def test_every_table_has_an_entry_and_a_script() -> None:
-    assert set(PAPER) <= set(cli_bench.TABLES)
-    for held in cli_bench.TABLES.values():
-        assert (cli_bench.FOLDER / held.script).is_file()
+    assert set(PAPER) <= set(bench.TABLES)
+    for held in bench.TABLES.values():
+        assert (bench.FOLDER / held.script).is_file()
 
 
 def test_entries_name_tables_of_the_page(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(cli_bench.FOLDER))
+    monkeypatch.syspath_prepend(str(bench.FOLDER))
     import paper
     from page import FIGURES, RESULTS, sections
     from page_cells import Book
 
     names = {table.name for tables in sections(Book(RESULTS, FIGURES)).values() for table in tables}
-    assert set(cli_bench.COMPUTED.values()) <= names
-    commands = {*cli_bench.TABLES, *cli_bench.COMPUTED, *cli_bench.ALIASES}
+    assert set(bench.COMPUTED.values()) <= names
+    commands = {*bench.TABLES, *bench.COMPUTED, *bench.ALIASES}
     assert names <= commands, "every name on the page is a command"
-    assert set(cli_bench.ALIASES.values()) <= commands
-    for name, held in cli_bench.TABLES.items():
+    assert set(bench.ALIASES.values()) <= commands
+    for name, held in bench.TABLES.items():
         assert held.shows in names, name
         if held.script == "paper.py" and held.arguments:
             assert paper.groups_of([held.arguments[1]])
@@ -125,7 +125,7 @@ def test_runs_the_script_and_shows_the_table(
     as_json: bool,
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(cli_bench, "_run", lambda command, quiet: cli_bench.subprocess.run(command, check=False).returncode)
+    monkeypatch.setattr(bench, "_run", lambda command, quiet: bench.subprocess.run(command, check=False).returncode)
     out = tmp_path / "out"
     command = ["bench", "nocg", "--scripts", str(scripts), "--out", str(out), "--no-compile", "--runs", "7"]
     ended = CliRunner().invoke(app, [*command, *(["--json"] if as_json else [])])
@@ -139,12 +139,12 @@ def test_runs_the_script_and_shows_the_table(
 
 def test_what_scripts_print_goes_to_stderr_and_quiet_keeps_it(scripts: Path, capfd: pytest.CaptureFixture[str]) -> None:
     command = [sys.executable, str(scripts / "page.py")]
-    assert cli_bench._run(command, quiet=True) == 0
+    assert bench._run(command, quiet=True) == 0
     assert capfd.readouterr() == ("", "")
-    assert cli_bench._run(command, quiet=False) == 0
+    assert bench._run(command, quiet=False) == 0
     found = capfd.readouterr()
     assert (found.out, found.err.splitlines()) == ("", [" ".join(command), "[]"])
-    assert cli_bench._run([sys.executable, str(scripts / "second.py")], quiet=True) == 2
+    assert bench._run([sys.executable, str(scripts / "second.py")], quiet=True) == 2
     assert "measuring" in capfd.readouterr().err
 
 

@@ -19,10 +19,10 @@ import torch
 import typer
 from typer.testing import CliRunner
 
-from maxsim_eval import cli_bench
+from maxsim_eval.cli import bench
 from maxsim_eval.errors import DataError, UsageError
 
-RESULTS = cli_bench.FOLDER.parents[1] / "docs" / "results"
+RESULTS = bench.FOLDER.parents[1] / "docs" / "results"
 ENDS_EARLY = ("--help", "--json", "--only", "--show", "--draw", "--brief", "--list", "--compile-only", "--ranks", "--quiet")
 STARTS = "import json, sys\nfrom pathlib import Path\nargs = sys.argv[1:]\npath = Path(args[args.index('--json') + 1])\n"
 
@@ -31,7 +31,7 @@ STARTS = "import json, sys\nfrom pathlib import Path\nargs = sys.argv[1:]\npath 
 def app(monkeypatch: pytest.MonkeyPatch) -> typer.Typer:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     made = typer.Typer(pretty_exceptions_enable=False)
-    made.command(context_settings=cli_bench.SETTINGS)(cli_bench.bench)
+    made.command(context_settings=bench.SETTINGS)(bench.bench)
     made.command("other")(lambda: None)  # alone, a command would have no name
     return made
 
@@ -41,10 +41,10 @@ def scripts(tmp_path: Path) -> Path:
     """The real page and stubs that tests write over."""
     folder = tmp_path / "scripts"
     folder.mkdir()
-    for name in {held.script for held in cli_bench.TABLES.values()}:
+    for name in {held.script for held in bench.TABLES.values()}:
         (folder / name).write_text("raise SystemExit(3)\n", encoding="utf-8")
     for name in ("page.py", "paper_tables.toml"):
-        (folder / name).symlink_to(cli_bench.FOLDER / name)
+        (folder / name).symlink_to(bench.FOLDER / name)
     return folder
 
 
@@ -52,7 +52,7 @@ def committed(out: Path, *names: str) -> None:
     """Committed results under the names that `bench` gives them."""
     out.mkdir(exist_ok=True)
     for name in names:
-        shutil.copyfile(RESULTS / cli_bench.FILES.get(name, f"h200/{name}"), out / name)
+        shutil.copyfile(RESULTS / bench.FILES.get(name, f"h200/{name}"), out / name)
 
 
 def run(app: typer.Typer, scripts: Path, out: Path, *words: str) -> Any:
@@ -62,14 +62,14 @@ def run(app: typer.Typer, scripts: Path, out: Path, *words: str) -> Any:
 
 
 def test_every_entry_gives_rows_from_its_own_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(cli_bench.FOLDER))
+    monkeypatch.syspath_prepend(str(bench.FOLDER))
     page, book = importlib.import_module("page"), importlib.import_module("page_cells").Book
-    for file in cli_bench._files():
+    for file in bench._files():
         out = tmp_path / file
         committed(out, file, *(["paper.json"] if file == "second.json" else []))
-        known = cli_bench._known(out)
+        known = bench._known(out)
         tables = [table for held in page.sections(book(RESULTS, page.FIGURES, known)).values() for table in held]
-        for name, held in cli_bench.TABLES.items():
+        for name, held in bench.TABLES.items():
             if held.file == file:
                 (shown,) = (table for table in tables if table.name == held.shows)
                 assert shown.rows, f"{name} of {file}"
@@ -145,9 +145,9 @@ def test_computed_tables_measure_nothing(
         assert "\n| " in capfd.readouterr().out
 
 
-@pytest.mark.parametrize("script", sorted(cli_bench.OPTIONS))
+@pytest.mark.parametrize("script", sorted(bench.OPTIONS))
 def test_options_are_the_scripts_own(script: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.syspath_prepend(str(cli_bench.FOLDER))
+    monkeypatch.syspath_prepend(str(bench.FOLDER))
     monkeypatch.setenv("COLUMNS", "200")
     module = importlib.import_module(script.removesuffix(".py"))
     command = module.main
@@ -157,7 +157,7 @@ def test_options_are_the_scripts_own(script: str, monkeypatch: pytest.MonkeyPatc
         command(["--help"])
     lines = [line.split() for line in capsys.readouterr().out.splitlines() if line.startswith("  -")]
     has = {word.rstrip(",") for words in lines for word in words[:2] if word.startswith("--")}
-    assert has - set(ENDS_EARLY) == set(cli_bench.OPTIONS[script])
+    assert has - set(ENDS_EARLY) == set(bench.OPTIONS[script])
 
 
 def test_an_option_the_script_does_not_have_is_refused(app: typer.Typer, scripts: Path, tmp_path: Path) -> None:
@@ -175,9 +175,9 @@ def test_rows_that_match_nothing_are_said(app: typer.Typer, scripts: Path, tmp_p
     (scripts / "paper.py").write_text(f"{listing}print(*rows, f'{{len(rows)}} rows, about 0 s', sep='\\n')\n", encoding="utf-8")
     with pytest.raises(UsageError, match=r"--rows: no row of varlen has such a name; its rows are ColPali 1000$"):
         run(app, scripts, tmp_path, "varlen", "--rows", "nothing")
-    real = [sys.executable, str(cli_bench.FOLDER / "paper.py"), "--only", "multiquery", "--list"]
-    assert cli_bench._rows([*real, "--rows", "nothing"]) == []
-    assert "ColPali 128, 4 queries" in (cli_bench._rows(real) or [])
+    real = [sys.executable, str(bench.FOLDER / "paper.py"), "--only", "multiquery", "--list"]
+    assert bench._rows([*real, "--rows", "nothing"]) == []
+    assert "ColPali 128, 4 queries" in (bench._rows(real) or [])
 
 
 def test_folders_and_files_are_looked_at_before_anything_is_measured(app: typer.Typer, scripts: Path, tmp_path: Path) -> None:
@@ -198,7 +198,7 @@ def test_folders_and_files_are_looked_at_before_anything_is_measured(app: typer.
     with pytest.raises(UsageError, match=r"--smoke: .*second.json holds measured figures, need another folder"):
         run(app, scripts, out, "second", "--smoke")
     (out / "second.json").write_text('{"schema": "maxsim-kernels/second/1/smoke"}', encoding="utf-8")
-    assert "h200/second.json" not in cli_bench._known(out), "a smoke run's figures are none"
+    assert "h200/second.json" not in bench._known(out), "a smoke run's figures are none"
 
 
 @pytest.mark.skipif(not hasattr(os, "killpg"), reason="POSIX signals")

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from maxsim_eval.comparing import Comparison, compare_inputs, read_input, render_comparison, write_comparison
+from maxsim_eval.comparison.metrics import evaluate_run, means
+from maxsim_eval.data.trec import write_trec_run
 from maxsim_eval.errors import DataError, UnknownNameError, UsageError
-from maxsim_eval.metrics import evaluate_run, means
-from maxsim_eval.report import from_json, to_json
-from maxsim_eval.runs import write_trec_run
+from maxsim_eval.report.comparing import Comparison, compare_inputs, read_input, render_comparison, write_comparison
+from maxsim_eval.report.result_json import from_json, to_json
 from maxsim_eval.types import PathResult, Result, Run
 
 QRELS = {"q1": {"a": 1}, "q2": {"b": 1, "c": 1}}

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 import torch
 
-from maxsim_eval import converting, quantised_shards
-from maxsim_eval.cache import Entry, fill_entry, open_entry
-from maxsim_eval.converting import Converted, convert_entry
+from maxsim_eval.cache import converting, copy_shards
+from maxsim_eval.cache.converting import Converted, convert_entry
+from maxsim_eval.cache.copies import Quantised, quantised
+from maxsim_eval.cache.copy_shards import KINDS, Kind, Tokens
+from maxsim_eval.cache.selection import Selection
+from maxsim_eval.cache.sides import Entry, fill_entry, open_entry
 from maxsim_eval.errors import DataError, UnknownNameError, UsageError
-from maxsim_eval.quantised import Quantised, quantised
-from maxsim_eval.quantised_shards import KINDS, Kind, Tokens
-from maxsim_eval.selection import Selection
 from maxsim_kernels import Fp8Tokens, Int8Tokens, Packed, device_blocks, pack, quantize_fp8, quantize_int8
 
 LENGTHS = [5, 0, 40, 1, 7, 12, 3, 0, 0, 9, 30, 2, 0]
@@ -86,7 +86,7 @@ def test_codes_and_scales_are_those_of_quantising_at_once(
     tmp_path: Path, name: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(converting, "_PIECE_BYTES", 700)  # several pieces a shard
-    monkeypatch.setattr(quantised_shards, "STRIPE_BYTES", 11 * DIM)  # pieces and stripes meet nowhere
+    monkeypatch.setattr(copy_shards, "STRIPE_BYTES", 11 * DIM)  # pieces and stripes meet nowhere
     tokens, kind = packed(dtype), KINDS[name]
     copy = convert(fill(tmp_path / "entry", tokens), name)
     want = at_once(tokens, kind)

@@ -17,12 +17,12 @@ import numpy as np
 import pytest
 import torch
 
-from maxsim_eval import converting, quantised_shards
-from maxsim_eval.cache import Entry, fill_entry, open_entry
-from maxsim_eval.converting import convert_entry
+from maxsim_eval.cache import converting, copy_shards
+from maxsim_eval.cache.converting import convert_entry
+from maxsim_eval.cache.copies import Quantised, quantised
+from maxsim_eval.cache.housekeeping import collect, find_garbage
+from maxsim_eval.cache.sides import Entry, fill_entry, open_entry
 from maxsim_eval.errors import CacheError
-from maxsim_eval.housekeeping import collect, find_garbage
-from maxsim_eval.quantised import Quantised, quantised
 from maxsim_kernels import Packed, pack, quantize_int8
 
 LENGTHS = [5, 0, 40, 1, 7, 12, 3, 4, 6]
@@ -296,7 +296,7 @@ def test_disk_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, room: int) -
     def opened(path: Path, mode: str) -> object:
         return FullDisk(path, room) if ".00001." in path.name else open(path, mode)
 
-    monkeypatch.setattr(quantised_shards, "open", opened, raising=False)
+    monkeypatch.setattr(copy_shards, "open", opened, raising=False)
     with pytest.raises(CacheError, match=r"00001\.int8-token\.h5: the disk is full .* finished copies are kept"):
         convert_entry(made, KIND, quiet=True)
     monkeypatch.undo()

@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 import torch
 
-from maxsim_eval import units
 from maxsim_eval.api import evaluate
-from maxsim_eval.converting import convert_entry
-from maxsim_eval.entries import open_entry
+from maxsim_eval.cache.converting import convert_entry
+from maxsim_eval.cache.copy_shards import KINDS, Kind, Tokens
+from maxsim_eval.cache.entries import open_entry
+from maxsim_eval.data.loading import load_task
 from maxsim_eval.errors import CacheError
-from maxsim_eval.loaders import load_task
-from maxsim_eval.quantised_shards import KINDS, Kind, Tokens
+from maxsim_eval.scoring import units
 from maxsim_eval.types import Result, Task
 
 PATHS = ("fp32", "int8", "int8-document", "int8-corpus", "fp8")
@@ -137,7 +137,7 @@ def test_finished_parts_are_not_mixed_with_those_of_a_copy(home: Path, tmp_path:
     """What was kept before the conversion is scored again: on a GPU the last bit of a scale may differ."""
     folder = tmp_path / "home"
     shutil.copytree(home, folder)
-    from maxsim_eval import records
+    from maxsim_eval.scoring import records
 
     kept: list[str] = []
     real = records.Records.__init__
@@ -158,7 +158,7 @@ def test_finished_parts_are_not_mixed_with_those_of_a_copy(home: Path, tmp_path:
 
 
 def test_every_path_that_quantises_has_a_copy() -> None:
-    from maxsim_eval.paths import PATHS as ALL
+    from maxsim_eval.scoring.paths import PATHS as ALL
 
     assert {name: path.copy for name, path in ALL.items() if path.copy} == COPIES
     assert set(COPIES.values()) <= set(KINDS)

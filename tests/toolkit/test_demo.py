@@ -7,9 +7,9 @@ import json
 
 import pytest
 
-from maxsim_eval.demo import DEFAULT, Stream, ensure, generate
+from maxsim_eval.data.generated import DEFAULT, Stream, ensure, generate
+from maxsim_eval.data.loading import load_task
 from maxsim_eval.errors import UnknownNameError
-from maxsim_eval.loaders import load_task
 
 
 def test_the_bytes_never_change():

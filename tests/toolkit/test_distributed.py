@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 import torch
 
-from maxsim_eval import distributed
-from maxsim_eval.distributed import World, follower, joined, several
-from maxsim_eval.failures import Failure, JoinError, RankError
-from maxsim_eval.progress import EncodeProgress, Progress
+from maxsim_eval.processes import world as distributed
+from maxsim_eval.processes.failures import Failure, JoinError, RankError
+from maxsim_eval.processes.progress import EncodeProgress, Progress
+from maxsim_eval.processes.world import World, follower, joined, several
 
 # Ranks are forked from one process that has imported torch; prints {scenario: [exit codes, what each said, seconds]}.
 RANKS = """if True:

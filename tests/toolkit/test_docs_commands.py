@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import typer
 
-from maxsim_eval.cards import load_card
-from maxsim_eval.cli import app
+from maxsim_eval.cli.app import app
+from maxsim_eval.data.cards import load_card
 from maxsim_eval.errors import UnknownNameError
 
 ROOT = Path(__file__).parents[2]

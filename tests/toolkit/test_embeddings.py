@@ -11,14 +11,15 @@ from typing import Any
 import pytest
 import torch
 
-from maxsim_eval import api, cache
-from maxsim_eval import embeddings as module
-from maxsim_eval.cache import embed
-from maxsim_eval.embeddings import embeddings
-from maxsim_eval.encoders import get_encoder
+from maxsim_eval import api
+from maxsim_eval.cache import embeddings as module
+from maxsim_eval.cache import sides
+from maxsim_eval.cache.embeddings import embeddings
+from maxsim_eval.cache.sides import embed
+from maxsim_eval.data.subsets import limit_task
+from maxsim_eval.encoders.names import get_encoder
 from maxsim_eval.errors import DataError, UsageError
-from maxsim_eval.importers import import_embeddings
-from maxsim_eval.subsets import limit_task
+from maxsim_eval.importing.importing import import_embeddings
 from maxsim_eval.types import Encoder, Role, Task
 
 WIDTH = 8
@@ -121,7 +122,7 @@ def test_what_was_encoded_with_the_options_is_used_beside_an_import(imports: Imp
 def test_a_revision_in_the_name_is_refused(
     named: str, imports: Import, stan: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("maxsim_eval.checkpoints._snapshot", lambda hub_id, revision, wanted: stan)  # the hub, offline
+    monkeypatch.setattr("maxsim_eval.encoders.checkpoints._snapshot", lambda hub_id, revision, wanted: stan)  # the hub, offline
     owner = named.partition("@")[0]
     imports(owner)
     assert find(tmp_path, owner).encoder["revision"] == "theirs"
@@ -180,13 +181,13 @@ def test_one_imported_side_under_a_path(
 def test_texts_are_hashed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Millions of texts take seconds a pass: whoever looks into the cache shares what was found."""
     asked: list[int] = []
-    original = cache.content_hash
+    original = sides.content_hash
 
     def counted(ids: Sequence[str], items: Sequence[Any]) -> str:
         asked.append(len(ids))
         return original(ids, items)
 
-    monkeypatch.setattr(cache, "content_hash", counted)
+    monkeypatch.setattr(sides, "content_hash", counted)
     for _ in range(2):  # encoded, then found
         asked.clear()
         embeddings(TASK, "lexical", tmp_path, quiet=True)

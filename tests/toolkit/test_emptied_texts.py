@@ -17,13 +17,13 @@ import pytest
 import torch
 
 from maxsim_eval.api import evaluate
-from maxsim_eval.cache import embed
-from maxsim_eval.converting import convert_entry
-from maxsim_eval.encoders import get_encoder
-from maxsim_eval.inspecting import inspect_entry
-from maxsim_eval.jobs import digest
-from maxsim_eval.report import to_json
-from maxsim_eval.runs import read_trec_run
+from maxsim_eval.cache.converting import convert_entry
+from maxsim_eval.cache.inspecting import inspect_entry
+from maxsim_eval.cache.sides import embed
+from maxsim_eval.data.trec import read_trec_run
+from maxsim_eval.encoders.names import get_encoder
+from maxsim_eval.report.result_json import to_json
+from maxsim_eval.scoring.job import digest
 from maxsim_eval.types import Encoder, Task
 
 INVISIBLE = "\u200b\u200d\u2060"  # format characters: str.strip leaves them, a BERT tokenizer does not

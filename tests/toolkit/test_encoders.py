@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from maxsim_eval.encoders import ENCODERS, get_encoder
+from maxsim_eval.encoders.names import ENCODERS, get_encoder
 from maxsim_eval.errors import UnknownNameError, UsageError
 
 

@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 import torch
 
-from maxsim_eval import estimating
 from maxsim_eval.api import evaluate
-from maxsim_eval.candidates import Candidates
-from maxsim_eval.costs import PathRates, Rate
-from maxsim_eval.embeddings import cached_embeddings
-from maxsim_eval.estimating import duration, estimate
-from maxsim_eval.loaders import load_task
-from maxsim_eval.scorers import find_paths
+from maxsim_eval.cache.embeddings import cached_embeddings
+from maxsim_eval.data.loading import load_task
+from maxsim_eval.planning import estimating
+from maxsim_eval.planning.costs import PathRates, Rate
+from maxsim_eval.planning.estimating import duration, estimate
+from maxsim_eval.scoring.candidates import Candidates
+from maxsim_eval.scoring.own_functions import find_paths
 from maxsim_eval.types import Task
 from maxsim_kernels import Packed
 

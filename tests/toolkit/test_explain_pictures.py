@@ -15,8 +15,8 @@ import pytest
 from PIL import Image
 
 from maxsim_eval.errors import DataError, MissingPackageError, UsageError
-from maxsim_eval.explain_pictures import check_picture, token_text, winner_text, write_picture
-from maxsim_eval.explaining import Explanation, TokenMatch
+from maxsim_eval.explain.explaining import Explanation, TokenMatch
+from maxsim_eval.explain.pictures import check_picture, token_text, winner_text, write_picture
 from maxsim_eval.types import PatchGrid
 
 pytest.importorskip("matplotlib", reason="no matplotlib: pip install 'maxsim-eval[pictures]'")

@@ -14,20 +14,20 @@ import pytest
 import torch
 
 from maxsim_eval.api import evaluate
-from maxsim_eval.cache import embed
-from maxsim_eval.converting import convert_entry
-from maxsim_eval.embeddings import cached_embeddings
-from maxsim_eval.encoders import get_encoder
-from maxsim_eval.entries import Entry
+from maxsim_eval.cache.converting import convert_entry
+from maxsim_eval.cache.embeddings import cached_embeddings
+from maxsim_eval.cache.entries import Entry
+from maxsim_eval.cache.shards import Shard
+from maxsim_eval.cache.sides import embed
+from maxsim_eval.data.loading import load_task
+from maxsim_eval.data.subsets import limit_task
+from maxsim_eval.data.trec import read_trec_run
+from maxsim_eval.encoders.lexical import LexicalEncoder
+from maxsim_eval.encoders.names import get_encoder
 from maxsim_eval.errors import DataError, UnknownNameError, UsageError
-from maxsim_eval.explaining import explain_pair
-from maxsim_eval.importers import import_embeddings
-from maxsim_eval.lexical import LexicalEncoder
-from maxsim_eval.loaders import load_task
-from maxsim_eval.paths import PATHS
-from maxsim_eval.runs import read_trec_run
-from maxsim_eval.shards import Shard
-from maxsim_eval.subsets import limit_task
+from maxsim_eval.explain.explaining import explain_pair
+from maxsim_eval.importing.importing import import_embeddings
+from maxsim_eval.scoring.paths import PATHS
 from maxsim_eval.types import PatchGrid, Task
 from maxsim_kernels import Packed, pack
 

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from maxsim_eval.errors import DataError, MissingPackageError
-from maxsim_eval.fidelity import (
+from maxsim_eval.report.result_json import dump_json, from_json
+from maxsim_eval.studies.fidelity import (
     BOUNDS,
     PATHS,
     all_tables,
@@ -24,8 +25,7 @@ from maxsim_eval.fidelity import (
     read_document,
     token_bytes,
 )
-from maxsim_eval.result_json import dump_json, from_json
-from maxsim_eval.scale import fill
+from maxsim_eval.studies.scale import fill
 from maxsim_eval.types import Task
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -99,7 +99,7 @@ def hand_made() -> dict[str, Any]:
 @pytest.fixture
 def twelve_are_enough(monkeypatch: pytest.MonkeyPatch) -> None:
     """So few queries that everything can be followed by hand, and yet a verdict."""
-    monkeypatch.setattr("maxsim_eval.statistics.MIN_QUERIES", 10)
+    monkeypatch.setattr("maxsim_eval.comparison.statistics.MIN_QUERIES", 10)
 
 
 @pytest.mark.usefixtures("twelve_are_enough")

@@ -14,11 +14,11 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
-from maxsim_eval import figures, samples
-from maxsim_eval.cards import load_card
+from maxsim_eval.data.cards import load_card
 from maxsim_eval.errors import DataError
-from maxsim_eval.fidelity import token_bytes
-from maxsim_eval.report import to_json
+from maxsim_eval.report.result_json import to_json
+from maxsim_eval.studies import figures, samples
+from maxsim_eval.studies.fidelity import token_bytes
 from maxsim_eval.types import Result
 
 DRAWN: tuple[Callable[..., figures.Picture], ...] = (

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from maxsim_eval.errors import DataError, UnknownNameError, UsageError
-from maxsim_eval.gate import (
+from maxsim_eval.gate.checking import (
     Finding,
     baseline_of,
     check,
@@ -23,7 +23,7 @@ from maxsim_eval.gate import (
     passed,
     write_baseline,
 )
-from maxsim_eval.gate_report import render
+from maxsim_eval.gate.report import render
 from maxsim_eval.types import PathResult, Result
 
 METRICS = {"nDCG@10": 0.62, "Recall@10": 0.75, "Recall@100": 0.88, "MAP@100": 0.55}

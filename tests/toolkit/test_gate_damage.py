@@ -13,9 +13,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from maxsim_eval.gate import baseline_of, check, passed
-from maxsim_eval.metrics import evaluate_run, means
-from maxsim_eval.parity import compare
+from maxsim_eval.comparison.metrics import evaluate_run, means
+from maxsim_eval.comparison.parity import compare
+from maxsim_eval.gate.checking import baseline_of, check, passed
 from maxsim_eval.types import PathResult, Result, Run
 
 QUERIES, DOCUMENTS, QUERY_TOKENS, DIM, K = 60, 400, 32, 64, 100

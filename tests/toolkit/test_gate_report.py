@@ -14,10 +14,10 @@ import pytest
 import torch
 
 from maxsim_eval.api import evaluate
+from maxsim_eval.data.loading import load_task
 from maxsim_eval.errors import DataError, UsageError
-from maxsim_eval.gate import baseline_of, check, check_thresholds, load_baseline, load_thresholds, update_baseline
-from maxsim_eval.gate_report import append_summary, overview, render, to_json, to_summary
-from maxsim_eval.loaders import load_task
+from maxsim_eval.gate.checking import baseline_of, check, check_thresholds, load_baseline, load_thresholds, update_baseline
+from maxsim_eval.gate.report import append_summary, overview, render, to_json, to_summary
 from maxsim_eval.types import Result
 
 COLUMNS = 7

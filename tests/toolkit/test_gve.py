@@ -19,9 +19,9 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file, save_file
 
-from maxsim_eval.encoders import get_encoder
+from maxsim_eval.encoders.gve import MODEL, REVISION, GveEncoder
+from maxsim_eval.encoders.names import get_encoder
 from maxsim_eval.errors import DataError, UsageError
-from maxsim_eval.gve import MODEL, REVISION, GveEncoder
 
 QUERIES = ["what is the revenue?", "a", "who runs the second division of the group?", "two"]
 

@@ -10,10 +10,10 @@ import warnings
 import pytest
 import torch
 
-from maxsim_eval.checkpoints import checkpoint_revision
-from maxsim_eval.encoders import get_encoder
+from maxsim_eval.encoders.checkpoints import checkpoint_revision
+from maxsim_eval.encoders.hf import HfEncoder
+from maxsim_eval.encoders.names import get_encoder
 from maxsim_eval.errors import DataError, MissingPackageError, UsageError
-from maxsim_eval.hf import HfEncoder
 
 WORDS = ["glacier", "melt", "valley", "cat", "two", "the", "un", "##known", "##s", "a"]
 TEXTS = ["glacier melt", "", "cats", "two cat valley the glacier melt a cat", "unknown zebra", "[SEP] cat"]

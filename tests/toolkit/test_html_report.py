@@ -19,10 +19,12 @@ import numpy as np
 import pytest
 
 from maxsim_eval.errors import DataError
-from maxsim_eval.html_data import page_data
-from maxsim_eval.html_report import SCRIPTS, to_html
-from maxsim_eval.report import tables, verdicts, write_reports
-from maxsim_eval.result_json import from_json, to_json
+from maxsim_eval.report.html import SCRIPTS, to_html
+from maxsim_eval.report.html_data import page_data
+from maxsim_eval.report.result_json import from_json, to_json
+from maxsim_eval.report.tables import tables
+from maxsim_eval.report.words import verdicts
+from maxsim_eval.report.writing import write_reports
 from maxsim_eval.types import PathResult, Result
 
 PLOTS = ("means", "deltas", "differences", "errors", "shifts", "seconds", "memory", "query-lengths", "document-lengths")
@@ -283,7 +285,7 @@ def test_the_page_is_among_the_reports(full: Result, tmp_path: Path, monkeypatch
     def refuse(_: Result) -> str:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("maxsim_eval.html_report.to_html", refuse)
+    monkeypatch.setattr("maxsim_eval.report.html.to_html", refuse)
     with pytest.raises(DataError, match="No space left"):
         write_reports(full, tmp_path / "half")
     assert not (tmp_path / "half" / "result.json").exists()

@@ -9,11 +9,11 @@ import pytest
 import torch
 from PIL import Image
 
-from maxsim_eval.cache import embed
+from maxsim_eval.cache.sides import embed
+from maxsim_eval.data.items import Pages
+from maxsim_eval.data.loading import load_task
+from maxsim_eval.data.subsets import limit_task
 from maxsim_eval.errors import DataError, UnknownNameError, UsageError
-from maxsim_eval.items import Pages
-from maxsim_eval.loaders import load_task
-from maxsim_eval.subsets import limit_task
 from maxsim_kernels import Packed, pack
 
 HEADER = "query-id\tcorpus-id\tscore\n"

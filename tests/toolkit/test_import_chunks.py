@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 import torch
 
-from maxsim_eval import filling, import_sets
+from maxsim_eval.cache import filling
 from maxsim_eval.errors import DataError, UsageError
-from maxsim_eval.importers import read_embeddings
+from maxsim_eval.importing import many_files
+from maxsim_eval.importing.importing import read_embeddings
 from maxsim_kernels import pack
 
 _spec = importlib.util.spec_from_file_location("maxsim_eval_test_import_cases", Path(__file__).with_name("import_cases.py"))
@@ -82,15 +83,15 @@ def test_chunks_in_another_order_than_the_task(run: Run, tmp_path: Path, monkeyp
     for number in range(3):
         part = slice(4 * number, 4 * number + 4)
         torch.save({"embeddings": rows[part], "ids": shuffled[part]}, tmp_path / f"docs_{number}.pt")
-    monkeypatch.setattr("maxsim_eval.importers.SHARD_BYTES", 4 * 48)
+    monkeypatch.setattr("maxsim_eval.importing.importing.SHARD_BYTES", 4 * 48)
     opened: list[str] = []
-    real = import_sets.open_table
+    real = many_files.open_table
 
     def counted(path: Path) -> Any:
         opened.append(path.name)
         return real(path)
 
-    monkeypatch.setattr(import_sets, "open_table", counted)
+    monkeypatch.setattr(many_files, "open_table", counted)
     entry = run(sorted(tmp_path.glob("docs_*.pt")))["document"]
     assert_holds(entry)
     shards = len(list(entry.folder.glob("*.h5")))
@@ -125,7 +126,7 @@ def test_the_same_chunks_elsewhere_are_the_same_import(run: Run, tmp_path: Path)
 
 
 def test_an_interrupted_import_of_chunks_is_continued(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("maxsim_eval.importers.SHARD_BYTES", 100)
+    monkeypatch.setattr("maxsim_eval.importing.importing.SHARD_BYTES", 100)
     files = chunks(tmp_path / "x", "lists")
     real, written = filling.write_shard, list[Path]()
 

@@ -14,7 +14,7 @@ from PIL import Image
 from safetensors.torch import save_file
 
 from maxsim_eval.errors import DataError
-from maxsim_eval.importers import read_embeddings
+from maxsim_eval.importing.importing import read_embeddings
 from maxsim_eval.types import Task
 
 _spec = importlib.util.spec_from_file_location("maxsim_eval_test_import_cases", Path(__file__).with_name("import_cases.py"))

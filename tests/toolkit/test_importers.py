@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 import torch
 
-from maxsim_eval.cache import Entry, content_hash, embed, find_imported, open_entry
+from maxsim_eval.cache.sides import Entry, content_hash, embed, find_imported, open_entry
+from maxsim_eval.data.loading import load_task
 from maxsim_eval.errors import CacheError, DataError, UsageError
-from maxsim_eval.importers import import_embeddings
-from maxsim_eval.loaders import load_task
+from maxsim_eval.importing.importing import import_embeddings
 from maxsim_eval.types import Role, Task
 from maxsim_kernels import Packed, pack
 
@@ -110,8 +110,8 @@ def test_rows_come_into_the_order_of_the_task(task: Task, run: Callable[..., dic
 def test_every_layout_and_dtype_reaches_the_cache(
     task: Task, run: Callable[..., dict[str, Entry]], layout: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("maxsim_eval.importers.SHARD_BYTES", 200)
-    monkeypatch.setattr("maxsim_eval.importers.CHUNK", 3)
+    monkeypatch.setattr("maxsim_eval.importing.importing.SHARD_BYTES", 200)
+    monkeypatch.setattr("maxsim_eval.importing.importing.CHUNK", 3)
     names = shuffled(DOCUMENT_IDS, 1)
     rows = [matrix(name, dtype) for name in names]
     dense = torch.zeros(20, 6, DIM, dtype=dtype)
@@ -245,7 +245,7 @@ def test_a_dataset_folder_that_cannot_be_written(
     def full(descriptor: int) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("maxsim_eval.beir_format.os.fsync", full)
+    monkeypatch.setattr("maxsim_eval.data.beir.os.fsync", full)
     with pytest.raises(DataError, match=r"toy: the dataset folder cannot be written: .*No space left"):
         run(content())
     assert list((tmp_path / "data" / "local").iterdir()) == []
@@ -324,9 +324,9 @@ def test_an_interrupted_import_is_continued(
 ) -> None:
     """Stopped between shards: the old entry stays, the same file goes on where it stopped."""
     old = run(content(), task)
-    monkeypatch.setattr("maxsim_eval.importers.SHARD_BYTES", 300)
+    monkeypatch.setattr("maxsim_eval.importing.importing.SHARD_BYTES", 300)
     torch.save(content(documents=shuffled(DOCUMENT_IDS)), tmp_path / "e.pt")
-    take, calls = __import__("maxsim_eval.import_rows").import_rows.TokenRows.take, []
+    take, calls = __import__("maxsim_eval.importing.rows").import_rows.TokenRows.take, []
 
     def stopped(self: Any, rows: Any) -> Packed:
         calls.append(len(rows))
@@ -335,7 +335,7 @@ def test_an_interrupted_import_is_continued(
         return take(self, rows)
 
     with monkeypatch.context() as patch:
-        patch.setattr("maxsim_eval.import_rows.TokenRows.take", stopped)
+        patch.setattr("maxsim_eval.importing.rows.TokenRows.take", stopped)
         with pytest.raises(KeyboardInterrupt):
             run(tmp_path / "e.pt", task, replace=True)
     assert_holds(open_entry(old["document"].folder), DOCUMENT_IDS)

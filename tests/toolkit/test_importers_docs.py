@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from maxsim_eval.import_folders import grouped
-from maxsim_eval.importers import read_embeddings
+from maxsim_eval.importing.file_order import grouped
+from maxsim_eval.importing.importing import read_embeddings
 from maxsim_kernels import Packed
 
 DOCS = Path(__file__).parents[2] / "docs" / "import.md"

@@ -14,7 +14,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from maxsim_eval.importers import read_embeddings
+from maxsim_eval.importing.importing import read_embeddings
 from maxsim_kernels import Packed, pack
 
 DIM = 8

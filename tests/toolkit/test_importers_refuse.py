@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import save_file
 
 from maxsim_eval.errors import DataError, UsageError
-from maxsim_eval.importers import read_embeddings
+from maxsim_eval.importing.importing import read_embeddings
 
 VALUES = torch.arange(24, dtype=torch.float32).reshape(6, 4)
 DENSE = torch.randn(3, 5, 4, generator=torch.Generator().manual_seed(0))

@@ -10,11 +10,11 @@ import pytest
 import torch
 from rich.console import Console
 
-from maxsim_eval import inspecting
-from maxsim_eval.cache import Entry, fill_entry, open_entry
-from maxsim_eval.converting import convert_entry
+from maxsim_eval.cache import inspecting
+from maxsim_eval.cache.converting import convert_entry
+from maxsim_eval.cache.inspecting import inspect_entry
+from maxsim_eval.cache.sides import Entry, fill_entry, open_entry
 from maxsim_eval.errors import CacheError
-from maxsim_eval.inspecting import inspect_entry
 from maxsim_kernels import Packed, pack, quantize_int8
 
 LENGTHS = [5, 0, 40, 1, 7, 12, 3, 130, 0, 9]
@@ -140,7 +140,7 @@ def test_nan_and_infinity_are_counted(tmp_path: Path, monkeypatch: pytest.Monkey
     tokens.values[3, :4] = torch.nan
     tokens.values[9, 1] = -torch.inf
     tokens.values[50, 2] = 1e30  # its square is no FP32 number; it is finite all the same
-    monkeypatch.setattr("maxsim_eval.shards.torch.isfinite", torch.ones_like)  # a writer without the check
+    monkeypatch.setattr("maxsim_eval.cache.shards.torch.isfinite", torch.ones_like)  # a writer without the check
     try:
         entry = fill(tmp_path / "entry", tokens)
     finally:

@@ -9,10 +9,10 @@ import tracemalloc
 import pytest
 from PIL import Image
 
-from maxsim_eval.beir_format import read_texts
-from maxsim_eval.cache import content_hash
+from maxsim_eval.cache.sides import content_hash
+from maxsim_eval.data.beir import read_texts
+from maxsim_eval.data.items import PackedTexts, Pages, take
 from maxsim_eval.errors import DataError
-from maxsim_eval.items import PackedTexts, Pages, take
 
 TEXTS = ["plain", "", "ü 日本 \u2013 x", "\ud800 half a pair", "nul \0 and \u2028 line"]
 
@@ -105,7 +105,7 @@ def test_pages_are_opened_when_asked_for_and_one_at_a_time():
 
 def test_the_content_hash_reads_files_and_decodes_nothing(monkeypatch):
     images = [png("red"), png("blue")]
-    monkeypatch.setattr("maxsim_eval.items._decode", lambda name, data: pytest.fail("decoded"))
+    monkeypatch.setattr("maxsim_eval.data.items._decode", lambda name, data: pytest.fail("decoded"))
     first = content_hash(["a", "b"], Pages(["a", "b"], Counted(images)))
     assert first == content_hash(["a", "b"], Pages(["x", "y"], Counted(images)))  # the names are only for messages
     assert first != content_hash(["a", "b"], Pages(["a", "b"], Counted(images[::-1])))

@@ -18,12 +18,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from maxsim_eval import hdf5
-from maxsim_eval.entries import Entry, open_entry
+from maxsim_eval.cache import hdf5
+from maxsim_eval.cache.entries import Entry, open_entry
+from maxsim_eval.cache.filling import fill_entry
+from maxsim_eval.cache.selection import Documents, Selection
+from maxsim_eval.cache.shards import Shard
 from maxsim_eval.errors import CacheError, UsageError
-from maxsim_eval.filling import fill_entry
-from maxsim_eval.selection import Documents, Selection
-from maxsim_eval.shards import Shard
 from maxsim_kernels import Packed, pack
 
 RAGGED = [3, 0, 17, 1, 0, 0, 250, 5, 64, 0, 2]

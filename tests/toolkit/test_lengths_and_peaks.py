@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from maxsim_eval import peaks
 from maxsim_eval.lengths import length_histogram
+from maxsim_eval.processes import peak_memory
 
 
 def test_short_lengths_have_a_bin_each() -> None:
@@ -50,7 +50,7 @@ linux = pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="t
 def test_the_peak_is_that_of_the_time_between() -> None:
     before = np.ones(40 << 20, np.uint8)  # 40 MiB that are gone when watching begins
     del before
-    watched = peaks.start("cpu")
+    watched = peak_memory.start("cpu")
     idle = watched()["host_peak_bytes"]
     held = np.ones(60 << 20, np.uint8)
     del held
@@ -59,22 +59,22 @@ def test_the_peak_is_that_of_the_time_between() -> None:
     assert found["host_peak_bytes"] is not None
     assert 55 << 20 <= found["host_peak_bytes"] - idle <= 90 << 20
     assert found["device_peak_bytes"] is None
-    again = peaks.start("cpu")()["host_peak_bytes"]
+    again = peak_memory.start("cpu")()["host_peak_bytes"]
     assert again is not None
     assert again < found["host_peak_bytes"] - (40 << 20)
 
 
 def test_unknown_where_the_system_does_not_tell(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(peaks, "_RESET", tmp_path / "none" / "clear_refs")
-    assert peaks.start("cpu")() == {"host_peak_bytes": None, "device_peak_bytes": None}
-    monkeypatch.setattr(peaks, "_RESET", tmp_path / "clear_refs")
-    monkeypatch.setattr(peaks, "_STATUS", tmp_path / "status")
-    assert peaks.start("cpu")()["host_peak_bytes"] is None
+    monkeypatch.setattr(peak_memory, "_RESET", tmp_path / "none" / "clear_refs")
+    assert peak_memory.start("cpu")() == {"host_peak_bytes": None, "device_peak_bytes": None}
+    monkeypatch.setattr(peak_memory, "_RESET", tmp_path / "clear_refs")
+    monkeypatch.setattr(peak_memory, "_STATUS", tmp_path / "status")
+    assert peak_memory.start("cpu")()["host_peak_bytes"] is None
     (tmp_path / "status").write_text("Name:\tpython\nVmHWM:\t  12 kB\n")
-    assert peaks.start("cpu")()["host_peak_bytes"] == 12 * 1024
+    assert peak_memory.start("cpu")()["host_peak_bytes"] == 12 * 1024
 
 
 def test_the_largest_of_several_processes() -> None:
     one, other = {"host_peak_bytes": 3, "device_peak_bytes": None}, {"host_peak_bytes": 5, "device_peak_bytes": 7}
-    assert peaks.largest([one, other]) == {"host_peak_bytes": 5, "device_peak_bytes": None}
-    assert peaks.largest([other]) == other
+    assert peak_memory.largest([one, other]) == {"host_peak_bytes": 5, "device_peak_bytes": None}
+    assert peak_memory.largest([other]) == other

@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 import torch
 
-from maxsim_eval.errors import UsageError
-from maxsim_eval.lexical import (
+from maxsim_eval.data.loading import load_task
+from maxsim_eval.data.subsets import limit_queries
+from maxsim_eval.encoders.lexical import (
     K1,
     B,
     LexicalEncoder,
@@ -21,8 +22,7 @@ from maxsim_eval.lexical import (
     split_words,
     stem_vectors,
 )
-from maxsim_eval.loaders import load_task
-from maxsim_eval.subsets import limit_queries
+from maxsim_eval.errors import UsageError
 from maxsim_kernels import Packed
 
 TEXTS = [
@@ -150,7 +150,7 @@ def test_what_it_refuses(encoder):
 
 def test_a_full_word_cache_changes_nothing(encoder, monkeypatch):
     expected = digest(encoder.encode(TEXTS, "document"))
-    monkeypatch.setattr("maxsim_eval.lexical._CACHED_WORDS", 3)
+    monkeypatch.setattr("maxsim_eval.encoders.lexical._CACHED_WORDS", 3)
     assert digest(encoder.encode(TEXTS, "document")) == expected
     assert digest(encoder.encode(TEXTS, "document")) == expected
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from maxsim_eval.beir_format import read_judgements, read_texts, write_folder
+from maxsim_eval.data.beir import read_judgements, read_texts, write_folder
+from maxsim_eval.data.loading import LOADERS, load_folder, load_task
 from maxsim_eval.errors import DataError, UnknownNameError, UsageError
-from maxsim_eval.loaders import LOADERS, load_folder, load_task
 
 CORPUS = '{"_id": "d1", "title": "A title", "text": "first text"}\n{"_id": "d2", "text": "second"}\n'
 QUERIES = '{"_id": "q1", "text": "one"}\n{"_id": "q2", "text": "two"}\n{"_id": "q3", "text": "unjudged"}\n'
@@ -279,7 +279,7 @@ def test_write_folder_is_all_or_nothing(tmp_path, monkeypatch):
     def full(descriptor):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("maxsim_eval.beir_format.os.fsync", full)
+    monkeypatch.setattr("maxsim_eval.data.beir.os.fsync", full)
     with pytest.raises(OSError, match="No space left"):
         write_folder(target, {"a.txt": b"4"})
     assert (target / "a.txt").read_bytes() == b"3"

@@ -11,10 +11,10 @@ import zipfile
 
 import pytest
 
-from maxsim_eval.cards import load_card
-from maxsim_eval.download import by_hand, fetch
+from maxsim_eval.data.beir_download import by_hand, fetch
+from maxsim_eval.data.cards import load_card
+from maxsim_eval.data.loading import load_task
 from maxsim_eval.errors import DataError
-from maxsim_eval.loaders import load_task
 
 FILES = {
     "scifact/corpus.jsonl": '{"_id": "d1", "text": "x"}\n',
@@ -77,7 +77,7 @@ def test_an_archive_becomes_a_folder(tmp_path, serve):
 
 def test_load_task_downloads_what_is_missing(tmp_path, serve, monkeypatch):
     card = serve(archive(FILES))
-    monkeypatch.setattr("maxsim_eval.loaders.load_card", lambda source, name: card)
+    monkeypatch.setattr("maxsim_eval.data.loading.load_card", lambda source, name: card)
     task = load_task("beir", "scifact", data_dir=tmp_path)
     assert task.document_ids == ["d1"]
     assert (tmp_path / "beir" / "scifact" / "corpus.jsonl").is_file()
@@ -138,7 +138,7 @@ def test_links_in_an_archive_are_refused(tmp_path, serve):
 
 def test_without_a_network_the_message_says_where_it_looked_and_what_to_do(tmp_path, monkeypatch):
     card = dataclasses.replace(load_card("beir", "scifact"), url="http://127.0.0.1:9/scifact.zip")
-    monkeypatch.setattr("maxsim_eval.loaders.load_card", lambda source, name: card)
+    monkeypatch.setattr("maxsim_eval.data.loading.load_card", lambda source, name: card)
     with pytest.raises(DataError) as caught:
         load_task("beir", "scifact", data_dir=tmp_path / "data")
     text = str(caught.value)

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from maxsim_eval.comparison.metrics import DEFAULT_METRICS, evaluate_run, means, parse_metric
+from maxsim_eval.data.trec import ranked
 from maxsim_eval.errors import DataError, UnknownNameError, UsageError
-from maxsim_eval.metrics import DEFAULT_METRICS, evaluate_run, means, parse_metric
-from maxsim_eval.runs import ranked
 from maxsim_eval.types import Run
 
 

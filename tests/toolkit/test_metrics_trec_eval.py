@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from maxsim_eval.metrics import evaluate_run, means
-from maxsim_eval.runs import ranked, read_qrels, read_trec_run, write_trec_run
+from maxsim_eval.comparison.metrics import evaluate_run, means
+from maxsim_eval.data.trec import ranked, read_qrels, read_trec_run, write_trec_run
 from maxsim_eval.types import Run
 
 CUTOFFS = (5, 10, 15, 20, 30, 100, 200, 500, 1000)

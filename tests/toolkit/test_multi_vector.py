@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from maxsim_eval.encoders import get_encoder
+from maxsim_eval.encoders.multi_vector import MultiVectorEncoder
+from maxsim_eval.encoders.names import get_encoder
 from maxsim_eval.errors import UsageError
-from maxsim_eval.multi_vector import MultiVectorEncoder
 
 TEXTS = ["glacier melt", "a", "two cats . , the valley", "cat " * 90, "the melt of a glacier, unknown.", "zebra"]
 LAYOUTS = ("stanford", "pylate")
@@ -160,7 +160,9 @@ def test_the_fingerprint_has_what_changes_embeddings_and_nothing_else(folder: Pa
 
 def test_nothing_is_loaded_before_something_is_encoded(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     encoder = MultiVectorEncoder(str(folder))
-    monkeypatch.setattr("maxsim_eval.checkpoints.Checkpoint.weights", lambda *_, **__: pytest.fail("weights were asked for"))
+    monkeypatch.setattr(
+        "maxsim_eval.encoders.checkpoints.Checkpoint.weights", lambda *_, **__: pytest.fail("weights were asked for")
+    )
     assert (encoder.dim, len(encoder.encode([""], "query"))) == (8, 1)
     assert encoder.fingerprint("query")["model"] == folder.name
     encoder.prepare(TEXTS)

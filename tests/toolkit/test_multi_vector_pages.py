@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from maxsim_eval.encoders import get_encoder
+from maxsim_eval.encoders.multi_vector import MultiVectorEncoder
+from maxsim_eval.encoders.names import get_encoder
 from maxsim_eval.errors import UsageError
-from maxsim_eval.multi_vector import MultiVectorEncoder
 
 QUERIES = ["what melts?", "a", "x" * 40, "glacier 2019"]
 Find = Callable[[str], Path]

@@ -15,9 +15,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from maxsim_eval.encoders import get_encoder
+from maxsim_eval.encoders.multi_vector import MultiVectorEncoder
+from maxsim_eval.encoders.names import get_encoder
 from maxsim_eval.errors import DataError, MissingPackageError
-from maxsim_eval.multi_vector import MultiVectorEncoder
 
 Copy = Callable[[str], Path]
 

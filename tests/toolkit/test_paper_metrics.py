@@ -9,8 +9,8 @@ import random
 import numpy as np
 import pytest
 
+from maxsim_eval.comparison.metrics import evaluate_run, means, parse_metric
 from maxsim_eval.errors import DataError, UnknownNameError, UsageError
-from maxsim_eval.metrics import evaluate_run, means, parse_metric
 from maxsim_eval.types import Run
 
 

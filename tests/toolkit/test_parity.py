@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import rankdata, spearmanr
 
-from maxsim_eval import score_parity as module
+from maxsim_eval.comparison import scores as module
+from maxsim_eval.comparison.parity import check_scores, compare, overlap, spearman
 from maxsim_eval.errors import DataError
-from maxsim_eval.parity import check_scores, compare, overlap, spearman
 from maxsim_eval.types import PathResult, Run
 
 INF = math.inf
@@ -114,7 +114,7 @@ def test_long_rows_are_compared_in_blocks(monkeypatch: pytest.MonkeyPatch) -> No
     left[1, 5] = -INF
     right = left + random.normal(size=left.shape).astype(np.float32) * 0.1
     whole = scored(left.tolist(), right.tolist())
-    monkeypatch.setattr("maxsim_eval.score_parity._COLUMNS", 7)
+    monkeypatch.setattr("maxsim_eval.comparison.scores._COLUMNS", 7)
     blocks = scored(left.tolist(), right.tolist())
     for key in ("max_abs_error", "mean_abs_error", "max_rel_error", "mean_rel_error", "mismatched_finite"):
         assert blocks[key] == pytest.approx(whole[key], rel=1e-12)

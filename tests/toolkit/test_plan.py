@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 import torch
 
-from maxsim_eval import api, costs, units
-from maxsim_eval.costs import (
+from maxsim_eval import api
+from maxsim_eval.errors import UsageError
+from maxsim_eval.planning import costs
+from maxsim_eval.planning.costs import (
     FORMS,
     PathRates,
     Rate,
@@ -24,8 +26,8 @@ from maxsim_eval.costs import (
     path_plan,
     scratch_bytes,
 )
-from maxsim_eval.errors import UsageError
-from maxsim_eval.plan import HOST_BYTES, LEAST_GPU, Room, cold_bytes, make_plan
+from maxsim_eval.planning.plan import HOST_BYTES, LEAST_GPU, Room, cold_bytes, make_plan
+from maxsim_eval.scoring import units
 from maxsim_kernels import pack, quantize_fp8, quantize_int8
 from maxsim_kernels.topk import TopK
 

@@ -13,20 +13,20 @@ import numpy as np
 import pytest
 import torch
 
-from maxsim_eval import rates as measuring
-from maxsim_eval import sizing
-from maxsim_eval.cache import embed
-from maxsim_eval.costs import Sizes
-from maxsim_eval.entries import open_entry
+from maxsim_eval.cache.entries import open_entry
+from maxsim_eval.cache.filling import fill_entry
+from maxsim_eval.cache.selection import Selection
+from maxsim_eval.cache.sides import embed
+from maxsim_eval.data.loading import load_task
+from maxsim_eval.data.subsets import limit_task
+from maxsim_eval.encoders.lexical import LexicalEncoder
 from maxsim_eval.errors import DataError, UnknownNameError
-from maxsim_eval.filling import fill_entry
-from maxsim_eval.lexical import LexicalEncoder
-from maxsim_eval.loaders import load_task
-from maxsim_eval.rates import extents, in_page_cache, measure
-from maxsim_eval.room import available_memory, read_room
-from maxsim_eval.selection import Selection
-from maxsim_eval.sizing import estimate_lengths, find_sizes
-from maxsim_eval.subsets import limit_task
+from maxsim_eval.planning import rates as measuring
+from maxsim_eval.planning import sizes as sizing
+from maxsim_eval.planning.costs import Sizes
+from maxsim_eval.planning.rates import extents, in_page_cache, measure
+from maxsim_eval.planning.room import available_memory, read_room
+from maxsim_eval.planning.sizes import estimate_lengths, find_sizes
 from maxsim_kernels import Packed
 
 
@@ -120,7 +120,7 @@ def test_without_a_dataset_the_card_counts_and_nothing_is_fetched(tmp_path: Path
     def fetch(*_: Any) -> None:
         raise AssertionError("a plan must not download")
 
-    monkeypatch.setattr("maxsim_eval.loaders.fetch", fetch)
+    monkeypatch.setattr("maxsim_eval.data.loading.fetch", fetch)
     guess = found(tmp_path, "colbertv2", "nq", "beir", limits={"queries": 500})
     assert guess.sizes == Sizes(500, 2_681_468, 16_000, 321_776_160, 128, "float16", "card", exact=False, encoded=False)
     assert "nothing was downloaded" in guess.notes[0]

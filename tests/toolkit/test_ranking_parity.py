@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from scipy.stats import spearmanr
 
-from maxsim_eval.parity import compare
-from maxsim_eval.ranking_parity import most_changed
-from maxsim_eval.score_parity import compare_scores
+from maxsim_eval.comparison.parity import compare
+from maxsim_eval.comparison.rankings import most_changed
+from maxsim_eval.comparison.scores import compare_scores
 from maxsim_eval.types import PathResult, Run
 
 INF = math.inf
@@ -158,7 +158,7 @@ def test_blocks_of_a_row_change_no_count(monkeypatch: pytest.MonkeyPatch) -> Non
     left = random.normal(size=(2, 100)).astype(np.float32)
     right = left + random.normal(size=left.shape).astype(np.float32) * 0.01
     whole = scored(left, right)["error_histogram"]
-    monkeypatch.setattr("maxsim_eval.score_parity._COLUMNS", 7)
+    monkeypatch.setattr("maxsim_eval.comparison.scores._COLUMNS", 7)
     assert scored(left, right)["error_histogram"] == whole
 
 

@@ -10,12 +10,12 @@ import pytest
 from PIL import Image
 
 import datasets
-from maxsim_eval import real_mm_rag
-from maxsim_eval.cache import content_hash
-from maxsim_eval.cards import load_card
+from maxsim_eval.cache.sides import content_hash
+from maxsim_eval.data import real_mm_rag
+from maxsim_eval.data.cards import load_card
+from maxsim_eval.data.items import Pages
+from maxsim_eval.data.loading import load_task
 from maxsim_eval.errors import DataError, UnknownNameError, UsageError
-from maxsim_eval.items import Pages
-from maxsim_eval.loaders import load_task
 
 # A page with two questions, one without, one whose questions lack a wording.
 ROWS = [

@@ -12,7 +12,7 @@ import pytest
 
 from maxsim_eval import files
 from maxsim_eval.errors import CacheError
-from maxsim_eval.records import Record, Records, ScoreRows, StoredScores
+from maxsim_eval.scoring.records import Record, Records, ScoreRows, StoredScores
 
 PRINT = {"k": 10, "path": "fp16", "stamps": ["a", "b"]}
 UNITS = [(0, 40), (40, 41), (41, 300)]

@@ -13,9 +13,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from maxsim_eval import records as module
 from maxsim_eval.errors import CacheError
-from maxsim_eval.records import Record, Records, ScoreRows
+from maxsim_eval.scoring import records as module
+from maxsim_eval.scoring.records import Record, Records, ScoreRows
 
 PRINT = {"k": 10, "path": "fp16", "stamps": ["a", "b"]}
 
@@ -78,7 +78,7 @@ def test_disk_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -
 
 
 def test_close_says_what_no_put_has_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("maxsim_eval.records.os.fsync", no_space)
+    monkeypatch.setattr("maxsim_eval.scoring.records.os.fsync", no_space)
     records = Records(tmp_path, PRINT)
     records.put(0, 40, *numbers(0, 40), {})
     with pytest.raises(CacheError, match="the disk is full"):
@@ -125,7 +125,7 @@ def test_two_records_wait_at_most(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         assert go.wait(30)
         fsync(descriptor)
 
-    monkeypatch.setattr("maxsim_eval.records.os.fsync", slow)
+    monkeypatch.setattr("maxsim_eval.scoring.records.os.fsync", slow)
 
     def run() -> None:
         with Records(tmp_path, PRINT) as records:

@@ -17,22 +17,17 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from maxsim_eval.comparison.parity import compare
+from maxsim_eval.comparison.verdicts import with_statistics
+from maxsim_eval.environment import environment
 from maxsim_eval.errors import DataError
-from maxsim_eval.parity import compare
-from maxsim_eval.report import (
-    SCHEMA,
-    environment,
-    from_json,
-    render_console,
-    tables,
-    to_json,
-    to_markdown,
-    verdicts,
-    write_reports,
-)
-from maxsim_eval.report_csv import CSV_FILES
+from maxsim_eval.report.console import render_console
+from maxsim_eval.report.csv_files import CSV_FILES
+from maxsim_eval.report.result_json import SCHEMA, from_json, to_json
+from maxsim_eval.report.tables import tables
+from maxsim_eval.report.words import verdicts
+from maxsim_eval.report.writing import to_markdown, write_reports
 from maxsim_eval.types import PathResult, Result, Run
-from maxsim_eval.verdicts import with_statistics
 
 PARITY: dict[str, Any] = {
     "reference": "fp32",

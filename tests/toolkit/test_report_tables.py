@@ -11,9 +11,12 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from maxsim_eval.report import from_json, render_console, tables, to_json, to_markdown, verdicts
-from maxsim_eval.report_csv import metrics_csv, per_query_csv
-from maxsim_eval.report_tables import about, every_table
+from maxsim_eval.report.console import render_console
+from maxsim_eval.report.csv_files import metrics_csv, per_query_csv
+from maxsim_eval.report.result_json import from_json, to_json
+from maxsim_eval.report.tables import about, every_table, tables
+from maxsim_eval.report.words import verdicts
+from maxsim_eval.report.writing import to_markdown
 from maxsim_eval.types import PathResult, Result
 
 SETTINGS = {"level": 0.95, "resamples": 10_000, "seed": 0, "correction": "holm", "comparisons": 3}

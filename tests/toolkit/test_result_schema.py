@@ -16,10 +16,10 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from maxsim_eval.api import evaluate
-from maxsim_eval.comparing import compare_inputs
-from maxsim_eval.lexical import LexicalEncoder
-from maxsim_eval.loaders import load_task
-from maxsim_eval.report import from_json, to_json
+from maxsim_eval.data.loading import load_task
+from maxsim_eval.encoders.lexical import LexicalEncoder
+from maxsim_eval.report.comparing import compare_inputs
+from maxsim_eval.report.result_json import from_json, to_json
 from maxsim_eval.types import PathResult, Result, Task
 
 SCHEMA: dict[str, Any] = json.loads(

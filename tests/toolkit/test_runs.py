@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from maxsim_eval.data.trec import ranked, read_qrels, read_trec_run, write_trec_run
 from maxsim_eval.errors import DataError, UsageError
-from maxsim_eval.runs import ranked, read_qrels, read_trec_run, write_trec_run
 from maxsim_eval.types import Run
 
 

@@ -8,7 +8,7 @@ import sys
 
 import numpy as np
 
-from maxsim_eval.statistics import bootstrap_interval
+from maxsim_eval.comparison.statistics import bootstrap_interval
 
 FIGURES = """
 import numpy as np

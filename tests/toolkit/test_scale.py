@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from maxsim_eval.errors import DataError
-from maxsim_eval.scale import MEAN_TOKENS, TABLES, all_tables, break_even, fill, main, pages, passages, read_rates
+from maxsim_eval.studies.scale import MEAN_TOKENS, TABLES, all_tables, break_even, fill, main, pages, passages, read_rates
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "scale.md"

@@ -14,11 +14,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from maxsim_eval import units
 from maxsim_eval.api import evaluate
+from maxsim_eval.data.trec import read_trec_run
 from maxsim_eval.errors import DataError, UsageError
-from maxsim_eval.runs import read_trec_run
-from maxsim_eval.scorers import ScorerError, find_paths, run_file
+from maxsim_eval.scoring import units
+from maxsim_eval.scoring.own_functions import ScorerError, find_paths, run_file
 from maxsim_eval.types import Task
 from maxsim_kernels import Packed
 

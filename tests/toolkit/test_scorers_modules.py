@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from maxsim_eval import units
 from maxsim_eval.errors import UnknownNameError, UsageError
-from maxsim_eval.scorers import ScorerError, check_paths, find_paths, run_file
+from maxsim_eval.scoring import units
+from maxsim_eval.scoring.own_functions import ScorerError, check_paths, find_paths, run_file
 from maxsim_eval.types import Task
 
 _spec = importlib.util.spec_from_file_location("maxsim_eval_test_scorer_cases", Path(__file__).with_name("scorer_cases.py"))

@@ -13,12 +13,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from maxsim_eval import paths
-from maxsim_eval.cache import fill_entry
-from maxsim_eval.entries import Entry
+from maxsim_eval.cache import corpus as corpora
+from maxsim_eval.cache.entries import Entry
+from maxsim_eval.cache.sides import fill_entry
+from maxsim_eval.data.trec import write_trec_run
 from maxsim_eval.errors import DataError, UnknownNameError
-from maxsim_eval.runs import write_trec_run
-from maxsim_eval.scoring import PATHS, Corpus, Plan, Scored, check_paths, score_path, to_run
+from maxsim_eval.scoring.scoring import PATHS, Corpus, Plan, Scored, check_paths, score_path, to_run
 from maxsim_kernels import Packed, maxsim, maxsim_reference, pack, quantize_fp8, quantize_int8
 
 WIDTH = 16
@@ -148,7 +148,7 @@ def test_top_k_is_that_of_sorting_everything_for_every_cut(
     for k, cuts in ((1, few), (3, all_cuts), (30, few), (35, all_cuts)):
         need, files = brute(full, k), set()
         for block, entry in cuts:
-            monkeypatch.setattr(paths, "BLOCK_BYTES", block)
+            monkeypatch.setattr(corpora, "BLOCK_BYTES", block)
             plan = plan_of(stored.queries, 30, k)
             kept = np.full((4, 30), np.nan, np.float32)
             scored = score_path(name, stored.queries, Corpus(entry, quiet=True), plan, kept)
@@ -165,7 +165,7 @@ def test_the_reference_path_is_the_reference_bit_for_bit(stored: Stored, monkeyp
     full = maxsim_reference(stored.queries, stored.documents)
     assert isinstance(full, Tensor)
     for block in BLOCKS:
-        monkeypatch.setattr(paths, "BLOCK_BYTES", block)
+        monkeypatch.setattr(corpora, "BLOCK_BYTES", block)
         kept = np.full((4, 30), np.nan, np.float32)
         score_path("fp32", stored.queries, Corpus(stored.entries[1], quiet=True), plan_of(stored.queries, 30, 5), kept)
         assert kept.tobytes() == full.numpy().tobytes()
@@ -193,7 +193,7 @@ def test_the_corpus_scale_is_that_of_the_whole_corpus(exponent: int, tmp_path: P
     full = maxsim(queries, quantize_int8(pack(documents), "corpus"))
     assert isinstance(full, Tensor)
     for block in (1, 1 << 20):
-        monkeypatch.setattr(paths, "BLOCK_BYTES", block)
+        monkeypatch.setattr(corpora, "BLOCK_BYTES", block)
         kept = np.full((4, 30), np.nan, np.float32)
         score_path("int8-corpus", queries, Corpus(entry, quiet=True), plan_of(queries, 30, 4), kept)
         assert torch.equal(torch.from_numpy(kept), full)
@@ -211,7 +211,7 @@ def test_the_corpus_is_passed_over_once_for_its_scale(stored: Stored) -> None:
 def test_excluded_documents_are_not_retrieved(name: str, stored: Stored, monkeypatch: pytest.MonkeyPatch) -> None:
     excluded, full = [1, 0, 29, -1], whole(name, stored)
     for block in BLOCKS:
-        monkeypatch.setattr(paths, "BLOCK_BYTES", block)
+        monkeypatch.setattr(corpora, "BLOCK_BYTES", block)
         plan = plan_of(stored.queries, 30, 30, excluded)
         kept = np.zeros((4, 30), np.float32)
         scored = score_path(name, stored.queries, Corpus(stored.entries[1], quiet=True), plan, kept)
@@ -297,7 +297,7 @@ def test_what_no_fp16_scale_can_hold_is_refused(name: str, tmp_path: Path) -> No
 @pytest.mark.parametrize("name", ["fp32", "fused-fp32", "bf16", "int8"])
 @pytest.mark.parametrize("block", [1, 1 << 25])
 def test_a_nan_score_names_query_and_document(name: str, block: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(paths, "BLOCK_BYTES", block)
+    monkeypatch.setattr(corpora, "BLOCK_BYTES", block)
     queries = queries_of(grid=True)
     queries.values[:4] = 0.25
     if name != "int8":  # there a token beyond FP16's scales is NaN by itself, for any query

@@ -14,17 +14,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from maxsim_eval import jobs, paths, units
-from maxsim_eval.cache import fill_entry
-from maxsim_eval.distributed import World
-from maxsim_eval.entries import Entry
+from maxsim_eval.cache.entries import Entry
+from maxsim_eval.cache.selection import Selection
+from maxsim_eval.cache.sides import fill_entry
+from maxsim_eval.data.trec import write_trec_run
 from maxsim_eval.errors import CacheError, DataError, UsageError
-from maxsim_eval.jobs import digest, divide
-from maxsim_eval.pipeline import PHASES, UnitScores, score_units
-from maxsim_eval.records import Records
-from maxsim_eval.runs import write_trec_run
-from maxsim_eval.scoring import PATHS, Corpus, Plan, score_path, to_run
-from maxsim_eval.selection import Selection
+from maxsim_eval.processes.world import World
+from maxsim_eval.scoring import job, units
+from maxsim_eval.scoring.job import digest, divide
+from maxsim_eval.scoring.records import Records
+from maxsim_eval.scoring.scoring import PATHS, Corpus, Plan, score_path, to_run
+from maxsim_eval.scoring.stream import PHASES, UnitScores, score_units
 from maxsim_kernels import Packed, pack
 
 WIDTH, COUNT, K = 8, 60, 7
@@ -120,7 +120,7 @@ def test_the_answer_is_the_same_however_the_work_is_cut(
         (20, 1 << 20, {"memory_budget": 64 << 20}),
         (20, 1 << 20, {"memory_budget": 12 << 20, "readers": 1}),
     ):
-        monkeypatch.setattr(paths, "BLOCK_BYTES", block)
+        monkeypatch.setattr(corpora, "BLOCK_BYTES", block)
         assert answer(name, entry, tmp_path, plan_of(**changes), units=cut(size)) == whole, (size, block, changes)
 
 
@@ -178,7 +178,7 @@ def test_a_finished_unit_is_taken_from_its_record(entry: Entry, tmp_path: Path, 
             scored.append(unit.start)
             yield unit
 
-    monkeypatch.setattr("maxsim_eval.scoring.score_units", watched)
+    monkeypatch.setattr("maxsim_eval.scoring.scoring.score_units", watched)
     for missing in ([], [0], [18, 27], [54], [start for start, _ in divided]):
         folder = tmp_path / f"records-{len(missing)}-{sum(missing)}"
         with Records(folder, {"a": 1}) as records:
@@ -265,7 +265,7 @@ def test_units_of_a_selection(entry: Entry, tmp_path: Path) -> None:
 
 def test_score_rows_of_a_unit_are_bounded(entry: Entry, monkeypatch: pytest.MonkeyPatch) -> None:
     assert divide(entry, 0, 2) == ([(0, COUNT)], [range(1), range(1, 1)])
-    monkeypatch.setattr(jobs, "UNIT_SCORES", 4 * 10 * 16)
+    monkeypatch.setattr(job, "UNIT_SCORES", 4 * 10 * 16)
     found, parts = divide(entry, 10, 2)
     assert [stop - start for start, stop in found] == [15] * 4
     assert [stop for _, stop in found[:-1]] == [start for start, _ in found[1:]]

@@ -11,9 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from maxsim_eval import statistics
-from maxsim_eval.errors import DataError, UsageError
-from maxsim_eval.statistics import (
+from maxsim_eval.comparison import statistics
+from maxsim_eval.comparison.statistics import (
     MIN_QUERIES,
     bootstrap_interval,
     changed_at_most,
@@ -26,6 +25,7 @@ from maxsim_eval.statistics import (
     randomisation_test,
     verdict_of,
 )
+from maxsim_eval.errors import DataError, UsageError
 from maxsim_eval.types import PathResult
 
 NORMAL = np.random.default_rng(0).normal(0.01, 0.05, 60)
@@ -320,7 +320,7 @@ def path(**values: dict[str, float]) -> PathResult:
 
 
 def test_paths_against_their_reference(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("maxsim_eval.statistics.MIN_QUERIES", 10)  # so that all sign patterns can be counted by hand
+    monkeypatch.setattr("maxsim_eval.comparison.statistics.MIN_QUERIES", 10)  # so that all sign patterns can be counted by hand
     queries = [f"q{i}" for i in range(12)]
     reference = path(a=dict.fromkeys(queries, 0.5), b=dict.fromkeys(queries[:11], 0.5))
     up = path(a=dict.fromkeys(reversed(queries), 0.75), b=dict.fromkeys(queries[:11], 0.5))

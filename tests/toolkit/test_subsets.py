@@ -12,10 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from maxsim_eval import subsets
-from maxsim_eval.errors import UsageError
-from maxsim_eval.result_json import jsonable
-from maxsim_eval.subsets import (
+from maxsim_eval.data import subsets
+from maxsim_eval.data.subsets import (
     describe,
     idle_limits,
     limit_documents,
@@ -25,6 +23,8 @@ from maxsim_eval.subsets import (
     rows_of,
     same_subset,
 )
+from maxsim_eval.errors import UsageError
+from maxsim_eval.report.result_json import jsonable
 from maxsim_eval.types import Task
 
 

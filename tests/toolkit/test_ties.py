@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from maxsim_eval.comparison.metrics import evaluate_run
+from maxsim_eval.comparison.ties import mean_bounds, tie_bounds, tie_orders
 from maxsim_eval.errors import DataError, UsageError
-from maxsim_eval.metrics import evaluate_run
-from maxsim_eval.ties import mean_bounds, tie_bounds, tie_orders
 from maxsim_eval.types import Run
 
 METRICS = ("nDCG@3", "nDCG", "Recall@2", "MAP@4", "MAP", "MRR@2", "MRR", "P@3", "Success@1", "Rprec", "Bpref", "AnyHit@2", "nDCG-exp@3", "SetP", "SetAP")  # fmt: skip

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from maxsim_eval.errors import UsageError
-from maxsim_eval.units import LEAST_BYTES, MOST_BYTES, MOST_DOCUMENTS, shares, units
+from maxsim_eval.scoring.units import LEAST_BYTES, MOST_BYTES, MOST_DOCUMENTS, shares, units
 
 
 def sizes(found: list[tuple[int, int]], lengths: np.ndarray) -> list[int]:

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from maxsim_eval.result_json import jsonable
-from maxsim_eval.thresholds import class_of, load_thresholds
+from maxsim_eval.comparison.thresholds import class_of, load_thresholds
+from maxsim_eval.comparison.verdicts import bounds_of, with_statistics
+from maxsim_eval.report.result_json import jsonable
 from maxsim_eval.types import PathResult
-from maxsim_eval.verdicts import bounds_of, with_statistics
 
 QUERIES = [f"q{number}" for number in range(40)]
 

@@ -1,0 +1,157 @@
+"""The quantised copy of a cache entry: what `convert` wrote beside it, read in place of quantising the entry while it is scored."""
+
+from __future__ import annotations
+
+import warnings
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import numpy as np
+from tqdm import tqdm
+
+from maxsim_eval.cache.copy_shards import Kind, QuantisedShard, Tokens, copy_name, entry_digest, get_kind, open_copy
+from maxsim_eval.cache.entries import Entry
+from maxsim_eval.cache.selection import Documents, Selection
+from maxsim_eval.errors import CacheError, UsageError
+
+BLOCK_BYTES = 16 << 20  # of codes: a few blocks are in memory at once
+
+
+@dataclass(frozen=True)
+class Quantised:
+    """Documents of a complete copy, in order."""
+
+    documents: Documents
+    kind: Kind
+    shards: tuple[QuantisedShard, ...] = field(repr=False)
+
+    @property
+    def stored_bytes(self) -> int:
+        """Bytes of all codes, scales and offsets of the entry."""
+        entry = _entry(self.documents)
+        others = {"token": 0, "document": entry.documents, "corpus": len(self.shards)}[self.kind.granularity]
+        return entry.tokens * self.kind.token_bytes(entry.dim) + others * 2 * len(self.kind.columns)
+
+    def stamp(self) -> dict[str, Any]:
+        """What tells this copy from any other, as JSON."""
+        return {"kind": self.kind.name, "shards": [shard.metadata_sha256 for shard in self.shards]}
+
+    def scale(self) -> float | None:
+        """The corpus's scale; None where tokens or documents have their own."""
+        return float(self.shards[0].columns["scales"]) if self.kind.granularity == "corpus" else None
+
+    def blocks(
+        self, spans: Iterable[tuple[int, int]] | None = None, *, max_bytes: int = BLOCK_BYTES, readers: int = 1
+    ) -> Iterator[Tokens]:
+        """Documents as CPU `Int8Tokens` or `Fp8Tokens` of whole documents, packed, in memory of their own.
+
+        Args:
+            spans: ranges of documents (start, stop), each cut into blocks of its own; default: one of all documents.
+            max_bytes: of a block's codes; a larger document is a block of its own.
+            readers: threads, which read that many blocks ahead.
+
+        Raises:
+            UsageError: `max_bytes` or `readers` below 1, or a range that is none; at once.
+            CacheError: a file that ends too early, cannot be read, or is no longer the one that was opened.
+        """
+        count = self.documents.documents
+        spans = [(0, count)] if spans is None else list(spans)
+        for name, value in (("max_bytes", max_bytes), ("readers", readers)):
+            if value < 1:
+                raise UsageError(f"{name}: got {value}, need at least 1")
+        for start, stop in spans:
+            if not 0 <= start <= stop <= count:
+                raise UsageError(f"documents: got {start} to {stop}, need a range within 0 to {count}")
+        return _ahead((read for start, stop in spans for read in self._cut(start, stop, max_bytes)), readers)
+
+    def _cut(self, start: int, stop: int, max_bytes: int) -> Iterator[Callable[[], Tokens]]:
+        for shard in self.shards:
+            rows = _rows(self.documents, shard, start, stop)
+            if not len(rows):
+                continue
+            lengths = shard.shard.offsets[rows + 1] - shard.shard.offsets[rows]
+            ends = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
+            first, room = 0, max_bytes // shard.shard.spec.dim
+            while first < len(rows):
+                last = max(first + 1, int(np.searchsorted(ends, ends[first] + room, side="right")) - 1)
+                yield partial(shard.read, rows[first:last])
+                first = last
+
+    def verify(self, *, quiet: bool = True) -> None:
+        """Read everything and check every stripe's CRC; `CacheError` names the file and the tokens that changed."""
+        total, name = _entry(self.documents).tokens, f"verify {self.kind.name}"
+        with tqdm(total=total, desc=name, unit=" tokens", unit_scale=True, disable=quiet) as bar:
+            for shard in self.shards:
+                for count in shard.verify():
+                    bar.update(count)
+
+
+def quantised(documents: Documents, name: str) -> Quantised | None:
+    """The quantised copy (`int8-token`, `int8-document`, ...) of an entry, or of documents of one; None where there is none.
+
+    A partial copy is not used, with a warning; and a corpus's scale is not that of a part of it.
+
+    Raises:
+        UnknownNameError: no such kind. CacheError: a copy that is damaged, stale, truncated or foreign: the file and the reason.
+    """
+    kind, entry = get_kind(name), _entry(documents)
+    if kind.granularity == "corpus" and entry is not documents:
+        return None
+    missing = missing_copies(entry, kind)
+    if len(missing) == len(entry.shards):
+        return None
+    if missing:
+        warnings.warn(
+            f"{entry.folder}: its {name} copy is partial ({len(missing)} of {len(entry.shards)} shards are missing) and not used; "
+            "`evaluate.py convert` goes on with it",
+            stacklevel=2,
+        )
+        return None
+    whole = entry_digest(entry.stamp())
+    shards = []
+    for shard in entry.shards:
+        shards.append(open_copy(entry.folder / copy_name(shard.spec.shard, kind), shard, kind, whole))
+        if kind.granularity == "corpus" and shards[-1].columns["scales"] != shards[0].columns["scales"]:
+            raise CacheError(
+                f"{shards[-1].path}: its scale is not that of {shards[0].path.name}. Remove it, and convert again."
+            )
+    return Quantised(documents, kind, tuple(shards))
+
+
+def missing_copies(entry: Entry, kind: Kind) -> list[int]:
+    """Shards that have no copy of this kind."""
+    return [shard.spec.shard for shard in entry.shards if not (entry.folder / copy_name(shard.spec.shard, kind)).exists()]
+
+
+def _entry(documents: Documents) -> Entry:
+    return documents.entry if isinstance(documents, Selection) else documents
+
+
+def _rows(documents: Documents, shard: QuantisedShard, start: int, stop: int) -> np.ndarray:
+    """Documents `start` to `stop` that lie in a shard, numbered within it."""
+    begin, end = shard.shard.spec.start, shard.shard.spec.stop
+    if isinstance(documents, Selection):
+        chosen = documents.rows[start:stop]
+        first, last = np.searchsorted(chosen, (begin, end))
+        rows: np.ndarray = chosen[first:last] - begin
+        return rows
+    return np.arange(max(start, begin), min(stop, end), dtype=np.int64) - begin  # none where they do not meet
+
+
+def _ahead(reads: Iterator[Callable[[], Tokens]], readers: int) -> Iterator[Tokens]:
+    """What the calls give, in order; each made by one of `readers` threads before its turn."""
+    with ThreadPoolExecutor(readers, "copy-reader") as pool:
+        waiting: deque[Future[Tokens]] = deque()
+        try:
+            for read in reads:
+                waiting.append(pool.submit(read))
+                if len(waiting) > readers:
+                    yield waiting.popleft().result()
+            while waiting:
+                yield waiting.popleft().result()
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)  # leaving `with` waits for those that run

@@ -1,0 +1,366 @@
+"""One quantised copy of a shard: an HDF5 file beside it (`00000.h5` -> `00000.int8-token.h5`), written once and never changed.
+
+    codes    [T, d]  int8 (or uint8 that holds float8_e4m3fn bits), contiguous, on a page boundary, the end of the file
+    scales   [T] (token), [N] (document) or [] (corpus), float16: a token is codes * scale
+    offset   as scales; affine copies alone: codes * scale + offset
+    crc32    [S]     uint32, one for every `stripe_tokens` (its attribute) rows: codes, then scales and offsets of single tokens
+    attributes       format, key, shard, dtype, granularity, source_sha256, entry_sha256, metadata_sha256
+
+Which tokens are whose document, and the ids, are the float shard's alone: `source_sha256` is its `metadata_sha256`, and a copy of
+anything else is stale. A corpus scale comes from all shards: `entry_sha256` is over the checksums of all of them.
+Codes and scales are those of `maxsim_kernels.quantize_int8` and `quantize_fp8`, to the last bit.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import zlib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import h5py
+import numpy as np
+import torch
+from torch import Tensor
+
+from maxsim_eval.cache.hdf5 import LIBVER, Stamp, damaged, fixed, open_hdf5, plain, read_at, reserve, structure
+from maxsim_eval.cache.shards import Shard, write_error
+from maxsim_eval.errors import CacheError, DataError, UnknownNameError
+from maxsim_eval.files import atomic_path
+from maxsim_eval.hashing import canonical, feed
+from maxsim_kernels import Fp8Tokens, Int8Tokens, Packed, quantize_fp8, quantize_int8
+
+FORMAT = "maxsim-eval/quantised/1"
+STRIPE_BYTES = 16 << 20
+_PAGE = 4096
+_SCALE = np.dtype("<f2")
+_CODES = {"int8": (np.dtype("<i1"), torch.int8), "float8_e4m3fn": (np.dtype("<u1"), torch.float8_e4m3fn)}
+_ATTRIBUTES = ("format", "key", "shard", "dtype", "granularity", "source_sha256", "entry_sha256")
+_REMOVE = "Remove the file, and run `evaluate.py convert` again."
+Tokens = Int8Tokens | Fp8Tokens
+
+
+@dataclass(frozen=True)
+class Kind:
+    """How tokens are quantised: the dtype of the codes, what one scale is for, and whether there is an offset."""
+
+    dtype: Literal["int8", "float8_e4m3fn"]
+    granularity: Literal["token", "document", "corpus"]
+    affine: bool = False
+
+    @property
+    def name(self) -> str:
+        """As the command line and file names have it: `int8-token`, `int8-document-affine`, `fp8-document`."""
+        return f"{'int8' if self.dtype == 'int8' else 'fp8'}-{self.granularity}{'-affine' if self.affine else ''}"
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """What is stored beside the codes."""
+        return ("scales", "offset") if self.affine else ("scales",)
+
+    def token_bytes(self, dim: int) -> int:
+        """Bytes of a token: its codes and, where it has them, its own scale and offset."""
+        return dim + (len(self.columns) * _SCALE.itemsize if self.granularity == "token" else 0)
+
+    def quantise(self, tokens: Packed, scale: Tensor | None = None) -> Tokens:
+        """Documents quantised this way; `scale` is the corpus's (`corpus_scale`). Errors as of `maxsim_kernels.quantize_int8`."""
+        if self.dtype == "int8":
+            return quantize_int8(tokens, self.granularity, affine=self.affine, scale=scale)
+        return quantize_fp8(tokens, self.granularity)
+
+
+# No affine corpus scale: that of a whole corpus cannot be handed to the quantiser, which sees a part of it.
+_KINDS = (
+    Kind("int8", "token"),
+    Kind("int8", "document"),
+    Kind("int8", "corpus"),
+    Kind("int8", "token", affine=True),
+    Kind("int8", "document", affine=True),
+    Kind("float8_e4m3fn", "document"),
+)
+KINDS: dict[str, Kind] = {kind.name: kind for kind in _KINDS}
+
+
+def get_kind(name: str) -> Kind:
+    """The kind of that name; `UnknownNameError` offers the nearest."""
+    if name not in KINDS:
+        raise UnknownNameError("quantised copy", name, KINDS)
+    return KINDS[name]
+
+
+def corpus_scale(absmax: float) -> Tensor:
+    """The scale `[]` float16 that quantising a whole corpus of this largest magnitude at once would find."""
+    return quantize_int8(torch.tensor([[absmax]]), "corpus").scales
+
+
+def copy_name(number: int, kind: Kind) -> str:
+    """File name of the quantised copy of a shard."""
+    return f"{number:05d}.{kind.name}.h5"
+
+
+@dataclass(frozen=True)
+class QuantisedShard:
+    """An opened copy: on disk codes and what belongs to single tokens, in memory the rest."""
+
+    path: Path
+    kind: Kind
+    shard: Shard  # the float shard
+    columns: dict[str, np.ndarray] = field(repr=False)  # scales (and offset) of documents or of the corpus; empty for tokens
+    places: dict[str, int] = field(repr=False)  # byte of the file where codes, and those of tokens, begin
+    crcs: np.ndarray = field(repr=False)  # [S] uint32
+    stripe_tokens: int
+    metadata_sha256: str
+    stamp: Stamp = field(repr=False)
+
+    def read(self, rows: np.ndarray) -> Tokens:
+        """Documents `rows` (`[m]` int64, ascending, numbered within the shard), in memory of their own; safe in several threads.
+
+        Raises:
+            CacheError: a file that cannot be read, ends too early, or is no longer the one that was opened.
+        """
+        starts, stops = self.shard.offsets[rows], self.shard.offsets[rows + 1]
+        offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(stops - starts)])
+        codes = torch.empty(int(offsets[-1]), self.shard.spec.dim, dtype=torch.uint8)
+        own = {name: np.empty(len(codes), _SCALE) for name in self.places if name != "codes"}
+        buffers = {"codes": codes.numpy(), **own}
+        parts = []
+        for first, stop, place in _runs(starts, stops):
+            for name, buffer in buffers.items():
+                row = buffer[:1].nbytes
+                target = buffer[place : place + stop - first].reshape(-1).view(np.uint8)
+                parts.append((self.places[name] + first * row, target.data))
+        read_at(self.path, self.stamp, parts)
+        chosen = {
+            name: values[rows] if self.kind.granularity == "document" else values for name, values in self.columns.items()
+        }
+        columns = {name: torch.from_numpy(np.array(values)) for name, values in {**own, **chosen}.items()}
+        held = Packed(codes.view(_CODES[self.kind.dtype][1]), torch.from_numpy(offsets))
+        if self.kind.dtype == "int8":
+            return Int8Tokens(held, columns["scales"], columns.get("offset"), self.kind.granularity)
+        return Fp8Tokens(held, columns["scales"], self.kind.granularity)
+
+    def verify(self) -> Iterator[int]:
+        """Check the CRC of every stripe: yields the tokens of each one that is right, else raises `CacheError`."""
+        tokens, dim = self.shard.tokens, self.shard.spec.dim
+        for number, crc in enumerate(self.crcs.tolist()):
+            first = number * self.stripe_tokens
+            count = min(self.stripe_tokens, tokens - first)
+            found = 0
+            for name in ("codes", *(name for name in self.kind.columns if name in self.places)):
+                row = dim if name == "codes" else _SCALE.itemsize
+                buffer = bytearray(count * row)
+                read_at(self.path, self.stamp, [(self.places[name] + first * row, memoryview(buffer))])
+                found = zlib.crc32(buffer, found)
+            if found != crc:
+                what = f"tokens {first} to {first + count - 1} do not have the CRC-32 they were written with"
+                raise damaged(self.path, what, _REMOVE)
+            yield count
+
+    def scale_range(self) -> tuple[float, float] | None:
+        """Smallest and largest scale, those of empty documents left out; None where there is none."""
+        if "scales" in self.columns:
+            scales = self.columns["scales"].reshape(-1)
+            scales = scales[np.diff(self.shard.offsets) > 0] if self.kind.granularity == "document" else scales
+        else:
+            scales = np.empty(self.shard.tokens, _SCALE)
+            read_at(self.path, self.stamp, [(self.places["scales"], scales.view(np.uint8).data)])
+        return (float(scales.min()), float(scales.max())) if scales.size else None
+
+
+def _runs(starts: np.ndarray, stops: np.ndarray) -> Iterator[tuple[int, int, int]]:
+    """Tokens of documents as runs that follow each other in the shard: (first, stop, place among those read)."""
+    filled = stops > starts
+    starts, stops = starts[filled], stops[filled]
+    if not len(starts):
+        return
+    begins = np.flatnonzero(np.concatenate([[True], starts[1:] != stops[:-1]]))
+    ends = np.concatenate([begins[1:], [len(starts)]]) - 1
+    place = 0
+    for first, stop in zip(starts[begins].tolist(), stops[ends].tolist(), strict=True):
+        yield first, stop, place
+        place += stop - first
+
+
+def entry_digest(stamp: Any) -> str:
+    """SHA-256 of an entry's stamp: what a corpus scale depends on."""
+    return hashlib.sha256(canonical(stamp)).hexdigest()
+
+
+def write_copy(path: Path, shard: Shard, kind: Kind, entry_sha256: str, pieces: Iterable[Tokens]) -> int:
+    """Write the copy of a shard, whole or not at all; in memory are a piece and the scales. Returns the bytes of the file.
+
+    Args:
+        entry_sha256: `entry_digest` of the whole entry; kept for a corpus scale.
+        pieces: the shard's documents in order, quantised.
+
+    Raises:
+        DataError: a token that no FP16 scale can hold. CacheError: pieces that are not the shard's, a file that cannot be written.
+    """
+    tokens, dim, documents = shard.tokens, shard.spec.dim, len(shard.offsets) - 1
+    head = _head(shard, kind, entry_sha256)
+    stripe = max(1, STRIPE_BYTES // dim)
+    crcs = np.zeros(-(-tokens // stripe), np.uint32)
+    shape = {"token": (tokens,), "document": (documents,), "corpus": ()}[kind.granularity]
+    columns = {name: np.zeros(shape, _SCALE) for name in kind.columns}
+    _, position, size = _image(
+        head, tokens, dim, columns, crcs, stripe
+    )  # where everything will lie: that depends on sizes alone
+    try:
+        with atomic_path(path) as temporary, open(temporary, "wb") as handle:
+            handle.seek(position)
+            seen = seen_documents = 0
+            for piece in pieces:
+                count = piece.token_values.shape[0]
+                if seen + count > tokens or piece.dim != dim:
+                    raise CacheError(f"{path}: got more tokens than the {tokens} of {shard.path.name}, or of another width")
+                codes = piece.token_values.view(torch.uint8).numpy()
+                handle.write(codes.data)
+                _add_crcs(crcs, codes, seen, stripe)
+                first = {"token": seen, "document": seen_documents}.get(kind.granularity)
+                for name, column in columns.items():
+                    values = getattr(piece, name).numpy()
+                    column[... if first is None else slice(first, first + len(values))] = values
+                seen, seen_documents = seen + count, seen_documents + len(piece)
+            if (seen, seen_documents) != (tokens, documents):
+                raise CacheError(f"{path}: got {seen_documents} documents of {seen} tokens, need {documents} of {tokens}")
+            _require_finite(path, columns["scales"], shard)
+            if kind.granularity == "token":
+                for number, crc in enumerate(crcs.tolist()):
+                    for column in columns.values():
+                        crc = zlib.crc32(column[number * stripe : (number + 1) * stripe].tobytes(), crc)  # noqa: PLW2901
+                    crcs[number] = crc
+            image, *place = _image(head, tokens, dim, columns, crcs, stripe)
+            assert place == [position, size]
+            assert not position or len(image) <= position
+            handle.seek(0)
+            handle.write(image)
+            handle.truncate(size)
+    except OSError as error:
+        raise write_error(path, size, error, parts="copies") from error
+    return size
+
+
+def _head(shard: Shard, kind: Kind, entry_sha256: str) -> dict[str, Any]:
+    return {
+        "format": FORMAT,
+        "key": shard.spec.key,
+        "shard": shard.spec.shard,
+        "dtype": kind.dtype,
+        "granularity": kind.granularity,
+        "source_sha256": shard.metadata_sha256,
+        "entry_sha256": entry_sha256 if kind.granularity == "corpus" else "",
+    }
+
+
+def _add_crcs(crcs: np.ndarray, codes: np.ndarray, first: int, stripe: int) -> None:
+    done = 0
+    while done < len(codes):
+        number, within = divmod(first + done, stripe)
+        count = min(len(codes) - done, stripe - within)
+        crcs[number] = zlib.crc32(codes[done : done + count].data, int(crcs[number]))
+        done += count
+
+
+def _require_finite(path: Path, scales: np.ndarray, shard: Shard) -> None:
+    if not np.isfinite(scales).all():
+        token = int(np.flatnonzero(~np.isfinite(scales.reshape(-1)))[0])
+        document = int(np.searchsorted(shard.offsets, token, side="right")) - 1  # documents refuse this themselves
+        raise DataError(
+            f"{path}: document {shard.ids()[document]!r}: a token is too large for an FP16 scale; nothing was stored"
+        )
+
+
+def _image(
+    head: dict[str, Any], tokens: int, dim: int, columns: dict[str, np.ndarray], crcs: np.ndarray, stripe: int
+) -> tuple[memoryview, int, int]:
+    """The HDF5 file without its codes, the byte where those begin, and the size of the whole file."""
+    buffer = io.BytesIO()
+    with h5py.File(buffer, "w", libver=LIBVER, alignment_threshold=_PAGE, alignment_interval=_PAGE) as file:
+        file["crc32"] = crcs
+        file["crc32"].attrs["stripe_tokens"] = stripe
+        file["codes"] = file["crc32"]  # keeps a place for the name, so that codes are the end of the file
+        for name, values in columns.items():
+            file[name] = values
+        for name, value in {**head, "metadata_sha256": _digest(head, tokens, dim, stripe, crcs, columns)}.items():
+            file.attrs[name] = fixed([value.encode()])[0] if isinstance(value, str) else value
+        position, size = reserve(file, "codes", (tokens, dim), _CODES[head["dtype"]][0])
+    return buffer.getbuffer(), position, size
+
+
+def _digest(head: dict[str, Any], tokens: int, dim: int, stripe: int, crcs: np.ndarray, columns: dict[str, np.ndarray]) -> str:
+    """SHA-256 over everything that the CRCs do not cover, and over them."""
+    digest = hashlib.sha256()
+    kept = {} if head["granularity"] == "token" else columns
+    feed(digest, [canonical([head, tokens, dim, stripe, sorted(columns)]), crcs.astype("<u4").tobytes()])
+    feed(digest, [kept[name].astype(_SCALE).tobytes() for name in sorted(kept)])
+    return digest.hexdigest()
+
+
+def open_copy(path: Path, shard: Shard, kind: Kind, entry_sha256: str) -> QuantisedShard:
+    """Open the copy of a shard and prove its metadata; codes are not read.
+
+    Raises:
+        CacheError: missing, not HDF5, truncated, damaged, of another format version, another shard's, or stale (`StaleCopyError`).
+    """
+    with open_hdf5(path, _REMOVE) as (file, stamp):
+        head = structure(path, _REMOVE, lambda: {name: plain(value) for name, value in file.attrs.items()})
+        _require_format(path, head)
+        crcs, stripe, columns, shapes, places = structure(path, _REMOVE, lambda: _parts(file, head))
+    expected = head.pop("metadata_sha256", None)
+    if set(head) != set(_ATTRIBUTES) or len(shapes["codes"][0]) != 2:
+        raise damaged(path, f"attributes are {', '.join(sorted(head))}, need {', '.join(_ATTRIBUTES)}", _REMOVE)
+    tokens, dim = shapes["codes"][0]
+    beside = {name: columns.get(name, np.zeros(0)) for name in shapes if name != "codes"}
+    if structure(path, _REMOVE, lambda: _digest(head, tokens, dim, stripe, crcs, beside)) != expected:
+        raise damaged(path, "scales, checksums or attributes do not have the checksum they were written with", _REMOVE)
+    need = _head(shard, kind, entry_sha256)
+    for name in ("key", "shard", "dtype", "granularity"):
+        if head[name] != need[name]:
+            raise CacheError(
+                f"{path}: not the copy of {shard.path.name}: {name} is {head[name]!r}, need {need[name]!r}. {_REMOVE}"
+            )
+    for name, what in (("source_sha256", shard.path.name), ("entry_sha256", "the entry")):
+        if head[name] != need[name]:
+            raise StaleCopyError(f"{path}: stale: {what} has changed since it was converted. Run `evaluate.py convert` again.")
+    _require_shapes(path, shapes, places, kind, shard, stamp)
+    return QuantisedShard(path, kind, shard, columns, places, crcs, stripe, expected, stamp)
+
+
+class StaleCopyError(CacheError):
+    """A quantised copy of a shard that is no longer there, having been written anew with other values."""
+
+
+def _require_format(path: Path, head: dict[str, Any]) -> None:
+    found = head.get("format")
+    if not isinstance(found, str) or not found.startswith(FORMAT.rpartition("/")[0] + "/"):
+        raise CacheError(f"{path}: an HDF5 file, but no quantised shard (format {found!r}, need {FORMAT!r})")
+    if found != FORMAT:
+        raise CacheError(f"{path}: format {found!r}, this version of maxsim-eval reads {FORMAT!r}. {_REMOVE}")
+
+
+def _parts(file: Any, head: dict[str, Any]) -> tuple[np.ndarray, int, dict[str, np.ndarray], dict[str, Any], dict[str, int]]:
+    """CRCs, rows of a stripe, what is held in memory, shape and dtype of everything, and where what is not held begins."""
+    names = [name for name in ("codes", "scales", "offset") if name in file]
+    single = head.get("granularity") == "token"
+    places = {name: file[name].id.get_offset() for name in (names if single else names[:1])}
+    if any(place is None and file[name].size for name, place in places.items()):
+        raise TypeError("codes or scales are chunked or compressed")
+    columns = {} if single else {name: np.asarray(file[name][()]) for name in names[1:]}
+    shapes = {name: (file[name].shape, file[name].dtype) for name in names}
+    held = {name: place or 0 for name, place in places.items()}  # None: nothing to read, at any place
+    return file["crc32"][:], int(file["crc32"].attrs["stripe_tokens"]), columns, shapes, held
+
+
+def _require_shapes(path: Path, shapes: dict[str, Any], places: dict[str, int], kind: Kind, shard: Shard, stamp: Stamp) -> None:
+    tokens, dim, documents = shard.tokens, shard.spec.dim, len(shard.offsets) - 1
+    scales = {"token": (tokens,), "document": (documents,), "corpus": ()}[kind.granularity]
+    need = {"codes": ((tokens, dim), _CODES[kind.dtype][0]), **dict.fromkeys(kind.columns, (scales, _SCALE))}
+    if shapes != need:
+        raise damaged(path, f"holds {shapes}, need {need}", _REMOVE)
+    for name, place in places.items():
+        end = place + tokens * (dim if name == "codes" else _SCALE.itemsize)
+        if stamp.size < end:
+            raise CacheError(f"{path}: truncated: {stamp.size} bytes, need {end}. {_REMOVE}")

@@ -1,0 +1,276 @@
+"""Filling an entry of the embedding cache: its manifest first, then every shard that is missing, by one process or several.
+
+The manifest fixes which documents every shard holds. A missing shard is encoded again and a finished one never is, so an
+interrupted run continues where it stopped, with any number of processes. Several take one shard after the other, each the next that
+nobody has: what a shard holds does not depend on who encodes it, nor on how many there are.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+import uuid
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from maxsim_eval.cache.entries import (
+    MANIFEST,
+    Entry,
+    ids_hash,
+    locked,
+    missing_shards,
+    open_entry,
+    open_if_complete,
+    read_manifest,
+    require_same,
+    spec_of,
+    write_manifest,
+)
+from maxsim_eval.cache.shards import DTYPES, FORMAT, ShardSpec, encode_ids, open_shard, shard_name, write_shard
+from maxsim_eval.errors import CacheError, UsageError
+from maxsim_eval.hashing import canonical
+from maxsim_eval.processes.agreement import PATIENCE, blind_ranks
+from maxsim_eval.processes.progress import EncodeProgress
+from maxsim_eval.processes.world import World
+from maxsim_kernels import Packed
+
+LEAST = 512  # documents a shard, by default
+_MOST = 65536
+_SHARDS = 64  # aimed at
+_VISIBLE = 60.0  # seconds after which a network file system shows everybody what was written
+
+
+@dataclass(frozen=True)
+class Begun:
+    """An entry that lacks shards, in what every process that fills it needs to know; `token` names this filling, and no other."""
+
+    folder: Path
+    manifest: Mapping[str, Any]
+    missing: tuple[int, ...]
+    token: str
+
+    @property
+    def key(self) -> str:
+        """What the entry is made from."""
+        return str(self.manifest["key"])
+
+
+def new_manifest(
+    ids: Sequence[str],
+    key: str,
+    dtype: torch.dtype,
+    dim: int,
+    provenance: Mapping[str, Any],
+    per_shard: int | None = None,
+    least: int = LEAST,
+) -> dict[str, Any]:
+    """The manifest of an entry that is not begun yet; arguments and errors as of `fill_entry`, `least` bounds its default."""
+    names = {value: name for name, value in DTYPES.items()}
+    if dtype not in names:
+        raise UsageError(f"dtype: got {dtype}, need one of {', '.join(map(str, names))}")
+    if dim < 1:
+        raise UsageError(f"dim: got {dim}, need at least 1")
+    if per_shard is None:
+        per_shard = min(max(-(-len(ids) // _SHARDS), least), _MOST)
+    if per_shard < 1:
+        raise UsageError(f"documents_per_shard: got {per_shard}, need at least 1")
+    return {
+        "format": FORMAT,
+        "key": key,
+        "documents": len(ids),
+        "ids": ids_hash(encode_ids(ids)),
+        "documents_per_shard": per_shard,
+        "boundaries": [*range(0, len(ids), per_shard), len(ids)],
+        "dim": dim,
+        "dtype": names[dtype],
+        # Through JSON once, so that what is kept in memory is what is read back.
+        "provenance": json.loads(canonical(dict(provenance))),
+    }
+
+
+def fill_entry(
+    folder: Path | str,
+    *,
+    ids: Sequence[str],
+    key: str,
+    dtype: torch.dtype,
+    dim: int,
+    provenance: Mapping[str, Any],
+    encode: Callable[[int, int], Packed],
+    documents_per_shard: int | None = None,
+    chunk: int | None = None,
+    label: str = "",
+    quiet: bool = False,
+    lock_timeout: float = 60.0,
+) -> Entry:
+    """Open the entry, or write what it lacks: the manifest first, then every missing shard, under a lock. By this process alone.
+
+    Args:
+        ids: ids of all N documents, in order.
+        key: what the entry was made from (`entry_key`); shards and manifest carry it.
+        dtype, dim: of every token: float16, bfloat16 or float32, dim >= 1.
+        provenance: JSON-able; kept in the manifest of a new entry.
+        encode: `encode(start, stop)` gives the tokens of documents start to stop, on any device.
+        documents_per_shard: for a new entry (default ceil(N / 64), within 512 and 65536); one that was begun
+            keeps its own.
+        chunk: ask `encode` for at most that many documents at a time (default: a shard at a time).
+        label, quiet: of the progress bar on stderr.
+        lock_timeout: seconds to wait for another process that writes this entry.
+
+    Raises:
+        CacheError: an entry for something else, a damaged shard, the lock (names the folder), a disk that is full.
+        DataError: NaN or infinity in an embedding (names the document). UsageError: an argument that cannot work.
+    """
+    folder = Path(folder)
+    manifest = new_manifest(ids, key, dtype, dim, provenance, documents_per_shard)
+    if chunk is not None and chunk < 1:
+        raise UsageError(f"chunk: got {chunk}, need at least 1")
+    if (entry := open_if_complete(folder, _wanted(manifest))) is not None:
+        return entry
+    with begun_entry(folder, manifest, ids, lock_timeout) as begun:
+        fill_shards(begun, ids, encode, chunk=chunk, label=label, quiet=quiet)
+    return open_entry(folder)
+
+
+def _wanted(manifest: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: manifest[name] for name in ("key", "documents", "ids", "dim", "dtype")}
+
+
+@contextmanager
+def begun_entry(folder: Path, manifest: Mapping[str, Any], ids: Sequence[str], lock_timeout: float = 60.0) -> Iterator[Begun]:
+    """An entry with its manifest, that of before or this one, and what of it is missing, proven; its lock is held in the block.
+
+    Raises:
+        CacheError: as `fill_entry`.
+    """
+    with locked(folder, lock_timeout):
+        for leftover in folder.glob(".*.tmp"):  # of a writer that was killed: a living one would hold the lock
+            leftover.unlink(missing_ok=True)
+        if (folder / MANIFEST).exists():
+            wanted, manifest = _wanted(manifest), read_manifest(folder)
+            require_same(folder, manifest, wanted)
+        else:
+            write_manifest(folder, manifest)
+        missing = missing_shards(folder, manifest)
+        for spec in _specs(manifest):  # what is there must be right before hours go into the rest
+            if spec.shard not in missing:
+                _, names = open_shard(folder / shard_name(spec.shard), spec)
+                if names != encode_ids(ids[spec.start : spec.stop]):
+                    raise CacheError(
+                        f"{folder / shard_name(spec.shard)}: its ids are not those of documents {spec.start} to {spec.stop}"
+                    )
+        yield Begun(folder, manifest, tuple(missing), uuid.uuid4().hex)
+
+
+def _specs(manifest: Mapping[str, Any]) -> list[ShardSpec]:
+    return [spec_of(manifest, number) for number in range(len(manifest["boundaries"]) - 1)]
+
+
+def fill_shards(
+    begun: Begun,
+    ids: Sequence[str],
+    encode: Callable[[int, int], Packed],
+    *,
+    chunk: int | None,
+    label: str,
+    quiet: bool,
+    world: World | None = None,
+) -> None:
+    """Encode and write what is missing; every process of `world` calls this alike and returns when all of it is there.
+
+    The leader takes the first of the missing shards, whose beginning it may have encoded already; it holds the entry's lock.
+
+    Raises:
+        CacheError, DataError: as `fill_entry`; a cache folder that not all processes see. RankError: another process failed.
+    """
+    world = world or World()
+    turn = world.draw(begun.token) if world.leader else None
+    _require_seen(begun, world)
+    specs = _specs(begun.manifest)
+    done = sum(spec.stop - spec.start for spec in specs if spec.shard not in begun.missing)
+    unit = "queries" if begun.manifest["provenance"].get("role") == "query" else "documents"
+    hidden = quiet or not begun.missing
+    bar = EncodeProgress(begun.token, len(ids), done if world.leader else 0, world, hidden, label=label, unit=unit)
+    with bar as progress, _heard(world) as said:
+        while (turn := world.draw(begun.token) if turn is None else turn) < len(begun.missing):
+            spec, turn = specs[begun.missing[turn]], None
+            pieces = list(_pieces(begun.folder, spec, encode, chunk, progress))
+            write_shard(begun.folder / shard_name(spec.shard), spec, ids[spec.start : spec.stop], pieces)
+        counts = world.collect([progress.documents, progress.size, said])
+        progress.settle(counts)
+    if world.size > 1 and world.leader:
+        _repeat([texts for _, _, texts in counts])
+        _await_shards(begun)
+
+
+@contextmanager
+def _heard(world: World) -> Iterator[list[str]]:
+    """What a process beside the leader has to warn of (memory that ran out): nobody reads its stderr, so it goes to the leader."""
+    said: list[str] = []
+    show = warnings.showwarning
+
+    def keep(message: Warning | str, category: type[Warning], *rest: Any) -> None:
+        if issubclass(category, RuntimeWarning):
+            said.append(str(message))
+        else:
+            show(message, category, *rest)
+
+    if not world.leader:
+        warnings.showwarning = keep  # type: ignore[assignment]
+    try:
+        yield said
+    finally:
+        warnings.showwarning = show
+
+
+def _repeat(said: Sequence[Sequence[str]]) -> None:
+    """Say what the others warned of: each text once, with the ranks it came from."""
+    for text in dict.fromkeys(text for texts in said for text in texts):
+        ranks = ", ".join(str(rank) for rank, texts in enumerate(said) if text in texts)
+        warnings.warn(f"rank {ranks} of {len(said)}: {text}", RuntimeWarning, stacklevel=3)
+
+
+def _pieces(
+    folder: Path, spec: ShardSpec, encode: Callable[[int, int], Packed], chunk: int | None, progress: EncodeProgress
+) -> Iterator[Packed]:
+    step = chunk or spec.stop - spec.start
+    for start in range(spec.start, spec.stop, step):
+        stop = min(start + step, spec.stop)
+        piece = encode(start, stop)
+        if len(piece) != stop - start:
+            got = f"{len(piece)} embeddings for documents {start} to {stop}"
+            raise CacheError(f"{folder}: the encoder gave {got}, need {stop - start}; nothing of them was stored")
+        progress.tick(stop - start, int(piece.lengths.sum()))
+        yield piece
+
+
+def _require_seen(begun: Begun, world: World) -> None:
+    """Every rank must see the entry that the leader has begun, or it would write its shards where nobody looks for them."""
+    if world.size == 1:
+        return
+    sign = begun.folder / f".{begun.token}.tmp"  # a writer that is killed leaves it to the next one's cleaning
+    if world.leader:
+        sign.touch()
+    try:
+        blind = blind_ranks(sign, world, PATIENCE)
+    finally:
+        if world.leader:
+            sign.unlink(missing_ok=True)
+    if blind:
+        raise CacheError(
+            f"{begun.folder}: not seen by rank {', '.join(map(str, blind))}; with several processes the cache folder must lie on a "
+            "file system that all of them see (--cache-dir)"
+        )
+
+
+def _await_shards(begun: Begun) -> None:
+    """A network file system may take a while to show this machine what another has written; what then lacks is said by `open_entry`."""
+    end = time.monotonic() + _VISIBLE
+    while missing_shards(begun.folder, begun.manifest) and time.monotonic() < end:
+        time.sleep(0.1)

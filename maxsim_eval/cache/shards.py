@@ -1,0 +1,343 @@
+"""One shard of the embedding cache: an HDF5 file with the tokens of a range of documents, checked and never changed.
+
+    offsets  [N + 1] int64: document n is values[offsets[n]:offsets[n + 1]]
+    ids      [N]     UTF-8 strings of one fixed length, padded with NUL
+    crc32    [S]     uint32, one CRC-32 for every `stripe_tokens` (its attribute) rows of values
+    values   [T, d]  contiguous, page-aligned, uncompressed; float16, float32, or uint16 that holds bfloat16 bits
+    attributes       format, key, shard, start, stop, dim, dtype, metadata_sha256
+
+Embeddings barely compress, so values lie in the file as they lie in memory and are read at their offset straight into a
+torch buffer, past HDF5 (several times faster for single documents than any other way), by any number of threads at once.
+Metadata is proven by `metadata_sha256` whenever a shard is opened, values by `Shard.verify`; a file that was replaced, cut or
+written to after it was opened is refused (`hdf5.Stamp`).
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import io
+import shutil
+import threading
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import torch
+from torch import Tensor
+
+from maxsim_eval.cache.hdf5 import LIBVER, Stamp, damaged, fixed, open_hdf5, plain, read_at, reserve, structure
+from maxsim_eval.errors import CacheError, DataError
+from maxsim_eval.files import atomic_path
+from maxsim_eval.hashing import canonical, feed
+from maxsim_kernels import Packed
+
+FORMAT = "maxsim-eval/cache/1"
+DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
+STRIPE_BYTES = 16 << 20
+_PAGE = 4096
+_MAX_ID_BYTES = 4096  # ids take the length of the longest in their shard
+_STORED: dict[str, np.dtype[Any]] = {
+    "float16": np.dtype("<f2"),
+    "bfloat16": np.dtype("<u2"),
+    "float32": np.dtype("<f4"),
+}
+# With the checksum these are 8, the most that HDF5 keeps in one piece: more would put something behind the values.
+_ATTRIBUTES = ("format", "key", "shard", "start", "stop", "dim", "dtype")
+_REMOVE = "Remove the file to encode its documents again."
+_HDF5 = threading.Lock()  # h5py reads one thing at a time anyway; so no second thread holds decompressed chunks while it waits
+
+
+@dataclass(frozen=True)
+class ShardSpec:
+    """What a shard must be: documents `start` to `stop` of entry `key`, tokens of width `dim` in `dtype` (a name)."""
+
+    key: str
+    shard: int
+    start: int
+    stop: int
+    dim: int
+    dtype: str
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one token."""
+        return self.dim * _STORED[self.dtype].itemsize
+
+
+@dataclass(frozen=True)
+class Shard:
+    """An opened shard: metadata in memory, values on disk."""
+
+    path: Path
+    spec: ShardSpec
+    offsets: np.ndarray = field(repr=False)  # [N + 1] int64
+    crcs: np.ndarray = field(repr=False)  # [S] uint32
+    stripe_tokens: int
+    position: int | None  # byte of the file where values begin; None: only HDF5 can read them (chunked, compressed)
+    metadata_sha256: str  # over everything but the values, their CRCs included: what tells one content from another
+    stamp: Stamp = field(repr=False)  # of the file that was proven
+
+    @property
+    def tokens(self) -> int:
+        """Number of tokens T."""
+        return int(self.offsets[-1])
+
+    def ids(self) -> list[str]:
+        """Document ids, read from the file."""
+        with open_hdf5(self.path, _REMOVE, self.stamp) as (file, _):
+            return [text.decode() for text in structure(self.path, _REMOVE, lambda: _names(file))]
+
+    def read(self, first: int, out: Tensor) -> None:
+        """Fill `out` `[n, d]` (contiguous, CPU) with tokens `first` to `first + n`. Any number of threads may read at once.
+
+        Raises:
+            CacheError: a file that cannot be read, ends too early, or is no longer the one that was opened.
+        """
+        self.read_runs([first], [out.shape[0]], out)
+
+    def read_runs(self, firsts: Sequence[int], counts: Sequence[int], out: Tensor) -> None:
+        """As `read`, for several runs of tokens, one behind the other in `out`: `counts[r]` tokens from `firsts[r]` on."""
+        if not out.is_contiguous() or out.dtype != DTYPES[self.spec.dtype] or out.shape != (sum(counts), self.spec.dim):
+            got = f"{out.dtype} {list(out.shape)}"
+            raise ValueError(f"out: got {got}, need contiguous {DTYPES[self.spec.dtype]} {[sum(counts), self.spec.dim]}")
+        for first, count in zip(firsts, counts, strict=True):
+            if first < 0 or count < 0 or first + count > self.tokens:
+                raise ValueError(f"{self.path}: got tokens {first} to {first + count}, need some of 0 to {self.tokens}")
+        if self.position is None:
+            self._read_hdf5(firsts, counts, out)
+            return
+        rest, parts = _as_bytes(out).reshape(-1).data, []
+        for first, count in zip(firsts, counts, strict=True):
+            size = count * self.spec.row_bytes
+            parts.append((self.position + first * self.spec.row_bytes, rest[:size]))
+            rest = rest[size:]
+        read_at(self.path, self.stamp, parts)
+
+    def _read_hdf5(self, firsts: Sequence[int], counts: Sequence[int], out: Tensor) -> None:
+        rest = _as_bytes(out).view(_STORED[self.spec.dtype])
+        with _HDF5, open_hdf5(self.path, _REMOVE, self.stamp) as (file, _):
+            values = structure(self.path, _REMOVE, lambda: file["values"])
+            for first, count in zip(firsts, counts, strict=True):
+                if count:
+                    _read_rows(self.path, values, first, rest[:count])
+                    rest = rest[count:]
+
+    def verify(self) -> Iterator[int]:
+        """Check the CRC of every stripe: yields the tokens of each one that is right, else raises `CacheError`."""
+        buffer = torch.empty(min(self.stripe_tokens, self.tokens), self.spec.dim, dtype=DTYPES[self.spec.dtype])
+        for number, crc in enumerate(self.crcs.tolist()):
+            first = number * self.stripe_tokens
+            stripe = buffer[: min(self.stripe_tokens, self.tokens - first)]
+            self.read(first, stripe)
+            if zlib.crc32(_as_bytes(stripe).data) != crc:
+                last = first + stripe.shape[0] - 1
+                raise _damaged(self.path, f"tokens {first} to {last} do not have the CRC-32 they were written with")
+            yield stripe.shape[0]
+
+
+def shard_name(number: int) -> str:
+    """File name of a shard."""
+    return f"{number:05d}.h5"
+
+
+def encode_ids(ids: Sequence[str]) -> list[bytes]:
+    """Ids as UTF-8; a `DataError` for those that a shard cannot hold (NUL, lone surrogates, more than 4096 bytes)."""
+    try:
+        encoded = [text.encode() for text in ids]
+    except UnicodeEncodeError as error:
+        raise DataError(f"id {error.object!r}: holds a lone surrogate, which is not valid Unicode text") from error
+    for text in encoded:
+        if b"\0" in text:
+            raise DataError(f"id {text.decode()!r}: holds a NUL character, which an HDF5 string cannot")
+        if len(text) > _MAX_ID_BYTES:
+            raise DataError(f"id {text.decode()[:40]!r}...: {len(text)} bytes long, need at most {_MAX_ID_BYTES}")
+    return encoded
+
+
+def write_error(path: Path, need: int, error: OSError, *, folder: str = "cache", parts: str = "shards") -> CacheError:
+    """The `CacheError` for a file that could not be written: the reason and, on a full disk, how much is needed.
+
+    `folder` and `parts` name what the user chose and what is there already.
+    """
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        free = shutil.disk_usage(path.parent).free if path.parent.exists() else 0
+        return CacheError(
+            f"{path}: the disk is full (or a quota is): the file needs {_size(need)}, {_size(free)} are free. "
+            f"Make room or choose another {folder} folder; finished {parts} are kept, and the same command continues."
+        )
+    return CacheError(f"{path}: cannot be written: {error}")
+
+
+def write_shard(path: Path, spec: ShardSpec, ids: Sequence[str], pieces: Sequence[Packed]) -> int:
+    """Write one shard, whole or not at all; returns its number of tokens.
+
+    Args:
+        ids: the ids of documents `spec.start` to `spec.stop`.
+        pieces: their tokens in order, in any number of `Packed`; dtype and width as in `spec`.
+
+    Raises:
+        CacheError: pieces that are not what `spec` says, or a file that cannot be written (disk full: what is needed).
+        DataError: a NaN or infinite embedding (names the document), an id that HDF5 cannot hold.
+    """
+    names = encode_ids(ids)
+    parts = [_checked(piece, spec) for piece in pieces]
+    lengths = np.concatenate([np.zeros(1, np.int64), *(np.diff(rows) for _, rows in parts)])
+    offsets = np.cumsum(lengths, dtype=np.int64)
+    if len(offsets) - 1 != spec.stop - spec.start or len(names) != spec.stop - spec.start:
+        got = f"{len(names)} ids and embeddings of {len(offsets) - 1}"
+        raise CacheError(f"{path}: got {got} documents, need {spec.stop - spec.start} (documents {spec.start} to {spec.stop})")
+    values = [part for part, _ in parts]
+    stripe_tokens = max(1, STRIPE_BYTES // spec.row_bytes)
+    crcs = _scan(values, offsets, ids, stripe_tokens)
+    tokens = int(offsets[-1])
+    image, position, size = _image(spec, offsets, names, crcs, stripe_tokens)
+    try:
+        with atomic_path(path) as temporary, open(temporary, "wb") as handle:
+            handle.write(image)
+            handle.seek(position)
+            for part in values:
+                handle.write(_as_bytes(part).data)
+            handle.truncate(size)
+    except OSError as error:
+        raise write_error(path, size, error) from error
+    return tokens
+
+
+def open_shard(path: Path, spec: ShardSpec) -> tuple[Shard, list[bytes]]:
+    """Open a shard and prove its metadata; returns it with its ids (UTF-8). Values are not read.
+
+    Raises:
+        CacheError: missing, not HDF5, truncated, damaged, of another format version, or not the shard `spec` describes.
+    """
+    with open_hdf5(path, _REMOVE) as (file, stamp):
+        attributes = structure(path, _REMOVE, lambda: {name: plain(value) for name, value in file.attrs.items()})
+        _require_format(path, attributes)
+        offsets, crcs, names = structure(path, _REMOVE, lambda: (file["offsets"][:], file["crc32"][:], _names(file)))
+        stripe_tokens = structure(path, _REMOVE, lambda: int(file["crc32"].attrs["stripe_tokens"]))
+        shape, dtype, position = structure(path, _REMOVE, lambda: _layout(file["values"]))
+    expected = attributes.pop("metadata_sha256", None)
+    if set(attributes) != set(_ATTRIBUTES) or len(shape) != 2:
+        found = f"values are {list(shape)}, attributes {', '.join(sorted(attributes))}"
+        raise _damaged(path, f"{found}; need [tokens, dim] and {', '.join(_ATTRIBUTES)}")
+    parts = (attributes, shape[0], stripe_tokens, offsets, names, crcs)
+    if structure(path, _REMOVE, lambda: _metadata_digest(*parts)) != expected:
+        raise _damaged(path, "offsets, ids or attributes do not have the checksum they were written with")
+    for name, need in asdict(spec).items():
+        if attributes[name] != need:
+            raise CacheError(f"{path}: not of this entry: {name} is {attributes[name]!r}, need {need!r}. {_REMOVE}")
+    if shape[1] != spec.dim or dtype != _STORED[spec.dtype]:
+        got = f"{list(shape)} {dtype}"
+        raise _damaged(path, f"values are {got}, need {[shape[0], spec.dim]} {_STORED[spec.dtype]}")
+    end = 0 if position is None else position + shape[0] * spec.row_bytes
+    if stamp.size < end:
+        raise CacheError(f"{path}: truncated: {stamp.size} bytes, need {end}. {_REMOVE}")
+    if shape[0] == 0:
+        position = 0  # nothing to read, at any place
+    return Shard(path, spec, offsets.astype(np.int64), crcs, stripe_tokens, position, expected, stamp), names
+
+
+def _damaged(path: Path, reason: str) -> CacheError:
+    return damaged(path, reason, _REMOVE)
+
+
+def _read_rows(path: Path, values: Any, first: int, target: np.ndarray) -> None:
+    structure(path, _REMOVE, lambda: values.read_direct(target, source_sel=np.s_[first : first + len(target)]))
+
+
+def _require_format(path: Path, attributes: dict[str, Any]) -> None:
+    found = attributes.get("format")
+    if not isinstance(found, str) or not found.startswith(FORMAT.rpartition("/")[0] + "/"):
+        raise CacheError(f"{path}: an HDF5 file, but no embedding shard (format {found!r}, need {FORMAT!r})")
+    if found != FORMAT:
+        raise CacheError(f"{path}: format {found!r}, this version of maxsim-eval reads {FORMAT!r}. {_REMOVE}")
+
+
+def _names(file: Any) -> list[bytes]:
+    if file["ids"].dtype.kind != "S":
+        raise TypeError(f"ids are {file['ids'].dtype}, need strings of a fixed length")
+    return file["ids"][:].tolist()
+
+
+def _layout(values: Any) -> tuple[tuple[int, ...], np.dtype, int | None]:
+    return values.shape, values.dtype, values.id.get_offset()
+
+
+def _as_bytes(tensor: Tensor) -> np.ndarray:
+    """`[n, d]` contiguous CPU tokens as `[n, d * itemsize]` uint8, sharing memory (numpy has no bfloat16)."""
+    rows, width = tensor.shape  # flat first: strides of no tokens are anything, which `view` refuses
+    return tensor.reshape(-1).view(torch.uint8).numpy().reshape(rows, width * tensor.element_size())
+
+
+def _checked(piece: Packed, spec: ShardSpec) -> tuple[Tensor, np.ndarray]:
+    """Contiguous CPU values and int64 offsets of a piece that has the width and dtype of the entry."""
+    if piece.dim != spec.dim or piece.dtype != DTYPES[spec.dtype]:
+        got = f"dim {piece.dim}, {piece.dtype}"
+        raise CacheError(f"embeddings of shard {spec.shard}: got {got}, need dim {spec.dim}, {DTYPES[spec.dtype]}")
+    piece = piece.compact().to("cpu")  # checks the offsets of what comes from a GPU
+    assert piece.offsets is not None  # compact() gives documents packed end to end
+    return piece.values.detach().contiguous(), piece.offsets.numpy().astype(np.int64)
+
+
+def _scan(parts: Sequence[Tensor], offsets: np.ndarray, ids: Sequence[str], stripe_tokens: int) -> np.ndarray:
+    """CRC-32 of every stripe, `[S]` uint32; a NaN or infinity is a `DataError` that names the document."""
+    crcs = np.zeros(-(-int(offsets[-1]) // stripe_tokens), np.uint32)
+    first = 0
+    for part in parts:
+        rest = part
+        while rest.shape[0]:
+            rows, rest = rest.tensor_split((stripe_tokens - first % stripe_tokens,))
+            # Smallest and largest keep a NaN, and cost a tenth of isfinite over everything.
+            if not bool(torch.isfinite(torch.stack(torch.aminmax(rows))).all()):
+                token = first + int((~torch.isfinite(rows).all(dim=1)).nonzero()[0])
+                document = int(np.searchsorted(offsets, token, side="right")) - 1
+                place = f"token {token - int(offsets[document])} of {ids[document]!r}"
+                raise DataError(f"embeddings: {place} holds NaN or infinity, need finite numbers; nothing of it was stored")
+            stripe = first // stripe_tokens
+            crcs[stripe] = zlib.crc32(_as_bytes(rows).data, int(crcs[stripe]))
+            first += rows.shape[0]
+    return crcs
+
+
+def _image(
+    spec: ShardSpec, offsets: np.ndarray, names: Sequence[bytes], crcs: np.ndarray, stripe_tokens: int
+) -> tuple[memoryview, int, int]:
+    """The HDF5 file without its values, the byte where those begin, and the size of the whole file."""
+    attributes, tokens = {"format": FORMAT, **asdict(spec)}, int(offsets[-1])
+    digest = _metadata_digest(attributes, tokens, stripe_tokens, offsets, names, crcs)
+    buffer = io.BytesIO()
+    with h5py.File(buffer, "w", libver=LIBVER, alignment_threshold=_PAGE, alignment_interval=_PAGE) as file:
+        file["offsets"] = offsets
+        # Keeps a place for the name, so that values are the end of the file and the image ends before them.
+        file["values"] = file["offsets"]
+        file["ids"] = fixed(names)
+        file["crc32"] = crcs
+        file["crc32"].attrs["stripe_tokens"] = stripe_tokens
+        for name, value in {**attributes, "metadata_sha256": digest}.items():
+            file.attrs[name] = fixed([value.encode()])[0] if isinstance(value, str) else value
+        position, size = reserve(file, "values", (tokens, spec.dim), _STORED[spec.dtype])
+    return buffer.getbuffer(), position, size
+
+
+def _metadata_digest(
+    attributes: dict[str, Any],
+    tokens: int,
+    stripe_tokens: int,
+    offsets: np.ndarray,
+    names: Sequence[bytes],
+    crcs: np.ndarray,
+) -> str:
+    """SHA-256 over everything in a shard that is not values."""
+    digest = hashlib.sha256()
+    head = canonical([attributes, tokens, stripe_tokens])
+    feed(digest, [head, offsets.astype("<i8").tobytes(), crcs.astype("<u4").tobytes()])
+    feed(digest, names)
+    return digest.hexdigest()
+
+
+def _size(count: int) -> str:
+    return f"{count / 2**20:,.1f} MiB"

@@ -1,0 +1,291 @@
+"""The embedding cache: encode a collection once, keep its tokens in HDF5, find them again only when nothing changed.
+
+    <cache>/<source>/<dataset>/<encoder>-<queries|documents>-<key>/
+        manifest.json     written first: what the entry holds and which documents every shard holds   (`entries.py`)
+        00000.h5 ...      the shards, each written whole or not at all                                 (`shards.py`)
+        .lock             held by the process that writes, or by the first of those that do            (`filling.py`)
+
+This file names entries, finds them and encodes what is missing; `<key>` changes with any id, text or encoder setting.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from maxsim_eval.cache.entries import (
+    MANIFEST,
+    Entry,
+    ids_hash,
+    open_entry,
+    open_if_complete,
+    read_manifest,
+    require_same,
+)
+from maxsim_eval.cache.filling import LEAST, Begun, begun_entry, fill_entry, fill_shards, new_manifest
+from maxsim_eval.cache.shards import DTYPES, FORMAT, encode_ids
+from maxsim_eval.data.items import Pages
+from maxsim_eval.errors import CacheError, UsageError
+from maxsim_eval.hashing import canonical, feed
+from maxsim_eval.processes.world import World
+from maxsim_eval.types import Encoder, Role, Task
+from maxsim_kernels import Packed
+
+__all__ = [
+    "FORMAT",
+    "Contents",
+    "Entry",
+    "Side",
+    "content_hash",
+    "embed",
+    "embedding_key",
+    "entry_folder",
+    "entry_key",
+    "fill_entry",
+    "find_entry",
+    "find_imported",
+    "open_entry",
+]
+
+CHUNK = 256  # texts an encoder gets at a time: often enough for a progress bar, enough to sort by length
+PAGE_CHUNK = 16  # page images: each takes some 10 MB once decoded
+PAGE_LEAST = 64  # pages a shard, by default: 17 MB of ColPali's; a set of two thousand is work for many GPUs
+_PACKAGES = ("maxsim-eval", "torch", "numpy", "h5py", "transformers", "sentence-transformers", "pillow")
+
+
+def content_hash(ids: Sequence[str], items: Sequence[Any]) -> str:
+    """SHA-256 over ordered ids and texts or images, each behind its length and kind: any change gives another hash.
+
+    Items are taken one at a time. Lazy page images (`items.Pages`) are hashed by their files' bytes and not decoded.
+
+    Raises:
+        UsageError: another number of items than ids, or an item that is neither a text nor a PIL image.
+    """
+    if len(ids) != len(items):
+        raise UsageError(f"items: got {len(items)}, need one for each of the {len(ids)} ids")
+    digest = hashlib.sha256()
+    feed(digest, [b"maxsim-eval/content/1", str(len(ids)).encode()])
+    for row, name in enumerate(ids):
+        parts = items.item_parts(row) if isinstance(items, Pages) else _item_parts(name, items[row])
+        feed(digest, [name.encode("utf-8", "surrogatepass"), *parts])
+    return digest.hexdigest()
+
+
+class Contents:
+    """The content hashes of a task's two sides, each found once and when first asked for: millions of texts take seconds."""
+
+    def __init__(self, task: Task) -> None:
+        self._sides = {"query": (task.query_ids, task.queries), "document": (task.document_ids, task.documents)}
+        self._found: dict[str, str] = {}
+
+    def of(self, role: Role) -> str:
+        """The content hash of a side's ids and items."""
+        if role not in self._found:
+            self._found[role] = content_hash(*self._sides[role])
+        return self._found[role]
+
+
+def _item_parts(name: str, item: Any) -> list[bytes]:
+    if isinstance(item, str):
+        return [b"text", item.encode("utf-8", "surrogatepass")]
+    if all(hasattr(item, attribute) for attribute in ("mode", "size", "tobytes", "getpalette")):
+        pixels = item.tobytes()  # first: reading a lazily opened image may change its mode
+        palette = bytes(item.getpalette() or ()) if item.mode in ("P", "PA") else b""
+        return [b"image", item.mode.encode(), canonical(list(item.size)), palette, pixels]
+    raise UsageError(f"item {name!r}: got {type(item).__name__}, need a text or a PIL image")
+
+
+def entry_key(content: str, fingerprint: Mapping[str, Any]) -> str:
+    """16 hex characters that change with the content hash and with every field of the fingerprint (JSON-able)."""
+    return hashlib.sha256(canonical({"content": content, "fingerprint": dict(fingerprint)})).hexdigest()[:16]
+
+
+def entry_folder(cache_dir: Path | str, source: str, dataset: str, encoder_name: str, role: Role, key: str) -> Path:
+    """`<cache_dir>/<source>/<dataset>/<encoder>-<queries|documents>-<key>`, names made safe for a file system."""
+    return Path(cache_dir) / _safe(source) / _safe(dataset) / f"{_prefix(encoder_name, role)}{key}"
+
+
+def _prefix(encoder_name: str, role: Role) -> str:
+    return f"{_safe(encoder_name)}-{'queries' if role == 'query' else 'documents'}-"
+
+
+def _safe(name: str) -> str:
+    # Two names may become one: the key, and the provenance of imported entries, keep their entries apart.
+    text = re.sub(r"[^A-Za-z0-9._]+", "-", name).strip("-.")
+    return text[-64:].strip("-.") or "unnamed"
+
+
+def find_imported(
+    cache_dir: Path | str, source: str, dataset: str, encoder_name: str, role: Role, content: str
+) -> Entry | None:
+    """The imported entry of exactly this content under this encoder name, or None.
+
+    Raises:
+        CacheError: a candidate that is damaged, partial or of another format version, or several that fit.
+    """
+    found = []
+    dataset_folder = Path(cache_dir) / _safe(source) / _safe(dataset)
+    for path in sorted(dataset_folder.glob(f"{_prefix(encoder_name, role)}*/{MANIFEST}")):
+        provenance = read_manifest(path.parent)["provenance"]
+        same_encoder = provenance.get("encoder", encoder_name) == encoder_name  # two names may be one folder name
+        if provenance.get("origin") == "imported" and provenance.get("content") == content and same_encoder:
+            found.append(path.parent)
+    if len(found) > 1:
+        names = " and ".join(str(folder) for folder in found)
+        raise CacheError(f"{names}: imported embeddings of the same texts under one encoder name. Remove all but one.")
+    return open_entry(found[0]) if found else None
+
+
+def imported_names(cache_dir: Path | str, source: str, dataset: str) -> list[str]:
+    """Encoder names that embeddings of this dataset were imported under, whatever their texts."""
+    found = []
+    for path in sorted((Path(cache_dir) / _safe(source) / _safe(dataset)).glob(f"*/{MANIFEST}")):
+        with suppress(CacheError):  # a damaged one is said where it is used
+            found.append(read_manifest(path.parent)["provenance"])
+    return sorted({str(said["encoder"]) for said in found if said.get("origin") == "imported" and "encoder" in said})
+
+
+def embedding_key(role: Role, encoder: Encoder, contents: Contents) -> str:
+    """Key of the entry that `embed` uses."""
+    settings = encoder.fingerprint(role)
+    fingerprint = {"name": encoder.name, "revision": encoder.revision, "role": role, "settings": settings}
+    if role == "query" and settings.get("corpus_statistics"):
+        fingerprint["corpus"] = contents.of("document")
+    return entry_key(contents.of(role), fingerprint)
+
+
+class Side:
+    """One side of a task on its way into the cache: which entry it belongs to, and how its tokens are made.
+
+    `contents`: the task's, where the caller has them already.
+    """
+
+    def __init__(
+        self, task: Task, role: Role, encoder: Encoder, cache_dir: Path | str, contents: Contents | None = None
+    ) -> None:
+        self.task, self.role, self.encoder, self.cache_dir = task, role, encoder, cache_dir
+        self.ids, self.items = (task.query_ids, task.queries) if role == "query" else (task.document_ids, task.documents)
+        contents = contents or Contents(task)
+        self.content = contents.of(role)
+        self.key = embedding_key(role, encoder, contents)
+        self.folder = entry_folder(cache_dir, task.source, task.dataset, encoder.name, role, self.key)
+        self.chunk = PAGE_CHUNK if isinstance(self.items, Pages) else CHUNK
+        self._prepared = role != "query"
+        self._first: Packed | None = None
+
+    def find(self) -> Entry | None:
+        """The complete entry of this key or, where that was never begun, an imported one of the same content."""
+        # Not encoder.dim: it may load the model, which a complete entry does without.
+        wanted = {"documents": len(self.ids), "ids": ids_hash(encode_ids(self.ids))}
+        if (self.folder / MANIFEST).exists():
+            return open_if_complete(self.folder, {"key": self.key, **wanted})
+        task = self.task
+        imported = find_imported(self.cache_dir, task.source, task.dataset, self.encoder.name, self.role, self.content)
+        if imported is not None:
+            require_same(imported.folder, imported.manifest, wanted)
+        return imported
+
+    @contextmanager
+    def begun(self) -> Iterator[Begun]:
+        """The entry with its manifest, and what it lacks; its lock is held in the block.
+
+        Raises:
+            CacheError, DataError, UsageError: as `fill_entry` and the encoder.
+        """
+        if (self.folder / MANIFEST).exists():
+            dtype = DTYPES[read_manifest(self.folder)["dtype"]]
+        else:  # only the embeddings themselves say which dtype the encoder yields, and the manifest comes before any shard
+            self._first = self._encode(0, min(self.chunk, len(self.ids)))
+            dtype = self._first.dtype
+        provenance = _provenance(self.task, self.role, self.encoder, self.content)
+        least = PAGE_LEAST if isinstance(self.items, Pages) else LEAST
+        manifest = new_manifest(self.ids, self.key, dtype, self.encoder.dim, provenance, least=least)
+        with begun_entry(self.folder, manifest, self.ids) as begun:
+            yield begun
+
+    def fill(self, begun: Begun, *, quiet: bool, world: World | None = None) -> None:
+        """Encode what is missing of an entry that was begun, here or by the leader of `world`.
+
+        Raises:
+            CacheError: an entry that is not of these texts and this encoder; and as `fill_shards`.
+        """
+        if begun.key != self.key:
+            raise CacheError(
+                f"{begun.folder}: rank 0 fills it from other texts, or with another model: its key is {begun.key}, here it would be "
+                f"{self.key}; all processes need the same data, model and options"
+            )
+        label = f"encode {self.task.dataset}"
+        fill_shards(begun, self.ids, self._tokens, chunk=self.chunk, label=label, quiet=quiet, world=world)
+
+    def _tokens(self, start: int, stop: int) -> Packed:
+        if self._first is not None and (start, stop) == (0, len(self._first)):
+            ready, self._first = self._first, None
+            return ready
+        return self._encode(start, stop)
+
+    def _encode(self, start: int, stop: int) -> Packed:
+        if not self._prepared:
+            self.encoder.prepare(self.task.documents)
+            self._prepared = True
+        return self.encoder.encode(self.items[start:stop], self.role)  # a slice: lazy page images stay lazy, but for a batch
+
+
+def find_entry(
+    task: Task, role: Role, encoder: Encoder, cache_dir: Path | str, contents: Contents | None = None
+) -> Entry | None:
+    """The entry that `embed` would give without encoding anything; None where it would encode. Writes nothing.
+
+    `contents`: the task's, where the caller has them already.
+
+    Raises:
+        CacheError, DataError, UsageError: as `embed`.
+    """
+    return Side(task, role, encoder, cache_dir, contents).find()
+
+
+def embed(
+    task: Task, role: Role, encoder: Encoder, cache_dir: Path | str, *, quiet: bool = False, contents: Contents | None = None
+) -> Entry:
+    """Token embeddings of a task's queries or documents, from the cache where they are in it; encoded by this process alone.
+
+    In this order: the entry with exactly this key, complete or to be resumed; an imported entry of the same texts and
+    encoder name; else everything is encoded, in chunks of 256 texts or 16 pages, with a progress bar on stderr. Before queries are
+    encoded the encoder is offered the corpus (`encoder.prepare`). `contents`: as in `find_entry`.
+
+    Raises:
+        CacheError, DataError, UsageError: as `fill_entry` and `content_hash`.
+    """
+    side = Side(task, role, encoder, cache_dir, contents)
+    if (entry := side.find()) is not None:
+        return entry
+    with side.begun() as begun:
+        side.fill(begun, quiet=quiet)
+    return open_entry(side.folder)
+
+
+def _provenance(task: Task, role: Role, encoder: Encoder, content: str) -> dict[str, Any]:
+    return {
+        "origin": "encoded",
+        "content": content,
+        "source": task.source,
+        "dataset": task.dataset,
+        "role": role,
+        "encoder": encoder.name,
+        "revision": encoder.revision,
+        "fingerprint": encoder.fingerprint(role),
+        "packages": {name: version for name, version in package_versions().items() if version is not None},
+    }
+
+
+def package_versions() -> dict[str, str | None]:
+    """Versions of what embeddings are made and stored with; None: not installed."""
+    found: dict[str, str | None] = dict.fromkeys(_PACKAGES)
+    for name in _PACKAGES:
+        with suppress(metadata.PackageNotFoundError):
+            found[name] = metadata.version(name)
+    return found

@@ -1,0 +1,5 @@
+"""TODO."""
+
+from maxsim_eval.cli.app import main
+
+__all__ = ["main"]

@@ -1,0 +1,170 @@
+"""The command line: `python evaluate.py beir scifact`, also installed as `maxsim-eval`.
+
+Results go to stdout, everything else (progress, warnings, errors) to stderr; exit codes as `cli_output.EXIT_CODES` says.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import sys
+import warnings
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import typer
+
+from maxsim_eval.cli.bench import SETTINGS as SCRIPTS
+from maxsim_eval.cli.bench import bench
+from maxsim_eval.cli.cache import cache, convert, encode, inspect
+from maxsim_eval.cli.evaluate import command_line, register
+from maxsim_eval.cli.explain import explain
+from maxsim_eval.cli.gate import gate
+from maxsim_eval.cli.import_ import import_
+from maxsim_eval.cli.options import AsJson
+from maxsim_eval.cli.output import EXAMPLES, EXIT_CODES, console, escape_unwritable, print_json, say, with_examples
+from maxsim_eval.cli.plan import plan
+from maxsim_eval.errors import EXIT_DATA, EXIT_INTERRUPTED, MaxsimEvalError, UsageError
+
+app = typer.Typer(
+    name="maxsim-eval",
+    help=f"Score late-interaction embeddings by several exact and quantised MaxSim paths and compare what they retrieve.\n\n{EXAMPLES}",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    epilog=EXIT_CODES,
+)
+
+
+register(app)
+app.command()(plan)
+for _command in (encode, inspect, convert, explain, gate):
+    app.command()(_command)
+app.command("import")(import_)
+app.command(context_settings=SCRIPTS)(bench)
+app.add_typer(cache)
+
+
+@app.command()
+def compare(
+    inputs: Annotated[list[Path], typer.Argument(help="Two or more result.json (or result.json:path) or TREC run files.")],
+    qrels: Annotated[Path | None, typer.Option(help="Judgements: TREC or BEIR qrels. Needed for TREC runs.")] = None,
+    names: Annotated[str | None, typer.Option("--metrics", help="With --qrels: comma-separated, as nDCG@10,R@100.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Also write the reports of an evaluation into this folder.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Compare Results or runs with the first of them: intervals, tests and verdicts over all.
+
+    Example: python evaluate.py compare results/a/result.json results/b/result.json:int8 --out results/a-and-b
+    """
+    from maxsim_eval.comparison.metrics import DEFAULT_METRICS
+    from maxsim_eval.report.comparing import compare_inputs, render_comparison, write_comparison
+
+    chosen = tuple(name.strip() for name in (names or "").split(",") if name.strip())
+    if names is not None and (qrels is None or not chosen):
+        raise UsageError("--metrics: need names, and --qrels to compute them; without it the metrics are those of the results")
+    comparison = compare_inputs(inputs, qrels, chosen or DEFAULT_METRICS)
+    if out is not None:
+        write_comparison(comparison, out, command_line())
+    if as_json:
+        typer.echo(comparison.to_json())
+    else:
+        render_comparison(comparison, console())
+
+
+@app.command()
+def metrics(
+    qrels: Annotated[Path, typer.Argument(help="Judgements: TREC or BEIR qrels.")],
+    run: Annotated[Path, typer.Argument(help="TREC run file.")],
+    names: Annotated[str | None, typer.Option("--metrics", help="Comma-separated, as nDCG@10,R@100,AP,RR@10.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Metrics of a TREC run, by trec_eval's own code; a judged query without results scores 0.
+
+    Example: python evaluate.py metrics qrels.txt run.trec --metrics nDCG@10,R@100
+    """
+    from maxsim_eval.comparison.metrics import DEFAULT_METRICS, evaluate_run, means
+    from maxsim_eval.data.trec import read_qrels, read_trec_run
+
+    chosen = DEFAULT_METRICS if names is None else tuple(name.strip() for name in names.split(",") if name.strip())
+    if not chosen:
+        raise UsageError("--metrics: got no name, need some, as nDCG@10,R@100,AP,RR@10")
+    values = means(evaluate_run(read_trec_run(run), read_qrels(qrels), chosen))
+    if as_json:
+        print_json(values)
+    else:
+        for name, value in values.items():
+            typer.echo(f"{name:12} {value:.4f}")
+
+
+@app.command()
+def report(
+    result: Annotated[Path, typer.Argument(help="result.json of an evaluation.")],
+    out: Annotated[Path | None, typer.Option(help="Also write the reports (docs/result.md) into this folder.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Render a Result again; reads nothing but the file.
+
+    Example: python evaluate.py report results/beir-scifact-lexical/result.json
+    """
+    from maxsim_eval.report.console import render_console
+    from maxsim_eval.report.result_json import read_result, to_json
+    from maxsim_eval.report.writing import write_reports
+
+    found = read_result(result)
+    if as_json:
+        sys.stdout.write(to_json(found))
+    else:
+        render_console(found, console())
+    if out is not None:
+        write_reports(found, out)
+
+
+def _show_warning(message: Warning | str, category: type[Warning], filename: str, lineno: int, *_: Any) -> None:
+    say(f"warning: {message}", "yellow")
+
+
+with_examples([app, cache])
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run the command line and exit with its code."""
+    warnings.showwarning = _show_warning  # type: ignore[assignment]
+    escape_unwritable()
+    _size_bars()
+    if int(os.environ.get("WORLD_SIZE") or 1) > 1:
+        # torch's C++ prints a stack for every broken connection; what broke is said once, by name (distributed.py).
+        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+        if os.environ.get("RANK") != "0":  # every process is given the same command: the first one says what there is to say
+            with contextlib.redirect_stderr(io.StringIO()), contextlib.redirect_stdout(io.StringIO()):
+                _run(arguments)
+            return
+    _run(arguments)
+
+
+def _size_bars() -> None:
+    """Give bars a size where the terminal says 0 x 0, as pseudo-terminals of containers and `script` do: they would be empty."""
+    with contextlib.suppress(OSError):  # no terminal
+        if not os.get_terminal_size(2).columns:
+            os.environ.setdefault("TQDM_NCOLS", "100")  # read when tqdm is imported, here and in the scripts of `bench`
+            os.environ.setdefault("TQDM_NROWS", "20")
+
+
+def _run(arguments: list[str] | None) -> None:
+    try:
+        app(args=arguments)
+    except MaxsimEvalError as error:
+        _fail(str(error), error.exit_code)
+    except OSError as error:  # a file that cannot be written or read: the system's own words and the file's name
+        _fail(str(error), EXIT_DATA)
+    except SystemExit as exit_:
+        if exit_.code == EXIT_INTERRUPTED and type(exit_) is SystemExit:  # a subclass has said it
+            say("interrupted; finished parts are kept, the same command continues")
+        raise
+
+
+def _fail(text: str, code: int) -> NoReturn:
+    say(f"error: {text}", "red")
+    sys.exit(code)

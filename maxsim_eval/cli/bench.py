@@ -1,0 +1,393 @@
+"""The command `bench`: one table of the paper, measured here by the scripts of `kernels/benchmarks/`, and shown.
+
+The scripts belong to the repository, not to the distribution: an installed package without its checkout is told so. A table that
+needs trained encoders is an evaluation, and the message says which. Everything that can be refused is refused before a script starts.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import typer
+
+from maxsim_eval.cli.options import AsJson, NoBars
+from maxsim_eval.cli.output import print_json, say
+from maxsim_eval.errors import EXIT_INTERRUPTED, DataError, UnknownNameError, UsageError
+
+FOLDER = Path(__file__).resolve().parents[1] / "kernels" / "benchmarks"
+SETTINGS = {"allow_extra_args": True, "ignore_unknown_options": True}  # what the command does not know is the script's
+
+
+@dataclass(frozen=True)
+class Bench:
+    """A script with its arguments, the file it writes below the output folder, and the page's name of the table."""
+
+    script: str
+    arguments: tuple[str, ...]
+    file: str
+    shows: str
+
+
+def _paper(*names: str) -> dict[str, Bench]:
+    return {name: Bench("paper.py", ("--only", name), "paper.json", name) for name in names}
+
+
+TABLES: dict[str, Bench] = {
+    **_paper("fwd", "fwd_abs", "nocg", "fwd_chunked", "chunked_sweep", "twoaxis", "mem", "op_abl", "multiquery", "varlen"),
+    **_paper("int8", "int8_B", "fat_emb_cliff", "splitd_perf", "traffic", "precision"),
+    "scaling": Bench("paper.py", ("--only", "scaling"), "paper.json", "mem"),
+    "chunks": Bench("paper.py", ("--only", "chunks"), "paper.json", "chunk grid"),
+    "tiles": Bench("paper.py", ("--only", "tiles"), "paper.json", "tile table"),
+    "compiled_memory": Bench("paper.py", ("--only", "memory_compiled"), "paper.json", "compiled_memory"),
+    "all": Bench("paper.py", (), "paper.json", "fast_p"),
+    "second": Bench("second.py", (), "second.json", "second harness"),
+    "train": Bench("training.py", ("--only", "steps"), "training_steps.json", "train"),
+    "bwd_abl": Bench("training.py", ("--only", "ablation"), "training.json", "bwd_abl"),
+    "bwd_breakdown": Bench("training.py", ("--only", "parts"), "training.json", "bwd_breakdown"),
+    "bwd_mem": Bench("training.py", ("--only", "steps"), "training_steps.json", "bwd_mem"),
+    "training_parity": Bench("parity.py", (), "parity.json", "training_parity"),
+    "chamfer": Bench("chamfer.py", (), "chamfer.json", "chamfer"),
+    "ooc": Bench("streaming.py", ("--only", "colpali"), "streaming.json", "ooc"),
+    "pairs": Bench("forward.py", ("--only", "pairs"), "forward.json", "tiny pairs"),
+    "kernels": Bench("forward.py", ("--only", "dense,many,ragged"), "forward.json", "kernels"),
+    "codes": Bench("forward.py", ("--only", "int8,fp8"), "forward.json", "codes"),
+    "dequantise": Bench("forward.py", ("--only", "int8"), "forward.json", "dequantise"),
+    "host": Bench("forward.py", ("--only", "host"), "forward.json", "host"),
+    "cpu": Bench("cpu_forward.py", (), "cpu.json", "CPU"),
+}
+EVALUATIONS = {
+    "beir_ndcg": "beir arguana --paths fp32,fp16 (and scidocs)",
+    "beir_scale": "beir hotpotqa --paths fp32,fp16 (and nq)",
+    "colpali_ndcg": "real-mm-rag finreport --paths fp32,fp16 (and its other sets)",
+    "int8_realmmrag": "real-mm-rag finreport --paths fp32,int8 (and its other sets)",
+}
+ALIASES = {  # the page's names of tables whose command is shorter
+    "second harness": "second",
+    "chunk grid": "chunks",
+    "tile table": "tiles",
+    "tiny pairs": "pairs",
+    "CPU": "cpu",
+    "roofline and cost": "roofline",
+}
+COMPUTED = {  # tables over files of other tables: the page's name of each
+    "fast_p": "fast_p",
+    "losses": "losses",
+    "not timed": "not timed",
+    "roofline": "roofline and cost",
+    "scorers": "scorers",
+    "gpu": "gpu",
+    "steps": "steps",
+    "streams": "streams",
+}
+_TRAINING = ("--fresh", "--runs", "--peers", "--smoke", "--revision")
+OPTIONS: dict[str, tuple[str, ...]] = {  # what may be handed on to a script; the rest of its options would measure no table
+    "paper.py": (
+        *("--rows", "--fresh", "--again", "--seconds", "--runs", "--no-compile", "--autotune-here", "--peers", "--smoke"),
+        "--revision",
+    ),
+    "second.py": ("--repeats", "--calls", "--peers", "--smoke", "--revision"),
+    "training.py": _TRAINING,
+    "chamfer.py": _TRAINING,
+    "parity.py": ("--steps", "--batch", "--full", "--smoke", "--revision"),
+    "streaming.py": ("--fresh", "--runs", "--seconds", "--folder", "--store-seconds", "--profile", "--tiny", "--revision"),
+    "forward.py": ("--fresh", "--runs", "--no-compile", "--peers", "--revision"),
+    "cpu_forward.py": ("--runs",),
+}
+FILES = {"cpu.json": "cpu/forward.json"}  # where the page looks for a file; else below h200/
+MOST_NAMES = 12
+CHILD = """
+import os, runpy, signal, sys
+def stop(*_):
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # once: what cleans up is not interrupted again
+    sys.stderr = open(os.devnull, "w")  # the command says that it was interrupted, in one line
+    raise KeyboardInterrupt
+signal.signal(signal.SIGINT, stop)
+if sys.platform == "linux":
+    import ctypes
+    ctypes.CDLL(None).prctl(1, signal.SIGINT)  # the script does not outlive the command
+sys.argv = sys.argv[1:]
+sys.path[0] = os.path.dirname(sys.argv[0])
+try:
+    runpy.run_path(sys.argv[0], run_name="__main__")
+except KeyboardInterrupt:
+    sys.exit(130)
+"""  # runs a script as python itself would, but ends without a traceback at Ctrl-C
+
+
+class InterruptedBench(SystemExit):
+    """Ctrl-C, said already."""
+
+
+def bench(
+    context: typer.Context,
+    table: Annotated[str, typer.Argument(help="A table of the paper; list: what there is.")] = "list",
+    out: Annotated[Path, typer.Option(help="Folder of the raw figures.")] = Path("results/bench"),
+    scripts: Annotated[Path, typer.Option(help="The repository's kernels/benchmarks.")] = FOLDER,
+    quiet: NoBars = False,
+    as_json: AsJson = False,
+) -> None:
+    """Measure a table of the paper on this machine, every method checked first, and show it.
+
+    Options of the table's script are handed on to it (--runs 20, --no-compile, --peers none, --seconds 300, --smoke: those it has; list
+    --json names them); another one is refused. Figures are kept while a script measures. Tables of paper.py keep the rows in their
+    file and do not measure them again; other scripts measure anew. fast_p, losses, not timed, roofline, scorers, gpu, steps and
+    streams measure nothing: they are computed of the files in --out.
+
+    Example: python evaluate.py bench fwd --no-compile
+    """
+    if table == "list":
+        _list(as_json)
+        return
+    table = ALIASES.get(table, table)
+    if table in EVALUATIONS:
+        raise UsageError(
+            f"{table} needs trained encoders and their data, so it is an evaluation: evaluate.py {EVALUATIONS[table]}"
+        )
+    if table in COMPUTED:
+        raise typer.Exit(_computed(table, out, scripts, context.args, quiet, as_json))
+    if table not in TABLES:
+        raise UnknownNameError("table", table, [*TABLES, *COMPUTED, *ALIASES, *EVALUATIONS])
+    found, given = TABLES[table], context.args
+    _need_script(scripts, found.script)
+    _need_options(table, found.script, given)
+    smoke = bool({"--smoke", "--tiny"} & set(given))
+    if not smoke and table != "cpu":
+        _need_gpu(table)
+    file = out / found.file
+    _need_folder(out, file)
+    held = file.read_bytes() if file.exists() else b""
+    before = _measured(file, fresh="--fresh" in given)
+    _known(out, without=file)  # a damaged one is told before hours of measuring
+    if any(word.partition("=")[0] == "--rows" for word in given):
+        _need_rows(table, scripts / found.script, found.arguments, given)
+    if smoke and before is not None and "--fresh" not in given and not _is_smoke(_read(file)):
+        raise UsageError(f"--smoke: {file} holds measured figures, need another folder: --out DIR")
+    ended = _run([sys.executable, str(scripts / found.script), *found.arguments, "--json", str(file), *given], quiet)
+    if ended == EXIT_INTERRUPTED:
+        _interrupted(file, file.exists() and file.read_bytes() != held)
+    after = _measured(file)
+    if after is None or (ended and after == before):
+        kept = f"; {file} is as it was" if before is not None else ""
+        raise UsageError(f"{table}: {found.script} ended with {ended} and wrote no figures{kept}")
+    if not smoke:
+        ended = _show(table, out, scripts, as_json) or ended
+    elif as_json:
+        print_json({"table": table, "smoke": True, "figures": str(file), "ended": ended})
+    if not quiet:
+        say(f"raw figures: {file}")
+    raise typer.Exit(ended)
+
+
+def _computed(table: str, out: Path, scripts: Path, given: Sequence[str], quiet: bool, as_json: bool) -> int:
+    """A table over the files that lie there; nothing is measured."""
+    _need_script(scripts, "page.py")
+    if given:
+        raise UsageError(
+            f"{table} is computed of the files in --out and measures nothing: got {given[0]}, need no further option"
+        )
+    known = _known(out)
+    if not known:
+        raise UsageError(
+            f"{table} is computed of the files in --out and measures nothing: {out} has none of {', '.join(_files())}; "
+            "run bench fwd first"
+        )
+    if not quiet:
+        say(f"{table} measures nothing; computed of {', '.join(str(path) for path in known.values())}")
+    return _page(COMPUTED[table], known, scripts, as_json)
+
+
+def _show(table: str, out: Path, scripts: Path, as_json: bool) -> int:
+    """The table, from every results file that lies there."""
+    known = _known(out)
+    if table == "second" and not _has_first(known):
+        _second_alone(out / TABLES["second"].file, out, as_json)
+        return 0
+    return _page(TABLES[table].shows, known, scripts, as_json)
+
+
+def _page(name: str, known: Mapping[str, Path], scripts: Path, as_json: bool) -> int:
+    files = ",".join(f"{held}={path}" for held, path in known.items())
+    show = [sys.executable, str(scripts / "page.py"), "--table", name, "--files", files]
+    return subprocess.run([*show, *(["--as-json"] if as_json else [])], check=False).returncode
+
+
+def _has_first(known: Mapping[str, Path]) -> bool:
+    """Whether there are rows of the first harness to compare the second with."""
+    path = known.get("h200/paper.json")
+    groups = _read(path).get("groups", {}) if path is not None else {}
+    return any(name.endswith(" 1000") for group in ("shapes", "frontier") for name in groups.get(group, {}).get("rows", {}))
+
+
+def _second_alone(file: Path, out: Path, as_json: bool) -> None:
+    """The second harness's own figures, where there are none of the first."""
+    shapes: dict[str, Any] = _read(file).get("shapes", {})
+    methods = list(dict.fromkeys(name for held in shapes.values() for name in held["methods"]))
+    rows = []
+    for shape, held in shapes.items():
+        times = [held["methods"].get(name, {}).get("median_ms") for name in methods]
+        rows.append([shape, *("-" if one is None else f"{one:.4g}" for one in times)])
+    note = f"To compare with the first harness run bench fwd first: {out / 'paper.json'} has no rows of it."
+    title, heads = "the second harness alone, ms", ["shape", *methods]
+    if as_json:
+        print_json({"table": "second harness", "title": title, "heads": heads, "rows": rows, "notes": [note]})
+        return
+    lines = [f"### second harness: {title}", "", *(f"| {' | '.join(row)} |" for row in [heads, ["---"] * len(heads), *rows])]
+    typer.echo("\n".join([*lines, "", note]))
+
+
+# The results files
+
+
+def _files() -> list[str]:
+    return list(dict.fromkeys(held.file for held in TABLES.values()))
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """A results file.
+
+    Raises:
+        DataError: it cannot be read or holds something else.
+    """
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as problem:
+        raise DataError(f"{path}: not a results file ({problem}); remove it or give another folder with --out") from None
+    if not isinstance(found, dict):
+        raise DataError(
+            f"{path}: not a results file (got a {type(found).__name__}); remove it or give another folder with --out"
+        )
+    return found
+
+
+def _is_smoke(found: Mapping[str, Any]) -> bool:
+    return str(found.get("schema", "")).endswith(("/smoke", "/tiny"))
+
+
+def _known(out: Path, without: Path | None = None) -> dict[str, Path]:
+    """The page's names of the results files that lie in a folder; figures of smoke runs are none."""
+    paths = [out / name for name in _files() if (out / name).exists() and out / name != without]
+    return {FILES.get(path.name, f"h200/{path.name}"): path for path in paths if not _is_smoke(_read(path))}
+
+
+def _measured(path: Path, fresh: bool = False) -> Any:
+    """What a file has of finished rows, None where there is none; `fresh`: it will be replaced, so it may be damaged."""
+    if not path.exists():
+        return None
+    try:
+        found = _read(path)
+    except DataError:
+        if fresh:
+            return None
+        raise
+    return (
+        {key: held for key, held in found.items() if key not in ("partial", "verdicts")} if found.get("groups", True) else None
+    )
+
+
+# What is refused
+
+
+def _need_script(scripts: Path, script: str) -> None:
+    if not (scripts / script).is_file():
+        raise UsageError(
+            f"bench needs the benchmark scripts of the repository, and {scripts} has no {script}: the installed package does "
+            "not carry them. Run it in a checkout, or give a checkout's kernels/benchmarks with --scripts"
+        )
+
+
+def _need_options(table: str, script: str, given: Sequence[str]) -> None:
+    """Refuse what the script would not take, or what would make it measure another table."""
+    for word in given:
+        name = word.partition("=")[0]
+        if name.startswith("-") and not name[1:2].isdigit() and name not in OPTIONS[script]:
+            raise UsageError(f"{name}: bench {table} has no such option; {script} takes {', '.join(OPTIONS[script])}")
+
+
+def _need_folder(out: Path, file: Path) -> None:
+    """Make the folder and try to write there."""
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=out):
+            pass
+    except OSError as problem:
+        raise DataError(f"--out: cannot write to {out} ({problem.strerror}); give another folder") from None
+    if file.exists() and not os.access(file, os.W_OK):
+        raise DataError(f"--out: {file} cannot be written; give another folder")
+
+
+def _need_rows(table: str, script: Path, arguments: Sequence[str], given: Sequence[str]) -> None:
+    """Refuse a `--rows` that no row matches, with the names there are; what is wrong otherwise is the script's to refuse."""
+    if _rows([sys.executable, str(script), *arguments, *given, "--list"]) == []:
+        names = list(dict.fromkeys(_rows([sys.executable, str(script), *arguments, "--list"]) or []))
+        more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
+        raise UsageError(f"--rows: no row of {table} has such a name; its rows are {', '.join(names[:MOST_NAMES])}{more}")
+
+
+def _rows(command: list[str]) -> list[str] | None:
+    """The names that a script's `--list` prints ("group name seconds s", then their number); None where it fails otherwise."""
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        return [] if "error: --rows" in done.stderr else None
+    return [line.split(None, 1)[1].rsplit(None, 2)[0].rstrip() for line in done.stdout.splitlines()[:-1]]
+
+
+def _list(as_json: bool) -> None:
+    """The tables and what measures them."""
+    if as_json:
+        tables = {name: {**asdict(held), "options": OPTIONS[held.script]} for name, held in TABLES.items()}
+        print_json({"tables": tables, "computed": COMPUTED, "aliases": ALIASES, "evaluations": EVALUATIONS})
+        return
+    for name, held in TABLES.items():
+        typer.echo(f"{name:18} {' '.join((held.script, *held.arguments))}")
+    for name in COMPUTED:
+        typer.echo(f"{name:18} computed of the files in --out")
+    for name, words in EVALUATIONS.items():
+        typer.echo(f"{name:18} an evaluation: evaluate.py {words}")
+
+
+def _need_gpu(table: str) -> None:
+    import torch
+
+    if not torch.cuda.is_available():
+        flow = [f", {name} only runs the flow" for name in ("--smoke", "--tiny") if name in OPTIONS[TABLES[table].script]]
+        raise UsageError(
+            f"{table} is measured on an NVIDIA GPU, and torch sees none here; `bench cpu` measures the CPU{''.join(flow)}"
+        )
+
+
+def _run(command: list[str], quiet: bool) -> int:
+    """Run a script, what it prints on stderr; with `quiet` only where it failed. Its exit status; 130 where it was interrupted."""
+    where: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    if not quiet:
+        say(" ".join(command))
+        sys.stderr.flush()
+        where = {"stdout": sys.stderr.fileno()}
+    # In a group of its own: Ctrl-C reaches the script through this process alone, and not the processes that it measures in.
+    child = subprocess.Popen([command[0], "-c", CHILD, *command[1:]], process_group=0, **where)
+    try:
+        said, _ = child.communicate()
+    except KeyboardInterrupt:
+        child.send_signal(signal.SIGINT)
+        try:
+            child.communicate()  # it may have gigabytes of temporary files to remove
+        except KeyboardInterrupt:
+            child.kill()
+            child.communicate()
+        return EXIT_INTERRUPTED
+    if quiet and child.returncode not in (0, EXIT_INTERRUPTED):
+        say(said[-4000:])
+    return child.returncode
+
+
+def _interrupted(file: Path, new: bool) -> NoReturn:
+    say(f"interrupted; what was measured is in {file}" if new else "interrupted; nothing new was measured")
+    raise InterruptedBench(EXIT_INTERRUPTED)

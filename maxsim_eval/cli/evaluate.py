@@ -1,0 +1,136 @@
+"""The evaluating commands, one a source of data: `beir`, `local`, `real-mm-rag`, `demo`."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from maxsim_eval.cli.options import (
+    ANSWERS,
+    MODEL,
+    PLACES,
+    SCORING,
+    SOURCES,
+    Split,
+    encoder_option,
+    loading_options,
+    model_options,
+    require_counts,
+    with_options,
+)
+from maxsim_eval.cli.output import console
+from maxsim_eval.cli.sources import COMMANDS
+
+if TYPE_CHECKING:
+    from maxsim_eval.api import Settings
+
+_OUT = {
+    "out": (
+        Annotated[
+            Path | None,
+            typer.Option(help="Where the report goes. Default: results/<source>-<dataset>-<encoder>/, with what was chosen."),
+        ],
+        None,
+    )
+}
+
+
+def register(app: typer.Typer) -> None:
+    """Add the evaluating commands."""
+    for source in COMMANDS:
+        app.command(source)(_command_of(source))
+
+
+def _command_of(source: str) -> Callable[..., None]:
+    default, about, encoder, text = COMMANDS[source]
+
+    def command(**given: Any) -> None:
+        evaluate_task(source, **given)
+
+    command.__doc__ = text
+    dataset = {"dataset": (Annotated[str, typer.Argument(help=about)], default)}
+    split = {"split": (Split, None)}
+    return with_options(
+        command, dataset, PLACES, _OUT, encoder_option(encoder), SCORING, split, SOURCES[source], MODEL, ANSWERS
+    )
+
+
+def evaluate_task(
+    source: str, *, dataset: str, data_dir: Path, out: Path | None, encoder: str, split: str | None, as_json: bool, **given: Any
+) -> None:
+    """Every evaluating command; `given` are the options of `SCORING`, `MODEL`, of the source, the cache folder and `quiet`."""
+    from maxsim_eval.api import Settings, check_device, run
+    from maxsim_eval.comparison.metrics import DEFAULT_METRICS
+    from maxsim_eval.data.loading import load_task
+    from maxsim_eval.processes.world import joined, several
+    from maxsim_eval.quantities import bytes_of
+    from maxsim_eval.report.console import render_console
+    from maxsim_eval.report.result_json import to_json
+    from maxsim_eval.scoring.scoring import check_paths
+    from maxsim_eval.types import Task
+
+    loading = loading_options(given, SOURCES[source])
+    require_counts(given, "k", "readers", "limit_queries", "limit_documents")
+    budget = given.pop("memory_budget")
+    settings = Settings(
+        encoder=encoder,
+        encoder_options=model_options(given),
+        paths=check_paths(_names(given.pop("paths"))),
+        metrics=_names(given.pop("metrics")) or DEFAULT_METRICS,
+        memory_budget=None if budget is None else bytes_of(budget),
+        command=command_line(),
+        **given,
+    )
+    if not several():
+        check_device(settings.device)  # before anything is loaded
+    folder = Path()
+
+    def load() -> tuple[Task, Path]:
+        nonlocal folder
+        task = load_task(source, dataset, data_dir=data_dir, split=split, quiet=settings.quiet, **loading)
+        part = task.split if split is not None or any(value is not None for value in loading.values()) else ""
+        folder = out or Path("results") / _folder_name(source, task.dataset, part, encoder, settings)
+        return task, folder
+
+    with joined(settings.device, say_last) as world:
+        result = run(settings, load)
+        if not world.leader:
+            return
+        if as_json:
+            sys.stdout.write(to_json(result))
+        elif not settings.quiet:
+            screen = console()
+            render_console(result, screen)
+            screen.print(
+                f"report: {folder}/report.html, {folder}/report.md, {folder}/result.json, {folder}/runs/",
+                soft_wrap=True,
+                highlight=False,
+            )
+
+
+def _folder_name(source: str, dataset: str, part: str, encoder: str, settings: Settings) -> str:
+    """A name for the report's folder that tells evaluations of one dataset apart."""
+    prefix, _, model = encoder.partition(":")
+    model = Path(model).name if model.startswith((".", "~", "/")) else model
+    limits = [f"{letter}{limit}" for letter, limit in (("q", settings.limit_queries), ("d", settings.limit_documents)) if limit]
+    reranked = ["reranked"] if settings.candidates is not None else []
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", "-".join(filter(None, [source, dataset, part, prefix, model, *limits, *reranked])))
+
+
+def _names(text: str | None) -> tuple[str, ...]:
+    return tuple(name.strip() for name in (text or "").split(",") if name.strip())
+
+
+def say_last(line: str) -> None:
+    """The one message of a failure of several processes; a follower's stderr is closed to anything else."""
+    print(line, file=sys.__stderr__, flush=True)
+
+
+def command_line() -> list[str]:
+    """The command as it was given, without the folder the program lies in."""
+    return [Path(sys.argv[0]).name, *sys.argv[1:]]

@@ -1,0 +1,143 @@
+"""The command `explain`: which document tokens a score comes from, as a table, as JSON and as a picture."""
+
+from __future__ import annotations
+
+import re
+from inspect import Parameter
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich import box
+from rich.table import Table
+from rich.text import Text
+
+from maxsim_eval.cli.options import (
+    LIMITS,
+    MODEL,
+    OF_SOURCES,
+    PLACES,
+    AsJson,
+    NoBars,
+    Split,
+    encoder_option,
+    loading_options,
+    model_options,
+    require_counts,
+    with_options,
+)
+from maxsim_eval.cli.output import console, print_json
+from maxsim_eval.cli.sources import COMMANDS
+from maxsim_eval.errors import UnknownNameError, UsageError
+
+if TYPE_CHECKING:
+    from maxsim_eval.explain.explaining import Explanation
+    from maxsim_eval.types import PatchGrid
+
+
+def explain(source: str, dataset: str, *, query: str, document: str, encoder: str | None, data_dir: Path, **given: Any) -> None:
+    """Explain the score of one (query, document) pair: the winning document token and the contribution of every query token.
+
+    Embeddings are read from the cache; nothing is encoded. For a page image --out draws the heat map over the page. Its patches are
+    known from the encoder's processor; else a square number of tokens is taken for a square grid, and --grid says it otherwise.
+
+    Example: python evaluate.py explain beir scifact --query 1 --document 13 --encoder lexical --path int8 --out pair.svg
+    """
+    from maxsim_eval.api import check_device
+    from maxsim_eval.data.loading import load_task
+    from maxsim_eval.explain.explaining import explain_pair
+    from maxsim_eval.explain.pictures import check_picture, write_picture
+    from maxsim_eval.scoring.own_functions import check_paths
+
+    if source not in COMMANDS:
+        raise UnknownNameError("source", source, COMMANDS)
+    loading = loading_options(given)
+    options = model_options(given)
+    out, token, split = given.pop("out"), given.pop("query_token"), given.pop("split")
+    as_json, quiet = given.pop("as_json"), given.pop("quiet")
+    grid = _grid(given.pop("grid"), given.pop("grid_first"))
+    require_counts(given, "limit_queries", "limit_documents")
+    check_paths([given["path"]])
+    check_device(given["device"])
+    if out is not None:
+        check_picture(out)
+    elif token is not None:
+        raise UsageError("--query-token: needs --out, the picture whose heat map it is for")
+    task = load_task(source, dataset, data_dir=data_dir, split=split, quiet=quiet, **loading)
+    found = explain_pair(
+        task, encoder or COMMANDS[source][2], query, document, encoder_options=options, grid=grid, quiet=quiet, **given
+    )
+    if out is not None:
+        write_picture(found, out, token)
+    if as_json:
+        print_json(found.as_json())
+    else:
+        _render(found)
+        if out is not None:
+            typer.echo(f"picture: {out}")
+
+
+def _grid(text: str | None, first: int) -> PatchGrid | None:
+    from maxsim_eval.types import PatchGrid
+
+    if text is None:
+        if first:
+            raise UsageError("--grid-first: needs --grid")
+        return None
+    said = re.fullmatch(r"([0-9]+)[xX]([0-9]+)", text.strip())
+    if said is None:
+        raise UsageError(f"--grid: got {text!r}, need ROWSxCOLUMNS, as 32x32")
+    return PatchGrid(int(said[1]), int(said[2]), first)
+
+
+def _render(found: Explanation) -> None:
+    from maxsim_eval.explain.pictures import title, token_text, winner_text
+
+    screen = console()
+    screen.print(Text(title(found), style="bold"))
+    origin = f"{found.source}/{found.dataset} {found.split}, encoder {found.encoder['name']}"
+    relevance = "not judged" if found.relevance is None else f"relevance {found.relevance}"
+    screen.print(Text(f"{origin}; {relevance}; {len(found.tokens)} query tokens, {found.document_tokens} document tokens"))
+    table = Table("#", "query token", "contribution", "share", "document token", box=box.SIMPLE_HEAD)
+    for column in (0, 2, 3):
+        table.columns[column].justify = "right"
+    for match in found.tokens:
+        added = "-" if match.contribution is None else f"{match.contribution:.6f}"
+        share = "-" if match.share is None else f"{match.share:.1%}"
+        cells = (str(match.position), token_text(match.text), added, share, winner_text(match, found.patches))
+        table.add_row(*(Text(cell) for cell in cells))
+    screen.print(table)
+    screen.print(Text(f"sum of contributions {found.total:.6f}"))
+    for note in found.notes:
+        screen.print(Text(f"note: {note}", style="yellow"))
+
+
+_ARGUMENTS = {
+    "source": (Annotated[str, typer.Argument(help="beir, real-mm-rag, local or demo.")], Parameter.empty),
+    "dataset": (Annotated[str, typer.Argument(help="Name of the dataset (local: or its path).")], Parameter.empty),
+}
+_PAIR = {
+    "query": (Annotated[str, typer.Option(help="Id of the query.")], Parameter.empty),
+    "document": (Annotated[str, typer.Option(help="Id of the document or page.")], Parameter.empty),
+    "path": (Annotated[str, typer.Option(help="Scoring path to explain: fp32, fp16, int8, ...")], "fp32"),
+    "out": (Annotated[Path | None, typer.Option(help="Also draw it: a name that ends in .svg, .png or .html.")], None),
+    "grid": (Annotated[str | None, typer.Option(help="Patches of a page, ROWSxCOLUMNS, where nothing else says.")], None),
+    "grid_first": (Annotated[int, typer.Option(help="Document token that --grid begins at.")], 0),
+    "query_token": (
+        Annotated[int | None, typer.Option(help="Heat map of the similarity to this query token (by its number) instead.")],
+        None,
+    ),
+    "device": (Annotated[str, typer.Option(help="Where the pair is scored: cpu, cuda, cuda:1, ...")], "cpu"),
+}
+with_options(
+    explain,
+    _ARGUMENTS,
+    _PAIR,
+    encoder_option(None),
+    {"split": (Split, None)},
+    PLACES,
+    LIMITS,
+    OF_SOURCES,
+    MODEL,
+    {"as_json": (AsJson, False), "quiet": (NoBars, False)},
+)

@@ -1,0 +1,78 @@
+"""From rankings to what a Result says of each path: metrics, bounds over ties, parity with the reference, statistics over all paths."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from maxsim_eval.comparison.metrics import evaluate_run, means
+from maxsim_eval.comparison.parity import compare
+from maxsim_eval.comparison.ties import mean_bounds
+from maxsim_eval.comparison.verdicts import with_statistics
+from maxsim_eval.scoring.job import Job, Outcome, Rows
+from maxsim_eval.scoring.paths import REFERENCE, ScoringPath
+from maxsim_eval.types import PathResult, Qrels, Run
+
+
+def assess(
+    outcomes: Iterable[Outcome],
+    job: Job,
+    paths: Mapping[str, ScoringPath],
+    qrels: Qrels,
+    stored: torch.dtype,
+    metrics: Sequence[str],
+) -> tuple[dict[str, PathResult], dict[str, Run]]:
+    """What each path gave, by name, and its ranking; a path is compared as soon as it was scored.
+
+    Args:
+        outcomes: the reference's, if there is one, first.
+        paths: the job's, by name.
+        stored: dtype of the stored embeddings.
+        metrics: names, see `metrics.parse_metric`.
+    """
+    results: dict[str, PathResult] = {}
+    runs: dict[str, Run] = {}
+    reference_rows: Rows | None = None
+    for outcome in outcomes:
+        name = outcome.run.name
+        runs[name] = outcome.run
+        results[name] = _result(outcome, job, paths[name], qrels, metrics)
+        if name == REFERENCE:
+            reference_rows = outcome.rows
+        elif REFERENCE in results:
+            parity = compare(
+                results[REFERENCE],
+                results[name],
+                runs[REFERENCE],
+                runs[name],
+                reference_scores=reference_rows,
+                scores=outcome.rows,
+                k=job.k,
+                score_rows=None if len(job.kept_rows) == len(job.query_ids) else job.kept_rows.tolist(),
+                listed=None if job.candidates is None else job.candidates.of(job.kept_rows.tolist()),
+                qrels=qrels,
+            )
+            results[name] = replace(results[name], parity=_about_inputs(parity, name, stored, paths[name].own))
+    return with_statistics(results, REFERENCE) if REFERENCE in results else results, runs
+
+
+def _result(outcome: Outcome, job: Job, path: ScoringPath, qrels: Qrels, metrics: Sequence[str]) -> PathResult:
+    per_query = evaluate_run(outcome.run, qrels, metrics)
+    read = f"; documents read from the {path.copy} copy in the cache" if outcome.run.name in job.copies else ""
+    return PathResult(
+        metrics=means(per_query),
+        per_query=per_query,
+        seconds={part: round(value, 6) for part, value in outcome.seconds.items()},
+        description=path.description + read,
+        tie_bounds=mean_bounds(outcome.run, qrels, per_query),
+        memory=outcome.memory,
+    )
+
+
+def _about_inputs(parity: Mapping[str, Any], name: str, stored: torch.dtype, own: bool) -> dict[str, Any]:
+    """Whether the reference read the same rounded embeddings as this path: then only arithmetic can differ."""
+    read = {"fp16": torch.float16, "bf16": torch.bfloat16}.get(name)
+    return {**parity, "reference_reads_same_inputs": own or name == "fused-fp32" or stored == read}

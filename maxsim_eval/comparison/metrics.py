@@ -1,0 +1,207 @@
+"""Retrieval metrics per query, computed by trec_eval itself through pytrec_eval, under ir-measures' names; and the paper's own.
+
+Our own runs are ordered lists; they reach trec_eval as strictly decreasing scores, so no tie can change their order.
+Runs of other tools keep their scores and trec_eval's rule (float32 score descending, ties by document id descending).
+Every judged query counts: one without results scores 0 in every metric and stays in the mean (`AnyHit@k` of `paper_metrics`
+aside, which has no value where nothing is relevant).
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import pytrec_eval
+
+from maxsim_eval.comparison.paper_metrics import PAPER_METRICS
+from maxsim_eval.data.trec import check_ranking, ranked
+from maxsim_eval.errors import DataError, UnknownNameError, UsageError
+from maxsim_eval.types import Qrels, Run
+
+DEFAULT_METRICS: tuple[str, ...] = (
+    "nDCG@1",
+    "nDCG@5",
+    "nDCG@10",
+    "nDCG@20",
+    "Recall@5",
+    "Recall@10",
+    "Recall@20",
+    "Recall@100",
+    "MAP@100",
+    "MRR@10",
+)
+
+# name -> (trec_eval measure without a cutoff, with a cutoff); None: that form does not exist.
+# RR@k is trec_eval's recip_rank on a run truncated to k, because trec_eval's own has no cutoff.
+# iprec_at_recall and 11pt_avg are left out: trec_eval 9 (pytrec_eval) and 10 round their recall points differently.
+_MEASURES: dict[str, tuple[str | None, str | None]] = {
+    "nDCG": ("ndcg", "ndcg_cut"),
+    "Recall": (None, "recall"),
+    "MAP": ("map", "map_cut"),
+    "MRR": ("recip_rank", "recip_rank"),
+    "P": (None, "P"),
+    "Success": (None, "success"),
+    "Rprec": ("Rprec", None),
+    "Bpref": ("bpref", None),
+    "infAP": ("infAP", None),
+    "SetP": ("set_P", None),
+    "SetR": ("set_recall", None),
+    "SetF": ("set_F", None),
+    "SetAP": ("set_map", None),
+}
+_ALIASES = {"R": "Recall", "AP": "MAP", "RR": "MRR"}
+_NAME = re.compile(r"(?P<base>[A-Za-z]+(-exp)?)(@(?P<cutoff>[0-9]+))?")
+_MAX_CUTOFF = 2**31 - 1
+# trec_eval walks over every relevance level up to the highest; a level like 10^6 would take it minutes a query.
+_MAX_RELEVANCE = 10_000
+# Rank surrogates are consecutive normal float32 numbers, counted by their bit pattern from the smallest one: strictly
+# decreasing by construction, and 2^31 - 2^24 of them, so no ranking is too long (integers end at 2^24).
+_FIRST_NORMAL_BITS = 0x0080_0000
+
+
+@dataclass(frozen=True)
+class Metric:
+    """One parsed metric: the name as asked for, its canonical name, and how trec_eval is asked for it.
+
+    For a metric of `paper_metrics`, `measure` is its name there and `truncate` its cutoff.
+    """
+
+    name: str
+    canonical: str
+    measure: str  # pytrec_eval's name in results, e.g. "ndcg_cut_10"
+    truncate: int | None = None  # cut the run to this depth first
+
+
+def _known(cutoff: str | None) -> list[str]:
+    bases = {**_MEASURES, **{alias: _MEASURES[name] for alias, name in _ALIASES.items()}}
+    names = [base for base, (_, cut) in bases.items() if cut] + list(PAPER_METRICS)
+    with_cutoff = [f"{base}@{cutoff or 'k'}" for base in names]
+    return with_cutoff + [base for base, (plain, _) in bases.items() if plain]
+
+
+def parse_metric(name: str) -> Metric:
+    """Parse an ir-measures style name: `nDCG@10`, `R@100` (= `Recall@100`), `AP`, `RR@10`, `Bpref`, ...,
+    or one of the paper's, `AnyHit@10`, `nDCG-exp@10`.
+
+    Raises:
+        UnknownNameError: no such metric, or not in that form (with or without a cutoff); the message offers near names.
+        UsageError: a cutoff below 1 or above 2^31 - 1.
+    """
+    match = _NAME.fullmatch(name)
+    cutoff = match["cutoff"] if match else None
+    base = _ALIASES.get(match["base"], match["base"]) if match else ""
+    plain, cut = _MEASURES.get(base, (None, None))
+    measure = plain if cutoff is None else base if base in PAPER_METRICS else cut
+    if measure is None:
+        known = _known(cutoff)
+        same_letters = [entry for entry in known if entry.lower() == name.lower()]  # only the case is wrong
+        raise UnknownNameError("metric", name, same_letters or known)
+    if cutoff is None:
+        return Metric(name, base, measure)
+    if not 1 <= len(cutoff.lstrip("0")) <= 10 or int(cutoff) > _MAX_CUTOFF:
+        raise UsageError(f"metric {name!r}: the cutoff is {cutoff}, need a whole number from 1 to {_MAX_CUTOFF}")
+    k = int(cutoff)
+    if measure == "recip_rank" or measure in PAPER_METRICS:
+        return Metric(name, f"{base}@{k}", measure, truncate=k)
+    return Metric(name, f"{base}@{k}", f"{measure}_{k}")
+
+
+def _check_id(what: str, name: str) -> None:
+    """Refuse ids that pytrec_eval cannot take: it crashes on lone surrogates and cuts ids at NUL."""
+    if not isinstance(name, str):
+        raise DataError(f"{what} {name!r} is a {type(name).__name__}, need text")
+    try:
+        name.encode("utf-8")
+    except UnicodeEncodeError:
+        raise DataError(f"{what} {name!r} is not valid Unicode, need text that can be written as UTF-8") from None
+    if "\0" in name:
+        raise DataError(f"{what} {name!r} holds a NUL character")
+
+
+def _judgements(qrels: Qrels) -> dict[str, dict[str, int]]:
+    """Judged queries only, as plain dicts of plain ints."""
+    judged: dict[str, dict[str, int]] = {}
+    for query_id, row in qrels.items():
+        _check_id("qrels: query id", query_id)
+        if not row:
+            continue
+        for document, relevance in row.items():
+            _check_id("qrels: document id", document)
+            if int(relevance) != relevance or abs(relevance) > _MAX_RELEVANCE:
+                raise DataError(
+                    f"qrels: query {query_id!r}, document {document!r}: relevance {relevance!r}, need a whole "
+                    f"number from -{_MAX_RELEVANCE} to {_MAX_RELEVANCE}"
+                )
+        judged[query_id] = {document: int(relevance) for document, relevance in row.items()}
+    if not judged:
+        raise DataError("qrels: no query has a judgement, need at least one")
+    return judged
+
+
+def _surrogates(count: int) -> list[float]:
+    bits = np.arange(_FIRST_NORMAL_BITS + count, _FIRST_NORMAL_BITS, -1, dtype=np.uint32)
+    return [float(value) for value in bits.view(np.float32)]
+
+
+def _trec_scores(run: Run, query_id: str, truncate: int | None) -> dict[str, float]:
+    """Document id -> score in the form trec_eval orders as the run means; cut to the first `truncate` if given."""
+    if run.ordered or truncate is not None:
+        documents = ranked(run, query_id)[:truncate]
+        return dict(zip(documents, _surrogates(len(documents)), strict=True))
+    return {document: float(score) for document, score in run.rankings[query_id]}
+
+
+def evaluate_run(run: Run, qrels: Qrels, metrics: Iterable[str] = DEFAULT_METRICS) -> dict[str, dict[str, float]]:
+    """Compute metrics of a run against judgements.
+
+    Args:
+        run: rankings; queries without judgements are ignored, as by trec_eval.
+        qrels: query id -> document id -> relevance; relevant means 1 or more, negative values are allowed.
+        metrics: names, see `parse_metric`.
+
+    Returns:
+        metric name (as asked for) -> query id -> value; every judged query is present, in qrels order, with 0 when the
+        run has no results for it. `AnyHit@k` lacks the queries without a relevant document.
+
+    Raises:
+        UnknownNameError, UsageError: a metric name that is not one.
+        DataError: no judgements, an impossible id or relevance, a NaN score, a document twice in a query.
+    """
+    asked = [parse_metric(name) for name in metrics]
+    wanted = [metric for metric in asked if metric.measure not in PAPER_METRICS]
+    judged = _judgements(qrels)
+    queries = [query_id for query_id in judged if run.rankings.get(query_id)]
+    for query_id in queries:
+        check_ranking(run, query_id)
+        for document, _ in run.rankings[query_id]:
+            _check_id(f"run {run.name!r}: document id", document)
+    per_query: dict[str, dict[str, float]] = {metric.name: dict.fromkeys(judged, 0.0) for metric in wanted}
+    for truncate in dict.fromkeys(metric.truncate for metric in wanted):
+        group = [metric for metric in wanted if metric.truncate == truncate]
+        evaluator = pytrec_eval.RelevanceEvaluator(judged, {metric.measure for metric in group})
+        found = evaluator.evaluate({query_id: _trec_scores(run, query_id, truncate) for query_id in queries})
+        for metric in group:
+            for query_id in queries:
+                per_query[metric.name][query_id] = float(found[query_id][metric.measure])
+    for metric in asked:
+        if metric.measure in PAPER_METRICS:
+            per_query[metric.name] = _paper_metric(metric, run, judged)
+    return {metric.name: per_query[metric.name] for metric in asked}
+
+
+def _paper_metric(metric: Metric, run: Run, judged: Mapping[str, Mapping[str, int]]) -> dict[str, float]:
+    """Query id -> value, without the queries the metric has none for."""
+    compute, cutoff = PAPER_METRICS[metric.measure], metric.truncate or 0
+    values = {
+        query_id: compute(ranked(run, query_id)[:cutoff] if run.rankings.get(query_id) else [], row, cutoff)
+        for query_id, row in judged.items()
+    }
+    return {query_id: value for query_id, value in values.items() if value is not None}
+
+
+def means(per_query: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
+    """Mean of every metric over its queries, summed exactly (`math.fsum`): the order of the queries does not matter."""
+    return {name: math.fsum(values.values()) / len(values) if values else math.nan for name, values in per_query.items()}

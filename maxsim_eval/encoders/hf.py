@@ -1,0 +1,174 @@
+"""The `hf:<id or path>` encoder: token embeddings of any transformer that `AutoModel` loads, as late interaction uses them.
+
+A text's tokens are the last hidden states of its word pieces, special tokens and padding dropped, each L2-normalised in
+float32. Nothing is trained for MaxSim here: it is a baseline on real contextual embeddings, and a source of realistic
+inputs. Code inside a checkpoint is never run (`trust_remote_code=False`), and weights are read without pickle's powers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from maxsim_eval.encoders.checkpoints import find_checkpoint, require_weights
+from maxsim_eval.encoders.model_encoder import ModelEncoder, dtype_name, require, sort_kinds
+from maxsim_eval.encoders.token_texts import piece_texts
+from maxsim_eval.errors import UsageError
+from maxsim_eval.types import Role
+from maxsim_kernels import Packed
+
+CODE_VERSION = 1
+MAX_DOCUMENT_TOKENS = 256
+MAX_QUERY_TOKENS = 64
+
+
+class HfEncoder(ModelEncoder):
+    """Contextual token embeddings of a Hugging Face checkpoint, L2-normalised (see the module's docstring).
+
+    Configuration and tokenizer are read at once, so that a wrong name fails before any work; the weights are loaded by the
+    first `encode`, so that a full cache needs none of them.
+
+    Args:
+        model: folder of a checkpoint, or a hub id, the latter optionally with `@revision`.
+        revision: branch, tag or commit of a hub id; the commit it means is recorded.
+        options: of `ModelEncoder`. max_query_tokens and max_document_tokens count the prompt but no special tokens; default
+            64 and 256, or what the model's positions allow. Prompts default to none.
+
+    Raises:
+        MissingPackageError: transformers is not installed.
+        DataError: no such folder or model, no network, a checkpoint that cannot be read.
+        UsageError: an option out of range, or a model that has no encoder-only form.
+    """
+
+    def __init__(self, model: str, *, revision: str | None = None, **options: Any) -> None:
+        named = f"hf:{model}"
+        require("transformers", named, "transformers")
+        self._checkpoint = find_checkpoint(named, model, revision)
+        if (
+            self._checkpoint.folder / "adapter_config.json"
+        ).is_file():  # with peft installed it would be applied, unseen by the key
+            raise self._checkpoint.refused(
+                "adapter_config.json: an adapter beside or without its model; need a whole checkpoint"
+            )
+        super().__init__(f"hf:{self._checkpoint.shown}", **options)
+        self.revision = self._checkpoint.revision
+        self._config = self._load("AutoConfig", "configuration")
+        if getattr(self._config, "is_encoder_decoder", False):
+            kind = self._config.model_type
+            raise UsageError(f"{named}: a {kind} model has encoder and decoder; need an encoder or a decoder")
+        self._tokenizer = self._load("AutoTokenizer", "tokenizer")
+        self.dim = int(self._config.get_text_config().hidden_size)
+        self.max_tokens: dict[str, int] = {
+            "query": self._limit("query", MAX_QUERY_TOKENS),
+            "document": self._limit("document", MAX_DOCUMENT_TOKENS),
+        }
+        self._model: Any = None
+
+    def _load(self, loader: str, what: str, **options: Any) -> Any:
+        folder = self._checkpoint.weights() if what == "weights" else self._checkpoint.folder
+        with self._checkpoint.loading(what):
+            import transformers
+
+            return getattr(transformers, loader).from_pretrained(
+                str(folder), trust_remote_code=False, local_files_only=True, **options
+            )
+
+    def _limit(self, role: Role, default: int) -> int:
+        """Tokens kept of a text: what was asked or the default, within the model's positions."""
+        positions = getattr(self._config.get_text_config(), "max_position_embeddings", None) or self._tokenizer.model_max_length
+        room = min(int(positions), int(self._tokenizer.model_max_length)) - self._tokenizer.num_special_tokens_to_add()
+        asked = self.asked_tokens[role]
+        if asked is not None and asked > room:
+            raise UsageError(f"max_{role}_tokens: got {asked}, but {self.name} reads at most {room} tokens of a text")
+        return min(asked or default, room)
+
+    def fingerprint(self, role: Role) -> dict[str, Any]:
+        """Everything but the texts that decides the embeddings of this role."""
+        facts = {
+            "code": CODE_VERSION,
+            "model": self.name,
+            "revision": self.revision,
+            "layer": "last",
+            "special_tokens": "dropped",
+            "normalize": True,
+            "prompt": self.prompts[role] or "",
+            "dtype": dtype_name(self.dtype),
+            "max_tokens": self.max_tokens[role],
+        }
+        if self.model_dtype != torch.float32:  # absent else, so that caches made before it was an option are found
+            facts["model_dtype"] = dtype_name(self.model_dtype)
+        return facts
+
+    def encode(self, items: Sequence[Any], role: Role) -> Packed:
+        """Encode texts: `Packed` `[tokens, dim]` on the CPU, one row per text; an empty text gives an empty row.
+
+        Raises:
+            UsageError: an item that is not text, or no memory even for one text at a time.
+            DataError: weights that are missing, damaged or those of another architecture; embeddings that are not finite.
+        """
+        kinds = sort_kinds(items, self.name)
+        if kinds["page"]:
+            raise UsageError(f"{self.name} reads text; item {kinds['page'][0]} is a page image")
+        rows: list[torch.Tensor] = [torch.empty(0, self.dim)] * len(items)
+        ids, special = self._tokenize([items[place] for place in kinds["text"]], role)
+        texts = dict(zip(kinds["text"], zip(ids, special)))
+        places = [place for place, (_, flags) in texts.items() if not all(flags)]
+
+        def forward(batch: list[int]) -> list[torch.Tensor]:
+            hidden = self._forward([texts[place][0] for place in batch])
+            kept = [torch.tensor([not flag for flag in texts[place][1]]) for place in batch]
+            return [row[: len(keep)][keep] for row, keep in zip(hidden, kept)]
+
+        def length(place: int) -> int:
+            return len(texts[place][0])
+
+        for place, tokens in self.batches["text"].run(places, length, forward, lambda at: f"one text of {length(at)} tokens"):
+            rows[place] = torch.nn.functional.normalize(tokens, dim=-1)
+        return self.hand_out(rows, self.dim)
+
+    def token_texts(self, item: Any, role: Role) -> list[str]:
+        """The word piece of each token of a text, in order: what the tokenizer alone says, no weights are read."""
+        if sort_kinds([item], self.name)["text"] == []:
+            return []
+        (ids,), (special,) = self._tokenize([item], role)
+        return piece_texts(self._tokenizer, [one for one, flag in zip(ids, special) if not flag])
+
+    def _tokenize(self, texts: Sequence[str], role: Role) -> tuple[list[list[int]], list[list[int]]]:
+        if not texts:
+            return [], []
+        encoded = self._tokenizer(
+            [f"{self.prompts[role] or ''}{text}" for text in texts],
+            truncation=True,
+            max_length=self.max_tokens[role] + self._tokenizer.num_special_tokens_to_add(),
+            padding=False,
+            return_attention_mask=False,
+            return_special_tokens_mask=True,
+        )
+        return encoded["input_ids"], encoded["special_tokens_mask"]
+
+    def _forward(self, ids: list[list[int]]) -> torch.Tensor:
+        """Last hidden states `[batch, longest, dim]` float32 on the CPU."""
+        model = self._loaded_model()
+        longest = max(len(row) for row in ids)
+        pad = self._tokenizer.pad_token_id or 0  # any valid id: the attention mask hides it
+        tokens = torch.tensor([row + [pad] * (longest - len(row)) for row in ids])
+        mask = torch.tensor([[1] * len(row) + [0] * (longest - len(row)) for row in ids])
+        output = model(input_ids=tokens.to(self.device), attention_mask=mask.to(self.device))
+        states: torch.Tensor = output.last_hidden_state.float().cpu()
+        return states
+
+    def _loaded_model(self) -> Any:
+        if self._model is None:
+            model, info = self._load(
+                "AutoModel",
+                "weights",
+                config=self._config,
+                dtype=self.model_dtype,
+                weights_only=True,
+                output_loading_info=True,
+            )
+            require_weights(self._checkpoint, info["missing_keys"])
+            self._model = model.to(self.device).eval()
+        return self._model

@@ -1,0 +1,87 @@
+"""How long an evaluation will score, said in one line on stderr before it begins, where that is long enough to be worth knowing.
+
+The same arithmetic and measurements as `evaluate.py plan`, of the operator alone: reading from disks and comparing are not in it.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+
+from maxsim_eval.cache.selection import Documents
+from maxsim_eval.planning.costs import Rates, Sizes, operations, path_plan
+from maxsim_eval.planning.rates import path_rates
+from maxsim_eval.scoring.candidates import Candidates
+from maxsim_eval.scoring.paths import ScoringPath
+from maxsim_kernels import Packed
+
+# Below so many operations of one path nothing is measured: they take seconds on any machine that torch runs well on.
+LEAST_OPERATIONS = {"cpu": 10**12, "cuda": 10**15}
+LEAST_SECONDS = 20.0
+
+
+def estimate(
+    paths: Mapping[str, ScoringPath],
+    queries: Packed,
+    documents: Documents,
+    *,
+    device: str,
+    k: int,
+    processes: int = 1,
+    candidates: Candidates | None = None,
+    resumed: bool = False,
+) -> str | None:
+    """The line that says how long scoring will take; None for a small job. Takes a few seconds itself, where it measures.
+
+    Users' own functions are not run for it, and so not in it. `resumed`: some of it is finished already.
+    """
+    kind = torch.device(device).type
+    lengths = documents.lengths()
+    asked = queries.lengths.cpu().numpy().astype(np.int64)
+    work = operations(int(asked.sum()), int(lengths.sum()), queries.dim)
+    part = 1.0 if candidates is None or not work else _listed(candidates, asked, lengths, queries.dim) / work
+    names = [name for name, path in paths.items() if not path.own]
+    if work * part < LEAST_OPERATIONS[kind] or not names:
+        return None
+    sizes = Sizes(
+        queries=len(asked),
+        documents=len(lengths),
+        query_tokens=int(asked.sum()),
+        document_tokens=int(lengths.sum()),
+        dim=queries.dim,
+        form=str(documents.dtype).removeprefix("torch."),
+    )
+    found, topk = path_rates(sizes, names, lengths, device, k)
+    rates = Rates(kind, found, topk=topk)
+    seconds = {name: (path_plan(name, sizes, rates, cold=0, k=k, processes=processes).seconds or 0) * part for name in names}
+    if sum(seconds.values()) < LEAST_SECONDS:
+        return None
+    each = ", ".join(f"{name} {duration(value)}" for name, value in seconds.items())
+    left = [name for name, path in paths.items() if path.own]
+    own = f"; {', '.join(left)} not counted" if left else ""
+    about = "less than" if resumed else "about"
+    total = f"{about} {duration(sum(seconds.values()))}"
+    return f"scoring takes {total} at the rates measured now ({each}{own}), beside reading and comparing"
+
+
+def _listed(candidates: Candidates, asked: np.ndarray, lengths: np.ndarray, dim: int) -> float:
+    """Operations of the listed pairs."""
+    each = np.repeat(asked, np.diff(candidates.offsets)) * lengths[candidates.rows]
+    return 2.0 * dim * float(each.sum())
+
+
+def duration(seconds: float) -> str:
+    """Seconds for people, no more exact than an estimate is."""
+    for unit, size in (("h", 3600.0), ("min", 60.0)):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.2g} {unit}" if seconds < 10 * size else f"{seconds / size:,.0f} {unit}"
+    return f"{seconds:.2g} s" if seconds < 10 else f"{seconds:.0f} s"
+
+
+def say_estimate(line: str | None) -> None:
+    """One line on stderr; nothing for a small job."""
+    if line is not None:
+        print(line, file=sys.stderr, flush=True)

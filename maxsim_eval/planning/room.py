@@ -1,0 +1,61 @@
+"""What this machine has free now: memory, disks, GPU."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import torch
+
+from maxsim_eval.planning.plan import Room
+
+
+def read_room(cache_dir: Path, out_dir: Path, device: str, in_page_cache: float | None = None) -> Room:
+    """Free memory, disk (of the nearest folder that exists) and GPU memory; what cannot be told is None."""
+    process = _resident()
+    available = available_memory()
+    cache, out = _existing(cache_dir), _existing(out_dir)
+    cuda = torch.device(device).type == "cuda"
+    return Room(
+        memory=None if available is None else available + process,
+        process=process,
+        cache_disk=shutil.disk_usage(cache).free,
+        output_disk=shutil.disk_usage(out).free,
+        one_disk=cache.stat().st_dev == out.stat().st_dev,
+        gpu=torch.cuda.mem_get_info(device)[0] if cuda else None,
+        gpus=torch.cuda.device_count() if cuda else 0,
+        in_page_cache=in_page_cache,
+    )
+
+
+def _existing(folder: Path) -> Path:
+    return next(path for path in (folder, *folder.resolve().parents) if path.is_dir())
+
+
+def _resident() -> int:
+    """Bytes this process holds; 0 where the system does not say."""
+    try:
+        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
+    except OSError:
+        return 0
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def available_memory(proc: Path = Path("/proc/meminfo"), group: Path = Path("/sys/fs/cgroup")) -> int | None:
+    """Bytes that may still be taken, page cache included: of the machine, or of the container where that is less."""
+    try:
+        lines = proc.read_text(encoding="ascii").splitlines()
+    except OSError:
+        return None
+    found = [int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")]
+    try:
+        limit = (group / "memory.max").read_text(encoding="ascii").strip()
+        used = int((group / "memory.current").read_text(encoding="ascii"))
+        parts = dict(line.split() for line in (group / "memory.stat").read_text(encoding="ascii").splitlines())
+    except (OSError, ValueError):  # no limit of that kind
+        return min(found, default=None)
+    if limit != "max":
+        cached = int(parts.get("inactive_file", 0)) + int(parts.get("active_file", 0))  # page cache: can be had back
+        found.append(max(int(limit) - used + cached, 0))
+    return min(found, default=None)

@@ -1,0 +1,261 @@
+"""How large an evaluation is: exact where its embeddings are cached, estimated from texts or a card where not.
+
+Reads only: nothing is encoded, generated or downloaded, and no model is loaded.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from maxsim_eval.cache.embeddings import chosen_rows, imported_entries
+from maxsim_eval.cache.entries import Entry
+from maxsim_eval.cache.selection import Documents
+from maxsim_eval.cache.sides import Contents, find_entry
+from maxsim_eval.data.cards import load_card
+from maxsim_eval.data.items import Pages
+from maxsim_eval.data.loading import LOADERS, load_folder, load_task
+from maxsim_eval.data.subsets import limit_task, rows_of
+from maxsim_eval.encoders.names import ONE_DTYPE, get_encoder
+from maxsim_eval.errors import DataError, MissingPackageError, UnknownNameError
+from maxsim_eval.planning.costs import Sizes
+from maxsim_eval.types import Encoder, Task
+
+CARD_DOCUMENT_TOKENS = 120  # of a passage, where not even its text is here
+CARD_QUERY_TOKENS = 32
+_SAMPLED_TEXTS = 20_000
+_DIM = 128
+
+
+@dataclass(frozen=True)
+class Rule:
+    """How words become tokens where nothing is encoded: a factor and a most for documents and for queries, and the dtype."""
+
+    document: float
+    most_document: int
+    query: float
+    most_query: int
+    form: str
+    why: str
+
+
+# Factors measured on SciFact (scientific abstracts, 212 words; plain words of everyday text make fewer pieces).
+_PIECES = "1.57 word pieces a word of a document, 1.67 of a query (SciFact, BERT's vocabulary)"
+RULES = {
+    "lexical": Rule(0.42, 256, 0.71, 128, "float32", "0.42 stems a word of a document, 0.71 of a query (SciFact)"),
+    "hf": Rule(1.57, 256, 1.67, 64, "float32", _PIECES),
+    "colbertv2": Rule(1.57, 180, 0.0, 32, "float32", f"{_PIECES[: _PIECES.index(',')]}; queries of 32 tokens"),
+    "multi-vector": Rule(1.57, 300, 0.0, 32, "float32", f"{_PIECES[: _PIECES.index(',')]}; queries of 32 tokens"),
+    "colpali": Rule(0.0, 1030, 0.0, 32, "bfloat16", "1024 patches and the prompt a page; queries of 32 tokens"),
+    "gve": Rule(0.0, 729, 0.0, 32, "float16", "729 patches a page; queries of 32 tokens"),
+}
+IMPORTED = Rule(1.57, 300, 0.0, 32, "float16", f"{_PIECES[: _PIECES.index(',')]}; queries of 32 tokens")
+
+
+@dataclass(frozen=True)
+class Found:
+    """Sizes, the documents in the cache (None: not there), a sample of document lengths, and what the reader must know."""
+
+    sizes: Sizes
+    entry: Documents | None
+    lengths: np.ndarray | None
+    task: dict[str, Any]
+    notes: tuple[str, ...]
+
+
+def find_sizes(
+    source: str,
+    dataset: str,
+    encoder: str,
+    *,
+    data_dir: Path,
+    cache_dir: Path,
+    split: str | None = None,
+    limits: dict[str, int | None] | None = None,
+    seed: int = 0,
+    quiet: bool = False,
+) -> Found:
+    """Sizes of an evaluation.
+
+    Args:
+        limits: of `queries` and `documents`, as `--limit-queries` and `--limit-documents` give them.
+
+    Raises:
+        UnknownNameError: no such source, dataset or encoder. DataError, CacheError: data or cache that are there but damaged,
+            or neither a dataset nor a card with counts; the message says what to do.
+    """
+    asked = {"queries": None, "documents": None, **(limits or {})}
+    task = _task(source, dataset, data_dir, split, quiet)
+    if task is None:
+        return _by_card(source, dataset, encoder, asked)
+    kept = limit_task(task, **asked, seed=seed)
+    facts = {"source": task.source, "dataset": task.dataset, "split": task.split, "limits": asked, "seed": seed}
+    queries, documents, made, notes = _entries(task, kept, encoder, cache_dir)
+    if queries is not None and documents is not None:
+        lengths = documents.lengths()
+        sizes = Sizes(
+            queries=len(kept.query_ids),
+            documents=len(kept.document_ids),
+            query_tokens=_query_tokens(queries, task, kept),
+            document_tokens=int(lengths.sum()),
+            dim=documents.dim,
+            form=str(documents.dtype).removeprefix("torch."),
+        )
+        return Found(sizes, documents, lengths, facts, notes)
+    return _by_texts(kept, encoder, made, documents, queries, facts, notes)
+
+
+def _task(source: str, dataset: str, data_dir: Path, split: str | None, quiet: bool) -> Task | None:
+    """The task where it lies on this machine, else None: loaders may download or generate, this must not."""
+    if source not in LOADERS:
+        raise UnknownNameError("source", source, LOADERS)
+    if source == "local":
+        return load_task(source, dataset, data_dir=data_dir, split=split, quiet=quiet)
+    if source == "real-mm-rag":
+        places = (data_dir / dataset, data_dir / source / dataset)
+        here = any(place.is_dir() for place in places)
+        return load_task(source, dataset, data_dir=data_dir, split=split, quiet=quiet) if here else None
+    card = load_card(source, dataset)
+    there = [path for path in (data_dir / dataset, data_dir / source / dataset) if (path / "corpus.jsonl").is_file()]
+    if card.subsets or (there and source == "beir"):
+        return load_task(source, dataset, data_dir=data_dir, split=split, quiet=quiet)
+    return load_folder(source, dataset, there[-1], split=split, card=card, quiet=quiet) if there else None
+
+
+def _entries(
+    task: Task, kept: Task, name: str, cache_dir: Path
+) -> tuple[Entry | None, Documents | None, Encoder | None, tuple[str, ...]]:
+    """What `api.embeddings` would find without encoding anything, and the encoder where it can be asked."""
+    contents = Contents(task)
+    imported = imported_entries(task, name, cache_dir, contents)
+    queries, documents = imported.get("query"), imported.get("document")
+    if queries is not None and documents is not None:
+        return queries, chosen_rows(documents, task, kept), None, ()
+    encoder, notes = _encoder(name, task.dtype)
+    if encoder is None:
+        return queries, None if documents is None else chosen_rows(documents, task, kept), None, notes
+    whole = find_entry(task, "document", encoder, cache_dir, contents)
+    found: Documents | None = None if whole is None else chosen_rows(whole, task, kept)
+    if found is None and kept.document_ids is not task.document_ids:
+        found = find_entry(kept, "document", encoder, cache_dir)
+    return find_entry(task, "query", encoder, cache_dir, contents), found, encoder, notes
+
+
+def _query_tokens(entry: Entry, task: Task, kept: Task) -> int:
+    if kept.query_ids is task.query_ids:
+        return entry.tokens
+    return int(entry.lengths()[rows_of(task.query_ids, kept.query_ids)].sum())
+
+
+def _encoder(name: str, dtype: str | None) -> tuple[Encoder | None, tuple[str, ...]]:
+    """The encoder without its weights, or why it is not to be had here."""
+    try:
+        with _offline():
+            return get_encoder(name, default_dtype=dtype), ()
+    except (DataError, MissingPackageError) as error:
+        return None, (str(error),)
+
+
+@contextmanager
+def _offline() -> Iterator[None]:
+    """Keep Hugging Face's libraries from the network: a plan downloads nothing."""
+    before = os.environ.get("HF_HUB_OFFLINE")
+    constants: Any = sys.modules.get("huggingface_hub.constants")
+    known = before in ("1", "ON", "YES", "TRUE") if constants is None else constants.HF_HUB_OFFLINE
+    os.environ["HF_HUB_OFFLINE"] = "1"
+    if constants is not None:
+        constants.HF_HUB_OFFLINE = True
+    try:
+        yield
+    finally:
+        constants = sys.modules.get("huggingface_hub.constants")
+        if constants is not None:
+            constants.HF_HUB_OFFLINE = known
+        if before is None:
+            del os.environ["HF_HUB_OFFLINE"]
+        else:
+            os.environ["HF_HUB_OFFLINE"] = before
+
+
+def _rule(name: str, dtype: str | None) -> Rule:
+    """The rule of an encoder; `dtype` is what the card stores embeddings in, where it says so."""
+    prefix = name.partition(":")[0].partition("@")[0]  # colbertv2@<revision> too
+    rule = RULES.get(prefix, IMPORTED)
+    return rule if dtype is None or prefix in ONE_DTYPE else replace(rule, form=dtype)
+
+
+def estimate_lengths(texts: Sequence[Any], factor: float, most: int) -> np.ndarray:
+    """Tokens of texts by their words, at most `most` each: of all, or of 20,000 evenly chosen ones. A factor of 0: `most`."""
+    if factor == 0 or isinstance(texts, Pages):
+        return np.full(min(len(texts), _SAMPLED_TEXTS), most, np.int64)
+    step = max(1, -(-len(texts) // _SAMPLED_TEXTS))
+    words = np.array([len(str(texts[place]).split()) for place in range(0, len(texts), step)], np.float64)
+    return np.minimum(np.ceil(words * factor), most).astype(np.int64)
+
+
+def _by_texts(
+    kept: Task,
+    name: str,
+    encoder: Encoder | None,
+    documents: Documents | None,
+    queries: Entry | None,
+    facts: dict[str, Any],
+    notes: tuple[str, ...],
+) -> Found:
+    """Where a side is not in the cache: that side by its words, the other as it is."""
+    rule = _rule(name, kept.dtype)
+    limit = getattr(encoder, "max_tokens", {}).get("document", rule.most_document)
+    lengths = estimate_lengths(kept.documents, rule.document, limit) if documents is None else documents.lengths()
+    asked = estimate_lengths(kept.queries, rule.query, rule.most_query)
+    missing = " and ".join(side for side, entry in (("documents", documents), ("queries", queries)) if entry is None)
+    dim = encoder.dim if encoder is not None else documents.dim if documents is not None else _DIM
+    sizes = Sizes(
+        queries=len(kept.query_ids),
+        documents=len(kept.document_ids),
+        query_tokens=round(float(asked.mean()) * len(kept.query_ids)),
+        document_tokens=round(float(lengths.mean()) * len(kept.document_ids)),
+        dim=dim,
+        form=rule.form if documents is None else str(documents.dtype).removeprefix("torch."),
+        source="texts",
+        exact=False,
+        encoded=False,
+    )
+    said = f"ESTIMATE: {missing} not in the cache; tokens by words: {rule.why}, at most {limit} a document"
+    return Found(sizes, documents, lengths, facts, (said, *notes))
+
+
+def _by_card(source: str, dataset: str, name: str, asked: dict[str, int | None]) -> Found:
+    """Where the dataset is not here: the counts its card expects."""
+    card = load_card(source, dataset)
+    if card.documents is None or card.queries is None:
+        raise DataError(
+            f"{source} {dataset}: not on this machine, and its card gives no counts; fetch it first (evaluate.py {source} "
+            f"{dataset} ... does), then plan"
+        )
+    encoder, notes = _encoder(name, card.dtype or None)
+    rule = _rule(name, card.dtype or None)
+    documents, queries = (min(n, asked[side] or n) for n, side in ((card.documents, "documents"), (card.queries, "queries")))
+    sizes = Sizes(
+        queries=queries,
+        documents=documents,
+        query_tokens=queries * CARD_QUERY_TOKENS,
+        document_tokens=documents * CARD_DOCUMENT_TOKENS,
+        dim=_DIM if encoder is None else encoder.dim,
+        form=rule.form,
+        source="card",
+        exact=False,
+        encoded=False,
+    )
+    said = (
+        f"ESTIMATE: {source} {dataset} is not on this machine; counts are its card's, {CARD_DOCUMENT_TOKENS} tokens a document "
+        f"and {CARD_QUERY_TOKENS} a query are assumed (nothing was downloaded)"
+    )
+    facts = {"source": source, "dataset": dataset, "split": card.split, "limits": asked, "seed": None}
+    return Found(sizes, None, None, facts, (said, *notes))

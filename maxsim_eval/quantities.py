@@ -1,0 +1,49 @@
+"""Sizes and times as people write and read them: 8GB, 1.2 GB, 3.4 min."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from maxsim_eval.errors import UsageError
+
+if TYPE_CHECKING:
+    pass
+
+_UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "KI": 2**10, "MI": 2**20, "GI": 2**30, "TI": 2**40}
+
+
+def bytes_of(text: str) -> int:
+    """`8GB`, `500 MB`, `2GiB`, `1000000` as bytes.
+
+    Raises:
+        UsageError: anything else, or nothing.
+    """
+    found = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([KMGT]?I?)B?\s*", text.upper())
+    if not found or found[2] not in _UNITS or (size := int(float(found[1]) * _UNITS[found[2]])) < 1:
+        raise UsageError(f"memory budget: got {text!r}, need a size as 8GB, 500MB or 2GiB")
+    return size
+
+
+def size_text(count: float | None) -> str:
+    """Bytes for people, in powers of 1000."""
+    if count is None:
+        return "unknown"
+    for unit in ("B", "KB", "MB", "GB"):
+        if abs(count) < 1000:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:,.3g} TB" if count < 1000 else f"{count:,.0f} TB"
+
+
+def time_text(seconds: float | None) -> str:
+    """Seconds for people."""
+    if seconds is None:
+        return "unknown"
+    if seconds >= 7200:
+        return f"{seconds / 3600:,.1f} h"
+    if seconds >= 300:
+        return f"{seconds / 60:.1f} min"
+    if seconds >= 100:
+        return f"{seconds:.0f} s"
+    return f"{seconds:.3g} s" if seconds >= 1 or seconds == 0 else f"{seconds * 1e3:.3g} ms"

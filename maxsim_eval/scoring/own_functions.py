@@ -1,0 +1,253 @@
+"""Scoring paths by name, and a user's own function as one: `python:<module>:<function>`, or `(name, function)` in Python.
+
+The contract of such a function is docs/scorers.md. It is the user's own code, named by the user: it runs as it is, with the current
+folder importable; what it raises is reported as its own, and what it returns is checked before it is believed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import os
+import re
+import sys
+import sysconfig
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import FunctionType, ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from maxsim_eval.errors import MaxsimEvalError, UnknownNameError, UsageError, did_you_mean
+from maxsim_eval.hashing import feed
+from maxsim_eval.scoring.paths import PATHS, REFERENCE, ScoringPath
+from maxsim_kernels import Packed
+
+PREFIX = "python:"
+OWN_RUNS = "python-*.trec"  # what `run_file` makes of users' functions
+Scorer = Callable[[Packed, Packed], Tensor]
+Chosen = str | tuple[str, Scorer]
+"""A path as a caller names it: one of `PATHS`, `python:<module>:<function>`, or a name and a function."""
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_WIDENED = (torch.float32, torch.float16, torch.bfloat16)  # float32 holds each exactly
+# Module name -> the module and the digest of its source, both as they were when it was imported here.
+_sources: dict[str, tuple[ModuleType, str]] = {}
+
+
+class ScorerError(UsageError):
+    """A user's function, or its module, raised something or returned what is no scores."""
+
+
+def check_paths(chosen: Sequence[Chosen]) -> tuple[str, ...]:
+    """Names of the chosen paths without repeats, reference first; errors as of `find_paths`."""
+    return tuple(find_paths(chosen))
+
+
+def find_paths(chosen: Sequence[Chosen]) -> dict[str, ScoringPath]:
+    """The chosen paths by name, without repeats, reference first; modules of users' functions are imported.
+
+    Raises:
+        UnknownNameError: no such path, or no such function in its module. UsageError: a name that cannot be one, two paths of one
+            name. ScorerError: a module that cannot be imported.
+    """
+    found: dict[str, ScoringPath] = {}
+    for one in chosen:
+        name = one if isinstance(one, str) else _name_of(one)
+        path = _own_path(name, one[1], None) if not isinstance(one, str) else _path_of(name)
+        if isinstance(found.get(name, path).score, _Call) and found.get(name, path).score != path.score:
+            raise UsageError(f"paths: two functions under the name {name!r}, need one name for each")
+        found[name] = path
+    files: dict[str, str] = {}
+    for name in found:
+        if files.setdefault(run_file(name).casefold(), name) != name:
+            raise UsageError(
+                f"paths: {name!r} and {files[run_file(name).casefold()]!r} would share {run_file(name)}; rename one"
+            )
+    return {name: found[name] for name in sorted(found, key=lambda name: name != REFERENCE)}
+
+
+def run_file(name: str) -> str:
+    """File name of a path's run: `fp16.trec`; of a user's function `python-<what names it>.trec`, safe on every file system."""
+    if name in PATHS:
+        return f"{name}.trec"
+    return f"python-{re.sub(r'[^A-Za-z0-9._-]+', '-', name.removeprefix(PREFIX))}.trec"
+
+
+def _name_of(pair: Any) -> str:
+    if not isinstance(pair, tuple) or len(pair) != 2 or not isinstance(pair[0], str) or not callable(pair[1]):
+        raise UsageError(f"paths: got {pair!r}, need a name, or (name, function)")
+    if not _NAME.fullmatch(pair[0]) or pair[0] in PATHS:
+        taken = "one of our own paths" if pair[0] in PATHS else "letters, digits, dots, dashes and underscores only are allowed"
+        raise UsageError(f"paths: the name {pair[0]!r} of a function cannot be used: {taken}")
+    return pair[0]
+
+
+def _path_of(name: str) -> ScoringPath:
+    if name in PATHS:
+        return PATHS[name]
+    if not name.startswith(PREFIX):
+        known = [*PATHS, "python:<module>:<function>"]
+        raise UnknownNameError("path", name, known)
+    module, _, attribute = name.removeprefix(PREFIX).partition(":")
+    parts = [*module.split("."), *attribute.split(".")]
+    if not attribute or not all(part.isidentifier() for part in parts):
+        raise UsageError(f"path {name!r}: need python:<module>:<function>, as python:my_kernels:score")
+    found, source = _imported(name, module)
+    target: Any = found
+    for part in attribute.split("."):
+        if not hasattr(target, part):
+            functions = [key for key, value in vars(target).items() if callable(value) and not key.startswith("_")]
+            raise UnknownNameError(f"function of {getattr(target, '__name__', module)}", part, functions)
+        target = getattr(target, part)
+    if not callable(target):
+        raise UsageError(f"path {name!r}: {attribute} is a {type(target).__name__}, need a function")
+    return _own_path(name, target, source)
+
+
+def _own_path(name: str, function: Scorer, source: str | None) -> ScoringPath:
+    called = f"{getattr(function, '__module__', '?')}.{getattr(function, '__qualname__', type(function).__name__)}"
+    about = f", source {source[:12]}" if source else ""
+    return ScoringPath(
+        f"the user's own function {called}{about}, on tokens as they are in the cache",
+        lambda queries: queries,
+        lambda block, _: block,
+        _Call(name, function),
+        0,
+        own=True,
+        source=source,
+    )
+
+
+# Importing --------------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _importable() -> Iterator[None]:
+    """The current folder importable, last, and only while a user's code runs: a folder `datasets` in it must not be taken for one
+    of the packages that ours import."""
+    here = os.getcwd()
+    if here in sys.path or "" in sys.path:
+        yield
+        return
+    sys.path.append(here)
+    try:
+        yield
+    finally:
+        with suppress(ValueError):
+            sys.path.remove(here)
+
+
+def _imported(name: str, module: str) -> tuple[ModuleType, str | None]:
+    """The module, and the digest of its source; None where somebody imported it before, perhaps from another state of its file."""
+    before = sys.modules.get(module)
+    if before is not None:
+        _require_own(name, module)
+        held = _sources.get(module)
+        return before, held[1] if held is not None and held[0] is before else None
+    importlib.invalidate_caches()
+    try:
+        with _importable():
+            found = importlib.import_module(module)
+    except MaxsimEvalError:
+        raise
+    except ModuleNotFoundError as error:
+        if error.name is None or not (module == error.name or module.startswith(f"{error.name}.")):
+            raise ScorerError(f"path {name}: importing {module} failed\n{_trace(error)}") from error
+        hint = did_you_mean(module, [path.stem for path in Path().glob("*.py")])
+        raise UsageError(
+            f"path {name}: no module {module!r} in the current folder or on PYTHONPATH. {hint}".rstrip()
+        ) from error
+    except Exception as error:
+        raise ScorerError(f"path {name}: importing {module} failed\n{_trace(error)}") from error
+    _require_own(name, module)
+    _sources[module] = found, _digest(found)
+    return found, _sources[module][1]
+
+
+def _require_own(name: str, module: str) -> None:
+    """Refuse an installed module where the current folder holds one of the same name: the user means that one."""
+    root = module.partition(".")[0]
+    here = [path for path in (Path(f"{root}.py"), Path(root) / "__init__.py") if path.is_file()]
+    file = getattr(sys.modules[root], "__file__", None)
+    if here and (file is None or Path(file).resolve() != here[0].resolve()):
+        raise UsageError(
+            f"path {name}: {root!r} is also the name of {file or 'a built-in module'}, which is imported instead of {here[0]}; "
+            "rename yours"
+        )
+
+
+def _digest(module: ModuleType) -> str:
+    """SHA-256 over the files of a module and of everything it has imported by name, the standard library and installed packages
+    aside."""
+    installed = {Path(sysconfig.get_path(kind)).resolve() for kind in ("stdlib", "platstdlib", "purelib", "platlib")}
+    files: dict[str, Path] = {}
+    todo = [module]
+    while todo:
+        one = todo.pop()
+        place = getattr(one, "__file__", None)
+        if not place or one.__name__ in files or one.__name__.partition(".")[0] in ("maxsim_eval", "maxsim_kernels"):
+            continue
+        if installed.isdisjoint(Path(place).resolve().parents):
+            files[one.__name__] = Path(place)
+            for value in list(vars(one).values()):
+                owner = value if isinstance(value, ModuleType) else None
+                if isinstance(value, FunctionType | type):
+                    owner = sys.modules.get(value.__module__)
+                todo += [] if owner is None else [owner]
+    found = hashlib.sha256()
+    for name, path in sorted(files.items()):
+        feed(found, [name.encode(), path.read_bytes()])
+    return found.hexdigest()
+
+
+def _trace(error: BaseException) -> str:
+    """The traceback of a user's code, without our frames and those of the import system."""
+    frames = traceback.extract_tb(error.__traceback__)
+    theirs = [frame for frame in frames if not frame.filename.startswith("<frozen") and frame.filename != __file__]
+    theirs = [frame for frame in theirs if frame.filename != importlib.__file__]
+    return "".join([*traceback.format_list(theirs), *traceback.format_exception_only(error)]).rstrip()
+
+
+# Calling ----------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Call:
+    """A user's function as a path's operator: `(queries, documents) -> [Nq, N]` float32."""
+
+    name: str
+    function: Scorer
+
+    def __call__(self, queries: Packed, documents: Packed) -> Tensor:
+        queries, documents = queries.compact(), documents.compact()  # reranking hands on views
+        version = queries.values._version
+        try:
+            with _importable(), torch.no_grad():
+                scores = self.function(queries, documents)
+        except (MaxsimEvalError, torch.OutOfMemoryError):
+            raise  # the memory of a GPU is what the caller's budget is about
+        except Exception as error:
+            got = f"{len(queries)} queries and {len(documents)} documents, {documents.dtype} on {documents.device}"
+            raise ScorerError(f"path {self.name}: its function raised, given {got}\n{_trace(error)}") from error
+        self._check(scores, queries, documents)
+        if queries.values._version != version:
+            raise ScorerError(f"path {self.name}: its function changed the queries in place; they are used again")
+        return scores.detach().to(torch.float32, copy=True)
+
+    def _check(self, scores: Any, queries: Packed, documents: Packed) -> None:
+        need = f"need a tensor [{len(queries)}, {len(documents)}] (queries, documents) of float32, float16 or bfloat16"
+        if not isinstance(scores, Tensor):
+            raise ScorerError(f"path {self.name}: its function returned a {type(scores).__name__}, {need}")
+        if tuple(scores.shape) != (len(queries), len(documents)) or scores.dtype not in _WIDENED:
+            got = f"{str(scores.dtype).removeprefix('torch.')} {list(scores.shape)}"
+            raise ScorerError(f"path {self.name}: its function returned {got}, {need}")
+        if scores.device != documents.device:
+            raise ScorerError(
+                f"path {self.name}: its function returned scores on {scores.device}, need the documents' device {documents.device}"
+            )

@@ -1,0 +1,93 @@
+"""Scoring paths: how token embeddings become scores.
+
+`PATHS` maps a path's name to how it prepares tokens. `fp32` is the independent reference of `maxsim_kernels`; every other path is the
+fused operator on cast or quantised tokens. A path sees the corpus block by block and must give the same scores for every cut.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from maxsim_eval.cache.copy_shards import KINDS, Kind, corpus_scale
+from maxsim_eval.cache.corpus import Corpus
+from maxsim_eval.errors import DataError
+from maxsim_kernels import Packed, maxsim, maxsim_reference
+
+_FP16_MAX = 65504.0
+
+
+@dataclass(frozen=True)
+class ScoringPath:
+    """One way to score: `documents` casts or quantises a block of documents, `queries` the queries, `score` multiplies.
+
+    `copies` is what preparing a block takes at most, in FP32 copies of it. `narrow` says that wider tokens may not fit the path's
+    number format (`check_range`), `corpus_scale` that `documents` asks for `Corpus.absmax`. `copy` names the quantised copy in the
+    cache that holds what `documents` would make, to the last bit. `own` marks a user's function (`scorers.py`), whose `source` is a
+    digest of its code (None: not known).
+    """
+
+    description: str
+    queries: Callable[[Packed], Packed]
+    documents: Callable[[Packed, Corpus], object]
+    score: Callable[..., object]
+    copies: float
+    narrow: bool = False
+    corpus_scale: bool = False
+    copy: str | None = None
+    own: bool = False
+    source: str | None = None
+
+    def may_exceed(self, tokens: Packed) -> bool:
+        """Whether tokens of this dtype may hold what the path's format does not."""
+        return self.narrow and tokens.dtype != torch.float16 and tokens.values.numel() > 0
+
+
+def check_range(largest: float) -> None:
+    """Refuse tokens whose largest magnitude FP16 cannot hold, by a `DataError`."""
+    if largest > _FP16_MAX:
+        raise DataError(f"embeddings: a component of {largest:g} does not fit FP16 (at most {_FP16_MAX:g}); use bf16")
+
+
+def _cast(dtype: torch.dtype) -> Callable[[Packed], Packed]:
+    return lambda tokens: tokens.to(dtype)
+
+
+def _fused(dtype: torch.dtype, description: str) -> ScoringPath:
+    cast = _cast(dtype)
+    return ScoringPath(
+        description, cast, lambda block, _: cast(block), maxsim, dtype.itemsize / 4, narrow=dtype == torch.float16
+    )
+
+
+def _quantised(kind: Kind, description: str) -> ScoringPath:
+    whole = kind.granularity == "corpus"
+
+    def documents(block: Packed, corpus: Corpus) -> object:
+        return kind.quantise(block, corpus_scale(corpus.absmax()) if whole else None)
+
+    return ScoringPath(description, _cast(torch.float32), documents, maxsim, 3.25, corpus_scale=whole, copy=kind.name)
+
+
+_CODES = "INT8 queries (one scale a token), exact integer products, scales after the product"
+PATHS: dict[str, ScoringPath] = {
+    "fp32": ScoringPath(
+        "independent reference: plain chunked torch in FP32, TF32 off",
+        _cast(torch.float32),
+        lambda block, _: block.to(torch.float32),
+        maxsim_reference,
+        1,
+    ),
+    "fused-fp32": _fused(torch.float32, "fused operator, FP32 inputs"),
+    "fp16": _fused(torch.float16, "fused operator, FP16 inputs, FP32 accumulation"),
+    "bf16": _fused(torch.bfloat16, "fused operator, BF16 inputs, FP32 accumulation"),
+    "int8": _quantised(KINDS["int8-token"], f"INT8 documents, one scale a token; {_CODES}"),
+    "int8-document": _quantised(KINDS["int8-document"], f"INT8 documents, one scale a document; {_CODES}"),
+    "int8-corpus": _quantised(KINDS["int8-corpus"], f"INT8 documents, one scale for the corpus; {_CODES}"),
+    "fp8": _quantised(
+        KINDS["fp8-document"], "FP8 (e4m3) documents, one scale a document; FP8 queries (one scale a token), FP32 accumulation"
+    ),
+}
+REFERENCE = "fp32"

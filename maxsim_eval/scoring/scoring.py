@@ -1,0 +1,142 @@
+"""Scoring a corpus by one path: finished units are taken from their records, the others scored, every rank's top-k merged.
+
+The answer, to the last bit of the run file, is the same for every cut into blocks, number of readers and ranks, memory budget and
+point of resumption: a score's bits do not depend on its block, and the merge of keys is exact in any order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from maxsim_eval.cache.corpus import Corpus
+from maxsim_eval.processes.progress import Progress
+from maxsim_eval.processes.world import World
+from maxsim_eval.scoring.own_functions import check_paths
+from maxsim_eval.scoring.paths import PATHS, REFERENCE
+from maxsim_eval.scoring.records import Records
+from maxsim_eval.scoring.stream import PHASES, Plan, UnitScores, score_units
+from maxsim_eval.types import Run
+from maxsim_kernels import Packed
+from maxsim_kernels.topk import TopK, merge_topk, of_keys
+
+__all__ = ["PATHS", "REFERENCE", "Corpus", "Plan", "Scored", "check_paths", "score_path", "to_run"]
+
+
+_MERGED, _MERGED_BYTES = 17, 64 << 20  # units whose keys are merged at once, and their bytes
+
+
+@dataclass(frozen=True)
+class Scored:
+    """One path's outcome: top-k `[Nq, k]` (score descending, index ascending; -1 where short) and where the time went."""
+
+    scores: np.ndarray
+    indices: np.ndarray
+    seconds: Mapping[str, float]
+
+
+def score_path(
+    name: str,
+    queries: Packed,
+    corpus: Corpus,
+    plan: Plan,
+    kept: np.ndarray | None = None,
+    *,
+    units: Sequence[tuple[int, int]] | None = None,
+    share: range | None = None,
+    records: Records | None = None,
+    keep: bool = False,
+    world: World | None = None,
+) -> Scored | None:
+    """Run one path over this rank's share of the corpus and merge what all ranks found.
+
+    Args:
+        queries: the queries' tokens, as stored.
+        kept: `[len(plan.kept_rows), N]` float32, filled with the kept rows' scores of this share (-inf: not retrieved).
+        units: how the corpus is divided; default: not at all.
+        share: the units of this rank, by number; default: all.
+        records: finished units are taken from here and new ones kept here.
+        keep: keep the rows' scores in `records`.
+        world: the processes that share the work.
+
+    Returns:
+        The merged top-k, on the leader; None elsewhere.
+
+    Raises:
+        DataError: a NaN score, named by query and document. RankError: another rank failed.
+    """
+    world = world or World()
+    units = [(0, corpus.entry.documents)] if units is None else units
+    mine = list(units) if share is None else [units[number] for number in share]
+    total = _Total(len(plan.query_ids), plan.k)
+    missing = []
+    for start, stop in mine:
+        record = None if records is None else records.get(start, stop)
+        if record is None:
+            missing.append((start, stop))
+        else:
+            total.add(UnitScores(start, stop, record.keys, None, record.seconds))
+            if kept is not None and record.scores is not None:
+                for row in range(len(kept)):
+                    record.scores.read(row, kept[row, start:stop])
+        world.check()
+    with Progress(name, corpus.entry.documents, _documents(mine) - _documents(missing), world, plan.quiet) as progress:
+        wanted = kept is not None or keep
+        for unit in score_units(name, queries, corpus, plan, missing, keep=wanted, tick=progress.tick) if missing else ():
+            total.add(unit)
+            if kept is not None:
+                assert unit.scores is not None
+                kept[:, unit.start : unit.stop] = unit.scores
+            if records is not None:
+                records.put(unit.start, unit.stop, unit.keys, unit.scores if keep else None, unit.seconds)
+        if records is not None:
+            records.close()
+        seconds = _added(world.collect(dict(total.seconds)))
+        keys = world.reduce(total.keys, merge_topk)
+    if keys is None:
+        return None
+    scores, indices = of_keys(keys.cpu())
+    return Scored(scores.numpy(), indices.numpy(), seconds)
+
+
+def _documents(units: Sequence[tuple[int, int]]) -> int:
+    return sum(stop - start for start, stop in units)
+
+
+class _Total:
+    """The top-k and the seconds of the units so far, in any order."""
+
+    def __init__(self, queries: int, k: int) -> None:
+        self.parts = [TopK(queries, k).keys]  # of no documents
+        self.seconds = dict.fromkeys((*PHASES, "total"), 0.0)
+
+    def add(self, unit: UnitScores) -> None:
+        self.parts.append(torch.from_numpy(unit.keys))
+        if len(self.parts) == _MERGED or len(self.parts) * unit.keys.nbytes > _MERGED_BYTES:
+            self.parts = [self.keys]
+        for phase, value in unit.seconds.items():
+            self.seconds[phase] = self.seconds.get(phase, 0.0) + value
+
+    @property
+    def keys(self) -> torch.Tensor:
+        """`[Nq, k]` int64 keys of all units so far."""
+        return merge_topk(self.parts)
+
+
+def _added(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Phases summed over ranks; the total is that of the slowest."""
+    found = {phase: sum(part[phase] for part in parts) for phase in parts[0]}
+    return {**found, "total": max(part["total"] for part in parts)}
+
+
+def to_run(name: str, scored: Scored, plan: Plan) -> Run:
+    """Name the documents of a top-k; -inf entries are not retrieved."""
+    rankings = {}
+    for row, query in enumerate(plan.query_ids):
+        found = scored.indices[row] >= 0
+        documents = (plan.document_ids[index] for index in scored.indices[row][found])
+        rankings[query] = list(zip(documents, scored.scores[row][found].tolist(), strict=True))
+    return Run(name, rankings, ordered=True)

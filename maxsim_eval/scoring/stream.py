@@ -1,0 +1,327 @@
+"""One path over many units of documents, in one stream: while a unit is scored, the blocks of the next are on their way.
+
+A unit's results (its top-k keys, the kept rows of its scores, where its time went) leave the device at its end, on a stream of
+their own, and are handed out when they have arrived: the host never waits for a GPU in the middle.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from maxsim_eval.cache import corpus as corpora
+from maxsim_eval.cache.corpus import Corpus, largest_of, within_memory
+from maxsim_eval.errors import DataError, UsageError
+from maxsim_eval.scoring.candidates import Candidates, pair_scores
+from maxsim_eval.scoring.paths import PATHS, ScoringPath, check_range
+from maxsim_kernels import Packed
+from maxsim_kernels.streaming import device_blocks, least_budget
+from maxsim_kernels.topk import TopK, of_keys
+
+PHASES = ("read", "prepare", "score", "topk")
+_IN_FLIGHT = 2  # units whose results are on their way while a further one is scored
+_BUFFERS = 4  # pieces that fill a memory budget (`device_blocks`): on their way, in use, and as much for scores
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What every path of one evaluation shares.
+
+    `excluded[q]` is the index of the document that query q must not retrieve (-1: none). `kept_rows` are the queries whose full
+    score rows are kept for parity, in order. `candidates`, numbered as the corpus is, limits what is scored to the pairs it lists.
+    `memory_budget` (bytes of GPU memory) and `readers` (threads) change how the corpus is streamed, and nothing else. `paths` are
+    the scoring paths by name, users' own functions among them.
+    """
+
+    query_ids: Sequence[str]
+    document_ids: Sequence[str]
+    k: int
+    excluded: np.ndarray
+    kept_rows: np.ndarray
+    device: str = "cpu"
+    quiet: bool = False
+    memory_budget: int | None = None
+    readers: int = 8
+    candidates: Candidates | None = None
+    paths: Mapping[str, ScoringPath] = field(default_factory=lambda: PATHS)
+
+
+@dataclass(frozen=True)
+class UnitScores:
+    """What a path gave for documents `start` to `stop`: keys `[Nq, k]` int64, kept rows `[rows, stop - start]` float32 or None."""
+
+    start: int
+    stop: int
+    keys: np.ndarray
+    scores: np.ndarray | None
+    seconds: Mapping[str, float]
+
+
+def score_units(
+    name: str,
+    queries: Packed,
+    corpus: Corpus,
+    plan: Plan,
+    units: Sequence[tuple[int, int]],
+    *,
+    keep: bool,
+    tick: Callable[[int, int], None] = lambda documents, size: None,
+) -> Iterator[UnitScores]:
+    """Score units (ascending ranges of documents) by one path; yields them in order, each as soon as its results are on the host.
+
+    Args:
+        queries: the queries' tokens, as stored.
+        keep: whether the scores of `plan.kept_rows` are wanted.
+        tick: called after each block with its number of documents and the bytes of their tokens.
+
+    Raises:
+        DataError: a NaN score, named by query and document, or tokens that do not fit the path's format; nothing of that unit, nor of
+            any after it, was yielded. CacheError: a file that cannot be read. UsageError: a memory budget that is too small, or large.
+    """
+    path = plan.paths[name]
+    if path.may_exceed(queries):
+        check_range(float(largest_of(queries.values)))
+    waiting: deque[_Unit] = deque()
+    with within_memory(f"path {name}"):
+        stream = _Stream(name, path.queries(queries).to(plan.device), corpus, plan, keep)
+        try:
+            for start, stop in units:
+                waiting.append(stream.score(start, stop, units, tick))
+                while waiting and (waiting[0].arrived() or len(waiting) > _IN_FLIGHT):
+                    yield waiting.popleft().result()
+            while waiting:
+                yield waiting.popleft().result()
+        finally:
+            stream.close()
+
+
+class _Stream:
+    """The blocks of all units, one after the other, and what is done with each."""
+
+    def __init__(self, name: str, queries: Packed, corpus: Corpus, plan: Plan, keep: bool) -> None:
+        self.name, self.path, self.queries, self.corpus, self.plan = name, plan.paths[name], queries, corpus, plan
+        self.device = torch.device(plan.device)
+        self.rows: Tensor | None = None
+        if keep:
+            self.rows = torch.from_numpy(plan.kept_rows.astype(np.int64)).to(self.device)
+            self.all_rows = len(plan.kept_rows) == len(plan.query_ids)
+        self.excluded = torch.from_numpy(plan.excluded).to(self.device)
+        self.clock: _Clock = _DeviceClock(self.device) if self.device.type == "cuda" else _Clock()
+        self.aside = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
+        self.blocks: Iterator[Any] | None = None
+        self.copy = corpus.copies.get(name)
+
+    def score(self, start: int, stop: int, units: Sequence[tuple[int, int]], tick: Callable[[int, int], None]) -> _Unit:
+        """Queue the next unit's work."""
+        if self.blocks is None:
+            self.blocks = self._begin(units)
+        unit = _Unit(self, start, stop)
+        while (first := start + unit.best.seen) < stop:
+            block = next(self.blocks)
+            self.clock.lap("read")
+            if self.copy is None:
+                unit.note_range(block)
+            documents = self._prepared(block)
+            self.clock.lap("prepare")
+            scores = self._scores(documents, first)
+            assert isinstance(scores, Tensor)
+            self.clock.lap("score")
+            self._exclude(scores, first)
+            unit.add(scores, first)
+            self.clock.lap("topk")
+            values = block.values if self.copy is None else block.token_values
+            tick(len(block), values.numel() * values.element_size())
+            del block, documents, scores, values  # before the next piece's
+        unit.leave()
+        return unit
+
+    def _begin(self, units: Sequence[tuple[int, int]]) -> Iterator[Any]:
+        entry, budget = self.corpus.entry, self.plan.memory_budget
+        stored: Iterator[Any]
+        if self.copy is None:
+            stored = (block for start, stop in units for block in entry.lazy_blocks(corpora.BLOCK_BYTES, start, stop))
+        else:
+            stored = self.copy.blocks(units, readers=self.plan.readers)
+        if budget is not None:  # its part that is left for pieces when each has room to be prepared in
+            rows = 0 if self.rows is None else len(self.plan.kept_rows)
+            kept = max(((stop - start) * rows * 4 for start, stop in units), default=0) * (_IN_FLIGHT + 1)
+            copies = self.path.copies * 4 / entry.dtype.itemsize if self.copy is None else 0
+            least = least_budget(self.device, len(self.queries))
+            need = kept + math.ceil(least * (_BUFFERS + copies) / _BUFFERS)
+            if budget < need:
+                raise UsageError(
+                    f"memory budget: got {budget} bytes, need at least {need} for path {self.name} and {len(self.queries)} queries"
+                )
+            budget = max(least, int((budget - kept) * _BUFFERS / (_BUFFERS + copies)))
+        return device_blocks(stored, self.device, queries=len(self.queries), memory_budget=budget, readers=self.plan.readers)
+
+    def _scores(self, documents: Any, first: int) -> object:
+        if self.plan.candidates is None:
+            return self.path.score(self.queries, documents)
+        return pair_scores(self.path.score, self.queries, documents, self.plan.candidates, first)
+
+    def _prepared(self, block: Any) -> object:
+        if self.copy is not None:
+            return block
+        try:
+            return self.path.documents(block, self.corpus)
+        except ValueError as error:  # values that no scale can hold
+            raise DataError(f"path {self.name}: {self.corpus.entry.folder}: {error}") from error
+
+    def _exclude(self, scores: Tensor, first: int) -> None:
+        """-inf for documents that their query must not retrieve; found by index on the device, nothing waits."""
+        count = scores.shape[1]
+        if not ((self.plan.excluded >= first) & (self.plan.excluded < first + count)).any():
+            return
+        columns = self.excluded - first
+        inside = (columns >= 0) & (columns < count)
+        columns = columns.clamp(0, count - 1)[:, None]
+        scores.scatter_(1, columns, torch.where(inside[:, None], -torch.inf, scores.gather(1, columns)))
+
+    def close(self) -> None:
+        """Let the readers go."""
+        close = getattr(self.blocks, "close", None)
+        if close is not None:
+            close()
+
+
+class _Unit:
+    """A unit while it is scored, and its results on their way to the host."""
+
+    def __init__(self, stream: _Stream, start: int, stop: int) -> None:
+        self.stream, self.start, self.stop = stream, start, stop
+        plan, device = stream.plan, stream.device
+        self.best = TopK(len(plan.query_ids), plan.k, device, first=start)
+        self.kept = None if stream.rows is None else torch.empty(len(plan.kept_rows), stop - start, device=device)
+        self.largest: Tensor | None = None
+        self.event: Any = None
+        self.time: Callable[[], dict[str, float]] = dict
+
+    def note_range(self, block: Packed) -> None:
+        """Remember the largest magnitude where the path's format may not hold it; a CPU refuses it at once."""
+        if not self.stream.path.may_exceed(block):
+            return
+        here = largest_of(block.values)
+        self.largest = here if self.largest is None else torch.maximum(self.largest, here)
+        if self.stream.device.type == "cpu":
+            check_range(float(self.largest))
+
+    def add(self, scores: Tensor, first: int) -> None:
+        """Take in the scores of the documents from `first` on."""
+        if self.kept is not None:
+            assert self.stream.rows is not None
+            chosen = scores if self.stream.all_rows else scores.index_select(0, self.stream.rows)
+            self.kept[:, first - self.start : first - self.start + scores.shape[1]] = chosen
+        try:
+            self.best.add(scores)
+        except ValueError:
+            self._refuse(self.best.pending)  # names what the operator can only number
+            raise
+
+    def leave(self) -> None:
+        """Send the results to the host, beside the work that follows."""
+        self.time = self.stream.clock.take()
+        self.keys = self.best.pending
+        aside = self.stream.aside
+        if aside is None:
+            return
+        aside.wait_stream(torch.cuda.current_stream(self.stream.device))
+        with torch.cuda.stream(aside):
+            self.keys, self.kept, self.largest = (_to_host(tensor, aside) for tensor in (self.keys, self.kept, self.largest))
+            self.event = torch.cuda.Event()
+            self.event.record(aside)
+
+    def arrived(self) -> bool:
+        """Whether the results are on the host."""
+        return self.event is None or self.event.query()
+
+    def result(self) -> UnitScores:
+        """The results, checked; waits until they are there."""
+        if self.event is not None:
+            self.event.synchronize()
+        if self.largest is not None:
+            check_range(float(self.largest))
+        self._refuse(self.keys)
+        scores = None if self.kept is None else self.kept.numpy()
+        return UnitScores(self.start, self.stop, self.keys.numpy(), scores, self.time())
+
+    def _refuse(self, keys: Tensor) -> None:
+        """Refuse NaN, which has the highest keys, and infinity, which has the next, of a user's own function."""
+        scores, indices = of_keys(keys)
+        own, value, bad = self.stream.path.own, "NaN", torch.isnan(scores)
+        if own and not bool(bad.any()):
+            value, bad = "infinite", torch.isposinf(scores)
+        if bool(bad.any()):
+            query = int(bad.any(1).int().argmax())
+            document = int(indices[query][bad[query]].min())
+            plan = self.stream.plan
+            what = "its function must return finite scores (-inf: not retrieved)" if own else "the embeddings must be finite"
+            raise DataError(
+                f"path {self.stream.name}: {value} score for query {plan.query_ids[query]!r} and document "
+                f"{plan.document_ids[document]!r}; {what}"
+            )
+
+
+def _to_host(tensor: Tensor | None, aside: Any) -> Any:
+    if tensor is None:
+        return None
+    tensor.record_stream(aside)  # made on the stream that scores: its memory is not to be reused before the copy is done
+    return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor, non_blocking=True)
+
+
+class _Clock:
+    """Where a unit's time goes: each lap adds the time since the one before to a phase."""
+
+    def __init__(self) -> None:
+        self.last: Any = self._now()
+        self.laps: list[tuple[str, Any, Any]] = []
+
+    def lap(self, phase: str) -> None:
+        """End a phase."""
+        now = self._now()
+        self.laps.append((phase, self.last, now))
+        self.last = now
+
+    def take(self) -> Callable[[], dict[str, float]]:
+        """The laps since the last call: a function that gives seconds by phase and in `total`, to be called when they are over."""
+        laps, self.laps = self.laps, []
+
+        def seconds() -> dict[str, float]:
+            found = dict.fromkeys(PHASES, 0.0)
+            for phase, begin, end in laps:
+                found[phase] += self._between(begin, end)
+            return {**found, "total": sum(found.values())}
+
+        return seconds
+
+    def _now(self) -> Any:
+        return time.perf_counter()
+
+    @staticmethod
+    def _between(begin: Any, end: Any) -> float:
+        return float(end - begin)
+
+
+class _DeviceClock(_Clock):
+    """The same on the GPU's own time line: `read` is what the scoring stream waits for the next block."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        super().__init__()
+
+    def _now(self) -> Any:
+        event = torch.cuda.Event(enable_timing=True)
+        event.record(torch.cuda.current_stream(self.device))
+        return event
+
+    @staticmethod
+    def _between(begin: Any, end: Any) -> float:
+        return float(begin.elapsed_time(end)) / 1e3
