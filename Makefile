@@ -16,11 +16,11 @@ DATA ?= $(if $(MAXSIM_TEST_DATA),$(MAXSIM_TEST_DATA),../shared/data)
 
 install: $(VENV)/.installed
 
-$(VENV)/.installed: pyproject.toml constraints.txt
+$(VENV)/.installed: pyproject.toml kernels/pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python >= 3.11 is needed, this is " + sys.version.split()[0])'
 	$(PYTHON) -m venv $(VENV)
 	$(if $(TORCH_INDEX),$(BIN)/pip install -q -c constraints.txt torch --index-url $(TORCH_INDEX))
-	$(BIN)/pip install -q -c constraints.txt -e '.[dev]'
+	$(BIN)/pip install -q -c constraints.txt -e kernels -e '.[dev]'
 	touch $@
 
 demo: install
@@ -50,8 +50,8 @@ gate: install
 	else echo "gate: SciFact skipped, no $(DATA)/beir/scifact/corpus.jsonl (set MAXSIM_TEST_DATA)"; fi
 
 bench-cpu: install
-	$(BIN)/pip install -q -c constraints.txt -e '.[bench]'
-	$(BIN)/python kernels/benchmarks/cpu_forward.py --json docs/results/cpu/forward.json
+	$(BIN)/pip install -q -c constraints.txt -e kernels -e '.[bench]'
+	$(BIN)/python benchmarks/cpu_forward.py --json docs/results/cpu/forward.json
 
 clean:
 	rm -rf $(VENV) build *.egg-info results

@@ -2,6 +2,29 @@
 
 from maxsim_eval import evaluate, load_task
 result = evaluate(load_task("beir", "scifact", data_dir="datasets"), "lexical", ["fp32", "fp16", "int8"])
+
+From the top down; a room imports from those below it, never from those above:
+
+cli/             the command line
+studies/         pages and notebooks that show many evaluations together
+api.py           `evaluate`: a task, an encoder and scoring paths in, a Result out
+gate/            the quality gate: bounds on what changed, an exit code
+report/          a Result as something to read: console, Markdown, HTML, CSV, JSON
+planning/        what an evaluation will take: bytes, seconds, whether it fits
+comparison/      metrics, intervals, parity with the reference, verdicts
+explain/         which tokens a score comes from
+importing/       embeddings that somebody else computed, into the cache
+scoring/         scores of a corpus by a path: in units, streamed, resumable
+cache/           the HDF5 cache of embeddings
+data/            collections: queries, documents, judgements
+encoders/        texts and pages to token embeddings
+processes/       what several processes share, and how they fail together
+types.py         Task, Encoder, Run, Result
+errors.py        what can go wrong, and its exit code
+files.py         files written whole or not at all
+environment.py   the machine and the software a Result was made on
+hashing.py       digests that name cache entries
+quantities.py    sizes and times as people write and read them
 """
 
 from typing import TYPE_CHECKING, Any

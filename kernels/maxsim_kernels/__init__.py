@@ -1,7 +1,25 @@
-"""Exact fused MaxSim for late-interaction retrieval: `score(Q, D) = sum_i max_j <Q_i, D_j>`."""
+"""Exact fused MaxSim for late-interaction retrieval: `score(Q, D) = sum_i max_j <Q_i, D_j>`.
+
+From the top down; a room imports from those below it, never from those above:
+
+warm.py        `warmup`: compiling ahead
+training.py    contrastive and distillation losses on `maxsim`
+streaming/     `stream_topk`: corpora larger than memory
+api.py         `maxsim`, `maxsim_pairs`, `explain`: validates, chooses, says why
+ops.py         the custom operators behind them, for torch.compile and autograd
+autograd.py    gradients of eager GPU calls
+gpu/           Triton kernels: forward and backward
+cpu/           fast exact CPU paths
+chamfer/       Chamfer distance
+reference.py   the truth: plain chunked torch that shares no arithmetic with the fast paths
+quantize.py    INT8 and FP8 codes of tokens
+checks.py      what a call may be given
+topk.py        a running exact top-k
+tokens.py      Packed, Int8Tokens, Fp8Tokens
+"""
 
 from maxsim_kernels.api import explain, maxsim, maxsim_pairs
-from maxsim_kernels.chamfer import chamfer_distance
+from maxsim_kernels.chamfer.chamfer import chamfer_distance
 from maxsim_kernels.quantize import quantize_fp8, quantize_int8
 from maxsim_kernels.reference import maxsim_reference
 from maxsim_kernels.streaming import LazyBlock, device_blocks, stream_topk

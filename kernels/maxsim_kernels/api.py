@@ -16,7 +16,7 @@ from torch import Tensor
 
 from maxsim_kernels import ops
 from maxsim_kernels.checks import BACKWARDS, IMPLS, Call, Documents, Layout, check_choice, is_plain, validate
-from maxsim_kernels.paths import backward_path
+from maxsim_kernels.gpu.backward.path_choice import backward_path
 from maxsim_kernels.reference import maxsim_reference
 from maxsim_kernels.tokens import Fp8Tokens, Int8Tokens, Packed
 
@@ -130,7 +130,7 @@ def _run(queries: Tensor | Packed, documents: Documents, **options: Any) -> Tens
 def _replayed(
     queries: Tensor | Packed, documents: Documents, inputs: tuple[Tensor | None, ...], options: dict[str, Any]
 ) -> Tensor | tuple[Tensor, Tensor]:
-    from maxsim_kernels import launch
+    from maxsim_kernels.gpu import launch
 
     flags = (value for name, value in options.items() if name not in _TENSOR_OPTIONS)
     held = (type(queries), type(documents), getattr(documents, "granularity", None), _end_to_end(documents))
@@ -316,10 +316,11 @@ def _no_triton(call: Call) -> str:
 
 def _launch_reason(call: Call) -> str:
     """Which kernel and configuration, and whether that row of the table was measured."""
-    from maxsim_kernels import geometry, gpu
+    from maxsim_kernels.gpu import geometry
+    from maxsim_kernels.gpu.forward import dispatch
 
     winners = call.granularity == "none" and _needs_gradient(call)
-    name, config = gpu.variant(call, geometry.hardware(call.queries.device)[0], winners)
+    name, config = dispatch.variant(call, geometry.hardware(call.queries.device)[0], winners)
     tuned = "untuned" if config.measured == "untuned" else f"measured on {config.measured}"
     return f"{name} kernel, tiles of {config.rows} query rows x {config.tokens} document tokens, {tuned}: {config.reason}"
 

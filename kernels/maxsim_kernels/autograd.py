@@ -50,7 +50,7 @@ class _Scores(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor | None, _: Tensor | None) -> tuple[Tensor | None, ...]:
-        from maxsim_kernels.backward import backward
+        from maxsim_kernels.gpu.backward.gradients import backward
 
         if grad is None:
             return (None,) * 6

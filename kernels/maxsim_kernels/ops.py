@@ -11,8 +11,10 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from maxsim_kernels import cpu, cpu_backward, cpu_pairs
 from maxsim_kernels.checks import Call, Layout
+from maxsim_kernels.cpu import backward as cpu_backward
+from maxsim_kernels.cpu import forward as cpu
+from maxsim_kernels.cpu import pairs
 
 
 @torch.library.custom_op("maxsim_kernels::forward", mutates_args=())
@@ -62,10 +64,10 @@ def forward(
 def run(call: Call, return_argmax: bool, lean: bool = False) -> tuple[Tensor, Tensor]:
     """What the op runs: the tiled paths on CPU tensors, the Triton kernels on CUDA tensors (`api` only sends what they take)."""
     if call.queries.device.type == "cuda":
-        from maxsim_kernels import gpu
+        from maxsim_kernels.gpu.forward import dispatch
 
-        return gpu.forward(call, return_argmax, lean)
-    forward_of = cpu_pairs.forward_pairs if call.layout == "pairs" else cpu.forward
+        return dispatch.forward(call, return_argmax, lean)
+    forward_of = pairs.forward_pairs if call.layout == "pairs" else cpu.forward
     return forward_of(call, return_argmax)
 
 
@@ -123,7 +125,7 @@ def backward(
 ) -> tuple[Tensor, Tensor]:
     """Gradients of queries and documents in their dtypes (empty where not needed)."""
     if queries.is_cuda:
-        from maxsim_kernels import backward as gpu_backward
+        from maxsim_kernels.gpu.backward import gradients as gpu_backward
 
         return gpu_backward.backward(
             grad,

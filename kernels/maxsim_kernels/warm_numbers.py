@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import torch
 
-from maxsim_kernels import gpu
 from maxsim_kernels.checks import Call
-from maxsim_kernels.geometry import hardware
-from maxsim_kernels.packed import LAID_OUT, tiles_of
-from maxsim_kernels.tuning import Config
+from maxsim_kernels.gpu.forward import dispatch
+from maxsim_kernels.gpu.forward.tile_tables import LAID_OUT, tiles_of
+from maxsim_kernels.gpu.forward.tuning import Config
+from maxsim_kernels.gpu.geometry import hardware
 
 
 def numbers(device: torch.device) -> tuple[int, ...]:
@@ -24,17 +24,17 @@ def numbers(device: torch.device) -> tuple[int, ...]:
 
 def other_lengths(call: Call, winners: bool) -> None:
     """Launch what so many ragged documents would need where they were longer or shorter."""
-    if gpu.variant(call, hardware(call.queries.device)[0], winners)[0] == "ragged":
+    if dispatch.variant(call, hardware(call.queries.device)[0], winners)[0] == "ragged":
         _launch_all(call, winners)
 
 
 def other_numbers(call: Call, winners: bool) -> None:
     """Launch what thousands of such documents would need besides: other tiles for few query rows, tables of ragged documents."""
-    name, config = gpu.variant(call, hardware(call.queries.device)[0], winners)
+    name, config = dispatch.variant(call, hardware(call.queries.device)[0], winners)
     if name == "stream":
         _launch_all(call, winners)
     if name == "ragged":
-        for row in {config, *(row for _, row in gpu.every_choice(call, winners))}:
+        for row in {config, *(row for _, row in dispatch.every_choice(call, winners))}:
             _tables(call, row)
 
 
@@ -42,8 +42,8 @@ def _launch_all(call: Call, winners: bool) -> None:
     device = call.queries.device
     scores = torch.empty(call.query_count, call.document_count, device=device)
     argmax = torch.empty(*scores.shape, call.queries.shape[1], dtype=torch.int32, device=device) if winners else None
-    for choice in gpu.every_choice(call, winners):
-        gpu.launch(call, scores, argmax, choice)
+    for choice in dispatch.every_choice(call, winners):
+        dispatch.launch(call, scores, argmax, choice)
 
 
 def _tables(call: Call, config: Config) -> None:

@@ -1,4 +1,17 @@
-"""TODO."""
+"""The command line: one module for each command, and what they share.
+
+app.py       the command line: `python evaluate.py beir scifact`, also installed as `maxsim-eval`
+bench.py     the command `bench`: one table of the paper, measured here by the scripts of `benchmarks/`, and shown
+cache.py     the commands of the embedding cache: `encode`, `inspect`, `convert` and `cache ls | rm | gc`
+evaluate.py  the evaluating commands, one a source of data: `beir`, `local`, `real-mm-rag`, `demo`
+explain.py   the command `explain`: which document tokens a score comes from, as a table, as JSON and as a picture
+gate.py      the command `gate`: a Result against a committed baseline and thresholds, for a CI
+import_.py   the command `import`: token embeddings that were computed elsewhere, checked and put into the cache
+options.py   options that several commands share, in groups, and how a command gets them: `with_options`
+output.py    what commands print: answers to stdout, everything else to stderr, colours only where somebody looks at them
+plan.py      the command `plan`: what an evaluation will take on this machine, before anything long starts
+sources.py   the evaluating commands as data: each source of data with its default dataset and encoder, and its help
+"""
 
 from maxsim_eval.cli.app import main
 

@@ -1,4 +1,4 @@
-"""The command `bench`: one table of the paper, measured here by the scripts of `kernels/benchmarks/`, and shown.
+"""The command `bench`: one table of the paper, measured here by the scripts of `benchmarks/`, and shown.
 
 The scripts belong to the repository, not to the distribution: an installed package without its checkout is told so. A table that
 needs trained encoders is an evaluation, and the message says which. Everything that can be refused is refused before a script starts.
@@ -23,7 +23,7 @@ from maxsim_eval.cli.options import AsJson, NoBars
 from maxsim_eval.cli.output import print_json, say
 from maxsim_eval.errors import EXIT_INTERRUPTED, DataError, UnknownNameError, UsageError
 
-FOLDER = Path(__file__).resolve().parents[1] / "kernels" / "benchmarks"
+FOLDER = Path(__file__).resolve().parents[2] / "benchmarks"
 SETTINGS = {"allow_extra_args": True, "ignore_unknown_options": True}  # what the command does not know is the script's
 
 
@@ -131,7 +131,7 @@ def bench(
     context: typer.Context,
     table: Annotated[str, typer.Argument(help="A table of the paper; list: what there is.")] = "list",
     out: Annotated[Path, typer.Option(help="Folder of the raw figures.")] = Path("results/bench"),
-    scripts: Annotated[Path, typer.Option(help="The repository's kernels/benchmarks.")] = FOLDER,
+    scripts: Annotated[Path, typer.Option(help="The repository's benchmarks.")] = FOLDER,
     quiet: NoBars = False,
     as_json: AsJson = False,
 ) -> None:
@@ -300,7 +300,7 @@ def _need_script(scripts: Path, script: str) -> None:
     if not (scripts / script).is_file():
         raise UsageError(
             f"bench needs the benchmark scripts of the repository, and {scripts} has no {script}: the installed package does "
-            "not carry them. Run it in a checkout, or give a checkout's kernels/benchmarks with --scripts"
+            "not carry them. Run it in a checkout, or give a checkout's benchmarks folder with --scripts"
         )
 
 

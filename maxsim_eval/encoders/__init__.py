@@ -1,1 +1,11 @@
-"""TODO."""
+"""Texts and pages to token embeddings: which encoders there are, and each of them.
+
+checkpoints.py    where an encoder's checkpoint is: a folder, or a hub id at a commit; and what is said when it cannot be had
+gve.py            the `gve` encoder: Granite Vision Embedding, pages and text queries, by the checkpoint's own code
+hf.py             the `hf:<id or path>` encoder
+lexical.py        the `lexical` encoder: token embeddings from the words themselves, without any weights
+model_encoder.py  what every encoder that runs a model shares
+multi_vector.py   the `multi-vector:<id or path>` encoder
+names.py          ENCODERS: how an encoder's name becomes an encoder
+token_texts.py    what tokens stand for: word pieces by a tokenizer, patches of a page by a processor
+"""

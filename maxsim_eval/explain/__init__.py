@@ -1,1 +1,5 @@
-"""TODO."""
+"""Which tokens a score comes from.
+
+explaining.py  why a document has its score: the winning document token of every query token, and what each adds to the score
+pictures.py    pictures of an `Explanation`
+"""

@@ -234,7 +234,11 @@ def to_html(result: Result) -> str:
 @functools.cache
 def _template() -> Template:
     environment = Environment(
-        loader=PackageLoader("maxsim_eval"), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+        loader=PackageLoader("maxsim_eval.report"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
     )
     # `tojson` writes <, >, & and ' as escapes, so no text from a Result ends the script element that holds it.
     environment.policies["json.dumps_kwargs"] = {"ensure_ascii": False, "allow_nan": False, "separators": (",", ":")}

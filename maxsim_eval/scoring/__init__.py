@@ -1,1 +1,12 @@
-"""TODO."""
+"""Scores of a corpus by a path: in units, streamed, resumable, the same bits however the work is cut.
+
+candidates.py     reranking: the (query, document) pairs of an existing run are scored, and only their documents are read
+job.py            what the processes of an evaluation share, and the scoring of all paths by it
+own_functions.py  scoring paths by name, and a user's own function as one
+partial.py        where an evaluation keeps its finished units while it runs
+paths.py          scoring paths: how token embeddings become scores
+records.py        what an evaluation has finished, kept on disk so that an interrupted one goes on where it stopped
+scoring.py        scoring a corpus by one path
+stream.py         one path over many units of documents, in one stream
+units.py          how an evaluation is divided
+"""

@@ -1,8 +1,8 @@
 """The fidelity study of docs/fidelity.md: what each scoring path costs in ranking quality, on real token embeddings.
 
     python -m maxsim_eval.fidelity                              prints the tables
-    python -m maxsim_eval.fidelity --write docs/fidelity.md     puts them between their markers there
-    python -m maxsim_eval.fidelity --measure --data-dir DIR     evaluates first, and writes the JSON (--json)
+    python -m maxsim_eval.studies.fidelity --write docs/fidelity.md     puts them between their markers there
+    python -m maxsim_eval.studies.fidelity --measure --data-dir DIR     evaluates first, and writes the JSON (--json)
 
 Measuring is one call of `evaluate`; the JSON holds every query's values (of a path those that differ from the reference's), and the
 statistics are computed from them whenever the tables are made, so they can be checked, and made again with another seed.
@@ -129,7 +129,7 @@ def document(result: Result, runs: Mapping[str, Run], task: Task) -> dict[str, A
         {
             "schema": SCHEMA,
             "created": result.created,
-            "command": "python -m maxsim_eval.fidelity --measure",
+            "command": "python -m maxsim_eval.studies.fidelity --measure",
             "task": facts,
             "encoder": result.encoder,
             "environment": result.environment,

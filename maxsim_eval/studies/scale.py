@@ -1,8 +1,8 @@
 """The tables of docs/scale.md: the arithmetic of `costs.py` carried to collections larger than the machines at hand.
 
     python -m maxsim_eval.scale                               prints the tables
-    python -m maxsim_eval.scale --write docs/scale.md         puts them between their markers there
-    python -m maxsim_eval.scale --rates FILE ...              from other rates (default: docs/results/h200/rates.json)
+    python -m maxsim_eval.studies.scale --write docs/scale.md         puts them between their markers there
+    python -m maxsim_eval.studies.scale --rates FILE ...              from other rates (default: docs/results/h200/rates.json)
 
 Every figure is a formula of this file over a rate of the JSON, which says where that was measured, or that it was assumed.
 """

@@ -90,7 +90,7 @@ SLOW = """if True:
     import pathlib, signal, sys, time
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job inherits an ignored Ctrl-C
     from maxsim_eval.cli import main
-    from maxsim_eval.lexical import LexicalEncoder
+    from maxsim_eval.encoders.lexical import LexicalEncoder
     encode, seen = LexicalEncoder.encode, []
 
     def slowly(self, items, role):

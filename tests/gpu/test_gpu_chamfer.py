@@ -27,7 +27,7 @@ def distances_to(points, targets, index):
 
 def chosen(p, q):
     """The kernels' own nearest points, of p and of q, and the distance."""
-    from maxsim_kernels import nearest
+    from maxsim_kernels.chamfer import nearest
 
     distance, both = nearest.forward(p, q, True)
     return both[: len(p)].long() - len(p), both[len(p) :].long(), distance
@@ -157,7 +157,7 @@ def by_part(scores, shape, tiles):
 @pytest.mark.parametrize(("d", "shift"), [(3, 0.0), (3, 1000.0), (16, 0.0), (20, 3.0), (64, 0.0), (128, 0.0), (256, 0.0)])
 def test_the_filter_keeps_its_bound(make, monkeypatch, d, shift):
     """Maxima as the matrix units give them, against FP64 scores of the centred, scaled inputs."""
-    from maxsim_kernels import nearest
+    from maxsim_kernels.chamfer import nearest
 
     p = make.gauss(1000, d, dtype=SINGLE) + shift
     q = 0.3 * make.gauss(3000, d, dtype=SINGLE, seed=1) + shift

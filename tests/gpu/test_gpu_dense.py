@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from maxsim_kernels import combine, maxsim, maxsim_reference, quantize_fp8, quantize_int8
+from maxsim_kernels import maxsim, maxsim_reference, quantize_fp8, quantize_int8
+from maxsim_kernels.gpu.forward import combine
 
 D = 128  # the width of ColBERT and ColPali tokens; other widths have tests of their own
 HALF, BFLOAT, SINGLE = torch.float16, torch.bfloat16, torch.float32

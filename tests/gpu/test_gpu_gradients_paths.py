@@ -125,7 +125,7 @@ def test_a_path_never_changes_scores(gradients, make, path):
 @pytest.fixture
 def taken(monkeypatch):
     """Paths of the calls of the backward kernels since the test began."""
-    from maxsim_kernels import backward as module
+    from maxsim_kernels.gpu.backward import gradients as module
 
     original, seen = module.backward, []
 

@@ -18,9 +18,10 @@ from typing import Any
 import pytest
 import torch
 
+import bench_modules
 from maxsim_kernels import Packed, maxsim, quantize_int8
 
-FOLDER = Path(__file__).resolve().parents[2] / "kernels" / "benchmarks"
+FOLDER = Path(__file__).resolve().parents[2] / "benchmarks"
 ATTEMPTS, RUNS, TOLERANCE = 3, 10, 0.9
 DIM = 128
 
@@ -54,7 +55,7 @@ def clock() -> Iterator[SimpleNamespace]:
         pytest.skip("times need the GPU alone: run this file without -n")
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(FOLDER))
-        timing: Any = importlib.import_module("timing")
+        timing: Any = importlib.import_module(bench_modules.PLACES.get("timing", "timing"))
         flush = timing.Flush()
         yield SimpleNamespace(timing=timing, flush=flush, library=timing.Library(flush, RUNS))
     torch.cuda.empty_cache()

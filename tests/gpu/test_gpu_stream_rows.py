@@ -7,9 +7,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from maxsim_kernels import Packed, gpu, launch, maxsim, quantize_fp8, quantize_int8, warmup
+from maxsim_kernels import Packed, maxsim, quantize_fp8, quantize_int8, warmup
 from maxsim_kernels.checks import validate
-from maxsim_kernels.tuning import TABLE
+from maxsim_kernels.gpu import launch
+from maxsim_kernels.gpu.forward import dispatch
+from maxsim_kernels.gpu.forward.tuning import TABLE
 
 ROWS = [name for name, architecture in TABLE if name.startswith("stream") and architecture == "sm_90"]
 COUNTS = [3, 0, 31, 1, 7, 100, 0, 512, 63, 64, 65, 128, 129, 0] * 5
@@ -29,7 +31,7 @@ def scored(queries, documents, config):
         quantize_queries=True,
     )  # fmt: skip
     scores = torch.full((call.query_count, call.document_count), torch.nan, device=queries.device)
-    gpu.launch(call, scores, None, ("stream", config))
+    dispatch.launch(call, scores, None, ("stream", config))
     return scores
 
 
@@ -58,7 +60,7 @@ def forced(request, monkeypatch):
     launch._plans.clear()
     row, _, alone = request.param.partition(", ")
     config = TABLE[row, "sm_90"]
-    monkeypatch.setattr(gpu, "stream_config", lambda *_: replace(config, programs=0) if alone else config)
+    monkeypatch.setattr(dispatch, "stream_config", lambda *_: replace(config, programs=0) if alone else config)
     yield request.param
     launch._plans.clear()
 

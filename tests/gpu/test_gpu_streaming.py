@@ -13,17 +13,16 @@ from maxsim_kernels import (
     Int8Tokens,
     LazyBlock,
     Packed,
-    blocks,
     device_blocks,
-    links,
     maxsim,
     merge_topk,
     quantize_fp8,
     quantize_int8,
     stream_topk,
 )
-from maxsim_kernels import streaming as module
-from maxsim_kernels.blocks import Limits
+from maxsim_kernels.streaming import blocks, links
+from maxsim_kernels.streaming import streaming as module
+from maxsim_kernels.streaming.blocks import Limits
 from maxsim_kernels.topk import TopK
 
 D, K = 128, 37

@@ -5,9 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from maxsim_kernels import Packed, dense, gpu, launch, maxsim, quantize_fp8, quantize_int8, warmup
+from maxsim_kernels import Packed, maxsim, quantize_fp8, quantize_int8, warmup
 from maxsim_kernels.checks import validate
-from maxsim_kernels.tuning import TABLE
+from maxsim_kernels.gpu import launch
+from maxsim_kernels.gpu.forward import dense, dispatch
+from maxsim_kernels.gpu.forward.tuning import TABLE
 
 FORMS = ["float", "int8 document", "int8 corpus", "int8 token", "fp8 document", "fp8 token"]
 LENGTHS = [3, 0, 31, 1, 7, 100, 0, 512, 63, 64, 65, 127, 128, 129, 704, 705, 0] * 4
@@ -37,7 +39,7 @@ def scored(queries, documents, name, config, winners):
     shape = (call.query_count, call.document_count)
     scores = torch.full(shape, torch.nan, device=queries.device)
     argmax = torch.full((*shape, queries.shape[1]), -7, dtype=torch.int32, device=queries.device) if winners else None
-    gpu.launch(call, scores, argmax, (name, config))
+    dispatch.launch(call, scores, argmax, (name, config))
     return scores, argmax
 
 

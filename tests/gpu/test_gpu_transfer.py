@@ -10,9 +10,10 @@ from contextlib import closing
 import pytest
 import torch
 
-from maxsim_kernels import LazyBlock, device_blocks, links, stream_topk
-from maxsim_kernels import streaming as module
-from maxsim_kernels.blocks import Limits
+from maxsim_kernels import LazyBlock, device_blocks, stream_topk
+from maxsim_kernels.streaming import links
+from maxsim_kernels.streaming import streaming as module
+from maxsim_kernels.streaming.blocks import Limits
 
 POISON = False  # memory is measured here; buffers are poisoned by `Poisoned`
 D = 128

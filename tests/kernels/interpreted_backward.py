@@ -20,7 +20,9 @@ import torch
 from torch import Tensor
 from triton.runtime import interpreter
 
-from maxsim_kernels import backward, cpu_backward, inverse_grid, maxsim
+from maxsim_kernels import maxsim
+from maxsim_kernels.cpu import backward as cpu_backward
+from maxsim_kernels.gpu.backward import gradients, inverse_grid
 
 HALF, BFLOAT, SINGLE = torch.float16, torch.bfloat16, torch.float32
 PATHS = ("unified", "atomic", "csr")
@@ -31,9 +33,9 @@ ROUNDING = 2e-6
 CHECKED: list[str] = []
 # Small pieces, so that small shapes have several: winners that are ranked, counted and placed at once, documents listed at once,
 # entries of a long list that a program sums.
-inverse_grid.PLACE_CHUNK, inverse_grid.COUNT_CHUNK, inverse_grid._BLOCK_WINNERS, backward.LIST_BYTES = 16, 64, 32, 400
+inverse_grid.PLACE_CHUNK, inverse_grid.COUNT_CHUNK, inverse_grid._BLOCK_WINNERS, gradients.LIST_BYTES = 16, 64, 32, 400
 inverse_grid.APART = 8
-backward._RAGGED_LIST_BYTES, backward._MOST_SORTED = 600, 300  # packed documents and views take several turns too
+gradients._RAGGED_LIST_BYTES, gradients._MOST_SORTED = 600, 300  # packed documents and views take several turns too
 TURN = itertools.count()
 plain, plain_like, plain_new = torch.empty, torch.empty_like, Tensor.new_empty
 
@@ -185,7 +187,7 @@ def run(
 ) -> tuple[Tensor, Tensor]:
     """One call on poisoned memory."""
     with poison():
-        return backward.backward(
+        return gradients.backward(
             case.grad, case.argmax if argmax is None else argmax, case.queries, case.query_starts, case.documents,
             case.document_starts, case.layout, queries, documents, path, case.queries_end_to_end, case.documents_end_to_end,
         )  # fmt: skip

@@ -20,8 +20,10 @@ from interpreted_backward import CHECKED, PATHS, SINGLE, Case, build, narrow_win
 from interpreted_forward import FALSE_PROCESSORS, SMALL, pretend, ragged
 from torch import Tensor
 
-from maxsim_kernels import Packed, backward, gpu, inverse_grid, quantize_int8
+from maxsim_kernels import Packed, quantize_int8
 from maxsim_kernels.checks import Call, validate
+from maxsim_kernels.gpu.backward import gradients, inverse_grid
+from maxsim_kernels.gpu.forward import dispatch
 
 FENCE = 4096  # numbers on either side
 # Layout, queries, documents.
@@ -108,7 +110,7 @@ def check_backward() -> None:
         case = spoiled(*what)
         for path, winners in itertools.product(PATHS, (case.argmax, narrow_winners(case))):
             with fences() as allocated, unwritten():
-                found = backward.backward(
+                found = gradients.backward(
                     case.grad, winners, case.queries, case.query_starts, case.documents, case.document_starts, case.layout, True,
                     True, path, case.queries_end_to_end, case.documents_end_to_end,
                 )  # fmt: skip
@@ -148,9 +150,9 @@ def check_forward() -> None:
         for call, winners in itertools.product(spoiled_calls(quantised), (False, True)):
             if winners and kernel == "stream":
                 continue
-            gpu.variant = lambda *_, kernel=kernel: (kernel, SMALL)
+            dispatch.variant = lambda *_, kernel=kernel: (kernel, SMALL)
             with fences() as allocated:
-                scores, _ = gpu.forward(call, winners)
+                scores, _ = dispatch.forward(call, winners)
             assert not bool(scores.isnan().any()), (kernel, quantised, winners, "read outside")
             stayed(allocated, (kernel, quantised, winners))
             CHECKED.append(kernel)

@@ -14,8 +14,9 @@ from unittest import mock
 import quick_interpreter  # noqa: F401 - kernels run under it
 import torch
 
-from maxsim_kernels import chamfer, chamfer_distance, nearest
-from maxsim_kernels.tuning import Config
+from maxsim_kernels import chamfer_distance
+from maxsim_kernels.chamfer import chamfer, nearest
+from maxsim_kernels.gpu.forward.tuning import Config
 
 CHECKED: list[int] = []
 plain = torch.empty

@@ -14,10 +14,12 @@ from typing import Any
 import quick_interpreter  # noqa: F401 - kernels run under it
 import torch
 
-from maxsim_kernels import Packed, dense, general, geometry, gpu, maxsim_reference, quantize_fp8, quantize_int8, wide
+from maxsim_kernels import Packed, maxsim_reference, quantize_fp8, quantize_int8
 from maxsim_kernels.checks import validate
-from maxsim_kernels.quantized import query_codes
-from maxsim_kernels.tuning import Config
+from maxsim_kernels.gpu import geometry
+from maxsim_kernels.gpu.forward import dense, dispatch, general, wide
+from maxsim_kernels.gpu.forward.query_codes import query_codes
+from maxsim_kernels.gpu.forward.tuning import Config
 
 SMALL = Config(16, 16, 4, 1, 2, "interpreter", "small tiles", short=8)
 ALONE = replace(SMALL, programs=0)
@@ -46,7 +48,7 @@ def bound(queries: Any, documents: Any) -> float:
 
 def pretend(processors: int) -> None:
     """CPU tensors are taken for those of a GPU of sm_90 with so many multiprocessors."""
-    for module in (geometry, dense, wide, general, gpu):
+    for module in (geometry, dense, wide, general, dispatch):
         module.hardware = lambda device: ((9, 0), processors)
 
 
@@ -69,15 +71,15 @@ def check(
 
     # The interpreter rounds some ties to FP8 the other way; on a GPU the kernel's own codes are tested.
     if hasattr(documents, "codes") and call.documents.dtype == torch.float8_e4m3fn:
-        gpu.query_codes = lambda asked, dtype: ((held := quantize_fp8(asked, "token")).codes, held.scales.float())
+        dispatch.query_codes = lambda asked, dtype: ((held := quantize_fp8(asked, "token")).codes, held.scales.float())
     else:
-        gpu.query_codes = query_codes
-    original, gpu.variant = gpu.variant, force
+        dispatch.query_codes = query_codes
+    original, dispatch.variant = dispatch.variant, force
     torch.empty = poisoned
     try:
-        scores, argmax = gpu.forward(call, winners)
+        scores, argmax = dispatch.forward(call, winners)
     finally:
-        gpu.variant = original
+        dispatch.variant = original
         torch.empty = plain
     assert chosen in ([kernel], [])
     if call.single_query:

@@ -18,7 +18,7 @@ import torch
 from interpreted_backward import BFLOAT, CHECKED, HALF, SINGLE, Case, build, check, run
 from torch import Tensor
 
-from maxsim_kernels import backward, inverse_grid
+from maxsim_kernels.gpu.backward import gradients, inverse_grid
 
 APART = inverse_grid.APART
 
@@ -27,18 +27,18 @@ APART = inverse_grid.APART
 def joined() -> Iterator[list[Tensor]]:
     """The rows that each launch of `_pieces_kernel` made of pieces; -1 for the other marks."""
     found: list[Tensor] = []
-    launch = backward.launch
+    launch = gradients.launch
 
     def noted(kernel: Any, grid: int, *arguments: Any, **options: Any) -> None:
         launch(kernel, grid, *arguments, **options)
-        if kernel is backward._pieces_kernel:
+        if kernel is gradients._pieces_kernel:
             found.append(arguments[1].clone())
 
-    backward.launch = noted  # type: ignore[assignment]
+    gradients.launch = noted  # type: ignore[assignment]
     try:
         yield found
     finally:
-        backward.launch = launch
+        gradients.launch = launch
 
 
 def hot(case: Case, last: int) -> Case:

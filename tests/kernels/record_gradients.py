@@ -22,7 +22,8 @@ from unittest import mock
 import torch
 import triton
 
-from maxsim_kernels import backward, inverse_grid, nearest
+from maxsim_kernels.chamfer import nearest
+from maxsim_kernels.gpu.backward import gradients, inverse_grid
 
 RECORD = Path(__file__).with_name("gradient_resources.json")
 PROCESSORS = 132
@@ -97,12 +98,12 @@ def backward_launches(case: Backward, architecture: int) -> list[Any]:
     starts = torch.arange(count) * tokens if case.packed else None
     shape = (count, 4) if own else (count,) if case.layout == "pairs" else (count, count)
     with ExitStack() as patched:
-        for module in (backward, inverse_grid):
+        for module in (gradients, inverse_grid):
             patched.enter_context(mock.patch.object(module, "launch", caught))
             capability = recorder.CAPABILITIES[architecture]
             patched.enter_context(mock.patch.object(module, "hardware", return_value=(capability, PROCESSORS)))
         patched.enter_context(mock.patch.object(inverse_grid, "_accumulate", return_value=None))
-        backward.backward(
+        gradients.backward(
             torch.ones(shape), torch.zeros(*shape, size, dtype=case.winners),
             torch.ones(count, size, width, dtype=case.dtype), None,
             documents.flatten(0, 1) if case.packed else documents, starts, case.layout, True, True, case.path,

@@ -29,9 +29,11 @@ from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia.compiler import CUDABackend
 from triton.compiler import ASTSource
 
-from maxsim_kernels import Packed, combine, dense, general, geometry, gpu, packed, quantize_fp8, quantize_int8, quantized, wide
+from maxsim_kernels import Packed, quantize_fp8, quantize_int8
 from maxsim_kernels.checks import Call, validate
-from maxsim_kernels.tuning import TABLE, Config
+from maxsim_kernels.gpu import geometry
+from maxsim_kernels.gpu.forward import combine, dense, dispatch, general, query_codes, tile_tables, wide
+from maxsim_kernels.gpu.forward.tuning import TABLE, Config
 
 RECORD = Path(__file__).with_name("resources.json")
 CAPABILITIES = {80: (8, 0), 90: (9, 0)}
@@ -234,12 +236,12 @@ def launches(case: Case) -> tuple[Config, list[Launch]]:
 
     capability, call, winners = CAPABILITIES[case.architecture], case.call(), "winners" in case.options
     with ExitStack() as patched:
-        for module in (geometry, dense, wide, general, gpu):
+        for module in (geometry, dense, wide, general, dispatch):
             patched.enter_context(mock.patch.object(module, "hardware", hardware))
-        for module in (dense, wide, general, combine, packed, quantized):
+        for module in (dense, wide, general, combine, tile_tables, query_codes):
             patched.enter_context(mock.patch.object(module, "launch", catch))
-        config = gpu.variant(call, capability, winners)[1]
-        gpu.forward(call, winners)
+        config = dispatch.variant(call, capability, winners)[1]
+        dispatch.forward(call, winners)
     return config, caught
 
 

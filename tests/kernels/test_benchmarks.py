@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 import torch
 
+import bench_modules
 from maxsim_kernels import pack, quantize_fp8, quantize_int8
 
-FOLDER = Path(__file__).resolve().parents[2] / "kernels" / "benchmarks"
+FOLDER = Path(__file__).resolve().parents[2] / "benchmarks"
 ENVIRONMENT = {"gpu": "G", "capability": [9, 0], "torch": "2", "cuda": "13", "triton": "3", "sources": "abc", "revision": "r"}
 
 
@@ -22,7 +23,7 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """The scripts, imported as the command imports them: siblings of one folder."""
     monkeypatch.syspath_prepend(str(FOLDER))
     names = ("figures", "verdicts", "timing", "rivals", "truths", "peers", "cases", "forward")
-    loaded: dict[str, ModuleType] = {name: importlib.import_module(name) for name in names}
+    loaded: dict[str, ModuleType] = {name: importlib.import_module(bench_modules.PLACES.get(name, name)) for name in names}
     assert all(str(module.__file__).startswith(str(FOLDER)) for module in loaded.values())
     return SimpleNamespace(**loaded)
 

@@ -12,13 +12,15 @@ from types import ModuleType
 import pytest
 import torch
 
-FOLDER = Path(__file__).resolve().parents[2] / "kernels" / "benchmarks"
+import bench_modules
+
+FOLDER = Path(__file__).resolve().parents[2] / "benchmarks"
 
 
 @pytest.fixture
 def bench(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     monkeypatch.syspath_prepend(str(FOLDER))
-    return importlib.import_module("cpu_forward")
+    return importlib.import_module(bench_modules.PLACES.get("cpu_forward", "cpu_forward"))
 
 
 @pytest.mark.parametrize("ragged", [False, True])
@@ -105,7 +107,7 @@ def test_a_run_of_any_length_writes_its_file_after_every_case(
 
 @pytest.mark.parametrize("name", ["cpu_forward", "parity"])
 def test_a_bar_on_a_terminal_only(name: str, bench: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    script = importlib.import_module(name)
+    script = importlib.import_module(bench_modules.PLACES.get(name, name))
     monkeypatch.setattr(bench, "DOCUMENTS", 6)
     monkeypatch.setattr(bench, "LENGTH", 18)
     monkeypatch.setattr(bench, "PEERS", {})

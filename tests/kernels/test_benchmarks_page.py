@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import re
 from pathlib import Path
@@ -11,8 +10,10 @@ from typing import Any
 
 import pytest
 
+import bench_modules
+
 ROOT = Path(__file__).resolve().parents[2]
-FOLDER, RESULTS = ROOT / "kernels" / "benchmarks", ROOT / "docs" / "results"
+FOLDER, RESULTS = ROOT / "benchmarks", ROOT / "docs" / "results"
 NAMES = (
     "page",
     "page_cells",
@@ -56,7 +57,7 @@ LABELS = [
 def pages(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """The scripts, imported as the command imports them: siblings of one folder."""
     monkeypatch.syspath_prepend(str(FOLDER))
-    return SimpleNamespace(**{name: importlib.import_module(name) for name in NAMES})
+    return bench_modules.load(NAMES)
 
 
 @pytest.fixture
@@ -66,10 +67,10 @@ def book(pages: SimpleNamespace) -> Any:
 
 def test_the_page_is_what_the_results_give(pages: SimpleNamespace, book: Any) -> None:
     held = pages.page.sections(book)
-    assert pages.page.PAGE.read_text(encoding="utf-8") == pages.page.page(book, held), "run kernels/benchmarks/page.py"
-    assert pages.page.MAP.read_text(encoding="utf-8") == pages.page.mapped(held), "run kernels/benchmarks/page.py"
+    assert pages.page.PAGE.read_text(encoding="utf-8") == pages.page.page(book, held), "run benchmarks/page.py"
+    assert pages.page.MAP.read_text(encoding="utf-8") == pages.page.mapped(held), "run benchmarks/page.py"
     text = pages.page.README.read_text(encoding="utf-8")
-    assert pages.page_readme.readme(book, text) == text, "run kernels/benchmarks/page.py"
+    assert pages.page_readme.readme(book, text) == text, "run benchmarks/page.py"
 
 
 def test_the_readme_marks_every_table_once(pages: SimpleNamespace, book: Any) -> None:

@@ -11,17 +11,17 @@ from typing import Any
 
 import pytest
 
+import bench_modules
+
 ROOT = Path(__file__).resolve().parents[2]
-FOLDER, RESULTS = ROOT / "kernels" / "benchmarks", ROOT / "docs" / "results"
+FOLDER, RESULTS = ROOT / "benchmarks", ROOT / "docs" / "results"
 
 
 @pytest.fixture
 def pages(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """The scripts, imported as the command imports them: siblings of one folder."""
     monkeypatch.syspath_prepend(str(FOLDER))
-    return SimpleNamespace(
-        **{name: importlib.import_module(name) for name in ("page", "page_cells", "page_losses", "page_script")}
-    )
+    return bench_modules.load(("page", "page_cells", "page_losses", "page_script"))
 
 
 @pytest.fixture
@@ -132,7 +132,7 @@ def test_provenance_says_machines_revisions_and_dates(pages: SimpleNamespace, bo
 
 def test_the_introduction_says_what_the_scripts_do(pages: SimpleNamespace) -> None:
     """Numbers of the protocol, where the scripts hold them as constants."""
-    held = {name: (FOLDER / f"{name}.py").read_text(encoding="utf-8") for name in
+    held = {name: Path(str(importlib.import_module(bench_modules.PLACES.get(name, name)).__file__)).read_text(encoding="utf-8") for name in
             ("clocks", "paper_run", "paper_memory", "rivals", "truths", "gradients", "harness", "paper")}  # fmt: skip
     facts = {
         "SLOW, SLOWEST = 0.06": ("clocks", "above 60 ms: 3"),

@@ -1,4 +1,4 @@
-"""The campaign of the paper's tables (kernels/benchmarks/paper.py): rows, checks, the file, resuming; all on tiny shapes without a GPU."""
+"""The campaign of the paper's tables (benchmarks/paper.py): rows, checks, the file, resuming; all on tiny shapes without a GPU."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ from typing import Any
 import pytest
 import torch
 
-FOLDER = Path(__file__).resolve().parents[2] / "kernels" / "benchmarks"
+import bench_modules
+
+FOLDER = Path(__file__).resolve().parents[2] / "benchmarks"
 NAMES = ("figures", "rivals", "truths", "peers", "forward", "clocks", "paper", "paper_file", "paper_run", "paper_inputs", "paper_rivals",
          "paper_cases", "paper_quality", "paper_quantised", "paper_memory", "paper_traffic", "second")  # fmt: skip
 CPU = torch.device("cpu")
@@ -26,7 +28,7 @@ CPU = torch.device("cpu")
 def bench(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """The scripts, imported as the command imports them: siblings of one folder."""
     monkeypatch.syspath_prepend(str(FOLDER))
-    loaded = {name: importlib.import_module(name) for name in NAMES}
+    loaded = {name: importlib.import_module(bench_modules.PLACES.get(name, name)) for name in NAMES}
     assert all(str(module.__file__).startswith(str(FOLDER)) for module in loaded.values())
     return SimpleNamespace(**loaded)
 

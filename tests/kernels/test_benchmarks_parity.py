@@ -8,14 +8,16 @@ from typing import Any
 
 import pytest
 
-FOLDER = Path(__file__).resolve().parents[2] / "kernels" / "benchmarks"
+import bench_modules
+
+FOLDER = Path(__file__).resolve().parents[2] / "benchmarks"
 
 
 @pytest.fixture
 def parity(monkeypatch: pytest.MonkeyPatch) -> Any:
     """The script, imported as the command imports it: beside its siblings."""
     monkeypatch.syspath_prepend(str(FOLDER))
-    return importlib.import_module("parity")
+    return importlib.import_module(bench_modules.PLACES.get("parity", "parity"))
 
 
 def test_parity_run_and_its_file(parity: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,9 +1,8 @@
-"""What a campaign of kernels/benchmarks/paper.py leaves out when it goes on: whole rows, cells that hang, methods that lost the GPU."""
+"""What a campaign of benchmarks/paper.py leaves out when it goes on: whole rows, cells that hang, methods that lost the GPU."""
 
 from __future__ import annotations
 
 import argparse
-import importlib
 import json
 import sys
 from pathlib import Path
@@ -13,8 +12,10 @@ from typing import Any
 import pytest
 import torch
 
+import bench_modules
+
 ROOT = Path(__file__).resolve().parents[2]
-FOLDER = ROOT / "kernels" / "benchmarks"
+FOLDER = ROOT / "benchmarks"
 NAMES = ("figures", "rivals", "peers", "forward", "clocks", "harness", "streaming", "chamfer", "paper", "paper_file", "paper_run",
          "paper_rivals", "paper_cases", "paper_quantised", "paper_memory")  # fmt: skip
 CPU = torch.device("cpu")
@@ -26,7 +27,7 @@ FLASH, LIK = "flash-maxsim", "late-interaction-kernels"
 def bench(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """The scripts, imported as the command imports them: siblings of one folder."""
     monkeypatch.syspath_prepend(str(FOLDER))
-    return SimpleNamespace(**{name: importlib.import_module(name) for name in NAMES})
+    return bench_modules.load(NAMES)
 
 
 def options(bench: SimpleNamespace, **more: Any) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import subprocess
@@ -15,7 +14,9 @@ from typing import Any
 import pytest
 import torch
 
-FOLDER = Path(__file__).resolve().parents[2] / "kernels" / "benchmarks"
+import bench_modules
+
+FOLDER = Path(__file__).resolve().parents[2] / "benchmarks"
 CPU = torch.device("cpu")
 
 
@@ -24,7 +25,7 @@ def parts(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """The scripts, imported as the command imports them: siblings of one folder."""
     monkeypatch.syspath_prepend(str(FOLDER))
     names = "harness streaming streaming_cases streaming_data streaming_measure streaming_rates streaming_tables"
-    return SimpleNamespace(**{name: importlib.import_module(name) for name in names.split()})
+    return bench_modules.load(names.split())
 
 
 @pytest.fixture
@@ -371,7 +372,7 @@ def test_two_processes_give_one_processs_answer(tmp_path: Path) -> None:
         "2",
         str(FOLDER / "streaming.py"),
     ]
-    root = FOLDER.parents[1]
+    root = FOLDER.parent
     env = {**os.environ, "PYTHONPATH": f"{root / 'kernels'}{os.pathsep}{root}", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         [*command, "--ranks", "--tiny", "--runs", "1", "--json", str(path)],

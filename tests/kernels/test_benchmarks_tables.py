@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -12,14 +11,16 @@ from typing import Any
 import pytest
 import torch
 
-FOLDER = Path(__file__).resolve().parents[2] / "kernels" / "benchmarks"
+import bench_modules
+
+FOLDER = Path(__file__).resolve().parents[2] / "benchmarks"
 
 
 @pytest.fixture
 def bench(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """The scripts, imported as the commands import them: siblings of one folder."""
     monkeypatch.syspath_prepend(str(FOLDER))
-    return SimpleNamespace(**{name: importlib.import_module(name) for name in ("timing", "clocks", "tables")})
+    return bench_modules.load(("timing", "clocks", "tables"))
 
 
 def timed(kind: str, ms: float, **more: Any) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import time
@@ -13,7 +12,9 @@ from typing import Any
 import pytest
 import torch
 
-FOLDER = Path(__file__).resolve().parents[2] / "kernels" / "benchmarks"
+import bench_modules
+
+FOLDER = Path(__file__).resolve().parents[2] / "benchmarks"
 
 
 def row(methods: dict[str, Any], **more: Any) -> dict[str, Any]:
@@ -31,7 +32,7 @@ def train(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     monkeypatch.syspath_prepend(str(FOLDER))
     monkeypatch.delenv("FLASH_BWD_PATH", raising=False)
     names = "budget gradients harness training_rivals training_cases training_parts training_tables training chamfer"
-    return SimpleNamespace(**{name: importlib.import_module(name) for name in names.split()})
+    return bench_modules.load(names.split())
 
 
 def problem_of(train: SimpleNamespace, layout: str) -> Any:

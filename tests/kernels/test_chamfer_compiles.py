@@ -15,7 +15,7 @@ triton = pytest.importorskip("triton", reason="Triton is not installed")
 if os.environ.get("TRITON_INTERPRET"):
     pytest.skip("TRITON_INTERPRET is set: kernels are interpreted, not compiled", allow_module_level=True)
 
-from maxsim_kernels import nearest  # noqa: E402
+from maxsim_kernels.chamfer import nearest  # noqa: E402
 
 POISON = False  # nothing here runs a kernel
 

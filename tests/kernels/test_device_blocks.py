@@ -29,10 +29,10 @@ from maxsim_kernels import (
     quantize_int8,
     stream_topk,
 )
-from maxsim_kernels import streaming as module
-from maxsim_kernels.blocks import Limits, Piece, pieces
-from maxsim_kernels.links import CudaLink, HostLink
-from maxsim_kernels.transfer import Ring
+from maxsim_kernels.streaming import streaming as module
+from maxsim_kernels.streaming.blocks import Limits, Piece, pieces
+from maxsim_kernels.streaming.links import CudaLink, HostLink
+from maxsim_kernels.streaming.transfer import Ring
 
 WIDTH = 16
 

@@ -11,9 +11,11 @@ import torch
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
-from maxsim_kernels import Packed, combine, general, geometry, gpu, quantize_fp8, quantize_int8, tuning
+from maxsim_kernels import Packed, quantize_fp8, quantize_int8
 from maxsim_kernels.checks import Call, validate
-from maxsim_kernels.tuning import TABLE, configuration
+from maxsim_kernels.gpu import geometry
+from maxsim_kernels.gpu.forward import combine, dispatch, general, tuning
+from maxsim_kernels.gpu.forward.tuning import TABLE, configuration
 
 HOPPER, AMPERE = (9, 0), (8, 0)
 
@@ -213,8 +215,8 @@ def test_the_kernel_follows_from_shapes(name) -> None:
     assert expected is not None
     if kernel == "stream":
         expected = replace(expected, programs=0)  # a program for each of few documents
-    assert gpu.variant(call, HOPPER, winners) == (kernel, expected)
-    found, config = gpu.variant(call, AMPERE, winners)
+    assert dispatch.variant(call, HOPPER, winners) == (kernel, expected)
+    found, config = dispatch.variant(call, AMPERE, winners)
     assert found == ("stream" if kernel == "stream" else "general")  # tensor descriptors are Hopper's
     safe = TABLE["exact" if row == "exact" else found, "any"]
     assert config == (replace(safe, programs=0) if kernel == "stream" else safe)
@@ -224,7 +226,7 @@ def test_the_kernel_follows_from_shapes(name) -> None:
 @pytest.mark.parametrize("capability", [HOPPER, AMPERE])
 def test_the_number_of_documents_never_changes_the_kernel(name, capability) -> None:
     queries, (_, size), options, kernel, _ = PLAIN[name]
-    found = {gpu.variant(made(queries, (count, size), options), capability, "winners" in options) for count in (1, 2, 40)}
+    found = {dispatch.variant(made(queries, (count, size), options), capability, "winners" in options) for count in (1, 2, 40)}
     if kernel == "stream" and capability == HOPPER:  # its tile may change: no bit does (tests/gpu/test_gpu_stream_rows.py)
         found = {(name, None) for name, _ in found}
     assert len(found) == 1
@@ -290,17 +292,17 @@ def described(queries: tuple[int, int], documents: tuple[int, int], options: dic
 @pytest.mark.parametrize("line", SWEPT, ids=str)
 def test_the_streaming_tile_follows_from_the_sweep(line, monkeypatch) -> None:
     queries, documents, options, row = line
-    monkeypatch.setattr(gpu, "hardware", lambda device: (HOPPER, 132))
+    monkeypatch.setattr(dispatch, "hardware", lambda device: (HOPPER, 132))
     call = described(queries, documents, options)
-    assert gpu.stream_row(call) == row
-    chosen = gpu.variant(call, HOPPER)
-    assert chosen == ("stream", gpu.stream_config(call, HOPPER))
-    assert chosen in gpu.every_choice(call)
+    assert dispatch.stream_row(call) == row
+    chosen = dispatch.variant(call, HOPPER)
+    assert chosen == ("stream", dispatch.stream_config(call, HOPPER))
+    assert chosen in dispatch.every_choice(call)
     some = described(queries, (3, documents[1]), options)  # a small call, as `warmup` makes
-    assert chosen in gpu.every_choice(some)
+    assert chosen in dispatch.every_choice(some)
     if "packed" in options:  # of any length
         short = described(queries, (3, 20), options)
-        assert chosen in gpu.every_choice(short)
+        assert chosen in dispatch.every_choice(short)
 
 
 # (queries, tokens), (documents, tokens), options of `made`: whether programs walk over several documents, on 132 multiprocessors
@@ -320,29 +322,31 @@ DEALT = [
 @pytest.mark.parametrize("line", DEALT, ids=str)
 def test_many_short_documents_share_programs(line, monkeypatch) -> None:
     queries, documents, options, dealt = line
-    monkeypatch.setattr(gpu, "hardware", lambda device: (HOPPER, 132))
+    monkeypatch.setattr(dispatch, "hardware", lambda device: (HOPPER, 132))
     call = described(queries, documents, options)
-    row = configuration(gpu.stream_row(call), HOPPER)
+    row = configuration(dispatch.stream_row(call), HOPPER)
     assert row is not None
     assert row.programs > 0
-    assert gpu.stream_config(call, HOPPER) == (row if dealt else replace(row, programs=0))
+    assert dispatch.stream_config(call, HOPPER) == (row if dealt else replace(row, programs=0))
     unknown = replace(call, end_to_end=False)
     if "packed" in options:
-        assert gpu.stream_config(unknown, HOPPER).programs > 0
+        assert dispatch.stream_config(unknown, HOPPER).programs > 0
 
 
 def test_views_into_a_buffer_have_no_known_length(monkeypatch) -> None:
-    monkeypatch.setattr(gpu, "hardware", lambda device: (HOPPER, 132))
+    monkeypatch.setattr(dispatch, "hardware", lambda device: (HOPPER, 132))
     call = described((1, 64), (600, 500), {"packed": True})
-    assert gpu.stream_row(call) == "stream 64 x 4"
-    assert gpu.stream_row(replace(call, end_to_end=False)) == "stream 32 x 4"
+    assert dispatch.stream_row(call) == "stream 64 x 4"
+    assert dispatch.stream_row(replace(call, end_to_end=False)) == "stream 32 x 4"
 
 
 def test_other_kernels_have_no_streaming_choice(monkeypatch) -> None:
-    monkeypatch.setattr(gpu, "hardware", lambda device: (HOPPER, 132))
-    assert gpu.every_choice(call_of(zeros(64, 32, 128), zeros(9, 180, 128))) == []
+    monkeypatch.setattr(dispatch, "hardware", lambda device: (HOPPER, 132))
+    assert dispatch.every_choice(call_of(zeros(64, 32, 128), zeros(9, 180, 128))) == []
     assert (
-        gpu.every_choice(call_of(zeros(1, 32, 128), zeros(9, 180, 128), document_mask=torch.ones(9, 180, dtype=torch.bool)))
+        dispatch.every_choice(
+            call_of(zeros(1, 32, 128), zeros(9, 180, 128), document_mask=torch.ones(9, 180, dtype=torch.bool))
+        )
         != []
     )
 
@@ -355,10 +359,10 @@ def test_a_large_corpus_has_the_kernel_of_a_small_one(kind, queries) -> None:
     def chosen(count: int) -> Any:
         if kind == "dense":
             held = torch.empty((count, 180, 128), dtype=torch.float16, device="meta")
-            return gpu.variant(call_of(zeros(*queries, 128).to("meta"), held), HOPPER)
+            return dispatch.variant(call_of(zeros(*queries, 128).to("meta"), held), HOPPER)
         values = torch.empty((count * 180, 128), dtype=torch.float16, device="meta")
         packed = Packed(values, torch.empty(count + 1, dtype=torch.int64, device="meta"))
-        return gpu.variant(call_of(zeros(*queries, 128).to("meta"), packed), HOPPER)
+        return dispatch.variant(call_of(zeros(*queries, 128).to("meta"), packed), HOPPER)
 
     assert chosen(1)[0] == chosen(10_000_000)[0]
     if queries != (1, 32):
@@ -369,7 +373,7 @@ def test_own_documents_and_pairs_take_the_general_kernel() -> None:
     queries = zeros(4, 32, 128)
     for call in (call_of(queries, zeros(4, 3, 180, 128)), call_of(queries, zeros(4, 180, 128), pairs=True)):
         for capability in (HOPPER, AMPERE):
-            assert gpu.variant(call, capability)[0] == "general"
+            assert dispatch.variant(call, capability)[0] == "general"
 
 
 def test_documents_that_no_descriptor_describes_take_the_general_kernel() -> None:
@@ -381,27 +385,29 @@ def test_documents_that_no_descriptor_describes_take_the_general_kernel() -> Non
         zeros(180, 9, 128).transpose(0, 1),  # tokens first
         zeros(9, 180, 132)[:, :, :128],  # rows of 264 bytes
     ):
-        assert gpu.variant(call_of(queries, documents), HOPPER)[0] == "general"
-    assert gpu.variant(call_of(queries, zeros(9, 200, 128)[:, :180]), HOPPER)[0] == "dense"  # padded documents are described
+        assert dispatch.variant(call_of(queries, documents), HOPPER)[0] == "general"
+    assert (
+        dispatch.variant(call_of(queries, zeros(9, 200, 128)[:, :180]), HOPPER)[0] == "dense"
+    )  # padded documents are described
     affine = quantize_int8(zeros(9, 180, 128), "token", affine=True)
-    assert gpu.variant(call_of(queries, affine), HOPPER)[0] == "general"
+    assert dispatch.variant(call_of(queries, affine), HOPPER)[0] == "general"
 
 
 def test_fp8_is_refused_where_there_is_none() -> None:
     call = call_of(zeros(4, 32, 128), quantize_fp8(zeros(3, 9, 128)))
-    refused = gpu.supported(call, AMPERE)
+    refused = dispatch.supported(call, AMPERE)
     assert "8.9" in refused
     assert "8.0" in refused
     assert "INT8" in refused
-    assert gpu.supported(call, (8, 9)) == gpu.supported(call, HOPPER) == ""
-    assert gpu.supported(call_of(zeros(4, 32, 128), quantize_int8(zeros(3, 9, 128))), AMPERE) == ""
-    assert gpu.supported(call_of(zeros(4, 32, 128), zeros(3, 9, 128)), AMPERE) == ""
+    assert dispatch.supported(call, (8, 9)) == dispatch.supported(call, HOPPER) == ""
+    assert dispatch.supported(call_of(zeros(4, 32, 128), quantize_int8(zeros(3, 9, 128))), AMPERE) == ""
+    assert dispatch.supported(call_of(zeros(4, 32, 128), zeros(3, 9, 128)), AMPERE) == ""
 
 
 def test_a_refused_dtype_is_an_error_of_the_call(monkeypatch) -> None:
-    monkeypatch.setattr(gpu, "hardware", lambda device: (AMPERE, 108))
+    monkeypatch.setattr(dispatch, "hardware", lambda device: (AMPERE, 108))
     with pytest.raises(ValueError, match=r"^documents: got torch\.float8_e4m3fn, need another dtype on this GPU: FP8 needs"):
-        gpu.forward(call_of(zeros(4, 32, 128), quantize_fp8(zeros(3, 9, 128))), False)
+        dispatch.forward(call_of(zeros(4, 32, 128), quantize_fp8(zeros(3, 9, 128))), False)
 
 
 def test_explained_rows_say_where_they_were_measured() -> None:
@@ -416,7 +422,7 @@ def test_choice_of_views_never_depends_on_how_many_there_are() -> None:
         for count in (1, 600, 5000):
             starts = torch.zeros(count, dtype=torch.int64)
             call = call_of(queries, Packed.view(values, starts, starts + 5))
-            assert gpu.variant(call, (9, 0))[0] == kernel
+            assert dispatch.variant(call, (9, 0))[0] == kernel
 
 
 @pytest.mark.parametrize(("queries", "documents", "tokens", "grid"), [
@@ -432,9 +438,9 @@ def test_programs_of_documents_of_each_querys_own(queries, documents, tokens, gr
     monkeypatch.setattr(
         general, "launch", lambda kernel, grid, *arguments, **constants: launched.append((grid, constants["ALONE"]))
     )
-    for module in (general, geometry, gpu):
+    for module in (general, geometry, dispatch):
         monkeypatch.setattr(module, "hardware", lambda device: (HOPPER, 132))
     held = torch.empty((1, 1, tokens, 128), dtype=torch.float16, device="meta").expand(queries, documents, -1, -1)
     call = call_of(torch.empty((queries, 32, 128), dtype=torch.float16, device="meta"), held)
-    gpu.launch(call, torch.empty((queries, documents), device="meta"), None)
+    dispatch.launch(call, torch.empty((queries, documents), device="meta"), None)
     assert launched == [(grid, grid == queries * documents)]

@@ -12,7 +12,7 @@ pytest.importorskip("triton", reason="Triton is not installed")
 from triton import knobs
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from maxsim_kernels import launch
+from maxsim_kernels.gpu import launch
 
 CPU = torch.device("cpu")
 STREAM = 77

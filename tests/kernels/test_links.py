@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import pytest
 import torch
 
-from maxsim_kernels.links import CudaLink
+from maxsim_kernels.streaming.links import CudaLink
 
 
 def test_events_are_asked_about_on_their_own_device(monkeypatch: pytest.MonkeyPatch) -> None:

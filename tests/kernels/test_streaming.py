@@ -27,9 +27,9 @@ from maxsim_kernels import (
     quantize_int8,
     stream_topk,
 )
-from maxsim_kernels import streaming as module
-from maxsim_kernels.blocks import Limits
-from maxsim_kernels.links import HostLink
+from maxsim_kernels.streaming import streaming as module
+from maxsim_kernels.streaming.blocks import Limits
+from maxsim_kernels.streaming.links import HostLink
 from maxsim_kernels.topk import TopK
 
 DOCUMENTS, WIDTH = 19, 16
@@ -206,7 +206,7 @@ def small_pieces(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, int], None]:
         monkeypatch.setattr(module, "_limits", lambda *args: Limits(size, documents))
 
     monkeypatch.setattr(HostLink, "reuse", poisoned)
-    monkeypatch.setattr("maxsim_kernels.transfer._READ_BYTES", 256)
+    monkeypatch.setattr("maxsim_kernels.streaming.transfer._READ_BYTES", 256)
     return cut
 
 

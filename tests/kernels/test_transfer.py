@@ -20,10 +20,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from maxsim_kernels.blocks import Block, LazyBlock, Limits, Piece, pieces
-from maxsim_kernels.links import HostLink
+from maxsim_kernels.streaming.blocks import Block, LazyBlock, Limits, Piece, pieces
+from maxsim_kernels.streaming.links import HostLink
+from maxsim_kernels.streaming.transfer import Ring
 from maxsim_kernels.tokens import Fp8Tokens, Int8Tokens, Packed
-from maxsim_kernels.transfer import Ring
 
 GPU = torch.device("cuda")  # a name only: where the pieces are said to go
 WIDTH = 8
@@ -208,7 +208,7 @@ def blocks_of(kind: str) -> list[Block]:
 @pytest.fixture(params=[0, 1 << 20], ids=["by readers", "inline"])
 def inline(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
     """Who fills buffers with what is in memory already."""
-    monkeypatch.setattr("maxsim_kernels.transfer._INLINE_BYTES", request.param)
+    monkeypatch.setattr("maxsim_kernels.streaming.transfer._INLINE_BYTES", request.param)
     return int(request.param)
 
 
@@ -217,7 +217,7 @@ def inline(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> i
 @pytest.mark.parametrize("kind", ["pageable", "pinned", "lazy", "mixed"])
 @pytest.mark.parametrize("readers", [1, 3])
 def test_every_byte_arrives_in_order(kind: str, speed: str, readers: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("maxsim_kernels.transfer._READ_BYTES", 200)  # several readers a piece
+    monkeypatch.setattr("maxsim_kernels.streaming.transfer._READ_BYTES", 200)  # several readers a piece
     blocks = blocks_of(kind)
     pinned = [block.values for block in blocks if isinstance(block, Packed)] if kind == "pinned" else []
     copy, consume = SPEEDS[speed]
@@ -378,7 +378,7 @@ def test_an_error_is_raised_when_its_turn_comes(link_of: Callable[[], Any], bad:
 
 def test_work_is_shared_among_readers(monkeypatch: pytest.MonkeyPatch) -> None:
     """A large piece is read in parts, by several threads at once."""
-    monkeypatch.setattr("maxsim_kernels.transfer._READ_BYTES", 1024)
+    monkeypatch.setattr("maxsim_kernels.streaming.transfer._READ_BYTES", 1024)
     together = threading.Barrier(4, timeout=LONG)
     spans: list[tuple[int, int]] = []
 

@@ -16,22 +16,10 @@ from triton._C.libtriton import native_specialize_impl
 from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia.compiler import CUDABackend
 
-from maxsim_kernels import (
-    Packed,
-    combine,
-    dense,
-    general,
-    geometry,
-    gpu,
-    packed,
-    quantize_fp8,
-    quantize_int8,
-    quantized,
-    warm,
-    warm_numbers,
-    wide,
-)
+from maxsim_kernels import Packed, quantize_fp8, quantize_int8, warm, warm_numbers
 from maxsim_kernels.checks import Call, validate
+from maxsim_kernels.gpu import geometry
+from maxsim_kernels.gpu.forward import combine, dense, dispatch, general, query_codes, tile_tables, wide
 
 HOPPER, PROCESSORS, D = (9, 0), 132, 16
 CPU = torch.device("cpu")
@@ -70,9 +58,9 @@ def launches() -> Iterator[set[tuple[Any, ...]]]:
         found.add(tuple(parts))
 
     with ExitStack() as patched:
-        for module in (geometry, dense, wide, general, gpu, warm_numbers):
+        for module in (geometry, dense, wide, general, dispatch, warm_numbers):
             patched.enter_context(mock.patch.object(module, "hardware", return_value=(HOPPER, PROCESSORS)))
-        for module in (dense, wide, general, combine, packed, quantized):
+        for module in (dense, wide, general, combine, tile_tables, query_codes):
             patched.enter_context(mock.patch.object(module, "launch", catch))
         yield found
 
@@ -104,12 +92,12 @@ def test_no_number_of_documents_needs_another_kernel(form, queries, winners, tok
     with launches() as warmed:
         for count in warm_numbers.numbers(CPU):
             call = call_of(queries, count, form, warm.packed_tokens(count, tokens) if form.endswith("packed") else tokens)
-            gpu.forward(call, winners)
+            dispatch.forward(call, winners)
             warm_numbers.other_lengths(call, winners)
             if count == warm_numbers.numbers(CPU)[-1]:
                 warm_numbers.other_numbers(call, winners)
     for count in counts:
         with launches() as needed:
-            gpu.forward(call_of(queries, count, form, tokens), winners)
+            dispatch.forward(call_of(queries, count, form, tokens), winners)
         missing = needed - warmed
         assert not missing, (count, sorted(str(one)[:200] for one in missing))

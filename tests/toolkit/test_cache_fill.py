@@ -243,7 +243,7 @@ CHILD = """
 import os, signal, sys, time
 from pathlib import Path
 import torch
-from maxsim_eval.cache import fill_entry
+from maxsim_eval.cache.filling import fill_entry
 from maxsim_kernels import Packed
 
 folder, mode = Path(sys.argv[1]), sys.argv[2]

@@ -76,7 +76,7 @@ def test_entries_name_tables_of_the_page(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.syspath_prepend(str(bench.FOLDER))
     import paper
     from page import FIGURES, RESULTS, sections
-    from page_cells import Book
+    from tables.cells import Book
 
     names = {table.name for tables in sections(Book(RESULTS, FIGURES)).values() for table in tables}
     assert set(bench.COMPUTED.values()) <= names

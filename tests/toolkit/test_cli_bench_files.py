@@ -19,10 +19,11 @@ import torch
 import typer
 from typer.testing import CliRunner
 
+import bench_modules
 from maxsim_eval.cli import bench
 from maxsim_eval.errors import DataError, UsageError
 
-RESULTS = bench.FOLDER.parents[1] / "docs" / "results"
+RESULTS = bench.FOLDER.parent / "docs" / "results"
 ENDS_EARLY = ("--help", "--json", "--only", "--show", "--draw", "--brief", "--list", "--compile-only", "--ranks", "--quiet")
 STARTS = "import json, sys\nfrom pathlib import Path\nargs = sys.argv[1:]\npath = Path(args[args.index('--json') + 1])\n"
 
@@ -43,7 +44,7 @@ def scripts(tmp_path: Path) -> Path:
     folder.mkdir()
     for name in {held.script for held in bench.TABLES.values()}:
         (folder / name).write_text("raise SystemExit(3)\n", encoding="utf-8")
-    for name in ("page.py", "paper_tables.toml"):
+    for name in ("page.py", "measure", "results", "tables", "run", "rivals", "cases"):
         (folder / name).symlink_to(bench.FOLDER / name)
     return folder
 
@@ -63,7 +64,10 @@ def run(app: typer.Typer, scripts: Path, out: Path, *words: str) -> Any:
 
 def test_every_entry_gives_rows_from_its_own_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(bench.FOLDER))
-    page, book = importlib.import_module("page"), importlib.import_module("page_cells").Book
+    page, book = (
+        importlib.import_module(bench_modules.PLACES.get("page", "page")),
+        importlib.import_module(bench_modules.PLACES.get("page_cells", "page_cells")).Book,
+    )
     for file in bench._files():
         out = tmp_path / file
         committed(out, file, *(["paper.json"] if file == "second.json" else []))
@@ -152,7 +156,7 @@ def test_options_are_the_scripts_own(script: str, monkeypatch: pytest.MonkeyPatc
     module = importlib.import_module(script.removesuffix(".py"))
     command = module.main
     if script in ("training.py", "chamfer.py"):
-        command = functools.partial(importlib.import_module("harness").main, module.TOOL)
+        command = functools.partial(importlib.import_module(bench_modules.PLACES.get("harness", "harness")).main, module.TOOL)
     with pytest.raises(SystemExit):
         command(["--help"])
     lines = [line.split() for line in capsys.readouterr().out.splitlines() if line.startswith("  -")]

@@ -327,8 +327,9 @@ def test_lock_held_by_another(entry: Entry) -> None:
 CHILD = """
 import os, signal, sys
 from pathlib import Path
-from maxsim_eval.cache import open_entry
-from maxsim_eval import converting, quantised_shards
+from maxsim_eval.cache.entries import open_entry
+from maxsim_eval.cache import converting
+from maxsim_eval.cache import copy_shards as quantised_shards
 
 add, seen = quantised_shards._add_crcs, []
 def die(*arguments):

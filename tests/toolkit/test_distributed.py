@@ -21,7 +21,7 @@ RANKS = """if True:
     import json, os, socket, sys, time
     os.environ["TORCH_CPP_LOG_LEVEL"] = "ERROR"
     import torch, torch.distributed
-    from maxsim_eval import distributed as D
+    from maxsim_eval.processes import world as D
     from maxsim_eval.errors import DataError
     D.SILENCE, D.GRACE, D.BEAT, D.PATIENCE = 30.0, 1.5, 0.1, 1.0
 

@@ -40,7 +40,7 @@ def study() -> dict[str, Any]:
 
 def test_the_page_holds_the_tables(study: dict[str, Any]) -> None:
     text = PAGE.read_text(encoding="utf-8")
-    assert fill(text, all_tables(study)) == text, "run: python -m maxsim_eval.fidelity --write docs/fidelity.md"
+    assert fill(text, all_tables(study)) == text, "run: python -m maxsim_eval.studies.fidelity --write docs/fidelity.md"
     assert text.count("<!-- table: ") == 3
 
 

@@ -292,7 +292,7 @@ def test_the_page_is_among_the_reports(full: Result, tmp_path: Path, monkeypatch
 
 
 def test_the_vendored_library_is_the_one_named() -> None:
-    folder = importlib.resources.files("maxsim_eval").joinpath("templates", "vendor")
+    folder = importlib.resources.files("maxsim_eval.report").joinpath("templates", "vendor")
     script = folder.joinpath("plotly-basic.min.js").read_bytes()
     readme = folder.joinpath("README.md").read_text(encoding="utf-8")
     assert hashlib.sha256(script).hexdigest() in readme
@@ -306,7 +306,7 @@ def test_the_vendored_library_is_the_one_named() -> None:
 
 
 def _themes() -> dict[str, dict[str, tuple[float, ...]]]:
-    css = importlib.resources.files("maxsim_eval").joinpath("templates", "report.css").read_text(encoding="utf-8")
+    css = importlib.resources.files("maxsim_eval.report").joinpath("templates", "report.css").read_text(encoding="utf-8")
     light, dark = (dict(re.findall(r"--([\w-]+): #([0-9a-f]{6})", block)) for block in css.split("@media screen")[:2])
     rest = {name: value for name, value in light.items() if name not in dark}
     assert not rest, "a colour without a dark one"

@@ -18,7 +18,7 @@ FILES, BYTES, WIDTH = {"padded": 24, "documents": 240}, 13 << 20, 128  # 312 MB 
 SCRIPT = """
 import json, sys
 from pathlib import Path
-from maxsim_eval import importers
+from maxsim_eval.importing import importing as importers
 from maxsim_eval.types import Task
 
 def peak():

@@ -16,6 +16,7 @@ import torch
 from maxsim_eval.cache.sides import Entry, content_hash, embed, find_imported, open_entry
 from maxsim_eval.data.loading import load_task
 from maxsim_eval.errors import CacheError, DataError, UsageError
+from maxsim_eval.importing import rows
 from maxsim_eval.importing.importing import import_embeddings
 from maxsim_eval.types import Role, Task
 from maxsim_kernels import Packed, pack
@@ -326,7 +327,7 @@ def test_an_interrupted_import_is_continued(
     old = run(content(), task)
     monkeypatch.setattr("maxsim_eval.importing.importing.SHARD_BYTES", 300)
     torch.save(content(documents=shuffled(DOCUMENT_IDS)), tmp_path / "e.pt")
-    take, calls = __import__("maxsim_eval.importing.rows").import_rows.TokenRows.take, []
+    take, calls = rows.TokenRows.take, []
 
     def stopped(self: Any, rows: Any) -> Packed:
         calls.append(len(rows))

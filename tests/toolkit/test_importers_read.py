@@ -313,8 +313,8 @@ def test_reading_is_deterministic_and_leaves_the_file(tmp_path: Path) -> None:
 
 def test_many_slices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Checking works slice by slice; a file far larger than one slice gives the same."""
-    for module in ("import_rows", "import_checks"):
-        monkeypatch.setattr(f"maxsim_eval.{module}.SLICE_TOKENS", 7)
+    for module in ("rows", "token_checks"):
+        monkeypatch.setattr(f"maxsim_eval.importing.{module}.SLICE_TOKENS", 7)
     rows = tokens([n % 11 for n in range(200)])
     for layout in ({"doc_embeddings": padded(rows)}, {"doc_embeddings": rows}):
         assert_rows(read_embeddings(saved(tmp_path / "e.pt", **layout)).documents, rows)

@@ -40,7 +40,7 @@ def tracked() -> list[Path]:
 
 
 def packages() -> dict[str, Path]:
-    """Every package of the distribution: name -> folder."""
+    """Every package of both distributions: name -> folder."""
     found = {}
     for source, name in ((ROOT, "maxsim_eval"), (ROOT / "kernels", "maxsim_kernels")):
         for init in sorted((source / name).rglob("__init__.py")):
@@ -122,11 +122,10 @@ def test_the_operator_knows_nothing_of_the_toolkit() -> None:
 
 
 def test_every_package_is_in_the_distribution() -> None:
-    settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["setuptools"]
-    assert sorted(settings["packages"]) == sorted(packages())
-    installed = importlib.metadata.packages_distributions()
-    assert "maxsim-eval" in installed["maxsim_eval"]
-    assert "maxsim-eval" in installed["maxsim_kernels"]
+    for folder, own in ((ROOT, "maxsim_eval"), (ROOT / "kernels", "maxsim_kernels")):
+        settings = tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8"))
+        assert settings["tool"]["setuptools"]["packages"] == sorted(name for name in packages() if name.split(".")[0] == own)
+        assert set(importlib.metadata.packages_distributions()[own]) == {settings["project"]["name"]}
     commands = importlib.metadata.entry_points(group="console_scripts", name="maxsim-eval")
     assert [command.value for command in commands] == ["maxsim_eval.cli:main"]
 
@@ -137,7 +136,7 @@ def test_packaged_data_is_reachable() -> None:
     toolkit = importlib.resources.files("maxsim_eval")
     tomllib.loads(toolkit.joinpath("thresholds.toml").read_text(encoding="utf-8"))
     for name in ("beir/scifact.toml", "demo/small.toml"):
-        assert tomllib.loads(toolkit.joinpath("cards", *name.split("/")).read_text(encoding="utf-8"))
+        assert tomllib.loads(toolkit.joinpath("data", "cards", *name.split("/")).read_text(encoding="utf-8"))
 
 
 @pytest.mark.slow

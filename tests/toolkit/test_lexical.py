@@ -59,7 +59,7 @@ def test_the_bytes_never_change(encoder, role):
 
 def test_the_bytes_do_not_depend_on_the_process_or_its_hash_seed(encoder):
     code = (
-        "import hashlib, sys; from maxsim_eval.lexical import LexicalEncoder;"
+        "import hashlib, sys; from maxsim_eval.encoders.lexical import LexicalEncoder;"
         "e = LexicalEncoder(); v = e.encode(['glaciers carve valleys', 'two cats'], 'document').values;"
         "print(hashlib.sha256(v.numpy().tobytes()).hexdigest())"
     )

@@ -63,7 +63,7 @@ def test_disk_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -
     folder = tmp_path / "fp16"
     with Records(folder, PRINT) as before:
         before.put(0, 40, *numbers(0, 40), {"total": 0.0})
-    monkeypatch.setattr(f"maxsim_eval.records.{name}", no_space, raising=False)
+    monkeypatch.setattr(f"maxsim_eval.scoring.records.{name}", no_space, raising=False)
     records = Records(folder, PRINT)
     records.put(40, 41, *numbers(40, 41), {})
     with pytest.raises(CacheError, match=r"40-41\.h5: the disk is full .*needs [0-9.]+ MiB, .*parts are kept") as caught:
@@ -167,7 +167,7 @@ def test_leftovers_of_dead_writers_are_removed(tmp_path: Path) -> None:
 CHILD = """
 import os, random, signal, sys, time
 import numpy as np
-from maxsim_eval.records import Records
+from maxsim_eval.scoring.records import Records
 
 sync = os.fsync
 os.fsync = lambda descriptor: (time.sleep(0.005), sync(descriptor))  # a disk that is never too quick to be caught writing

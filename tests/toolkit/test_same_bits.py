@@ -12,8 +12,8 @@ from maxsim_eval.comparison.statistics import bootstrap_interval
 
 FIGURES = """
 import numpy as np
-from maxsim_eval.score_parity import spearman
-from maxsim_eval.statistics import bootstrap_interval
+from maxsim_eval.comparison.scores import spearman
+from maxsim_eval.comparison.statistics import bootstrap_interval
 random = np.random.default_rng(0)
 for documents in (1_000_003, 1_200_000):  # BLAS adds long rows in as many parts as there are threads
     scores = random.normal(size=documents).astype(np.float32)

@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from maxsim_eval.cache import corpus as corpora
 from maxsim_eval.cache.entries import Entry
 from maxsim_eval.cache.selection import Selection
 from maxsim_eval.cache.sides import fill_entry

@@ -1,0 +1,300 @@
+"""Chamfer distance on one NVIDIA GPU against flash-maxsim and naive autograd: correctness, then interleaved medians, L2 flushed.
+
+    python benchmarks/chamfer.py [--only forward,training,small] [--json FILE] [--runs 20] [--peers none] [--smoke]
+    python benchmarks/chamfer.py --show FILE [--brief]
+
+N = M = 10K, 50K, 100K points of random normal coordinates, d = 3 and 128, FP32. Groups: forward, training (forward + backward), small
+(both for 1K points).
+
+In the same run the distance is compared with FP64 arithmetic over all pairs, once as drawn and once with both clouds shifted by +1000,
+and of training rows every gradient row with FP64's on FP64 winners (rows that a near tie could change are left out). Ours must reach
+1e-5, or is not timed. Peers and naive torch are timed even where they miss it, because they are the row's yardstick; they are marked
+WRONG. Naive differences (torch.cdist without products) are measured up to 10K points; above, a part of the rows gives an estimate.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cache, cached_property, partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from forward import RefusedError
+from maxsim_kernels import chamfer_distance
+from measure.gradient_truth import _row_error
+from results.file import Figures
+from rivals import peers
+from run.runner import Lineup, Method, Options, Row, Tool, main
+from tables.forward_asked import FLASH
+from tables.markdown import CELL, Lines, summary, times_and_peaks, verdict_table
+
+COUNTS, DIMS = {"1K": 1000, "10K": 10_000, "50K": 50_000, "100K": 100_000}, (3, 128)
+LARGE, SMALL = ("10K", "50K", "100K"), ("1K",)
+DIFFERENCES = 10_000  # points; a call takes 0.1 s there, and grows with their square
+SHIFT, BOUND, COSINE = 1000.0, 1e-5, 0.99999
+TIES = 1e-5  # two squared distances closer than this, relatively, may change places
+CELLS = 1 << 27  # FP64 distances held at once
+ERRORS = {"error": "error", "shifted_error": f"error, moved by {SHIFT:.0f}", "gradient_error": "row error of gradients"}
+Distance = Callable[[Tensor, Tensor], Tensor]
+
+
+def row_name(count: str, dim: int, *, training: bool) -> str:
+    """A row's name."""
+    return f"{'forward + backward' if training else 'forward'}, {count} points, d = {dim}"
+
+
+# The truth
+
+
+@dataclass(frozen=True)
+class Way:
+    """One direction in FP64: the squared distance to and the number of each point's nearest target, and which could change."""
+
+    distance: Tensor  # [N]
+    nearest: Tensor  # [N] int64
+    unsure: Tensor  # [N] bool: a second target is as near
+    touched: Tensor  # [M] bool: targets that are nearest, or as near, for an unsure point
+
+
+def one_way(points: Tensor, targets: Tensor, *, ties: bool = True) -> Way:
+    """Nearest targets by FP64 products around the clouds' common mean, so that a shift cancels nothing; `ties`: look for them."""
+    middle = targets.double().mean(0)
+    points, targets = points.double() - middle, targets.double() - middle
+    norms = targets.square().sum(1)
+    nearest, unsure, touched = [], [], torch.zeros(len(targets), dtype=torch.bool, device=points.device)
+    for block in points.split(max(1, CELLS // len(targets))):
+        squares = torch.addmm(norms, block, targets.t(), alpha=-2.0).add_(block.square().sum(1, keepdim=True))
+        best, winners = squares.min(1)
+        nearest.append(winners)
+        if not ties:
+            unsure.append(torch.zeros_like(winners, dtype=torch.bool))
+            continue
+        near = squares <= (best * (1 + TIES) + 1e-12).unsqueeze(1)
+        several = near.sum(1) > 1
+        unsure.append(several)
+        touched |= near[several].any(0)
+    chosen = torch.cat(nearest)
+    return Way((points - targets[chosen]).square().sum(1), chosen, torch.cat(unsure), touched)
+
+
+@dataclass
+class Truth:
+    """Two clouds `[N, d]` without gradients, and what FP64 says of them."""
+
+    p: Tensor
+    q: Tensor
+
+    @cached_property
+    def ways(self) -> tuple[Way, Way]:
+        """From p to q and back."""
+        return one_way(self.p, self.q), one_way(self.q, self.p)
+
+    @cached_property
+    def distance(self) -> float:
+        """As drawn."""
+        return float(sum(way.distance.mean() for way in self.ways))
+
+    @cached_property
+    def shifted(self) -> tuple[Tensor, Tensor, float]:
+        """Both clouds moved, as FP32 holds them, and their distance."""
+        p, q = self.p + SHIFT, self.q + SHIFT
+        found = (one_way(p, q, ties=False), one_way(q, p, ties=False))
+        return p, q, float(sum(way.distance.mean() for way in found))
+
+
+@cache
+def drawn(points: int, dim: int, device: torch.device) -> Truth:
+    """Random normal clouds; forward and training rows share them and their truth, which takes longer than the calls."""
+    generator = torch.Generator(device).manual_seed(0)
+    return Truth(*(torch.randn(points, dim, device=device, generator=generator) for _ in range(2)))
+
+
+class Clouds:
+    """A row's two clouds `[N, d]`, leaves with gradients in training rows, and the truth about them."""
+
+    def __init__(self, truth: Truth, *, training: bool) -> None:
+        self.truth = truth
+        self.p, self.q = (cloud.detach().requires_grad_(training) for cloud in (truth.p, truth.q))
+
+    @cached_property
+    def gradients(self) -> list[tuple[Tensor, Tensor]]:
+        """FP64 gradient of p and of q, each with the rows to leave out."""
+        clouds, found = (self.truth.p.double(), self.truth.q.double()), []
+        for mine, (forth, back) in ((0, self.truth.ways), (1, self.truth.ways[::-1])):
+            own, other = clouds[mine], clouds[1 - mine]
+            grad = (own - other[forth.nearest]) * (2 / len(own))
+            grad.index_add_(0, back.nearest, (own[back.nearest] - other) * (2 / len(other)))
+            found.append((grad, forth.unsure | back.touched))
+        return found
+
+    def check(self, value: Tensor, moved: Tensor, *, gradients: bool) -> dict[str, Any]:
+        """Relative errors of the distance, as drawn and shifted; cosine and row error of `p.grad` and `q.grad`."""
+        need, need_moved = self.truth.distance, self.truth.shifted[2]
+        found: dict[str, Any] = {"error": abs(float(value) - need) / need}
+        found["shifted_error"] = abs(float(moved) - need_moved) / need_moved
+        if gradients:
+            cosine, worst = 1.0, 0.0
+            for leaf, (true, unsure) in zip((self.p, self.q), self.gradients, strict=True):
+                assert leaf.grad is not None
+                got, need_rows = leaf.grad.double()[~unsure], true[~unsure]
+                cosine = min(cosine, float((got * need_rows).sum() / (got.norm() * need_rows.norm())))
+                worst = max(worst, _row_error(got, need_rows))
+            found |= {"cosine": cosine, "cosine_gap": 1 - cosine, "gradient_error": worst}
+        wrong = [f"{key} {found[key]:.1e}" for key in ("error", "shifted_error") if not found[key] <= BOUND]
+        if gradients and not found["cosine"] >= COSINE:
+            wrong.append(f"cosine {found['cosine']:.6f}")
+        for key, number in found.items():
+            if not math.isfinite(number):
+                found[key] = None  # JSON has no NaN
+        return {**found, "wrong": ", ".join(wrong)} if wrong else found
+
+
+# Who takes part
+
+
+def method(clouds: Clouds, name: str, kind: str, distance: Distance, *, training: bool) -> Method:
+    """A distance, and with `training` its gradients."""
+    p, q = clouds.p, clouds.q
+
+    def call() -> Tensor:
+        p.grad = q.grad = None
+        value = distance(p, q)
+        if training:
+            value.backward()
+        return value.detach()
+
+    def check(_: str) -> dict[str, Any]:
+        value = call()
+        found = clouds.check(value, distance(*clouds.truth.shifted[:2]), gradients=training)
+        if kind == "ours" and "wrong" in found:
+            raise RefusedError(f"wrong: {found['wrong']} (need {BOUND:.0e})")
+        return found
+
+    size = (p.numel() + q.numel()) * p.element_size() if training else 0
+    return Method(name, kind, {"": call}, check, size)
+
+
+def naive(p: Tensor, q: Tensor, mode: str = "use_mm_for_euclid_dist_if_necessary") -> Tensor:
+    """The `[N, M]` matrix once, its minima both ways."""
+    squares = torch.cdist(p, q, compute_mode=mode).square()
+    return squares.min(1).values.mean() + squares.min(0).values.mean()
+
+
+def lineup(clouds: Clouds, options: Options, *, training: bool) -> Lineup:
+    """Ours, flash-maxsim's entry points, naive torch in both of cdist's ways."""
+    add = partial(method, clouds, training=training)
+    found = Lineup([add("ours", "ours", chamfer_distance)])
+    if FLASH in options.peers:
+        module = peers.load(FLASH)
+        if isinstance(module, str):
+            found.skipped[FLASH] = module
+        elif training:
+            found.methods.append(add(f"{FLASH} train", "peer", module.flash_chamfer_train))
+            found.methods.append(add(f"{FLASH} inverse grid", "peer", module.flash_chamfer_invgrid_train))
+        else:
+            found.methods.append(add(FLASH, "peer", module.flash_chamfer))
+    found.methods.append(add("naive, products", "baseline", naive))
+    differences: Distance = partial(naive, mode="donot_use_mm_for_euclid_dist")
+    if len(clouds.p) > DIFFERENCES:
+        found.skipped["naive, differences"] = f"too slow: about {estimate(clouds, differences):.2g} s a forward, by a part of p"
+    else:
+        found.methods.append(add("naive, differences", "baseline", differences))
+    return found
+
+
+def estimate(clouds: Clouds, distance: Distance) -> float:
+    """Seconds a call would take, by as many rows of p as make `DIFFERENCES` squared pairs with all of q."""
+
+    def wait() -> None:
+        if clouds.p.is_cuda:
+            torch.cuda.synchronize()
+
+    part, q = clouds.truth.p[: max(1, DIFFERENCES**2 // len(clouds.q))], clouds.truth.q
+    distance(part[:8], q)  # the first call loads code
+    wait()
+    start = time.perf_counter()
+    distance(part, q)
+    wait()
+    return (time.perf_counter() - start) * len(clouds.p) / len(part)
+
+
+def rows(options: Options, counts: tuple[str, ...], *, training: bool) -> Iterator[Row]:
+    """Rows of these counts of points."""
+    for dim in DIMS:
+        for count in counts:
+            points = min(COUNTS[count], 200 + COUNTS[count] // 1000) if options.smoke else COUNTS[count]
+            clouds = Clouds(drawn(points, dim, options.device), training=training)
+            about = {"points": points, "dim": dim, "dtype": "float32"}
+            found = lineup(clouds, options, training=training)
+            # "highest": products in true FP32, which naive's cdist needs to be comparable at all
+            yield Row(row_name(count, dim, training=training), about, found, busy=True, precision="highest")
+
+
+def small(options: Options) -> Iterator[Row]:
+    """Few points, of which nothing is asked: forward, then training."""
+    for training in (False, True):
+        yield from rows(options, SMALL, training=training)
+
+
+# Verdicts and tables
+
+
+def verdicts(report: dict[str, Any]) -> list[dict[str, Any]]:
+    """3x flash-maxsim at 10K points and above; 100x naive autograd ("baseline") where it fits."""
+    figures, found = Figures(report), Lines()
+    for training in (False, True):
+        for dim in DIMS:
+            for count, size in COUNTS.items():
+                name = row_name(count, dim, training=training)
+                if size >= 10_000:
+                    found.faster(figures, name, 3.0)
+                if training:
+                    found.faster(figures, name, 100.0, kind="baseline")
+    return found.all
+
+
+def markdown(report: dict[str, Any], brief: bool = False) -> list[str]:
+    """The tables that docs/training.md holds of a results file; without `brief` one table a row too."""
+    figures = Figures(report)
+    wrong = {
+        (name, method): held["wrong"]
+        for name, (_, data) in figures.rows.items()
+        for method, held in data["methods"].items()
+        if held.get("wrong")
+    }
+    marks = {
+        place: " [m]" if text.startswith("shifted_error") and "cosine" not in text else " [w]" for place, text in wrong.items()
+    }
+    shown = ["## Chamfer distance; the paper: 77 to 152 times faster than naive autograd (A100)", ""]
+    words = f"[w]: wrong by more than {BOUND:.0e} (or a gradient's cosine below {COSINE}); [m]: only after both clouds moved"
+    shown += [f"{CELL} {words} by {SHIFT:.0f}.", ""]
+    for training in (False, True):
+        names = {row_name(count, dim, training=training): f"{count}, d = {dim}" for dim in DIMS for count in COUNTS}
+        table = summary(figures, names, marks)
+        shown += [f"### {'Forward and backward' if training else 'Forward'}", "", *table] if table else []
+    for name in () if brief else figures.rows:
+        notes = {method: text for (place, method), text in wrong.items() if place == name}
+        shown += times_and_peaks(figures, name, notes, "wrong", ERRORS)
+    return [*shown, *verdict_table(verdicts(report))]
+
+
+TOOL = Tool(
+    "chamfer.py",
+    __doc__ or "",
+    "maxsim-kernels/chamfer/1",
+    {
+        "forward": partial(rows, counts=LARGE, training=False),
+        "training": partial(rows, counts=LARGE, training=True),
+        "small": small,
+    },
+    verdicts,
+    markdown,
+)
+
+if __name__ == "__main__":
+    main(TOOL)

@@ -1,0 +1,213 @@
+"""docs/benchmarks.md of the committed results: every table of the paper, its figures beside ours, and where each of ours comes from.
+
+    python benchmarks/page.py            write the page, the map of its cells, the README's tables, and pictures (by matplotlib)
+    python benchmarks/page.py --check    end with 1 where page, map or README differ from what the results give
+    python benchmarks/page.py --table fwd [--files h200/paper.json=FILE]    print one table, of figures of one's own
+
+The map, docs/results/benchmarks_cells.json, names file and key (a JSON pointer) of every figure on the page.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tables import kernels, paper, readme, script, summary, training_page
+from tables import rows as page_rows
+from tables.cells import Book, Table, cells, markdown, sources, text_of
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS, PAGE, README = ROOT / "docs" / "results", ROOT / "docs" / "benchmarks.md", ROOT / "README.md"
+MAP, PICTURES = RESULTS / "benchmarks_cells.json", ROOT / "docs" / "pictures"
+FIGURES = Path(__file__).parent / "tables" / "paper_tables.toml"
+SCALING = "scaling.png"
+SECTIONS: dict[str, Callable[[Book], list[Table]]] = {
+    "Summary": summary.summaries,
+    "Forward": paper.tables,
+    "Quantised, wide, memory traffic, precision, streaming": kernels.tables,
+    "Training": training_page.tables,
+    "The kernels' own script": script.tables,
+    "Side studies": summary.studies,
+    "What the README quotes": readme.tables,
+    "Without a GPU": lambda book: [summary.cpu(book)],
+}
+INTRODUCTION = """# Benchmarks
+
+Every table of the paper's evaluation, measured here with its protocol, the paper's figures in columns of their own. This page is
+made of the raw results by `python benchmarks/page.py`; a test keeps it equal to them.
+`docs/results/benchmarks_cells.json` names the file and key of every figure. Compare ratios, not milliseconds: the paper's GPUs
+are others.
+
+**Protocol.** Every method is compared with FP64 on the same inputs before it is timed: scores of all queries with the first and
+last eight documents where there are more than 16 (every score must be finite), gradients of up to 16 queries and documents,
+Chamfer distances over all pairs. One that is wrong, fails or runs out of memory has a reason instead of a figure (Chamfer: a
+wrong peer keeps its time, marked). Times are medians of CUDA events over 50 rounds (methods above 150 ms: 5); training, Chamfer
+and the rows of h200/forward.json took 20 (training and Chamfer methods above 60 ms: 3), streaming 3. Methods take turns whose
+order changes every round, the L2 emptied before each call; those above 150 ms, or that keep the host for 3 ms, have turns of
+their own. Casts and allocations of inputs are outside the timed region.
+
+`torch.compile` in both max-autotune flavours over FP16 and FP32 stands in fwd, fwd_abs, nocg and varlen; both over FP16 in
+op_abl, multiquery, int8, int8_B and the large candidate sets (ColPali 20,000 without graphs alone, for want of memory); FP16
+without graphs in the wide rows, with the default mode beside it among tiny pairs. Other rows, training among them, have no
+compiled rival. It is called 100 times before the clock starts (for at most 3 s), and autotunes in a process of its own. Chunked
+FP16 eager takes the fastest of 64, 256 and 1024 documents, each with `max` and `amax` (training: of two block sizes); the paper's
+eight sizes are in the chunk grid. Memory cells are a fresh process a method: one call for the peak, 7 for the time, no turns.
+Floors and shares are of library products and plain reads that took turns with the methods. Random unit tokens, d = 128, FP16
+where nothing else is said.
+
+**Run it**: `python evaluate.py bench fwd` (any table below; needs a GPU and this repository), or the scripts in
+`benchmarks/`. Tables that need trained encoders (beir_ndcg, beir_scale, colpali_ndcg, int8_realmmrag) are evaluations:
+`python evaluate.py beir NAME` and `real-mm-rag` with their data; what was run of them is in [fidelity.md](fidelity.md) and
+[scale.md](scale.md)."""
+
+REVISIONS = """A revision `abc+word` is commit abc with changes that were not committed yet, and one that is no commit's number
+(`issue3b`) is a state before it was committed; the digest `sources` beside it in the file names the kernels' code in each case. Rows of
+paper.json were measured at different revisions: each row's `environment` says which. Files without a date did not keep one. Of
+h200/forward_older.json, made by earlier kernels, only widths that no newer file has are read."""
+
+
+def sections(book: Book) -> dict[str, list[Table]]:
+    """All tables of the page."""
+    return {name: make(book) for name, make in SECTIONS.items()}
+
+
+def named(held: dict[str, list[Table]]) -> dict[str, Table]:
+    """Tables by name, in the page's order."""
+    return {table.name: table for tables in held.values() for table in tables}
+
+
+def provenance(book: Book, held: dict[str, list[Table]]) -> list[str]:
+    """Which machine, software and commits the figures of the page are of."""
+    shown = ["## Where the figures come from", ""]
+    used = {source.partition("#")[0] for tables in held.values() for table in tables for source in sources(table)}
+    for name in sorted(used):
+        said = runs(book.file(name))
+        shown.append(f"- [{name}](results/{name}): {said}" if said else f"- [{name}](results/{name})")
+    return [*shown, "", REVISIONS, ""]
+
+
+def runs(found: Any) -> str:
+    """Machine, software, revisions and dates of a results file."""
+    if not isinstance(found, dict):
+        return ""
+    here = page_rows.environments(found)
+    about = here[0] if here else found
+    said = [str(about.get("gpu", ""))] if here else [f"CPU, {found['threads']} threads"] if "threads" in found else []
+    said += [f"{label} {about[key]}" for key, label in (("torch", "torch"), ("triton", "Triton")) if about.get(key)]
+    revisions = sorted({str(one["revision"]) for one in here if "revision" in one})
+    if revisions:
+        said.append("revision " + ", ".join(revisions))
+    rows = [row for group in (found.get("groups") or {}).values() for row in group["rows"].values()]
+    dates = sorted({row["measured"][:10] for row in (found, *rows) if isinstance(row, dict) and "measured" in row})
+    if dates:
+        said.append("measured " + ", ".join(dates))
+    return ", ".join(part for part in said if part)
+
+
+def places(book: Book) -> dict[str, str]:
+    """Of files given by the caller: how the page names each, by its path and its machine; empty for the committed results."""
+    found = {}
+    for name, path in book.given.items():
+        here = page_rows.environments(book.file(name))
+        found[name] = f"{path} ({here[0]['gpu']})" if here and here[0].get("gpu") else str(path)
+    return found
+
+
+def page(book: Book, held: dict[str, list[Table]]) -> str:
+    """The page."""
+    shown = [INTRODUCTION, ""]
+    for name, tables in held.items():
+        shown += [f"## {name}", ""]
+        for table in tables:
+            shown += markdown(table)
+            if table.name == "mem" and table.rows:
+                shown += [f"![peak memory and time by number of documents](pictures/{SCALING})", ""]
+    return "\n".join([*shown, *provenance(book, held)]).rstrip() + "\n"
+
+
+def mapped(held: dict[str, list[Table]]) -> str:
+    """The map of cells."""
+    return json.dumps(cells([table for tables in held.values() for table in tables]), indent=1, ensure_ascii=False) + "\n"
+
+
+def as_json(table: Table, given: dict[str, str]) -> str:
+    """A table for programs; `given`: where files of the caller's own lie."""
+    rows = [[text_of(cell) for cell in row] for row in table.rows]
+    held = {"table": table.name, "title": table.title, "heads": list(table.heads), "rows": rows, "notes": table.notes}
+    held |= {"files": given} if given else {}
+    return json.dumps(held | {"cells": cells([table]).get(table.name, {})}, indent=1, ensure_ascii=False)
+
+
+def draw(book: Book, path: Path) -> bool:
+    """The corpus-scaling picture; whether there was anything to draw."""
+    rows = book.raw(page_rows.PAPER, "groups", "memory", "rows")
+    if not rows:
+        return False
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot
+
+    figure, (left, right) = pyplot.subplots(1, 2, figsize=(11, 4.2))
+    for name, row in rows.items():
+        points = {
+            int(cell.partition(" ")[2]): data for cell, data in row.get("cells", {}).items() if cell.startswith("ColPali ")
+        }
+        for axis, key, scale in ((left, "peak_bytes", 1e-9), (right, "median_ms", 1.0)):
+            fits = {count: data[key] * scale for count, data in points.items() if key in data}
+            (line,) = axis.plot(list(fits), list(fits.values()), marker="o", markersize=3, label=name)
+            broke = [count for count, data in points.items() if "failed" in data]
+            if broke and fits:
+                axis.plot([broke[0]], [max(fits.values())], marker="x", color=line.get_color())
+    for axis, title in ((left, "peak GB"), (right, "ms a call")):
+        axis.set(xscale="log", yscale="log", xlabel="documents (ColPali, 1024 x 1024 tokens)", ylabel=title)
+        axis.grid(alpha=0.3)
+    left.legend(fontsize=7)
+    right.set_title("x: the first size that did not run (out of memory, or a fault)", fontsize=8)
+    figure.tight_layout()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=110, metadata={"Software": None})
+    return True
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """The command."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="write nothing; end with 1 where something differs")
+    parser.add_argument("--table", default="", help="print one table and end")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="the folder of results (default: docs/results)")
+    parser.add_argument(
+        "--files", default="", help="with --table: read these files only, NAME=PATH by comma (h200/paper.json=FILE)"
+    )
+    parser.add_argument("--as-json", action="store_true", help="with --table: heads, rows and sources as JSON")
+    parser.add_argument("--no-pictures", dest="pictures", action="store_false")
+    options = parser.parse_args(arguments)
+    given = {name: Path(path) for name, _, path in (part.partition("=") for part in options.files.split(",") if part)}
+    book = Book(options.results, FIGURES, given)
+    held = sections(book)
+    if options.table:
+        known = named(held)
+        if options.table not in known:
+            parser.error(f"--table: got {options.table!r}, need one of {', '.join(known)}")
+        table, where = known[options.table], places(book)
+        print(as_json(table, where) if options.as_json else "\n".join(markdown(table, where)))
+        return
+    made = {PAGE: page(book, held), MAP: mapped(held), README: readme.readme(book, README.read_text(encoding="utf-8"))}
+    if options.check:
+        stale = [path for path, text in made.items() if not path.exists() or path.read_text(encoding="utf-8") != text]
+        for path in stale:
+            print(f"{path.relative_to(ROOT)}: not what the results give; run benchmarks/page.py", file=sys.stderr)
+        raise SystemExit(bool(stale))
+    for path, text in made.items():
+        path.write_text(text, encoding="utf-8")
+        print(f"{path.relative_to(ROOT)} written")
+    if options.pictures and draw(book, PICTURES / SCALING):
+        print(f"{(PICTURES / SCALING).relative_to(ROOT)} written")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,184 @@
+"""fast_p and losses of docs/benchmarks.md: how ours stands against the strongest rival of every cell."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+from tables import rows as page_rows
+from tables.cells import MISSING, Book, Cell, Table, Value, paper
+from tables.rows import BUSY, CLOCK, CPU, MAIN, PAPER, Held
+
+# Of training.py, newest first; in the second there is nobody but us and torch.
+TRAINED = ("h200/training_backward.json", "h200/training_layouts_alone.json", "h200/training.json")
+GROUPS = ("shapes", "frontier", "op_abl", "multiquery", "varlen", "int8", "int8_B", "wide")
+SAME_RATE = "bound by reading the documents, which every kernel does at the same rate; the difference is within the spread"
+OWN = "not broken down: documents of a query's own take the general kernel; with the host, which bounds the step, ours is the faster"
+REASONS = (  # part of a row's name, down to which ratio the reason covers, the reason
+    ("pairs: pairs", 0.9, "launch-bound: a few hundredths of the floor; the kernels differ by tenths of a microsecond"),
+    ("textual", 0.97, SAME_RATE),
+    ("long-doc", 0.97, SAME_RATE),
+    ("d = 4096", 0.9, "cuBLAS's product with a separate maximum: writing S is cheap beside a product of this depth"),
+    (
+        "step ColBERT B=128",
+        0.6,
+        "bound by the host: the GPU is busy for a fifth of the step; the peer fuses loss and gradients",
+    ),
+    ("64 x 1024 x 1024", 0.9, "csr's product with the 0/1 matrix of who chose what; unified, by atomics, is the faster here"),
+    ("layouts: distillation", 0.65, OWN),
+    ("layouts: pairs, 1024", 0.9, OWN),
+    ("FP32 inputs", 0.45, "true FP32, without matrix units: cuBLAS's products are faster than ours, which never hold S"),
+    ("hot winners, unified", 0.45, "atomics on one token wait for each other; csr, the default, has none"),
+    ("CPU", 0.75, "it chooses winners by rounded tokens: errors of 0.02 a query token, ours 3e-8"),
+    (
+        "ragged, 256 queries, token scale",
+        0.9,
+        "a scale a token costs an FMA a cell, here more than INT8 saves; with a scale a document INT8 is the faster",
+    ),
+)
+UNKNOWN = "no reason established"
+
+
+def _again(book: Book, name: str) -> bool:
+    """Whether the campaign has a row of an older file ("visual 10K", "wide, d = 768") too."""
+    shape, _, count = name.partition(" ")
+    number = {"1K": "1000", "10K": "10000"}.get(count, "")
+    return any(
+        page_rows.row(book, group, one) is not None
+        for group, one in (
+            ("shapes", f"{shape} {number}"),
+            ("frontier", f"{shape} {number}"),
+            ("wide", name.removeprefix("wide, ")),
+        )
+    )
+
+
+def measured(book: Book) -> Iterator[tuple[str, Held]]:
+    """(name, row) of every timed cell: the campaign's, and of older files the rows that the campaign has no counterpart of."""
+    for group in GROUPS:
+        for name in book.raw(PAPER, "groups", group, "rows") or {}:
+            held = page_rows.row(book, group, name)
+            assert held is not None
+            yield f"{group}: {name}", held
+    for group in ("dense", "many", "ragged", "pairs", "wide"):
+        for name, held in page_rows.forward_rows(book, group).items():
+            if not _again(book, name):
+                yield f"{group}: {name}", held
+    for file, group in (("h200/training_steps.json", "steps"), ("h200/chamfer.json", "training")):
+        for name in book.raw(file, "groups", group, "rows") or {}:
+            yield f"{group}: {name}", Held(book, file, ("groups", group, "rows", name))
+
+
+def right(held: Held, kinds: tuple[str, ...]) -> tuple[str, ...]:
+    """A row's methods of these kinds that were not wrong."""
+    return tuple(name for name, data in (held.raw("methods") or {}).items() if data["kind"] in kinds and not data.get("wrong"))
+
+
+def against(
+    held: Held, ours: str, kinds: tuple[str, ...] = ("baseline", "peer"), clock: str = CLOCK
+) -> tuple[str, Value] | None:
+    """Of a row the strongest rival that was right, and how many times faster ours is."""
+    names = right(held, kinds)
+    rival, theirs = held.fastest(names=names, clock=clock) if names else ("", None)
+    mine = held.ms(ours, clock)
+    return (rival, theirs / mine) if theirs is not None and mine is not None else None
+
+
+def ratios(book: Book, *, peers: bool) -> Iterator[tuple[str, str, Value, int]]:
+    """(row, strongest rival, times faster than it, compile flavours measured) wherever somebody else was measured right."""
+    kinds = ("baseline", "peer") if peers else ("baseline",)
+    for name, held in measured(book):
+        found = against(held, held.raw("main") or MAIN, kinds)
+        if found is not None:
+            compiled = [one for one in right(held, kinds) if one.startswith("compiled") and "chunks" not in one]
+            yield name, *found, sum(held.ms(one) is not None for one in compiled)
+
+
+def fast_p(book: Book) -> Table:
+    """Shares of cells, apart by whether torch.compile was measured too."""
+    table = Table(
+        "fast_p",
+        "share of cells at least p times faster than the strongest rival measured there",
+        ["cells and rivals", "cells", "fast_1", "fast_1.5", "fast_2", "fast_3", "paper: cells, fast_1, fast_2, fast_3"],
+    )
+    claim = paper(book, "fast_p", "all", "cells", "fast1", "fast2", "fast3", form="{}, {}%, {}%, {}%")
+    alone = list(ratios(book, peers=False))
+    for found, more in ((alone, ""), (list(ratios(book, peers=True)), ", and peers")):
+        compiled = f"cells with torch.compile: against eager, chunked and compiled{more}"
+        parts = {
+            compiled: [one for one in found if one[3]],
+            f"cells without torch.compile: against eager and chunked alone{more}": [one for one in found if not one[3]],
+            f"all cells: against everything above{more}": found,
+        }
+        for words, held in parts.items():
+            if not held:
+                continue
+            sources = tuple(source for _, _, value, _ in held for source in value.sources)
+            row: list[Cell | str] = [words, str(len(held))]
+            for least in (1.0, 1.5, 2.0, 3.0):
+                share = sum(value.number >= least for _, _, value, _ in held) / len(held)
+                row.append(Cell(f"{100 * share:.0f}%", sources))
+            table.rows.append([*row, claim if words == compiled and found is alone else MISSING])
+    counts = Counter(flavours for _, _, _, flavours in alone if flavours)
+    if counts:
+        said = ", ".join(f"{flavours} in {cells} cells" for flavours, cells in sorted(counts.items(), reverse=True))
+        table.notes.append(
+            f"Compile flavours measured (of FP16 and FP32, with and without graphs; tiny pairs: the default mode too): {said}. The "
+            "paper counts eager, chunked and one flavour, FP32 with graphs. Cells are forward, quantised, training and Chamfer rows; "
+            "INT8's eager rivals include dequantising first."
+        )
+    return table
+
+
+def beyond(book: Book) -> Iterator[tuple[str, str, Value]]:
+    """(row, strongest rival, times faster than it) of what fast_p does not count."""
+    rows = [(f"layouts: {name}", held, MAIN) for name, held in page_rows.newest(book, "layouts", TRAINED).items()]
+    for name, held in page_rows.newest(book, "ablation", TRAINED).items():
+        rows += [(f"{name}, {path}", held, f"ours {path}") for path in ("csr", "unified")]
+    for name, held, ours in rows:
+        for clock, how in ((CLOCK, ""), (BUSY, ", GPU time alone")):
+            found = against(held, ours, clock=clock)
+            if found is not None:
+                yield f"{name}{how}", *found
+    yield from without_gpu(book)
+    codes = [
+        (f"{group}: {name}", Held(book, PAPER, ("groups", group, "rows", name)))
+        for group in ("int8", "int8_B")
+        for name in book.raw(PAPER, "groups", group, "rows") or {}
+    ]
+    for name, held in (*codes, *((f"int8: {name}", held) for name, held in page_rows.forward_rows(book, "int8").items())):
+        half = held.ms("ours FP16")
+        for kind in ("token", "document", "corpus"):
+            mine = held.ms(f"ours INT8, {kind} scale")
+            if half is not None and mine is not None:
+                yield f"{name}, {kind} scale", "ours FP16", half / mine
+
+
+def without_gpu(book: Book) -> Iterator[tuple[str, str, Value]]:
+    """On a CPU every method that is not ours against ours of FP32 tokens."""
+    for case, methods in (book.raw(CPU, "cases") or {}).items():
+        mine = book.value(CPU, "cases", case, "ours FP32", "median_ms")
+        for name in methods:
+            theirs = book.value(CPU, "cases", case, name, "median_ms")
+            if not name.startswith("our") and theirs is not None and mine is not None:
+                yield f"CPU: {case}", name, theirs / mine
+
+
+def losses(book: Book) -> Table:
+    """Every cell below 1."""
+    table = Table(
+        "losses",
+        "where somebody else was faster: of the cells counted in fast_p, training layouts, the backward alone and the CPU; and where "
+        "our INT8 is slower than our FP16",
+        ["row", "who", "ours is so many times faster", "why"],
+    )
+    counted = [(name, rival, value) for name, rival, value, _ in ratios(book, peers=True)]
+    for name, rival, value in (*counted, *beyond(book)):
+        if value.number < 1:
+            why = next((why for part, least, why in REASONS if part in name and value.number >= least), UNKNOWN)
+            table.rows.append([name, rival, Cell(f"{value.number:.3f}x", value.sources), why])
+    table.notes.append(
+        "Of a row the strongest rival; on the CPU each. The backward alone: csr, the default, and unified. Layouts beside peers are "
+        "the four that their run reached; d = 768 and FP32 are beside torch alone. Reasons were found on an H200."
+    )
+    return table

@@ -1,0 +1,156 @@
+"""Rows of the results files as the page reads them: the newest file that has a row wins, methods by name, the fastest of a kind."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from tables.cells import Book, Value
+
+PAPER, FORWARD, SECOND = "h200/paper.json", "h200/forward.json", "h200/second.json"
+BEFORE = "h200/forward_before.json"  # forward.py before the tiles of codes were chosen by length: for rows that FORWARD lacks
+OLDER = "h200/forward_older.json"  # of a still earlier state of the kernels: read for widths that nothing newer has
+CPU = "cpu/forward.json"
+MAIN = "ours"
+CLOCK, BUSY = "median_ms", "busy_median_ms"  # with what the host takes; GPU time alone
+COUNTS = {1000: "1K", 10000: "10K"}
+EAGER = ("naive FP16", "naive FP16, amax", "naive FP32 accumulation", "chunked FP16")
+
+
+def environments(found: Any) -> list[dict[str, Any]]:
+    """Machines and software that a results file names: of all rows, of groups, of the whole."""
+    if not isinstance(found, dict):
+        return []
+    here = list((found.get("environments") or {}).values())
+    here += [group.get("environment") for group in (found.get("groups") or {}).values()]
+    return [one for one in (*here, found.get("environment")) if isinstance(one, dict)]
+
+
+@dataclass(frozen=True)
+class Held:
+    """One measured row: its file and where it stands there."""
+
+    book: Book
+    file: str
+    keys: tuple[str, ...]
+
+    def value(self, *keys: str) -> Value | None:
+        """A number of the row."""
+        return self.book.value(self.file, *self.keys, *keys)
+
+    def raw(self, *keys: str) -> Any:
+        """Anything of the row."""
+        return self.book.raw(self.file, *self.keys, *keys)
+
+    def ms(self, method: str, clock: str = CLOCK) -> Value | None:
+        """A method's median, with the host or (`BUSY`) by GPU time alone."""
+        return self.value("methods", method, clock)
+
+    def fastest(
+        self, kinds: tuple[str, ...] = (), part: str = "", names: tuple[str, ...] = (), clock: str = CLOCK
+    ) -> tuple[str, Value | None]:
+        """The fastest method of these kinds (or names) whose name holds `part`; "" and None where there is none."""
+        methods: dict[str, Any] = self.raw("methods") or {}
+        times = {
+            name: data[clock]
+            for name, data in methods.items()
+            if data.get(clock) is not None and part in name and ((not names and data["kind"] in kinds) or name in names)
+        }
+        if not times:
+            return "", None
+        name = min(times, key=times.__getitem__)
+        return name, self.ms(name, clock)
+
+    def compiled(self) -> Value | None:
+        """The fastest flavour of `torch.compile` over the whole corpus."""
+        return self.fastest(("baseline",), "compiled FP")[1]
+
+    def why(self, method: str) -> str:
+        """Why a method has no time here."""
+        return str((self.raw("skipped") or {}).get(method, ""))
+
+
+def row(book: Book, group: str, name: str) -> Held | None:
+    """A row of the campaign's file."""
+    keys = ("groups", group, "rows", name)
+    return Held(book, PAPER, keys) if book.raw(PAPER, *keys) is not None else None
+
+
+def newest(book: Book, group: str, files: Iterable[str]) -> dict[str, Held]:
+    """Rows of a group, finished or cut short, by name: of the first of these files that has the row."""
+    found: dict[str, Held] = {}
+    for file in files:
+        for keys in (("groups", group, "rows"), ("partial", group, "rows")):
+            for name in book.raw(file, *keys) or {}:
+                found.setdefault(name, Held(book, file, (*keys, name)))
+    return found
+
+
+def forward_rows(book: Book, group: str) -> dict[str, Held]:
+    """Rows of a group of forward.py, of the newest file that has the row."""
+    return newest(book, group, (FORWARD, BEFORE, *((OLDER,) if group == "wide" else ())))
+
+
+def shape(book: Book, name: str, documents: int) -> Held | None:
+    """One query against so many documents: the campaign's row, or an older run's."""
+    for group in ("shapes", "frontier"):
+        found = row(book, group, f"{name} {documents}")
+        if found is not None:
+            return found
+    return forward_rows(book, "dense").get(f"{name} {COUNTS.get(documents, '')}")
+
+
+def rows_of(book: Book, table: str) -> Iterator[tuple[str, Held]]:
+    """Those cells of a table of the paper whose row of the same name was measured."""
+    for cell in book.paper[table]:
+        held = row(book, table, cell)
+        if held is not None:
+            yield cell, held
+
+
+def shapes_of(book: Book, cells: Iterable[str]) -> Iterator[tuple[str, Held]]:
+    """Those of some cells "shape documents" that were measured (`shape`)."""
+    for cell in cells:
+        name, _, count = cell.partition(" ")
+        held = shape(book, name, int(count))
+        if held is not None:
+            yield cell, held
+
+
+def wide(book: Book, dim: int) -> Held | None:
+    """A width's row, or an older run's."""
+    return row(book, "wide", f"d = {dim}") or forward_rows(book, "wide").get(f"wide, d = {dim}")
+
+
+def point(book: Book, method: str, cell: str) -> dict[str, Any] | None:
+    """What the memory process of a method found for a cell."""
+    for group in ("memory", "memory_compiled"):
+        found = book.raw(PAPER, "groups", group, "rows", method, "cells", cell)
+        if isinstance(found, dict):
+            return found
+    return None
+
+
+def point_value(book: Book, method: str, cell: str, key: str) -> Value | None:
+    """A number of it."""
+    for group in ("memory", "memory_compiled"):
+        found = book.value(PAPER, "groups", group, "rows", method, "cells", cell, key)
+        if found is not None:
+            return found
+    return None
+
+
+def tried(found: dict[str, Any] | None) -> str:
+    """In a word or two why a cell has no figure: "OOM (42 GiB asked for)", "wrong scores", or an empty text."""
+    if found is None:
+        return ""
+    if found.get("wrong"):
+        return "wrong scores"
+    text = str(found.get("failed", ""))
+    if "OutOfMemory" in text or "out of memory" in text:
+        size = text.partition("Tried to allocate ")[2].partition(". ")[0]
+        return f"OOM ({size} asked for)" if size else "OOM"
+    if text.startswith("not tried"):
+        return text
+    return f"failed: {text[:60]}" if text else ""

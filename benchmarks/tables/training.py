@@ -1,0 +1,229 @@
+"""The Markdown tables of docs/training.md and the verdicts of the training benchmark, from one results file, without a GPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from cases.byte_budget import Shape, budget
+from cases.training import LAYOUTS, MEMORY, STEPS, memory_name, step_name
+from cases.training_parts import ABLATION, KINDS, ablation_name, parts_name
+from results.file import Figures
+from rivals.training import PATHS
+from tables.forward_asked import FLASH, LIK
+from tables.markdown import (
+    CELL,
+    Lines,
+    cell,
+    gigabytes,
+    grid,
+    kernel_name,
+    milliseconds,
+    reason,
+    summary,
+    times_and_peaks,
+    verdict_table,
+)
+
+# The paper's figures: milliseconds (peak GB).
+STEP_PAPER = {
+    ("ColPali B=64", "naive FP32 accumulation"): "81.3 (51.8)",
+    ("ColPali B=64", "checkpointed FP32 accumulation"): "109.2 (8.8)",
+    ("ColPali B=64", f"{FLASH} unified"): "13.4 (0.24)",
+    ("ColPali B=64", f"{FLASH} csr"): "11.7 (0.39)",
+    ("ColPali B=128", "naive FP32 accumulation"): "OOM",
+    ("ColPali B=128", "checkpointed FP32 accumulation"): "426.6 (17.5)",
+    ("ColPali B=128", f"{FLASH} unified"): "53.6 (0.39)",
+    ("ColPali B=128", f"{FLASH} csr"): "46.0 (1.03)",
+}
+ABLATION_PAPER = {  # H100: csr, atomic, unified
+    "ColBERT B=128": ("0.96 (0.04)", "3.95 (0.03)", "0.76 (0.03)"),
+    "ColBERT B=512": ("5.76 (0.43)", "18.62 (0.13)", "6.21 (0.13)"),
+    "ColBERT B=1024": ("21.21 (1.56)", "50.85 (0.33)", "23.53 (0.33)"),
+    "ColPali B=32": ("1.87 (0.09)", "28.48 (0.06)", "1.86 (0.06)"),
+    "ColPali B=64": ("5.81 (0.27)", "58.13 (0.12)", "6.05 (0.12)"),
+    "ColPali B=128": ("21.02 (0.88)", "136.86 (0.28)", "22.65 (0.28)"),
+}
+PARTS_PAPER = {  # A100, one query: forward, csr list, gradient of queries, of documents, the three together, autograd
+    "ColBERT B=128": (0.19, 0.45, 0.07, 0.08, 0.58, 0.55),
+    "ColBERT B=512": (0.20, 0.49, 0.09, 0.13, 0.75, 0.63),
+    "ColBERT B=1024": (0.20, 0.55, 0.15, 0.23, 1.02, 0.76),
+    "ColPali B=32": (0.46, 0.51, 0.07, 0.08, 0.65, 1.33),
+    "ColPali B=64": (0.46, 0.52, 0.07, 0.12, 0.70, 1.16),
+    "ColPali B=128": (0.80, 0.53, 0.08, 0.19, 0.79, 1.74),
+}
+BUDGET_PAPER = {
+    ("ColPali B=64", "vanilla"): "33.6",
+    ("ColPali B=64", "csr"): "0.34",
+    ("ColPali B=64", "unified"): "0.02",
+    ("ColPali B=128", "vanilla"): "67.1 (off by two)",
+    ("ColPali B=128", "csr"): "1.4",
+    ("ColPali B=128", "unified"): "0.06",
+}
+
+
+# Verdicts
+
+
+def verdicts(report: dict[str, Any]) -> list[dict[str, Any]]:
+    """Lines of the issue's table that the file's rows allow; a row without a timed peer gives none."""
+    figures, found = Figures(report), Lines()
+    for shape in STEPS:
+        _step(found, figures, shape)
+    for shape in ABLATION:
+        row = ablation_name(shape, "random")
+        for place in (row, step_name(shape)) if shape.startswith("ColPali") else ():
+            if place in figures.rows:
+                ratio = figures.ratio(place, "ours unified", "ours csr")
+                found.add(place, "csr over unified, times faster", ratio, 1.0, 1.15)
+    return found.all
+
+
+def _step(found: Lines, figures: Figures, shape: str) -> None:
+    row, colbert = step_name(shape), shape.startswith("ColBERT")
+    if row not in figures.rows:
+        return
+    found.faster(figures, row, *((1.0, 2.0) if colbert else (1.35, 1.8)))
+    floor, mine = figures.rows[row][1]["floor_ms"], figures.time(row, "ours")
+    if floor and not colbert:
+        found.add(row, "times the forward floor", None if mine is None else mine / floor, None, 2.0, most=True)
+    peer = figures.fastest(row, ("peer",))
+    mine = figures.time(row, "ours", "peak_bytes")
+    theirs = None if peer is None else figures.time(row, peer, "peak_bytes")
+    if theirs is not None:
+        least = 134.0 if shape == "ColPali B=128" else None
+        what = f"peak MB, no more than {peer}'s, the fastest peer's with the host"
+        found.add(row, what, None if mine is None else mine / 1e6, theirs / 1e6, least, most=True)
+    if shape == "ColPali B=128" and figures.method(row, "ours") is not None and mine is not None:
+        winners = budget(_shape(figures.rows[row][1]["about"]), "unified").winners
+        found.add(row, "peak MB, 16-bit winners (the default)", mine / 1e6, 70.0, winners / 1e6, most=True)
+
+
+def _shape(about: dict[str, Any]) -> Shape:
+    return Shape(*(about[key] for key in ("queries", "documents", "query_tokens", "document_tokens", "dim")))
+
+
+# Tables
+
+
+def step_summary(figures: Figures) -> list[str]:
+    """Every step and method in one table; batches whose memory alone was measured give that; then the paper's figures."""
+    columns = {step_name(shape): shape for shape in STEPS}
+    columns |= {memory_name(shape): f"{shape}, memory" for shape in MEMORY if shape not in STEPS}
+    paper: dict[str, dict[str, str]] = {}
+    for (shape, name), text in STEP_PAPER.items():
+        paper.setdefault(f"the paper (A100): {name}", {})[shape] = text
+    return summary(figures, columns, below=list(paper.items()))
+
+
+def budget_table(figures: Figures) -> list[str]:
+    """Analytic bytes beside measured ones."""
+    heads = [
+        "batch",
+        "path",
+        "S",
+        "its gradient",
+        "winners",
+        "FP32 scratch",
+        "list",
+        "total GB",
+        "measured GB",
+        "paper's total",
+    ]
+    measured = {"vanilla": "naive FP32 accumulation", "csr": "ours csr", "unified": "ours unified", "atomic": "ours atomic"}
+    rows = []
+    for shape in dict.fromkeys((*STEPS, *MEMORY)):
+        row = next((name for name in (step_name(shape), memory_name(shape)) if name in figures.rows), None)
+        if row is None:
+            continue
+        for path, method in measured.items():
+            about = figures.rows[row][1]["about"]
+            need = budget(_shape(about), path, list_bytes=about.get("list_bytes"))
+            parts = (need.similarities, need.similarity_gradient, need.winners, need.scratch, need.source_list, need.total)
+            cells = [gigabytes(part) if part else "" for part in parts]
+            peak = gigabytes(figures.time(row, method, "peak_bytes"))
+            rows.append([shape, path, *cells, peak, BUDGET_PAPER.get((shape, path), "")])
+    return grid(heads, rows) if rows else []
+
+
+def parts_table(figures: Figures, one: bool) -> list[str]:
+    """Every part of a step, a column a shape; GPU time with the host ahead."""
+    shapes = [shape for shape in ABLATION if parts_name(shape, one) in figures.rows]
+    if not shapes:
+        return []
+    places = [parts_name(shape, one) for shape in shapes]
+    rows = []
+    for name in dict.fromkeys(name for place in places for name in figures.rows[place][1]["methods"]):
+        times = [(figures.time(place, name, "busy_median_ms"), figures.time(place, name)) for place in places]
+        shown = "whole step" if name == "ours" else name
+        rows.append([shown, *(milliseconds(plain if alone is None else alone) for alone, plain in times)])
+    rows += _kernels(figures, "gradient of documents, csr", places)
+    if one:
+        heads = ("forward", "csr list", "gradient of queries", "gradient of documents", "three stages", "autograd")
+        for place, head in enumerate(heads):
+            rows.append([f"the paper (A100): {head}", *(f"{PARTS_PAPER[shape][place]}" for shape in shapes)])
+    return grid(["part, ms", *shapes], rows)
+
+
+def _kernels(figures: Figures, name: str, rows: list[str]) -> list[list[str]]:
+    """What a part's kernels take, one line each: the csr list and the sums from it."""
+    held: list[dict[str, float]] = []
+    for row in rows:
+        times: dict[str, float] = {}
+        for kernel, time in (figures.method(row, name) or {}).get("kernels_ms", {}).items():
+            times[kernel_name(kernel)] = times.get(kernel_name(kernel), 0.0) + time
+        held.append(times)
+    kernels = dict.fromkeys(kernel for times in held for kernel in times)
+    return [[f"of {name}: {kernel}", *(milliseconds(times.get(kernel)) for times in held)] for kernel in kernels]
+
+
+def ablation_table(figures: Figures) -> list[str]:
+    """The backward alone: three paths, three kinds of winners."""
+    columns = (*(f"ours {path}" for path in PATHS), *(f"{FLASH} {path}" for path in PATHS), f"{LIK} unified", f"{LIK} lowmem")
+    heads = ["shape", "winners", *columns, "csr over unified", "paper (H100): csr, atomic, unified"]
+    rows = []
+    for shape in ABLATION:
+        for kind in KINDS:
+            row = ablation_name(shape, kind)
+            if row not in figures.rows:
+                continue
+            methods, skipped = (figures.rows[row][1][part] for part in ("methods", "skipped"))
+            cells = [
+                cell(methods[name]) if name in methods else reason(skipped[name]) if name in skipped else "-"
+                for name in columns
+            ]
+            ratio = figures.ratio(row, "ours unified", "ours csr")
+            paper = ", ".join(ABLATION_PAPER[shape]) if kind == "random" else ""
+            rows.append([shape, kind, *cells, milliseconds(ratio), paper])
+    return grid(heads, rows) if rows else []
+
+
+def detailed(figures: Figures) -> list[str]:
+    """One table a row: of steps and of memory."""
+    shown = []
+    for shape in STEPS:
+        paper = {name: text for (place, name), text in STEP_PAPER.items() if place == shape}
+        shown += times_and_peaks(figures, step_name(shape), paper, "paper (A100)")
+    for shape in MEMORY:
+        shown += times_and_peaks(figures, memory_name(shape))
+    return shown
+
+
+def markdown(report: dict[str, Any], brief: bool = False) -> list[str]:
+    """Everything that docs/training.md holds of a results file; without `brief` one table a row too."""
+    figures = Figures(report)
+    sections = {
+        "Training steps (forward and backward)": step_summary(figures),
+        "Steps and memory, row by row": [] if brief else detailed(figures),
+        "The backward alone": ablation_table(figures),
+        "Parts of a step, in the batch; GPU time": parts_table(figures, False),
+        "Parts of a step, one query; GPU time": parts_table(figures, True),
+        "Byte budget, GB": budget_table(figures),
+        "Other layouts": summary(figures, {row: row for row in LAYOUTS.values()}),
+        "Other layouts, row by row": []
+        if brief
+        else [line for row in LAYOUTS.values() for line in times_and_peaks(figures, row)],
+    }
+    shown = [CELL, ""]
+    for head, table in sections.items():
+        shown += [f"## {head}", "", *table] if table else []
+    return [*shown, *verdict_table(verdicts(report))]

@@ -1,0 +1,247 @@
+"""Fast exact MaxSim on the CPU: tiles of one fixed, padded shape, a running maximum per tile, never the similarity tensor.
+
+Query tokens are the rows of a matrix; document tokens stream past in tiles that hold whole documents (a longer document is
+cut into pieces; `cpu_tiles.py`). A tile's product stays in cache and is reduced at once, so memory beyond inputs and scores is
+a few tens of megabytes whatever the corpus. FP16 and BF16 tokens are widened tile by tile (their products are exact in FP32),
+INT8 codes meet INT8 query codes in exact integer products (`torch._int_mm`), and scales are applied after the product.
+
+Bits: every product has the same shape for a given set of queries, and the inner dimension is cut at 512 so that the matrix
+library adds in one order; a document's score then does not depend on its place, its neighbours or the cut of the corpus.
+
+Source: paper Alg. 1 (fused forward), section 'INT8'; tile sizes measured by `benchmarks/cpu_forward.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from maxsim_kernels.checks import Call, check_padded, check_rows
+from maxsim_kernels.cpu.tiles import Corpus, Queries, maxima
+from maxsim_kernels.quantize import quantize_fp8, quantize_int8
+
+_QUERY_ROWS = 8192  # query tokens held at once
+_GROUP_TOKENS = 1 << 18  # document tokens planned at once
+_GROUP_CELLS = 1 << 22  # (query token, document piece) maxima held at once: 16 MB
+_ROW_MULTIPLE = 32  # query rows are padded to a multiple of this
+
+
+def forward(call: Call, return_argmax: bool) -> tuple[Tensor, Tensor]:
+    """Scores `[Nq, N]` float32 and argmax int32 `[Nq, N, max Lq]` (empty when not asked for); shared and per-query layouts."""
+    check_values(call)
+    count, total = call.query_count, call.document_count
+    scores = torch.empty(count, total, dtype=torch.float32)
+    argmax = torch.full((count, total, query_width(call)) if return_argmax else (0,), -1, dtype=torch.int32)
+    with torch.no_grad(), torch.autocast("cpu", enabled=False):
+        if call.layout == "shared":
+            for first, block in _query_blocks(call):
+                for at, corpus in _corpora(call, None):
+                    _score_corpus(block, corpus, first, at, scores, argmax if return_argmax else None)
+        else:
+            for query in range(count):
+                block = _queries(call, [query])
+                for at, corpus in _corpora(call, query):
+                    _score_corpus(block, corpus, query, at, scores, argmax if return_argmax else None)
+    return scores, argmax
+
+
+def check_values(call: Call) -> None:
+    """Values of offsets, lengths and masks of both sides."""
+    sides = (
+        ("query", call.queries, call.query_starts, call.query_lengths, call.query_mask),
+        ("document", call.documents, call.document_starts, call.document_lengths, call.document_mask),
+    )
+    for name, values, starts, lengths, mask in sides:
+        if starts is not None:
+            assert lengths is not None
+            check_rows(name, starts, lengths, values.shape[0])
+        else:
+            check_padded(name, mask, lengths, values.shape[-2])
+
+
+def query_width(call: Call) -> int:
+    """The padded query length: the argmax's last dimension."""
+    if call.query_starts is None:
+        return call.queries.shape[1]
+    assert call.query_lengths is not None
+    return int(call.query_lengths.max()) if call.query_lengths.numel() else 0
+
+
+def _valid_places(mask: Tensor | None, length: Tensor | None, size: int) -> Tensor | None:
+    """Positions `[n]` of the valid tokens of one padded row; None when all are valid."""
+    if mask is None and length is None:
+        return None
+    valid = torch.ones(size, dtype=torch.bool) if mask is None else mask != 0
+    if length is not None:
+        valid = valid & (torch.arange(size) < length)
+    return valid.nonzero()[:, 0]
+
+
+def _query_tokens(call: Call, query: int) -> tuple[Tensor, Tensor]:
+    """Valid tokens `[L, d]` of one query, in the dtype given, and their positions `[L]`."""
+    if call.query_starts is not None:
+        assert call.query_lengths is not None
+        start, length = int(call.query_starts[query]), int(call.query_lengths[query])
+        return call.queries[start : start + length], torch.arange(length)
+    tokens = call.queries[query]
+    mask = None if call.query_mask is None else call.query_mask[query]
+    length_of = None if call.query_lengths is None else call.query_lengths[query]
+    places = _valid_places(mask, length_of, tokens.shape[0])
+    if places is None:
+        return tokens, torch.arange(tokens.shape[0])
+    return tokens[places], places
+
+
+def _query_blocks(call: Call) -> Iterator[tuple[int, Queries]]:
+    """Consecutive queries of about `_QUERY_ROWS` tokens; a longer query is a block of its own."""
+    longest = max(1, query_width(call))
+    step = max(1, _QUERY_ROWS // longest)
+    for first in range(0, call.query_count, step):
+        yield first, _queries(call, range(first, min(first + step, call.query_count)))
+
+
+def _queries(call: Call, numbers: range | list[int]) -> Queries:
+    parts = [_query_tokens(call, number) for number in numbers]
+    ends = np.cumsum([part.shape[0] for part, _ in parts]).tolist()
+    bounds = list(zip([0, *ends[:-1]], ends, strict=True))
+    rows = ends[-1] if ends else 0
+    padded = max(_ROW_MULTIPLE, -(-rows // _ROW_MULTIPLE) * _ROW_MULTIPLE)
+    tokens = torch.cat([part for part, _ in parts]) if parts else call.queries.new_empty(0, call.queries.shape[-1])
+    places = torch.cat([place for _, place in parts]).numpy() if parts else np.empty(0, np.int64)
+    matrix, scales = quantized_queries(call, tokens)
+    full = torch.zeros(padded, matrix.shape[1], dtype=matrix.dtype)
+    full[:rows] = matrix
+    sums = None
+    if call.offset is not None:
+        sums = full.sum(1, keepdim=True, dtype=torch.float64).float().numpy()
+    spread = None
+    if scales is not None:
+        spread = np.ones((padded, 1), np.float32)
+        spread[:rows, 0] = scales.numpy()
+    return Queries(full, bounds, places, spread, sums)
+
+
+def quantized_queries(call: Call, tokens: Tensor) -> tuple[Tensor, Tensor | None]:
+    """Query tokens `[R, d]` as the products take them (int8 codes or float32), and their scales `[R]` when quantised."""
+    if call.granularity == "none" or not call.quantize_queries:
+        return tokens.float(), None
+    if call.documents.dtype == torch.int8:
+        codes = quantize_int8(tokens)
+        # torch._int_mm returns garbage at d = 1; there, and only there, codes are multiplied as floats, exactly.
+        return codes.token_values.float() if tokens.shape[1] == 1 else codes.token_values, codes.scales.float()
+    fp8 = quantize_fp8(tokens, "token")
+    return fp8.token_values.float(), fp8.scales.float()
+
+
+def _corpora(call: Call, query: int | None) -> Iterator[tuple[int, Corpus]]:
+    """The documents (of one query, for per-query layouts) in groups whose plan fits in memory: (first document, group)."""
+    values, mask, lengths = call.documents, call.document_mask, call.document_lengths
+    scales, offset = call.scales, call.offset
+    if query is not None:
+        values = values[query]
+        mask = None if mask is None else mask[query]
+        lengths = None if lengths is None else lengths[query]
+        if call.granularity != "corpus":
+            scales = None if scales is None else scales[query]
+            offset = None if offset is None else offset[query]
+    if call.document_starts is not None:
+        assert lengths is not None
+        yield from _packed_groups(call, values, lengths, scales, offset)
+        return
+    size = values.shape[1]
+    step = max(1, _GROUP_TOKENS // max(1, size))
+    for first in range(0, values.shape[0], step):
+        span = slice(first, min(first + step, values.shape[0]))
+        block = values[span]
+        count = block.shape[0]
+        flat = block.reshape(count * size, block.shape[-1])  # a view wherever the strides allow one
+        index = places = None
+        sizes = np.full(count, size, np.int64)
+        if mask is not None or lengths is not None:
+            valid = torch.ones(count, size, dtype=torch.bool) if mask is None else mask[span] != 0
+            if lengths is not None:
+                valid = valid & (torch.arange(size) < lengths[span, None])
+            index = valid.view(-1).nonzero()[:, 0]
+            sizes = valid.sum(1).numpy()
+            places = (index % max(1, size)).numpy()
+        starts = np.cumsum(sizes) - sizes
+        uniform = size if index is None and size else None
+        yield first, _corpus(call, flat, starts, sizes, index, places, uniform, scales, offset, span)
+
+
+def _packed_groups(
+    call: Call, values: Tensor, lengths: Tensor, scales: Tensor | None, offset: Tensor | None
+) -> Iterator[tuple[int, Corpus]]:
+    assert call.document_starts is not None
+    begins, sizes = call.document_starts.numpy().astype(np.int64), lengths.numpy().astype(np.int64)
+    ends = np.cumsum(sizes)
+    first = 0
+    while first < len(sizes):
+        before = ends[first] - sizes[first]
+        stop = max(first + 1, int(np.searchsorted(ends, before + _GROUP_TOKENS, side="right")))
+        span = slice(first, stop)
+        size, begin = sizes[span], begins[span]
+        starts = np.cumsum(size) - size
+        if np.array_equal(begin, begin[0] + starts):
+            flat, index = values[int(begin[0]) : int(begin[0] + size.sum())], None
+        else:
+            rows = np.repeat(begin - starts, size) + np.arange(int(size.sum()))
+            flat, index = values, torch.from_numpy(rows)
+        token_span = slice(int(begin[0]), int(begin[0] + size.sum())) if index is None else slice(None)
+        if call.granularity == "token":
+            yield first, _corpus(call, flat, starts, size, index, None, None, scales, offset, token_span)
+        else:
+            yield first, _corpus(call, flat, starts, size, index, None, None, scales, offset, span)
+        first = stop
+
+
+def _corpus(
+    call: Call,
+    flat: Tensor,
+    starts: np.ndarray,
+    sizes: np.ndarray,
+    index: Tensor | None,
+    places: np.ndarray | None,
+    uniform: int | None,
+    scales: Tensor | None,
+    offset: Tensor | None,
+    span: slice,
+) -> Corpus:
+    """Attach the scales of the documents (or tokens) `span`."""
+    token = (
+        [None if t is None else t[span].reshape(-1).float() for t in (scales, offset)]
+        if call.granularity == "token"
+        else [None] * 2
+    )
+    document: list[np.ndarray | None] = [None, None]
+    if call.granularity == "document":
+        document = [None if t is None else t[span].float().numpy() for t in (scales, offset)]
+    elif call.granularity == "corpus":
+        document = [None if t is None else np.full(len(sizes), float(t), np.float32) for t in (scales, offset)]
+    return Corpus(flat, starts, sizes, index, places, uniform, token[0], token[1], document[0], document[1])
+
+
+def _score_corpus(
+    queries: Queries, corpus: Corpus, first_query: int, first_document: int, scores: Tensor, argmax: Tensor | None
+) -> None:
+    """Score a block of queries against a group of documents, in steps whose maxima fit in memory."""
+    step = max(1, _GROUP_CELLS // queries.matrix.shape[0])
+    for begin in range(0, len(corpus.lengths), step):
+        stop = min(begin + step, len(corpus.lengths))
+        best, winners = maxima(queries, corpus, begin, stop, argmax is not None)
+        empty = corpus.lengths[begin:stop] == 0
+        columns = slice(first_document + begin, first_document + stop)
+        for number, (low, high) in enumerate(queries.bounds):
+            total = np.zeros(stop - begin, np.float64)
+            with np.errstate(invalid="ignore"):  # inf - inf is the NaN it should be
+                for row in range(low, high):  # one fixed order of addition, wherever the document stands
+                    total += best[row]
+            if high > low:
+                total[empty] = -np.inf  # also where a NaN query scale met the empty maximum
+            scores[first_query + number, columns] = torch.from_numpy(total.astype(np.float32))
+            if argmax is not None and winners is not None:
+                places = torch.from_numpy(queries.places[low:high])
+                argmax[first_query + number, columns, places] = torch.from_numpy(winners[low:high].T.copy())

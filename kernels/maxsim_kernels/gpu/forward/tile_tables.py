@@ -1,0 +1,162 @@
+"""The tile tables of ragged documents: where each tile of tokens lies, built on the device without waiting for it.
+
+Documents of at least one tile go into one table, shorter ones (the empty too: their one tile writes -inf) into another with
+smaller tiles, because only those need a mask. A tile's entry holds its first row and its document; a document's last tile is
+moved back over the one before it. The host knows only a bound on the number of tiles, ceil(T / tile) + N, which sizes the
+tables: 8 bytes a tile, 16 a document. Lengths are clamped to the buffer here, once. Offsets that break their promise and overlap get no
+tiles beyond that bound; the sum of what they claim must stay below 2^31 tiles.
+Source: paper section 'Variable-length corpora'.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from maxsim_kernels.checks import Call
+from maxsim_kernels.gpu.geometry import pitch
+from maxsim_kernels.gpu.launch import call as call_torch
+from maxsim_kernels.gpu.launch import empty, launch
+
+_BLOCK = 128
+LAID_OUT = (1024, 8192)  # (pieces of) documents that one program lays out, by its two sizes; more take several
+
+
+@triton.jit(do_not_specialize=["pieces", "splits", "document_size", "pitch", "total"])
+def _pieces_kernel(
+    start_ptr, length_ptr, begin_ptr, size_ptr, whole_ptr, short_ptr, pieces, splits, document_size, pitch, total,
+    RAGGED: tl.constexpr, HAS_LENGTHS: tl.constexpr, TOKENS: tl.constexpr, SHORT_TOKENS: tl.constexpr, SUM: tl.constexpr,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    """First token, clamped size and number of tiles (in either table) of every document, or of every piece of a split one."""
+    piece = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = piece < pieces
+    document = (piece // splits).to(tl.int64)
+    if RAGGED:
+        begin = tl.maximum(tl.load(start_ptr + document, mask=inside, other=0).to(tl.int64), 0)
+        size = tl.load(length_ptr + document, mask=inside, other=0).to(tl.int64)
+        size = tl.maximum(tl.minimum(size, total - begin), 0)
+    else:
+        begin = document * pitch
+        size = tl.zeros([BLOCK], tl.int64) + document_size
+        if HAS_LENGTHS:
+            size = tl.minimum(tl.maximum(tl.load(length_ptr + document, mask=inside, other=0).to(tl.int64), 0), document_size)
+    share = tl.cdiv(tl.cdiv(size, splits), TOKENS) * TOKENS
+    skipped = (piece % splits) * share
+    size = tl.maximum(tl.minimum(size - skipped, share), 0)
+    begin = tl.where(size > 0, begin + skipped, 0)  # an empty document's begin may lie anywhere
+    tl.store(begin_ptr + piece, begin.to(tl.int32), mask=inside)
+    tl.store(size_ptr + piece, size.to(tl.int32), mask=inside)
+    whole = tl.where(inside & (size >= TOKENS), tl.cdiv(size, TOKENS), 0).to(tl.int32)
+    short = tl.where(inside & (size < TOKENS), tl.maximum(tl.cdiv(size, SHORT_TOKENS), 1), 0).to(tl.int32)
+    if SUM:  # one program holds all of them: their running sums at once
+        whole = tl.cumsum(whole, 0)
+        short = tl.cumsum(short, 0)
+    tl.store(whole_ptr + 1 + piece, whole, mask=inside)
+    tl.store(short_ptr + 1 + piece, short, mask=inside)
+    tl.store(whole_ptr + piece, piece * 0, mask=piece == 0)
+    tl.store(short_ptr + piece, piece * 0, mask=piece == 0)
+
+
+@triton.jit(do_not_specialize=["pieces", "room"])
+def _table_kernel(bound_ptr, begin_ptr, size_ptr, table_ptr, pieces, room, TOKENS: tl.constexpr, BLOCK: tl.constexpr):
+    """Row and document of every tile: `[tiles, 2]`, the second number 2 * document + (whether this tile is its last)."""
+    piece = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = piece < pieces
+    first = tl.load(bound_ptr + piece, mask=inside, other=0)
+    count = tl.load(bound_ptr + piece + 1, mask=inside, other=0) - first
+    begin = tl.load(begin_ptr + piece, mask=inside, other=0)
+    furthest = tl.maximum(tl.load(size_ptr + piece, mask=inside, other=0) - TOKENS, 0)
+    for tile in range(0, tl.max(count, 0)):
+        here = inside & (tile < count) & (first + tile < room)  # overlapping offsets, which nobody may pass, end here
+        to = table_ptr + (first + tile).to(tl.int64) * 2
+        tl.store(to, begin + tl.minimum(tile * TOKENS, furthest), mask=here)
+        tl.store(to + 1, piece * 2 + (tile + 1 == count).to(tl.int32), mask=here)
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """Tiles of ragged documents: `table` [tiles, 2]; `bound` [N + 1] each document's first tile; `begin`, `size` [N] in tokens."""
+
+    table: Tensor
+    bound: Tensor
+    begin: Tensor
+    size: Tensor
+    tokens: int
+    short: bool
+
+
+def tiles_of(call: Call, tokens: int, short_tokens: int, splits: int) -> tuple[Tiles, Tiles]:
+    """Tiles of the documents of at least `tokens`, and of the shorter ones; each document cut into `splits` that count as documents."""
+    device = call.documents.device
+    pieces = call.document_count * splits
+    begin, size = empty((pieces,), torch.int32, device), empty((pieces,), torch.int32, device)
+    bounds = (empty((pieces + 1,), torch.int32, device), empty((pieces + 1,), torch.int32, device))
+    few = pieces <= LAID_OUT[1]
+    counts = bounds if few else (empty((pieces + 1,), torch.int32, device), empty((pieces + 1,), torch.int32, device))
+    _lay_out(call, begin, size, counts, tokens, short_tokens, splits, pieces, few)
+    made = []
+    for short, bound, count in zip((False, True), bounds, counts, strict=True):
+        if not few:
+            call_torch(_running_sum, bound, count)
+        each = short_tokens if short else tokens
+        most = triton.cdiv(tokens, short_tokens) * pieces if short else most_tiles(call, tokens, splits)
+        table = empty((most, 2), torch.int32, device)
+        launch(
+            _table_kernel,
+            triton.cdiv(pieces, _BLOCK),
+            bound,
+            begin,
+            size,
+            table,
+            pieces,
+            most,
+            TOKENS=each,
+            BLOCK=_BLOCK,
+            warps=4,
+        )
+        made.append(Tiles(table, bound, begin, size, each, short))
+    return made[0], made[1]
+
+
+def _running_sum(out: Tensor, counts: Tensor) -> None:
+    torch.cumsum(counts, 0, dtype=torch.int32, out=out)
+
+
+def _lay_out(
+    call: Call, begin: Tensor, size: Tensor, counts: tuple[Tensor, Tensor], tokens: int, short: int, splits: int, pieces: int,
+    one: bool,
+) -> None:  # fmt: skip
+    """By one program, which sums the counts too, or by several."""
+    ragged = call.document_starts is not None
+    documents = call.documents
+    launch(
+        _pieces_kernel, 1 if one else triton.cdiv(pieces, _BLOCK),
+        call.document_starts if ragged else begin,
+        call.document_lengths if call.document_lengths is not None else begin,
+        begin, size, *counts, pieces, splits, 0 if ragged else documents.shape[1],
+        0 if ragged else pitch(call), documents.shape[0] if ragged else 0,
+        RAGGED=ragged, HAS_LENGTHS=call.document_lengths is not None, TOKENS=tokens, SHORT_TOKENS=short, SUM=one,
+        BLOCK=_BLOCK if not one else LAID_OUT[pieces > LAID_OUT[0]], warps=8 if one else 4,
+    )  # fmt: skip
+
+
+def begins_of(call: Call, tokens: int, splits: int) -> tuple[Tensor, Tensor]:
+    """First token and clamped size `[N]` of every (piece of a) document, int32."""
+    pieces = call.document_count * splits
+    begin, size, unused = (empty((pieces + 1,), torch.int32, call.documents.device) for _ in range(3))
+    _lay_out(call, begin, size, (unused, unused), tokens, tokens, splits, pieces, one=False)
+    return begin, size
+
+
+def most_tiles(call: Call, tokens: int, splits: int) -> int:
+    """A bound on the number of tiles that needs no value from the device: views may overlap, each up to the whole buffer."""
+    pieces = call.document_count * splits
+    if call.document_starts is None:
+        return call.document_count * triton.cdiv(call.documents.shape[1], tokens) + pieces
+    whole = triton.cdiv(call.documents.shape[0], tokens)
+    return (whole if call.end_to_end else call.document_count * whole) + pieces
