@@ -2,6 +2,7 @@
 #   make demo    set up and evaluate a generated collection        make lint       ruff and mypy
 #   make test    set up and run the tests                          make test-slow  the longer tests
 #   make gate    the quality gate on demo (and on SciFact where its data is found)
+#   make wheels  build both wheels, and try the operator's alone in an empty environment
 #   make bench-cpu  the CPU table of docs/kernels.md
 # PYTHON picks the interpreter. TORCH_INDEX picks the index torch comes from (README, "Choosing the torch build").
 
@@ -12,7 +13,7 @@ BIN := $(VENV)/bin
 # The folder of real test collections; tests and the gate say so when it is not there.
 DATA ?= $(if $(MAXSIM_TEST_DATA),$(MAXSIM_TEST_DATA),../shared/data)
 
-.PHONY: demo test test-slow lint gate bench-cpu install clean
+.PHONY: demo test test-slow lint gate wheels bench-cpu install clean
 
 install: $(VENV)/.installed
 
@@ -49,9 +50,19 @@ gate: install
 	  $(BIN)/python evaluate.py gate results/gate-scifact/result.json --baseline tests/baselines/scifact-lexical.json; \
 	else echo "gate: SciFact skipped, no $(DATA)/beir/scifact/corpus.jsonl (set MAXSIM_TEST_DATA)"; fi
 
+# Built from nothing, since setuptools would take files of an earlier build along; then the operator without the toolkit.
+wheels:
+	rm -rf dist build kernels/build
+	$(PYTHON) -m venv dist/alone
+	dist/alone/bin/pip wheel -q --no-deps -w dist ./kernels .
+	rm -rf build kernels/build
+	$(if $(TORCH_INDEX),dist/alone/bin/pip install -q -c constraints.txt torch --index-url $(TORCH_INDEX))
+	dist/alone/bin/pip install -q -c constraints.txt dist/maxsim_kernels-*.whl
+	dist/alone/bin/python -P tests/helpers/smoke_operator.py
+
 bench-cpu: install
 	$(BIN)/pip install -q -c constraints.txt -e kernels -e '.[bench]'
 	$(BIN)/python benchmarks/cpu_forward.py --json docs/results/cpu/forward.json
 
 clean:
-	rm -rf $(VENV) build *.egg-info results
+	rm -rf $(VENV) build dist *.egg-info kernels/build kernels/*.egg-info results

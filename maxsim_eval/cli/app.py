@@ -38,6 +38,30 @@ app = typer.Typer(
 )
 
 
+def _print_versions(asked: bool) -> None:
+    """Print the versions of both distributions and of torch, and where the packages are; end."""
+    if not asked:
+        return
+    import importlib.metadata
+    import importlib.util
+
+    for distribution, package in (("maxsim-eval", "maxsim_eval"), ("maxsim-kernels", "maxsim_kernels"), ("torch", "torch")):
+        found = importlib.util.find_spec(package)
+        place = "not installed" if found is None or found.origin is None else Path(found.origin).parent
+        typer.echo(f"{distribution} {importlib.metadata.version(distribution)} ({place})")
+    raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_print_versions, is_eager=True, help="Print versions and where the packages are."),
+    ] = False,
+) -> None:
+    pass
+
+
 register(app)
 app.command()(plan)
 for _command in (encode, inspect, convert, explain, gate):
