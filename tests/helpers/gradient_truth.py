@@ -9,12 +9,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor
 
+import truth
+from inputs import on_gpu, same_bits, values_of
 from maxsim_kernels import Packed, maxsim, maxsim_pairs
 
 HALF, BFLOAT, SINGLE = torch.float16, torch.bfloat16, torch.float32
@@ -24,7 +25,7 @@ PATHS = ("unified", "atomic", "csr")
 COSINE = {SINGLE: 0.99999, HALF: 0.9999, BFLOAT: 0.9999}
 LIMIT = {SINGLE: 1e-5, HALF: 1e-2, BFLOAT: 1e-2}
 WIDE_LIMIT, WIDE = 1e-3, 512  # from this d on
-# FP32's own rounding where a sum cancels: times the sum of its |terms| (GRADIENT in tests/kernels/tolerances.py).
+# FP32's own rounding where a sum cancels: times the sum of its |terms| (GRADIENT in tolerances.py).
 ROUNDING = 2e-6
 # Spacing of the smallest numbers of a dtype, for gradients among its subnormals.
 FLOOR = {SINGLE: 2.0**-149, HALF: 2.0**-24, BFLOAT: 2.0**-133}
@@ -50,11 +51,11 @@ _COUNTS = [31, 0, 3, 1, 7, 100, 0, 1000, 63, 64, 65, 128, 129, 0]
 _ASKED = [4, 0, 31, 1, 100, 0]
 
 
-def case(make: ModuleType, layout: str, tokens: Callable[..., Tensor], dtype: torch.dtype = HALF, d: int = 128) -> Any:
+def case(layout: str, tokens: Callable[..., Tensor], dtype: torch.dtype = HALF, d: int = 128) -> Any:
     """Queries, documents and whether they are pairs, of `tokens` (a maker)."""
 
     def rows(counts: list[int], seed: int = 0) -> Packed:
-        return make.packed(counts, d, dtype=dtype, seed=seed, make=tokens)
+        return on_gpu.packed(counts, d, dtype=dtype, seed=seed, make=tokens)
 
     def dense(*shape: int, seed: int = 0) -> Tensor:
         return tokens(*shape, d, dtype=dtype, seed=seed)
@@ -91,11 +92,6 @@ def leaf(tokens: Any, wanted: bool = True) -> Any:
     if isinstance(tokens, Packed):
         return tokens.with_values(tokens.values.detach().requires_grad_(wanted))
     return tokens.detach().requires_grad_(wanted)
-
-
-def values_of(tokens: Any) -> Tensor:
-    """The tensor that gets the gradient."""
-    return tokens.values if isinstance(tokens, Packed) else tokens
 
 
 @dataclass(frozen=True)
@@ -217,8 +213,6 @@ def _refuse(name: str, wrong: Tensor, got: Tensor, need: Tensor) -> None:
 
 
 def agree(
-    truth: ModuleType,
-    make: ModuleType,
     queries: Any,
     documents: Any,
     *,
@@ -234,7 +228,7 @@ def agree(
     `exact`: the tokens are integers, so winners are the first among ties and FP32 sums have no rounding. `quick`: the winners are
     taken as they are.
     """
-    maker = upstream if upstream is not None else integers(make) if exact else normals(make)
+    maker = upstream if upstream is not None else integers() if exact else normals()
     first = step(queries, documents, maker, pairs=pairs, return_argmax=True, backward=backward, **options)
     assert first.argmax is not None
     assert not first.argmax.requires_grad
@@ -245,7 +239,7 @@ def agree(
             truth.check_argmax(first.argmax, need, None if exact else truth.SCORE)
         sums = true_gradients(first.upstream, first.argmax, queries, documents, pairs=pairs)
     second = step(queries, documents, first.upstream, pairs=pairs, backward=backward, **options)
-    assert make.same_bits(second.scores, first.scores)
+    assert same_bits(second.scores, first.scores)
     for label, one in (("with winners", first), ("without winners", second)):
         for name, got, need, tokens in (
             ("dQ", one.query_grad, sums[0], queries),
@@ -255,11 +249,11 @@ def agree(
     return second
 
 
-def integers(make: ModuleType, seed: int = 9) -> Callable[..., Tensor]:
+def integers(seed: int = 9) -> Callable[..., Tensor]:
     """Maker of upstream gradients whose sums with integer tokens are exact; zero is among them."""
-    return lambda *shape: make.grid(*shape, dtype=SINGLE, seed=seed)
+    return lambda *shape: on_gpu.grid(*shape, dtype=SINGLE, seed=seed)
 
 
-def normals(make: ModuleType, seed: int = 9) -> Callable[..., Tensor]:
+def normals(seed: int = 9) -> Callable[..., Tensor]:
     """Maker of normal upstream gradients."""
-    return lambda *shape: make.gauss(*shape, dtype=SINGLE, seed=seed)
+    return lambda *shape: on_gpu.gauss(*shape, dtype=SINGLE, seed=seed)

@@ -1,48 +1,32 @@
 """What the kernels of gradients and of the Chamfer distance compile to, without a GPU: registers, shared memory, spills. Written anew by
 
-    python tests/kernels/record_gradients.py
+    python tests/helpers/record_gradients.py
 
-after one of them or the pinned Triton has changed, and read in the diff. `test_backward_compiles.py` and `test_chamfer_compiles.py`
-compile the same calls and compare with `gradient_resources.json`; `record_resources.py` is the same for the forward kernels.
+after one of them or the pinned Triton has changed, and read in the diff. `tests/kernels/{backward,chamfer}/test_compiles.py` compile
+the same calls and compare with `tests/kernels/backward/resources.json`; `record_resources.py` is the same for the forward kernels.
 """
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import sys
 import tempfile
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 from unittest import mock
 
 import torch
 import triton
 
+import record_resources as recorder
 from maxsim_kernels.chamfer import nearest
 from maxsim_kernels.gpu.backward import gradients, inverse_grid
+from places import TESTS
 
-RECORD = Path(__file__).with_name("gradient_resources.json")
+RECORD = TESTS / "kernels" / "backward" / "resources.json"
 PROCESSORS = 132
-
-
-def _recorder() -> ModuleType:
-    """How Triton would specialise and compile a launch: shared with the forward kernels."""
-    name = "maxsim_kernels_test_record_resources"
-    if name not in sys.modules:
-        spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name("record_resources.py"))
-        assert spec is not None
-        assert spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[name] = module  # before execution: dataclasses look their module up
-        spec.loader.exec_module(module)
-    return sys.modules[name]
-
-
-recorder = _recorder()
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,9 @@
 """What the forward kernels' launches compile to, without a GPU: registers, shared memory, spills. Written anew by
 
-    python tests/kernels/record_resources.py
+    python tests/helpers/record_resources.py
 
-after a kernel, a row of `tuning.TABLE` or the pinned Triton has changed, and read in the diff: `test_forward_compiles.py` fails
-where a kernel begins to spill or takes more shared memory than `resources.json` says.
+after a kernel, a row of `tuning.TABLE` or the pinned Triton has changed, and read in the diff: `tests/kernels/forward/test_compiles.py`
+fails where a kernel begins to spill or takes more shared memory than `resources.json` beside it says.
 
 A case is a call on CPU tensors that must choose a given row of the table. Its launches are caught, and compiled with the types and
 specialisations that Triton would derive from the same arguments on that GPU.
@@ -34,8 +34,9 @@ from maxsim_kernels.checks import Call, validate
 from maxsim_kernels.gpu import geometry
 from maxsim_kernels.gpu.forward import combine, dense, dispatch, general, query_codes, tile_tables, wide
 from maxsim_kernels.gpu.forward.tuning import TABLE, Config
+from places import TESTS
 
-RECORD = Path(__file__).with_name("resources.json")
+RECORD = TESTS / "kernels" / "forward" / "resources.json"
 CAPABILITIES = {80: (8, 0), 90: (9, 0)}
 LIMITS = {80: 163 << 10, 90: 227 << 10}  # bytes of shared memory a program may have
 SCORING = ("_tiles_kernel", "_wide_kernel", "_general_kernel")  # the kernels whose resources are recorded; the rest are small

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from maxsim_kernels import Fp8Tokens, Int8Tokens, Packed, maxsim, maxsim_pairs, quantize_fp8, quantize_int8
 
-# The contract's bound, times sum_i ||Q_i|| * max_j ||D_j||; the reasons stand in tests/kernels/tolerances.py (SCORE).
+# The contract's bound, times sum_i ||Q_i|| * max_j ||D_j||; the reasons stand in tolerances.py (SCORE).
 SCORE = 2e-6
 # FP8 tensor cores keep about 13 bits behind the largest number of a group of 32 products (Hopper), not full FP32, and cut off what is
 # below: at most 2^-13 of the sum so far, which Cauchy-Schwarz holds below ||q|| * ||d||, once for every 32 of d.

@@ -1,15 +1,12 @@
 """The backward kernels compiled for sm_80 and sm_90 without a GPU: no spills, and small enough for many programs a multiprocessor.
 
-`gradient_resources.json` holds what each took; `python tests/kernels/record_gradients.py` writes it anew after a change that is meant.
+`resources.json` holds what each took; `python tests/helpers/record_gradients.py` writes it anew after a change that is meant.
 """
 
 from __future__ import annotations
 
-import importlib.util
 import os
-import sys
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -18,21 +15,8 @@ pytest.importorskip("triton", reason="Triton is not installed")
 if os.environ.get("TRITON_INTERPRET"):
     pytest.skip("TRITON_INTERPRET is set: kernels are interpreted, not compiled", allow_module_level=True)
 
+import record_gradients as gradients
 
-def _gradients() -> ModuleType:
-    name = "maxsim_kernels_test_record_gradients"
-    if name in sys.modules:
-        return sys.modules[name]
-    spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name("record_gradients.py"))
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-gradients = _gradients()
 recorder, RECORD = gradients.recorder, gradients.read()
 LIMITS = {
     "_rows_kernel": 224, "_lists_kernel": 255, "_pieces_kernel": 80, "_own_kernel": 255, "_count_kernel": 64, "_place_kernel": 168,

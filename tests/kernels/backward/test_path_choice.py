@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from inputs import on_cpu as cases
 from maxsim_kernels import autograd, explain, maxsim, maxsim_pairs, quantize_int8
 from maxsim_kernels.training import contrastive_loss, distillation_loss
 
@@ -20,7 +21,7 @@ def no_variable(monkeypatch):
     monkeypatch.delenv(VARIABLE, raising=False)
 
 
-def call(cases, layout):
+def call(layout):
     """Queries, documents and whether they are pairs."""
     queries, documents = cases.grid(3, 7, 6), cases.grid(3, 20, 6, seed=1)
     rows = cases.packed([20, 0, 5], 6, seed=1)
@@ -35,16 +36,16 @@ def call(cases, layout):
     }[layout]
 
 
-def train(cases, layout, **options):
+def train(layout, **options):
     """Scores and gradients of one step."""
-    queries, documents, pairs = call(cases, layout)
+    queries, documents, pairs = call(layout)
     leaves = [cases.values_of(tokens).requires_grad_() for tokens in (queries, documents)]
     scores = (maxsim_pairs if pairs else maxsim)(queries, documents, **options)
     return scores, *torch.autograd.grad(scores, leaves, cases.grid(*scores.shape, seed=9))
 
 
-def gradient_line(cases, layout, **options):
-    queries, documents, pairs = call(cases, layout)
+def gradient_line(layout, **options):
+    queries, documents, pairs = call(layout)
     lines = [
         line for line in explain(queries, documents, pairs=pairs, **options).splitlines() if line.startswith("gradients: ")
     ]
@@ -52,9 +53,9 @@ def gradient_line(cases, layout, **options):
     return lines[0]
 
 
-def explained(cases, layout, **options):
+def explained(layout, **options):
     """The path that `explain` names first."""
-    return gradient_line(cases, layout, **options).removeprefix("gradients: ").split()[0]
+    return gradient_line(layout, **options).removeprefix("gradients: ").split()[0]
 
 
 class Taken(TorchDispatchMode):
@@ -71,115 +72,115 @@ class Taken(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def taken(cases, layout, **options):
+def taken(layout, **options):
     with Taken() as mode:
-        train(cases, layout, **options)
+        train(layout, **options)
     assert len(mode.paths) == 1
     return mode.paths[0]["backward_path"]
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("path", ["auto", *PATHS])
-def test_every_path_gives_the_same_bits_on_the_cpu(cases, layout, path):
-    for one, other in zip(train(cases, layout, backward=path), train(cases, layout), strict=True):
+def test_every_path_gives_the_same_bits_on_the_cpu(layout, path):
+    for one, other in zip(train(layout, backward=path), train(layout), strict=True):
         assert cases.same_bits(one, other)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_the_path_taken_is_the_path_explained(cases, layout):
+def test_the_path_taken_is_the_path_explained(layout):
     for path in PATHS:
-        assert taken(cases, layout, backward=path) == explained(cases, layout, backward=path) == path
-    assert taken(cases, layout) == explained(cases, layout)
-    assert explained(cases, layout) in PATHS
+        assert taken(layout, backward=path) == explained(layout, backward=path) == path
+    assert taken(layout) == explained(layout)
+    assert explained(layout) in PATHS
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("value", NAMES)
-def test_environment_variable(cases, monkeypatch, layout, value):
+def test_environment_variable(monkeypatch, layout, value):
     """The paper's names and ours, where the call says "auto"; a path that the call names goes first."""
     monkeypatch.setenv(VARIABLE, value)
-    assert taken(cases, layout) == explained(cases, layout) == NAMES[value]
-    assert VARIABLE in gradient_line(cases, layout)
+    assert taken(layout) == explained(layout) == NAMES[value]
+    assert VARIABLE in gradient_line(layout)
     for path in PATHS:
-        assert taken(cases, layout, backward=path) == explained(cases, layout, backward=path) == path
-        assert VARIABLE not in gradient_line(cases, layout, backward=path)
+        assert taken(layout, backward=path) == explained(layout, backward=path) == path
+        assert VARIABLE not in gradient_line(layout, backward=path)
 
 
 @pytest.mark.parametrize("value", ["fastest", "CSR", "atomic,csr", " csr"])
-def test_unknown_value_of_the_variable(cases, monkeypatch, value):
+def test_unknown_value_of_the_variable(monkeypatch, value):
     monkeypatch.setenv(VARIABLE, value)
     for layout in ("dense", "packed", "per query", "pairs"):
         with pytest.raises(ValueError, match=f"{VARIABLE}: got {value!r}, need one of .*invgrid"):
-            train(cases, layout)
+            train(layout)
         with pytest.raises(ValueError, match=VARIABLE):
-            explained(cases, layout)
+            explained(layout)
 
 
 @pytest.mark.parametrize("path", ["fastest", "invgrid", "", None])
-def test_unknown_path(cases, path):
+def test_unknown_path(path):
     """The paper's names are the variable's alone."""
     for layout in ("dense", "packed", "per query", "pairs"):
         with pytest.raises(ValueError, match="backward: got"):
-            train(cases, layout, backward=path)
+            train(layout, backward=path)
         with pytest.raises(ValueError, match="backward: got"):
-            explained(cases, layout, backward=path)
+            explained(layout, backward=path)
     with pytest.raises(ValueError, match="backward: got"):
         maxsim(cases.grid(3, 7, 6), cases.grid(3, 20, 6), backward=path)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_deterministic_mode_takes_csr(cases, deterministic, layout):
-    assert taken(cases, layout) == explained(cases, layout) == "csr"
-    assert taken(cases, layout, backward="csr") == "csr"
+def test_deterministic_mode_takes_csr(deterministic, layout):
+    assert taken(layout) == explained(layout) == "csr"
+    assert taken(layout, backward="csr") == "csr"
 
 
 @pytest.mark.parametrize("path", ["unified", "atomic"])
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_deterministic_mode_refuses_atomics(cases, deterministic, layout, path):
+def test_deterministic_mode_refuses_atomics(deterministic, layout, path):
     with pytest.raises(RuntimeError, match=f"backward: got '{path}' .*csr"):
-        train(cases, layout, backward=path)
-    queries, documents, pairs = call(cases, layout)
+        train(layout, backward=path)
+    queries, documents, pairs = call(layout)
     scores = (maxsim_pairs if pairs else maxsim)(queries, documents, backward=path)  # without a gradient nothing is added up
     assert scores.isfinite().any()
 
 
 @pytest.mark.parametrize("value", ["atomic_unified", "atomic"])
-def test_deterministic_mode_goes_before_the_variable(cases, deterministic, monkeypatch, value):
+def test_deterministic_mode_goes_before_the_variable(deterministic, monkeypatch, value):
     """Atomics are never taken, and only a call that names them is refused."""
     monkeypatch.setenv(VARIABLE, value)
-    assert taken(cases, "dense") == "csr"
-    assert taken(cases, "dense", backward="csr") == "csr"
+    assert taken("dense") == "csr"
+    assert taken("dense", backward="csr") == "csr"
     with pytest.raises(RuntimeError, match="csr"):
-        train(cases, "dense", backward="atomic")
+        train("dense", backward="atomic")
 
 
-def test_deterministic_mode_that_only_warns(cases):
+def test_deterministic_mode_that_only_warns():
     torch.use_deterministic_algorithms(True, warn_only=True)
     try:
         with pytest.warns(UserWarning, match="csr"):
-            train(cases, "dense", backward="atomic")
-        assert taken(cases, "dense") == "csr"
+            train("dense", backward="atomic")
+        assert taken("dense") == "csr"
     finally:
         torch.use_deterministic_algorithms(False)
 
 
-def test_the_path_does_not_depend_on_sizes(cases):
+def test_the_path_does_not_depend_on_sizes():
     """The same call with other numbers of queries, documents and tokens."""
     for shape in ((1, 1, 1, 1), (2, 7, 3, 9), (40, 3, 50, 2)):
         Nq, Lq, B, Ld = shape
         queries = cases.grid(Nq, Lq, 6)
         for documents, layout in ((cases.grid(B, Ld, 6), "dense"), (cases.packed([Ld] * B, 6), "packed")):
             text = explain(queries, documents)
-            assert gradient_line(cases, layout) in text.splitlines()
+            assert gradient_line(layout) in text.splitlines()
 
 
-def test_quantised_documents_have_no_path(cases):
+def test_quantised_documents_have_no_path():
     text = explain(cases.grid(3, 7, 6), quantize_int8(cases.grid(4, 20, 6)))
     assert "gradients: none" in text
     assert not any(f"gradients: {path}" in text for path in PATHS)
 
 
-def test_losses_hand_the_path_on(cases, monkeypatch):
+def test_losses_hand_the_path_on(monkeypatch):
     queries = cases.grid(3, 7, 6).requires_grad_()
     shared, own = cases.grid(3, 9, 6, seed=1), cases.grid(3, 4, 9, 6, seed=1)
     steps = {

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
-import sys
-from pathlib import Path
-from types import ModuleType
 
 import pytest
 import torch
@@ -15,25 +11,12 @@ triton = pytest.importorskip("triton", reason="Triton is not installed")
 if os.environ.get("TRITON_INTERPRET"):
     pytest.skip("TRITON_INTERPRET is set: kernels are interpreted, not compiled", allow_module_level=True)
 
+import record_gradients as gradients  # noqa: E402
 from maxsim_kernels.chamfer import nearest  # noqa: E402
 
 POISON = False  # nothing here runs a kernel
 
 
-def _gradients() -> ModuleType:
-    """What is launched and recorded, shared with the backward kernels' tests."""
-    name = "maxsim_kernels_test_record_gradients"
-    if name not in sys.modules:
-        spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name("record_gradients.py"))
-        assert spec is not None
-        assert spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[name] = module  # before execution: dataclasses look their module up
-        spec.loader.exec_module(module)
-    return sys.modules[name]
-
-
-gradients = _gradients()
 recorder, RECORD = gradients.recorder, gradients.read()
 PROCESSORS = gradients.PROCESSORS
 BEFORE = ["bounds_kernel", "features_kernel"]

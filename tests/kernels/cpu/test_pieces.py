@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+import tolerances as tol
 from maxsim_kernels import Packed, maxsim, maxsim_reference, quantize_int8
 
 # With 32 query rows a tile holds 16384 tokens: a document beyond is two pieces or more, an empty one has none, and here there are
@@ -34,7 +35,7 @@ def test_pieces_next_to_empty_documents(lengths) -> None:
 
 @pytest.mark.parametrize("granularity", ["token", "document", "corpus"])
 @pytest.mark.parametrize("quantize_queries", [True, False])
-def test_pieces_of_codes_next_to_empty_documents(granularity, quantize_queries, tol) -> None:
+def test_pieces_of_codes_next_to_empty_documents(granularity, quantize_queries) -> None:
     queries, documents = _inputs(INTEGER_LENGTHS if quantize_queries else LENGTHS[0])
     codes = quantize_int8(documents, granularity)
     options = {"quantize_queries": quantize_queries}

@@ -1,18 +1,14 @@
 """The forward kernels compiled for sm_80 and sm_90 without a GPU: shared memory, spills, matrix instructions, against `resources.json`.
 
-Every row of `tuning.TABLE` is compiled as calls that choose it would be. `python tests/kernels/record_resources.py` writes the record
+Every row of `tuning.TABLE` is compiled as calls that choose it would be. `python tests/helpers/record_resources.py` writes the record
 anew after a change that is meant; under another Triton than the recorded one only limits, instructions and spills are checked.
 """
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
-import sys
 from dataclasses import replace
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -21,19 +17,8 @@ triton = pytest.importorskip("triton", reason="Triton is not installed")
 if os.environ.get("TRITON_INTERPRET"):
     pytest.skip("TRITON_INTERPRET is set: kernels are interpreted, not compiled", allow_module_level=True)
 
+import record_resources as recorder  # noqa: E402
 
-def _recorder() -> ModuleType:
-    name = "maxsim_kernels_test_record_resources"
-    spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name("record_resources.py"))
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # before execution: dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
-
-
-recorder = _recorder()
 RECORD: dict[str, Any] = json.loads(recorder.RECORD.read_text(encoding="utf-8"))
 SAME_TRITON = triton.__version__ == RECORD["triton"]
 

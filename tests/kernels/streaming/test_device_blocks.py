@@ -11,13 +11,13 @@ import time
 from _thread import interrupt_main
 from collections.abc import Iterator, Sequence
 from contextlib import closing
-from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+from inputs import on_cpu as cases
 from maxsim_kernels import (
     Fp8Tokens,
     Int8Tokens,
@@ -88,7 +88,7 @@ class Rooms(HostLink):
 
 
 @pytest.mark.parametrize("limits", [Limits(1 << 20, 100), Limits(2048, 3), Limits(2048, 1)])
-def test_every_kind_of_block_is_rebuilt_where_it_arrives(cases: ModuleType, limits: Limits) -> None:
+def test_every_kind_of_block_is_rebuilt_where_it_arrives(limits: Limits) -> None:
     packed, dense = cases.packed([4, 0, 7, 1, 300, 2, 2, 5], WIDTH, seed=1), cases.grid(9, 4, WIDTH, seed=2)
     view = packed.select([7, 4, 0, 1, 0])
     kinds: list[Any] = [packed, view, dense, Packed(packed.values, packed.offsets.int())]

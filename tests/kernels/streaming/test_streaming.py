@@ -7,7 +7,6 @@ import math
 import random
 import time
 from collections.abc import Callable, Iterator, Sequence
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -16,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from inputs import on_cpu as cases
 from maxsim_kernels import (
     Fp8Tokens,
     Int8Tokens,
@@ -67,7 +67,7 @@ def cuts(total: int) -> list[list[int]]:
 
 
 @pytest.fixture(scope="module")
-def documents(cases: ModuleType) -> list[Tensor]:
+def documents() -> list[Tensor]:
     """Token matrices on a grid (ties abound), with empty documents and exact duplicates."""
     sizes = [(n * 5) % 9 for n in range(DOCUMENTS)]
     tokens = [cases.grid(size, WIDTH, seed=n) for n, size in enumerate(sizes)]
@@ -78,7 +78,7 @@ def documents(cases: ModuleType) -> list[Tensor]:
 
 
 @pytest.fixture(scope="module")
-def queries(cases: ModuleType) -> Packed:
+def queries() -> Packed:
     packed = cases.packed([4, 1, 0, 6], WIDTH, seed=99)
     assert isinstance(packed, Packed)
     return packed
@@ -135,7 +135,7 @@ def test_blocks_give_what_everything_at_once_gives(kind: str, k: int, documents:
 
 @pytest.mark.parametrize("k", [1, 4, 40])
 @pytest.mark.parametrize("quantised", [False, True])
-def test_dense_blocks(cases: ModuleType, queries: Packed, k: int, quantised: bool) -> None:
+def test_dense_blocks(queries: Packed, k: int, quantised: bool) -> None:
     dense = cases.grid(21, 5, WIDTH, seed=7)
     dense[4] = dense[17]
     dense[9] = dense[17]
@@ -145,7 +145,7 @@ def test_dense_blocks(cases: ModuleType, queries: Packed, k: int, quantised: boo
         expect(*stream_topk(queries, (make(block) for block in split(dense, sizes)), k), full, k)
 
 
-def test_one_query_gives_one_row(cases: ModuleType, documents: list[Tensor]) -> None:
+def test_one_query_gives_one_row(documents: list[Tensor]) -> None:
     query = cases.grid(5, WIDTH, seed=3)
     blocks = [as_packed(documents[:10]), as_packed(documents[10:])]
     scores, indices = stream_topk(query, blocks, 6)
@@ -158,7 +158,7 @@ def test_one_query_gives_one_row(cases: ModuleType, documents: list[Tensor]) -> 
     assert torch.equal(many[1][0], indices)
 
 
-def test_masks_lengths_and_the_choice_of_implementation_reach_the_operator(cases: ModuleType, documents: list[Tensor]) -> None:
+def test_masks_lengths_and_the_choice_of_implementation_reach_the_operator(documents: list[Tensor]) -> None:
     dense, mask, lengths = cases.grid(3, 6, WIDTH, seed=5), cases.mask(3, 6, seed=5), torch.tensor([6, 2, 0])
     dense = cases.dirty(dense, cases.valid(6, mask, lengths))
     blocks = [as_packed(documents[:13]), as_packed(documents[13:])]
@@ -243,7 +243,7 @@ def test_large_blocks_are_cut(
 
 
 @pytest.mark.parametrize("granularity", ["token", "document", "corpus"])
-def test_dense_blocks_are_cut(small_pieces: Callable[[int, int], None], cases: ModuleType, granularity: str) -> None:
+def test_dense_blocks_are_cut(small_pieces: Callable[[int, int], None], granularity: str) -> None:
     dense, asked = cases.grid(21, 5, WIDTH, seed=7), cases.grid(2, 3, WIDTH, seed=8)
     dense[9] = dense[17] = dense[4]
     for block in (dense, quantize_int8(dense, granularity, affine=True), quantize_fp8(dense, granularity)):
@@ -329,7 +329,7 @@ def test_top_k_is_what_sorting_everything_gives(drawn: tuple[list[list[float]], 
     assert best.seen == full.shape[1]
 
 
-def test_every_cut_of_a_small_corpus(cases: ModuleType) -> None:
+def test_every_cut_of_a_small_corpus() -> None:
     full = cases.grid(2, 8, seed=1)
     full[:, [1, 4, 6]] = full[:, :1]
     for k, inner in itertools.product((1, 2, 5), range(1 << 7)):

@@ -15,8 +15,8 @@ import typer
 from maxsim_eval.cli.app import app
 from maxsim_eval.data.cards import load_card
 from maxsim_eval.errors import UnknownNameError
+from places import ROOT
 
-ROOT = Path(__file__).parents[2]
 PAGES = sorted([*(ROOT / "docs").glob("*.md"), *(ROOT / name / "README.md" for name in (".", "datasets", "embeddings_cache"))])
 CARDS = ("beir", "real-mm-rag", "demo")
 LINE = re.compile(r"\b(?:python|torchrun)\b[^#\n]*?\bevaluate\.py[ \t]+(?P<words>\S.*)")

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+import tiny_checkpoints as tiny
 from maxsim_eval.encoders.checkpoints import Checkpoint, find_checkpoint
 from maxsim_eval.encoders.hf import HfEncoder
 from maxsim_eval.encoders.names import COLBERTV2, COLBERTV2_REVISION, get_encoder
@@ -60,7 +61,7 @@ def test_a_moving_branch_gives_another_key_but_no_mixed_files(hub: Callable[...,
     assert encoder.revision == old.name
 
 
-def test_colbertv2_and_colpali_are_names_of_checkpoints(hub: Callable[..., Path], tiny: Any) -> None:
+def test_colbertv2_and_colpali_are_names_of_checkpoints(hub: Callable[..., Path]) -> None:
     hub(COLBERTV2, COLBERTV2_REVISION, main=FIRST)
     hub(COLBERTV2, FIRST, "pylate")
     encoder = get_encoder("colbertv2")

@@ -19,6 +19,7 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file, save_file
 
+import tiny_checkpoints as tiny
 from maxsim_eval.encoders.gve import MODEL, REVISION, GveEncoder
 from maxsim_eval.encoders.names import get_encoder
 from maxsim_eval.errors import DataError, UsageError
@@ -137,7 +138,7 @@ def direct(folder: Path, dtype: torch.dtype = torch.float32) -> Callable[..., to
     return encode
 
 
-def test_pages_and_queries_are_what_the_models_own_code_gives(folder: Path, tiny: Any, tmp_path: Path) -> None:
+def test_pages_and_queries_are_what_the_models_own_code_gives(folder: Path, tmp_path: Path) -> None:
     encoder = get_encoder(f"gve:{folder}", trust_remote_code=True, dtype="float32", batch_size=1)
     assert (encoder.name, encoder.dim) == ("gve:standin", 128)
     pages, alone = tiny.pages(), direct(folder)
@@ -152,7 +153,7 @@ def test_pages_and_queries_are_what_the_models_own_code_gives(folder: Path, tiny
     assert ran(tmp_path)
 
 
-def test_padding_is_dropped_and_order_comes_back(folder: Path, tiny: Any) -> None:
+def test_padding_is_dropped_and_order_comes_back(folder: Path) -> None:
     encoder = get_encoder(f"gve:{folder}", trust_remote_code=True, dtype="float32")
     one = get_encoder(f"gve:{folder}", trust_remote_code=True, dtype="float32", batch_size=1)
     mixed = [QUERIES[2], "", tiny.pages()[1], QUERIES[1]]
@@ -165,7 +166,7 @@ def test_padding_is_dropped_and_order_comes_back(folder: Path, tiny: Any) -> Non
         assert torch.allclose(encoder.encode(QUERIES, "query")[number], padded[number, -length:], atol=1e-5)
 
 
-def test_masked_tokens_of_a_page_are_dropped(folder: Path, tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_masked_tokens_of_a_page_are_dropped(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     encoder = GveEncoder(str(folder), trust_remote_code=True, dtype="float32")
     whole = encoder.encode(tiny.pages()[:2], "document")
     original = encoder._processor.process_images
@@ -182,7 +183,7 @@ def test_masked_tokens_of_a_page_are_dropped(folder: Path, tiny: Any, monkeypatc
     assert whole.lengths.tolist() == [9, 9]
 
 
-def test_code_is_run_only_where_it_is_trusted(folder: Path, tiny: Any, tmp_path: Path) -> None:
+def test_code_is_run_only_where_it_is_trusted(folder: Path, tmp_path: Path) -> None:
     encoder = get_encoder(f"gve:{folder}")
     assert encoder.encode(["", " "], "query").lengths.tolist() == [0, 0]
     with pytest.raises(UsageError, match=r"Python code of its own, which is not run without --trust-remote-code.*import"):
@@ -196,7 +197,7 @@ def test_code_is_run_only_where_it_is_trusted(folder: Path, tiny: Any, tmp_path:
     assert not ran(tmp_path)
 
 
-def test_code_of_another_repository_is_not_run(folder: Path, tiny: Any, tmp_path: Path) -> None:
+def test_code_of_another_repository_is_not_run(folder: Path, tmp_path: Path) -> None:
     config = json.loads((folder / "config.json").read_text())
     config["auto_map"]["AutoModel"] = f"other/repo--{config['auto_map']['AutoModel']}"
     (folder / "config.json").write_text(json.dumps(config))
@@ -205,7 +206,7 @@ def test_code_of_another_repository_is_not_run(folder: Path, tiny: Any, tmp_path
     assert not ran(tmp_path)
 
 
-def test_dtype_and_fingerprint(folder: Path, tiny: Any) -> None:
+def test_dtype_and_fingerprint(folder: Path) -> None:
     default = get_encoder(f"gve:{folder}", trust_remote_code=True)
     assert default.encode(tiny.pages()[:1], "document").dtype == torch.float16, "as the model card runs it"
     prints = default.fingerprint("document")
@@ -219,7 +220,7 @@ def test_dtype_and_fingerprint(folder: Path, tiny: Any) -> None:
     assert changed["revision"] != prints["revision"], "code decides embeddings too"
 
 
-def test_out_of_memory_and_what_is_not_read(folder: Path, tiny: Any) -> None:
+def test_out_of_memory_and_what_is_not_read(folder: Path) -> None:
     encoder = GveEncoder(str(folder), trust_remote_code=True, dtype="float32")
     expected = encoder.encode(tiny.pages(), "document")
     model, sizes = encoder._model, []
@@ -242,7 +243,7 @@ def test_out_of_memory_and_what_is_not_read(folder: Path, tiny: Any) -> None:
             get_encoder(f"gve:{folder}", **{option: value})
 
 
-def test_bad_checkpoints(folder: Path, tiny: Any) -> None:
+def test_bad_checkpoints(folder: Path) -> None:
     weights = load_file(folder / "model.safetensors")
     kept = {name: tensor for name, tensor in weights.items() if "custom_text_proj" not in name}
     save_file(kept, folder / "model.safetensors", {"format": "pt"})

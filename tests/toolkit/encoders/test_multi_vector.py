@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+import tiny_checkpoints as tiny
 from maxsim_eval.encoders.multi_vector import MultiVectorEncoder
 from maxsim_eval.encoders.names import get_encoder
 from maxsim_eval.errors import UsageError
@@ -212,7 +213,7 @@ def test_no_memory_for_one_text_and_other_errors(folder: Path, monkeypatch: pyte
         encoder.encode(TEXTS, "query")
 
 
-def test_only_text_is_read(folder: Path, tiny: Any) -> None:
+def test_only_text_is_read(folder: Path) -> None:
     encoder = get_encoder(f"multi-vector:{folder}")
     with pytest.raises(UsageError, match=r"reads texts and PIL images; item 1 is a NoneType"):
         encoder.encode(["cat", None], "query")

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+import tiny_checkpoints as tiny
 from maxsim_eval.encoders.multi_vector import MultiVectorEncoder
 from maxsim_eval.encoders.names import get_encoder
 from maxsim_eval.errors import UsageError
@@ -36,7 +37,7 @@ def alone(folder: Path, **inputs: Any) -> torch.Tensor:
     return torch.as_tensor(found[batch["attention_mask"][0].bool()])
 
 
-def test_pages_and_queries_are_what_transformers_gives_alone(folder: Path, tiny: Any) -> None:
+def test_pages_and_queries_are_what_transformers_gives_alone(folder: Path) -> None:
     encoder = get_encoder(f"multi-vector:{folder}", device="cpu", batch_size=1)
     pages = tiny.pages()
     packed = encoder.encode(pages, "document")
@@ -49,7 +50,7 @@ def test_pages_and_queries_are_what_transformers_gives_alone(folder: Path, tiny:
     assert torch.allclose(queries.values.norm(dim=1), torch.ones(len(queries.values)), atol=1e-5), "no padding was left"
 
 
-def test_pages_are_exactly_what_the_library_gives(folder: Path, tiny: Any) -> None:
+def test_pages_are_exactly_what_the_library_gives(folder: Path) -> None:
     from sentence_transformers import MultiVectorEncoder as Library
 
     direct = Library(str(folder), device="cpu", local_files_only=True, model_kwargs={"dtype": torch.float32})
@@ -62,7 +63,7 @@ def test_pages_are_exactly_what_the_library_gives(folder: Path, tiny: Any) -> No
         assert torch.equal(queries[number], direct.encode_query([query])[0])
 
 
-def test_a_page_as_a_query_has_the_tokens_of_the_page(folder: Path, tiny: Any) -> None:
+def test_a_page_as_a_query_has_the_tokens_of_the_page(folder: Path) -> None:
     encoder = get_encoder(f"multi-vector:{folder}", batch_size=1)
     pages = tiny.pages()
     as_queries, as_documents = encoder.encode(pages, "query"), encoder.encode(pages, "document")
@@ -75,7 +76,7 @@ def test_a_page_as_a_query_has_the_tokens_of_the_page(folder: Path, tiny: Any) -
     assert mixed.lengths[2] == 0
 
 
-def test_batches_of_pages(folder: Path, tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_batches_of_pages(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pages = tiny.pages()
     expected = get_encoder(f"multi-vector:{folder}", batch_size=1).encode(pages, "document")
     encoder = MultiVectorEncoder(str(folder))
@@ -115,7 +116,7 @@ def test_what_these_checkpoints_do_not_read_or_obey(folder: Path) -> None:
     assert asked.fingerprint("query") != encoder.fingerprint("query")
 
 
-def test_half_precision(folder: Path, tiny: Any) -> None:
+def test_half_precision(folder: Path) -> None:
     encoder = get_encoder(f"multi-vector:{folder}", dtype="bfloat16")
     packed = encoder.encode(tiny.pages(), "document")
     assert packed.dtype == torch.bfloat16

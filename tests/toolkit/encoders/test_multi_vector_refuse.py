@@ -15,6 +15,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+import tiny_checkpoints as tiny
 from maxsim_eval.encoders.multi_vector import MultiVectorEncoder
 from maxsim_eval.encoders.names import get_encoder
 from maxsim_eval.errors import DataError, MissingPackageError
@@ -39,7 +40,7 @@ def without(path: Path, part: str) -> None:
     save_file(kept, path, metadata={"format": "pt"})
 
 
-def encode(folder: Path, tiny: Any) -> None:
+def encode(folder: Path) -> None:
     """Encode what the checkpoint reads."""
     pages = folder.name.startswith("col")
     get_encoder(f"multi-vector:{folder}").encode(tiny.pages()[:1] if pages else ["cat"], "document")
@@ -48,22 +49,22 @@ def encode(folder: Path, tiny: Any) -> None:
 # Without projection ----------------------------------------------------------------------------------------------------
 
 
-def test_a_stanford_checkpoint_without_projection(copy: Copy, tiny: Any) -> None:
+def test_a_stanford_checkpoint_without_projection(copy: Copy) -> None:
     folder = copy("stanford")
     without(folder / "model.safetensors", "linear")
     with pytest.raises(DataError, match=r"no 'linear.weight': the projection layer is missing\. Options: .*--encoder lexical"):
-        encode(folder, tiny)
+        encode(folder)
 
 
 @pytest.mark.parametrize("layout", ["colpali", "colqwen2"])
-def test_pages_without_projection(layout: str, copy: Copy, tiny: Any) -> None:
+def test_pages_without_projection(layout: str, copy: Copy) -> None:
     folder = copy(layout)
     without(folder / "model.safetensors", "embedding_proj_layer")
     with pytest.raises(DataError, match=r"2 weights are missing, first 'embedding_proj_layer.bias': random numbers would"):
-        encode(folder, tiny)
+        encode(folder)
 
 
-def test_a_pylate_checkpoint_without_projection(copy: Copy, tiny: Any) -> None:
+def test_a_pylate_checkpoint_without_projection(copy: Copy) -> None:
     folder = copy("pylate")
     modules = json.loads((folder / "modules.json").read_text())
     tiny.write(folder / "modules.json", modules[:1])
@@ -74,10 +75,10 @@ def test_a_pylate_checkpoint_without_projection(copy: Copy, tiny: Any) -> None:
     tiny.write(folder / "modules.json", modules)
     (folder / "1_Dense" / "model.safetensors").unlink()
     with pytest.raises(DataError, match=r"its weights could not be loaded: Could not find 'model.safetensors'"):
-        encode(folder, tiny)
+        encode(folder)
 
 
-def test_a_plain_transformer_and_a_plain_sentence_transformer(copy: Copy, tiny: Any) -> None:
+def test_a_plain_transformer_and_a_plain_sentence_transformer(copy: Copy) -> None:
     folder = copy("pylate")
     for name in ("config_sentence_transformers.json", "1_Dense/config.json"):
         (folder / name).unlink()
@@ -95,7 +96,7 @@ def test_a_plain_transformer_and_a_plain_sentence_transformer(copy: Copy, tiny: 
 
 
 @pytest.mark.parametrize("layout", ["stanford", "pylate", "colpali"])
-def test_a_weight_inside_the_transformer_is_missing(layout: str, copy: Copy, tiny: Any) -> None:
+def test_a_weight_inside_the_transformer_is_missing(layout: str, copy: Copy) -> None:
     folder = copy(layout)
     name = next(
         name
@@ -104,18 +105,18 @@ def test_a_weight_inside_the_transformer_is_missing(layout: str, copy: Copy, tin
     )
     without(folder / "model.safetensors", name)
     with pytest.raises(DataError, match=r"1 weights are missing, first '.*1.*weight': random numbers would take their place"):
-        encode(folder, tiny)
+        encode(folder)
 
 
 # Damaged or foreign ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("layout", ["stanford", "pylate", "colpali"])
-def test_truncated_weights(layout: str, copy: Copy, tiny: Any) -> None:
+def test_truncated_weights(layout: str, copy: Copy) -> None:
     weights = copy(layout) / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[: weights.stat().st_size // 2])
     with pytest.raises(DataError, match=r"its weights could not be loaded: .*Options"):
-        encode(weights.parent, tiny)
+        encode(weights.parent)
 
 
 @pytest.mark.parametrize(
@@ -136,14 +137,14 @@ def test_damaged_small_files(layout: str, file: str, content: str, said: str, co
         get_encoder(f"multi-vector:{folder}")
 
 
-def test_files_and_weights_that_disagree(copy: Copy, tiny: Any) -> None:
+def test_files_and_weights_that_disagree(copy: Copy) -> None:
     folder = copy("stanford")
     change(folder / "artifact.metadata", dim=128)
     with pytest.raises(DataError, match=r"its files promise embeddings of d = 128, its weights give 8"):
-        encode(folder, tiny)
+        encode(folder)
 
 
-def test_embeddings_that_are_no_numbers(copy: Copy, tiny: Any) -> None:
+def test_embeddings_that_are_no_numbers(copy: Copy) -> None:
     folder = copy("stanford")
     tensors = load_file(folder / "model.safetensors")
     tensors["linear.weight"][0, 0] = float("nan")
@@ -161,7 +162,7 @@ class _Trap:
 
 
 @pytest.mark.parametrize("layout", ["stanford", "pylate"])
-def test_pickled_code_is_refused_and_not_run(layout: str, copy: Copy, tiny: Any, tmp_path: Path) -> None:
+def test_pickled_code_is_refused_and_not_run(layout: str, copy: Copy, tmp_path: Path) -> None:
     folder = copy(layout)
     place = folder / ("1_Dense" if layout == "pylate" else ".")
     (place / "model.safetensors").unlink()
@@ -171,7 +172,7 @@ def test_pickled_code_is_refused_and_not_run(layout: str, copy: Copy, tiny: Any,
         else:
             torch.save({"linear.weight": _Trap(tmp_path / "sprung")}, place / "pytorch_model.bin")
         with pytest.raises(DataError, match="its weights could not be loaded: "):
-            encode(folder, tiny)
+            encode(folder)
         assert not (tmp_path / "sprung").exists()
 
 
@@ -184,7 +185,7 @@ def test_weights_without_safetensors_are_read(copy: Copy, checkpoint_of: Callabl
     assert torch.equal(found.values, expected.values)
 
 
-def test_code_in_a_checkpoint_is_not_run(copy: Copy, tiny: Any, tmp_path: Path) -> None:
+def test_code_in_a_checkpoint_is_not_run(copy: Copy, tmp_path: Path) -> None:
     folder = copy("pylate")
     change(folder / "1_Dense" / "config.json", activation_function="mine.Activation")
     with pytest.raises(DataError, match=r"activation 'mine.Activation' is code from elsewhere, which is not run"):
@@ -195,7 +196,7 @@ def test_code_in_a_checkpoint_is_not_run(copy: Copy, tiny: Any, tmp_path: Path) 
     tiny.write(folder / "modules.json", modules)
     (folder / "mine.py").write_text(f"import os\nos.mkdir({str(tmp_path / 'sprung')!r})\nclass Transformer: pass\n")
     with pytest.raises(DataError, match=r"modules.json: module 'mine.Transformer' is code from elsewhere, which is not run"):
-        encode(folder, tiny)
+        encode(folder)
     assert not (tmp_path / "sprung").exists()
 
 
@@ -229,7 +230,7 @@ def test_a_missing_package_names_the_pip_command(copy: Copy, monkeypatch: pytest
         get_encoder(f"multi-vector:{copy('stanford')}")
 
 
-def test_an_older_library_names_the_pip_command(copy: Copy, tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_older_library_names_the_pip_command(copy: Copy, monkeypatch: pytest.MonkeyPatch) -> None:
     import sentence_transformers
 
     encoder = get_encoder(f"multi-vector:{copy('stanford')}")

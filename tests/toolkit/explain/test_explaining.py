@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 
+import tiny_checkpoints as tiny
 from maxsim_eval.api import evaluate
 from maxsim_eval.cache.converting import convert_entry
 from maxsim_eval.cache.embeddings import cached_embeddings
@@ -306,15 +307,15 @@ def test_a_whole_pair_by_real_weights(tmp_path: Path) -> None:
 # Pages -----------------------------------------------------------------------------------------------------------------
 
 
-def page_task(tiny: Any, asked: Sequence[str] = ("what melts?",)) -> Task:
+def page_task(asked: Sequence[str] = ("what melts?",)) -> Task:
     return small(tiny.pages(), asked)
 
 
 @pytest.mark.parametrize("layout", ["colpali", "colqwen2"])
 def test_the_heat_map_of_a_page_is_what_its_patches_add(
-    checkpoint_of: Callable[[str], Path], tiny: Any, layout: str, tmp_path: Path
+    checkpoint_of: Callable[[str], Path], layout: str, tmp_path: Path
 ) -> None:
-    name, task = f"multi-vector:{checkpoint_of(layout)}", page_task(tiny)
+    name, task = f"multi-vector:{checkpoint_of(layout)}", page_task()
     evaluate(task, name, ["fp32"], k=5, cache_dir=tmp_path, quiet=True)
     for number, page in enumerate(task.documents):
         found = explain_pair(task, name, "q0", f"d{number}", cache_dir=tmp_path)
@@ -366,8 +367,8 @@ class Patches:
         return pack([torch.randn(self.count, 4, generator=torch.Generator().manual_seed(n)) for n, _ in enumerate(items)])
 
 
-def test_a_square_number_of_tokens_is_a_square_grid_and_says_so(tiny: Any, tmp_path: Path) -> None:
-    task = page_task(tiny)
+def test_a_square_number_of_tokens_is_a_square_grid_and_says_so(tmp_path: Path) -> None:
+    task = page_task()
     evaluate(task, Patches(16), ["fp32"], k=5, cache_dir=tmp_path, quiet=True)
     found = explain_pair(task, Patches(16), "q0", "d1", cache_dir=tmp_path)
     assert (found.patches, found.grid_from) == (PatchGrid(4, 4, 0), "square")
@@ -381,8 +382,8 @@ def test_a_square_number_of_tokens_is_a_square_grid_and_says_so(tiny: Any, tmp_p
             explain_pair(task, Patches(16), "q0", "d1", cache_dir=tmp_path, grid=grid)
 
 
-def test_another_number_is_no_grid_and_says_so(tiny: Any, tmp_path: Path) -> None:
-    task = page_task(tiny)
+def test_another_number_is_no_grid_and_says_so(tmp_path: Path) -> None:
+    task = page_task()
     evaluate(task, Patches(17), ["fp32"], k=5, cache_dir=tmp_path, quiet=True)
     found = explain_pair(task, Patches(17), "q0", "d1", cache_dir=tmp_path)
     assert found.patches is None

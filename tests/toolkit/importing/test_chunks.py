@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -12,28 +11,12 @@ import numpy as np
 import pytest
 import torch
 
+from import_cases import DOCUMENTS, IDS, QRELS, Run, assert_holds, assert_rows, padded, tokens
 from maxsim_eval.cache import filling
 from maxsim_eval.errors import DataError, UsageError
 from maxsim_eval.importing import many_files
 from maxsim_eval.importing.importing import read_embeddings
 from maxsim_kernels import pack
-
-_spec = importlib.util.spec_from_file_location("maxsim_eval_test_import_cases", Path(__file__).with_name("import_cases.py"))
-assert _spec is not None
-assert _spec.loader is not None
-cases = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(cases)
-IDS = cases.IDS
-QRELS = cases.QRELS
-Run = cases.Run
-tokens = cases.tokens
-DOCUMENTS = cases.DOCUMENTS
-padded = cases.padded
-assert_rows = cases.assert_rows
-task = cases.task
-run = cases.run
-assert_holds = cases.assert_holds
-
 
 CHUNKS: dict[str, Callable[[list[torch.Tensor], list[str]], Any]] = {
     "lists": lambda rows, ids: rows,

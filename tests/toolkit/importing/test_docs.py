@@ -11,8 +11,9 @@ import torch
 from maxsim_eval.importing.file_order import grouped
 from maxsim_eval.importing.importing import read_embeddings
 from maxsim_kernels import Packed
+from places import ROOT
 
-DOCS = Path(__file__).parents[2] / "docs" / "import.md"
+DOCS = ROOT / "docs" / "import.md"
 SNIPPETS = re.findall(r"^## (.+?)\n\n```python\n(.*?)```", DOCS.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
 EXTENSIONS = {".pt", ".npz", ".npy", ".safetensors"}
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,24 +12,10 @@ import torch
 from PIL import Image
 from safetensors.torch import save_file
 
+from import_cases import DIM, DOCUMENTS, IDS, Run, assert_holds, assert_rows, tokens
 from maxsim_eval.errors import DataError
 from maxsim_eval.importing.importing import read_embeddings
 from maxsim_eval.types import Task
-
-_spec = importlib.util.spec_from_file_location("maxsim_eval_test_import_cases", Path(__file__).with_name("import_cases.py"))
-assert _spec is not None
-assert _spec.loader is not None
-cases = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(cases)
-DIM = cases.DIM
-IDS = cases.IDS
-Run = cases.Run
-tokens = cases.tokens
-DOCUMENTS = cases.DOCUMENTS
-assert_rows = cases.assert_rows
-task = cases.task
-run = cases.run
-assert_holds = cases.assert_holds
 
 
 def write(path: Path, row: torch.Tensor) -> None:

@@ -403,7 +403,10 @@ def test_siblings_belong_to_the_file(task: Task, run: Callable[..., dict[str, En
         run(tmp_path / "d.npy", task)
 
 
-def test_names_that_cannot_work(task: Task, run: Callable[..., dict[str, Entry]], tmp_path: Path) -> None:
+def test_names_that_cannot_work(
+    task: Task, run: Callable[..., dict[str, Entry]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     for options, match in (
         ({"dataset": "../up"}, r"dataset: got '../up'; a new local dataset needs a plain name"),
         ({"dataset": ""}, r"dataset: got an empty name"),

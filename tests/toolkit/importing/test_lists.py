@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import pickle
 import shlex
 import subprocess
@@ -16,24 +15,9 @@ import numpy as np
 import pytest
 import torch
 
+from import_cases import DIM, DOCUMENTS, IDS, Run, assert_holds, assert_rows, padded, tokens
 from maxsim_eval.errors import DataError
 from maxsim_eval.importing.importing import read_embeddings
-
-_spec = importlib.util.spec_from_file_location("maxsim_eval_test_import_cases", Path(__file__).with_name("import_cases.py"))
-assert _spec is not None
-assert _spec.loader is not None
-cases = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(cases)
-DIM = cases.DIM
-IDS = cases.IDS
-Run = cases.Run
-tokens = cases.tokens
-DOCUMENTS = cases.DOCUMENTS
-padded = cases.padded
-assert_rows = cases.assert_rows
-task = cases.task
-run = cases.run
-assert_holds = cases.assert_holds
 
 
 def test_a_saved_list(run: Run, tmp_path: Path) -> None:

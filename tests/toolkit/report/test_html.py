@@ -12,12 +12,12 @@ import re
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
 import pytest
 
+import report_results as made_results
 from maxsim_eval.errors import DataError
 from maxsim_eval.report.html import SCRIPTS, to_html
 from maxsim_eval.report.html_data import page_data
@@ -83,7 +83,7 @@ class Page(HTMLParser):
 
 
 @pytest.fixture
-def full(made_results: ModuleType) -> Result:
+def full() -> Result:
     return from_json(to_json(made_results.full()))
 
 
@@ -158,7 +158,7 @@ def test_the_page_can_reach_nothing(full: Result) -> None:
     assert not re.search(r"https?://|//[a-z]+\.|@import|url\(", own)
 
 
-def test_hostile_texts_stay_texts(made_results: ModuleType) -> None:
+def test_hostile_texts_stay_texts() -> None:
     hostile = made_results.hostile()
     html = to_html(hostile)
     page = Page(html)
@@ -177,7 +177,7 @@ def test_hostile_texts_stay_texts(made_results: ModuleType) -> None:
 
 
 @pytest.mark.parametrize("reference", ["a", None])
-def test_what_a_result_lacks_is_said(made_results: ModuleType, reference: str | None) -> None:
+def test_what_a_result_lacks_is_said(reference: str | None) -> None:
     bare = from_json(to_json(replace(made_results.bare(), reference=reference)))
     page = Page(to_html(bare))
     drawn = {found["data-plot"] for _, found in page.elements if "data-plot" in found}
@@ -208,7 +208,7 @@ ODD: list[Any] = [None, 3, "text", [], {}, [1, 2], {"a": 1}, [[1, 2]], [{"query"
 
 
 @pytest.mark.parametrize("odd", ODD, ids=repr)
-def test_foreign_entries_never_break_a_page(made_results: ModuleType, odd: Any) -> None:
+def test_foreign_entries_never_break_a_page(odd: Any) -> None:
     full = made_results.full(4)
     keys = list(full.paths["int8"].parity)
     for key in (*keys, "statistics_settings"):
@@ -240,7 +240,7 @@ def test_values_per_query_come_back_exactly(full: Result) -> None:
         assert changed
 
 
-def test_a_change_below_the_digits_is_still_a_change(made_results: ModuleType) -> None:
+def test_a_change_below_the_digits_is_still_a_change() -> None:
     bare = made_results.bare()
     other = replace(bare.paths["b.trec"], per_query={"nDCG@10": {"q1": 1.0 - 1e-9, "q2": 0.5}})
     data = page_data(replace(bare, paths={**bare.paths, "b.trec": other}))
@@ -258,7 +258,7 @@ def test_intervals_of_means_are_students() -> None:
     assert found["half"] == pytest.approx(2.776445 * 0.370810 / 5**0.5, abs=2e-6)
 
 
-def test_size(made_results: ModuleType) -> None:
+def test_size() -> None:
     small = len(to_html(made_results.full()).encode())
     assert small < 1_400_000
     many = len(to_html(made_results.full(10_000, share=0.05)).encode())
@@ -269,7 +269,7 @@ def test_the_same_result_gives_the_same_page(full: Result) -> None:
     assert to_html(full) == to_html(full)
 
 
-def test_numpys_numbers_count(made_results: ModuleType) -> None:
+def test_numpys_numbers_count() -> None:
     bare = made_results.bare()
     odd = {"lengths": {"queries": {"edges": list(np.arange(3)), "counts": list(np.array([1, 2], np.int32))}}}
     path = replace(bare.paths["a"], per_query={"nDCG@10": {"q1": np.float32(0.5), "q2": np.float64(1.0)}})
@@ -285,7 +285,7 @@ def test_the_page_is_among_the_reports(full: Result, tmp_path: Path, monkeypatch
     def refuse(_: Result) -> str:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("maxsim_eval.report.html.to_html", refuse)
+    monkeypatch.setattr("maxsim_eval.report.writing.to_html", refuse)
     with pytest.raises(DataError, match="No space left"):
         write_reports(full, tmp_path / "half")
     assert not (tmp_path / "half" / "result.json").exists()
@@ -365,7 +365,7 @@ def test_the_colours_of_paths_differ_for_every_eye(theme: str, kind: str) -> Non
         assert math.dist(seen[left], seen[right]) > 20, (left, right)
 
 
-def test_whole_numbers_that_json_holds_as_floats(made_results: ModuleType) -> None:
+def test_whole_numbers_that_json_holds_as_floats() -> None:
     """`3.0` is the whole number 3 to the schema."""
     held = json.loads(to_json(made_results.full()))
     need = to_html(from_json(json.dumps(held)))

@@ -28,6 +28,7 @@ from maxsim_eval.report.tables import tables
 from maxsim_eval.report.words import verdicts
 from maxsim_eval.report.writing import to_markdown, write_reports
 from maxsim_eval.types import PathResult, Result, Run
+from places import ROOT
 
 PARITY: dict[str, Any] = {
     "reference": "fp32",
@@ -329,7 +330,7 @@ def test_environment_names_versions_and_nobody() -> None:
 
 
 def test_the_documented_example_is_a_result() -> None:
-    text = (Path(__file__).parents[2] / "docs" / "result.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs" / "result.md").read_text(encoding="utf-8")
     example = text.split("```json\n")[1].split("```")[0]
     result = from_json(example, "docs/result.md")
     parity = result.paths["fp16"].parity

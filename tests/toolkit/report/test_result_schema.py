@@ -21,6 +21,7 @@ from maxsim_eval.encoders.lexical import LexicalEncoder
 from maxsim_eval.report.comparing import compare_inputs
 from maxsim_eval.report.result_json import from_json, to_json
 from maxsim_eval.types import PathResult, Result, Task
+from places import ROOT
 
 SCHEMA: dict[str, Any] = json.loads(
     importlib.resources.files("maxsim_eval").joinpath("schemas", "result.json").read_text(encoding="utf-8")
@@ -123,7 +124,7 @@ def test_reranking_and_comparing(run: Callable[..., dict[str, Any]], demo: dict[
 
 
 def test_the_documented_example() -> None:
-    text = (Path(__file__).parents[2] / "docs" / "result.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs" / "result.md").read_text(encoding="utf-8")
     assert faults(json.loads(text.split("```json\n")[1].split("```")[0])) == []
 
 

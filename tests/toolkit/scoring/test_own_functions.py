@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import re
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,16 +19,7 @@ from maxsim_eval.scoring import units
 from maxsim_eval.scoring.own_functions import ScorerError, find_paths, run_file
 from maxsim_eval.types import Task
 from maxsim_kernels import Packed
-
-_spec = importlib.util.spec_from_file_location("maxsim_eval_test_scorer_cases", Path(__file__).with_name("scorer_cases.py"))
-assert _spec is not None
-assert _spec.loader is not None
-cases = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(cases)
-NAIVE, naive, run = cases.NAIVE, cases.naive, cases.run
-home, task, here, write = cases.home, cases.task, cases.here, cases.write  # fixtures
-Write = Callable[..., str]
-
+from scorer_cases import NAIVE, Write, naive, run
 
 # A function that is right ----------------------------------------------------------------------------------------------
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 import sys
 from collections.abc import Callable
@@ -15,16 +14,7 @@ from maxsim_eval.errors import UnknownNameError, UsageError
 from maxsim_eval.scoring import units
 from maxsim_eval.scoring.own_functions import ScorerError, check_paths, find_paths, run_file
 from maxsim_eval.types import Task
-
-_spec = importlib.util.spec_from_file_location("maxsim_eval_test_scorer_cases", Path(__file__).with_name("scorer_cases.py"))
-assert _spec is not None
-assert _spec.loader is not None
-cases = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(cases)
-NAIVE, naive, run = cases.NAIVE, cases.naive, cases.run
-home, task, here, write = cases.home, cases.task, cases.here, cases.write  # fixtures
-Write = Callable[..., str]
-
+from scorer_cases import NAIVE, Write, naive, run
 
 # Names and modules -----------------------------------------------------------------------------------------------------
 

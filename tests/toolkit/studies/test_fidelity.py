@@ -27,8 +27,8 @@ from maxsim_eval.studies.fidelity import (
 )
 from maxsim_eval.studies.scale import fill
 from maxsim_eval.types import Task
+from places import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "fidelity.md"
 JSON = ROOT / "docs" / "results" / "cpu" / "fidelity_scifact.json"
 

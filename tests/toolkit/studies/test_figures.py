@@ -7,13 +7,13 @@ import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 from xml.etree import ElementTree
 
 import numpy as np
 import pytest
 
+import report_results as made_results
 from maxsim_eval.data.cards import load_card
 from maxsim_eval.errors import DataError
 from maxsim_eval.report.result_json import to_json
@@ -32,7 +32,7 @@ SHOWN: tuple[Callable[..., figures.Page], ...] = (figures.headline, figures.tabl
 
 
 @pytest.fixture
-def result(made_results: ModuleType) -> Result:
+def result() -> Result:
     found: Result = made_results.full()
     return found
 
@@ -131,7 +131,7 @@ def test_several_results_are_told_apart(result: Result) -> None:
 
 
 @pytest.mark.parametrize("draw", [*DRAWN, *SHOWN], ids=lambda draw: str(draw.__name__))
-def test_results_of_any_kind_are_drawn(draw: Callable[..., Any], made_results: ModuleType) -> None:
+def test_results_of_any_kind_are_drawn(draw: Callable[..., Any]) -> None:
     for made in (made_results.bare(), made_results.hostile(), made_results.full()):
         found = draw([made])
         text = found.text if isinstance(found, figures.Page) else found._repr_svg_()
@@ -142,7 +142,7 @@ def test_results_of_any_kind_are_drawn(draw: Callable[..., Any], made_results: M
 
 
 @pytest.mark.parametrize("draw", DRAWN[:4], ids=lambda draw: str(draw.__name__))
-def test_what_a_result_lacks_is_said(draw: Callable[..., figures.Picture], made_results: ModuleType) -> None:
+def test_what_a_result_lacks_is_said(draw: Callable[..., figures.Picture]) -> None:
     bare = made_results.bare()
     path = bare.paths["b.trec"]
     empty = replace(bare, paths={**bare.paths, "b.trec": replace(path, parity={"reference": "a"})})

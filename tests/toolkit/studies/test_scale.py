@@ -10,8 +10,8 @@ import pytest
 
 from maxsim_eval.errors import DataError
 from maxsim_eval.studies.scale import MEAN_TOKENS, TABLES, all_tables, break_even, fill, main, pages, passages, read_rates
+from places import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "scale.md"
 RATES = ROOT / "docs" / "results" / "h200" / "rates.json"
 
