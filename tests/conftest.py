@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
-import sys
 from pathlib import Path
-from types import ModuleType
 
 import pytest
+
+from places import ROOT
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # no test reaches the network, whatever encoder it names; subprocesses inherit it
 
@@ -16,7 +15,7 @@ os.environ["HF_HUB_OFFLINE"] = "1"  # no test reaches the network, whatever enco
 def find_shared_data() -> Path | None:
     """The folder with `beir/scifact` and `trec_eval`: MAXSIM_TEST_DATA, else ../shared/data beside the repository."""
     named = os.environ.get("MAXSIM_TEST_DATA")
-    folder = Path(named) if named else Path(__file__).resolve().parents[2] / "shared" / "data"
+    folder = Path(named) if named else ROOT.parent / "shared" / "data"
     return folder if folder.is_dir() else None
 
 
@@ -35,16 +34,3 @@ def scifact_data(shared_data: Path) -> Path:
     if not (shared_data / "beir" / "scifact" / "corpus.jsonl").is_file():
         pytest.skip(f"no SciFact in {shared_data / 'beir' / 'scifact'}: see datasets/README.md")
     return shared_data / "beir"
-
-
-@pytest.fixture(scope="session")
-def made_results() -> ModuleType:
-    """Makers of Results for the reports' tests (report_results.py)."""
-    name = "maxsim_eval_test_report_results"
-    if name not in sys.modules:
-        spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name("report_results.py"))
-        assert spec is not None
-        assert spec.loader is not None
-        sys.modules[name] = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(sys.modules[name])
-    return sys.modules[name]

@@ -18,7 +18,6 @@ from typing import Any
 import pytest
 import torch
 
-ROOT = Path(__file__).resolve().parents[2]
 LEFTOVERS = (".tmp", ".old", ".download")
 
 

@@ -10,11 +10,11 @@ import shutil
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 
+import report_results as made_results
 from maxsim_eval.report.html import to_html
 from maxsim_eval.types import Result
 
@@ -113,7 +113,7 @@ def opened(browser: Any, tmp_path: Path) -> Iterator[Callable[..., Opened]]:
         assert file.startswith("file:")
 
 
-def test_every_plot_is_drawn(opened: Callable[..., Opened], made_results: ModuleType) -> None:
+def test_every_plot_is_drawn(opened: Callable[..., Opened]) -> None:
     result = made_results.full()
     result.paths["int8"].parity["rank_shifts"]["counts"] = [[1, 1, 5], [2, 1, 1]]
     view = opened(result)
@@ -140,7 +140,7 @@ def test_every_plot_is_drawn(opened: Callable[..., Opened], made_results: Module
     assert Path(download.value.path()).read_bytes().startswith(b"\x89PNG")
 
 
-def test_the_table_sorts_by_mouse_and_by_keyboard(opened: Callable[..., Opened], made_results: ModuleType) -> None:
+def test_the_table_sorts_by_mouse_and_by_keyboard(opened: Callable[..., Opened]) -> None:
     view = opened(made_results.full(120))
     page, table = view.page, view.page.locator("#query-table")
     assert view.sorts().count("ascending") == 1  # the changes of a path: largest fall first
@@ -170,7 +170,7 @@ def test_the_table_sorts_by_mouse_and_by_keyboard(opened: Callable[..., Opened],
     assert len(view.column(0)) == 120
 
 
-def test_the_table_filters(opened: Callable[..., Opened], made_results: ModuleType) -> None:
+def test_the_table_filters(opened: Callable[..., Opened]) -> None:
     result = made_results.full(120)
     view = opened(result)
     page = view.page
@@ -199,9 +199,7 @@ def test_the_table_filters(opened: Callable[..., Opened], made_results: ModuleTy
     assert metric in page.locator("[data-plot=means] .xtitle").text_content()
 
 
-def test_ten_thousand_queries_open_in_three_seconds(
-    opened: Callable[..., Opened], made_results: ModuleType, tmp_path: Path
-) -> None:
+def test_ten_thousand_queries_open_in_three_seconds(opened: Callable[..., Opened], tmp_path: Path) -> None:
     view = opened(made_results.full(10_000, share=0.3, shifts=True))
     took: list[float] = []
     while len(took) < 5 and (not took or took[-1] >= 3):  # other tests run beside this one: one undisturbed time is enough
@@ -226,7 +224,7 @@ def _colours(view: Opened) -> tuple[str, str, str]:
     return ground, text, plot
 
 
-def test_dark_and_light(opened: Callable[..., Opened], made_results: ModuleType) -> None:
+def test_dark_and_light(opened: Callable[..., Opened]) -> None:
     light = ("rgb(255, 255, 255)", "rgb(27, 31, 36)", "rgb(27, 31, 36)")
     dark = ("rgb(20, 23, 27)", "rgb(231, 234, 238)", "rgb(231, 234, 238)")
     view = opened(made_results.full(), color_scheme="dark")
@@ -237,7 +235,7 @@ def test_dark_and_light(opened: Callable[..., Opened], made_results: ModuleType)
         assert view.marks(plot) > 0, plot
 
 
-def test_printing_is_light_and_leaves_the_screen_as_it_was(opened: Callable[..., Opened], made_results: ModuleType) -> None:
+def test_printing_is_light_and_leaves_the_screen_as_it_was(opened: Callable[..., Opened]) -> None:
     view = opened(made_results.full(), color_scheme="dark")
     before = _colours(view)
     view.page.evaluate("""addEventListener("beforeprint", () => {
@@ -256,7 +254,7 @@ def test_printing_is_light_and_leaves_the_screen_as_it_was(opened: Callable[...,
     assert view.page.locator("#query-table tbody tr").first.is_visible()
 
 
-def test_the_keyboard_reaches_everything(opened: Callable[..., Opened], made_results: ModuleType) -> None:
+def test_the_keyboard_reaches_everything(opened: Callable[..., Opened]) -> None:
     view = opened(made_results.full())
     page = view.page
     page.keyboard.press("Tab")
@@ -286,7 +284,7 @@ def test_the_keyboard_reaches_everything(opened: Callable[..., Opened], made_res
     assert reached[5:12] == ["query", "fp32", "fp16", "change on fp16", "int8", "change on int8", "page-next"]
 
 
-def test_hostile_texts_do_nothing(opened: Callable[..., Opened], made_results: ModuleType) -> None:
+def test_hostile_texts_do_nothing(opened: Callable[..., Opened]) -> None:
     view = opened(made_results.hostile())
     page = view.page
     shown = view.column(0)
@@ -305,7 +303,7 @@ def test_hostile_texts_do_nothing(opened: Callable[..., Opened], made_results: M
     assert page.evaluate("window.broken === undefined")
 
 
-def test_the_policy_refuses_other_scripts_and_any_connection(browser: Any, made_results: ModuleType, tmp_path: Path) -> None:
+def test_the_policy_refuses_other_scripts_and_any_connection(browser: Any, tmp_path: Path) -> None:
     file = tmp_path / "report.html"
     file.write_text(to_html(made_results.bare()), encoding="utf-8")
     page = browser.new_page()
@@ -327,7 +325,7 @@ def test_the_policy_refuses_other_scripts_and_any_connection(browser: Any, made_
     page.close()
 
 
-def test_a_comparison_of_runs(opened: Callable[..., Opened], made_results: ModuleType) -> None:
+def test_a_comparison_of_runs(opened: Callable[..., Opened]) -> None:
     view = opened(made_results.bare())
     assert view.marks("means") > 0
     assert view.marks("deltas") > 0
@@ -336,7 +334,7 @@ def test_a_comparison_of_runs(opened: Callable[..., Opened], made_results: Modul
     assert view.page.locator(".canvas").count() == 2
 
 
-def test_narrow_screens_do_not_scroll_sideways(opened: Callable[..., Opened], made_results: ModuleType) -> None:
+def test_narrow_screens_do_not_scroll_sideways(opened: Callable[..., Opened]) -> None:
     view = opened(made_results.full(), viewport={"width": 390, "height": 844})
     assert view.page.evaluate("document.documentElement.scrollWidth") <= 390
     for width in (1400, 700, 360):

@@ -14,9 +14,10 @@ from typing import Any
 
 import pytest
 
+from places import ROOT
+
 USAGE, DATA, INTERRUPTED, KILLED = 2, 3, 130, -9
 KEPT = "finished parts are kept, the same command continues"
-ROOT = Path(__file__).resolve().parents[2]
 SHARDS = 23  # of documents, each of 5 calls of the encoder, but for the last; and one of queries
 CALLS = 22 * 5 + 3
 

@@ -12,9 +12,9 @@ import pytest
 import yaml
 
 from maxsim_eval.gate.checking import load_baseline
+from places import ROOT
 
 GATE, USAGE, DATA = 1, 2, 3
-ROOT = Path(__file__).resolve().parents[2]
 BASELINE = ROOT / "tests" / "baselines" / "demo-lexical.json"
 WORKFLOW = ROOT / "examples" / "github-workflow.yml"
 

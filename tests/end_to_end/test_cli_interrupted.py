@@ -17,9 +17,9 @@ from maxsim_eval.data import beir
 from maxsim_eval.encoders.lexical import LexicalEncoder
 from maxsim_eval.types import Role
 from maxsim_kernels import Packed
+from places import ROOT
 
 DATA, INTERRUPTED = 3, 130
-ROOT = Path(__file__).resolve().parents[2]
 
 
 def full_disk(monkeypatch: pytest.MonkeyPatch, name: str) -> None:

@@ -19,8 +19,8 @@ import typer
 from maxsim_eval.cli.app import app
 from maxsim_eval.cli.output import EXIT_CODES
 from maxsim_eval.errors import EXIT_DATA, EXIT_GATE, EXIT_INTERRUPTED, EXIT_USAGE
+from places import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 ROOT_COMMAND: Any = typer.main.get_command(app)
 ESCAPE = "\x1b["
 # Commands that take long enough for a bar.

@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+from places import ROOT
+
 SCORER = re.search(r"```python\n(import torch\nfrom torch\.nn.*?)```", (ROOT / "docs" / "scorers.md").read_text(), re.DOTALL)
 
 

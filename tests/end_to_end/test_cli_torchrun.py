@@ -15,9 +15,10 @@ from typing import Any
 
 import pytest
 
+from places import ROOT
+
 USAGE, DATA, INTERRUPTED, KILLED = 2, 3, 130, -9
 KEPT = "finished parts are kept, the same command continues"
-ROOT = Path(__file__).resolve().parents[2]
 
 
 def drive(scenario: str, folder: Path) -> dict[str, Any]:

@@ -3,37 +3,25 @@
 from __future__ import annotations
 
 import copy
-import importlib.util
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
 
+import damaged_scorers as scorers
 from maxsim_eval.scoring import job
 from maxsim_eval.scoring.paths import PATHS, ScoringPath
 from maxsim_eval.types import Run
 from maxsim_kernels import Int8Tokens
+from places import TESTS
 
 GATE, DATA = 1, 3
-BASELINES = Path(__file__).resolve().parents[1] / "baselines"
-SCORERS = Path(__file__).with_name("damaged_scorers.py")
-
-
-def load_scorers() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("maxsim_eval_test_damaged_scorers", SCORERS)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-scorers = load_scorers()
+BASELINES = TESTS / "baselines"
+SCORERS = Path(scorers.__file__)
 
 
 def scored_by(name: str, function: str) -> ScoringPath:

@@ -11,7 +11,9 @@ from typing import Any
 import nbformat
 import pytest
 
-NOTEBOOKS = sorted((Path(__file__).resolve().parents[2] / "notebooks").glob("*.ipynb"))
+from places import ROOT
+
+NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 NAMES = [path.stem for path in NOTEBOOKS]
 # matplotlib logs that it builds its list of fonts, where it does so for the first time and that takes a while.
 QUIET = """

@@ -16,13 +16,16 @@ import itertools
 import sys
 import warnings
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
-import gpu_inputs as make
-import gpu_truth as truth
 import torch
 from tqdm import tqdm
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "helpers"))  # this file is a script
+
+import truth
+from inputs import on_gpu as make
 from maxsim_kernels import Fp8Tokens, Int8Tokens, Packed, maxsim, maxsim_pairs, quantize_fp8, quantize_int8
 
 HALF, BFLOAT, SINGLE = torch.float16, torch.bfloat16, torch.float32
@@ -68,7 +71,7 @@ def float_cases() -> Iterator[Case]:
             if name in ("one query", "few queries", "masked", "both packed", "ragged pairs"):
                 yield f"d={d} {dtype} {name}", queries, documents, options
     few, long = make.gauss(2, 17, 128), make.gauss(2, 5001, 128, seed=1)
-    lengths = torch.tensor([5001, 4000], device=make.DEVICE)
+    lengths = torch.tensor([5001, 4000], device=make.device)
     yield "split", few[0].clone(), long, {"document_lengths": lengths}
     yield "split, winners", few, long, {"return_argmax": True}
     yield "split, packed", few[0].clone(), make.packed([5001, 0, 3000], 128, seed=1), {}
@@ -169,8 +172,8 @@ def gradients_differ(queries: Any, documents: Any, options: dict[str, Any]) -> s
 def broken_offsets() -> int:
     """Offsets and starts that break their promises: what comes out is undefined, that nothing outside is touched is not."""
     values, few = make.gauss(300, 128), make.gauss(6, 17, 128)
-    falling = torch.tensor([0, 300] * 30, device=make.DEVICE)
-    wild = torch.tensor([-5, 0, 299, 300, 2**31 - 1, 2**40], device=make.DEVICE)
+    falling = torch.tensor([0, 300] * 30, device=make.device)
+    wild = torch.tensor([-5, 0, 299, 300, 2**31 - 1, 2**40], device=make.device)
     cases = [
         Packed(values, falling),
         Packed(values, falling * 1000),

@@ -5,7 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
+import truth
+from inputs import on_gpu as make
 from maxsim_kernels import Int8Tokens, maxsim, maxsim_pairs, quantize_fp8, quantize_int8
+from truth import agree
 
 D = 128
 HALF, BFLOAT, SINGLE = torch.float16, torch.bfloat16, torch.float32
@@ -26,7 +29,7 @@ LAYOUTS = [
 ]
 
 
-def case(make, layout, tokens, dtype=HALF, d=D):
+def case(layout, tokens, dtype=HALF, d=D):
     """Queries, documents and whether they are pairs, of `tokens` (a maker)."""
 
     def rows(counts, seed=0):
@@ -51,55 +54,55 @@ def case(make, layout, tokens, dtype=HALF, d=D):
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_layouts(agree, make, layout):
-    queries, documents, pairs = case(make, layout, make.gauss)
+def test_layouts(layout):
+    queries, documents, pairs = case(layout, make.gauss)
     agree(queries, documents, pairs=pairs, return_argmax=True)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_first_index_among_ties(agree, make, layout):
+def test_first_index_among_ties(layout):
     """Small integers: every product is exact, so the truth's first index is the only right answer."""
-    queries, documents, pairs = case(make, layout, make.grid)
+    queries, documents, pairs = case(layout, make.grid)
     agree(queries, documents, pairs=pairs, return_argmax=True, exact=True)
 
 
 @pytest.mark.parametrize("Nq", [1, 70])
-def test_all_cells_equal(make, Nq):
+def test_all_cells_equal(Nq):
     """One token repeated 1000 times, and zeros: the winner is token 0."""
     queries = make.gauss(Nq, 31, D)
-    for documents in (make.gauss(40, 1, D).expand(40, 1000, D), torch.zeros(40, 1000, D, device=make.DEVICE).to(HALF)):
+    for documents in (make.gauss(40, 1, D).expand(40, 1000, D), torch.zeros(40, 1000, D, device=make.device).to(HALF)):
         assert bool((maxsim(queries, documents, return_argmax=True)[1] == 0).all())
 
 
-def test_negative_zero_ties_with_zero(make):
+def test_negative_zero_ties_with_zero():
     """-0.0 and 0.0 are equal: the first of them wins."""
-    documents = torch.zeros(3, 70, D, device=make.DEVICE).to(HALF)
+    documents = torch.zeros(3, 70, D, device=make.device).to(HALF)
     documents[1, 0], documents[2, 69] = -0.0, 1.0
     documents[:, 40] = -0.0
-    queries = -torch.ones(5, 3, D, device=make.DEVICE).to(HALF)
+    queries = -torch.ones(5, 3, D, device=make.device).to(HALF)
     assert maxsim(queries, documents, return_argmax=True)[1].unique().tolist() == [0]
 
 
 @pytest.mark.parametrize("tokens", ["gauss", "grid"])
 @pytest.mark.parametrize("dtype", [BFLOAT, SINGLE])
 @pytest.mark.parametrize("layout", ["one query", "many", "both packed"])
-def test_dtypes(agree, make, layout, dtype, tokens):
-    queries, documents, pairs = case(make, layout, getattr(make, tokens), dtype)
+def test_dtypes(layout, dtype, tokens):
+    queries, documents, pairs = case(layout, getattr(make, tokens), dtype)
     agree(queries, documents, pairs=pairs, return_argmax=True, exact=tokens == "grid")
 
 
 @pytest.mark.parametrize("d", [7, 96, 384, 1000, 1024])
-def test_widths(agree, make, d):
+def test_widths(d):
     for tokens in (make.gauss, make.grid):
-        queries, documents, _ = case(make, "few", tokens, d=d)
+        queries, documents, _ = case("few", tokens, d=d)
         agree(queries, documents, return_argmax=True, exact=tokens is make.grid)
-    queries, documents, _ = case(make, "both packed", make.grid, d=d)
+    queries, documents, _ = case("both packed", make.grid, d=d)
     agree(queries, documents, return_argmax=True, exact=True)
 
 
 @pytest.mark.parametrize("kind", ["mask", "lengths", "both"])
 @pytest.mark.parametrize("shape", [(1, 31, 40, 63), (7, 31, 40, 63), (70, 100, 9, 300)])
-def test_masks(agree, make, kind, shape):
+def test_masks(kind, shape):
     """-1 for masked query tokens and empty documents; otherwise a valid token, counted from the document's first position."""
     Nq, Lq, B, Ld = shape
     masks = make.masks(kind, "query", Nq, Lq) | make.masks(kind, "document", B, Ld, seed=1)
@@ -112,8 +115,8 @@ def test_masks(agree, make, kind, shape):
 
 
 @pytest.mark.parametrize("layout", ["per query", "pairs"])
-def test_masks_of_candidates_and_pairs(agree, make, layout):
-    queries, documents, pairs = case(make, layout, make.grid)
+def test_masks_of_candidates_and_pairs(layout):
+    queries, documents, pairs = case(layout, make.grid)
     masks = make.masks("both", "query", *queries.shape[:2]) | make.masks("both", "document", *documents.shape[:-1], seed=1)
     queries = make.dirty(queries, masks["query_mask"], masks["query_lengths"])
     documents = make.dirty(documents, masks["document_mask"], masks["document_lengths"])
@@ -121,7 +124,7 @@ def test_masks_of_candidates_and_pairs(agree, make, layout):
 
 
 @pytest.mark.parametrize(("Nq", "Lq", "B", "Ld"), [(0, 3, 4, 5), (2, 0, 4, 5), (2, 3, 0, 5), (2, 3, 4, 0)])
-def test_nothing_to_score(agree, make, Nq, Lq, B, Ld):
+def test_nothing_to_score(Nq, Lq, B, Ld):
     agree(make.gauss(Nq, Lq, D), make.gauss(B, Ld, D, seed=1), return_argmax=True)
     agree(make.gauss(Nq, Lq, D), make.gauss(Nq, B, Ld, D, seed=1), return_argmax=True)
     agree(make.gauss(B, Lq, D), make.gauss(B, Ld, D, seed=1), pairs=True, return_argmax=True)
@@ -129,23 +132,23 @@ def test_nothing_to_score(agree, make, Nq, Lq, B, Ld):
 
 
 @pytest.mark.parametrize("layout", ["many", "packed", "pairs"])
-def test_nan(agree, make, layout):
+def test_nan(layout):
     """NaN in a valid token: any index of the document, never -1."""
-    queries, documents, pairs = case(make, layout, make.gauss)
+    queries, documents, pairs = case(layout, make.gauss)
     values = documents if torch.is_tensor(documents) else documents.values
     values.view(-1, D)[::500, 3] = float("nan")
     queries[0, 3, 5] = float("nan")
     agree(queries, documents, pairs=pairs, return_argmax=True)
 
 
-def test_views_and_overlaps(agree, make):
+def test_views_and_overlaps():
     rows = make.packed(COUNTS, D, seed=1, make=make.grid)
     agree(make.grid(7, 31, D), make.scattered(rows), return_argmax=True, exact=True)
     agree(make.scattered(make.packed(ASKED, D, make=make.grid)), rows, return_argmax=True, exact=True)
 
 
 @pytest.mark.parametrize("Nq", [1, 3])
-def test_few_long_documents(agree, make, Nq):
+def test_few_long_documents(Nq):
     """Winners of the parts of a split document: the earlier part wins a tie, beyond 2^16 tokens too."""
     agree(make.grid(Nq, 32, D), make.grid(2, 70000, D, seed=1), return_argmax=True, exact=True)
     agree(make.grid(Nq, 32, D), make.packed([70000, 0, 20001], D, seed=1, make=make.grid), return_argmax=True, exact=True)
@@ -162,8 +165,8 @@ def test_few_long_documents(agree, make, Nq):
         ("int8-affine", "packed"),
     ],
 )
-def test_quantized(agree, make, form, layout):
-    queries, documents, pairs = case(make, layout, make.gauss)
+def test_quantized(form, layout):
+    queries, documents, pairs = case(layout, make.gauss)
     if form == "fp8":
         stored = quantize_fp8(documents)
     else:
@@ -175,7 +178,7 @@ def test_quantized(agree, make, form, layout):
 
 
 @pytest.mark.parametrize("granularity", ["token", "document", "corpus"])
-def test_quantized_ties(make, granularity):
+def test_quantized_ties(granularity):
     """Each document holds every token twice: the later copy never wins."""
     documents = quantize_int8(make.gauss(40, 50, D, seed=1), granularity)
     scales = torch.cat([documents.scales] * 2, -1) if granularity == "token" else documents.scales
@@ -185,9 +188,9 @@ def test_quantized_ties(make, granularity):
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_scores_with_and_without_winners(make, truth, layout):
+def test_scores_with_and_without_winners(layout):
     """Asking for winners may take another kernel; both stay within the bound of one truth."""
-    queries, documents, pairs = case(make, layout, make.gauss, d=96)
+    queries, documents, pairs = case(layout, make.gauss, d=96)
     function = maxsim_pairs if pairs else maxsim
     need = truth.oracle(queries, documents, pairs=pairs)
     scores, _ = function(queries, documents, return_argmax=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from inputs import on_gpu as make
 from maxsim_kernels import chamfer_distance
 
 HALF, BFLOAT, SINGLE = torch.float16, torch.bfloat16, torch.float32
@@ -57,44 +58,44 @@ def slow_gradients(p, q, of_p, of_q, grad):
 
 @pytest.mark.parametrize(("N", "M"), SHAPES)
 @pytest.mark.parametrize("d", [1, 3, 4, 16, 20, 21, 64, 128, 256])
-def test_value(make, N, M, d):
+def test_value(N, M, d):
     agree(make.gauss(N, d, dtype=SINGLE), make.gauss(M, d, dtype=SINGLE, seed=1))
 
 
 @pytest.mark.parametrize("dtype", [HALF, BFLOAT])
 @pytest.mark.parametrize("d", [3, 128])
-def test_half_precision_points(make, dtype, d):
+def test_half_precision_points(dtype, d):
     agree(make.gauss(1000, d, dtype=dtype), make.gauss(777, d, dtype=dtype, seed=1))
 
 
 @pytest.mark.parametrize(("N", "M", "d"), [(100_000, 1000, 3), (999, 70_000, 3), (30_000, 30_000, 3), (3000, 20_000, 128)])
-def test_large_clouds(make, N, M, d):
+def test_large_clouds(N, M, d):
     """Several slices of the chunk maxima, and programs of very different shares."""
     agree(make.gauss(N, d, dtype=SINGLE), make.gauss(M, d, dtype=SINGLE, seed=1))
 
 
 @pytest.mark.parametrize("d", [3, 128])
 @pytest.mark.parametrize("shift", [1000.0, -1000.0])
-def test_translation(make, d, shift):
+def test_translation(d, shift):
     agree(make.gauss(2000, d, dtype=SINGLE) + shift, make.gauss(3000, d, dtype=SINGLE, seed=1) + shift)
 
 
 @pytest.mark.parametrize("d", [1, 3, 16])
-def test_ties_go_to_the_first_index(make, d):
+def test_ties_go_to_the_first_index(d):
     p, q = make.grid(1000, d, dtype=SINGLE), make.grid(1500, d, dtype=SINGLE, seed=1)
     agree(p, q, exact=True)
     same = torch.ones(700, d, device="cuda")
     agree(same, same[:400].clone(), exact=True)
 
 
-def test_identical_clouds_are_at_zero(make):
+def test_identical_clouds_are_at_zero():
     for d in (3, 128):
         p = make.gauss(3000, d, dtype=SINGLE) + 1000
         assert float(chamfer_distance(p, p.flip(0))) == 0.0
         assert float(chamfer_distance(p, p)) == 0.0
 
 
-def test_close_clusters_of_wide_points(make):
+def test_close_clusters_of_wide_points():
     """Targets so close together that rounding to FP16 reorders them."""
     agree(
         make.gauss(500, 128, dtype=SINGLE),
@@ -102,7 +103,7 @@ def test_close_clusters_of_wide_points(make):
     )
 
 
-def test_a_far_outlier(make):
+def test_a_far_outlier():
     p, q = make.gauss(2000, 3, dtype=SINGLE), make.gauss(1500, 3, dtype=SINGLE, seed=1)
     p[11] = 1e6
     agree(p, q)
@@ -110,7 +111,7 @@ def test_a_far_outlier(make):
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
 @pytest.mark.parametrize("d", [3, 128])
-def test_numbers_that_are_none(make, bad, d):
+def test_numbers_that_are_none(bad, d):
     p, q = make.gauss(500, d, dtype=SINGLE), make.gauss(700, d, dtype=SINGLE, seed=1)
     p[77, d - 1] = bad
     agree(p, q)
@@ -122,7 +123,7 @@ def test_numbers_that_are_none(make, bad, d):
 
 
 @pytest.mark.parametrize("factor", [1e30, 1e-30])
-def test_squares_that_overflow_or_vanish(make, factor):
+def test_squares_that_overflow_or_vanish(factor):
     """All distances are equal in FP32: the outcome is that of a plain FP32 scan."""
     p, q = make.gauss(300, 3, dtype=SINGLE) * factor, make.gauss(400, 3, dtype=SINGLE, seed=1) * factor
     of_p, of_q, distance = chosen(p, q)
@@ -131,7 +132,7 @@ def test_squares_that_overflow_or_vanish(make, factor):
     assert float(distance) == (float("inf") if factor > 1 else 0.0)
 
 
-def test_strides(make):
+def test_strides():
     p, q = make.gauss(3, 500, dtype=SINGLE).T, make.gauss(700, 6, dtype=SINGLE, seed=1)[:, ::2]
     agree(p, q)
 
@@ -155,7 +156,7 @@ def by_part(scores, shape, tiles):
 
 
 @pytest.mark.parametrize(("d", "shift"), [(3, 0.0), (3, 1000.0), (16, 0.0), (20, 3.0), (64, 0.0), (128, 0.0), (256, 0.0)])
-def test_the_filter_keeps_its_bound(make, monkeypatch, d, shift):
+def test_the_filter_keeps_its_bound(monkeypatch, d, shift):
     """Maxima as the matrix units give them, against FP64 scores of the centred, scaled inputs."""
     from maxsim_kernels.chamfer import nearest
 
@@ -202,7 +203,7 @@ def test_the_filter_keeps_its_bound(make, monkeypatch, d, shift):
     ("N", "M", "d"), [(1, 1, 3), (1, 700, 3), (1000, 1500, 3), (999, 500, 20), (600, 777, 128), (300, 200, 256)]
 )
 @pytest.mark.parametrize("shift", [0.0, 1000.0])
-def test_gradient(make, N, M, d, shift):
+def test_gradient(N, M, d, shift):
     p, q = make.gauss(N, d, dtype=SINGLE) + shift, make.gauss(M, d, dtype=SINGLE, seed=1) + shift
     of_p, of_q, _ = chosen(p, q)
     need = slow_gradients(p, q, of_p, of_q, -1.5)
@@ -218,7 +219,7 @@ def test_gradient(make, N, M, d, shift):
 
 
 @pytest.mark.parametrize(("dtype", "unit"), [(HALF, 2.0**-10), (BFLOAT, 2.0**-7)])
-def test_gradient_of_half_precision_points(make, dtype, unit):
+def test_gradient_of_half_precision_points(dtype, unit):
     p, q = make.gauss(600, 3, dtype=dtype), make.gauss(500, 3, dtype=dtype, seed=1)
     of_p, of_q, _ = chosen(p, q)
     need = slow_gradients(p, q, of_p, of_q, 1.0)
@@ -229,7 +230,7 @@ def test_gradient_of_half_precision_points(make, dtype, unit):
 
 
 @pytest.mark.parametrize("d", [3, 128])
-def test_one_point_that_is_everybodys_nearest(make, d):
+def test_one_point_that_is_everybodys_nearest(d):
     p, q = make.gauss(2000, d, dtype=SINGLE), make.gauss(30_000, d, dtype=SINGLE, seed=1) + 100
     p[7] += 50
     of_p, of_q, _ = chosen(p, q)
@@ -240,7 +241,7 @@ def test_one_point_that_is_everybodys_nearest(make, d):
         torch.testing.assert_close(got.double(), truth, rtol=0.0, atol=1e-5 * float(truth.abs().max()))
 
 
-def test_the_same_bits_every_time(make):
+def test_the_same_bits_every_time():
     """Replayed launches, other data between them, and clouds of the same shapes on another stream."""
     p, q = make.gauss(5000, 3, dtype=SINGLE).requires_grad_(), make.gauss(4000, 3, dtype=SINGLE, seed=1).requires_grad_()
     first = torch.autograd.grad(chamfer_distance(p, q), (p, q))
@@ -258,7 +259,7 @@ def test_the_same_bits_every_time(make):
 
 
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode")
-def test_waits_for_nothing(make):
+def test_waits_for_nothing():
     """Neither forward nor backward reads a value back."""
     p, q = make.gauss(3000, 3, dtype=SINGLE).requires_grad_(), make.gauss(2000, 3, dtype=SINGLE, seed=1).requires_grad_()
     chamfer_distance(p, q).backward()
@@ -270,7 +271,7 @@ def test_waits_for_nothing(make):
         torch.cuda.set_sync_debug_mode("default")
 
 
-def test_what_is_not_fused_is_said(make):
+def test_what_is_not_fused_is_said():
     for d, dtype in ((300, SINGLE), (3, torch.float64)):
         p, q = make.gauss(50, d, dtype=dtype), make.gauss(40, d, dtype=dtype, seed=1)
         with pytest.warns(UserWarning, match="no fused Chamfer kernel"):

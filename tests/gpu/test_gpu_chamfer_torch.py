@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from inputs import on_gpu as make
 from maxsim_kernels import chamfer_distance
 from maxsim_kernels.chamfer import chamfer
 
@@ -12,12 +13,12 @@ POISON = False  # memory and tracing are the subject
 SINGLE = torch.float32
 
 
-def clouds(make, N=600, M=500, d=3):
+def clouds(N=600, M=500, d=3):
     return make.gauss(N, d, dtype=SINGLE).requires_grad_(), make.gauss(M, d, dtype=SINGLE, seed=1).requires_grad_()
 
 
-def test_opcheck(make):
-    p, q = clouds(make, 60, 50)
+def test_opcheck():
+    p, q = clouds(60, 50)
     torch.library.opcheck(torch.ops.maxsim_kernels.chamfer.default, (p, q))
     nearest = torch.ops.maxsim_kernels.chamfer(p.detach(), q.detach())[1]
     grad = torch.ones((), device="cuda")
@@ -30,9 +31,9 @@ def test_opcheck(make):
 
 
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
-def test_compile(make, backend):
+def test_compile(backend):
     torch._dynamo.reset()
-    p, q = clouds(make)
+    p, q = clouds()
     need = torch.autograd.grad(chamfer_distance(p, q), (p, q))
     run = torch.compile(chamfer_distance, fullgraph=True, backend=backend)
     got = torch.autograd.grad(run(p, q), (p, q))
@@ -40,8 +41,8 @@ def test_compile(make, backend):
     assert torch.equal(run(p.detach(), q.detach()), chamfer_distance(p.detach(), q.detach()))
 
 
-def test_second_derivative(make):
-    p, q = clouds(make, 60, 50)
+def test_second_derivative():
+    p, q = clouds(60, 50)
 
     def once(one, other):
         grads = torch.autograd.grad(chamfer_distance(one, other), (one, other), create_graph=True)
@@ -55,9 +56,9 @@ def test_second_derivative(make):
         torch.testing.assert_close(one.cpu().double(), other, rtol=0.0, atol=1e-5 * float(other.abs().max()))
 
 
-def test_eager_training_leaves_the_custom_ops_out(make, monkeypatch):
+def test_eager_training_leaves_the_custom_ops_out(monkeypatch):
     """Their dispatch takes the host longer than the kernels take; the bits are the ops'."""
-    p, q = clouds(make)
+    p, q = clouds()
     for turn in range(3):  # recorded, then replayed
         need = torch.autograd.grad(torch.ops.maxsim_kernels.chamfer(p, q)[0], (p, q))
         with monkeypatch.context() as patch:
@@ -68,9 +69,9 @@ def test_eager_training_leaves_the_custom_ops_out(make, monkeypatch):
 
 
 @pytest.mark.parametrize("d", [3, 128])
-def test_memory_is_linear(make, d):
+def test_memory_is_linear(d):
     """100K points each: the table of distances would be 40 GB."""
-    p, q = clouds(make, 100_000, 100_000, d)
+    p, q = clouds(100_000, 100_000, d)
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()

@@ -5,7 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
+import truth
+from inputs import on_gpu as make
 from maxsim_kernels import Int8Tokens, Packed, maxsim, maxsim_pairs, quantize_fp8, quantize_int8
+from truth import agree
 
 POISON = False  # memory is poisoned here by other means
 D = 128
@@ -17,14 +20,14 @@ MIB = 2**20
 
 
 def dense(dtype, d=D, tokens=63):
-    def build(make):
+    def build():
         documents = make.gauss(331, tokens, d, dtype=dtype, seed=1)
         return documents, lambda part: documents[part]
 
     return build
 
 
-def masked(make):
+def masked():
     documents = make.gauss(331, 63, D, seed=1)
     mask, lengths = make.mask(331, 63, seed=1), make.lengths(331, high=63, seed=2)
     return (documents, {"document_mask": mask, "document_lengths": lengths}), lambda part: (
@@ -34,7 +37,7 @@ def masked(make):
 
 
 def ragged(form):
-    def build(make):
+    def build():
         rows = make.packed(make.sizes(331, 240, seed=3), D, seed=1)
         if form == "float":
             return rows, lambda part: rows.select(part).compact()
@@ -48,7 +51,7 @@ def ragged(form):
 
 
 def padded_int8(granularity):
-    def build(make):
+    def build():
         stored = quantize_int8(make.gauss(331, 63, D, seed=1), granularity)
         whole = granularity == "corpus"
         return stored, lambda part: Int8Tokens(stored.codes[part], stored.scales if whole else stored.scales[part])
@@ -86,39 +89,39 @@ def score(queries, held, **more):
         *[(corpus, 2, 300) for corpus in ("fp16", "wide", "masked", "packed", "int8 token")],
     ],
 )
-def test_the_same_bits_for_every_cut(make, corpus, Nq, Lq):
+def test_the_same_bits_for_every_cut(corpus, Nq, Lq):
     """A document's score depends on the document and the queries only: not on its block, its neighbours or its place."""
-    held, take = CORPORA[corpus](make)
+    held, take = CORPORA[corpus]()
     values = held[0] if isinstance(held, tuple) else held
     width = values.shape[-1] if torch.is_tensor(values) else values.dim
     dtype = values.dtype if torch.is_tensor(values) or isinstance(values, Packed) else HALF
     queries = make.gauss(Nq, Lq, width, dtype=dtype)
     need = score(queries, held)
-    numbers = torch.arange(331, device=make.DEVICE)
+    numbers = torch.arange(331, device=make.device)
     # Blocks of one take three ends and the middle: 331 calls would show nothing more.
     for size, firsts in ((1, [0, 1, 165, 330]), (7, range(0, 331, 7)), (100, range(0, 331, 100))):
         for first in firsts:
             part = numbers[first : first + size]
             got = score(queries, take(part))
             assert make.same_bits(got, need[:, part].contiguous()), f"documents {first}..{first + len(part)} alone"
-    moved = torch.randperm(331, generator=make.random(0), device=make.DEVICE)
+    moved = torch.randperm(331, generator=make.random(0), device=make.device)
     assert make.same_bits(score(queries, take(moved)), need[:, moved])
 
 
 @pytest.mark.parametrize("corpus", ["fp16", "packed", "int8 token"])
-def test_the_same_bits_with_winners(make, corpus):
-    held, take = CORPORA[corpus](make)
+def test_the_same_bits_with_winners(corpus):
+    held, take = CORPORA[corpus]()
     queries = make.gauss(40, 32, D)
     scores, argmax = score(queries, held, return_argmax=True)
     for first in range(0, 331, 100):
-        part = torch.arange(first, min(first + 100, 331), device=make.DEVICE)
+        part = torch.arange(first, min(first + 100, 331), device=make.device)
         got, chosen = score(queries, take(part), return_argmax=True)
         assert make.same_bits(got, scores[:, part].contiguous())
         assert torch.equal(chosen, argmax[:, part])
 
 
 @pytest.mark.parametrize("form", ["fp16", "int8"])
-def test_the_same_bits_of_pairs(make, form):
+def test_the_same_bits_of_pairs(form):
     queries, documents = make.gauss(331, 32, D), make.gauss(331, 63, D, seed=1)
     stored = quantize_int8(documents) if form == "int8" else documents
 
@@ -129,13 +132,13 @@ def test_the_same_bits_of_pairs(make, form):
     need = maxsim_pairs(queries, stored)
     for size in (1, 7, 100):
         for first in (0, 7, 200):
-            part = torch.arange(first, first + size, device=make.DEVICE)
+            part = torch.arange(first, first + size, device=make.device)
             assert make.same_bits(pairs(part), need[part])
-    moved = torch.randperm(331, generator=make.random(0), device=make.DEVICE)
+    moved = torch.randperm(331, generator=make.random(0), device=make.device)
     assert make.same_bits(pairs(moved), need[moved])
 
 
-def test_the_same_bits_of_candidates(make):
+def test_the_same_bits_of_candidates():
     queries, documents = make.gauss(7, 32, D), make.gauss(7, 40, 63, D, seed=1)
     need = maxsim(queries, documents)
     assert make.same_bits(maxsim(queries, documents[:, 5:12]), need[:, 5:12].contiguous())
@@ -144,7 +147,7 @@ def test_the_same_bits_of_candidates(make):
 
 
 @pytest.mark.parametrize("tokens", [20000, 70000])
-def test_the_same_bits_of_a_split_document(make, tokens):
+def test_the_same_bits_of_a_split_document(tokens):
     """One long document alone is split over the GPU; among a hundred others it need not be."""
     documents, queries = make.gauss(1, tokens, D, seed=1), make.gauss(32, D)
     alone = maxsim(queries, documents)
@@ -155,7 +158,7 @@ def test_the_same_bits_of_a_split_document(make, tokens):
     assert make.same_bits(maxsim(queries, many)[:5].contiguous(), alone.expand(5).contiguous())
 
 
-def test_the_same_bits_twice(make):
+def test_the_same_bits_twice():
     """No sum depends on which block came first."""
     for queries, documents in (
         (make.gauss(64, 32, D), make.packed(make.sizes(500, 240), D, seed=1)),
@@ -196,7 +199,7 @@ def poison_allocator():
         "wide",
     ],
 )
-def test_poisoned_memory(agree, make, layout):
+def test_poisoned_memory(layout):
     """Outputs and workspaces hold what an earlier user left: every element that is read was written."""
     rows = make.packed([3, 0, 31, 1, 7, 100, 0, 1000, 63], D, seed=1)
     documents, few, options = make.gauss(40, 63, D, seed=1), make.gauss(7, 31, D), {}
@@ -226,7 +229,7 @@ def test_poisoned_memory(agree, make, layout):
 
 @pytest.mark.parametrize("dtype", [HALF, BFLOAT, SINGLE])
 @pytest.mark.parametrize(("Lq", "Ld"), [(32, 180), (1024, 256)])
-def test_rankings_are_those_of_fp64(make, truth, dtype, Lq, Ld):
+def test_rankings_are_those_of_fp64(dtype, Lq, Ld):
     """Top-20 and top-50, in order, but for scores closer than twice the bound; normalised tokens lie close together."""
     queries, documents = make.unit(4, Lq, D, dtype=dtype), make.unit(500, Ld, D, dtype=dtype, seed=1)
     scores, need = maxsim(queries, documents), truth.oracle(queries, documents)
@@ -238,7 +241,7 @@ def top(scores, k):
     return torch.sort(scores.double(), descending=True, stable=True).indices[:k].tolist()
 
 
-def test_bf16_analysis(make, truth):
+def test_bf16_analysis():
     """The paper's appendix on BF16 (1024 x 1024 tokens): maxima and sums in BF16 are off by 0.5 or more, ours by rounding only.
 
     On the same BF16 inputs, FP64 arithmetic is the truth: ours is below 0.015, at least 35 times tighter, and leaves the top-20
@@ -246,7 +249,7 @@ def test_bf16_analysis(make, truth):
     the BF16 ones were rounded the inputs' own rounding is added: still 35 times tighter and the same sets.
     """
     originals = [
-        torch.nn.functional.normalize(make.gauss(*shape, dtype=SINGLE, seed=seed, device="cpu"), dim=-1).to(make.DEVICE)
+        torch.nn.functional.normalize(make.gauss(*shape, dtype=SINGLE, seed=seed, device="cpu"), dim=-1).to(make.device)
         for seed, shape in ((24, (1, 1024, D)), (74, (128, 1024, D)))
     ]
     queries, documents = (tokens.to(BFLOAT) for tokens in originals)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+import gradient_truth as gradients
+from inputs import on_gpu as make
 from maxsim_kernels import explain, maxsim, maxsim_pairs
 
 POISON = False  # runs are compared with each other here, in memory that other work has just left
@@ -16,7 +18,7 @@ LAYOUTS += ["views of queries", "per query", "pairs", "ragged pairs"]
 VARIABLE = "FLASH_BWD_PATH"
 
 
-def same(make, one, other):
+def same(one, other):
     return all(make.same_bits(a, b) for a, b in zip(one.grads, other.grads, strict=True))
 
 
@@ -41,16 +43,16 @@ def busy():
 
 @pytest.mark.parametrize("dtype", [HALF, SINGLE])
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_csr_gives_the_same_bits_every_time(gradients, make, busy, layout, dtype):
+def test_csr_gives_the_same_bits_every_time(busy, layout, dtype):
     """20 runs alone, then beside other work, then on another stream beside it: programs start and end in other orders."""
-    queries, documents, pairs = gradients.case(make, layout, make.gauss, dtype)
+    queries, documents, pairs = gradients.case(layout, make.gauss, dtype)
 
     def run():
-        return gradients.step(queries, documents, gradients.normals(make), pairs=pairs, backward="csr")
+        return gradients.step(queries, documents, gradients.normals(), pairs=pairs, backward="csr")
 
     need = run()
     for number in range(20):
-        assert same(make, run(), need), f"run {number}"
+        assert same(run(), need), f"run {number}"
     other = torch.cuda.Stream()
     other.wait_stream(torch.cuda.current_stream())
     for number in range(20):
@@ -58,24 +60,24 @@ def test_csr_gives_the_same_bits_every_time(gradients, make, busy, layout, dtype
         with torch.cuda.stream(other if number % 2 else torch.cuda.current_stream()):
             got = run()
         torch.cuda.current_stream().wait_stream(other)
-        assert same(make, got, need), f"beside other work, run {number}"
+        assert same(got, need), f"beside other work, run {number}"
 
 
-def test_csr_gives_the_same_bits_for_a_large_step(gradients, make, busy):
+def test_csr_gives_the_same_bits_for_a_large_step(busy):
     """Hundreds of contributions to a row, of a million winners."""
     queries, documents = make.unit(32, 1024, D), make.unit(32, 1024, D, seed=1)
-    need = gradients.step(queries, documents, gradients.normals(make), backward="csr")
+    need = gradients.step(queries, documents, gradients.normals(), backward="csr")
     for number in range(20):
         busy(number)
-        assert same(make, gradients.step(queries, documents, gradients.normals(make), backward="csr"), need), f"run {number}"
+        assert same(gradients.step(queries, documents, gradients.normals(), backward="csr"), need), f"run {number}"
 
 
-def test_two_streams_at_once(gradients, make):
+def test_two_streams_at_once():
     """Workspaces are the call's own."""
     for layout, path in (("many", "csr"), ("many", "unified"), ("packed", "csr"), ("per query", "atomic"), ("pairs", "csr")):
-        queries, documents, pairs = gradients.case(make, layout, make.grid, d=16)
+        queries, documents, pairs = gradients.case(layout, make.grid, d=16)
         asked = [queries, make.grid(*queries.shape, seed=7)]
-        upstream = gradients.integers(make)
+        upstream = gradients.integers()
         need = [gradients.step(q, documents, upstream, pairs=pairs, backward=path) for q in asked]
         streams = [torch.cuda.Stream(), torch.cuda.Stream()]
         torch.cuda.synchronize()
@@ -86,18 +88,18 @@ def test_two_streams_at_once(gradients, make):
                     got[number].append(gradients.step(asked[number], documents, upstream, pairs=pairs, backward=path))
         torch.cuda.synchronize()
         for number in (0, 1):
-            assert all(same(make, one, need[number]) for one in got[number]), (layout, path)
+            assert all(same(one, need[number]) for one in got[number]), (layout, path)
 
 
 # --- the paths agree -------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_paths_differ_by_summation_order_alone(gradients, make, layout):
+def test_paths_differ_by_summation_order_alone(layout):
     """FP32 inputs, so that nothing is rounded after the sum."""
-    queries, documents, pairs = gradients.case(make, layout, make.gauss, SINGLE)
+    queries, documents, pairs = gradients.case(layout, make.gauss, SINGLE)
     steps = [
-        gradients.step(queries, documents, gradients.normals(make), pairs=pairs, backward=path, return_argmax=True)
+        gradients.step(queries, documents, gradients.normals(), pairs=pairs, backward=path, return_argmax=True)
         for path in PATHS
     ]
     first = steps[0]
@@ -111,11 +113,11 @@ def test_paths_differ_by_summation_order_alone(gradients, make, layout):
 
 
 @pytest.mark.parametrize("path", ["auto", *PATHS])
-def test_a_path_never_changes_scores(gradients, make, path):
+def test_a_path_never_changes_scores(path):
     for layout in LAYOUTS:
-        queries, documents, pairs = gradients.case(make, layout, make.gauss)
-        need = gradients.step(queries, documents, gradients.normals(make), pairs=pairs, backward="csr")
-        got = gradients.step(queries, documents, gradients.normals(make), pairs=pairs, backward=path)
+        queries, documents, pairs = gradients.case(layout, make.gauss)
+        need = gradients.step(queries, documents, gradients.normals(), pairs=pairs, backward="csr")
+        got = gradients.step(queries, documents, gradients.normals(), pairs=pairs, backward=path)
         assert make.same_bits(got.scores, need.scores), layout
 
 
@@ -139,11 +141,11 @@ def taken(monkeypatch):
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_the_path_taken_is_the_path_explained(gradients, make, taken, layout):
-    queries, documents, pairs = gradients.case(make, layout, make.gauss)
+def test_the_path_taken_is_the_path_explained(taken, layout):
+    queries, documents, pairs = gradients.case(layout, make.gauss)
     for path in ("auto", *PATHS):
         taken.clear()
-        gradients.step(queries, documents, gradients.normals(make), pairs=pairs, backward=path)
+        gradients.step(queries, documents, gradients.normals(), pairs=pairs, backward=path)
         assert len(taken) == 1
         assert taken[0] == path or path == "auto"
         assert f"gradients: {taken[0]} (" in explain(queries, documents, pairs=pairs, backward=path)
@@ -152,22 +154,22 @@ def test_the_path_taken_is_the_path_explained(gradients, make, taken, layout):
 @pytest.mark.parametrize(
     ("value", "path"), [("atomic_unified", "unified"), ("invgrid", "csr"), *((path, path) for path in PATHS)]
 )
-def test_environment_variable(gradients, make, taken, monkeypatch, value, path):
+def test_environment_variable(taken, monkeypatch, value, path):
     """The paper's names and ours, where the call says "auto"; a path that the call names goes first."""
     monkeypatch.setenv(VARIABLE, value)
     for layout in ("few", "packed", "per query", "pairs"):
-        queries, documents, pairs = gradients.case(make, layout, make.grid, d=16)
+        queries, documents, pairs = gradients.case(layout, make.grid, d=16)
         taken.clear()
-        got = gradients.step(queries, documents, gradients.integers(make), pairs=pairs)
-        other = gradients.step(queries, documents, gradients.integers(make), pairs=pairs, backward="atomic")
+        got = gradients.step(queries, documents, gradients.integers(), pairs=pairs)
+        other = gradients.step(queries, documents, gradients.integers(), pairs=pairs, backward="atomic")
         assert taken == [path, "atomic"]
         assert all(torch.equal(a, b) for a, b in zip(got.grads, other.grads, strict=True))
 
 
-def test_unknown_environment_variable(gradients, make, monkeypatch):
+def test_unknown_environment_variable(monkeypatch):
     monkeypatch.setenv(VARIABLE, "fastest")
     with pytest.raises(ValueError, match=VARIABLE):
-        gradients.step(make.gauss(7, 31, D), make.gauss(9, 63, D), gradients.normals(make))
+        gradients.step(make.gauss(7, 31, D), make.gauss(9, 63, D), gradients.normals())
 
 
 @pytest.fixture
@@ -178,35 +180,35 @@ def deterministic():
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_deterministic_algorithms_take_csr(gradients, make, taken, layout, request):
-    queries, documents, pairs = gradients.case(make, layout, make.gauss)
-    need = gradients.step(queries, documents, gradients.normals(make), pairs=pairs, backward="csr")
+def test_deterministic_algorithms_take_csr(taken, layout, request):
+    queries, documents, pairs = gradients.case(layout, make.gauss)
+    need = gradients.step(queries, documents, gradients.normals(), pairs=pairs, backward="csr")
     request.getfixturevalue("deterministic")
     taken.clear()
     got = gradients.step(queries, documents, need.upstream, pairs=pairs)
     assert taken == ["csr"]
-    assert same(make, got, need)
+    assert same(got, need)
     assert "gradients: csr (" in explain(queries, documents, pairs=pairs)
 
 
 @pytest.mark.parametrize("path", ["unified", "atomic"])
-def test_deterministic_algorithms_refuse_atomics(gradients, make, deterministic, path):
+def test_deterministic_algorithms_refuse_atomics(deterministic, path):
     for layout in ("few", "packed", "per query"):
-        queries, documents, _ = gradients.case(make, layout, make.gauss)
+        queries, documents, _ = gradients.case(layout, make.gauss)
         with pytest.raises(RuntimeError, match="determin"):
-            gradients.step(queries, documents, gradients.normals(make), backward=path)
+            gradients.step(queries, documents, gradients.normals(), backward=path)
         maxsim(queries, documents, backward=path)  # without a gradient nothing is added up
 
 
-def test_deterministic_algorithms_that_only_warn(gradients, make):
+def test_deterministic_algorithms_that_only_warn():
     torch.use_deterministic_algorithms(True, warn_only=True)
     try:
         queries, documents = make.grid(7, 31, 16), make.grid(9, 63, 16, seed=1)
         with pytest.warns(UserWarning, match="csr"):
-            got = gradients.step(queries, documents, gradients.integers(make), backward="atomic")
+            got = gradients.step(queries, documents, gradients.integers(), backward="atomic")
     finally:
         torch.use_deterministic_algorithms(False)
-    need = gradients.step(queries, documents, gradients.integers(make), backward="csr")
+    need = gradients.step(queries, documents, gradients.integers(), backward="csr")
     assert all(torch.equal(a, b) for a, b in zip(got.grads, need.grads, strict=True))
 
 
@@ -215,7 +217,7 @@ def test_deterministic_algorithms_that_only_warn(gradients, make):
 
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("kind", ["dense", "packed", "pairs"])
-def test_sizes_do_not_compile_again(make, compilations, kind, path):
+def test_sizes_do_not_compile_again(compilations, kind, path):
     """Counts and lengths are no compile-time constants of a training step."""
 
     def train(Nq, Lq, B, Ld):

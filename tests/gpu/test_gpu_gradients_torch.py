@@ -8,6 +8,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+import gradient_truth as gradients
+from inputs import on_gpu as make
 from maxsim_kernels import Packed, maxsim, maxsim_pairs
 
 POISON = False  # memory is measured, and tracing and capture would record the poison
@@ -37,10 +39,10 @@ def equal(one, other):
     return all(torch.equal(a, b) for a, b in zip(one.grads, other.grads, strict=True))
 
 
-def ready(gradients, make, kind, path, d=16):
+def ready(kind, path, d=16):
     """Integer inputs whose storage a test may overwrite, upstream, and a step of them."""
-    queries, documents, pairs = gradients.case(make, kind, make.grid, d=d)
-    upstream = gradients.step(queries, documents, gradients.integers(make), pairs=pairs).upstream
+    queries, documents, pairs = gradients.case(kind, make.grid, d=d)
+    upstream = gradients.step(queries, documents, gradients.integers(), pairs=pairs).upstream
     return queries, documents, upstream, lambda: gradients.step(queries, documents, upstream, pairs=pairs, backward=path)
 
 
@@ -62,9 +64,9 @@ class Record(torch.utils._python_dispatch.TorchDispatchMode):
 
 @pytest.mark.parametrize("path", ["auto", *PATHS])
 @pytest.mark.parametrize("kind", ["few", "packed", "per query", "pairs"])
-def test_opcheck(gradients, make, kind, path):
+def test_opcheck(kind, path):
     """Schema, fake tensors, autograd registration and AOT dispatch with gradients, on the arguments that real steps give."""
-    _, _, _, step = ready(gradients, make, kind, path)
+    _, _, _, step = ready(kind, path)
     with Record() as record:
         step()
     found = {func._schema.name.removeprefix("maxsim_kernels::"): (func, args, kwargs) for func, args, kwargs in record.calls}
@@ -82,9 +84,9 @@ def test_opcheck(gradients, make, kind, path):
 
 @pytest.mark.parametrize("path", ["auto", *PATHS])
 @pytest.mark.parametrize("kind", KINDS)
-def test_compiled_loss(gradients, make, kind, path, fresh_dynamo):
+def test_compiled_loss(kind, path, fresh_dynamo):
     """`fullgraph=True`: one node forward and one backward, no break."""
-    queries, documents, pairs = gradients.case(make, kind, make.grid, d=16)
+    queries, documents, pairs = gradients.case(kind, make.grid, d=16)
     function = maxsim_pairs if pairs else maxsim
 
     def loss(q, d):
@@ -103,9 +105,9 @@ def test_compiled_loss(gradients, make, kind, path, fresh_dynamo):
 
 @pytest.mark.filterwarnings("ignore:TensorFloat32")
 @pytest.mark.parametrize("path", ["auto", "csr"])
-def test_compiled_step_with_inductor(make, path, fresh_dynamo):
+def test_compiled_step_with_inductor(path, fresh_dynamo):
     """The default backend, with an encoder and a loss around the call that it fuses, forward and backward."""
-    encoder = torch.nn.Linear(24, 64, device=make.DEVICE)
+    encoder = torch.nn.Linear(24, 64, device=make.device)
     inputs, others = make.gauss(9, 31, 24, dtype=SINGLE), make.gauss(9, 63, 24, dtype=SINGLE, seed=1)
 
     def loss(q, d):
@@ -120,9 +122,9 @@ def test_compiled_step_with_inductor(make, path, fresh_dynamo):
 
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("kind", KINDS)
-def test_cuda_graph(gradients, make, kind, path):
+def test_cuda_graph(kind, path):
     """Forward and backward captured after a warm-up, replayed with other values in the same tensors."""
-    queries, documents, _, step = ready(gradients, make, kind, path)
+    queries, documents, _, step = ready(kind, path)
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
@@ -148,13 +150,13 @@ def test_cuda_graph(gradients, make, kind, path):
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode")
 @pytest.mark.parametrize("path", ["auto", *PATHS])
 @pytest.mark.parametrize("kind", [*KINDS, "masked"])
-def test_no_step_waits_for_the_gpu(gradients, make, kind, path):
+def test_no_step_waits_for_the_gpu(kind, path):
     """torch raises on every synchronising operation here; the first step may compile."""
-    queries, documents, pairs = gradients.case(make, "few" if kind == "masked" else kind, make.grid, d=16)
+    queries, documents, pairs = gradients.case("few" if kind == "masked" else kind, make.grid, d=16)
     masks = {}
     if kind == "masked":
         masks = make.masks("both", "query", 7, 31) | make.masks("both", "document", 100, 63, seed=1)
-    need = gradients.step(queries, documents, gradients.integers(make), pairs=pairs, **masks)
+    need = gradients.step(queries, documents, gradients.integers(), pairs=pairs, **masks)
 
     def step():
         return gradients.step(queries, documents, need.upstream, pairs=pairs, backward=path, **masks)
@@ -171,9 +173,9 @@ def test_no_step_waits_for_the_gpu(gradients, make, kind, path):
 
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("kind", [*KINDS, "packed queries", "both packed"])
-def test_runs_on_the_current_stream(gradients, make, kind, path):
+def test_runs_on_the_current_stream(kind, path):
     """Inputs that a busy stream has yet to write: a launch on any other stream would read the old ones."""
-    queries, _, _, step = ready(gradients, make, kind, path)
+    queries, _, _, step = ready(kind, path)
     values = gradients.values_of(queries)
     before, other = values.clone(), make.grid(*values.shape, seed=9)
     values.copy_(other)
@@ -191,16 +193,16 @@ def test_runs_on_the_current_stream(gradients, make, kind, path):
     torch.cuda.synchronize()
 
 
-def test_other_than_current_device(gradients, make, monkeypatch):
+def test_other_than_current_device(monkeypatch):
     """The same numbers on the second GPU (a seed means the same values there) while the first is the current one."""
     if torch.cuda.device_count() < 2:
         pytest.skip("needs two GPUs")
     for kind in KINDS:
         for path in PATHS:
-            need = ready(gradients, make, kind, path)[3]()
+            need = ready(kind, path)[3]()
             with monkeypatch.context() as patch:
-                patch.setattr(make, "DEVICE", "cuda:1")
-                got = ready(gradients, make, kind, path)[3]()
+                patch.setattr(make, "device", "cuda:1")
+                got = ready(kind, path)[3]()
             assert torch.cuda.current_device() == 0
             for one, other in zip(got.grads, need.grads, strict=True):
                 assert one.device == torch.device("cuda:1")
@@ -221,7 +223,7 @@ MEMORY = {
 
 @pytest.mark.parametrize("path", ["auto", *PATHS])
 @pytest.mark.parametrize("name", MEMORY)
-def test_peak_memory_is_linear(make, name, path):
+def test_peak_memory_is_linear(name, path):
     """Winners, gradients and FP32 accumulators, for csr also a sorted list of winners; never the similarity tensor."""
     asked, held, d = MEMORY[name]
     queries, documents = make.unit(*asked, d), make.unit(*held, d, seed=1)
@@ -231,7 +233,7 @@ def test_peak_memory_is_linear(make, name, path):
     winners = asked[0] * own * asked[1]
     leaves = (queries.requires_grad_(), documents.requires_grad_())
     if name == "packed":
-        offsets = torch.arange(held[0] + 1, device=make.DEVICE) * held[1]
+        offsets = torch.arange(held[0] + 1, device=make.device) * held[1]
 
     def step():
         given = Packed(documents.view(-1, d), offsets) if name == "packed" else documents
@@ -262,7 +264,7 @@ def needs_memory(size):
 
 @pytest.mark.parametrize("width", [torch.int16, torch.int32])
 @pytest.mark.parametrize("path", PATHS)
-def test_more_winners_than_an_int32_counts(gradients, make, path, width):
+def test_more_winners_than_an_int32_counts(path, width):
     """2^31 + 2^20 of them, t*(q, n, i) = (i + n + q) mod 64: every sum is an einsum over residues."""
     from maxsim_kernels.gpu.backward import gradients as backward
 
@@ -270,8 +272,8 @@ def test_more_winners_than_an_int32_counts(gradients, make, path, width):
     Nq, B, Lq, Ld, d = 2049, 1024, 1024, 64, 16
     queries, documents = make.gauss(Nq, Lq, d), make.gauss(B, Ld, d, seed=1)
     upstream = make.gauss(Nq, B, dtype=SINGLE, seed=2)
-    q, n, i, t = (torch.arange(size, device=make.DEVICE) for size in (Nq, B, Lq, Ld))
-    argmax = torch.empty(Nq, B, Lq, dtype=width, device=make.DEVICE)
+    q, n, i, t = (torch.arange(size, device=make.device) for size in (Nq, B, Lq, Ld))
+    argmax = torch.empty(Nq, B, Lq, dtype=width, device=make.device)
     assert argmax.numel() > 2**31
     for number in range(Nq):
         argmax[number] = (i + n[:, None] + number) % Ld

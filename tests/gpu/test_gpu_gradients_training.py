@@ -7,6 +7,8 @@ import contextlib
 import pytest
 import torch
 
+import gradient_truth as gradients
+from inputs import on_gpu as make
 from maxsim_kernels import Packed, maxsim, maxsim_pairs
 from maxsim_kernels.training import contrastive_loss, distillation_loss
 
@@ -37,7 +39,7 @@ def alike(results, rtol=1e-4):
 
 @pytest.mark.parametrize("path", ["auto", *PATHS])
 @pytest.mark.parametrize("masked", [False, True])
-def test_contrastive_loss_as_on_the_cpu(make, path, masked):
+def test_contrastive_loss_as_on_the_cpu(path, masked):
     """Integer tokens: both find the same winners, and only the softmax differs by rounding."""
     tensors = [make.grid(9, 31, 16, dtype=SINGLE), make.grid(12, 63, 16, dtype=SINGLE, seed=1), torch.tensor(200.0)]
     tensors += [make.mask(9, 31), make.lengths(12, high=63)]
@@ -50,7 +52,7 @@ def test_contrastive_loss_as_on_the_cpu(make, path, masked):
 
 
 @pytest.mark.parametrize("path", ["auto", *PATHS])
-def test_contrastive_loss_of_packed_tokens_as_on_the_cpu(make, path):
+def test_contrastive_loss_of_packed_tokens_as_on_the_cpu(path):
     asked, held = (
         make.packed([4, 1, 31, 20], 16, dtype=SINGLE, make=make.grid),
         make.packed([3, 40, 31, 1, 7, 0], 16, dtype=SINGLE),
@@ -64,7 +66,7 @@ def test_contrastive_loss_of_packed_tokens_as_on_the_cpu(make, path):
 
 
 @pytest.mark.parametrize("path", ["auto", *PATHS])
-def test_distillation_loss_as_on_the_cpu(make, path):
+def test_distillation_loss_as_on_the_cpu(path):
     tensors = [
         make.grid(9, 31, 16, dtype=SINGLE),
         make.grid(9, 5, 63, 16, dtype=SINGLE, seed=1),
@@ -82,7 +84,7 @@ def test_distillation_loss_as_on_the_cpu(make, path):
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_gradient_accumulation(make, path):
+def test_gradient_accumulation(path):
     """Micro-batches of queries against the same documents add up to the whole batch."""
     queries, documents = make.grid(8, 31, 16, dtype=SINGLE), make.grid(9, 63, 16, dtype=SINGLE, seed=1)
     upstream, found = make.grid(8, 9, dtype=SINGLE, seed=2), []
@@ -97,11 +99,11 @@ def test_gradient_accumulation(make, path):
 
 @pytest.mark.parametrize("dtype", [HALF, BFLOAT])
 @pytest.mark.parametrize("path", ["auto", *PATHS])
-def test_autocast_leaves_dtypes_alone(gradients, make, path, dtype):
+def test_autocast_leaves_dtypes_alone(path, dtype):
     for tokens in (SINGLE, HALF):
         for kind in ("few", "packed", "per query", "pairs"):
-            queries, documents, pairs = gradients.case(make, kind, make.grid, tokens, d=16)
-            need = gradients.step(queries, documents, gradients.integers(make), pairs=pairs, backward=path)
+            queries, documents, pairs = gradients.case(kind, make.grid, tokens, d=16)
+            need = gradients.step(queries, documents, gradients.integers(), pairs=pairs, backward=path)
             with torch.autocast("cuda", dtype=dtype):
                 got = gradients.step(queries, documents, need.upstream, pairs=pairs, backward=path)
             assert make.same_bits(got.scores, need.scores)
@@ -110,9 +112,9 @@ def test_autocast_leaves_dtypes_alone(gradients, make, path, dtype):
 
 
 @pytest.mark.parametrize("path", ["auto", "csr"])
-def test_mixed_precision_step(make, path):
+def test_mixed_precision_step(path):
     """Encoder under autocast, loss scaled: FP32 weights get the gradient that plain torch gives for the same FP16 tokens."""
-    encoder = torch.nn.Linear(24, 64, device=make.DEVICE)
+    encoder = torch.nn.Linear(24, 64, device=make.device)
     inputs, others = make.gauss(9, 31, 24, dtype=SINGLE), make.gauss(9, 63, 24, dtype=SINGLE, seed=1)
     found = []
     for impl in ("triton", "reference"):
@@ -128,7 +130,7 @@ def test_mixed_precision_step(make, path):
         assert (got - need).abs().max() <= 1e-2 * need.abs().max()
 
 
-def test_a_loss_that_needs_no_gradient(make):
+def test_a_loss_that_needs_no_gradient():
     queries, documents = make.gauss(7, 31, D).requires_grad_(), make.gauss(9, 63, D, seed=1).requires_grad_()
     for context in (torch.no_grad(), torch.inference_mode(), contextlib.nullcontext()):
         with context:
@@ -136,7 +138,7 @@ def test_a_loss_that_needs_no_gradient(make):
 
 
 @pytest.mark.parametrize("layout", ["one query", "few", "pairs", "packed queries"])
-def test_scores_may_be_modified_in_place(make, layout):
+def test_scores_may_be_modified_in_place(layout):
     """On the first call of a signature, which is recorded, and on the next, which is replayed."""
     documents = make.gauss(6, 63, D, seed=1)
     few = make.gauss(6, 31, D)
@@ -153,7 +155,7 @@ def test_scores_may_be_modified_in_place(make, layout):
         assert torch.equal(first, 2 * leaf.grad)
 
 
-def test_wrong_ranks_are_named_where_gradients_are_needed(make):
+def test_wrong_ranks_are_named_where_gradients_are_needed():
     queries = make.gauss(3, 31, D).requires_grad_()
     with pytest.raises(ValueError, match="documents: got"):
         maxsim(queries, make.gauss(16))

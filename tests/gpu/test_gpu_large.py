@@ -7,7 +7,10 @@ import gc
 import pytest
 import torch
 
+import truth
+from inputs import on_gpu as make
 from maxsim_kernels import Int8Tokens, Packed, maxsim, maxsim_pairs, quantize_fp8, quantize_int8
+from truth import agree
 
 POISON = False  # memory is measured here
 D = 128
@@ -33,9 +36,9 @@ def given_back():
 
 
 @pytest.fixture(scope="module")
-def huge(make):
+def huge():
     """One FP16 buffer of 2^31 + 2^24 elements (4.3 GB), normal values."""
-    buffer = torch.empty(2**31 + 2**24, dtype=HALF, device=make.DEVICE)
+    buffer = torch.empty(2**31 + 2**24, dtype=HALF, device=make.device)
     for part in buffer.split(2**28):
         part.normal_(generator=make.random(part.storage_offset() >> 20))
     yield buffer
@@ -55,7 +58,7 @@ def extra_memory(call):
 
 
 @pytest.mark.parametrize("Nq", [1, 4])
-def test_a_corpus_of_more_elements_than_an_int32_counts(make, truth, huge, Nq):
+def test_a_corpus_of_more_elements_than_an_int32_counts(huge, Nq):
     """No copy of it, and the last documents are the right ones."""
     count = huge.numel() // (128 * D)
     documents, queries = huge[: count * 128 * D].view(count, 128, D), make.gauss(Nq, 32, D)
@@ -67,14 +70,14 @@ def test_a_corpus_of_more_elements_than_an_int32_counts(make, truth, huge, Nq):
 
 
 @pytest.mark.parametrize("index", [torch.int32, torch.int64])
-def test_a_packed_corpus_of_more_elements_than_an_int32_counts(make, truth, huge, index):
+def test_a_packed_corpus_of_more_elements_than_an_int32_counts(huge, index):
     """16.9 million tokens: offsets fit int32, offsets times d do not."""
     values = huge.view(-1, D)
-    offsets = torch.arange(0, values.shape[0] + 1, 128, device=make.DEVICE)
+    offsets = torch.arange(0, values.shape[0] + 1, 128, device=make.device)
     rows, queries = Packed(values[: int(offsets[-1])], offsets.to(index)), make.gauss(4, 32, D)
     extra, scores = extra_memory(lambda: maxsim(queries, rows))
     assert extra < 64 * MIB
-    chosen = torch.arange(len(rows) - 100, len(rows), device=make.DEVICE)
+    chosen = torch.arange(len(rows) - 100, len(rows), device=make.device)
     last = rows.select(chosen).compact()
     truth.check_scores(scores[:, -100:], truth.oracle(queries, last))
     view = Packed.view(values, rows.starts[-100:], rows.lengths[-100:])
@@ -82,10 +85,10 @@ def test_a_packed_corpus_of_more_elements_than_an_int32_counts(make, truth, huge
 
 
 @pytest.mark.parametrize("granularity", ["token", "document"])
-def test_codes_of_more_elements_than_an_int32_counts(make, truth, huge, granularity):
+def test_codes_of_more_elements_than_an_int32_counts(huge, granularity):
     codes = huge.view(torch.int8)[: 2**31 + 2**24].view(-1, 128, D)
     shape = codes.shape[:2] if granularity == "token" else codes.shape[:1]
-    scales = torch.rand(shape, generator=make.random(1), device=make.DEVICE).to(HALF)
+    scales = torch.rand(shape, generator=make.random(1), device=make.device).to(HALF)
     queries = make.gauss(4, 32, D)
     extra, scores = extra_memory(lambda: maxsim(queries, Int8Tokens(codes, scales)))
     assert extra < 64 * MIB
@@ -93,7 +96,7 @@ def test_codes_of_more_elements_than_an_int32_counts(make, truth, huge, granular
     truth.check_scores(scores[:, -50:], truth.oracle(queries, last))
 
 
-def test_strides_beyond_an_int32(agree, make, huge):
+def test_strides_beyond_an_int32(huge):
     """Few elements that lie far apart: each axis of documents, queries and packed values in turn."""
     far = 2**30
     for shape, strides in (
@@ -111,12 +114,12 @@ def test_strides_beyond_an_int32(agree, make, huge):
         agree(tokens, tokens, pairs=True)
         agree(queries[:1], tokens[None])
         agree(queries, tokens, return_argmax=True)
-        rows = Packed(tokens[:, 0], torch.tensor([0, 1, shape[0]], device=make.DEVICE))
+        rows = Packed(tokens[:, 0], torch.tensor([0, 1, shape[0]], device=make.device))
         agree(queries, rows)
         agree(rows, queries)
 
 
-def test_per_query_documents_of_more_elements_than_an_int32_counts(make, truth, huge):
+def test_per_query_documents_of_more_elements_than_an_int32_counts(huge):
     documents = huge[: 4 * 4112 * 1024 * D].view(4, -1, 1024, D)[:, :4096]
     queries = make.gauss(4, 32, D)
     scores = maxsim(queries, documents)
@@ -127,7 +130,7 @@ def test_per_query_documents_of_more_elements_than_an_int32_counts(make, truth, 
     truth.check_scores(got[-20:], truth.oracle(asked[-20:], pairs[-20:].clone(), pairs=True))
 
 
-def test_expanded_documents(make, truth):
+def test_expanded_documents():
     """Stride 0: 20 million documents in the space of one, more than 2^31 elements when counted."""
     document = make.gauss(1, 1, D, seed=1)
     queries = make.gauss(2, 16, D)
@@ -137,7 +140,7 @@ def test_expanded_documents(make, truth):
     assert torch.equal(scores, scores[:, :1].expand_as(scores))
 
 
-def test_more_scores_than_an_int32_counts(make, truth):
+def test_more_scores_than_an_int32_counts():
     """65537 x 32769 scores (8.6 GB): the last row and the last column are where they belong."""
     queries, documents = make.gauss(65537, 1, 16), make.gauss(32769, 1, 16, seed=1)
     scores = maxsim(queries, documents)
@@ -145,7 +148,7 @@ def test_more_scores_than_an_int32_counts(make, truth):
     truth.check_scores(scores[:, -3:].clone(), truth.oracle(queries, documents[-3:]))
 
 
-def test_more_winners_than_an_int32_counts(make):
+def test_more_winners_than_an_int32_counts():
     """2^21 + 5 documents x 1024 query tokens: 8.6 GB of argmax."""
     document = make.gauss(1, 3, D, seed=1)
     count = 2**21 + 5
@@ -157,11 +160,11 @@ def test_more_winners_than_an_int32_counts(make):
     assert bool((scores == scores[0, 0]).all())
 
 
-def test_more_mask_entries_than_an_int32_counts(make, truth):
+def test_more_mask_entries_than_an_int32_counts():
     """A mask of 2^31 + 2^24 bytes over expanded documents: its last rows decide the last scores."""
     document = make.gauss(1, 1024, 16, seed=1)
     count = 2**21 + 2**14
-    mask = torch.zeros(count, 1024, dtype=torch.bool, device=make.DEVICE)
+    mask = torch.zeros(count, 1024, dtype=torch.bool, device=make.device)
     mask[:, 0] = True
     mask[-7:] = make.mask(7, 1024)
     queries = make.gauss(1, 16, 16)
@@ -172,7 +175,7 @@ def test_more_mask_entries_than_an_int32_counts(make, truth):
 # --- peak memory -----------------------------------------------------------------------------------------------------------
 
 
-def memory_cases(make):
+def memory_cases():
     """Calls whose similarity tensors would take up to hundreds of gigabytes, as functions that build (function, arguments, options)."""
 
     def documents(*shape, dtype=HALF):
@@ -219,13 +222,13 @@ def memory_cases(make):
     }
 
 
-MEMORY = list(memory_cases(None))
+MEMORY = list(memory_cases())
 
 
 @pytest.mark.parametrize("name", MEMORY)
-def test_peak_memory(make, name):
+def test_peak_memory(name):
     """No copy of the corpus and nothing that grows with the similarity tensor: below 64 MB beyond inputs and outputs."""
-    function, arguments, options = memory_cases(make)[name]()
+    function, arguments, options = memory_cases()[name]()
     extra, _ = extra_memory(lambda: function(*arguments, **options))
     assert extra < 64 * MIB, f"{extra / MIB:.1f} MiB"
     again, _ = extra_memory(lambda: function(*arguments, **options))

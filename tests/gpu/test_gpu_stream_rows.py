@@ -7,18 +7,20 @@ from dataclasses import replace
 import pytest
 import torch
 
+from inputs import on_gpu as make
 from maxsim_kernels import Packed, maxsim, quantize_fp8, quantize_int8, warmup
 from maxsim_kernels.checks import validate
 from maxsim_kernels.gpu import launch
 from maxsim_kernels.gpu.forward import dispatch
 from maxsim_kernels.gpu.forward.tuning import TABLE
+from truth import agree
 
 ROWS = [name for name, architecture in TABLE if name.startswith("stream") and architecture == "sm_90"]
 COUNTS = [3, 0, 31, 1, 7, 100, 0, 512, 63, 64, 65, 128, 129, 0] * 5
 FORMS = ["float16", "bfloat16", "int8 token", "int8 document"]
 
 
-def documents_of(make, form, ragged, d):
+def documents_of(form, ragged, d):
     dtype = torch.bfloat16 if form == "bfloat16" else torch.float16
     held = make.packed(COUNTS, d, dtype=dtype, seed=1) if ragged else make.gauss(70, 181, d, dtype=dtype, seed=1)
     return quantize_int8(held, form.split()[1]) if "int8" in form else held
@@ -40,11 +42,11 @@ def scored(queries, documents, config):
 @pytest.mark.parametrize(
     ("count", "tokens", "d"), [(1, 7, 128), (1, 32, 128), (2, 31, 64), (1, 64, 128), (1, 64, 256), (1, 32, 100)]
 )
-def test_every_tile_gives_the_same_bits(make, form, ragged, count, tokens, d):
+def test_every_tile_gives_the_same_bits(form, ragged, count, tokens, d):
     if torch.cuda.get_device_capability() != (9, 0):
         pytest.skip("the rows are for sm_90")
     dtype = torch.bfloat16 if form == "bfloat16" else torch.float16
-    queries, documents = make.gauss(count, tokens, d, dtype=dtype), documents_of(make, form, ragged, d)
+    queries, documents = make.gauss(count, tokens, d, dtype=dtype), documents_of(form, ragged, d)
     rows = {row: TABLE[row, "sm_90"] for row in ROWS}
     alone = {f"{row}, a program a document": replace(config, programs=0) for row, config in rows.items()}
     found = {name: scored(queries, documents, config) for name, config in (rows | alone).items()}
@@ -67,7 +69,7 @@ def forced(request, monkeypatch):
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize(("count", "tokens", "d"), [(1, 1, 128), (1, 31, 100), (2, 20, 64), (1, 64, 256), (1, 33, 768)])
-def test_every_tile_agrees_with_fp64(agree, make, forced, dtype, count, tokens, d):
+def test_every_tile_agrees_with_fp64(forced, dtype, count, tokens, d):
     queries = make.gauss(count, tokens, d, dtype=dtype)
     agree(queries, make.packed(COUNTS, d, dtype=dtype, seed=1))
     documents = make.gauss(70, 131, d, dtype=dtype, seed=1)
@@ -83,7 +85,7 @@ def test_every_tile_agrees_with_fp64(agree, make, forced, dtype, count, tokens, 
 
 @pytest.mark.parametrize("granularity", ["token", "document"])
 @pytest.mark.parametrize("affine", [False, True])
-def test_every_tile_agrees_on_codes(agree, make, forced, granularity, affine):
+def test_every_tile_agrees_on_codes(forced, granularity, affine):
     queries, documents = make.gauss(1, 40, 128), make.gauss(70, 131, 128, seed=1)
     agree(queries, quantize_int8(documents, granularity, affine=affine))
     agree(queries, quantize_int8(make.packed(COUNTS, 128, seed=1), granularity, affine=affine))
@@ -92,7 +94,7 @@ def test_every_tile_agrees_on_codes(agree, make, forced, granularity, affine):
 @pytest.mark.parametrize("ragged", [False, True])
 @pytest.mark.parametrize("form", [*FORMS, "fp8 token", "fp8 document"])
 @pytest.mark.parametrize("tokens", [32, 64])
-def test_a_cut_corpus_gives_the_same_bits(make, form, ragged, tokens):
+def test_a_cut_corpus_gives_the_same_bits(form, ragged, tokens):
     """Numbers of documents on both sides of the thresholds."""
     lengths = torch.arange(20_000) % 61 + 1
     lengths[::1000] = 400
@@ -114,7 +116,7 @@ def test_a_cut_corpus_gives_the_same_bits(make, form, ragged, tokens):
         assert torch.equal(maxsim(queries, first(count)), scores[:, :count]), count
 
 
-def test_warmup_leaves_nothing_to_compile(make, compilations):
+def test_warmup_leaves_nothing_to_compile(compilations):
     """For any number of documents of the lengths it was told."""
     warmup(queries=((1, 32), (1, 64), (64, 32)), document_tokens=(180,), forms=("dense", "packed", "int8"))
     compilations.clear()

@@ -9,6 +9,7 @@ from contextlib import closing
 import pytest
 import torch
 
+from inputs import on_gpu as make
 from maxsim_kernels import (
     Int8Tokens,
     LazyBlock,
@@ -67,7 +68,7 @@ def expected(full, k):
     return scores[:, :k], indices[:, :k].masked_fill(scores[:, :k] == -torch.inf, -1)
 
 
-def tokens(make, dtype, count=1500):
+def tokens(dtype, count=1500):
     """Ragged documents on a grid, with empty and duplicated ones."""
     counts = make.sizes(count, 240)
     counts[7] = counts[count // 2] = 0
@@ -156,11 +157,11 @@ def places_of(host):
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("queries_", [1, 9, 64])
-def test_packed_documents_get_the_bits_of_the_whole_matrix(make, small_pieces, kind, queries_):
+def test_packed_documents_get_the_bits_of_the_whole_matrix(small_pieces, kind, queries_):
     """Every place, cut in many ways, by one reader and by four."""
     fits(kind)
     dtype, quantise = KINDS[kind]
-    whole = quantise(tokens(make, dtype, 240))
+    whole = quantise(tokens(dtype, 240))
     queries = make.grid(queries_, 32, D, dtype=dtype, seed=1)
     scores, indices = expected(maxsim(queries, whole), K)
     for name, given in places_of(to_host(whole)).items():
@@ -173,7 +174,7 @@ def test_packed_documents_get_the_bits_of_the_whole_matrix(make, small_pieces, k
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_dense_documents_get_the_bits_of_the_whole_matrix(make, small_pieces, kind):
+def test_dense_documents_get_the_bits_of_the_whole_matrix(small_pieces, kind):
     fits(kind)
     dtype, quantise = KINDS[kind]
     rows = make.grid(500, 60, D, dtype=dtype, seed=3)
@@ -188,7 +189,7 @@ def test_dense_documents_get_the_bits_of_the_whole_matrix(make, small_pieces, ki
             assert torch.equal(got[1], indices), (name, limits)
 
 
-def test_real_values_get_the_bits_of_the_whole_matrix(make, small_pieces):
+def test_real_values_get_the_bits_of_the_whole_matrix(small_pieces):
     """Sums that round: a piece's kernel adds in the same order as the whole's."""
     for dtype in (torch.float16, torch.float32):
         whole = make.packed(make.sizes(700, 240), D, dtype=dtype, make=make.unit)
@@ -202,9 +203,9 @@ def test_real_values_get_the_bits_of_the_whole_matrix(make, small_pieces):
                 assert torch.equal(got[1], indices), limits
 
 
-def test_shards_merge_into_the_whole(make):
+def test_shards_merge_into_the_whole():
     """Keys of parts, some of them scored on the GPU and some moved through the host."""
-    whole, queries = tokens(make, torch.float16), make.grid(20, 32, D, seed=1)
+    whole, queries = tokens(torch.float16), make.grid(20, 32, D, seed=1)
     full = maxsim(queries, whole)
     keys = []
     for first, stop in ((0, 1), (1, 700), (700, 700), (700, 1500)):
@@ -218,15 +219,15 @@ def test_shards_merge_into_the_whole(make):
     assert torch.equal(best.indices, indices)
 
 
-def test_nan_is_named_when_results_are_read(make):
-    rows = to_host(tokens(make, torch.float16))
+def test_nan_is_named_when_results_are_read():
+    rows = to_host(tokens(torch.float16))
     document = int((rows.lengths > 0).nonzero()[700])
     rows.values[int(rows.starts[document]), 5] = float("nan")
     with pytest.raises(ValueError, match=f"NaN for query 0, document {document}"):
         stream_topk(make.grid(3, 32, D), [rows], K)
 
 
-def test_a_document_larger_than_the_buffers(make, small_pieces):
+def test_a_document_larger_than_the_buffers(small_pieces):
     whole = make.packed([3, 9000, 5, 0, 7000, 2], D, make=make.grid)
     queries = make.grid(5, 32, D, seed=1)
     scores, indices = expected(maxsim(queries, whole), 4)
@@ -240,8 +241,8 @@ def test_a_document_larger_than_the_buffers(make, small_pieces):
         assert torch.equal(got[1], indices)
 
 
-def test_inference_mode(make):
-    rows, queries = tokens(make, torch.float16), make.grid(3, 32, D)
+def test_inference_mode():
+    rows, queries = tokens(torch.float16), make.grid(3, 32, D)
     want = stream_topk(queries, [lazy(to_host(rows))], K)
     with torch.inference_mode():
         got = stream_topk(queries, [lazy(to_host(rows))], K)
@@ -250,9 +251,9 @@ def test_inference_mode(make):
 
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode")
 @pytest.mark.parametrize("place", ["lazy", "pinned", "pageable", "on the device"])
-def test_scoring_never_waits_for_the_gpu(make, place):
+def test_scoring_never_waits_for_the_gpu(place):
     """The loop of `stream_topk`, with torch set to refuse whatever waits."""
-    host = to_host(tokens(make, torch.float16))
+    host = to_host(tokens(torch.float16))
     given, queries = places_of(host)[place], make.grid(50, 32, D, seed=1)
     want = stream_topk(queries, given * 3, K)
     best = TopK(50, K, queries.device)
@@ -268,10 +269,10 @@ def test_scoring_never_waits_for_the_gpu(make, place):
     assert torch.equal(keys, best.keys)
 
 
-def test_another_device(make):
+def test_another_device():
     if torch.cuda.device_count() < 2:
         pytest.skip("needs two GPUs")
-    rows, queries = to_host(tokens(make, torch.float16)), make.grid(9, 32, D, seed=1)
+    rows, queries = to_host(tokens(torch.float16)), make.grid(9, 32, D, seed=1)
     want = stream_topk(queries, [rows], K)
     before = torch.cuda.memory_allocated(0)
     got = stream_topk(queries.to("cuda:1"), [rows, lazy(rows)], K)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from inputs import on_gpu as make
 from maxsim_kernels import Packed, maxsim, quantize_fp8, quantize_int8, warmup
 from maxsim_kernels.checks import validate
 from maxsim_kernels.gpu import launch
@@ -53,7 +54,7 @@ def hopper():
 @pytest.mark.parametrize("d", [64, 128])
 @pytest.mark.parametrize(("count", "tokens"), [(20, 32), (3, 100)])
 @pytest.mark.parametrize("form", FORMS)
-def test_every_tile_gives_the_same_bits(make, form, count, tokens, d, winners):
+def test_every_tile_gives_the_same_bits(form, count, tokens, d, winners):
     queries = make.gauss(count, tokens, d, dtype=torch.float16)
     held = {"ragged": make.packed(LENGTHS, d, dtype=torch.float16, seed=1)}
     held |= {f"dense {size}": make.gauss(37, size, d, dtype=torch.float16, seed=size) for size in SIZES}
@@ -69,7 +70,7 @@ def test_every_tile_gives_the_same_bits(make, form, count, tokens, d, winners):
 
 @pytest.mark.parametrize("waves", [1, 2, 3, 4])
 @pytest.mark.parametrize("form", ["float", "int8 document", "int8 token", "fp8 token"])
-def test_waves_change_no_bit(make, monkeypatch, form, waves):
+def test_waves_change_no_bit(monkeypatch, form, waves):
     queries = make.gauss(20, 32, 128, dtype=torch.float16)
     for documents in (make.packed(LENGTHS * 20, 128, dtype=torch.float16, seed=1), make.gauss(700, 180, 128, seed=1)):
         codes = quantised(documents, form)
@@ -84,7 +85,7 @@ def test_waves_change_no_bit(make, monkeypatch, form, waves):
     launch._plans.clear()
 
 
-def test_warmup_knows_other_lengths_of_ragged_documents(make, compilations):
+def test_warmup_knows_other_lengths_of_ragged_documents(compilations):
     """Tiles of ragged codes depend on their mean length, which a server is not told."""
     warmup(queries=((64, 32),), document_tokens=(180,), forms=("packed", "int8"), return_argmax=True)
     compilations.clear()

@@ -13,6 +13,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import maxsim_kernels
+from inputs import on_gpu as make
 from maxsim_kernels import Fp8Tokens, Int8Tokens, Packed, explain, maxsim, maxsim_pairs, quantize_fp8, quantize_int8
 
 POISON = False  # tracing and capture would record the poison
@@ -22,7 +23,7 @@ NAMESPACE = "maxsim_kernels"
 COUNTS = [3, 0, 31, 1, 7, 100, 0, 1000, 63]
 
 
-def workload(make, dtype=HALF):
+def workload(dtype=HALF):
     """One call of each kind: name -> (function, queries, documents, options); tensors inside may be overwritten in place."""
     few, documents = make.gauss(9, 31, D, dtype=dtype), make.gauss(9, 63, D, dtype=dtype, seed=1)
     rows = make.packed(COUNTS, D, dtype=dtype, seed=1)
@@ -53,15 +54,15 @@ KINDS += ["split", "wide", "int8 token", "int8 document", "int8 floats", "fp8"]
 
 
 @pytest.fixture
-def calls(make):
-    return workload(make)
+def calls():
+    return workload()
 
 
 def flat(result):
     return result if isinstance(result, tuple) else (result,)
 
 
-def equal(make, one, other):
+def equal(one, other):
     return all(make.same_bits(a, b) for a, b in zip(flat(one), flat(other), strict=True))
 
 
@@ -79,10 +80,10 @@ def test_auto_takes_the_fused_kernel(calls, kind):
     assert text.startswith("triton"), text
 
 
-def test_named_implementation(calls, make):
+def test_named_implementation(calls):
     """`impl="triton"` is what "auto" takes; `impl="cpu"` is refused."""
     function, queries, documents, _ = calls["dense"]
-    assert equal(make, function(queries, documents, impl="triton"), function(queries, documents))
+    assert equal(function(queries, documents, impl="triton"), function(queries, documents))
     with pytest.raises(ValueError, match="impl"):
         function(queries, documents, impl="cpu")
 
@@ -101,13 +102,13 @@ class Record(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("kind", ["dense", "masked", "winners", "packed", "pairs", "per query", "int8 token", "fp8"])
-def test_opcheck(calls, make, kind):
+def test_opcheck(calls, kind):
     """Schema, fake tensors, autograd registration and AOT dispatch, on the arguments that real calls give."""
     function, queries, documents, options = calls[kind]
     with Record() as record:
         recorded = function(queries, documents, **options)
     assert record.calls, "no custom op ran"
-    assert equal(make, recorded, function(queries, documents, **options))
+    assert equal(recorded, function(queries, documents, **options))
     names = {func._schema.name for func, _, _ in record.calls}
     assert f"{NAMESPACE}::forward" in names
     checks = ["test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic"]
@@ -125,16 +126,16 @@ def fresh_dynamo():
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_compile(calls, make, kind, fresh_dynamo):
+def test_compile(calls, kind, fresh_dynamo):
     """`fullgraph=True`: one node, no break."""
     function, queries, documents, options = calls[kind]
     compiled = torch.compile(function, fullgraph=True, backend="aot_eager")
     need = function(queries, documents, **options)
-    assert equal(make, compiled(queries, documents, **options), need)
+    assert equal(compiled(queries, documents, **options), need)
 
 
 @pytest.mark.filterwarnings("ignore:TensorFloat32")
-def test_compile_with_inductor(make, fresh_dynamo):
+def test_compile_with_inductor(fresh_dynamo):
     """The default backend, with code around the call that it fuses."""
     queries, documents = make.gauss(9, 31, D), make.gauss(9, 63, D, seed=1)
 
@@ -145,17 +146,17 @@ def test_compile_with_inductor(make, fresh_dynamo):
         assert torch.allclose(got, need, rtol=1e-5, atol=1e-5)
 
 
-def test_new_shapes_do_not_recompile_the_graph(make, fresh_dynamo):
+def test_new_shapes_do_not_recompile_the_graph(fresh_dynamo):
     counter = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
     run = torch.compile(maxsim, fullgraph=True, dynamic=True, backend=counter)
     for Nq, Lq, B, Ld in ((3, 5, 4, 9), (4, 6, 5, 10), (5, 7, 6, 31), (7, 33, 8, 12)):
         queries, documents = make.gauss(Nq, Lq, D), make.gauss(B, Ld, D, seed=1)
-        assert equal(make, run(queries, documents), maxsim(queries, documents))
+        assert equal(run(queries, documents), maxsim(queries, documents))
     assert counter.frame_count == 1
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_cuda_graph(calls, make, kind):
+def test_cuda_graph(calls, kind):
     """Captured after one warm-up call, replayed with other values in the same tensors."""
     function, queries, documents, options = calls[kind]
     function(queries, documents, **options)
@@ -169,11 +170,11 @@ def test_cuda_graph(calls, make, kind):
                 tensor.copy_(make.gauss(*tensor.shape, seed=seed + tensor.shape[0]))
         graph.replay()
         torch.cuda.synchronize()
-        assert equal(make, held, function(queries, documents, **options)), f"replay with seed {seed}"
+        assert equal(held, function(queries, documents, **options)), f"replay with seed {seed}"
 
 
 @pytest.mark.parametrize("kind", ["packed", "view"])
-def test_cuda_graph_with_other_lengths(calls, make, kind):
+def test_cuda_graph_with_other_lengths(calls, kind):
     """Starts and lengths are read on the device: a replay follows them."""
     function, queries, rows, _ = calls[kind]
     view = Packed.view(rows.values, rows.starts.clone(), rows.lengths.clone())
@@ -205,8 +206,8 @@ def test_no_call_waits_for_the_gpu(calls, kind):
 
 
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode")
-def test_packed_inputs_are_built_without_waiting(make):
-    values, offsets = make.gauss(1205, D), torch.tensor([0, 3, 100, 1205], device=make.DEVICE)
+def test_packed_inputs_are_built_without_waiting():
+    values, offsets = make.gauss(1205, D), torch.tensor([0, 3, 100, 1205], device=make.device)
     queries = make.packed([3, 0, 31], D)
     maxsim(queries, Packed(values, offsets))
     torch.cuda.set_sync_debug_mode("error")
@@ -220,7 +221,7 @@ def test_packed_inputs_are_built_without_waiting(make):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_runs_on_the_current_stream(calls, make, kind):
+def test_runs_on_the_current_stream(calls, kind):
     """Inputs that a busy stream has yet to write: a launch on any other stream would read the old ones."""
     function, queries, documents, options = calls[kind]
     values = values_of(queries)
@@ -236,13 +237,13 @@ def test_runs_on_the_current_stream(calls, make, kind):
         got = function(queries, documents, **options)
         done.record()
     torch.cuda.current_stream().wait_event(done)
-    assert equal(make, got, need)
+    assert equal(got, need)
     for tensor in flat(got):
         tensor.record_stream(torch.cuda.current_stream())
 
 
 @pytest.mark.parametrize("kind", ["dense", "packed", "split", "int8 token", "int8 document", "pairs"])
-def test_two_streams_at_once(calls, make, kind):
+def test_two_streams_at_once(calls, kind):
     """Workspaces are the call's own: two streams do not write into each other's."""
     function, queries, documents, options = calls[kind]
     both = [queries, make.gauss(*queries.shape, seed=9)]
@@ -256,10 +257,10 @@ def test_two_streams_at_once(calls, make, kind):
                 got[number].append(function(both[number], documents, **options))
     torch.cuda.synchronize()
     for number in (0, 1):
-        assert all(equal(make, result, need[number]) for result in got[number])
+        assert all(equal(result, need[number]) for result in got[number])
 
 
-def test_two_threads_at_once(calls, make):
+def test_two_threads_at_once(calls):
     from concurrent.futures import ThreadPoolExecutor
 
     kinds = ["dense", "packed", "split", "int8 token"]
@@ -271,18 +272,18 @@ def test_two_threads_at_once(calls, make):
 
     with ThreadPoolExecutor(4) as pool:
         for number, got in enumerate(pool.map(run, range(40))):
-            assert equal(make, got, need[number % 4])
+            assert equal(got, need[number % 4])
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_other_than_current_device(make, kind, monkeypatch):
+def test_other_than_current_device(kind, monkeypatch):
     """The same numbers on the second GPU (a seed means the same values there) while the first is the current one."""
     if torch.cuda.device_count() < 2:
         pytest.skip("needs two GPUs")
-    function, queries, documents, options = workload(make)[kind]
+    function, queries, documents, options = workload()[kind]
     need = function(queries, documents, **options)
-    monkeypatch.setattr(make, "DEVICE", "cuda:1")
-    function, queries, documents, options = workload(make)[kind]
+    monkeypatch.setattr(make, "device", "cuda:1")
+    function, queries, documents, options = workload()[kind]
     got = function(queries, documents, **options)
     assert torch.cuda.current_device() == 0
     for one, other in zip(flat(got), flat(need), strict=True):
@@ -290,7 +291,7 @@ def test_other_than_current_device(make, kind, monkeypatch):
         assert make.same_bits(one.cpu(), other.cpu())
 
 
-def test_tensors_on_two_devices_are_refused(make):
+def test_tensors_on_two_devices_are_refused():
     with pytest.raises(ValueError, match="documents"):
         maxsim(make.gauss(7, 31, D), make.gauss(9, 63, D, device="cpu"))
     with pytest.raises(ValueError, match="document_mask"):
@@ -299,20 +300,20 @@ def test_tensors_on_two_devices_are_refused(make):
         maxsim(make.gauss(7, 31, D), make.gauss(9, 63, D, dtype=BFLOAT))
 
 
-def test_autocast_leaves_inputs_alone(calls, make):
-    for function, queries, documents, options in (calls["dense"], workload(make, SINGLE)["dense"]):
+def test_autocast_leaves_inputs_alone(calls):
+    for function, queries, documents, options in (calls["dense"], workload(SINGLE)["dense"]):
         need = function(queries, documents, **options)
         with torch.autocast("cuda", dtype=BFLOAT):
-            assert equal(make, function(queries, documents, **options), need)
+            assert equal(function(queries, documents, **options), need)
 
 
-def test_deterministic_algorithms(calls, make):
+def test_deterministic_algorithms(calls):
     """torch's deterministic mode changes nothing of a forward call."""
     need = {kind: call[0](*call[1:3], **call[3]) for kind, call in calls.items()}
     torch.use_deterministic_algorithms(True)
     try:
         for kind, (function, queries, documents, options) in calls.items():
-            assert equal(make, function(queries, documents, **options), need[kind]), kind
+            assert equal(function(queries, documents, **options), need[kind]), kind
     finally:
         torch.use_deterministic_algorithms(False)
 

@@ -10,6 +10,7 @@ from contextlib import closing
 import pytest
 import torch
 
+from inputs import on_gpu as make
 from maxsim_kernels import LazyBlock, device_blocks, stream_topk
 from maxsim_kernels.streaming import links
 from maxsim_kernels.streaming import streaming as module
@@ -176,7 +177,7 @@ def test_memory_given_back_early_is_not_written_any_more(poisoned, small_pieces)
     assert readers_alive() == []
 
 
-def test_an_error_in_a_reader_arrives_unchanged(make):
+def test_an_error_in_a_reader_arrives_unchanged():
     queries = make.grid(3, 32, D)
 
     def fail(first, out):
@@ -204,7 +205,7 @@ def peak_of(call):
 
 @pytest.mark.parametrize("queries_", [1, 500])
 @pytest.mark.parametrize("budget", [200 * MIB, 1024 * MIB, None])
-def test_memory_is_flat_and_within_the_budget(make, queries_, budget):
+def test_memory_is_flat_and_within_the_budget(queries_, budget):
     """50 and 1000 blocks of 4 MiB, and one block of 4 GiB."""
     queries = make.unit(queries_, 32, D)
     stream_topk(queries, [ones(64)], 100, memory_budget=budget)  # kernels
@@ -217,12 +218,12 @@ def test_memory_is_flat_and_within_the_budget(make, queries_, budget):
     assert peaks[1] <= 1.05 * peaks[0], [peak / MIB for peak in peaks]
 
 
-def test_too_small_a_budget_says_what_is_needed(make):
+def test_too_small_a_budget_says_what_is_needed():
     with pytest.raises(ValueError, match="memory_budget: got 1000 bytes, need at least"):
         stream_topk(make.unit(2, 32, D), [ones(4)], 3, memory_budget=1000)
 
 
-def test_the_consumer_runs_ahead_of_the_gpu(make, small_pieces):
+def test_the_consumer_runs_ahead_of_the_gpu(small_pieces):
     """Copies overlap scoring: the host hands over several pieces while the GPU still sleeps in front of the first."""
     block, limits = numbered(40)
     small_pieces(limits)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from inputs import on_cpu as cases
 from maxsim_kernels import Packed, maxsim, maxsim_pairs, pack, quantize_fp8, quantize_int8
 
 DTYPES = [torch.float16, torch.bfloat16, torch.float32]
@@ -13,17 +14,17 @@ D = 128
 
 
 @pytest.fixture
-def rows(cases):
+def rows():
     return lambda dtype=torch.float32: cases.packed(LENGTHS, D, dtype=dtype, seed=1, make=cases.gauss)
 
 
 @pytest.fixture(params=[1, 16], ids=lambda n: f"{n} queries")
-def queries(request, cases):
+def queries(request):
     return lambda dtype=torch.float32: cases.gauss(request.param, 9, D, dtype=dtype)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_repeated_calls(cases, impl, rows, queries, dtype):
+def test_repeated_calls(impl, rows, queries, dtype):
     q, documents = queries(dtype), rows(dtype)
     first = maxsim(q, documents, impl=impl)
     for _ in range(2):
@@ -31,7 +32,7 @@ def test_repeated_calls(cases, impl, rows, queries, dtype):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_layouts(cases, impl, rows, queries, dtype):
+def test_layouts(impl, rows, queries, dtype):
     """Dense with any amount of padding, packed, scattered view, lengths or mask."""
     q, documents = queries(dtype), rows(dtype)
     first = maxsim(q, documents, impl=impl)
@@ -44,7 +45,7 @@ def test_layouts(cases, impl, rows, queries, dtype):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_cuts(cases, impl, rows, queries, dtype):
+def test_cuts(impl, rows, queries, dtype):
     q, documents = queries(dtype), rows(dtype)
     first, n = maxsim(q, documents, impl=impl), len(LENGTHS)
     for size in (1, 3, 7):
@@ -54,9 +55,9 @@ def test_cuts(cases, impl, rows, queries, dtype):
             assert cases.same_bits(torch.cat(cut, dim=1), first), (size, compact)
 
 
-def test_cuts_of_a_larger_corpus(cases, impl, queries, two_threads):
+def test_cuts_of_a_larger_corpus(impl, queries, two_threads):
     """100 documents of some 60 tokens: many tiles, cut where no tile ends."""
-    documents = cases.packed(cases.lengths(100, 120), D, seed=1, make=cases.gauss)
+    documents = cases.packed(cases.lengths(100, high=120), D, seed=1, make=cases.gauss)
     q = queries()
     first = maxsim(q, documents, impl=impl)
     for size in (1, 37, 99):
@@ -64,7 +65,7 @@ def test_cuts_of_a_larger_corpus(cases, impl, queries, two_threads):
         assert cases.same_bits(torch.cat([maxsim(q, documents.select(chunk), impl=impl) for chunk in chunks], dim=1), first)
 
 
-def test_dense_batches(cases, impl, queries, two_threads):
+def test_dense_batches(impl, queries, two_threads):
     q, documents = queries(), cases.gauss(50, 60, D, seed=1)
     first = maxsim(q, documents, impl=impl)
     for size in (1, 7, 49):
@@ -74,7 +75,7 @@ def test_dense_batches(cases, impl, queries, two_threads):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_document_order(cases, impl, rows, queries, dtype):
+def test_document_order(impl, rows, queries, dtype):
     q, documents = queries(dtype), rows(dtype)
     first = maxsim(q, documents, impl=impl)
     for seed in range(2):
@@ -83,7 +84,7 @@ def test_document_order(cases, impl, rows, queries, dtype):
         assert cases.same_bits(maxsim(q, documents.select(order).compact(), impl=impl), first[:, order])
 
 
-def test_neighbours_do_not_matter(cases, impl, rows, queries, two_threads):
+def test_neighbours_do_not_matter(impl, rows, queries, two_threads):
     """A document's score with quite other documents around it, NaN and huge ones included."""
     q, documents = queries(), rows()
     first = maxsim(q, documents, impl=impl)
@@ -97,7 +98,7 @@ def test_neighbours_do_not_matter(cases, impl, rows, queries, two_threads):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_query_positions(cases, impl, rows, dtype):
+def test_query_positions(impl, rows, dtype):
     """The same number of queries: any order, any company."""
     q, documents = cases.gauss(6, 20, D, dtype=dtype), rows(dtype)
     first = maxsim(q, documents, impl=impl)
@@ -110,7 +111,7 @@ def test_query_positions(cases, impl, rows, dtype):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_strides_do_not_matter(cases, impl, rows, queries, dtype):
+def test_strides_do_not_matter(impl, rows, queries, dtype):
     q, documents = queries(dtype), rows(dtype)
     first = maxsim(q, documents, impl=impl)
     values = documents.values.T.contiguous().T
@@ -121,7 +122,7 @@ def test_strides_do_not_matter(cases, impl, rows, queries, dtype):
 @pytest.mark.parametrize("granularity", ["token", "document", "corpus"])
 @pytest.mark.parametrize("affine", [False, True])
 @pytest.mark.parametrize("quantize_queries", [True, False])
-def test_int8(cases, impl, rows, queries, granularity, affine, quantize_queries):
+def test_int8(impl, rows, queries, granularity, affine, quantize_queries):
     q, documents = queries(), quantize_int8(rows(), granularity, affine=affine)
     options = {"quantize_queries": quantize_queries, "impl": impl}
     first = maxsim(q, documents, **options)
@@ -136,14 +137,14 @@ def test_int8(cases, impl, rows, queries, granularity, affine, quantize_queries)
     assert cases.same_bits(maxsim(q, same, document_lengths=lengths, **options), first)
 
 
-def test_fp8(cases, impl, rows, queries):
+def test_fp8(impl, rows, queries):
     q, documents = queries(), quantize_fp8(rows())
     first = maxsim(q, documents, impl=impl)
     parts = [documents.select(part) for part in torch.arange(len(LENGTHS)).split(3)]
     assert cases.same_bits(torch.cat([maxsim(q, part, impl=impl) for part in parts], dim=1), first)
 
 
-def test_argmax_and_gradient_requests_do_not_change_scores(cases, impl, rows, queries):
+def test_argmax_and_gradient_requests_do_not_change_scores(impl, rows, queries):
     q, documents = queries(), rows()
     first = maxsim(q, documents, impl=impl)
     assert cases.same_bits(maxsim(q, documents, return_argmax=True, impl=impl)[0], first)
@@ -151,7 +152,7 @@ def test_argmax_and_gradient_requests_do_not_change_scores(cases, impl, rows, qu
     assert cases.same_bits(maxsim(q.requires_grad_(), documents, impl=impl).detach(), first)
 
 
-def test_gradients_repeat(cases, impl, rows, queries, two_threads):
+def test_gradients_repeat(impl, rows, queries, two_threads):
     q, documents = queries().requires_grad_(), rows()
     documents.values.requires_grad_()
     upstream = cases.gauss(len(q), len(LENGTHS))
@@ -161,7 +162,7 @@ def test_gradients_repeat(cases, impl, rows, queries, two_threads):
         assert torch.equal(again[1], runs[0][1])
 
 
-def test_per_query_documents(cases, impl):
+def test_per_query_documents(impl):
     q, documents = cases.gauss(4, 20, D), cases.gauss(4, 6, 40, D, seed=1)
     first = maxsim(q, documents, impl=impl)
     assert cases.same_bits(torch.cat([maxsim(q, part, impl=impl) for part in documents.split(2, dim=1)], dim=1), first)
@@ -169,7 +170,7 @@ def test_per_query_documents(cases, impl):
     assert cases.same_bits(maxsim(q, documents.flip(1), impl=impl), first.flip(1))
 
 
-def test_pairs(cases, impl, rows):
+def test_pairs(impl, rows):
     documents = rows()
     q = cases.packed([20, 1, 7, 0, 33, 20, 5, 5, 64, 2], D, make=cases.gauss)
     first = maxsim_pairs(q, documents, impl=impl)
@@ -178,7 +179,7 @@ def test_pairs(cases, impl, rows):
     assert cases.same_bits(maxsim_pairs(cases.scattered(q), cases.scattered(documents), impl=impl), first)
 
 
-def test_pairs_by_themselves(cases, impl):
+def test_pairs_by_themselves(impl):
     """Also of lengths that are no whole runs of rows, which a matrix library would leave to kernels that add in another order."""
     q = cases.packed([1 + n % 37 for n in range(80)], 48, make=cases.gauss)
     documents = cases.packed([n * 7 % 61 for n in range(80)], 48, make=cases.gauss, seed=1)
@@ -189,14 +190,14 @@ def test_pairs_by_themselves(cases, impl):
         assert cases.same_bits(torch.cat(parts), first), f"{size} pairs a call"
 
 
-def test_deterministic_mode_changes_no_bit(cases, impl, rows, queries, deterministic):
+def test_deterministic_mode_changes_no_bit(impl, rows, queries, deterministic):
     q, documents = queries(), rows()
     inside = maxsim(q, documents, impl=impl)
     torch.use_deterministic_algorithms(False)
     assert cases.same_bits(maxsim(q, documents, impl=impl), inside)
 
 
-def test_views_of_one_buffer(cases, impl, queries):
+def test_views_of_one_buffer(impl, queries):
     """Overlapping rows score as copies of them do."""
     values, q = cases.gauss(200, D), queries()
     starts, lengths = torch.tensor([100, 0, 3, 50, 199]), torch.tensor([64, 200, 65, 50, 1])

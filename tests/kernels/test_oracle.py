@@ -7,6 +7,7 @@ import math
 import pytest
 import torch
 
+import oracle
 from maxsim_kernels import Int8Tokens, Packed
 
 
@@ -18,7 +19,7 @@ def example():
     return queries, documents
 
 
-def test_scores_and_argmax(oracle, example):
+def test_scores_and_argmax(example):
     truth = oracle.maxsim(*example)
     # by hand: query 0 against document 0 is max(1, 3) + max(2, -1)
     assert truth.scores.tolist() == [[5.0, -2.0, 1.0], [6.0, -3.0, 1.5]]
@@ -26,7 +27,7 @@ def test_scores_and_argmax(oracle, example):
     assert truth.bound[0].tolist() == pytest.approx([2 * math.sqrt(10), 2 * math.sqrt(2), 1.0])
 
 
-def test_masks(oracle, example):
+def test_masks(example):
     queries, documents = example
     truth = oracle.maxsim(
         queries,
@@ -39,7 +40,7 @@ def test_masks(oracle, example):
     assert truth.argmax.tolist() == [[[0, -1], [0, -1], [-1, -1]], [[-1, -1]] * 3]
 
 
-def test_nan_in_valid_tokens_only(oracle, example):
+def test_nan_in_valid_tokens_only(example):
     queries, documents = example
     documents[0, 1] = math.nan
     scores = oracle.maxsim(queries, documents).scores
@@ -47,7 +48,7 @@ def test_nan_in_valid_tokens_only(oracle, example):
     assert oracle.maxsim(queries, documents, document_lengths=torch.tensor([1, 2, 2])).scores[0].tolist() == [3.0, -2.0, 1.0]
 
 
-def test_gradients(oracle, example):
+def test_gradients(example):
     queries, documents = example
     upstream = torch.tensor([[1.0, 0.0, 0.0], [10.0, 0.0, 100.0]])
     dq, dd, _, _ = oracle.gradients(queries, documents, oracle.maxsim(queries, documents), upstream)
@@ -55,7 +56,7 @@ def test_gradients(oracle, example):
     assert dd.tolist() == [[[0.0, 31.0], [1.0, 0.0]], [[0.0, 0.0], [0.0, 0.0]], [[100.0, 100.0], [-100.0, 200.0]]]
 
 
-def test_layouts_agree(oracle, example):
+def test_layouts_agree(example):
     queries, documents = example
     whole = oracle.maxsim(queries, documents).scores
     view = Packed.view(documents.flatten(0, 1), torch.tensor([4, 0]), torch.tensor([2, 2]))
@@ -66,7 +67,7 @@ def test_layouts_agree(oracle, example):
     assert oracle.maxsim(queries[1], documents).scores.tolist() == whole[1].tolist()
 
 
-def test_dequantized(oracle):
+def test_dequantized():
     codes = torch.tensor([[[1, -2], [3, 4]], [[5, 6], [7, 8]]], dtype=torch.int8)
     per = {"token": [[0.5, 1.0], [2.0, 0.25]], "document": [0.5, 2.0], "corpus": 0.5}
     need = {
@@ -85,7 +86,7 @@ def test_dequantized(oracle):
         assert oracle.dequantized(packed)[0].reshape(2, 2, 2).tolist() == need[granularity]
 
 
-def test_chamfer(oracle):
+def test_chamfer():
     p, q = torch.tensor([[0.0, 0.0], [3.0, 0.0]]), torch.tensor([[1.0, 0.0], [-1.0, 0.0], [3.0, 2.0]])
     distance, dp, dq = oracle.chamfer(p, q)
     assert distance == pytest.approx((1 + 4) / 2 + (1 + 1 + 4) / 3)  # (0, 0) is 1 from two points
@@ -96,7 +97,7 @@ def test_chamfer(oracle):
     assert dq[1].tolist() == pytest.approx([-2 / 3, 0.0])
 
 
-def test_a_wrong_score_is_noticed(oracle, example):
+def test_a_wrong_score_is_noticed(example):
     truth = oracle.maxsim(*example)
     scores = torch.from_numpy(truth.scores).float()
     oracle.check(scores, truth)

@@ -12,6 +12,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import oracle
+import tolerances as tol
+from inputs import on_cpu as cases
 from maxsim_kernels import Packed, maxsim, maxsim_pairs, maxsim_reference, quantize_int8
 
 REPEATABLE = settings(deadline=None, derandomize=True, max_examples=50, database=None)
@@ -32,7 +35,7 @@ def impl(request):
     return request.param
 
 
-def some_masks(cases, side, how, shape, seed):
+def some_masks(side, how, shape, seed):
     """Mask and lengths for tokens of `shape` `[..., L]`, as keyword arguments, and the validity they mean."""
     masks, valid = {}, torch.ones(shape, dtype=torch.bool)
     if how in ("mask", "both"):
@@ -40,12 +43,12 @@ def some_masks(cases, side, how, shape, seed):
         valid &= masks[f"{side}_mask"]
     if how in ("lengths", "both"):
         count = int(np.prod(shape[:-1]))
-        masks[f"{side}_lengths"] = cases.lengths(count, shape[-1], seed=seed).view(shape[:-1])
+        masks[f"{side}_lengths"] = cases.lengths(count, high=shape[-1], seed=seed).view(shape[:-1])
         valid &= torch.arange(shape[-1]) < masks[f"{side}_lengths"][..., None]
     return masks, valid
 
 
-def compare(oracle, impl, queries, documents, *, function=maxsim, **masks):
+def compare(impl, queries, documents, *, function=maxsim, **masks):
     truth = (oracle.maxsim if function is maxsim else oracle.pairs)(queries, documents, **masks)
     scores, argmax = function(queries, documents, return_argmax=True, impl=impl, **masks)
     oracle.check(scores, truth)
@@ -55,12 +58,12 @@ def compare(oracle, impl, queries, documents, *, function=maxsim, **masks):
 
 @MORE
 @given(dtype=DTYPES, Nq=SMALL, B=SMALL, Lq=LENGTH, Ld=LENGTH, d=WIDTH, q_bits=BITS, d_bits=BITS, seed=SEED)
-def test_dense(oracle, cases, impl, dtype, Nq, B, Lq, Ld, d, q_bits, d_bits, seed):
-    masks, q_valid = some_masks(cases, "query", q_bits, (Nq, Lq), seed)
-    more, d_valid = some_masks(cases, "document", d_bits, (B, Ld), seed + 1)
+def test_dense(impl, dtype, Nq, B, Lq, Ld, d, q_bits, d_bits, seed):
+    masks, q_valid = some_masks("query", q_bits, (Nq, Lq), seed)
+    more, d_valid = some_masks("document", d_bits, (B, Ld), seed + 1)
     queries = cases.dirty(cases.grid(Nq, Lq, d, dtype=dtype, seed=seed), q_valid)
     documents = cases.dirty(cases.grid(B, Ld, d, dtype=dtype, seed=seed + 1), d_valid)
-    compare(oracle, impl, queries, documents, **masks, **more)
+    compare(impl, queries, documents, **masks, **more)
 
 
 @MORE
@@ -73,10 +76,10 @@ def test_dense(oracle, cases, impl, dtype, Nq, B, Lq, Ld, d, q_bits, d_bits, see
     kind=st.sampled_from(["packed", "view"]),
     seed=SEED,
 )
-def test_packed(oracle, cases, impl, dtype, q_sizes, d_sizes, d, index, kind, seed):
+def test_packed(impl, dtype, q_sizes, d_sizes, d, index, kind, seed):
     queries = cases.packed(q_sizes, d, dtype=dtype, index=index, seed=seed)
     documents = cases.packed(d_sizes, d, dtype=dtype, index=index, seed=seed + 1)
-    truth = compare(oracle, impl, queries, documents)
+    truth = compare(impl, queries, documents)
     if kind == "view":
         oracle.check(maxsim(cases.scattered(queries), cases.scattered(documents, seed=seed), impl=impl), truth)
 
@@ -91,22 +94,22 @@ def test_packed(oracle, cases, impl, dtype, q_sizes, d_sizes, d, index, kind, se
     Lq=SMALL,
     seed=SEED,
 )
-def test_overlapping_views(oracle, cases, impl, dtype, T, d, index, rows, Lq, seed):
+def test_overlapping_views(impl, dtype, T, d, index, rows, Lq, seed):
     values = cases.grid(T, d, dtype=dtype, seed=seed)
     starts = [min(start, T) for start, _ in rows]
     lengths = [min(length, T - start) for start, (_, length) in zip(starts, rows, strict=True)]
     view = Packed.view(values, torch.tensor(starts, dtype=index), torch.tensor(lengths, dtype=index))
-    compare(oracle, impl, cases.grid(2, Lq, d, dtype=dtype, seed=seed + 1), view)
+    compare(impl, cases.grid(2, Lq, d, dtype=dtype, seed=seed + 1), view)
 
 
 @REPEATABLE
 @given(dtype=DTYPES, Nq=SMALL, B=SMALL, Lq=LENGTH, Ld=LENGTH, d=WIDTH, q_bits=BITS, d_bits=BITS, seed=SEED)
-def test_per_query(oracle, cases, impl, dtype, Nq, B, Lq, Ld, d, q_bits, d_bits, seed):
-    masks, q_valid = some_masks(cases, "query", q_bits, (Nq, Lq), seed)
-    more, d_valid = some_masks(cases, "document", d_bits, (Nq, B, Ld), seed + 1)
+def test_per_query(impl, dtype, Nq, B, Lq, Ld, d, q_bits, d_bits, seed):
+    masks, q_valid = some_masks("query", q_bits, (Nq, Lq), seed)
+    more, d_valid = some_masks("document", d_bits, (Nq, B, Ld), seed + 1)
     queries = cases.dirty(cases.grid(Nq, Lq, d, dtype=dtype, seed=seed), q_valid)
     documents = cases.dirty(cases.grid(Nq, B, Ld, d, dtype=dtype, seed=seed + 1), d_valid)
-    compare(oracle, impl, queries, documents, **masks, **more)
+    compare(impl, queries, documents, **masks, **more)
 
 
 @REPEATABLE
@@ -117,7 +120,7 @@ def test_per_query(oracle, cases, impl, dtype, Nq, B, Lq, Ld, d, q_bits, d_bits,
     ragged=st.sampled_from(["queries", "documents", "both", "neither"]),
     seed=SEED,
 )
-def test_pairs(oracle, cases, impl, dtype, sizes, d, ragged, seed):
+def test_pairs(impl, dtype, sizes, d, ragged, seed):
     queries = cases.packed([size for size, _ in sizes], d, dtype=dtype, seed=seed)
     documents = cases.packed([size for _, size in sizes], d, dtype=dtype, seed=seed + 1)
     lengths = {}
@@ -125,7 +128,7 @@ def test_pairs(oracle, cases, impl, dtype, sizes, d, ragged, seed):
         queries, lengths["query_lengths"] = cases.padded(queries)
     if ragged in ("queries", "neither"):
         documents, lengths["document_lengths"] = cases.padded(documents)
-    compare(oracle, impl, queries, documents, function=maxsim_pairs, **lengths)
+    compare(impl, queries, documents, function=maxsim_pairs, **lengths)
 
 
 @REPEATABLE
@@ -140,15 +143,15 @@ def test_pairs(oracle, cases, impl, dtype, sizes, d, ragged, seed):
     bits=BITS,
     seed=SEED,
 )
-def test_gradients(oracle, cases, impl, dtype, Nq, B, Lq, Ld, d, layout, bits, seed):
-    masks, q_valid = some_masks(cases, "query", bits, (Nq, Lq), seed)
+def test_gradients(impl, dtype, Nq, B, Lq, Ld, d, layout, bits, seed):
+    masks, q_valid = some_masks("query", bits, (Nq, Lq), seed)
     queries = cases.dirty(cases.grid(Nq, Lq, d, dtype=dtype, seed=seed), q_valid).requires_grad_()
     if layout == "packed":
-        documents = cases.packed(cases.lengths(B, Ld, seed=seed), d, dtype=dtype, seed=seed + 1)
+        documents = cases.packed(cases.lengths(B, high=Ld, seed=seed), d, dtype=dtype, seed=seed + 1)
         leaf = documents.values.requires_grad_()
     else:
         shape = (B, Ld) if layout == "dense" else (Nq, B, Ld)
-        more, d_valid = some_masks(cases, "document", bits, shape, seed + 1)
+        more, d_valid = some_masks("document", bits, shape, seed + 1)
         masks |= more
         documents = leaf = cases.dirty(cases.grid(*shape, d, dtype=dtype, seed=seed + 1), d_valid).requires_grad_()
     scores = maxsim(queries, documents, **masks, impl=impl)
@@ -172,7 +175,7 @@ def test_gradients(oracle, cases, impl, dtype, Nq, B, Lq, Ld, d, layout, bits, s
     dense=st.booleans(),
     seed=SEED,
 )
-def test_int8(oracle, cases, tol, impl, dtype, sizes, Nq, Lq, d, granularity, affine, quantize_queries, dense, seed):
+def test_int8(impl, dtype, sizes, Nq, Lq, d, granularity, affine, quantize_queries, dense, seed):
     queries = cases.gauss(Nq, Lq, d, dtype=dtype, seed=seed)
     rows, masks = cases.packed(sizes, d, dtype=dtype, seed=seed + 1, make=cases.gauss), {}
     if dense:
@@ -191,7 +194,7 @@ def test_int8(oracle, cases, tol, impl, dtype, sizes, Nq, Lq, d, granularity, af
 
 @REPEATABLE
 @given(dtype=DTYPES, sizes=RAGGED, Lq=LENGTH, d=WIDTH, seed=SEED)
-def test_real_values_stay_within_the_bound(oracle, cases, tol, impl, dtype, sizes, Lq, d, seed):
+def test_real_values_stay_within_the_bound(impl, dtype, sizes, Lq, d, seed):
     queries = cases.gauss(2, Lq, d, dtype=dtype, seed=seed)
     documents = cases.packed(sizes, d, dtype=dtype, seed=seed + 1, make=cases.gauss)
     truth = oracle.maxsim(queries, documents)
@@ -208,7 +211,7 @@ SPOTS = st.lists(
 
 @REPEATABLE
 @given(dtype=DTYPES, q_sizes=RAGGED, d_sizes=RAGGED, d=WIDTH, q_spots=SPOTS, d_spots=SPOTS, dense=st.booleans(), seed=SEED)
-def test_non_finite_values_in_valid_tokens(oracle, cases, impl, dtype, q_sizes, d_sizes, d, q_spots, d_spots, dense, seed):
+def test_non_finite_values_in_valid_tokens(impl, dtype, q_sizes, d_sizes, d, q_spots, d_spots, dense, seed):
     """NaN and Inf reach exactly the scores that their tokens belong to, as IEEE arithmetic has them."""
     queries = cases.packed(q_sizes, d, dtype=dtype, seed=seed)
     documents = cases.packed(d_sizes, d, dtype=dtype, seed=seed + 1)
@@ -226,7 +229,7 @@ def test_non_finite_values_in_valid_tokens(oracle, cases, impl, dtype, q_sizes, 
 
 @REPEATABLE
 @given(sizes=st.lists(LENGTH, min_size=1, max_size=6), Lq=LENGTH, d=WIDTH, seed=SEED, data=st.data())
-def test_order_and_company_leave_the_bits_alone(cases, impl, sizes, Lq, d, seed, data):
+def test_order_and_company_leave_the_bits_alone(impl, sizes, Lq, d, seed, data):
     queries, documents = cases.gauss(3, Lq, d, seed=seed), cases.packed(sizes, d, seed=seed + 1, make=cases.gauss)
     scores = maxsim(queries, documents, impl=impl)
     order = torch.tensor(data.draw(st.lists(st.integers(0, len(sizes) - 1), max_size=8)), dtype=torch.int64)
@@ -238,7 +241,7 @@ def test_order_and_company_leave_the_bits_alone(cases, impl, sizes, Lq, d, seed,
 
 @REPEATABLE
 @given(Lq=st.integers(1, 9), Ld=st.integers(1, 40), d=WIDTH, seed=SEED, data=st.data())
-def test_algebra(cases, impl, Lq, Ld, d, seed, data):
+def test_algebra(impl, Lq, Ld, d, seed, data):
     """Exact on the grid: token order is irrelevant, scaling by 2 scales, queries add up, a document's maximum only grows."""
     queries, documents = cases.grid(2, Lq, d, seed=seed), cases.grid(3, Ld, d, seed=seed + 1)
     scores = maxsim(queries, documents, impl=impl)

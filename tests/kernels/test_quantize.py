@@ -6,6 +6,9 @@ import numpy as np
 import pytest
 import torch
 
+import oracle
+import tolerances as tol
+from inputs import on_cpu as cases
 from maxsim_kernels import Int8Tokens, Packed, quantize_int8
 
 DTYPES = [torch.float16, torch.bfloat16, torch.float32]
@@ -29,7 +32,7 @@ def spread(per, codes, granularity):
 @pytest.mark.parametrize("layout", ["dense", "packed"])
 @pytest.mark.parametrize("granularity", GRANULARITIES)
 @pytest.mark.parametrize("affine", [False, True])
-def test_codes_follow_the_rounded_scale(cases, tol, dtype, layout, granularity, affine):
+def test_codes_follow_the_rounded_scale(dtype, layout, granularity, affine):
     tokens = cases.either(layout, dtype=dtype)
     stored = quantize_int8(tokens, granularity, affine=affine)
     assert isinstance(stored, Int8Tokens)
@@ -51,7 +54,7 @@ def test_codes_follow_the_rounded_scale(cases, tol, dtype, layout, granularity, 
 
 @pytest.mark.parametrize("layout", ["dense", "packed"])
 @pytest.mark.parametrize("granularity", GRANULARITIES)
-def test_symmetric_scale_is_the_largest_magnitude(cases, tol, layout, granularity):
+def test_symmetric_scale_is_the_largest_magnitude(layout, granularity):
     tokens = cases.either(layout)
     x = cases.values_of(tokens).abs().double()
     scales = quantize_int8(tokens, granularity).scales.double()
@@ -69,7 +72,7 @@ def test_symmetric_scale_is_the_largest_magnitude(cases, tol, layout, granularit
 @pytest.mark.parametrize("layout", ["dense", "packed"])
 @pytest.mark.parametrize("granularity", GRANULARITIES)
 @pytest.mark.parametrize("affine", [False, True])
-def test_dequantize(oracle, cases, layout, granularity, affine):
+def test_dequantize(layout, granularity, affine):
     stored = quantize_int8(cases.either(layout), granularity, affine=affine)
     need = torch.from_numpy(oracle.dequantized(stored)[0])
     back = stored.dequantize()
@@ -79,7 +82,7 @@ def test_dequantize(oracle, cases, layout, granularity, affine):
         assert torch.equal(back.offsets, stored.codes.offsets)
 
 
-def test_storage_ratio(tol, cases):
+def test_storage_ratio():
     tokens = cases.gauss(10, 30, 128, dtype=torch.float16)
     stored = quantize_int8(tokens)
     parts = (stored.codes, stored.scales)
@@ -89,14 +92,14 @@ def test_storage_ratio(tol, cases):
 
 @pytest.mark.parametrize("granularity", GRANULARITIES)
 @pytest.mark.parametrize("affine", [False, True])
-def test_zero_tokens(cases, granularity, affine):
+def test_zero_tokens(granularity, affine):
     stored = quantize_int8(torch.zeros(2, 3, 8), granularity, affine=affine)
     assert stored.scales.eq(1).all()
     assert stored.codes.eq(0).all()
     assert stored.dequantize().eq(0).all()
 
 
-def test_one_zero_token_among_others(cases):
+def test_one_zero_token_among_others():
     tokens = cases.gauss(2, 3, 8)
     tokens[1, 2] = 0
     stored = quantize_int8(tokens)
@@ -106,14 +109,14 @@ def test_one_zero_token_among_others(cases):
 
 @pytest.mark.parametrize("value", [0.75, -3.0])
 @pytest.mark.parametrize("granularity", GRANULARITIES)
-def test_constant_tokens_survive_affine(tol, value, granularity):
+def test_constant_tokens_survive_affine(value, granularity):
     back = quantize_int8(torch.full((2, 3, 8), value), granularity, affine=True).dequantize()
     assert torch.allclose(back, torch.full((2, 3, 8), value), rtol=tol.HALF_ROUNDING)
 
 
 @pytest.mark.parametrize("magnitude", [1e-3, 1e-5, 1e-6, 1e-7, 1e-30])
 @pytest.mark.parametrize("affine", [False, True])
-def test_tiny_tokens_stay_tiny(tol, magnitude, affine):
+def test_tiny_tokens_stay_tiny(magnitude, affine):
     """Scales below FP16's normal range: no division by a scale that was rounded to zero, no blow-up."""
     tokens = torch.linspace(-1, 1, 16).mul(magnitude).view(1, 1, 16)
     stored = quantize_int8(tokens, affine=affine)
@@ -134,18 +137,18 @@ def test_scales_beyond_float16_are_not_finite_garbage(affine):
     assert not back.isfinite().all() or torch.allclose(back, tokens, atol=1e6)
 
 
-def test_70000_is_kept(cases):
+def test_70000_is_kept():
     tokens = torch.tensor([[[70000.0, -35000.0, 0.0]]])
     assert torch.allclose(quantize_int8(tokens).dequantize(), tokens, atol=70000 / 127)
 
 
-def test_view_with_poison_between_its_rows(cases):
+def test_view_with_poison_between_its_rows():
     view = cases.scattered(cases.packed(LENGTHS, 24, make=cases.gauss))
     whole = quantize_int8(cases.packed(LENGTHS, 24, make=cases.gauss), "corpus")
     assert torch.equal(quantize_int8(view, "corpus").scales, whole.scales), "tokens of no document never set a scale"
 
 
-def test_given_corpus_scale(cases):
+def test_given_corpus_scale():
     tokens = cases.gauss(4, 9, 24)
     for scale in (0.05, torch.tensor(0.05)):
         stored = quantize_int8(tokens, "corpus", scale=scale)
@@ -159,12 +162,12 @@ def test_given_corpus_scale(cases):
 
 
 @pytest.mark.parametrize("bad", [0.0, -1.0, float("nan"), float("inf")])
-def test_bad_corpus_scale(cases, bad):
+def test_bad_corpus_scale(bad):
     with pytest.raises(ValueError, match="scale"):
         quantize_int8(cases.gauss(2, 3, 8), "corpus", scale=bad)
 
 
-def test_bad_arguments(cases):
+def test_bad_arguments():
     with pytest.raises(ValueError, match="granularity"):
         quantize_int8(cases.gauss(2, 3, 8), "row")
     with pytest.raises(ValueError, match="scale"):

@@ -6,13 +6,15 @@ import numpy as np
 import pytest
 import torch
 
+import oracle
+from inputs import on_cpu as cases
 from maxsim_kernels import Fp8Tokens, Int8Tokens, Packed, pack
 
 LENGTHS = [3, 0, 2, 4]
 
 
 @pytest.fixture
-def rows(cases):
+def rows():
     return cases.packed(LENGTHS, 5)
 
 
@@ -24,7 +26,7 @@ def scales(*shape):
     return torch.ones(shape, dtype=torch.float16)
 
 
-def test_pack_and_rows(cases):
+def test_pack_and_rows():
     documents = [cases.grid(n, 5, seed=n) for n in LENGTHS]
     packed = pack(documents)
     assert packed.values.shape == (9, 5)
@@ -67,7 +69,7 @@ def test_pack_refuses_a_first_document_of_another_rank():
 
 
 @pytest.mark.parametrize("index", [torch.int32, torch.int64])
-def test_offsets_keep_their_dtype(cases, index):
+def test_offsets_keep_their_dtype(index):
     packed = Packed(cases.grid(4, 5), torch.tensor([0, 1, 4], dtype=index))
     assert packed.offsets.dtype == packed.starts.dtype == packed.lengths.dtype == index
 
@@ -82,7 +84,7 @@ def test_offsets_keep_their_dtype(cases, index):
         torch.tensor([], dtype=torch.int64),
     ],
 )
-def test_bad_offset_tensors(cases, offsets):
+def test_bad_offset_tensors(offsets):
     with pytest.raises(ValueError, match="offsets"):
         Packed(cases.grid(4, 5), offsets)
 
@@ -95,14 +97,14 @@ def test_bad_values(values):
         Packed.view(values, torch.tensor([0]), torch.tensor([1]))
 
 
-def test_view_needs_as_many_lengths_as_starts(cases):
+def test_view_needs_as_many_lengths_as_starts():
     with pytest.raises(ValueError, match="lengths"):
         Packed.view(cases.grid(4, 5), torch.tensor([0, 1]), torch.tensor([1]))
     with pytest.raises(ValueError, match="starts"):
         Packed.view(cases.grid(4, 5), torch.tensor([0.0]), torch.tensor([1]))
 
 
-def test_two_devices_are_refused(cases):
+def test_two_devices_are_refused():
     with pytest.raises(ValueError, match=r"offsets.*meta.*cpu"):
         Packed(cases.grid(4, 5), torch.tensor([0, 4], device="meta"))
     with pytest.raises(ValueError, match=r"scales.*meta.*cpu"):
@@ -223,7 +225,7 @@ def test_bad_codes_scales_and_offsets():
 
 @pytest.mark.parametrize("granularity", ["token", "document", "corpus"])
 @pytest.mark.parametrize("layout", ["dense", "packed"])
-def test_dequantize(oracle, cases, granularity, layout):
+def test_dequantize(granularity, layout):
     numbers = torch.from_numpy(np.random.default_rng(0).integers(-127, 128, (9, 5))).to(torch.int8)
     stored = numbers.view(3, 3, 5) if layout == "dense" else cases.packed(LENGTHS, 5).with_values(numbers)
     shape = {
@@ -242,7 +244,7 @@ def test_dequantize(oracle, cases, granularity, layout):
 
 
 @pytest.mark.parametrize("granularity", ["token", "document", "corpus"])
-def test_quantised_select(cases, rows, granularity):
+def test_quantised_select(rows, granularity):
     shape = {"token": (9,), "document": (4,), "corpus": ()}[granularity]
     scale = (torch.arange(max(1, torch.Size(shape).numel())).half() + 1).view(shape)
     tokens = Int8Tokens(rows.with_values(codes(9, 5)), scale, granularity=granularity)

@@ -11,6 +11,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import maxsim_kernels
+from inputs import on_cpu as cases
 from maxsim_kernels import (
     Int8Tokens,
     Packed,
@@ -41,7 +42,7 @@ class Record(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def workload(cases, dtype):
+def workload(dtype):
     """Calls that together should touch every op: all layouts, masks, argmax, gradients, quantised tokens, Chamfer."""
     queries, ragged_q = cases.gauss(3, 5, 8, dtype=dtype), cases.packed([4, 0, 2], 8, dtype=dtype, make=cases.gauss)
     dense, own = cases.gauss(3, 9, 8, dtype=dtype, seed=1), cases.gauss(3, 2, 9, 8, dtype=dtype, seed=1)
@@ -88,10 +89,10 @@ def shapes(args, kwargs):
     return tuple((tuple(x.shape), x.dtype) if torch.is_tensor(x) else repr(x) for x in (*args, *kwargs.values()))
 
 
-def test_opcheck(cases):
+def test_opcheck():
     """Schema, fake tensors, autograd registration and AOT dispatch, on the arguments that real calls gave."""
     with Record() as record:
-        workload(cases, torch.float32)
+        workload(torch.float32)
     assert record.calls, "no custom op ran"
     names = {func._schema.name for func in record.calls}
     assert names == {name.split(".")[0] for name in registered()}, "an op is not exercised by the public functions"
@@ -132,13 +133,13 @@ def compiled():
     torch._dynamo.reset()
 
 
-def test_compile_dense(cases, compiled):
+def test_compile_dense(compiled):
     queries, documents = cases.gauss(3, 5, 8), cases.gauss(4, 9, 8, seed=1)
     masks = {
         "query_mask": cases.mask(3, 5),
         "document_mask": cases.mask(4, 9),
-        "query_lengths": cases.lengths(3, 5),
-        "document_lengths": cases.lengths(4, 9),
+        "query_lengths": cases.lengths(3, high=5),
+        "document_lengths": cases.lengths(4, high=9),
     }
 
     def step(q, d, masks):
@@ -151,7 +152,7 @@ def test_compile_dense(cases, compiled):
 
 
 @pytest.mark.parametrize("layout", ["one query", "per query", "packed", "packed argument", "view", "pairs", "packed queries"])
-def test_compile_layouts(cases, compiled, layout):
+def test_compile_layouts(compiled, layout):
     queries, documents = cases.gauss(3, 5, 8), cases.gauss(3, 9, 8, seed=1)
     rows = cases.packed([4, 0, 2], 8, seed=1, make=cases.gauss)
     functions = {
@@ -168,7 +169,7 @@ def test_compile_layouts(cases, compiled, layout):
 
 
 @pytest.mark.parametrize("quantize_queries", [True, False])
-def test_compile_int8(cases, compiled, quantize_queries):
+def test_compile_int8(compiled, quantize_queries):
     stored, queries = quantize_int8(cases.gauss(4, 9, 8, seed=1)), cases.gauss(3, 5, 8)
 
     def score(q, codes, scales):
@@ -177,13 +178,13 @@ def test_compile_int8(cases, compiled, quantize_queries):
     assert torch.equal(compiled(score)(queries, stored.codes, stored.scales), score(queries, stored.codes, stored.scales))
 
 
-def test_compile_reference(cases, compiled):
+def test_compile_reference(compiled):
     queries, documents = cases.gauss(3, 5, 8), cases.gauss(4, 9, 8, seed=1)
     assert torch.equal(compiled(maxsim_reference)(queries, documents), maxsim_reference(queries, documents))
 
 
 @pytest.mark.parametrize("granularity", ["token", "document", "corpus"])
-def test_compile_quantize_and_score(cases, compiled, granularity):
+def test_compile_quantize_and_score(compiled, granularity):
     """Whether a token is finite is a value: its check stays inside an op, and tracing never asks for it."""
     queries, documents = cases.gauss(3, 5, 8), cases.gauss(4, 9, 8, seed=1)
 
@@ -193,7 +194,7 @@ def test_compile_quantize_and_score(cases, compiled, granularity):
     assert torch.equal(compiled(score)(queries, documents), score(queries, documents))
 
 
-def test_compile_fp8(cases, compiled):
+def test_compile_fp8(compiled):
     queries, documents = cases.gauss(3, 5, 8), cases.gauss(4, 9, 8, seed=1)
 
     def score(q, d):
@@ -203,7 +204,7 @@ def test_compile_fp8(cases, compiled):
 
 
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
-def test_compile_training_step(cases, backend):
+def test_compile_training_step(backend):
     torch._dynamo.reset()
     queries, documents = cases.gauss(4, 5, 8).requires_grad_(), cases.gauss(4, 9, 8, seed=1).requires_grad_()
 
@@ -217,7 +218,7 @@ def test_compile_training_step(cases, backend):
         assert torch.allclose(one, other, rtol=1e-6, atol=1e-7)
 
 
-def test_compile_chamfer(cases, compiled):
+def test_compile_chamfer(compiled):
     p, q = cases.gauss(9, 3).requires_grad_(), cases.gauss(7, 3, seed=1).requires_grad_()
     need = torch.autograd.grad(chamfer_distance(p, q), (p, q))
     got = torch.autograd.grad(compiled(chamfer_distance)(p, q), (p, q))
@@ -225,7 +226,7 @@ def test_compile_chamfer(cases, compiled):
         assert torch.allclose(one, other, rtol=1e-6, atol=1e-7)
 
 
-def test_new_batch_shapes_do_not_recompile(cases):
+def test_new_batch_shapes_do_not_recompile():
     torch._dynamo.reset()
     counter = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
     run = torch.compile(maxsim, fullgraph=True, dynamic=True, backend=counter)
@@ -235,7 +236,7 @@ def test_new_batch_shapes_do_not_recompile(cases):
     assert counter.frame_count == 1
 
 
-def test_meta_tensors_give_shapes(cases):
+def test_meta_tensors_give_shapes():
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     with FakeTensorMode() as mode:
@@ -290,7 +291,7 @@ def test_public_names():
         assert getattr(maxsim_kernels, name).__doc__, f"{name} has no docstring"
 
 
-def test_explain(cases):
+def test_explain():
     queries, documents = cases.gauss(3, 5, 8), cases.gauss(4, 9, 8)
     assert "cpu" in explain(queries, documents)
     assert "reference" in explain(queries, documents, impl="reference")
@@ -308,7 +309,7 @@ def test_warmup_is_callable():
     assert callable(warmup)
 
 
-def test_a_module_on_two_threads(cases):
+def test_a_module_on_two_threads():
     """Calls from several Python threads do not disturb each other."""
     from concurrent.futures import ThreadPoolExecutor
 

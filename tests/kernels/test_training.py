@@ -7,6 +7,8 @@ import torch
 import torch.nn.functional as F
 
 import maxsim_kernels
+import tolerances as tol
+from inputs import on_cpu as cases
 from maxsim_kernels import Packed, pack
 from maxsim_kernels.training import contrastive_loss, distillation_loss, gather_documents
 
@@ -29,7 +31,7 @@ def leaves(*tensors, dtype=torch.float64):
     return [each.detach().to(dtype).requires_grad_() for each in tensors]
 
 
-def close(got, need, tol, dtype=torch.float32):
+def close(got, need, dtype=torch.float32):
     """Float32 losses of scores within the contract's bound; gradients rounded once to their dtype."""
     scale = need.abs().max().item() + 1e-30
     bound = 50 * tol.SCORE + (tol.GRADIENT_ROUNDING[dtype] if dtype != torch.float32 else 0)
@@ -37,25 +39,25 @@ def close(got, need, tol, dtype=torch.float32):
     assert difference <= bound * scale, f"{difference} of {scale}, allowed {bound}"
 
 
-def compare(loss, reference, inputs, truths, tol, dtype=torch.float32):
+def compare(loss, reference, inputs, truths, dtype=torch.float32):
     assert loss.dtype == torch.float32
     assert loss.shape == ()
-    close(loss, reference, tol)
+    close(loss, reference)
     for got, need in zip(torch.autograd.grad(loss, inputs), torch.autograd.grad(reference, truths), strict=True):
-        close(got, need, tol, dtype)
+        close(got, need, dtype)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize(("documents_count", "temperature"), [(4, 1.0), (7, 0.3)])
-def test_contrastive(cases, tol, impl, dtype, documents_count, temperature):
+def test_contrastive(impl, dtype, documents_count, temperature):
     queries, documents = leaves(cases.gauss(4, 5, 16), cases.gauss(documents_count, 9, 16, seed=1), dtype=dtype)
     q, d = leaves(queries, documents)
     loss = contrastive_loss(queries, documents, temperature=temperature, impl=impl)
     reference = F.cross_entropy(einsum_scores(q, d) / temperature, torch.arange(4))
-    compare(loss, reference, (queries, documents), (q, d), tol, dtype)
+    compare(loss, reference, (queries, documents), (q, d), dtype)
 
 
-def test_contrastive_masks_lengths_and_positives(cases, tol, impl):
+def test_contrastive_masks_lengths_and_positives(impl):
     q_valid, lengths = cases.mask(4, 5, keep=0.8), torch.tensor([9, 2, 1, 5, 9, 3])
     d_mask = cases.mask(6, 9, seed=3)
     d_mask[:, 0] = True
@@ -65,12 +67,10 @@ def test_contrastive_masks_lengths_and_positives(cases, tol, impl):
     positives = torch.tensor([5, 0, 0, 3])
     options = {"query_mask": q_valid, "document_mask": d_mask, "document_lengths": lengths, "positives": positives}
     reference = F.cross_entropy(einsum_scores(q, d, q_valid, d_valid) / 2, positives)
-    compare(
-        contrastive_loss(queries, documents, temperature=2, impl=impl, **options), reference, (queries, documents), (q, d), tol
-    )
+    compare(contrastive_loss(queries, documents, temperature=2, impl=impl, **options), reference, (queries, documents), (q, d))
 
 
-def test_contrastive_packed_is_padded(cases, tol, impl):
+def test_contrastive_packed_is_padded(impl):
     rows = [cases.gauss(length, 8, seed=length) for length in (7, 2, 1, 9, 4)]
     asked = [cases.gauss(length, 8, seed=20 + length) for length in (3, 1, 5)]
     documents, queries = pack(rows), pack(asked)
@@ -85,12 +85,12 @@ def test_contrastive_packed_is_padded(cases, tol, impl):
     reference = F.cross_entropy(einsum_scores(q, d, q_valid, d_valid) / 0.5, torch.arange(3))
     need_q, need_d = torch.autograd.grad(reference, (q, d))
     got_q, got_d = torch.autograd.grad(loss, (queries.values, documents.values))
-    close(loss, reference, tol)
-    close(got_q, need_q[q_valid], tol)
-    close(got_d, need_d[d_valid], tol)
+    close(loss, reference)
+    close(got_q, need_q[q_valid])
+    close(got_d, need_d[d_valid])
 
 
-def test_learned_temperature(cases, tol):
+def test_learned_temperature():
     """Its gradient is finite although empty documents score -inf."""
     queries, documents = leaves(cases.gauss(3, 4, 8), cases.gauss(5, 6, 8, seed=1), dtype=torch.float32)
     q, d = leaves(queries, documents)
@@ -99,17 +99,17 @@ def test_learned_temperature(cases, tol):
     loss = contrastive_loss(queries, documents, document_lengths=lengths, temperature=t32)
     scores = einsum_scores(q, d, None, torch.arange(6) < lengths.unsqueeze(1))
     reference = F.cross_entropy(scores[:, [0, 1, 2, 4]] / t64, torch.arange(3))
-    compare(loss, reference, (queries, documents, t32), (q, d, t64), tol)
+    compare(loss, reference, (queries, documents, t32), (q, d, t64))
 
 
-def test_contrastive_with_an_empty_positive(cases, impl, tol):
+def test_contrastive_with_an_empty_positive(impl):
     """It adds 0 and no gradient, the divisor stays: the loss is the other queries' sum over B, and never NaN or infinite."""
     queries, documents = leaves(cases.gauss(3, 4, 8), cases.gauss(3, 6, 8, seed=1), dtype=torch.float32)
     lengths = torch.tensor([6, 0, 3])
     loss = contrastive_loss(queries, documents, document_lengths=lengths, impl=impl)
     dq, dd = torch.autograd.grad(loss, (queries, documents))
     some = contrastive_loss(queries[[0, 2]], documents[[0, 2]], document_lengths=lengths[[0, 2]], impl=impl)
-    close(loss, some * 2 / 3, tol)
+    close(loss, some * 2 / 3)
     assert dq[1].eq(0).all()
     assert dd[1].eq(0).all()
     assert dq.isfinite().all()
@@ -119,14 +119,14 @@ def test_contrastive_with_an_empty_positive(cases, impl, tol):
     assert all(each.eq(0).all() for each in torch.autograd.grad(nothing, (queries, documents)))
 
 
-def test_query_without_tokens_is_a_constant(cases, impl):
+def test_query_without_tokens_is_a_constant(impl):
     queries, documents = leaves(cases.gauss(1, 4, 8), cases.gauss(5, 6, 8, seed=1), dtype=torch.float32)
     loss = contrastive_loss(queries, documents, query_lengths=torch.tensor([0]), impl=impl)
     assert loss.item() == pytest.approx(torch.tensor(5.0).log().item())
     assert all(each.eq(0).all() for each in torch.autograd.grad(loss, (queries, documents)))
 
 
-def test_nan_is_not_hidden(cases, impl):
+def test_nan_is_not_hidden(impl):
     documents = cases.gauss(3, 6, 8, seed=1)
     documents[2, 1, 0] = torch.nan
     queries = cases.gauss(3, 4, 8)
@@ -138,17 +138,17 @@ def test_nan_is_not_hidden(cases, impl):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("temperature", [1.0, 2.5])
-def test_distillation(cases, tol, impl, dtype, temperature):
+def test_distillation(impl, dtype, temperature):
     queries, documents = leaves(cases.gauss(3, 5, 16), cases.gauss(3, 4, 9, 16, seed=1), dtype=dtype)
     teacher = cases.gauss(3, 4, seed=2, dtype=dtype)
     q, d = leaves(queries, documents)
     loss = distillation_loss(queries, documents, teacher, temperature=temperature, impl=impl)
     student = F.log_softmax(einsum_scores(q, d) / temperature, 1)
     reference = F.kl_div(student, F.softmax(teacher.double() / temperature, 1), reduction="batchmean")
-    compare(loss, reference, (queries, documents), (q, d), tol, dtype)
+    compare(loss, reference, (queries, documents), (q, d), dtype)
 
 
-def test_distillation_of_left_out_candidates(cases, tol, impl):
+def test_distillation_of_left_out_candidates(impl):
     """Empty documents and masked candidates leave both softmaxes; a teacher's -inf stays, with probability 0."""
     queries, documents = leaves(cases.gauss(4, 5, 8), cases.gauss(4, 3, 6, 8, seed=1), dtype=torch.float32)
     with torch.no_grad():
@@ -166,7 +166,7 @@ def test_distillation_of_left_out_candidates(cases, tol, impl):
     ]
     options = {"document_lengths": lengths, "impl": impl}
     loss = distillation_loss(queries, documents, teacher, candidate_mask=keep, **options)
-    compare(loss, sum(parts) / 4, (queries, documents), (q, d), tol)
+    compare(loss, sum(parts) / 4, (queries, documents), (q, d))
     same = distillation_loss(queries, documents, teacher, candidate_mask=keep.bool(), **options)
     assert torch.equal(loss, same)
     dq, dd = torch.autograd.grad(same, (queries, documents))
@@ -175,7 +175,7 @@ def test_distillation_of_left_out_candidates(cases, tol, impl):
     assert dd[1, 2].eq(0).all()
 
 
-def test_distillation_without_any_target(cases, impl):
+def test_distillation_without_any_target(impl):
     """No candidate, or a teacher that knows none: 0, no gradient, no NaN; so for a query without tokens and masked candidates."""
     queries, documents = leaves(cases.gauss(2, 5, 8), cases.gauss(2, 3, 6, 8, seed=1), dtype=torch.float32)
     none, zeros = torch.zeros(2, 3, dtype=torch.bool), torch.zeros(2, 3)
@@ -191,7 +191,7 @@ def test_distillation_without_any_target(cases, impl):
         assert all(each.eq(0).all() for each in torch.autograd.grad(loss, (queries, documents)))
 
 
-def test_distillation_of_itself_is_zero(cases):
+def test_distillation_of_itself_is_zero():
     queries, documents = leaves(cases.gauss(2, 5, 8), cases.gauss(2, 3, 6, 8, seed=1), dtype=torch.float32)
     teacher = maxsim_kernels.maxsim(queries, documents)
     loss = distillation_loss(queries, documents, teacher)
@@ -200,7 +200,7 @@ def test_distillation_of_itself_is_zero(cases):
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_autocast_keeps_float32(cases, dtype):
+def test_autocast_keeps_float32(dtype):
     """The same bits with and without autocast, which would otherwise round scores and softmax to 16 bits."""
     queries, documents = cases.gauss(4, 5, 16, dtype=dtype), cases.gauss(4, 9, 16, seed=1, dtype=dtype).requires_grad_()
     candidates, teacher = cases.gauss(4, 3, 9, 16, dtype=dtype).requires_grad_(), cases.gauss(4, 3, dtype=dtype)
@@ -216,16 +216,16 @@ def test_autocast_keeps_float32(cases, dtype):
     assert all(torch.equal(*each) for each in zip(plain, cast, strict=True))
 
 
-def test_accumulated_distillation_is_the_whole_batch(cases, tol):
+def test_accumulated_distillation_is_the_whole_batch():
     weight = cases.gauss(8, 8, seed=4).requires_grad_()
     queries, documents, teacher = cases.gauss(6, 5, 8), cases.gauss(6, 3, 9, 8, seed=1), cases.gauss(6, 3, seed=2)
     (whole,) = torch.autograd.grad(distillation_loss(queries @ weight, documents @ weight, teacher), weight)
     for rows in torch.arange(6).chunk(3):
         (distillation_loss(queries[rows] @ weight, documents[rows] @ weight, teacher[rows]) / 3).backward()
-    close(weight.grad, whole, tol)
+    close(weight.grad, whole)
 
 
-def test_accumulated_contrastive_needs_every_document(cases, tol):
+def test_accumulated_contrastive_needs_every_document():
     """Micro-batches of queries against all documents are additive; micro-batches of both sides have other negatives."""
     queries, documents = cases.gauss(6, 5, 8).requires_grad_(), cases.gauss(6, 9, 8, seed=1)
     documents_lengths = torch.tensor([9, 9, 0, 9, 9, 9])  # an empty positive keeps its place in the divisor
@@ -234,12 +234,12 @@ def test_accumulated_contrastive_needs_every_document(cases, tol):
         contrastive_loss(queries[rows], documents, document_lengths=documents_lengths, positives=rows) / 3
         for rows in torch.arange(6).chunk(3)
     ]
-    close(sum(parts), whole, tol)
+    close(sum(parts), whole)
     split = sum(contrastive_loss(queries[rows], documents[rows]) for rows in torch.arange(6).chunk(3)) / 3
     assert split < whole
 
 
-def make(cases):
+def make():
     return {"queries": cases.grid(3, 4, 8), "documents": cases.grid(4, 6, 8, seed=1)}
 
 
@@ -267,9 +267,9 @@ def make(cases):
         ({"document_lengths": torch.zeros(3, dtype=torch.int64)}, r"document_lengths: got \[3\], need \[4\]"),
     ],
 )
-def test_contrastive_refuses(cases, change, message):
+def test_contrastive_refuses(change, message):
     with pytest.raises(ValueError, match=message):
-        contrastive_loss(**make(cases) | change)
+        contrastive_loss(**make() | change)
 
 
 @pytest.mark.parametrize(
@@ -295,13 +295,13 @@ def test_contrastive_refuses(cases, change, message):
         ({"temperature": -1.0}, "temperature: got -1.0, need"),
     ],
 )
-def test_distillation_refuses(cases, change, message):
+def test_distillation_refuses(change, message):
     arguments = {"queries": cases.grid(3, 4, 8), "documents": cases.grid(3, 4, 6, 8), "teacher_scores": torch.zeros(3, 4)}
     with pytest.raises(ValueError, match=message):
         distillation_loss(**arguments | change)
 
 
-def test_gather_needs_a_process_group(cases):
+def test_gather_needs_a_process_group():
     with pytest.raises(ValueError, match=r"group: got no initialised process group, need torch.distributed.init_process_group"):
         gather_documents(cases.grid(2, 3, 4))
     with pytest.raises(ValueError, match=r"documents: got Packed, need \[N, \.\.\.\]"):

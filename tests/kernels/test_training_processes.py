@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 import torch
 
+import tolerances as tol
 from maxsim_kernels.training import contrastive_loss, distillation_loss
+from places import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 
-
-def close(got, need, tol):
+def close(got, need):
     """Sums of float32 gradients in another order."""
     assert (got - need).abs().max().item() <= 50 * tol.SCORE * need.abs().max().item()
 
@@ -57,7 +57,7 @@ def finish(*processes, seconds=120):
 
 
 @pytest.mark.slow
-def test_two_processes_are_one(tmp_path, tol):
+def test_two_processes_are_one(tmp_path):
     """Loss and gradients of two gloo processes, with and without DistributedDataParallel, equal one process on the whole batch."""
     script = Path(__file__).with_name("two_processes.py")
     worker, outs = load(script), [tmp_path / f"{rank}.pt" for rank in range(2)]
@@ -75,8 +75,8 @@ def test_two_processes_are_one(tmp_path, tol):
     documents = whole["documents"].clone().requires_grad_()
     loss = contrastive_loss(whole["queries"], documents, document_lengths=whole["lengths"], positives=positives)
     loss.backward()
-    close((saw[0]["loss"] + saw[1]["loss"]) / 2, loss.detach(), tol)
-    close(torch.cat([each["leaf"] for each in saw]) / 2, documents.grad, tol)
+    close((saw[0]["loss"] + saw[1]["loss"]) / 2, loss.detach())
+    close(torch.cat([each["leaf"] for each in saw]) / 2, documents.grad)
 
     model = worker.Encoder()
     q, d, temperature = model(whole["queries"], whole["documents"])
@@ -86,7 +86,7 @@ def test_two_processes_are_one(tmp_path, tol):
     for kind, encoder in (("contrastive", model), ("distillation", other)):
         for name, parameter in encoder.named_parameters():
             assert torch.equal(saw[0][f"{kind} {name}"], saw[1][f"{kind} {name}"])
-            close(saw[0][f"{kind} {name}"], parameter.grad, tol)
+            close(saw[0][f"{kind} {name}"], parameter.grad)
 
 
 def reported(output):

@@ -1,0 +1,55 @@
+"""The backward kernels compiled for sm_80 and sm_90 without a GPU: no spills, and small enough for many programs a multiprocessor.
+
+`resources.json` holds what each took; `python tests/helpers/record_gradients.py` writes it anew after a change that is meant.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("triton", reason="Triton is not installed")
+if os.environ.get("TRITON_INTERPRET"):
+    pytest.skip("TRITON_INTERPRET is set: kernels are interpreted, not compiled", allow_module_level=True)
+
+import record_gradients as gradients
+
+recorder, RECORD = gradients.recorder, gradients.read()
+LIMITS = {
+    "_rows_kernel": 224, "_lists_kernel": 255, "_pieces_kernel": 80, "_own_kernel": 255, "_count_kernel": 64, "_place_kernel": 168,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("architecture", [80, 90])
+@pytest.mark.parametrize("case", gradients.BACKWARDS, ids=lambda case: case.name)
+def test_kernels_compile_without_spills(architecture, case, tmp_path) -> None:
+    expected = {"_rows_kernel"}
+    if case.path == "csr":
+        expected |= {"_own_kernel"} if case.layout != "shared" else {"_count_kernel", "_place_kernel", "_lists_kernel"}
+    _check(case, expected, architecture, tmp_path)
+
+
+@pytest.mark.parametrize("architecture", [80, 90])
+@pytest.mark.parametrize("case", gradients.LONG_LISTS, ids=lambda case: case.name)
+def test_lists_that_may_be_long_compile_without_spills(architecture, case, tmp_path) -> None:
+    expected = {"_rows_kernel", "_count_kernel", "_place_kernel", "_lists_kernel", "_pieces_kernel"}
+    _check(case, expected, architecture, tmp_path)
+
+
+def _check(case: Any, expected: set[str], architecture: int, tmp_path: Path) -> None:
+    launches = gradients.backward_launches(case, architecture)
+    assert {launch.kernel.__name__ for launch in launches} == expected
+    for key, launch in gradients.keyed(case.name, launches, architecture).items():
+        used = recorder.resources(recorder.compiled(launch, architecture), tmp_path)
+        assert used["spill_bytes"] == 0, (key, used)
+        assert used["registers"] <= LIMITS[launch.kernel.__name__], (key, used)
+        assert used["shared"] <= 48 << 10, (key, used)
+        gradients.compare(key, used, RECORD)
+
+
+def test_the_record_holds_no_kernel_that_is_gone() -> None:
+    expected = {key for architecture in recorder.CAPABILITIES for key in gradients.everything(architecture)}
+    assert set(RECORD["kernels"]) == expected
