@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from cases.byte_budget import Shape, budget
 from cases.training import LAYOUTS, MEMORY, STEPS, memory_name, step_name
 from cases.training_parts import ABLATION, KINDS, ablation_name, parts_name
 from results.file import Figures
 from rivals.training import PATHS
+from tables.byte_budget import Shape, budget
 from tables.forward_asked import FLASH, LIK
 from tables.markdown import (
     CELL,

@@ -13,6 +13,7 @@ import page
 from tables import cells as page_cells
 from tables import losses as page_losses
 from tables import readme as page_readme
+from tables.columns import least_bold
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "docs" / "results"
@@ -67,9 +68,9 @@ def test_the_readme_marks_every_table_once(book: Any) -> None:
 
 def test_a_faster_rival_is_bold() -> None:
     cell = page_cells.Cell
-    shown = page_readme._fewest([cell("1.08 (0.01)", ("a",)), cell("0.7 (0)", ("b",)), cell("-"), "x"])
+    shown = least_bold([cell("1.08 (0.01)", ("a",)), cell("0.7 (0)", ("b",)), cell("-"), "x"])
     assert [page_cells.text_of(one) for one in shown] == ["1.08 (0.01)", "**0.7** (0)", "-", "x"]
-    ours = page_readme._fewest([cell("1", ("a",)), cell("2", ("b",))])
+    ours = least_bold([cell("1", ("a",)), cell("2", ("b",))])
     assert [one.text for one in ours] == ["1", "2"]
 
 

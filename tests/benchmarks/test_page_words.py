@@ -13,6 +13,7 @@ import page
 from tables import cells as page_cells
 from tables import losses as page_losses
 from tables import script as page_script
+from tables.columns import drawn
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER, RESULTS = ROOT / "benchmarks", ROOT / "docs" / "results"
@@ -208,7 +209,7 @@ def test_tables_of_the_kernels_own_script(tmp_path: Path) -> None:
         text = json.dumps({"groups": {group: {"rows": rows} for group, rows in held.items()}})
         (tmp_path / "h200" / f"{name}.json").write_text(text, encoding="utf-8")
     book = page_cells.Book(tmp_path, page.FIGURES)
-    tables = {table.name: table for table in page_script.tables(book)}
+    tables = {source.name: drawn(source, book) for source in page_script.SOURCES}
     assert list(tables) == ["kernels", "codes", "dequantise", "host"]
     shown = {name: [[page_cells.text_of(one) for one in line] for line in table.rows] for name, table in tables.items()}
     line = ["0.5", "1.00", "0.5", "1.50", "-", "4.00 / 3.00", "-", "-", "2.00", "1.50x (flash-maxsim)"]
@@ -221,4 +222,4 @@ def test_tables_of_the_kernels_own_script(tmp_path: Path) -> None:
         f"h200/forward.json#/groups/host/rows/host A/methods/ours/{key}_median_us" for key in ("call", "idle")
     )
     nothing = page_cells.Book(tmp_path / "nothing", page.FIGURES)
-    assert [table.rows for table in page_script.tables(nothing)] == [[]] * 4
+    assert [drawn(source, nothing).rows for source in page_script.SOURCES] == [[]] * 4
