@@ -28,3 +28,40 @@ def quantised_row_name(kind: str, row: str) -> str:
 def quantised_name(kind: str, granularity: str) -> str:
     """Our method there."""
     return f"ours {kind}, {granularity} scale"
+
+
+# Training
+
+STEPS = ("ColPali B=64", "ColPali B=128", "ColBERT B=128", "ColBERT B=512", "ColBERT B=1024")
+MEMORY_STEPS = ("ColPali B=64", "ColPali B=128", "ColPali B=256", "ColBERT B=1024")
+LAYOUTS = {
+    "distillation": "distillation, 32 queries x 32 candidates of their own",
+    "pairs short": "pairs, 1024 x 32 x 180",
+    "pairs long": "pairs, 64 x 1024 x 1024",
+    "packed": "packed, 512 queries x 512 documents of 16 to 240 tokens",
+    "wide short": "d = 768, B=128, 32 x 180",
+    "wide long": "d = 768, B=32, 1024 x 1024",
+    "FP32": "FP32 inputs, B=128, 32 x 180",
+}
+ABLATION = ("ColBERT B=128", "ColBERT B=512", "ColBERT B=1024", "ColPali B=32", "ColPali B=64", "ColPali B=128")
+WINNERS = ("random", "hot", "uniform")
+
+
+def step_name(shape: str) -> str:
+    """The row of a whole step."""
+    return f"step {shape}"
+
+
+def memory_name(shape: str) -> str:
+    """The row of memory alone."""
+    return f"memory {shape}"
+
+
+def parts_name(shape: str, one: bool) -> str:
+    """The row of a step's parts."""
+    return f"parts {shape}, one query" if one else f"parts {shape}"
+
+
+def ablation_name(shape: str, kind: str) -> str:
+    """The row of the backward alone."""
+    return f"backward {shape}, {kind} winners"

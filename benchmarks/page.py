@@ -17,13 +17,12 @@ from typing import Any
 
 from tables import losses, paper, readme, script, summary, training_page
 from tables import rows as page_rows
-from tables.cells import Book, Table, cells, markdown, sources, text_of
+from tables.cells import FIGURES, Book, Table, cells, markdown, sources, text_of
 from tables.columns import Maker, drawn
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS, PAGE, README = ROOT / "docs" / "results", ROOT / "docs" / "benchmarks.md", ROOT / "README.md"
 MAP, PICTURES = RESULTS / "benchmarks_cells.json", ROOT / "docs" / "pictures"
-FIGURES = Path(__file__).parent / "tables" / "paper_tables.toml"
 SCALING = "scaling.png"
 SECTIONS: dict[str, tuple[Maker, ...]] = {
     "Summary": (losses.fast_p, losses.losses, summary.refused, summary.HARNESS),

@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 MISSING = "-"
+FIGURES = Path(__file__).with_name("paper_tables.toml")
+Claims = dict[str, dict[str, dict[str, Any]]]  # table, row, key: figure
 
 
 @dataclass(frozen=True)
@@ -70,15 +72,17 @@ def resolve(found: Any, path: str) -> Any:
     return found
 
 
+def claimed(path: Path = FIGURES) -> Claims:
+    """The paper's figures as printed: 2.60 stays 2.60."""
+    return tomllib.loads(path.read_text(encoding="utf-8"), parse_float=str)
+
+
 class Book:
     """The committed results and the paper's figures; with `given` (name: file) those files and no others."""
 
     def __init__(self, folder: Path, paper: Path, given: Mapping[str, Path] | None = None) -> None:
         self.folder, self.given = folder, dict(given or {})
-        self.paper: dict[str, dict[str, dict[str, Any]]] = tomllib.loads(
-            paper.read_text(encoding="utf-8"),
-            parse_float=str,  # as printed: 2.60 stays 2.60
-        )
+        self.paper = claimed(paper)
         self._files: dict[str, Any] = {}
 
     def file(self, name: str) -> Any:
@@ -106,10 +110,6 @@ class Book:
         if isinstance(found, bool) or not isinstance(found, int | float):
             return None
         return Value(float(found), (pointer(file, keys),))
-
-    def claimed(self, table: str, row: str, key: str) -> Any:
-        """The paper's figure, or None."""
-        return self.paper.get(table, {}).get(row, {}).get(key)
 
 
 # Cells
@@ -154,10 +154,8 @@ def percent(value: Value | None) -> Cell:
 
 def paper(book: Book, table: str, row: str, *keys: str, form: str = "{}") -> str:
     """The paper's figures for a row, joined; a dash where it has none."""
-    found = [book.claimed(table, row, key) for key in keys]
-    return (
-        form.format(*(MISSING if one is None else one for one in found)) if any(one is not None for one in found) else MISSING
-    )
+    held = book.paper.get(table, {}).get(row, {})
+    return form.format(*(held.get(key, MISSING) for key in keys)) if any(key in held for key in keys) else MISSING
 
 
 # Markdown
