@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from tables.cells import MISSING, Book, Cell, Table, Value, gigabytes, number, paper, percent, times
-from tables.rows import CLOCK, MAIN, Held, point, point_value, tried
+from tables.rows import CLOCK, MAIN, Held, first, point, tried
 
 
 @dataclass(frozen=True)
@@ -33,6 +33,7 @@ class Fastest:
 Which = str | Fastest  # a method's name, or the fastest of some
 Getter = Callable[[Line], Cell | str]
 Lines = Callable[[Book], Iterable[tuple[str, str, Held]]]  # label, the paper's name, measured row
+Find = Callable[[Book, str], Held | None]
 Note = str | Callable[[Book], Iterable[str]]
 COMPILED, PEER = Fastest(("baseline",), "compiled FP"), Fastest(("peer",))
 
@@ -78,6 +79,31 @@ def least_bold(cells: list[Cell | str]) -> list[Cell | str]:
         value, _, rest = cell.text.partition(" ")
         shown[place] = Cell(f"**{value}**" + (f" {rest}" if rest else ""), cell.sources)
     return shown
+
+
+# Rows
+
+
+def rows(cells: Iterable[str] | Callable[[Book], Iterable[str]], find: Find, label: Callable[[str], str] = str) -> Lines:
+    """Of these cells those that were measured."""
+
+    def lines(book: Book) -> Iterator[tuple[str, str, Held]]:
+        for cell in cells(book) if callable(cells) else cells:
+            held = find(book, cell)
+            if held is not None:
+                yield label(cell), cell, held
+
+    return lines
+
+
+def of_paper(table: str, *more: str) -> Callable[[Book], Iterable[str]]:
+    """The cells of a table of the paper."""
+    return lambda book: [*book.paper[table], *more]
+
+
+def within(group: str, *files: str, form: str = "{}") -> Find:
+    """The row of a group by the name of its cell, of the first of these files that has it."""
+    return lambda book, cell: first(book, group, form.format(cell), *files)
 
 
 def joined(form: str, *cells: Cell) -> Cell:
@@ -167,9 +193,9 @@ def who(which: Which, prefix: str = "") -> Getter:
     return get
 
 
-def claim(*keys: str, form: str = "{}", table: str = "") -> Getter:
+def claim(*keys: str, form: str = "{}", table: str = "", row: str = "") -> Getter:
     """The paper's figures."""
-    return lambda line: paper(line.book, table or line.table, line.cell, *keys, form=form)
+    return lambda line: paper(line.book, table or line.table, row or line.cell, *keys, form=form)
 
 
 def claims(line: Line) -> str:
@@ -199,18 +225,12 @@ def step(which: Which) -> Getter:
 # Of processes that measure one method's memory
 
 
-def peak_of(book: Book, method: str, cell: str) -> Cell:
+def peak_of(held: Held | None) -> Cell:
     """A peak in GB, or why there is none."""
-    held = point(book, method, cell)
-    found = point_value(book, method, cell, "peak_bytes")
-    return gigabytes(found) if found is not None and not (held or {}).get("wrong") else Cell(tried(held) or MISSING)
+    found = held.value("peak_bytes") if held is not None and not held.raw("wrong") else None
+    return gigabytes(found) if found is not None else Cell(tried(held) or MISSING)
 
 
 def peak(method: str, form: str = "{}") -> Getter:
     """The peak of a cell whose name is the row's in `form`."""
-    return lambda line: peak_of(line.book, method, form.format(line.cell))
-
-
-def point_size(method: str, key: str) -> Getter:
-    """Bytes of such a process as GB."""
-    return lambda line: gigabytes(point_value(line.book, method, line.cell, key))
+    return lambda line: peak_of(point(line.book, method, form.format(line.cell)))

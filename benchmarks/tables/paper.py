@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 
 from names import FLASH, GRANULARITIES, LIK, SHAPES, quantised_name
-from tables.cells import MISSING, Book, Cell, number, percent, times
+from tables.cells import MISSING, Book, Cell, Value, gigabytes, number, percent, times
 from tables.columns import (
     COMPILED,
     PEER,
@@ -22,28 +22,18 @@ from tables.columns import (
     joined,
     ms,
     named,
+    of_paper,
     over,
     peak,
     peak_of,
-    point_size,
+    rows,
     share,
     size,
     value,
     who,
+    within,
 )
-from tables.rows import (
-    EAGER,
-    MAIN,
-    PAPER,
-    Held,
-    point,
-    point_value,
-    row,
-    rows_of,
-    shape,
-    shapes_of,
-    wide,
-)
+from tables.rows import EAGER, MAIN, PAPER, Held, point, row, shape, wide
 
 WIDE, HALF = "naive FP32 accumulation", "naive FP16"
 GRAPHLESS, GRAPHED = "max-autotune-no-cudagraphs", "max-autotune"
@@ -54,66 +44,26 @@ TOKEN, DOCUMENT, CORPUS = (quantised_name("INT8", kind) for kind in GRANULARITIE
 OWN_HALF, DEQUANT = "ours FP16", "dequantise to FP32, naive"
 ONE_SHOT, PAIR = "ours, whole tokens in one tile", "ours, a program a pair"
 ANY_EAGER = Fastest(names=EAGER)
-PEERS = (FLASH, LIK)
+PEERS, STREAMED = (FLASH, LIK), ("h200/streaming_ooc.json", "h200/streaming.json")
 
 
 # Where rows come from
 
 
-def thousand(book: Book) -> Iterator[tuple[str, str, Held]]:
-    """Every shape at 1000 documents."""
-    for name in SHAPES:
-        held = shape(book, name, 1000)
-        if held is not None:
-            yield name, name, held
+def at_1000(book: Book, name: str) -> Held | None:
+    return shape(book, name, 1000)
 
 
-def thousand_sized(book: Book) -> Iterator[tuple[str, str, Held]]:
-    """The same, with the shapes' sizes."""
-    for name, cell, held in thousand(book):
-        yield f"{name} {SHAPES[name]}", cell, held
+def sized(book: Book, cell: str) -> Held | None:
+    """Of a cell "shape documents"."""
+    name, _, count = cell.partition(" ")
+    return shape(book, name, int(count))
 
 
-def scored(book: Book) -> Iterator[tuple[str, str, Held]]:
-    """The same, where a library's scorer was measured."""
-    return (found for found in thousand(book) if any(found[2].ms(one) for one in SCORERS))
-
-
-def sizes(table: str) -> Lines:
-    """Cells "shape documents" of a table of the paper."""
-    return lambda book: ((cell, cell, held) for cell, held in shapes_of(book, book.paper[table]))
-
-
-def same(table: str, label: Callable[[str], str] = str) -> Lines:
-    """The campaign's rows of a table's name."""
-    return lambda book: ((label(cell), cell, held) for cell, held in rows_of(book, table))
-
-
-def points(group: str, *methods: str) -> Callable[[Book], list[str]]:
-    """Cells of methods whose memory was measured by a process of their own."""
-
-    def cells(book: Book) -> list[str]:
-        rows = book.raw(PAPER, "groups", group, "rows") or {}
-        return list(dict.fromkeys(cell for name in methods for cell in rows.get(name, {}).get("cells", {})))
-
-    return cells
-
-
-def at_points(cells: Callable[[Book], Iterable[str]], label: Callable[[str], str] = str) -> Lines:
-    """Rows whose figures are of such processes."""
-    return lambda book: ((label(cell), cell, Held(book, PAPER, ())) for cell in cells(book))
-
-
-def widths(*more: str, table: str) -> Lines:
-    """A row a width."""
-
-    def lines(book: Book) -> Iterator[tuple[str, str, Held]]:
-        for cell in (*book.paper[table], *more):
-            held = wide(book, int(last(cell)))
-            if held is not None:
-                yield last(cell), cell, held
-
-    return lines
+def scored(book: Book, name: str) -> Held | None:
+    """Where a library's scorer was measured."""
+    held = at_1000(book, name)
+    return held if held is not None and any(held.ms(one) for one in SCORERS) else None
 
 
 def last(cell: str) -> str:
@@ -121,13 +71,41 @@ def last(cell: str) -> str:
     return cell.rpartition(" ")[2]
 
 
+def by_width(book: Book, cell: str) -> Held | None:
+    return wide(book, int(last(cell)))
+
+
+def tried_by(group: str, *methods: str) -> Callable[[Book], list[str]]:
+    """Cells that methods whose memory was measured by a process of their own came to."""
+
+    def cells(book: Book) -> list[str]:
+        held = book.raw(PAPER, "groups", group, "rows") or {}
+        return list(dict.fromkeys(cell for name in methods for cell in held.get(name, {}).get("cells", {})))
+
+    return cells
+
+
+def same(table: str, label: Callable[[str], str] = str) -> Lines:
+    """The campaign's rows of a table's name."""
+    return rows(of_paper(table), within(table, PAPER), label)
+
+
+def paths(book: Book) -> Iterator[tuple[str, str, Held]]:
+    """Every path whose errors were measured."""
+    for name in ("ColPali", "textual"):
+        held = row(book, "precision", name)
+        for path in (held.raw("paths") if held is not None else None) or {}:
+            yield f"{path}, {name}", path, Held(book, PAPER, ("groups", "precision", "rows", name, "paths", path))
+
+
 # Columns of their own
 
 
 def apart(book: Book) -> Iterator[str]:
     """Which scorers were measured in rounds of their own, as the first row with one says."""
-    for _, _, held in scored(book):
-        names = ", ".join(one for one in SCORERS if held.raw("methods", one, "apart"))
+    for name in SHAPES:
+        held = scored(book, name)
+        names = ", ".join(one for one in SCORERS if held is not None and held.raw("methods", one, "apart"))
         if names:
             yield f"Rounds of its own, because it keeps the host for milliseconds and would delay the others: {names}."
             return
@@ -142,20 +120,32 @@ def time_and_peak(method: str) -> Getter:
     """Of a process of its own, or why it has neither."""
 
     def get(line: Line) -> Cell:
-        time, held = point_value(line.book, method, line.cell, "median_ms"), peak_of(line.book, method, line.cell)
-        return joined("{} ({})", number(time), held) if time is not None else held
+        held = point(line.book, method, line.cell)
+        time = held.value("median_ms") if held is not None else None
+        return joined("{} ({})", number(time), peak_of(held)) if time is not None else peak_of(held)
+
+    return get
+
+
+def of_point(method: str, key: str, shown: Callable[[Value | None, Line], Cell]) -> Getter:
+    """A number of such a process."""
+
+    def get(line: Line) -> Cell:
+        held = point(line.book, method, line.cell)
+        return shown(held.value(key) if held is not None else None, line)
 
     return get
 
 
 def a_candidate(method: str) -> Getter:
-    """Microseconds a document of such a process."""
+    """Microseconds a document."""
+    return of_point(
+        method, "median_ms", lambda time, line: number(time * (1e3 / int(line.label)) if time is not None else None)
+    )
 
-    def get(line: Line) -> Cell:
-        time = point_value(line.book, method, line.cell, "median_ms")
-        return number(time * (1e3 / int(line.label)) if time is not None else None)
 
-    return get
+def of_size(method: str, key: str) -> Getter:
+    return of_point(method, key, lambda size, line: gigabytes(size))
 
 
 def lost(book: Book) -> Iterator[str]:
@@ -211,14 +201,6 @@ def both_over_ours(*keys: str) -> Getter:
     return get
 
 
-def paths(book: Book) -> Iterator[tuple[str, str, Held]]:
-    """Every path whose errors were measured."""
-    for name in ("ColPali", "textual"):
-        held = row(book, "precision", name)
-        for path in (held.raw("paths") if held is not None else None) or {}:
-            yield f"{path}, {name}", path, Held(book, PAPER, ("groups", "precision", "rows", name, "paths", path))
-
-
 def largest_error(line: Line) -> Cell | str:
     """Or why a path has none."""
     failed = line.held.raw("failed")
@@ -230,26 +212,17 @@ def claimed_errors(line: Line) -> str:
     return (claims(line) if line.label.endswith("ColPali") and not line.held.raw("failed") else "") or MISSING
 
 
-def streamed(book: Book) -> Iterator[tuple[str, str, Held]]:
-    """Pages from host memory, of the newest file that has the row."""
-    for cell in book.paper["ooc"]:
-        keys = ("groups", "colpali", "rows", cell)
-        files = ("h200/streaming_ooc.json", "h200/streaming.json")
-        held = next((Held(book, file, keys) for file in files if book.raw(file, *keys) is not None), None)
-        if held is not None and held.value("median_s") is not None:
-            yield cell.partition(" ")[0], cell, held
-
-
 # Tables of the paper
 
 FORWARD = (
-    Source("fwd", "one query, 1000 documents: times faster than", "shape (Lq, Ld)", thousand_sized, {
+    Source("fwd", "one query, 1000 documents: times faster than", "shape (Lq, Ld)",
+           rows(SHAPES, at_1000, lambda name: f"{name} {SHAPES[name]}"), {
         "naive FP32 acc.": faster(WIDE), "paper A100": claim("a100"), "paper H100": claim("h100"),
         "compiled FP32, graphs": faster(GRAPHS), "paper A100, compiled": claim("compiled"),
         "fastest eager": faster(ANY_EAGER), "fastest compiled": faster(Fastest(("baseline",), "compiled")),
         **each(faster, *PEERS),
     }, ("'Fastest eager' is the best of naive FP16 (`max` and `amax`), naive FP32 accumulation and chunked FP16 (chunk size swept).",)),
-    Source("fwd_abs", "the same in ms, and peak GB of a process of its own, inputs included", "shape", thousand, {
+    Source("fwd_abs", "the same in ms, and peak GB of a process of its own, inputs included", "shape", rows(SHAPES, at_1000), {
         "ours": ms(MAIN), "IQR": value("methods", MAIN, "iqr_ms", digits=2), "of floor": value("methods", MAIN, "of_floor", digits=2),
         "naive FP32 acc.": ms(WIDE), "naive FP16": ms(HALF), "chunked FP16": ms(CHUNKED), "compiled FP32, graphs": ms(GRAPHS),
         "compiled FP16, no graphs": ms(PLAIN), **each(ms, *PEERS),
@@ -257,42 +230,43 @@ FORWARD = (
         "paper A100: naive, MA, nocg, Flash; peaks":
             claim("naive", "graphs", "plain", "flash", "naive_peak", "flash_peak", form="{}, {}, {}, {}; {}, {}"),
     }),
-    Source("nocg", "every compile flavour at 1000 documents, ms; times faster than the strongest", "shape", thousand, {
+    Source("nocg", "every compile flavour at 1000 documents, ms; times faster than the strongest", "shape", rows(SHAPES, at_1000), {
         "ours": ms(MAIN), "FP16, no graphs": ms(PLAIN), "FP16, graphs": ms(f"compiled FP16, {GRAPHED}"),
         "FP32, no graphs": ms(f"compiled FP32, {GRAPHLESS}"), "FP32, graphs": ms(GRAPHS), "strongest": faster(COMPILED),
         "paper A100: no graphs": claim("times", form="{}x"),
     }),
-    Source("scorers", "scorers of PyLate and colpali-engine at 1000 documents, ms", "shape", scored, {
+    Source("scorers", "scorers of PyLate and colpali-engine at 1000 documents, ms", "shape", rows(SHAPES, scored), {
         "ours": ms(MAIN), **each(ms, *SCORERS), **{f"times faster than {name}": faster(name) for name in SCORERS},
     }, (apart,)),
     Source("fwd_chunked", "large candidate sets: times faster than chunked FP16 (best chunk), and peak GB", "shape, documents",
-           sizes("fwd_chunked"), {
+           rows(of_paper("fwd_chunked"), sized), {
         "times": faster(CHUNKED), "paper A100": claim("times"), "ours ms": ms(MAIN), "chunked ms (chunk)": with_chunk,
         "peak ours": peak(MAIN), "peak chunked": peak(CHUNKS), "peak whole FP16": peak(HALF),
         "paper: ours, chunked, whole": claim("flash", "chunked", "whole", form="{}, {}, {}"),
     }),
-    Source("chunked_sweep", "FP16 eager whole and in chunks, ms", "shape, documents", sizes("chunked_sweep"), {
+    Source("chunked_sweep", "FP16 eager whole and in chunks, ms", "shape, documents", rows(of_paper("chunked_sweep"), sized), {
         "ours": ms(MAIN), "naive FP16": ms(HALF), "naive FP16, amax": ms("naive FP16, amax"), "chunked (best)": ms(CHUNKED),
         "times faster than chunked": faster(CHUNKED), "fastest compiled": ms(COMPILED), "x compiled": faster(COMPILED),
         "fastest peer": who(PEER),
         "paper A100: whole, chunked, Flash, times": claim("whole", "chunked", "flash", "times", form="{}, {}, {}, {}x"),
     }),
     Source("twoaxis", "ColPali, one call, ms (peak GB); the paper's GPU has 40 GB", "documents",
-           at_points(lambda book: [cell for cell in book.paper["twoaxis"] if point(book, MAIN, cell) is not None], last), {
+           rows(of_paper("twoaxis"), lambda book, cell: point(book, MAIN, cell), last), {
         "ours": time_and_peak(MAIN), "naive FP16": time_and_peak(HALF), "us a candidate, ours": a_candidate(MAIN),
         "us a candidate, naive": a_candidate(HALF), "paper A100-40GB: Flash, naive": claim("flash", "naive", form="{}, {}"),
     }),
     Source("mem", "ColPali corpus scaling: peak GB of a process of its own, inputs included", "documents",
-           at_points(lambda book: [cell for cell in points("memory", MAIN)(book) if cell.startswith("ColPali ")], last), {
-        "ours": peak(MAIN), "documents alone": point_size(MAIN, "inputs_bytes"), "naive FP16": peak(HALF),
+           rows(tried_by("memory", MAIN), lambda book, cell: point(book, MAIN, cell) if cell.startswith("ColPali ") else None, last), {
+        "ours": peak(MAIN), "documents alone": of_size(MAIN, "inputs_bytes"), "naive FP16": peak(HALF),
         "naive FP32 acc.": peak(WIDE), **each(peak, CHUNKS, *PEERS),
         "paper: naive FP16 (40 GB), FP32 (80 GB), Flash": claim("half", "wide", "flash", form="{}, {}, {}"),
     }, (lost, "'Asked for' is the allocation that failed: S, or, where not even those fit, the documents (for FP32 accumulation their "
         "FP32 copy).")),
     Source("compiled_memory", "compiled naive: peak GB of a process of its own, inputs included, and reserved GB, since graph pools "
-           "are not in the peak", "shape, documents", at_points(points("memory_compiled", GRAPHS, PLAIN)), {
-        f"peak of {GRAPHS}": peak(GRAPHS), f"reserved of {GRAPHS}": point_size(GRAPHS, "reserved_bytes"),
-        f"peak of {PLAIN}": peak(PLAIN), f"reserved of {PLAIN}": point_size(PLAIN, "reserved_bytes"), "peak of ours": peak(MAIN),
+           "are not in the peak", "shape, documents",
+           rows(tried_by("memory_compiled", GRAPHS, PLAIN), lambda book, cell: Held(book, PAPER, ())), {
+        f"peak of {GRAPHS}": peak(GRAPHS), f"reserved of {GRAPHS}": of_size(GRAPHS, "reserved_bytes"),
+        f"peak of {PLAIN}": peak(PLAIN), f"reserved of {PLAIN}": of_size(PLAIN, "reserved_bytes"), "peak of ours": peak(MAIN),
         "paper, 80 GB: FP32 graphs, FP16 no graphs": claim("graphs", "plain", form="{}, {}"),
     }),
     Source("op_abl", "operator design, ms: naive FP32 accumulation, a program a (query, document) pair, query tiles of programs of "
@@ -342,12 +316,12 @@ OTHERS = (
             claim("naive", "dequant", "half", "int8", "naive_times", "dequant_times", form="{}, {}, {}, {}; {}x, {}x"),
     }),
     Source("fat_emb_cliff", "128 documents, 1024 x 1024 tokens, by d: the kernel that holds whole tokens, forced, ms", "d",
-           widths(table="fat_emb_cliff"), {
+           rows(of_paper("fat_emb_cliff"), by_width, last), {
         "whole tokens (tile)": whole_tokens, "over d = 512": over_512, "ours (as chosen)": ms(MAIN),
         "of floor": value("methods", MAIN, "of_floor", digits=2), "a program a pair": ms(PAIR),
         "paper A100, H100": claim("a100", "h100", form="{}, {}"),
     }),
-    Source("splitd_perf", "split-d at d > 512 (ours as chosen), ms", "d", widths("d = 4096", table="splitd_perf"), {
+    Source("splitd_perf", "split-d at d > 512 (ours as chosen), ms", "d", rows(of_paper("splitd_perf", "d = 4096"), by_width, last), {
         "ours": ms(MAIN), "x whole tokens": faster(ONE_SHOT), "x naive FP16": faster(HALF),
         "x fastest eager (which)": faster_than(ANY_EAGER), "x compiled": faster(COMPILED), "x flash-maxsim": faster(FLASH),
         "x LIK": faster(LIK),
@@ -368,7 +342,8 @@ OTHERS = (
         "error to FP32 tokens": value("true", "max_error", digits=2), "top-20 of FP32 tokens": share("true", "top20"),
         "paper, ColPali": claimed_errors,
     }),
-    Source("ooc", "one ColPali query against pages streamed from host memory", "pages", streamed, {
+    Source("ooc", "one ColPali query against pages streamed from host memory", "pages",
+           rows(of_paper("ooc"), within("colpali", *STREAMED), lambda cell: cell.partition(" ")[0]), {
         "embeddings GB": size("bytes"), "GPU peak GB": size("memory", "gpu_bytes"), "s": value("median_s"),
         "pages/s": over(("documents",), ("median_s",)), "of the link": over(("link_s",), ("median_s",), percent),
         "paper A100: embeddings, peak, pages/s": claim("embeddings", "peak", "rate", form="{}, {}, {}"),

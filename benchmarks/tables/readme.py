@@ -3,38 +3,31 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 
 from names import FLASH, LIK, MANY, RAGGED_MANY, quantised_name
 from tables.cells import MISSING, Book, Cell, number, table_lines, times
-from tables.columns import COMPILED, Fastest, Getter, Line, Lines, Maker, Source, drawn, ms, picked, value, with_peak
-from tables.rows import BUSY, MAIN, Held, forward_rows, row, shape, wide
+from tables.columns import COMPILED, Fastest, Getter, Line, Maker, Source, drawn, ms, picked, rows, value, with_peak
+from tables.rows import BUSY, MAIN, Held, first, forward_rows, row, shape, wide
 from tables.summary import cpu
 from tables.training_page import whole_step
 
 HALF = "naive FP16"
 MARKED = re.compile(r"(<!-- table: (\S+) -->\n).*?(<!-- end of table -->)", re.DOTALL)
-Found = Callable[[Book], Held | None]
 
 
-def by_label(found: Mapping[str, tuple[Found, str]]) -> Lines:
-    """Rows by what the README calls them, each with the name of our method there."""
-
-    def lines(book: Book) -> Iterator[tuple[str, str, Held]]:
-        for label, (look, ours) in found.items():
-            held = look(book)
-            if held is not None and held.ms(ours) is not None:
-                yield label, ours, held
-
-    return lines
+def of_work(book: Book, label: str) -> Held | None:
+    find, ours = WORK[label]
+    held = find(book)
+    return held if held is not None and held.ms(ours) is not None else None
 
 
-def of_group(group: str, name: str) -> Found:
+def of_group(group: str, name: str) -> Callable[[Book], Held | None]:
     return lambda book: forward_rows(book, group).get(name)
 
 
 INT8 = quantised_name("INT8", "document")
-WORK: dict[str, tuple[Found, str]] = {
+WORK: dict[str, tuple[Callable[[Book], Held | None], str]] = {  # where a row is, and the name of our method there
     "1 query of 32 tokens, 1000 documents of 300": (lambda book: shape(book, "textual", 1000), MAIN),
     "the same, 1000 ragged documents (HotpotQA's lengths)": (lambda book: row(book, "varlen", "HotpotQA-like"), MAIN),
     "1 ColPali query (1024 tokens), 10,000 pages of 1024": (lambda book: shape(book, "ColPali", 10000), MAIN),
@@ -48,24 +41,17 @@ WORK: dict[str, tuple[Found, str]] = {
 
 def of_floats(get: Getter) -> Getter:
     """Not of INT8 rows: eager and compiled FP16 are of documents never quantised, and torch's INT8 product is slower than ours."""
-    return lambda line: get(line) if line.cell == MAIN else MISSING
+    return lambda line: get(line) if WORK[line.cell][1] == MAIN else MISSING
 
 
+ALONE = "the same, GPU time alone (as behind an encoder)"
 BATCHES = {
     "B = 64, 1024 x 1024": "ColPali B=64",
     "B = 128, 1024 x 1024": "ColPali B=128",
     "B = 1024, 32 x 180": "ColBERT B=1024",
     "B = 128, 32 x 180 (bound by the host)": "ColBERT B=128",
+    ALONE: "ColBERT B=128",
 }
-ALONE = "the same, GPU time alone (as behind an encoder)"
-
-
-def batches(book: Book) -> Iterator[tuple[str, str, Held]]:
-    """Whole steps, the last one by GPU time alone too."""
-    for label, name in (*BATCHES.items(), (ALONE, "ColBERT B=128")):
-        held = whole_step(book, name)
-        if held is not None:
-            yield label, name, held
 
 
 def step(which: str | Fastest) -> Getter:
@@ -90,16 +76,14 @@ STREAMED = {  # file, group and row
 }
 
 
-def streamed(book: Book) -> Iterator[tuple[str, str, Held]]:
-    for label, (file, group, name) in STREAMED.items():
-        held = Held(book, file, ("groups", group, "rows", name))
-        if held.value("median_s") is not None:
-            yield label, group, held
+def streamed(book: Book, label: str) -> Held | None:
+    file, group, name = STREAMED[label]
+    return first(book, group, name, file)
 
 
 def times_floor(line: Line) -> Cell:
     """Of several GPUs: how many times one of them."""
-    if not line.cell.startswith("ranks "):
+    if not line.cell.startswith("pinned, "):
         return number(line.held.value("ratio"))
     alone = line.book.value(line.held.file, *line.held.keys[:-1], "500 queries, one GPU", "median_s")
     found = times(alone, line.held.value("median_s"))
@@ -107,20 +91,20 @@ def times_floor(line: Line) -> Cell:
 
 
 SOURCES = (
-    Source("gpu", "one H200, FP16, d = 128, ms", "work", by_label(WORK), {
-        "ours": lambda line: ms(line.cell)(line),
-        "flash-maxsim 0.3.0": lambda line: ms(FLASH if line.cell == MAIN else f"{FLASH}, INT8")(line),
+    Source("gpu", "one H200, FP16, d = 128, ms", "work", rows(WORK, of_work), {
+        "ours": lambda line: ms(WORK[line.cell][1])(line),
+        "flash-maxsim 0.3.0": lambda line: ms(FLASH if WORK[line.cell][1] == MAIN else f"{FLASH}, INT8")(line),
         "late-interaction-kernels 0.4.5": ms(LIK), "naive FP16": of_floats(ms(HALF)),
         "best `torch.compile`": of_floats(ms(COMPILED)), "ours, of the floor": of_floats(value("methods", MAIN, "of_floor", digits=2)),
     }, compared=5),
     Source("steps", "training steps: forward and backward of in-batch negatives, ms (peak GB beyond inputs and gradients)", "batch",
-           batches, {
+           rows(BATCHES, lambda book, label: whole_step(book, BATCHES[label])), {
         "ours": step(MAIN), "flash-maxsim, best path": step(Fastest(("peer",), FLASH)),
         "late-interaction-kernels, best path": step(Fastest(("peer",), LIK)), "naive FP16": step(HALF),
         "checkpointed FP16": step("checkpointed FP16"),
     }, compared=5),
     Source("streams", "500 queries of 32 tokens against 500,000 ragged documents (15.4 GB) that do not lie on the GPU, exact top-100",
-           "documents lie in", streamed, {
+           "documents lie in", rows(STREAMED, streamed), {
         "seconds": value("median_s"), "times the floor (copying or in-memory scoring, the longer)": times_floor,
     }),
 )  # fmt: skip

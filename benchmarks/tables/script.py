@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from names import FLASH, GRANULARITIES, LIK, quantised_name
 from tables.cells import MISSING, Book, Cell, number, times
-from tables.columns import COMPILED, Fastest, Getter, Line, Source, each, faster_than, joined, ms, named, value
+from tables.columns import COMPILED, Fastest, Getter, Line, Lines, Source, each, faster_than, joined, ms, named, value
 from tables.rows import BEFORE, EAGER, MAIN, Held, forward_rows, wide
 
 HALF, OWN_HALF = "naive FP16", "ours FP16"
@@ -55,11 +55,9 @@ def coded_peer(line: Line) -> Cell | str:
     return named(name, time) if time is not None else "none"
 
 
-def first_or_not(book: Book) -> Iterator[tuple[str, str, Held]]:
-    """Rows of INT8 documents that may be dequantised first."""
-    for name, held in forward_rows(book, "int8").items():
-        if name.startswith("INT8 or dequantise"):
-            yield name.rpartition(", ")[2], name, held
+def of_script(group: str, label: Callable[[str], str], part: str = "") -> Lines:
+    """Rows of a group whose names hold `part`."""
+    return lambda book: ((label(name), name, held) for name, held in forward_rows(book, group).items() if part in name)
 
 
 def host_clocks(name: str, fastest: bool = False) -> Getter:
@@ -88,12 +86,13 @@ SOURCES = (
     Source("codes", "INT8 and FP8 over our own FP16 on the same documents, ms", "row", coded, {
         "FP16": ms(OWN_HALF), **{f"{granularity} scale": scaled(granularity) for granularity in GRANULARITIES}, "peer": coded_peer,
     }),
-    Source("dequantise", "one ColPali query, INT8 documents: scored as they are, or dequantised first, ms", "documents", first_or_not, {
+    Source("dequantise", "one ColPali query, INT8 documents: scored as they are, or dequantised first, ms", "documents",
+           of_script("int8", lambda name: name.rpartition(", ")[2], "INT8 or dequantise"), {
         **{f"ours, {granularity} scale": ms(quantised_name("INT8", granularity)) for granularity in GRANULARITIES},
         **{way: ms(f"dequantise {way}") for way in ("to FP32, naive", "to FP16, naive", "to FP16, amax", "to FP16, chunked")},
     }),
     Source("host", "host clocks: us a call, back to back / from an idle GPU", "call",
-           lambda book: ((name.removeprefix("host "), name, held) for name, held in forward_rows(book, "host").items()), {
+           of_script("host", lambda name: name.removeprefix("host ")), {
         **each(host_clocks, MAIN, "ours, CUDA graph", FLASH, LIK), "fastest naive FP16": host_clocks(HALF, fastest=True),
         "fastest compiled": host_clocks("compiled", fastest=True),
     }),

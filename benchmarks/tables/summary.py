@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 from names import FLASH, LIK, SHAPES
-from tables import rows
-from tables.cells import MISSING, Book, Cell, Table, Value, number, plain, times
-from tables.columns import Fastest, Getter, Line, Source, claim, each, faster, joined, ms, value
+from tables.cells import MISSING, Book, Cell, Table, Value, number, paper, plain, times
+from tables.columns import Fastest, Getter, Line, Source, claim, each, faster, joined, ms, rows, value, within
 from tables.losses import measured
-from tables.paper import CHUNKED, HALF, SCORERS, WIDE, thousand
-from tables.rows import CPU, MAIN, PAPER, SECOND, Held, forward_rows
+from tables.paper import CHUNKED, HALF, SCORERS, WIDE, at_1000, sized
+from tables.rows import CPU, MAIN, PAPER, SECOND, Held, row
+from tables.script import of_script
 
 COMPILED, COMPILED_CHUNKS = (Fastest(("baseline",), part) for part in ("compiled", "compiled chunks"))
 SIZES = (1, 4, 16, 64, 256, 1024, 4096, 16384)
@@ -34,8 +35,8 @@ def refused(book: Book) -> Table:
 # The second harness
 
 
-def harnessed(book: Book) -> Iterator[tuple[str, str, Held]]:
-    return thousand(book) if book.file(SECOND) is not None else iter(())
+def of_both(book: Book, name: str) -> Held | None:
+    return at_1000(book, name) if book.file(SECOND) is not None else None
 
 
 def again(line: Line, method: str) -> list[Value | None]:
@@ -61,7 +62,7 @@ def worst(line: Line) -> Cell:
 
 
 def pauses(book: Book) -> Iterator[str]:
-    if any(True for _ in harnessed(book)):
+    if any(of_both(book, name) is not None for name in SHAPES):
         yield (
             "The second harness leaves no pause between calls: at ColPali every method takes longer in it, the peers most. Clocks were "
             "not recorded."
@@ -71,15 +72,13 @@ def pauses(book: Book) -> Iterator[str]:
 # Side studies
 
 
-def grid_lines(book: Book) -> Iterator[tuple[str, str, Held]]:
-    for name in book.raw(PAPER, "groups", "chunks", "rows") or {}:
-        yield name, name, Held(book, PAPER, ("groups", "chunks", "rows", name))
+def gridded(book: Book) -> dict[str, Any]:
+    return book.raw(PAPER, "groups", "chunks", "rows") or {}
 
 
 def compiled_chunks(line: Line) -> Cell:
     """Of the frontier's row of the same cell: the fastest, its size, and how many times ours."""
-    shape, _, count = line.cell.partition(" ")
-    beside = rows.shape(line.book, shape, int(count))
+    beside = sized(line.book, line.cell)
     label, time = beside.fastest(COMPILED_CHUNKS.kinds, COMPILED_CHUNKS.part) if beside is not None else ("", None)
     if beside is None or not label:
         return Cell(MISSING)
@@ -89,27 +88,25 @@ def compiled_chunks(line: Line) -> Cell:
 
 def missing_chunks(book: Book) -> Iterator[str]:
     """Which sizes have no time, and why."""
-    for name, _, held in grid_lines(book):
+    for name, held in gridded(book).items():
         why: dict[str, list[str]] = {}
         for size in SIZES:
-            if held.why(f"chunks of {size}"):
-                why.setdefault(held.why(f"chunks of {size}"), []).append(str(size))
+            if f"chunks of {size}" in held["skipped"]:
+                why.setdefault(held["skipped"][f"chunks of {size}"], []).append(str(size))
         yield from (f"{name}: no chunks of {', '.join(few)}: {reason}." for reason, few in why.items())
-    if any(True for _ in grid_lines(book)):
+    if gridded(book):
         yield "Compiled chunks (FP16, no graphs, the fastest size) are of the frontier's rows of 10,000 documents, over ours there."
 
 
-def tiles(book: Book) -> Held | None:
-    return rows.row(book, "tiles", "ColPali 1000")
+def tiles(book: Book, cell: str = "") -> Held | None:
+    return row(book, "tiles", "ColPali 1000")
 
 
-def tile_lines(book: Book) -> Iterator[tuple[str, str, Held]]:
-    """The chosen tile, then its neighbours by time; the cell is the method."""
+def tried_tiles(book: Book) -> list[str]:
+    """The chosen tile, then its neighbours by time."""
     held = tiles(book)
-    if held is not None:
-        neighbours = {name: data.get("median_ms", 0.0) for name, data in held.raw("methods").items() if name != MAIN}
-        for name in (MAIN, *sorted(neighbours, key=neighbours.__getitem__)):
-            yield "as chosen" if name == MAIN else name.removeprefix("tiles "), name, held
+    times = {name: data.get("median_ms", 0.0) for name, data in held.raw("methods").items()} if held is not None else {}
+    return sorted(times, key=lambda name: (name != MAIN, times[name]))
 
 
 def unfit(book: Book) -> Iterator[str]:
@@ -117,14 +114,6 @@ def unfit(book: Book) -> Iterator[str]:
     names = [name for name in held.raw("skipped") if name.startswith("tiles")] if held is not None else []
     if names:
         yield f"{len(names)} more do not fit a multiprocessor."
-
-
-def roofed(book: Book) -> Iterator[tuple[str, str, Held]]:
-    for name in SHAPES:
-        for count in (1000, 10000):
-            held = rows.shape(book, name, count)
-            if held is not None:
-                yield f"{name} {count}", name, held
 
 
 def intensity(line: Line) -> Cell:
@@ -167,33 +156,33 @@ def cpu(book: Book) -> Table:
 
 HARNESS = Source(
     "second harness", "times faster than, at 1000 documents, by the first harness / by the second (`second.py`: graphs and the host's "
-    "clock)", "shape", harnessed, {
+    "clock)", "shape", rows(SHAPES, of_both), {
         "naive FP32 acc.": twice(WIDE), "naive FP16": twice(HALF), **each(twice, FLASH, LIK), "largest difference": worst,
     }, (pauses,),
 )  # fmt: skip
 
 STUDIES = (
     Source("chunk grid", "FP16 eager by chunk size, ms, in the form with `max` (fwd_chunked takes the faster of `max` and `amax`)",
-           "shape, documents", grid_lines, {
+           "shape, documents", rows(gridded, within("chunks", PAPER)), {
         "ours": ms(MAIN), **{str(size): ms(f"chunks of {size}") for size in SIZES},
         "compiled chunks (size; over ours)": compiled_chunks,
         "paper: compiled chunks (over Flash)": claim("ms", "times", form="{} ({}x)", table="chunked_compile"),
     }, (missing_chunks,)),
     Source("tile table", "ColPali, 1000 documents: neighbours of the chosen row, ms", "tile (rows x tokens, warps, stages)",
-           tile_lines, {
+           rows(tried_tiles, tiles, lambda name: "as chosen" if name == MAIN else name.removeprefix("tiles ")), {
         "ms": lambda line: ms(line.cell)(line),
         "over the chosen": lambda line: faster(line.cell)(line) if line.cell != MAIN else MISSING,
     }, (unfit,)),
     Source("roofline and cost", "one query: operations a byte of documents, what bounds, how close, and GPU-seconds a million "
-           "candidates", "shape, documents", roofed, {
+           "candidates", "shape, documents", rows([f"{name} {count}" for name in SHAPES for count in (1000, 10000)], sized), {
         "operations a byte": intensity, "bound by": lambda line: str(line.held.raw("bound_by")),
         "ours, of floor": value("methods", MAIN, "of_floor", digits=2), "ours, s a million": a_million(MAIN),
         "chunked FP16, s a million": a_million(CHUNKED),
         "paper A100: Flash, chunked, s a million": lambda line:
-            claim("flash", "chunked", form="{}, {}", table="cost")(line) if line.label.endswith(" 10000") else MISSING,
+            paper(line.book, "cost", line.cell.removesuffix(" 10000"), "flash", "chunked", form="{}, {}"),
     }, ("Dollars follow from any hourly price: seconds a million candidates / 3600 x price.", claimed_cost)),
     Source("tiny pairs", "N independent pairs, us of GPU time", "N x tokens",
-           lambda book: ((name.removeprefix("pairs "), name, held) for name, held in forward_rows(book, "pairs").items()), {
+           of_script("pairs", lambda name: name.removeprefix("pairs ")), {
         "ours": ms(MAIN, scale=1e3), "compiled (fastest)": ms(COMPILED, scale=1e3), "naive FP16": ms(HALF, scale=1e3),
         **each(ms, FLASH, LIK, scale=1e3), "x compiled": faster(COMPILED),
     }),

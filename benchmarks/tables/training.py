@@ -59,7 +59,7 @@ def paper_total(shape: str, path: str) -> str:
 
 
 def verdicts(report: dict[str, Any]) -> list[dict[str, Any]]:
-    """Lines of the issue's table that the file's rows allow; a row without a timed peer gives none."""
+    """Lines of what was asked that the file's rows allow; a row without a timed peer gives none."""
     figures, found = Figures(report), Lines()
     for shape in STEPS:
         _step(found, figures, shape)

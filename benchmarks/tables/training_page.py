@@ -2,12 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 
 from tables.byte_budget import Budget, Shape, budget
 from tables.cells import MISSING, Book, Cell, Value, gigabytes, number, times
-from tables.columns import PEER, Fastest, Getter, Line, Lines, Source, claim, claims, faster, ms, step, value, with_peak
-from tables.rows import BUSY, MAIN, Held
+from tables.columns import (
+    PEER,
+    Fastest,
+    Getter,
+    Line,
+    Source,
+    claim,
+    claims,
+    faster,
+    ms,
+    of_paper,
+    rows,
+    step,
+    value,
+    with_peak,
+    within,
+)
+from tables.rows import BUSY, MAIN, Held, first
 
 STEPS = ("h200/training_steps.json", "h200/training.json")
 ABLATION = ("h200/training_backward.json", "h200/training.json")
@@ -18,31 +34,13 @@ PATHS = {"vanilla": NAIVE, "csr": "ours csr", "unified": "ours unified"}
 BASELINE, THEIRS, PRODUCTS = Fastest(("baseline",)), "flash-maxsim train", "naive, products"
 
 
-def first(book: Book, files: tuple[str, ...], group: str, row: str) -> Held | None:
-    """The first of these files that has a row."""
-    keys = ("groups", group, "rows", row)
-    return next((Held(book, file, keys) for file in files if book.raw(file, *keys) is not None), None)
-
-
 def whole_step(book: Book, cell: str) -> Held | None:
-    return first(book, STEPS, "steps", f"step {cell}")
-
-
-def lines(files: tuple[str, ...], group: str, form: str, cells: Callable[[Book], Iterable[str]]) -> Lines:
-    """Rows of a group by the names of their cells."""
-
-    def found(book: Book) -> Iterator[tuple[str, str, Held]]:
-        for cell in cells(book):
-            held = first(book, files, group, form.format(cell))
-            if held is not None:
-                yield cell, cell, held
-
-    return found
+    return first(book, "steps", f"step {cell}", *STEPS)
 
 
 def hot(path: str) -> Getter:
     """The same shape's backward where one document token wins every time."""
-    return lambda line: with_peak(first(line.book, ABLATION, "ablation", f"backward {line.cell}, hot winners"), f"ours {path}")
+    return lambda line: with_peak(first(line.book, "ablation", f"backward {line.cell}, hot winners", *ABLATION), f"ours {path}")
 
 
 def stepped(path: str) -> Getter:
@@ -88,12 +86,8 @@ def share_of_building(line: Line) -> Cell:
 # Bytes
 
 
-def budgets(book: Book) -> Iterator[tuple[str, str, Held]]:
-    """Every path of the ColPali steps."""
-    for batch in (64, 128):
-        held = whole_step(book, f"ColPali B={batch}")
-        if held is not None:
-            yield from ((f"{batch}, {path}", f"{batch} {path}", held) for path in PATHS)
+def of_batch(book: Book, cell: str) -> Held | None:
+    return whole_step(book, f"ColPali B={cell.partition(' ')[0]}")
 
 
 def counted(part: Callable[[Budget], int]) -> Getter:
@@ -129,9 +123,8 @@ PARITY_LINES: dict[str, tuple[Getter, str]] = {  # what is measured, and the pap
 }
 
 
-def parity_lines(book: Book) -> Iterator[tuple[str, str, Held]]:
-    if book.file(PARITY) is not None:
-        yield from ((label, "ColPali B=64", Held(book, PARITY, ())) for label in PARITY_LINES)
+def of_parity(book: Book, cell: str) -> Held | None:
+    return Held(book, PARITY, ()) if book.file(PARITY) is not None else None
 
 
 def parity_picture(book: Book) -> Iterator[str]:
@@ -142,14 +135,9 @@ def parity_picture(book: Book) -> Iterator[str]:
 # Chamfer
 
 
-def chamfer_lines(book: Book) -> Iterator[tuple[str, str, Held]]:
-    """Every number of points in both widths."""
-    for dim in (3, 128):
-        for count in ("1K", "10K", "50K", "100K"):
-            group = "small" if count == "1K" else "training"
-            held = first(book, (CHAMFER,), group, f"forward + backward, {count} points, d = {dim}")
-            if held is not None:
-                yield f"{count}, {dim}", "forward + backward", held
+def of_points(book: Book, cell: str) -> Held | None:
+    count, _, dim = cell.partition(", ")
+    return first(book, "small" if count == "1K" else "training", f"forward + backward, {count} points, d = {dim}", CHAMFER)
 
 
 def judged(line: Line) -> Cell:
@@ -165,7 +153,7 @@ def naive_chamfer(line: Line) -> Cell | str:
 
 SOURCES = (
     Source("train", "a contrastive step (forward and backward, in-batch negatives), ms (peak GB beyond inputs and gradients)", "batch",
-           lines(STEPS, "steps", "step {}", lambda book: BATCHES), {
+           rows(BATCHES, whole_step), {
         "ours (csr)": step(MAIN), "ours unified": step("ours unified"), "naive FP32 acc.": step(NAIVE),
         "recompute FP32 acc.": step(RECOMPUTE), "fastest eager": step(BASELINE), "fastest peer": step(PEER), "x naive": faster(NAIVE),
         "x fastest eager": faster(BASELINE), "x fastest peer": faster(PEER),
@@ -174,7 +162,7 @@ SOURCES = (
                   form="{} ({}), {} ({}), {} ({}), {} ({})"),
     }),
     Source("bwd_abl", "the backward alone, random winners, and our whole steps, ms (peak GB beyond inputs and gradients)", "shape",
-           lines(ABLATION, "ablation", "backward {}, random winners", lambda book: book.paper["bwd_abl"]), {
+           rows(of_paper("bwd_abl"), within("ablation", *ABLATION, form="backward {}, random winners")), {
         "csr": step("ours csr"), "atomic": step("ours atomic"), "unified": step("ours unified"), "csr, hot winners": hot("csr"),
         "unified, hot winners": hot("unified"), "fastest peer": step(PEER), "x fastest peer": faster(PEER, "ours csr"),
         "whole step, csr": stepped("csr"), "whole step, unified": stepped("unified"),
@@ -186,7 +174,7 @@ SOURCES = (
         "The paper's figures belong beside the whole steps: its caption gives the step's peak, and its times are as long as steps, not "
         "as backwards alone (flash-maxsim's here: [training.md](training.md)). Steps at ColPali B=32 were not measured.")),
     Source("bwd_breakdown", "components of the csr backward for one query, GPU ms", "shape",
-           lines((PARTS,), "parts", "parts {}, one query", lambda book: book.paper["bwd_breakdown"]), {
+           rows(of_paper("bwd_breakdown"), within("parts", PARTS, form="parts {}, one query")), {
         "forward, winners kept": ms("scores, winners kept for the gradient", BUSY),
         "list building": lambda line: number(building(line.held)), "dQ": ms(QUERIES, BUSY),
         "dD": lambda line: number(added(line.held, "_lists_kernel")), "sum of the three": three, "both in one call": ms(BOTH, BUSY),
@@ -196,17 +184,18 @@ SOURCES = (
     }, ("Building is a counting sort of three small kernels (times by torch's profiler, L2 warm), the rest with the host ahead; the "
         "round trip is an event time with the host's share.",)),
     Source("bwd_mem", "what a ColPali step keeps between and in its passes, GB: counted (budget.py) and measured", "batch, path",
-           budgets, {
+           rows([f"{batch} {path}" for batch in (64, 128) for path in PATHS], of_batch, lambda cell: cell.replace(" ", ", ")), {
         "S": counted(lambda need: need.similarities), "its gradient": counted(lambda need: need.similarity_gradient),
         "winners": counted(lambda need: need.winners), "lists and scratch": counted(lambda need: need.scratch + need.source_list),
         "total counted": counted(lambda need: need.total), "measured peak": measured_peak, "paper (counted)": claims,
     }, ("`128² · 1024² · 4` bytes are 68.7 GB, and vanilla autograd needs them twice: the paper's row for 128 counts half of S.",)),
-    Source("training_parity", "500 training steps, B = 64, FP16-in-dtype naive against ours", "what", parity_lines, {
+    Source("training_parity", "500 training steps, B = 64, FP16-in-dtype naive against ours", "what", rows(PARITY_LINES, of_parity), {
         "measured": lambda line: PARITY_LINES[line.label][0](line),
-        "paper A100": lambda line: PARITY_LINES[line.label][1].format(**line.book.paper[line.table][line.cell]),
+        "paper A100": lambda line: PARITY_LINES[line.label][1].format(**line.book.paper[line.table]["ColPali B=64"]),
     }, (parity_picture,)),
-    Source("chamfer", "Chamfer distance, forward and backward, ms (peak GB)", "points, d", chamfer_lines, {
+    Source("chamfer", "Chamfer distance, forward and backward, ms (peak GB)", "points, d",
+           rows([f"{count}, {dim}" for dim in (3, 128) for count in ("1K", "10K", "50K", "100K")], of_points), {
         "ours": step(MAIN), "flash-maxsim": judged, "naive autograd": naive_chamfer, "x flash-maxsim": faster(THEIRS, digits=1),
-        "x naive": faster(PRODUCTS, digits=1), "paper A100": claim("least", "most", form="{} to {}x naive"),
+        "x naive": faster(PRODUCTS, digits=1), "paper A100": claim("least", "most", form="{} to {}x naive", row="forward + backward"),
     }, ("'Wrong': its distance or a gradient is off by more than 1e-5 (docs/training.md says by how much).",)),
 )  # fmt: skip
