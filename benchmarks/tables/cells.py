@@ -134,12 +134,15 @@ def plain(figure: float, digits: int = 3) -> str:
     return f"{float(shown):.{places}f}"
 
 
+def ratio(above: Value | None, below: Value | None, by: float = 1.0) -> Value | None:
+    """One over the other, `by` times."""
+    return above / below * by if above is not None and below is not None else None
+
+
 def times(over: Value | None, ours: Value | None, *, digits: int = 2) -> Cell:
     """How many times faster ours is than `over`."""
-    if over is None or ours is None:
-        return Cell(MISSING)
-    found = over / ours
-    return Cell(f"{found.number:.{digits}f}x", found.sources)
+    found = ratio(over, ours)
+    return Cell(MISSING) if found is None else Cell(f"{found.number:.{digits}f}x", found.sources)
 
 
 def gigabytes(value: Value | None) -> Cell:
@@ -147,9 +150,9 @@ def gigabytes(value: Value | None) -> Cell:
     return Cell(MISSING) if value is None else number(value / 1e9, 3)
 
 
-def percent(value: Value | None) -> Cell:
+def percent(value: Value | None, form: str = ".4g") -> Cell:
     """A share."""
-    return Cell(MISSING) if value is None else Cell(f"{100 * value.number:.4g}%", value.sources)
+    return Cell(MISSING) if value is None else Cell(f"{100 * value.number:{form}}%", value.sources)
 
 
 def paper(book: Book, table: str, row: str, *keys: str, form: str = "{}") -> str:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tables.cells import MISSING, Book, Cell, Table, Value, gigabytes, number, paper, percent, times
+from tables.cells import MISSING, Book, Cell, Table, Value, gigabytes, number, paper, percent, ratio, times
 from tables.rows import CLOCK, MAIN, Held, first, point, tried
 
 
@@ -138,12 +138,7 @@ def size(*keys: str) -> Getter:
 
 def over(above: tuple[str, ...], below: tuple[str, ...], shown: Callable[[Value | None], Cell] = number) -> Getter:
     """One number of the row over another."""
-
-    def get(line: Line) -> Cell:
-        top, bottom = line.held.value(*above), line.held.value(*below)
-        return shown(top / bottom if top is not None and bottom is not None else None)
-
-    return get
+    return lambda line: shown(ratio(line.held.value(*above), line.held.value(*below)))
 
 
 def ms(which: Which, clock: str = CLOCK, scale: float = 1.0) -> Getter:

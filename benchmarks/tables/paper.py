@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from names import FLASH, GRANULARITIES, LIK, SHAPES, quantised_name
-from tables.cells import MISSING, Book, Cell, Value, gigabytes, number, percent, times
+from tables.cells import MISSING, Book, Cell, Value, gigabytes, number, percent, ratio, times
 from tables.columns import (
     COMPILED,
     PEER,
@@ -157,9 +157,7 @@ def lost(book: Book) -> Iterator[str]:
 
 
 def queries_a_second(line: Line) -> Cell:
-    """Of a call with several queries."""
-    ours, count = line.held.ms(MAIN), line.held.value("shape", "queries")
-    return number(count / ours * 1e3 if count is not None and ours is not None else None)
+    return number(ratio(line.held.value("shape", "queries"), line.held.ms(MAIN), 1e3))
 
 
 def stored(line: Line) -> Cell:

@@ -82,6 +82,12 @@ def row(book: Book, group: str, name: str) -> Held | None:
     return first(book, group, name, PAPER)
 
 
+def finished(book: Book, group: str, file: str = PAPER) -> dict[str, Held]:
+    """A file's finished rows of a group by name."""
+    keys = ("groups", group, "rows")
+    return {name: Held(book, file, (*keys, name)) for name in book.raw(file, *keys) or {}}
+
+
 def newest(book: Book, group: str, files: Iterable[str]) -> dict[str, Held]:
     """Rows of a group, finished or cut short, by name: of the first of these files that has the row."""
     found: dict[str, Held] = {}

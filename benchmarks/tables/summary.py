@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 from names import FLASH, LIK, SHAPES
-from tables.cells import MISSING, Book, Cell, Table, Value, number, paper, plain, times
-from tables.columns import Fastest, Getter, Line, Source, claim, each, faster, joined, ms, rows, value, within
+from tables.cells import MISSING, Book, Cell, Table, Value, number, paper, percent, plain, ratio, times
+from tables.columns import Fastest, Getter, Line, Source, claim, each, faster, joined, ms, over, rows, value, within
 from tables.losses import measured
 from tables.paper import CHUNKED, HALF, SCORERS, WIDE, at_1000, sized
-from tables.rows import CPU, MAIN, PAPER, SECOND, Held, row
+from tables.rows import CPU, MAIN, PAPER, SECOND, Held, finished, row
 from tables.script import of_script
 
 COMPILED, COMPILED_CHUNKS = (Fastest(("baseline",), part) for part in ("compiled", "compiled chunks"))
@@ -53,12 +52,10 @@ def worst(line: Line) -> Cell:
     """The largest difference between the two."""
     found: list[Value] = []
     for method in (WIDE, HALF, FLASH, LIK):
-        theirs, mine, (their_second, my_second) = line.held.ms(method), line.held.ms(MAIN), again(line, method)
-        if theirs is not None and mine is not None and their_second is not None and my_second is not None:
-            change = (their_second / my_second) / (theirs / mine)
+        change = ratio(ratio(*again(line, method)), ratio(line.held.ms(method), line.held.ms(MAIN)))
+        if change is not None:
             found.append(Value(max(change.number, 1 / change.number) - 1, change.sources))
-    most = max(found, key=lambda off: off.number, default=None)
-    return Cell(f"{100 * most.number:.0f}%", most.sources) if most is not None else Cell(MISSING)
+    return percent(max(found, key=lambda off: off.number, default=None), ".0f")
 
 
 def pauses(book: Book) -> Iterator[str]:
@@ -70,10 +67,6 @@ def pauses(book: Book) -> Iterator[str]:
 
 
 # Side studies
-
-
-def gridded(book: Book) -> dict[str, Any]:
-    return book.raw(PAPER, "groups", "chunks", "rows") or {}
 
 
 def compiled_chunks(line: Line) -> Cell:
@@ -88,13 +81,14 @@ def compiled_chunks(line: Line) -> Cell:
 
 def missing_chunks(book: Book) -> Iterator[str]:
     """Which sizes have no time, and why."""
-    for name, held in gridded(book).items():
+    grid = finished(book, "chunks")
+    for name, held in grid.items():
         why: dict[str, list[str]] = {}
         for size in SIZES:
-            if f"chunks of {size}" in held["skipped"]:
-                why.setdefault(held["skipped"][f"chunks of {size}"], []).append(str(size))
+            if reason := held.why(f"chunks of {size}"):
+                why.setdefault(reason, []).append(str(size))
         yield from (f"{name}: no chunks of {', '.join(few)}: {reason}." for reason, few in why.items())
-    if gridded(book):
+    if grid:
         yield "Compiled chunks (FP16, no graphs, the fastest size) are of the frontier's rows of 10,000 documents, over ours there."
 
 
@@ -106,7 +100,7 @@ def tried_tiles(book: Book) -> list[str]:
     """The chosen tile, then its neighbours by time."""
     held = tiles(book)
     times = {name: data.get("median_ms", 0.0) for name, data in held.raw("methods").items()} if held is not None else {}
-    return sorted(times, key=lambda name: (name != MAIN, times[name]))
+    return [MAIN, *sorted((name for name in times if name != MAIN), key=times.__getitem__)]
 
 
 def unfit(book: Book) -> Iterator[str]:
@@ -114,11 +108,6 @@ def unfit(book: Book) -> Iterator[str]:
     names = [name for name in held.raw("skipped") if name.startswith("tiles")] if held is not None else []
     if names:
         yield f"{len(names)} more do not fit a multiprocessor."
-
-
-def intensity(line: Line) -> Cell:
-    operations, size = line.held.value("operations"), line.held.value("bytes")
-    return number(operations / size if operations is not None and size is not None else None)
 
 
 def a_million(method: str) -> Getter:
@@ -163,7 +152,7 @@ HARNESS = Source(
 
 STUDIES = (
     Source("chunk grid", "FP16 eager by chunk size, ms, in the form with `max` (fwd_chunked takes the faster of `max` and `amax`)",
-           "shape, documents", rows(gridded, within("chunks", PAPER)), {
+           "shape, documents", rows(lambda book: finished(book, "chunks"), within("chunks", PAPER)), {
         "ours": ms(MAIN), **{str(size): ms(f"chunks of {size}") for size in SIZES},
         "compiled chunks (size; over ours)": compiled_chunks,
         "paper: compiled chunks (over Flash)": claim("ms", "times", form="{} ({}x)", table="chunked_compile"),
@@ -175,7 +164,7 @@ STUDIES = (
     }, (unfit,)),
     Source("roofline and cost", "one query: operations a byte of documents, what bounds, how close, and GPU-seconds a million "
            "candidates", "shape, documents", rows([f"{name} {count}" for name in SHAPES for count in (1000, 10000)], sized), {
-        "operations a byte": intensity, "bound by": lambda line: str(line.held.raw("bound_by")),
+        "operations a byte": over(("operations",), ("bytes",)), "bound by": lambda line: str(line.held.raw("bound_by")),
         "ours, of floor": value("methods", MAIN, "of_floor", digits=2), "ours, s a million": a_million(MAIN),
         "chunked FP16, s a million": a_million(CHUNKED),
         "paper A100: Flash, chunked, s a million": lambda line:

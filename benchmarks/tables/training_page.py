@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from tables.byte_budget import Budget, Shape, budget
-from tables.cells import MISSING, Book, Cell, Value, gigabytes, number, times
+from tables.cells import MISSING, Book, Cell, Value, gigabytes, number, percent, ratio, times
 from tables.columns import (
     PEER,
     Fastest,
@@ -69,18 +69,13 @@ def building(held: Held) -> Value | None:
 
 def three(line: Line) -> Cell:
     """Building, dQ and dD together."""
-    build, dq, dd = (
-        building(line.held),
-        line.held.value("methods", QUERIES, "busy_median_ms"),
-        added(line.held, "_lists_kernel"),
-    )
+    held = line.held
+    build, dq, dd = building(held), held.value("methods", QUERIES, "busy_median_ms"), added(held, "_lists_kernel")
     return number(build + dq + dd if build is not None and dq is not None and dd is not None else None)
 
 
 def share_of_building(line: Line) -> Cell:
-    build, both = building(line.held), line.held.value("methods", BOTH, "busy_median_ms")
-    share = build / both if build is not None and both is not None else None
-    return Cell(f"{100 * share.number:.0f}%", share.sources) if share is not None else Cell(MISSING)
+    return percent(ratio(building(line.held), line.held.value("methods", BOTH, "busy_median_ms")), ".0f")
 
 
 # Bytes
