@@ -12,28 +12,27 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tables import kernels, paper, readme, script, summary, training_page
+from tables import losses, paper, readme, script, summary, training_page
 from tables import rows as page_rows
-from tables.cells import Book, Table, cells, markdown, sources, text_of
+from tables.cells import FIGURES, Book, Table, cells, markdown, sources, text_of
+from tables.columns import Maker, drawn
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS, PAGE, README = ROOT / "docs" / "results", ROOT / "docs" / "benchmarks.md", ROOT / "README.md"
 MAP, PICTURES = RESULTS / "benchmarks_cells.json", ROOT / "docs" / "pictures"
-FIGURES = Path(__file__).parent / "tables" / "paper_tables.toml"
 SCALING = "scaling.png"
-SECTIONS: dict[str, Callable[[Book], list[Table]]] = {
-    "Summary": summary.summaries,
-    "Forward": paper.tables,
-    "Quantised, wide, memory traffic, precision, streaming": kernels.tables,
-    "Training": training_page.tables,
-    "The kernels' own script": script.tables,
-    "Side studies": summary.studies,
-    "What the README quotes": readme.tables,
-    "Without a GPU": lambda book: [summary.cpu(book)],
+SECTIONS: dict[str, tuple[Maker, ...]] = {
+    "Summary": (losses.fast_p, losses.losses, summary.refused, summary.HARNESS),
+    "Forward": paper.FORWARD,
+    "Quantised, wide, memory traffic, precision, streaming": paper.OTHERS,
+    "Training": training_page.SOURCES,
+    "The kernels' own script": script.SOURCES,
+    "Side studies": summary.STUDIES,
+    "What the README quotes": readme.SOURCES,
+    "Without a GPU": (summary.cpu,),
 }
 INTRODUCTION = """# Benchmarks
 
@@ -72,7 +71,7 @@ h200/forward_older.json, made by earlier kernels, only widths that no newer file
 
 def sections(book: Book) -> dict[str, list[Table]]:
     """All tables of the page."""
-    return {name: make(book) for name, make in SECTIONS.items()}
+    return {name: [drawn(source, book) for source in held] for name, held in SECTIONS.items()}
 
 
 def named(held: dict[str, list[Table]]) -> dict[str, Table]:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from maxsim_kernels import maxsim
+from names import LAYOUTS, MEMORY_STEPS, STEPS, memory_name, step_name
 from rivals import training as rivals
 from rivals.training import Problem, summed
 from run.runner import Lineup, Options, Row
@@ -31,27 +32,6 @@ SHAPES = {
     "ColPali B=128": (128, 1024, 1024),
     "ColPali B=256": (256, 1024, 1024),
 }
-STEPS = ("ColPali B=64", "ColPali B=128", "ColBERT B=128", "ColBERT B=512", "ColBERT B=1024")
-MEMORY = ("ColPali B=64", "ColPali B=128", "ColPali B=256", "ColBERT B=1024")
-LAYOUTS = {
-    "distillation": "distillation, 32 queries x 32 candidates of their own",
-    "pairs short": "pairs, 1024 x 32 x 180",
-    "pairs long": "pairs, 64 x 1024 x 1024",
-    "packed": "packed, 512 queries x 512 documents of 16 to 240 tokens",
-    "wide short": "d = 768, B=128, 32 x 180",
-    "wide long": "d = 768, B=32, 1024 x 1024",
-    "FP32": "FP32 inputs, B=128, 32 x 180",
-}
-
-
-def step_name(shape: str) -> str:
-    """The row of a whole step."""
-    return f"step {shape}"
-
-
-def memory_name(shape: str) -> str:
-    """The row of memory alone."""
-    return f"memory {shape}"
 
 
 def sizes(shape: str, options: Options) -> tuple[int, int, int, int]:
@@ -154,7 +134,7 @@ def steps(options: Options) -> Iterator[Row]:
 
 def memory(options: Options) -> Iterator[Row]:
     """Peaks alone, with 32-bit winners beside the default, at batches that only fused methods reach."""
-    for shape in MEMORY:
+    for shape in MEMORY_STEPS:
         problem = shared(shape, options)
 
         def wide(problem: Problem = problem) -> Tensor:

@@ -17,24 +17,12 @@ from cases.training import row, shared
 from forward import RefusedError
 from maxsim_kernels import maxsim
 from measure.timing import Call
+from names import ABLATION, FLASH, LIK, WINNERS, ablation_name, parts_name
 from rivals import training as rivals
 from rivals.training import PATHS, Problem, Scores, summed
 from run.runner import Lineup, Method, Options, Row
-from tables.forward_asked import FLASH, LIK
 
 REPEATS = 20
-ABLATION = ("ColBERT B=128", "ColBERT B=512", "ColBERT B=1024", "ColPali B=32", "ColPali B=64", "ColPali B=128")
-KINDS = ("random", "hot", "uniform")
-
-
-def parts_name(shape: str, one: bool) -> str:
-    """The row of a step's parts."""
-    return f"parts {shape}, one query" if one else f"parts {shape}"
-
-
-def ablation_name(shape: str, kind: str) -> str:
-    """The row of the backward alone."""
-    return f"backward {shape}, {kind} winners"
 
 
 def gradients(problem: Problem, winners: Tensor, choice: str, needs: tuple[bool, bool]) -> tuple[Tensor | None, Tensor | None]:
@@ -164,7 +152,7 @@ def alone(problem: Problem, name: str, kind: str, make: Scores, variable: str = 
 def ablation(options: Options) -> Iterator[Row]:
     """Three paths on three kinds of winners; the peers' backward through autograd on the same data."""
     for shape in ABLATION:
-        for kind in KINDS:
+        for kind in WINNERS:
             problem = shared(shape, options, kind)
             winners = saved_winners(problem)
             methods = [

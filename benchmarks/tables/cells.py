@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 MISSING = "-"
+FIGURES = Path(__file__).with_name("paper_tables.toml")
+Claims = dict[str, dict[str, dict[str, Any]]]  # table, row, key: figure
 
 
 @dataclass(frozen=True)
@@ -70,15 +72,17 @@ def resolve(found: Any, path: str) -> Any:
     return found
 
 
+def claimed(path: Path = FIGURES) -> Claims:
+    """The paper's figures as printed: 2.60 stays 2.60."""
+    return tomllib.loads(path.read_text(encoding="utf-8"), parse_float=str)
+
+
 class Book:
     """The committed results and the paper's figures; with `given` (name: file) those files and no others."""
 
     def __init__(self, folder: Path, paper: Path, given: Mapping[str, Path] | None = None) -> None:
         self.folder, self.given = folder, dict(given or {})
-        self.paper: dict[str, dict[str, dict[str, Any]]] = tomllib.loads(
-            paper.read_text(encoding="utf-8"),
-            parse_float=str,  # as printed: 2.60 stays 2.60
-        )
+        self.paper = claimed(paper)
         self._files: dict[str, Any] = {}
 
     def file(self, name: str) -> Any:
@@ -107,10 +111,6 @@ class Book:
             return None
         return Value(float(found), (pointer(file, keys),))
 
-    def claimed(self, table: str, row: str, key: str) -> Any:
-        """The paper's figure, or None."""
-        return self.paper.get(table, {}).get(row, {}).get(key)
-
 
 # Cells
 
@@ -134,12 +134,15 @@ def plain(figure: float, digits: int = 3) -> str:
     return f"{float(shown):.{places}f}"
 
 
+def ratio(above: Value | None, below: Value | None, by: float = 1.0) -> Value | None:
+    """One over the other, `by` times."""
+    return above / below * by if above is not None and below is not None else None
+
+
 def times(over: Value | None, ours: Value | None, *, digits: int = 2) -> Cell:
     """How many times faster ours is than `over`."""
-    if over is None or ours is None:
-        return Cell(MISSING)
-    found = over / ours
-    return Cell(f"{found.number:.{digits}f}x", found.sources)
+    found = ratio(over, ours)
+    return Cell(MISSING) if found is None else Cell(f"{found.number:.{digits}f}x", found.sources)
 
 
 def gigabytes(value: Value | None) -> Cell:
@@ -147,17 +150,15 @@ def gigabytes(value: Value | None) -> Cell:
     return Cell(MISSING) if value is None else number(value / 1e9, 3)
 
 
-def percent(value: Value | None) -> Cell:
+def percent(value: Value | None, form: str = ".4g") -> Cell:
     """A share."""
-    return Cell(MISSING) if value is None else Cell(f"{100 * value.number:.4g}%", value.sources)
+    return Cell(MISSING) if value is None else Cell(f"{100 * value.number:{form}}%", value.sources)
 
 
 def paper(book: Book, table: str, row: str, *keys: str, form: str = "{}") -> str:
     """The paper's figures for a row, joined; a dash where it has none."""
-    found = [book.claimed(table, row, key) for key in keys]
-    return (
-        form.format(*(MISSING if one is None else one for one in found)) if any(one is not None for one in found) else MISSING
-    )
+    held = book.paper.get(table, {}).get(row, {})
+    return form.format(*(held.get(key, MISSING) for key in keys)) if any(key in held for key in keys) else MISSING
 
 
 # Markdown

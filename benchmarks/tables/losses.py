@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from tables import rows as page_rows
 from tables.cells import MISSING, Book, Cell, Table, Value, paper
-from tables.rows import BUSY, CLOCK, CPU, MAIN, PAPER, Held
+from tables.rows import BUSY, CLOCK, CPU, MAIN, Held
 
 # Of training.py, newest first; in the second there is nobody but us and torch.
 TRAINED = ("h200/training_backward.json", "h200/training_layouts_alone.json", "h200/training.json")
@@ -56,17 +56,13 @@ def _again(book: Book, name: str) -> bool:
 def measured(book: Book) -> Iterator[tuple[str, Held]]:
     """(name, row) of every timed cell: the campaign's, and of older files the rows that the campaign has no counterpart of."""
     for group in GROUPS:
-        for name in book.raw(PAPER, "groups", group, "rows") or {}:
-            held = page_rows.row(book, group, name)
-            assert held is not None
-            yield f"{group}: {name}", held
+        yield from ((f"{group}: {name}", held) for name, held in page_rows.finished(book, group).items())
     for group in ("dense", "many", "ragged", "pairs", "wide"):
         for name, held in page_rows.forward_rows(book, group).items():
             if not _again(book, name):
                 yield f"{group}: {name}", held
     for file, group in (("h200/training_steps.json", "steps"), ("h200/chamfer.json", "training")):
-        for name in book.raw(file, "groups", group, "rows") or {}:
-            yield f"{group}: {name}", Held(book, file, ("groups", group, "rows", name))
+        yield from ((f"{group}: {name}", held) for name, held in page_rows.finished(book, group, file).items())
 
 
 def right(held: Held, kinds: tuple[str, ...]) -> tuple[str, ...]:
@@ -142,9 +138,7 @@ def beyond(book: Book) -> Iterator[tuple[str, str, Value]]:
                 yield f"{name}{how}", *found
     yield from without_gpu(book)
     codes = [
-        (f"{group}: {name}", Held(book, PAPER, ("groups", group, "rows", name)))
-        for group in ("int8", "int8_B")
-        for name in book.raw(PAPER, "groups", group, "rows") or {}
+        (f"{group}: {name}", held) for group in ("int8", "int8_B") for name, held in page_rows.finished(book, group).items()
     ]
     for name, held in (*codes, *((f"int8: {name}", held) for name, held in page_rows.forward_rows(book, "int8").items())):
         half = held.ms("ours FP16")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -71,10 +71,21 @@ class Held:
         return str((self.raw("skipped") or {}).get(method, ""))
 
 
+def first(book: Book, group: str, name: str, *files: str) -> Held | None:
+    """The first of these files that has a row, finished."""
+    keys = ("groups", group, "rows", name)
+    return next((Held(book, file, keys) for file in files if book.raw(file, *keys) is not None), None)
+
+
 def row(book: Book, group: str, name: str) -> Held | None:
     """A row of the campaign's file."""
-    keys = ("groups", group, "rows", name)
-    return Held(book, PAPER, keys) if book.raw(PAPER, *keys) is not None else None
+    return first(book, group, name, PAPER)
+
+
+def finished(book: Book, group: str, file: str = PAPER) -> dict[str, Held]:
+    """A file's finished rows of a group by name."""
+    keys = ("groups", group, "rows")
+    return {name: Held(book, file, (*keys, name)) for name in book.raw(file, *keys) or {}}
 
 
 def newest(book: Book, group: str, files: Iterable[str]) -> dict[str, Held]:
@@ -101,53 +112,24 @@ def shape(book: Book, name: str, documents: int) -> Held | None:
     return forward_rows(book, "dense").get(f"{name} {COUNTS.get(documents, '')}")
 
 
-def rows_of(book: Book, table: str) -> Iterator[tuple[str, Held]]:
-    """Those cells of a table of the paper whose row of the same name was measured."""
-    for cell in book.paper[table]:
-        held = row(book, table, cell)
-        if held is not None:
-            yield cell, held
-
-
-def shapes_of(book: Book, cells: Iterable[str]) -> Iterator[tuple[str, Held]]:
-    """Those of some cells "shape documents" that were measured (`shape`)."""
-    for cell in cells:
-        name, _, count = cell.partition(" ")
-        held = shape(book, name, int(count))
-        if held is not None:
-            yield cell, held
-
-
 def wide(book: Book, dim: int) -> Held | None:
     """A width's row, or an older run's."""
     return row(book, "wide", f"d = {dim}") or forward_rows(book, "wide").get(f"wide, d = {dim}")
 
 
-def point(book: Book, method: str, cell: str) -> dict[str, Any] | None:
-    """What the memory process of a method found for a cell."""
-    for group in ("memory", "memory_compiled"):
-        found = book.raw(PAPER, "groups", group, "rows", method, "cells", cell)
-        if isinstance(found, dict):
-            return found
-    return None
+def point(book: Book, method: str, cell: str) -> Held | None:
+    """What the process that measures a method's memory found for a cell."""
+    places = [("groups", group, "rows", method, "cells", cell) for group in ("memory", "memory_compiled")]
+    return next((Held(book, PAPER, keys) for keys in places if isinstance(book.raw(PAPER, *keys), dict)), None)
 
 
-def point_value(book: Book, method: str, cell: str, key: str) -> Value | None:
-    """A number of it."""
-    for group in ("memory", "memory_compiled"):
-        found = book.value(PAPER, "groups", group, "rows", method, "cells", cell, key)
-        if found is not None:
-            return found
-    return None
-
-
-def tried(found: dict[str, Any] | None) -> str:
+def tried(point: Held | None) -> str:
     """In a word or two why a cell has no figure: "OOM (42 GiB asked for)", "wrong scores", or an empty text."""
-    if found is None:
+    if point is None:
         return ""
-    if found.get("wrong"):
+    if point.raw("wrong"):
         return "wrong scores"
-    text = str(found.get("failed", ""))
+    text = str(point.raw("failed") or "")
     if "OutOfMemory" in text or "out of memory" in text:
         size = text.partition("Tried to allocate ")[2].partition(". ")[0]
         return f"OOM ({size} asked for)" if size else "OOM"

@@ -1,12 +1,19 @@
-"""What docs/benchmarks.md says over all tables beside page_losses.py: who was not timed, the second harness, side studies, CPU."""
+"""What docs/benchmarks.md says over all tables beside losses.py: who was not timed, the second harness, side studies, CPU."""
 
 from __future__ import annotations
 
-from tables import rows
-from tables.cells import MISSING, Book, Cell, Table, Value, number, paper, plain, times
-from tables.losses import fast_p, losses, measured
-from tables.paper import HALF, SCORERS, SHAPES, WIDE
-from tables.rows import CPU, MAIN, PAPER, SECOND, forward_rows
+from collections.abc import Iterator
+
+from names import FLASH, LIK, SHAPES
+from tables.cells import MISSING, Book, Cell, Table, Value, number, paper, percent, plain, ratio, times
+from tables.columns import Fastest, Getter, Line, Source, claim, each, faster, joined, ms, over, rows, value, within
+from tables.losses import measured
+from tables.paper import CHUNKED, HALF, SCORERS, WIDE, at_1000, sized
+from tables.rows import CPU, MAIN, PAPER, SECOND, Held, finished, row
+from tables.script import of_script
+
+COMPILED, COMPILED_CHUNKS = (Fastest(("baseline",), part) for part in ("compiled", "compiled chunks"))
+SIZES = (1, 4, 16, 64, 256, 1024, 4096, 16384)
 
 
 def refused(book: Book) -> Table:
@@ -24,179 +31,148 @@ def refused(book: Book) -> Table:
     return table
 
 
-def second(book: Book) -> Table:
-    """Both harnesses."""
-    table = Table(
-        "second harness",
-        "times faster than, at 1000 documents, by the first harness / by the second (`second.py`: graphs and the host's clock)",
-        ["shape", "naive FP32 acc.", "naive FP16", "flash-maxsim", "late-interaction-kernels", "largest difference"],
-    )
-    if book.file(SECOND) is None:
-        return table
-    for name in SHAPES:
-        held = rows.shape(book, name, 1000)
-        if held is None:
-            continue
-        row: list[Cell | str] = [name]
-        worst: Value | None = None
-        for method in (WIDE, HALF, "flash-maxsim", "late-interaction-kernels"):
-            pair = [book.value(SECOND, "shapes", name, "methods", one, "median_ms") for one in (method, MAIN)]
-            first = times(held.ms(method), held.ms(MAIN))
-            again = times(*pair)
-            row.append(Cell(f"{first.text} / {again.text}", first.sources + again.sources))
-            mine, theirs = held.ms(MAIN), held.ms(method)
-            if pair[0] is None or pair[1] is None or mine is None or theirs is None:
-                continue
-            change = (pair[0] / pair[1]) / (theirs / mine)
-            off = Value(max(change.number, 1 / change.number) - 1, change.sources)
-            worst = off if worst is None or off.number > worst.number else worst
-        row.append(Cell(f"{100 * worst.number:.0f}%", worst.sources) if worst is not None else MISSING)
-        table.rows.append(row)
-    if table.rows:
-        table.notes.append(
+# The second harness
+
+
+def of_both(book: Book, name: str) -> Held | None:
+    return at_1000(book, name) if book.file(SECOND) is not None else None
+
+
+def again(line: Line, method: str) -> list[Value | None]:
+    """What the second harness found for a method and for ours."""
+    return [line.book.value(SECOND, "shapes", line.cell, "methods", one, "median_ms") for one in (method, MAIN)]
+
+
+def twice(method: str) -> Getter:
+    """Times faster by either harness."""
+    return lambda line: joined("{} / {}", times(line.held.ms(method), line.held.ms(MAIN)), times(*again(line, method)))
+
+
+def worst(line: Line) -> Cell:
+    """The largest difference between the two."""
+    found: list[Value] = []
+    for method in (WIDE, HALF, FLASH, LIK):
+        change = ratio(ratio(*again(line, method)), ratio(line.held.ms(method), line.held.ms(MAIN)))
+        if change is not None:
+            found.append(Value(max(change.number, 1 / change.number) - 1, change.sources))
+    return percent(max(found, key=lambda off: off.number, default=None), ".0f")
+
+
+def pauses(book: Book) -> Iterator[str]:
+    if any(of_both(book, name) is not None for name in SHAPES):
+        yield (
             "The second harness leaves no pause between calls: at ColPali every method takes longer in it, the peers most. Clocks were "
             "not recorded."
         )
-    return table
 
 
 # Side studies
 
 
-def chunks(book: Book) -> Table:
-    """Every chunk size."""
-    sizes = (1, 4, 16, 64, 256, 1024, 4096, 16384)
-    table = Table(
-        "chunk grid",
-        "FP16 eager by chunk size, ms, in the form with `max` (fwd_chunked takes the faster of `max` and `amax`)",
-        ["shape, documents", "ours", *(str(size) for size in sizes), "compiled chunks (size; over ours)",
-         "paper: compiled chunks (over Flash)"],
-    )  # fmt: skip
-    for name in book.raw(PAPER, "groups", "chunks", "rows") or {}:
-        held = rows.row(book, "chunks", name)
-        assert held is not None
-        row: list[Cell | str] = [name, number(held.ms(MAIN))]
-        row += [number(held.ms(f"chunks of {size}")) for size in sizes]
-        shape, _, count = name.partition(" ")
-        beside = rows.shape(book, shape, int(count))
-        label, value = beside.fastest(("baseline",), "compiled chunks") if beside is not None else ("", None)
-        entry = str(beside.raw("methods", label, "entry")) if beside is not None and label else ""
-        shown, over = number(value), times(value, beside.ms(MAIN) if beside is not None else None)
-        said = f"{shown.text} ({entry.partition(' ')[0]}; {over.text})"
-        row.append(Cell(said, shown.sources + over.sources) if label else MISSING)
-        row.append(paper(book, "chunked_compile", name, "ms", "times", form="{} ({}x)"))
-        table.rows.append(row)
+def compiled_chunks(line: Line) -> Cell:
+    """Of the frontier's row of the same cell: the fastest, its size, and how many times ours."""
+    beside = sized(line.book, line.cell)
+    label, time = beside.fastest(COMPILED_CHUNKS.kinds, COMPILED_CHUNKS.part) if beside is not None else ("", None)
+    if beside is None or not label:
+        return Cell(MISSING)
+    entry = str(beside.raw("methods", label, "entry")).partition(" ")[0]
+    return joined(f"{{}} ({entry}; {{}})", number(time), times(time, beside.ms(MAIN)))
+
+
+def missing_chunks(book: Book) -> Iterator[str]:
+    """Which sizes have no time, and why."""
+    grid = finished(book, "chunks")
+    for name, held in grid.items():
         why: dict[str, list[str]] = {}
-        for size in sizes:
-            if held.why(f"chunks of {size}"):
-                why.setdefault(held.why(f"chunks of {size}"), []).append(str(size))
-        table.notes += [f"{name}: no chunks of {', '.join(few)}: {reason}." for reason, few in why.items()]
-    if table.rows:
-        table.notes.append(
-            "Compiled chunks (FP16, no graphs, the fastest size) are of the frontier's rows of 10,000 documents, over ours there."
-        )
-    return table
+        for size in SIZES:
+            if reason := held.why(f"chunks of {size}"):
+                why.setdefault(reason, []).append(str(size))
+        yield from (f"{name}: no chunks of {', '.join(few)}: {reason}." for reason, few in why.items())
+    if grid:
+        yield "Compiled chunks (FP16, no graphs, the fastest size) are of the frontier's rows of 10,000 documents, over ours there."
 
 
-def tile_table(book: Book) -> Table:
-    """How flat the tile table is."""
-    table = Table(
-        "tile table",
-        "ColPali, 1000 documents: neighbours of the chosen row, ms",
-        ["tile (rows x tokens, warps, stages)", "ms", "over the chosen"],
-    )
-    held = rows.row(book, "tiles", "ColPali 1000")
-    if held is None:
-        return table
-    ours = held.ms(MAIN)
-    table.rows.append(["as chosen", number(ours), MISSING])
-    methods = {name: held.ms(name) for name in held.raw("methods") if name != MAIN}
-    for name, value in sorted(methods.items(), key=lambda pair: pair[1].number if pair[1] is not None else 0.0):
-        table.rows.append([name.removeprefix("tiles "), number(value), times(value, ours)])
-    unfit = [name for name in held.raw("skipped") if name.startswith("tiles")]
-    if unfit:
-        table.notes.append(f"{len(unfit)} more do not fit a multiprocessor.")
-    return table
+def tiles(book: Book, cell: str = "") -> Held | None:
+    return row(book, "tiles", "ColPali 1000")
 
 
-def roofline(book: Book) -> Table:
-    """Intensity, floors, cost."""
-    table = Table(
-        "roofline and cost",
-        "one query: operations a byte of documents, what bounds, how close, and GPU-seconds a million candidates",
-        ["shape, documents", "operations a byte", "bound by", "ours, of floor", "ours, s a million", "chunked FP16, s a million",
-         "paper A100: Flash, chunked, s a million"],
-    )  # fmt: skip
-    for name in SHAPES:
-        for count in (1000, 10000):
-            held = rows.shape(book, name, count)
-            if held is None:
-                continue
-            operations, size = held.value("operations"), held.value("bytes")
-            intensity = operations / size if operations is not None and size is not None else None
-            row: list[Cell | str] = [f"{name} {count}", number(intensity), str(held.raw("bound_by"))]
-            row.append(number(held.value("methods", MAIN, "of_floor"), 2))
-            for method in (MAIN, "chunked FP16"):
-                value = held.ms(method)
-                row.append(number(value * (1e3 / count) if value is not None else None))
-            row.append(paper(book, "cost", name, "flash", "chunked", form="{}, {}") if count == 10000 else MISSING)
-            table.rows.append(row)
-    table.notes.append("Dollars follow from any hourly price: seconds a million candidates / 3600 x price.")
-    claim = book.paper["cost"]["ColPali"]
-    table.notes.append(
-        f"The paper's {claim['flash']} and {claim['chunked']} us a candidate are as many seconds a million. Beside them it prints "
-        f"{claim['flash_printed']} and {claim['chunked_printed']} 'GPU-seconds per million candidates': those are GPU-hours a billion, "
+def tried_tiles(book: Book) -> list[str]:
+    """The chosen tile, then its neighbours by time."""
+    held = tiles(book)
+    times = {name: data.get("median_ms", 0.0) for name, data in held.raw("methods").items()} if held is not None else {}
+    return [MAIN, *sorted((name for name in times if name != MAIN), key=times.__getitem__)]
+
+
+def unfit(book: Book) -> Iterator[str]:
+    held = tiles(book)
+    names = [name for name in held.raw("skipped") if name.startswith("tiles")] if held is not None else []
+    if names:
+        yield f"{len(names)} more do not fit a multiprocessor."
+
+
+def a_million(method: str) -> Getter:
+    """Seconds for a million candidates."""
+    return lambda line: ms(method, scale=1e3 / int(line.label.rpartition(" ")[2]))(line)
+
+
+def claimed_cost(book: Book) -> Iterator[str]:
+    held = book.paper["cost"]["ColPali"]
+    yield (
+        f"The paper's {held['flash']} and {held['chunked']} us a candidate are as many seconds a million. Beside them it prints "
+        f"{held['flash_printed']} and {held['chunked_printed']} 'GPU-seconds per million candidates': those are GPU-hours a billion, "
         "and its dollars follow from the wrong unit."
     )
-    return table
-
-
-def pairs(book: Book) -> Table:
-    """Tiny independent pairs."""
-    table = Table(
-        "tiny pairs",
-        "N independent pairs, us of GPU time",
-        ["N x tokens", "ours", "compiled (fastest)", "naive FP16", "flash-maxsim", "late-interaction-kernels", "x compiled"],
-    )
-    for name, held in forward_rows(book, "pairs").items():
-        compiled = held.fastest(("baseline",), "compiled")[1]
-        shown = (held.ms(MAIN), compiled, held.ms(HALF), held.ms("flash-maxsim"), held.ms("late-interaction-kernels"))
-        row: list[Cell | str] = [name.removeprefix("pairs ")]
-        row += [number(value * 1e3 if value is not None else None) for value in shown]
-        table.rows.append([*row, times(compiled, held.ms(MAIN))])
-    return table
 
 
 def cpu(book: Book) -> Table:
     """Without a GPU."""
-    table = Table(
-        "CPU",
-        "1000 documents of 180 tokens, d = 128, 32 query tokens, ms (times faster than padded einsum + max)",
-        ["method"],
-    )
     cases: dict[str, dict[str, dict[str, float]]] = book.raw(CPU, "cases") or {}
-    table.heads = ["method", *cases]
+    title = "1000 documents of 180 tokens, d = 128, 32 query tokens, ms (times faster than padded einsum + max)"
+    table = Table("CPU", title, ["method", *cases])
     for method in dict.fromkeys(name for held in cases.values() for name in held):
         row: list[Cell | str] = [method]
         for case in cases:
-            value, faster = (book.value(CPU, "cases", case, method, key) for key in ("median_ms", "times_max"))
-            if value is None or faster is None:
+            time, faster = (book.value(CPU, "cases", case, method, key) for key in ("median_ms", "times_max"))
+            if time is None or faster is None:
                 row.append(MISSING)
-                continue
-            row.append(Cell(f"{plain(value.number)} ({faster.number:.2f})", value.sources + faster.sources))
+            else:
+                row.append(Cell(f"{plain(time.number)} ({faster.number:.2f})", time.sources + faster.sources))
         table.rows.append(row)
-    threads = book.raw(CPU, "threads")
-    table.notes.append(f"{threads} threads, torch {book.raw(CPU, 'torch')} (`make bench-cpu`).")
-    skipped = book.raw(CPU, "skipped") or {}
-    table.notes += [f"{name}: {why}." for name, why in skipped.items()]
+    table.notes = [f"{book.raw(CPU, 'threads')} threads, torch {book.raw(CPU, 'torch')} (`make bench-cpu`)."]
+    table.notes += [f"{name}: {why}." for name, why in (book.raw(CPU, "skipped") or {}).items()]
     return table
 
 
-def summaries(book: Book) -> list[Table]:
-    """Over all tables."""
-    return [fast_p(book), losses(book), refused(book), second(book)]
+HARNESS = Source(
+    "second harness", "times faster than, at 1000 documents, by the first harness / by the second (`second.py`: graphs and the host's "
+    "clock)", "shape", rows(SHAPES, of_both), {
+        "naive FP32 acc.": twice(WIDE), "naive FP16": twice(HALF), **each(twice, FLASH, LIK), "largest difference": worst,
+    }, (pauses,),
+)  # fmt: skip
 
-
-def studies(book: Book) -> list[Table]:
-    """Beside the tables."""
-    return [chunks(book), tile_table(book), roofline(book), pairs(book)]
+STUDIES = (
+    Source("chunk grid", "FP16 eager by chunk size, ms, in the form with `max` (fwd_chunked takes the faster of `max` and `amax`)",
+           "shape, documents", rows(lambda book: finished(book, "chunks"), within("chunks", PAPER)), {
+        "ours": ms(MAIN), **{str(size): ms(f"chunks of {size}") for size in SIZES},
+        "compiled chunks (size; over ours)": compiled_chunks,
+        "paper: compiled chunks (over Flash)": claim("ms", "times", form="{} ({}x)", table="chunked_compile"),
+    }, (missing_chunks,)),
+    Source("tile table", "ColPali, 1000 documents: neighbours of the chosen row, ms", "tile (rows x tokens, warps, stages)",
+           rows(tried_tiles, tiles, lambda name: "as chosen" if name == MAIN else name.removeprefix("tiles ")), {
+        "ms": lambda line: ms(line.cell)(line),
+        "over the chosen": lambda line: faster(line.cell)(line) if line.cell != MAIN else MISSING,
+    }, (unfit,)),
+    Source("roofline and cost", "one query: operations a byte of documents, what bounds, how close, and GPU-seconds a million "
+           "candidates", "shape, documents", rows([f"{name} {count}" for name in SHAPES for count in (1000, 10000)], sized), {
+        "operations a byte": over(("operations",), ("bytes",)), "bound by": lambda line: str(line.held.raw("bound_by")),
+        "ours, of floor": value("methods", MAIN, "of_floor", digits=2), "ours, s a million": a_million(MAIN),
+        "chunked FP16, s a million": a_million(CHUNKED),
+        "paper A100: Flash, chunked, s a million": lambda line:
+            paper(line.book, "cost", line.cell.removesuffix(" 10000"), "flash", "chunked", form="{}, {}"),
+    }, ("Dollars follow from any hourly price: seconds a million candidates / 3600 x price.", claimed_cost)),
+    Source("tiny pairs", "N independent pairs, us of GPU time", "N x tokens",
+           of_script("pairs", lambda name: name.removeprefix("pairs ")), {
+        "ours": ms(MAIN, scale=1e3), "compiled (fastest)": ms(COMPILED, scale=1e3), "naive FP16": ms(HALF, scale=1e3),
+        **each(ms, FLASH, LIK, scale=1e3), "x compiled": faster(COMPILED),
+    }),
+)  # fmt: skip

@@ -4,12 +4,23 @@ from __future__ import annotations
 
 from typing import Any
 
-from cases.byte_budget import Shape, budget
-from cases.training import LAYOUTS, MEMORY, STEPS, memory_name, step_name
-from cases.training_parts import ABLATION, KINDS, ablation_name, parts_name
+from names import (
+    ABLATION,
+    FLASH,
+    LAYOUTS,
+    LIK,
+    MEMORY_STEPS,
+    STEPS,
+    WINNERS,
+    ablation_name,
+    memory_name,
+    parts_name,
+    step_name,
+)
 from results.file import Figures
 from rivals.training import PATHS
-from tables.forward_asked import FLASH, LIK
+from tables.byte_budget import Shape, budget
+from tables.cells import claimed
 from tables.markdown import (
     CELL,
     Lines,
@@ -24,48 +35,31 @@ from tables.markdown import (
     verdict_table,
 )
 
-# The paper's figures: milliseconds (peak GB).
-STEP_PAPER = {
-    ("ColPali B=64", "naive FP32 accumulation"): "81.3 (51.8)",
-    ("ColPali B=64", "checkpointed FP32 accumulation"): "109.2 (8.8)",
-    ("ColPali B=64", f"{FLASH} unified"): "13.4 (0.24)",
-    ("ColPali B=64", f"{FLASH} csr"): "11.7 (0.39)",
-    ("ColPali B=128", "naive FP32 accumulation"): "OOM",
-    ("ColPali B=128", "checkpointed FP32 accumulation"): "426.6 (17.5)",
-    ("ColPali B=128", f"{FLASH} unified"): "53.6 (0.39)",
-    ("ColPali B=128", f"{FLASH} csr"): "46.0 (1.03)",
-}
-ABLATION_PAPER = {  # H100: csr, atomic, unified
-    "ColBERT B=128": ("0.96 (0.04)", "3.95 (0.03)", "0.76 (0.03)"),
-    "ColBERT B=512": ("5.76 (0.43)", "18.62 (0.13)", "6.21 (0.13)"),
-    "ColBERT B=1024": ("21.21 (1.56)", "50.85 (0.33)", "23.53 (0.33)"),
-    "ColPali B=32": ("1.87 (0.09)", "28.48 (0.06)", "1.86 (0.06)"),
-    "ColPali B=64": ("5.81 (0.27)", "58.13 (0.12)", "6.05 (0.12)"),
-    "ColPali B=128": ("21.02 (0.88)", "136.86 (0.28)", "22.65 (0.28)"),
-}
-PARTS_PAPER = {  # A100, one query: forward, csr list, gradient of queries, of documents, the three together, autograd
-    "ColBERT B=128": (0.19, 0.45, 0.07, 0.08, 0.58, 0.55),
-    "ColBERT B=512": (0.20, 0.49, 0.09, 0.13, 0.75, 0.63),
-    "ColBERT B=1024": (0.20, 0.55, 0.15, 0.23, 1.02, 0.76),
-    "ColPali B=32": (0.46, 0.51, 0.07, 0.08, 0.65, 1.33),
-    "ColPali B=64": (0.46, 0.52, 0.07, 0.12, 0.70, 1.16),
-    "ColPali B=128": (0.80, 0.53, 0.08, 0.19, 0.79, 1.74),
-}
-BUDGET_PAPER = {
-    ("ColPali B=64", "vanilla"): "33.6",
-    ("ColPali B=64", "csr"): "0.34",
-    ("ColPali B=64", "unified"): "0.02",
-    ("ColPali B=128", "vanilla"): "67.1 (off by two)",
-    ("ColPali B=128", "csr"): "1.4",
-    ("ColPali B=128", "unified"): "0.06",
-}
+PAPER = claimed()
+# The paper's names of methods (A100), and of the parts of one query's step.
+PAPER_METHODS = {"naive": "naive FP32 accumulation", "recompute": "checkpointed FP32 accumulation", "unified": f"{FLASH} unified",
+                 "csr": f"{FLASH} csr"}  # fmt: skip
+PAPER_PARTS = {"forward": "forward", "build": "csr list", "dq": "gradient of queries", "dd": "gradient of documents",
+               "pieces": "three stages", "step": "autograd"}  # fmt: skip
+
+
+def paper_step(table: str, shape: str, key: str) -> str:
+    """Milliseconds (peak GB) as the paper prints them, or OOM."""
+    held = PAPER[table].get(shape, {})
+    return "" if key not in held else "OOM" if held[key] == "OOM" else f"{held[key]} ({held[f'{key}_peak']})"
+
+
+def paper_total(shape: str, path: str) -> str:
+    """GB that the paper counts."""
+    held = PAPER["bwd_mem"].get(f"{shape.removeprefix('ColPali B=')} {path}", {})
+    return held.get("total", "") + (" (off by two)" if (shape, path) == ("ColPali B=128", "vanilla") else "")
 
 
 # Verdicts
 
 
 def verdicts(report: dict[str, Any]) -> list[dict[str, Any]]:
-    """Lines of the issue's table that the file's rows allow; a row without a timed peer gives none."""
+    """Lines of what was asked that the file's rows allow; a row without a timed peer gives none."""
     figures, found = Figures(report), Lines()
     for shape in STEPS:
         _step(found, figures, shape)
@@ -108,11 +102,12 @@ def _shape(about: dict[str, Any]) -> Shape:
 def step_summary(figures: Figures) -> list[str]:
     """Every step and method in one table; batches whose memory alone was measured give that; then the paper's figures."""
     columns = {step_name(shape): shape for shape in STEPS}
-    columns |= {memory_name(shape): f"{shape}, memory" for shape in MEMORY if shape not in STEPS}
-    paper: dict[str, dict[str, str]] = {}
-    for (shape, name), text in STEP_PAPER.items():
-        paper.setdefault(f"the paper (A100): {name}", {})[shape] = text
-    return summary(figures, columns, below=list(paper.items()))
+    columns |= {memory_name(shape): f"{shape}, memory" for shape in MEMORY_STEPS if shape not in STEPS}
+    paper = [
+        (f"the paper (A100): {name}", {shape: paper_step("train", shape, key) for shape in PAPER["train"]})
+        for key, name in PAPER_METHODS.items()
+    ]
+    return summary(figures, columns, below=paper)
 
 
 def budget_table(figures: Figures) -> list[str]:
@@ -131,7 +126,7 @@ def budget_table(figures: Figures) -> list[str]:
     ]
     measured = {"vanilla": "naive FP32 accumulation", "csr": "ours csr", "unified": "ours unified", "atomic": "ours atomic"}
     rows = []
-    for shape in dict.fromkeys((*STEPS, *MEMORY)):
+    for shape in dict.fromkeys((*STEPS, *MEMORY_STEPS)):
         row = next((name for name in (step_name(shape), memory_name(shape)) if name in figures.rows), None)
         if row is None:
             continue
@@ -141,7 +136,7 @@ def budget_table(figures: Figures) -> list[str]:
             parts = (need.similarities, need.similarity_gradient, need.winners, need.scratch, need.source_list, need.total)
             cells = [gigabytes(part) if part else "" for part in parts]
             peak = gigabytes(figures.time(row, method, "peak_bytes"))
-            rows.append([shape, path, *cells, peak, BUDGET_PAPER.get((shape, path), "")])
+            rows.append([shape, path, *cells, peak, paper_total(shape, path)])
     return grid(heads, rows) if rows else []
 
 
@@ -158,9 +153,8 @@ def parts_table(figures: Figures, one: bool) -> list[str]:
         rows.append([shown, *(milliseconds(plain if alone is None else alone) for alone, plain in times)])
     rows += _kernels(figures, "gradient of documents, csr", places)
     if one:
-        heads = ("forward", "csr list", "gradient of queries", "gradient of documents", "three stages", "autograd")
-        for place, head in enumerate(heads):
-            rows.append([f"the paper (A100): {head}", *(f"{PARTS_PAPER[shape][place]}" for shape in shapes)])
+        for key, head in PAPER_PARTS.items():
+            rows.append([f"the paper (A100): {head}", *(f"{float(PAPER['bwd_breakdown'][shape][key]):g}" for shape in shapes)])
     return grid(["part, ms", *shapes], rows)
 
 
@@ -182,7 +176,7 @@ def ablation_table(figures: Figures) -> list[str]:
     heads = ["shape", "winners", *columns, "csr over unified", "paper (H100): csr, atomic, unified"]
     rows = []
     for shape in ABLATION:
-        for kind in KINDS:
+        for kind in WINNERS:
             row = ablation_name(shape, kind)
             if row not in figures.rows:
                 continue
@@ -192,7 +186,9 @@ def ablation_table(figures: Figures) -> list[str]:
                 for name in columns
             ]
             ratio = figures.ratio(row, "ours unified", "ours csr")
-            paper = ", ".join(ABLATION_PAPER[shape]) if kind == "random" else ""
+            paper = (
+                ", ".join(paper_step("bwd_abl", shape, key) for key in ("csr", "atomic", "unified")) if kind == "random" else ""
+            )
             rows.append([shape, kind, *cells, milliseconds(ratio), paper])
     return grid(heads, rows) if rows else []
 
@@ -201,9 +197,9 @@ def detailed(figures: Figures) -> list[str]:
     """One table a row: of steps and of memory."""
     shown = []
     for shape in STEPS:
-        paper = {name: text for (place, name), text in STEP_PAPER.items() if place == shape}
+        paper = {name: paper_step("train", shape, key) for key, name in PAPER_METHODS.items() if shape in PAPER["train"]}
         shown += times_and_peaks(figures, step_name(shape), paper, "paper (A100)")
-    for shape in MEMORY:
+    for shape in MEMORY_STEPS:
         shown += times_and_peaks(figures, memory_name(shape))
     return shown
 

@@ -2,234 +2,195 @@
 
 from __future__ import annotations
 
-from cases.byte_budget import Shape, budget
-from tables.cells import MISSING, Book, Cell, Table, Value, gigabytes, number, paper, times
-from tables.rows import Held
+from collections.abc import Callable, Iterator
+
+from tables.byte_budget import Budget, Shape, budget
+from tables.cells import MISSING, Book, Cell, Value, gigabytes, number, percent, ratio, times
+from tables.columns import (
+    PEER,
+    Fastest,
+    Getter,
+    Line,
+    Source,
+    claim,
+    claims,
+    faster,
+    ms,
+    of_paper,
+    rows,
+    step,
+    value,
+    with_peak,
+    within,
+)
+from tables.rows import BUSY, MAIN, Held, first
 
 STEPS = ("h200/training_steps.json", "h200/training.json")
 ABLATION = ("h200/training_backward.json", "h200/training.json")
 PARTS, CHAMFER, PARITY = "h200/training.json", "h200/chamfer.json", "h200/parity.json"
 RECOMPUTE, NAIVE = "checkpointed FP32 accumulation", "naive FP32 accumulation"
-BUILD = ("_count_kernel", "_place_kernel", "Scan")
+BATCHES = ("ColPali B=64", "ColPali B=128", "ColBERT B=128", "ColBERT B=512", "ColBERT B=1024")
+PATHS = {"vanilla": NAIVE, "csr": "ours csr", "unified": "ours unified"}
+BASELINE, THEIRS, PRODUCTS = Fastest(("baseline",)), "flash-maxsim train", "naive, products"
 
 
-def first(book: Book, files: tuple[str, ...], group: str, row: str) -> Held | None:
-    """The first of these files that has a row."""
-    keys = ("groups", group, "rows", row)
-    return next((Held(book, file, keys) for file in files if book.raw(file, *keys) is not None), None)
+def whole_step(book: Book, cell: str) -> Held | None:
+    return first(book, "steps", f"step {cell}", *STEPS)
 
 
-def with_peak(held: Held | None, method: str) -> Cell:
-    """Milliseconds and peak GB beyond inputs and gradients."""
-    if held is None:
-        return Cell(MISSING)
-    time, peak = number(held.ms(method)), gigabytes(held.value("methods", method, "peak_bytes"))
-    return (
-        Cell(f"{time.text} ({peak.text})", time.sources + peak.sources)
-        if time.sources
-        else Cell(held.why(method)[:40] or MISSING)
-    )
+def hot(path: str) -> Getter:
+    """The same shape's backward where one document token wins every time."""
+    return lambda line: with_peak(first(line.book, "ablation", f"backward {line.cell}, hot winners", *ABLATION), f"ours {path}")
 
 
-def train(book: Book) -> Table:
-    """Whole steps."""
-    table = Table(
-        "train",
-        "a contrastive step (forward and backward, in-batch negatives), ms (peak GB beyond inputs and gradients)",
-        ["batch", "ours (csr)", "ours unified", "naive FP32 acc.", "recompute FP32 acc.", "fastest eager", "fastest peer", "x naive",
-         "x fastest eager", "x fastest peer", "paper A100: naive, recompute, unified, csr"],
-    )  # fmt: skip
-    for cell in ("ColPali B=64", "ColPali B=128", "ColBERT B=128", "ColBERT B=512", "ColBERT B=1024"):
-        held = first(book, STEPS, "steps", f"step {cell}")
-        if held is None:
-            continue
-        ours = held.ms("ours")
-        (eager, eager_ms), (peer, peer_ms) = held.fastest(("baseline",)), held.fastest(("peer",))
-        row: list[Cell | str] = [cell, *(with_peak(held, name) for name in ("ours", "ours unified", NAIVE, RECOMPUTE))]
-        for name in (eager, peer):
-            shown = with_peak(held, name)
-            row.append(Cell(f"{shown.text} {name}", shown.sources))
-        row += [times(held.ms(NAIVE), ours), times(eager_ms, ours), times(peer_ms, ours)]
-        pairs = ("naive", "recompute", "unified", "csr")
-        keys = [key for name in pairs for key in (name, f"{name}_peak")]
-        row.append(paper(book, "train", cell, *keys, form="{} ({}), {} ({}), {} ({}), {} ({})"))
-        table.rows.append(row)
-    return table
+def stepped(path: str) -> Getter:
+    """The same shape's whole step."""
+    return lambda line: with_peak(whole_step(line.book, line.cell), f"ours {path}")
 
 
-def ablation(book: Book) -> Table:
-    """Backward paths."""
-    table = Table(
-        "bwd_abl",
-        "the backward alone, random winners, and our whole steps, ms (peak GB beyond inputs and gradients)",
-        ["shape", "csr", "atomic", "unified", "csr, hot winners", "unified, hot winners", "fastest peer", "x fastest peer",
-         "whole step, csr", "whole step, unified", "paper H100, whole steps: csr, atomic, unified"],
-    )  # fmt: skip
-    for cell in book.paper["bwd_abl"]:
-        held = first(book, ABLATION, "ablation", f"backward {cell}, random winners")
-        hot = first(book, ABLATION, "ablation", f"backward {cell}, hot winners")
-        if held is None:
-            continue
-        row: list[Cell | str] = [cell, *(with_peak(held, f"ours {name}") for name in ("csr", "atomic", "unified"))]
-        row += [with_peak(hot, f"ours {name}") for name in ("csr", "unified")]
-        name, rival = held.fastest(("peer",))
-        shown = with_peak(held, name)
-        row += [Cell(f"{shown.text} {name}", shown.sources) if name else MISSING, times(rival, held.ms("ours csr"))]
-        step = first(book, STEPS, "steps", f"step {cell}")
-        row += [with_peak(step, f"ours {name}") for name in ("csr", "unified")]
-        pairs = [key for kind in ("csr", "atomic", "unified") for key in (kind, f"{kind}_peak")]
-        row.append(paper(book, "bwd_abl", cell, *pairs, form="{} ({}), {} ({}), {} ({})"))
-        table.rows.append(row)
-    table.notes.append(
-        "Random winners are spread out; *hot*: one document token wins for every query token. Uniform winners and every peer's path: "
-        "[training.md](training.md). With the host, which csr's launches wait for where they are short (ColBERT B=128, ColPali B=32 "
-        "and B=64); where GPU time alone is longer than a peer's, `losses` says so."
-    )
-    table.notes.append(
-        "The paper's figures belong beside the whole steps: its caption gives the step's peak, and its times are as long as steps, not "
-        "as backwards alone (flash-maxsim's here: [training.md](training.md)). Steps at ColPali B=32 were not measured."
-    )
-    return table
+# Components
+
+GRADIENT, BOTH, QUERIES = "gradient of documents, csr", "gradient of both, csr", "gradient of queries, csr"
 
 
-def added(held: Held, method: str, parts: tuple[str, ...]) -> Value | None:
-    """Milliseconds of the kernels whose names hold one of `parts`."""
-    names = [name for name in held.raw("methods", method, "kernels_ms") or {} if any(part in name for part in parts)]
+def added(held: Held, *parts: str) -> Value | None:
+    """Milliseconds of the kernels of csr's document gradient whose names hold one of `parts`."""
     total: Value | None = None
-    for name in names:
-        value = held.value("methods", method, "kernels_ms", name)
-        if value is not None:
-            total = value if total is None else total + value
+    for name in held.raw("methods", GRADIENT, "kernels_ms") or {}:
+        time = held.value("methods", GRADIENT, "kernels_ms", name) if any(part in name for part in parts) else None
+        if time is not None:
+            total = time if total is None else total + time
     return total
 
 
-def breakdown(book: Book) -> Table:
-    """What csr's time is made of."""
-    table = Table(
-        "bwd_breakdown",
-        "components of the csr backward for one query, GPU ms",
-        ["shape", "forward, winners kept", "list building", "dQ", "dD", "sum of the three", "both in one call", "share of building",
-         "autograd round trip", "paper A100: forward, build, dQ, dD, pieces, step"],
-    )  # fmt: skip
-    for cell in book.paper["bwd_breakdown"]:
-        held = first(book, (PARTS,), "parts", f"parts {cell}, one query")
-        if held is None:
-            continue
-        method = "gradient of documents, csr"
-        build, dd = added(held, method, BUILD), added(held, method, ("_lists_kernel",))
-        both = held.value("methods", "gradient of both, csr", "busy_median_ms")
-        row: list[Cell | str] = [cell, number(held.value("methods", "scores, winners kept for the gradient", "busy_median_ms"))]
-        dq = held.value("methods", "gradient of queries, csr", "busy_median_ms")
-        whole = build + dq + dd if build is not None and dq is not None and dd is not None else None
-        row += [number(value) for value in (build, dq, dd, whole, both)]
-        share = build / both if build is not None and both is not None else None
-        row.append(Cell(f"{100 * share.number:.0f}%", share.sources) if share is not None else MISSING)
-        row.append(number(held.ms("backward through autograd")))
-        row.append(
-            paper(book, "bwd_breakdown", cell, "forward", "build", "dq", "dd", "pieces", "step", form="{}, {}, {}, {}, {}, {}")
-        )
-        table.rows.append(row)
-    table.notes.append(
-        "Building is a counting sort of three small kernels (times by torch's profiler, L2 warm), the rest with the host ahead; the "
-        "round trip is an event time with the host's share."
-    )
-    return table
+def building(held: Held) -> Value | None:
+    return added(held, "_count_kernel", "_place_kernel", "Scan")
 
 
-def bytes_needed(book: Book) -> Table:
-    """Analytic and measured."""
-    table = Table(
-        "bwd_mem",
-        "what a ColPali step keeps between and in its passes, GB: counted (budget.py) and measured",
-        [
-            "batch, path",
-            "S",
-            "its gradient",
-            "winners",
-            "lists and scratch",
-            "total counted",
-            "measured peak",
-            "paper (counted)",
-        ],
-    )
-    names = {"vanilla": NAIVE, "csr": "ours csr", "unified": "ours unified"}
-    for batch in (64, 128):
-        held = first(book, STEPS, "steps", f"step ColPali B={batch}")
-        if held is None:
-            continue
+def three(line: Line) -> Cell:
+    """Building, dQ and dD together."""
+    held = line.held
+    build, dq, dd = building(held), held.value("methods", QUERIES, "busy_median_ms"), added(held, "_lists_kernel")
+    return number(build + dq + dd if build is not None and dq is not None and dd is not None else None)
+
+
+def share_of_building(line: Line) -> Cell:
+    return percent(ratio(building(line.held), line.held.value("methods", BOTH, "busy_median_ms")), ".0f")
+
+
+# Bytes
+
+
+def of_batch(book: Book, cell: str) -> Held | None:
+    return whole_step(book, f"ColPali B={cell.partition(' ')[0]}")
+
+
+def counted(part: Callable[[Budget], int]) -> Getter:
+    """What a path must hold of something, by the sizes that the file gives."""
+
+    def get(line: Line) -> Cell:
         keys = ("queries", "documents", "query_tokens", "document_tokens", "dim")
-        about = held.raw("about")
-        from_file = tuple(source for key in keys for source in (held.value("about", key) or Value(0, ())).sources)
-        for path, method in names.items():
-            need = budget(Shape(*(int(about[key]) for key in keys)), path, list_bytes=about.get("list_bytes"))
-            held_bytes = (
-                need.similarities,
-                need.similarity_gradient,
-                need.winners,
-                need.scratch + need.source_list,
-                need.total,
-            )
-            row: list[Cell | str] = [f"{batch}, {path}"]
-            row += [gigabytes(Value(float(size), from_file)) if size else MISSING for size in held_bytes]
-            row.append(gigabytes(held.value("methods", method, "peak_bytes")))
-            claims = book.paper["bwd_mem"].get(f"{batch} {path}", {})
-            row.append(", ".join(f"{key} {value}" for key, value in claims.items()))
-            table.rows.append(row)
-    table.notes.append(
-        "`128² · 1024² · 4` bytes are 68.7 GB, and vanilla autograd needs them twice: the paper's row for 128 counts half of S."
-    )
-    return table
+        about, path = line.held.raw("about"), line.cell.partition(" ")[2]
+        sources = tuple(source for key in keys for source in (line.held.value("about", key) or Value(0, ())).sources)
+        size = part(budget(Shape(*(int(about[key]) for key in keys)), path, list_bytes=about.get("list_bytes")))
+        return gigabytes(Value(float(size), sources)) if size else Cell(MISSING)
+
+    return get
 
 
-def parity(book: Book) -> Table:
-    """500 steps."""
-    table = Table(
-        "training_parity",
-        "500 training steps, B = 64, FP16-in-dtype naive against ours",
-        ["what", "measured", "paper A100"],
-    )
-    if book.file(PARITY) is None:
-        return table
-    drift = ("drift", "ours - naive FP16")
-    peaks = [book.value(PARITY, "runs", name, "peak_bytes") for name in ("naive FP16", "ours")]
-    steps = [book.value(PARITY, "runs", name, "ms_per_step") for name in ("naive FP16", "ours")]
-    claim = book.paper["training_parity"]["ColPali B=64"]
-    table.rows = [
-        ["largest drift of the loss", number(book.value(PARITY, *drift, "max"), 2), str(claim["most"])],
-        ["mean drift", number(book.value(PARITY, *drift, "mean"), 2), str(claim["mean"])],
-        ["times less memory", times(peaks[0], peaks[1], digits=0), f"{claim['memory']}x"],
-        ["times faster a step", times(steps[0], steps[1]), MISSING],
-    ]
-    table.notes.append("![loss, drift and memory of 500 training steps](pictures/training_parity.png)")
-    return table
+def measured_peak(line: Line) -> Cell:
+    return gigabytes(line.held.value("methods", PATHS[line.cell.partition(" ")[2]], "peak_bytes"))
 
 
-def chamfer(book: Book) -> Table:
-    """Distance between point sets."""
-    table = Table(
-        "chamfer",
-        "Chamfer distance, forward and backward, ms (peak GB)",
-        ["points, d", "ours", "flash-maxsim", "naive autograd", "x flash-maxsim", "x naive", "paper A100"],
-    )
-    claim = book.paper["chamfer"]["forward + backward"]
-    for dim in (3, 128):
-        for count in ("1K", "10K", "50K", "100K"):
-            group = "small" if count == "1K" else "training"
-            held = first(book, (CHAMFER,), group, f"forward + backward, {count} points, d = {dim}")
-            if held is None:
-                continue
-            wrong = " (wrong)" if held.raw("methods", "flash-maxsim train", "wrong") else ""
-            theirs = with_peak(held, "flash-maxsim train")
-            naive = with_peak(held, "naive, products")
-            row: list[Cell | str] = [f"{count}, {dim}", with_peak(held, "ours"), Cell(theirs.text + wrong, theirs.sources)]
-            row.append(naive if naive.sources else "OOM" if "OutOfMemory" in held.why("naive, products") else MISSING)
-            row += [times(held.ms(name), held.ms("ours"), digits=1) for name in ("flash-maxsim train", "naive, products")]
-            row.append(f"{claim['least']} to {claim['most']}x naive")
-            table.rows.append(row)
-    table.notes.append("'Wrong': its distance or a gradient is off by more than 1e-5 (docs/training.md says by how much).")
-    return table
+# Parity: a line a question
 
 
-def tables(book: Book) -> list[Table]:
-    """In the paper's order."""
-    return [make(book) for make in (train, ablation, breakdown, bytes_needed, parity, chamfer)]
+def run_over(key: str, digits: int = 2) -> Getter:
+    """Naive over ours."""
+    return lambda line: times(*(line.held.value("runs", name, key) for name in ("naive FP16", "ours")), digits=digits)
+
+
+PARITY_LINES: dict[str, tuple[Getter, str]] = {  # what is measured, and the paper's words for it
+    "largest drift of the loss": (value("drift", "ours - naive FP16", "max", digits=2), "{most}"),
+    "mean drift": (value("drift", "ours - naive FP16", "mean", digits=2), "{mean}"),
+    "times less memory": (run_over("peak_bytes", digits=0), "{memory}x"),
+    "times faster a step": (run_over("ms_per_step"), MISSING),
+}
+
+
+def of_parity(book: Book, cell: str) -> Held | None:
+    return Held(book, PARITY, ()) if book.file(PARITY) is not None else None
+
+
+def parity_picture(book: Book) -> Iterator[str]:
+    if book.file(PARITY) is not None:
+        yield "![loss, drift and memory of 500 training steps](pictures/training_parity.png)"
+
+
+# Chamfer
+
+
+def of_points(book: Book, cell: str) -> Held | None:
+    count, _, dim = cell.partition(", ")
+    return first(book, "small" if count == "1K" else "training", f"forward + backward, {count} points, d = {dim}", CHAMFER)
+
+
+def judged(line: Line) -> Cell:
+    """The peer's time and memory, and whether it was wrong."""
+    shown = with_peak(line.held, THEIRS)
+    return Cell(shown.text + (" (wrong)" if line.held.raw("methods", THEIRS, "wrong") else ""), shown.sources)
+
+
+def naive_chamfer(line: Line) -> Cell | str:
+    shown = with_peak(line.held, PRODUCTS)
+    return shown if shown.sources else "OOM" if "OutOfMemory" in line.held.why(PRODUCTS) else MISSING
+
+
+SOURCES = (
+    Source("train", "a contrastive step (forward and backward, in-batch negatives), ms (peak GB beyond inputs and gradients)", "batch",
+           rows(BATCHES, whole_step), {
+        "ours (csr)": step(MAIN), "ours unified": step("ours unified"), "naive FP32 acc.": step(NAIVE),
+        "recompute FP32 acc.": step(RECOMPUTE), "fastest eager": step(BASELINE), "fastest peer": step(PEER), "x naive": faster(NAIVE),
+        "x fastest eager": faster(BASELINE), "x fastest peer": faster(PEER),
+        "paper A100: naive, recompute, unified, csr":
+            claim("naive", "naive_peak", "recompute", "recompute_peak", "unified", "unified_peak", "csr", "csr_peak",
+                  form="{} ({}), {} ({}), {} ({}), {} ({})"),
+    }),
+    Source("bwd_abl", "the backward alone, random winners, and our whole steps, ms (peak GB beyond inputs and gradients)", "shape",
+           rows(of_paper("bwd_abl"), within("ablation", *ABLATION, form="backward {}, random winners")), {
+        "csr": step("ours csr"), "atomic": step("ours atomic"), "unified": step("ours unified"), "csr, hot winners": hot("csr"),
+        "unified, hot winners": hot("unified"), "fastest peer": step(PEER), "x fastest peer": faster(PEER, "ours csr"),
+        "whole step, csr": stepped("csr"), "whole step, unified": stepped("unified"),
+        "paper H100, whole steps: csr, atomic, unified":
+            claim("csr", "csr_peak", "atomic", "atomic_peak", "unified", "unified_peak", form="{} ({}), {} ({}), {} ({})"),
+    }, ("Random winners are spread out; *hot*: one document token wins for every query token. Uniform winners and every peer's path: "
+        "[training.md](training.md). With the host, which csr's launches wait for where they are short (ColBERT B=128, ColPali B=32 "
+        "and B=64); where GPU time alone is longer than a peer's, `losses` says so.",
+        "The paper's figures belong beside the whole steps: its caption gives the step's peak, and its times are as long as steps, not "
+        "as backwards alone (flash-maxsim's here: [training.md](training.md)). Steps at ColPali B=32 were not measured.")),
+    Source("bwd_breakdown", "components of the csr backward for one query, GPU ms", "shape",
+           rows(of_paper("bwd_breakdown"), within("parts", PARTS, form="parts {}, one query")), {
+        "forward, winners kept": ms("scores, winners kept for the gradient", BUSY),
+        "list building": lambda line: number(building(line.held)), "dQ": ms(QUERIES, BUSY),
+        "dD": lambda line: number(added(line.held, "_lists_kernel")), "sum of the three": three, "both in one call": ms(BOTH, BUSY),
+        "share of building": share_of_building, "autograd round trip": ms("backward through autograd"),
+        "paper A100: forward, build, dQ, dD, pieces, step":
+            claim("forward", "build", "dq", "dd", "pieces", "step", form="{}, {}, {}, {}, {}, {}"),
+    }, ("Building is a counting sort of three small kernels (times by torch's profiler, L2 warm), the rest with the host ahead; the "
+        "round trip is an event time with the host's share.",)),
+    Source("bwd_mem", "what a ColPali step keeps between and in its passes, GB: counted (budget.py) and measured", "batch, path",
+           rows([f"{batch} {path}" for batch in (64, 128) for path in PATHS], of_batch, lambda cell: cell.replace(" ", ", ")), {
+        "S": counted(lambda need: need.similarities), "its gradient": counted(lambda need: need.similarity_gradient),
+        "winners": counted(lambda need: need.winners), "lists and scratch": counted(lambda need: need.scratch + need.source_list),
+        "total counted": counted(lambda need: need.total), "measured peak": measured_peak, "paper (counted)": claims,
+    }, ("`128² · 1024² · 4` bytes are 68.7 GB, and vanilla autograd needs them twice: the paper's row for 128 counts half of S.",)),
+    Source("training_parity", "500 training steps, B = 64, FP16-in-dtype naive against ours", "what", rows(PARITY_LINES, of_parity), {
+        "measured": lambda line: PARITY_LINES[line.label][0](line),
+        "paper A100": lambda line: PARITY_LINES[line.label][1].format(**line.book.paper[line.table]["ColPali B=64"]),
+    }, (parity_picture,)),
+    Source("chamfer", "Chamfer distance, forward and backward, ms (peak GB)", "points, d",
+           rows([f"{count}, {dim}" for dim in (3, 128) for count in ("1K", "10K", "50K", "100K")], of_points), {
+        "ours": step(MAIN), "flash-maxsim": judged, "naive autograd": naive_chamfer, "x flash-maxsim": faster(THEIRS, digits=1),
+        "x naive": faster(PRODUCTS, digits=1), "paper A100": claim("least", "most", form="{} to {}x naive", row="forward + backward"),
+    }, ("'Wrong': its distance or a gradient is off by more than 1e-5 (docs/training.md says by how much).",)),
+)  # fmt: skip

@@ -1,7 +1,7 @@
 """The command `bench`: one table of the paper, measured here by the scripts of `benchmarks/`, and shown.
 
-The scripts belong to the repository, not to the distribution: an installed package without its checkout is told so. A table that
-needs trained encoders is an evaluation, and the message says which. Everything that can be refused is refused before a script starts.
+Which tables there are stands in `benchmarks/registry.toml`. It and the scripts belong to the repository, not to the distribution: an
+installed package without its checkout is told so. Everything that can be refused is refused before a script starts.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -27,82 +28,7 @@ FOLDER = Path(__file__).resolve().parents[2] / "benchmarks"
 SETTINGS = {"allow_extra_args": True, "ignore_unknown_options": True}  # what the command does not know is the script's
 
 
-@dataclass(frozen=True)
-class Bench:
-    """A script with its arguments, the file it writes below the output folder, and the page's name of the table."""
-
-    script: str
-    arguments: tuple[str, ...]
-    file: str
-    shows: str
-
-
-def _paper(*names: str) -> dict[str, Bench]:
-    return {name: Bench("paper.py", ("--only", name), "paper.json", name) for name in names}
-
-
-TABLES: dict[str, Bench] = {
-    **_paper("fwd", "fwd_abs", "nocg", "fwd_chunked", "chunked_sweep", "twoaxis", "mem", "op_abl", "multiquery", "varlen"),
-    **_paper("int8", "int8_B", "fat_emb_cliff", "splitd_perf", "traffic", "precision"),
-    "scaling": Bench("paper.py", ("--only", "scaling"), "paper.json", "mem"),
-    "chunks": Bench("paper.py", ("--only", "chunks"), "paper.json", "chunk grid"),
-    "tiles": Bench("paper.py", ("--only", "tiles"), "paper.json", "tile table"),
-    "compiled_memory": Bench("paper.py", ("--only", "memory_compiled"), "paper.json", "compiled_memory"),
-    "all": Bench("paper.py", (), "paper.json", "fast_p"),
-    "second": Bench("second.py", (), "second.json", "second harness"),
-    "train": Bench("training.py", ("--only", "steps"), "training_steps.json", "train"),
-    "bwd_abl": Bench("training.py", ("--only", "ablation"), "training.json", "bwd_abl"),
-    "bwd_breakdown": Bench("training.py", ("--only", "parts"), "training.json", "bwd_breakdown"),
-    "bwd_mem": Bench("training.py", ("--only", "steps"), "training_steps.json", "bwd_mem"),
-    "training_parity": Bench("parity.py", (), "parity.json", "training_parity"),
-    "chamfer": Bench("chamfer.py", (), "chamfer.json", "chamfer"),
-    "ooc": Bench("streaming.py", ("--only", "colpali"), "streaming.json", "ooc"),
-    "pairs": Bench("forward.py", ("--only", "pairs"), "forward.json", "tiny pairs"),
-    "kernels": Bench("forward.py", ("--only", "dense,many,ragged"), "forward.json", "kernels"),
-    "codes": Bench("forward.py", ("--only", "int8,fp8"), "forward.json", "codes"),
-    "dequantise": Bench("forward.py", ("--only", "int8"), "forward.json", "dequantise"),
-    "host": Bench("forward.py", ("--only", "host"), "forward.json", "host"),
-    "cpu": Bench("cpu_forward.py", (), "cpu.json", "CPU"),
-}
-EVALUATIONS = {
-    "beir_ndcg": "beir arguana --paths fp32,fp16 (and scidocs)",
-    "beir_scale": "beir hotpotqa --paths fp32,fp16 (and nq)",
-    "colpali_ndcg": "real-mm-rag finreport --paths fp32,fp16 (and its other sets)",
-    "int8_realmmrag": "real-mm-rag finreport --paths fp32,int8 (and its other sets)",
-}
-ALIASES = {  # the page's names of tables whose command is shorter
-    "second harness": "second",
-    "chunk grid": "chunks",
-    "tile table": "tiles",
-    "tiny pairs": "pairs",
-    "CPU": "cpu",
-    "roofline and cost": "roofline",
-}
-COMPUTED = {  # tables over files of other tables: the page's name of each
-    "fast_p": "fast_p",
-    "losses": "losses",
-    "not timed": "not timed",
-    "roofline": "roofline and cost",
-    "scorers": "scorers",
-    "gpu": "gpu",
-    "steps": "steps",
-    "streams": "streams",
-}
-_TRAINING = ("--fresh", "--runs", "--peers", "--smoke", "--revision")
-OPTIONS: dict[str, tuple[str, ...]] = {  # what may be handed on to a script; the rest of its options would measure no table
-    "paper.py": (
-        *("--rows", "--fresh", "--again", "--seconds", "--runs", "--no-compile", "--autotune-here", "--peers", "--smoke"),
-        "--revision",
-    ),
-    "second.py": ("--repeats", "--calls", "--peers", "--smoke", "--revision"),
-    "training.py": _TRAINING,
-    "chamfer.py": _TRAINING,
-    "parity.py": ("--steps", "--batch", "--full", "--smoke", "--revision"),
-    "streaming.py": ("--fresh", "--runs", "--seconds", "--folder", "--store-seconds", "--profile", "--tiny", "--revision"),
-    "forward.py": ("--fresh", "--runs", "--no-compile", "--peers", "--revision"),
-    "cpu_forward.py": ("--runs",),
-}
-FILES = {"cpu.json": "cpu/forward.json"}  # where the page looks for a file; else below h200/
+REGISTRY = "registry.toml"
 MOST_NAMES = 12
 CHILD = """
 import os, runpy, signal, sys
@@ -127,11 +53,71 @@ class InterruptedBench(SystemExit):
     """Ctrl-C, said already."""
 
 
+@dataclass(frozen=True)
+class Bench:
+    """A script with its arguments, the file it writes below the output folder, and the page's name of the table."""
+
+    answers: str
+    script: str
+    arguments: tuple[str, ...]
+    file: str
+    shows: str
+
+
+class Registry:
+    """What `registry.toml` names: measured tables, computed ones, evaluations, aliases, and what each answers in a sentence."""
+
+    def __init__(self, path: Path) -> None:
+        held = tomllib.loads(path.read_text(encoding="utf-8"))
+        self._scripts: dict[str, dict[str, Any]] = held["scripts"]
+        self.tables = {name: self._bench(name, **said) for name, said in held["tables"].items()}
+        self.computed: dict[str, str] = {name: said["shows"] for name, said in held["computed"].items()}
+        self.evaluations: dict[str, str] = {name: said["run"] for name, said in held["evaluations"].items()}
+        self.aliases: dict[str, str] = held["aliases"]
+        self.answers: dict[str, str] = {
+            name: said["answers"] for part in ("tables", "computed", "evaluations") for name, said in held[part].items()
+        }
+        self.files = list(dict.fromkeys(table.file for table in self.tables.values()))
+
+    def _bench(self, name: str, answers: str, script: str, only: str = "", file: str = "", shows: str = "") -> Bench:
+        arguments = ("--only", only) if only else ()
+        return Bench(answers, script, arguments, file or self._scripts[script]["file"], shows or name)
+
+    def options(self, script: str) -> list[str]:
+        """What may be handed on to a script."""
+        return list(self._scripts[script]["options"])
+
+    def on_page(self, file: str) -> str:
+        """The page's name of a results file."""
+        named = {said["file"]: said["page"] for said in self._scripts.values() if "page" in said}
+        return str(named.get(file, f"h200/{file}"))
+
+    def results(self, out: Path, without: Path | None = None) -> dict[str, Path]:
+        """The page's names of the results files that lie in a folder; figures of smoke runs are none."""
+        paths = [out / name for name in self.files if (out / name).exists() and out / name != without]
+        return {self.on_page(path.name): path for path in paths if not _is_smoke(_read(path))}
+
+
+def opened(scripts: Path) -> Registry:
+    """The registry beside the scripts, or, where other scripts than the repository's were given without one, the repository's.
+
+    Raises:
+        UsageError: neither is there.
+    """
+    own = FOLDER / REGISTRY
+    path = scripts / REGISTRY
+    if not path.is_file() and own.is_file():
+        path = own
+    _need_script(path.parent, REGISTRY)
+    return Registry(path)
+
+
 def bench(
     context: typer.Context,
     table: Annotated[str, typer.Argument(help="A table of the paper; list: what there is.")] = "list",
     out: Annotated[Path, typer.Option(help="Folder of the raw figures.")] = Path("results/bench"),
     scripts: Annotated[Path, typer.Option(help="The repository's benchmarks.")] = FOLDER,
+    listed: Annotated[bool, typer.Option("--list", help="Print what each table answers, and end.")] = False,
     quiet: NoBars = False,
     as_json: AsJson = False,
 ) -> None:
@@ -144,29 +130,35 @@ def bench(
 
     Example: python evaluate.py bench fwd --no-compile
     """
+    registry = opened(scripts)
     if table == "list":
-        _list(as_json)
+        _list(registry, as_json)
         return
-    table = ALIASES.get(table, table)
-    if table in EVALUATIONS:
+    table = registry.aliases.get(table, table)
+    given = [
+        *context.args,
+        *(["--list"] if listed else []),
+    ]  # with a table it is refused as any option that its script does not take
+    if table in registry.evaluations:
         raise UsageError(
-            f"{table} needs trained encoders and their data, so it is an evaluation: evaluate.py {EVALUATIONS[table]}"
+            f"{table} needs trained encoders and their data, so it is an evaluation: evaluate.py {registry.evaluations[table]}"
         )
-    if table in COMPUTED:
-        raise typer.Exit(_computed(table, out, scripts, context.args, quiet, as_json))
-    if table not in TABLES:
-        raise UnknownNameError("table", table, [*TABLES, *COMPUTED, *ALIASES, *EVALUATIONS])
-    found, given = TABLES[table], context.args
+    if table in registry.computed:
+        raise typer.Exit(_computed(registry, table, out, scripts, given, quiet, as_json))
+    if table not in registry.tables:
+        raise UnknownNameError("table", table, [*registry.tables, *registry.computed, *registry.aliases, *registry.evaluations])
+    found = registry.tables[table]
+    takes = registry.options(found.script)
     _need_script(scripts, found.script)
-    _need_options(table, found.script, given)
+    _need_options(table, found.script, takes, given)
     smoke = bool({"--smoke", "--tiny"} & set(given))
     if not smoke and table != "cpu":
-        _need_gpu(table)
+        _need_gpu(table, takes)
     file = out / found.file
     _need_folder(out, file)
     held = file.read_bytes() if file.exists() else b""
     before = _measured(file, fresh="--fresh" in given)
-    _known(out, without=file)  # a damaged one is told before hours of measuring
+    registry.results(out, without=file)  # a damaged one is told before hours of measuring
     if any(word.partition("=")[0] == "--rows" for word in given):
         _need_rows(table, scripts / found.script, found.arguments, given)
     if smoke and before is not None and "--fresh" not in given and not _is_smoke(_read(file)):
@@ -179,7 +171,7 @@ def bench(
         kept = f"; {file} is as it was" if before is not None else ""
         raise UsageError(f"{table}: {found.script} ended with {ended} and wrote no figures{kept}")
     if not smoke:
-        ended = _show(table, out, scripts, as_json) or ended
+        ended = _show(found, registry.results(out), file, scripts, as_json) or ended
     elif as_json:
         print_json({"table": table, "smoke": True, "figures": str(file), "ended": ended})
     if not quiet:
@@ -187,31 +179,28 @@ def bench(
     raise typer.Exit(ended)
 
 
-def _computed(table: str, out: Path, scripts: Path, given: Sequence[str], quiet: bool, as_json: bool) -> int:
+def _computed(
+    registry: Registry, table: str, out: Path, scripts: Path, given: Sequence[str], quiet: bool, as_json: bool
+) -> int:
     """A table over the files that lie there; nothing is measured."""
     _need_script(scripts, "page.py")
+    said = f"{table} is computed of the files in --out and measures nothing"
     if given:
-        raise UsageError(
-            f"{table} is computed of the files in --out and measures nothing: got {given[0]}, need no further option"
-        )
-    known = _known(out)
-    if not known:
-        raise UsageError(
-            f"{table} is computed of the files in --out and measures nothing: {out} has none of {', '.join(_files())}; "
-            "run bench fwd first"
-        )
+        raise UsageError(f"{said}: got {given[0]}, need no further option")
+    held = registry.results(out)
+    if not held:
+        raise UsageError(f"{said}: {out} has none of {', '.join(registry.files)}; run bench fwd first")
     if not quiet:
-        say(f"{table} measures nothing; computed of {', '.join(str(path) for path in known.values())}")
-    return _page(COMPUTED[table], known, scripts, as_json)
+        say(f"{table} measures nothing; computed of {', '.join(str(path) for path in held.values())}")
+    return _page(registry.computed[table], held, scripts, as_json)
 
 
-def _show(table: str, out: Path, scripts: Path, as_json: bool) -> int:
+def _show(found: Bench, held: Mapping[str, Path], file: Path, scripts: Path, as_json: bool) -> int:
     """The table, from every results file that lies there."""
-    known = _known(out)
-    if table == "second" and not _has_first(known):
-        _second_alone(out / TABLES["second"].file, out, as_json)
+    if found.script == "second.py" and not _has_first(held):
+        _second_alone(file, as_json)
         return 0
-    return _page(TABLES[table].shows, known, scripts, as_json)
+    return _page(found.shows, held, scripts, as_json)
 
 
 def _page(name: str, known: Mapping[str, Path], scripts: Path, as_json: bool) -> int:
@@ -227,7 +216,7 @@ def _has_first(known: Mapping[str, Path]) -> bool:
     return any(name.endswith(" 1000") for group in ("shapes", "frontier") for name in groups.get(group, {}).get("rows", {}))
 
 
-def _second_alone(file: Path, out: Path, as_json: bool) -> None:
+def _second_alone(file: Path, as_json: bool) -> None:
     """The second harness's own figures, where there are none of the first."""
     shapes: dict[str, Any] = _read(file).get("shapes", {})
     methods = list(dict.fromkeys(name for held in shapes.values() for name in held["methods"]))
@@ -235,7 +224,7 @@ def _second_alone(file: Path, out: Path, as_json: bool) -> None:
     for shape, held in shapes.items():
         times = [held["methods"].get(name, {}).get("median_ms") for name in methods]
         rows.append([shape, *("-" if one is None else f"{one:.4g}" for one in times)])
-    note = f"To compare with the first harness run bench fwd first: {out / 'paper.json'} has no rows of it."
+    note = f"To compare with the first harness run bench fwd first: {file.with_name('paper.json')} has no rows of it."
     title, heads = "the second harness alone, ms", ["shape", *methods]
     if as_json:
         print_json({"table": "second harness", "title": title, "heads": heads, "rows": rows, "notes": [note]})
@@ -245,10 +234,6 @@ def _second_alone(file: Path, out: Path, as_json: bool) -> None:
 
 
 # The results files
-
-
-def _files() -> list[str]:
-    return list(dict.fromkeys(held.file for held in TABLES.values()))
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -270,12 +255,6 @@ def _read(path: Path) -> dict[str, Any]:
 
 def _is_smoke(found: Mapping[str, Any]) -> bool:
     return str(found.get("schema", "")).endswith(("/smoke", "/tiny"))
-
-
-def _known(out: Path, without: Path | None = None) -> dict[str, Path]:
-    """The page's names of the results files that lie in a folder; figures of smoke runs are none."""
-    paths = [out / name for name in _files() if (out / name).exists() and out / name != without]
-    return {FILES.get(path.name, f"h200/{path.name}"): path for path in paths if not _is_smoke(_read(path))}
 
 
 def _measured(path: Path, fresh: bool = False) -> Any:
@@ -304,12 +283,12 @@ def _need_script(scripts: Path, script: str) -> None:
         )
 
 
-def _need_options(table: str, script: str, given: Sequence[str]) -> None:
+def _need_options(table: str, script: str, takes: Sequence[str], given: Sequence[str]) -> None:
     """Refuse what the script would not take, or what would make it measure another table."""
     for word in given:
         name = word.partition("=")[0]
-        if name.startswith("-") and not name[1:2].isdigit() and name not in OPTIONS[script]:
-            raise UsageError(f"{name}: bench {table} has no such option; {script} takes {', '.join(OPTIONS[script])}")
+        if name.startswith("-") and not name[1:2].isdigit() and name not in takes:
+            raise UsageError(f"{name}: bench {table} has no such option; {script} takes {', '.join(takes)}")
 
 
 def _need_folder(out: Path, file: Path) -> None:
@@ -340,25 +319,25 @@ def _rows(command: list[str]) -> list[str] | None:
     return [line.split(None, 1)[1].rsplit(None, 2)[0].rstrip() for line in done.stdout.splitlines()[:-1]]
 
 
-def _list(as_json: bool) -> None:
-    """The tables and what measures them."""
+def _list(registry: Registry, as_json: bool) -> None:
+    """What each table answers, and what measures it."""
     if as_json:
-        tables = {name: {**asdict(held), "options": OPTIONS[held.script]} for name, held in TABLES.items()}
-        print_json({"tables": tables, "computed": COMPUTED, "aliases": ALIASES, "evaluations": EVALUATIONS})
+        tables = {name: {**asdict(held), "options": registry.options(held.script)} for name, held in registry.tables.items()}
+        named = {"computed": registry.computed, "aliases": registry.aliases, "evaluations": registry.evaluations}
+        print_json({"tables": tables, **named, "answers": registry.answers})
         return
-    for name, held in TABLES.items():
-        typer.echo(f"{name:18} {' '.join((held.script, *held.arguments))}")
-    for name in COMPUTED:
-        typer.echo(f"{name:18} computed of the files in --out")
-    for name, words in EVALUATIONS.items():
-        typer.echo(f"{name:18} an evaluation: evaluate.py {words}")
+    by = {name: " ".join((held.script, *held.arguments)) for name, held in registry.tables.items()}
+    by |= dict.fromkeys(registry.computed, "computed of the files in --out")
+    by |= {name: f"an evaluation: evaluate.py {words}" for name, words in registry.evaluations.items()}
+    for name, words in by.items():
+        typer.echo(f"{name:18} {registry.answers[name]} [{words}]")
 
 
-def _need_gpu(table: str) -> None:
+def _need_gpu(table: str, takes: Sequence[str]) -> None:
     import torch
 
     if not torch.cuda.is_available():
-        flow = [f", {name} only runs the flow" for name in ("--smoke", "--tiny") if name in OPTIONS[TABLES[table].script]]
+        flow = [f", {name} only runs the flow" for name in ("--smoke", "--tiny") if name in takes]
         raise UsageError(
             f"{table} is measured on an NVIDIA GPU, and torch sees none here; `bench cpu` measures the CPU{''.join(flow)}"
         )

@@ -9,21 +9,12 @@ from types import SimpleNamespace
 
 FOLDER = Path(__file__).resolve().parents[2] / "benchmarks"
 PLACES = {
-    "budget": "cases.byte_budget",
+    "budget": "tables.byte_budget",
     "cases": "cases.forward",
     "clocks": "measure.clocks",
     "figures": "results.file",
     "gradients": "measure.gradient_truth",
     "harness": "run.runner",
-    "page_cells": "tables.cells",
-    "page_forward": "tables.paper",
-    "page_kernels": "tables.kernels",
-    "page_losses": "tables.losses",
-    "page_readme": "tables.readme",
-    "page_rows": "tables.rows",
-    "page_script": "tables.script",
-    "page_summary": "tables.summary",
-    "page_training": "tables.training_page",
     "paper_cases": "cases.paper",
     "paper_file": "results.paper_file",
     "paper_inputs": "cases.inputs",

@@ -175,7 +175,7 @@ def test_peers_path_is_set_around_their_calls_only(train: SimpleNamespace, monke
 
 def test_winners_of_every_kind(train: SimpleNamespace) -> None:
     cases = train.training_cases
-    for kind in train.training_parts.KINDS:
+    for kind in train.training_parts.WINNERS:
         queries, documents = cases.drawn(kind, (6, 6), 8, 24, 32, cases.Tokens(torch.device("cpu")))
         winners = torch.einsum("qid,njd->qnij", queries, documents).argmax(3)
         counts = torch.bincount((winners + 24 * torch.arange(6)[None, :, None]).flatten(), minlength=144).view(6, 24)
@@ -304,7 +304,11 @@ def test_smoke_runs_of_the_commands(
     groups: str,
 ) -> None:
     module, path = getattr(train, tool), tmp_path / f"{tool}.json"
-    for name, held in (("STEPS", train.training_cases), ("MEMORY", train.training_cases), ("ABLATION", train.training_parts)):
+    for name, held in (
+        ("STEPS", train.training_cases),
+        ("MEMORY_STEPS", train.training_cases),
+        ("ABLATION", train.training_parts),
+    ):
         monkeypatch.setattr(held, name, ("ColPali B=64",))
     train.harness.main(module.TOOL, ["--smoke", "--runs", "1", "--only", groups, "--json", str(path), "--peers", "none"])
     first = capsys.readouterr().out

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -14,6 +15,8 @@ from typer.testing import CliRunner
 from maxsim_eval.cli import bench
 from maxsim_eval.errors import UnknownNameError, UsageError
 
+FOLDER = bench.FOLDER
+REGISTRY = bench.opened(FOLDER)
 PAPER = [
     "fwd",
     "fwd_abs",
@@ -66,40 +69,29 @@ def scripts(tmp_path: Path) -> Path:
     return folder
 
 
-def test_every_table_has_an_entry_and_a_script() -> None:
-    assert set(PAPER) <= set(bench.TABLES)
-    for held in bench.TABLES.values():
-        assert (bench.FOLDER / held.script).is_file()
-
-
-def test_entries_name_tables_of_the_page(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(bench.FOLDER))
-    import paper
-    from page import FIGURES, RESULTS, sections
-    from tables.cells import Book
-
-    names = {table.name for tables in sections(Book(RESULTS, FIGURES)).values() for table in tables}
-    assert set(bench.COMPUTED.values()) <= names
-    commands = {*bench.TABLES, *bench.COMPUTED, *bench.ALIASES}
-    assert names <= commands, "every name on the page is a command"
-    assert set(bench.ALIASES.values()) <= commands
-    for name, held in bench.TABLES.items():
-        assert held.shows in names, name
-        if held.script == "paper.py" and held.arguments:
-            assert paper.groups_of([held.arguments[1]])
+def test_every_table_of_the_paper_can_be_measured() -> None:
+    assert set(PAPER) <= set(REGISTRY.tables)
 
 
 def test_list(app: typer.Typer) -> None:
     shown = CliRunner().invoke(app, ["bench"])
     assert shown.exit_code == 0
-    assert "fwd                paper.py --only fwd" in shown.stdout
-    assert "beir_ndcg          an evaluation: evaluate.py beir arguana" in shown.stdout
+    assert (
+        shown.stdout == CliRunner().invoke(app, ["bench", "--list"]).stdout == CliRunner().invoke(app, ["bench", "list"]).stdout
+    )
+    lines = shown.stdout.splitlines()
+    assert [line for line in lines if re.match(r"fwd {16}How many times faster .*\? \[paper.py --only fwd\]$", line)]
+    assert [line for line in lines if re.match(r"beir_ndcg {10}.*\? \[an evaluation: evaluate.py beir arguana", line)]
+    assert [line for line in lines if re.match(r"losses {13}.*\? \[computed of the files in --out\]$", line)]
     held = json.loads(CliRunner().invoke(app, ["bench", "list", "--json"]).stdout)
     assert held["tables"]["train"]["script"] == "training.py"
     assert "--smoke" in held["tables"]["train"]["options"]
     assert "--smoke" not in held["tables"]["ooc"]["options"]
     assert set(held["computed"]) >= {"fast_p", "losses", "roofline"}
     assert set(held["evaluations"]) == {"beir_ndcg", "beir_scale", "colpali_ndcg", "int8_realmmrag"}
+    assert held["tables"]["train"]["answers"] == held["answers"]["train"]
+    assert set(held["answers"]) == {*held["tables"], *held["computed"], *held["evaluations"]}
+    assert len(lines) == len(held["answers"])
 
 
 def test_refusals(app: typer.Typer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,8 +103,13 @@ def test_refusals(app: typer.Typer, tmp_path: Path, monkeypatch: pytest.MonkeyPa
         run(app, ["bench", "beir_scale"], catch_exceptions=False)
     with pytest.raises(UsageError, match=r"needs the benchmark scripts of the repository.*has no paper.py.*--scripts"):
         run(app, ["bench", "fwd", "--scripts", str(tmp_path)], catch_exceptions=False)
+    monkeypatch.setattr(bench, "FOLDER", tmp_path)
+    with pytest.raises(UsageError, match=r"needs the benchmark scripts of the repository.*has no registry.toml.*--scripts"):
+        run(app, ["bench", "list", "--scripts", str(tmp_path)], catch_exceptions=False)
+    with pytest.raises(UsageError, match=r"--list: bench fwd has no such option; paper.py takes --rows, --fresh"):
+        run(app, ["bench", "fwd", "--list", "--scripts", str(FOLDER)], catch_exceptions=False)
     with pytest.raises(UsageError, match=r"fwd is measured on an NVIDIA GPU, and torch sees none here; `bench cpu`"):
-        run(app, ["bench", "fwd"], catch_exceptions=False)
+        run(app, ["bench", "fwd", "--scripts", str(FOLDER)], catch_exceptions=False)
 
 
 @pytest.mark.parametrize("as_json", [False, True])

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import importlib
 import json
 import os
 import shutil
@@ -19,12 +17,11 @@ import torch
 import typer
 from typer.testing import CliRunner
 
-import bench_modules
 from maxsim_eval.cli import bench
 from maxsim_eval.errors import DataError, UsageError
 
+REGISTRY = bench.opened(bench.FOLDER)
 RESULTS = bench.FOLDER.parent / "docs" / "results"
-ENDS_EARLY = ("--help", "--json", "--only", "--show", "--draw", "--brief", "--list", "--compile-only", "--ranks", "--quiet")
 STARTS = "import json, sys\nfrom pathlib import Path\nargs = sys.argv[1:]\npath = Path(args[args.index('--json') + 1])\n"
 
 
@@ -42,9 +39,9 @@ def scripts(tmp_path: Path) -> Path:
     """The real page and stubs that tests write over."""
     folder = tmp_path / "scripts"
     folder.mkdir()
-    for name in {held.script for held in bench.TABLES.values()}:
+    for name in {held.script for held in REGISTRY.tables.values()}:
         (folder / name).write_text("raise SystemExit(3)\n", encoding="utf-8")
-    for name in ("page.py", "measure", "results", "tables", "run", "rivals", "cases"):
+    for name in ("page.py", "names.py", "measure", "results", "tables"):
         (folder / name).symlink_to(bench.FOLDER / name)
     return folder
 
@@ -53,30 +50,13 @@ def committed(out: Path, *names: str) -> None:
     """Committed results under the names that `bench` gives them."""
     out.mkdir(exist_ok=True)
     for name in names:
-        shutil.copyfile(RESULTS / bench.FILES.get(name, f"h200/{name}"), out / name)
+        shutil.copyfile(RESULTS / REGISTRY.on_page(name), out / name)
 
 
 def run(app: typer.Typer, scripts: Path, out: Path, *words: str) -> Any:
     return CliRunner().invoke(
         app, ["bench", *words, "--quiet", "--scripts", str(scripts), "--out", str(out)], catch_exceptions=False
     )
-
-
-def test_every_entry_gives_rows_from_its_own_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(bench.FOLDER))
-    page, book = (
-        importlib.import_module(bench_modules.PLACES.get("page", "page")),
-        importlib.import_module(bench_modules.PLACES.get("page_cells", "page_cells")).Book,
-    )
-    for file in bench._files():
-        out = tmp_path / file
-        committed(out, file, *(["paper.json"] if file == "second.json" else []))
-        known = bench._known(out)
-        tables = [table for held in page.sections(book(RESULTS, page.FIGURES, known)).values() for table in held]
-        for name, held in bench.TABLES.items():
-            if held.file == file:
-                (shown,) = (table for table in tables if table.name == held.shows)
-                assert shown.rows, f"{name} of {file}"
 
 
 def test_second_is_shown_beside_the_first_harness_or_alone(
@@ -149,21 +129,6 @@ def test_computed_tables_measure_nothing(
         assert "\n| " in capfd.readouterr().out
 
 
-@pytest.mark.parametrize("script", sorted(bench.OPTIONS))
-def test_options_are_the_scripts_own(script: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.syspath_prepend(str(bench.FOLDER))
-    monkeypatch.setenv("COLUMNS", "200")
-    module = importlib.import_module(script.removesuffix(".py"))
-    command = module.main
-    if script in ("training.py", "chamfer.py"):
-        command = functools.partial(importlib.import_module(bench_modules.PLACES.get("harness", "harness")).main, module.TOOL)
-    with pytest.raises(SystemExit):
-        command(["--help"])
-    lines = [line.split() for line in capsys.readouterr().out.splitlines() if line.startswith("  -")]
-    has = {word.rstrip(",") for words in lines for word in words[:2] if word.startswith("--")}
-    assert has - set(ENDS_EARLY) == set(bench.OPTIONS[script])
-
-
 def test_an_option_the_script_does_not_have_is_refused(app: typer.Typer, scripts: Path, tmp_path: Path) -> None:
     for words, option in (
         (["second", "--runs", "3"], "--runs"),
@@ -202,7 +167,7 @@ def test_folders_and_files_are_looked_at_before_anything_is_measured(app: typer.
     with pytest.raises(UsageError, match=r"--smoke: .*second.json holds measured figures, need another folder"):
         run(app, scripts, out, "second", "--smoke")
     (out / "second.json").write_text('{"schema": "maxsim-kernels/second/1/smoke"}', encoding="utf-8")
-    assert "h200/second.json" not in bench._known(out), "a smoke run's figures are none"
+    assert "h200/second.json" not in REGISTRY.results(out), "a smoke run's figures are none"
 
 
 @pytest.mark.skipif(not hasattr(os, "killpg"), reason="POSIX signals")

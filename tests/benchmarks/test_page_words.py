@@ -2,44 +2,39 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import re
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-import bench_modules
+import page
+from tables import cells as page_cells
+from tables import losses as page_losses
+from tables import script as page_script
+from tables.columns import drawn
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER, RESULTS = ROOT / "benchmarks", ROOT / "docs" / "results"
 
 
 @pytest.fixture
-def pages(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    """The scripts, imported as the command imports them: siblings of one folder."""
-    monkeypatch.syspath_prepend(str(FOLDER))
-    return bench_modules.load(("page", "page_cells", "page_losses", "page_script"))
+def book() -> Any:
+    return page_cells.Book(RESULTS, page.FIGURES)
 
 
-@pytest.fixture
-def book(pages: SimpleNamespace) -> Any:
-    return pages.page_cells.Book(RESULTS, pages.page.FIGURES)
+def shown(book: Any) -> dict[str, Any]:
+    return dict(page.named(page.sections(book)))
 
 
-def shown(pages: SimpleNamespace, book: Any) -> dict[str, Any]:
-    return dict(pages.page.named(pages.page.sections(book)))
+def cell(table: Any, row: str, head: str) -> str:
+    (found,) = [held for held in table.rows if page_cells.text_of(held[0]) == row]
+    return str(page_cells.text_of(found[list(table.heads).index(head)]))
 
 
-def cell(pages: SimpleNamespace, table: Any, row: str, head: str) -> str:
-    (found,) = [held for held in table.rows if pages.page_cells.text_of(held[0]) == row]
-    return str(pages.page_cells.text_of(found[list(table.heads).index(head)]))
-
-
-def test_numbers_keep_their_digits(pages: SimpleNamespace) -> None:
-    plain = pages.page_cells.plain
+def test_numbers_keep_their_digits() -> None:
+    plain = page_cells.plain
     shown = {
         0.02466: "0.0247",
         4.5312: "4.53",
@@ -54,26 +49,26 @@ def test_numbers_keep_their_digits(pages: SimpleNamespace) -> None:
     assert plain(0.0247, 2) == "0.025"
 
 
-def test_arithmetic_keeps_sources(pages: SimpleNamespace) -> None:
-    value = pages.page_cells.Value
+def test_arithmetic_keeps_sources() -> None:
+    value = page_cells.Value
     left, right = value(6.0, ("a#/x",)), value(3.0, ("b#/y",))
     found = left / right * 2
     assert (found.number, found.sources) == (4.0, ("a#/x", "b#/y"))
-    assert pages.page_cells.times(left, right).text == "2.00x"
-    assert pages.page_cells.times(None, right).text == pages.page_cells.MISSING
-    assert pages.page_cells.pointer("f", ("a/b", "c~d")) == "f#/a~1b/c~0d"
-    assert pages.page_cells.resolve({"a/b": [1, {"c~d": 7}]}, "/a~1b/1/c~0d") == 7
+    assert page_cells.times(left, right).text == "2.00x"
+    assert page_cells.times(None, right).text == page_cells.MISSING
+    assert page_cells.pointer("f", ("a/b", "c~d")) == "f#/a~1b/c~0d"
+    assert page_cells.resolve({"a/b": [1, {"c~d": 7}]}, "/a~1b/1/c~0d") == 7
 
 
-def test_every_loss_on_the_page_has_a_reason_and_its_row(pages: SimpleNamespace, book: Any) -> None:
-    tables = shown(pages, book)
-    assert all(row[3] != pages.page_losses.UNKNOWN for row in tables["losses"].rows)
-    assert cell(pages, tables["splitd_perf"], "4096", "x fastest eager (which)") == "0.92x (naive FP16, amax)"
+def test_every_loss_on_the_page_has_a_reason_and_its_row(book: Any) -> None:
+    tables = shown(book)
+    assert all(row[3] != page_losses.UNKNOWN for row in tables["losses"].rows)
+    assert cell(tables["splitd_perf"], "4096", "x fastest eager (which)") == "0.92x (naive FP16, amax)"
 
 
-def test_the_papers_cost_agrees_with_its_own_times(pages: SimpleNamespace, book: Any) -> None:
-    table = shown(pages, book)["roofline and cost"]
-    assert cell(pages, table, "ColPali 10000", "paper A100: Flash, chunked, s a million") == "1.6, 4.3"
+def test_the_papers_cost_agrees_with_its_own_times(book: Any) -> None:
+    table = shown(book)["roofline and cost"]
+    assert cell(table, "ColPali 10000", "paper A100: Flash, chunked, s a million") == "1.6, 4.3"
     claim = book.paper["cost"]["ColPali"]
     for name in ("flash", "chunked"):
         hours = float(claim[name]) * 1e-6 * 1e9 / 3600
@@ -81,17 +76,17 @@ def test_the_papers_cost_agrees_with_its_own_times(pages: SimpleNamespace, book:
     assert any("GPU-hours a billion" in note for note in table.notes)
 
 
-def test_the_papers_pieces_and_rates_are_shown(pages: SimpleNamespace, book: Any) -> None:
-    tables = shown(pages, book)
-    assert cell(pages, tables["ooc"], "750000", "paper A100: embeddings, peak, pages/s") == "197, 5.3, 52000"
-    assert cell(pages, tables["ooc"], "100000", "paper A100: embeddings, peak, pages/s") == "26, 5.5, -"
+def test_the_papers_pieces_and_rates_are_shown(book: Any) -> None:
+    tables = shown(book)
+    assert cell(tables["ooc"], "750000", "paper A100: embeddings, peak, pages/s") == "197, 5.3, 52000"
+    assert cell(tables["ooc"], "100000", "paper A100: embeddings, peak, pages/s") == "26, 5.5, -"
     parts = tables["bwd_breakdown"]
-    assert cell(pages, parts, "ColPali B=64", list(parts.heads)[-1]) == "0.46, 0.52, 0.07, 0.12, 0.70, 1.16"
-    figures = [float(cell(pages, parts, "ColPali B=64", head)) for head in ("list building", "dQ", "dD", "sum of the three")]
+    assert cell(parts, "ColPali B=64", list(parts.heads)[-1]) == "0.46, 0.52, 0.07, 0.12, 0.70, 1.16"
+    figures = [float(cell(parts, "ColPali B=64", head)) for head in ("list building", "dQ", "dD", "sum of the three")]
     assert sum(figures[:3]) == pytest.approx(figures[3], rel=0.01)
 
 
-def test_a_file_with_memory_of_compiled_methods_alone(pages: SimpleNamespace, tmp_path: Path) -> None:
+def test_a_file_with_memory_of_compiled_methods_alone(tmp_path: Path) -> None:
     """Graph pools are reserved, not in the peak; what failed says so."""
     names = ("compiled FP32, max-autotune", "compiled FP16, max-autotune-no-cudagraphs")
     fits = {"peak_bytes": 5.2e9, "reserved_bytes": 47.3e9, "inputs_bytes": 5.2e9, "median_ms": 24.0}
@@ -99,11 +94,11 @@ def test_a_file_with_memory_of_compiled_methods_alone(pages: SimpleNamespace, tm
     rows = {names[0]: {"cells": {"ColPali 10000": fits, "ColPali 20000": failed}}, names[1]: {"cells": {"ColPali 20000": fits}}}
     (tmp_path / "h200").mkdir()
     (tmp_path / "h200" / "paper.json").write_text(json.dumps({"groups": {"memory_compiled": {"rows": rows}}}), encoding="utf-8")
-    book = pages.page_cells.Book(tmp_path, pages.page.FIGURES)
-    held = pages.page.sections(book)
-    assert pages.page.page(book, held)
-    table = shown(pages, book)["compiled_memory"]
-    assert [pages.page_cells.text_of(one) for one in table.rows[0]] == [
+    book = page_cells.Book(tmp_path, page.FIGURES)
+    held = page.sections(book)
+    assert page.page(book, held)
+    table = shown(book)["compiled_memory"]
+    assert [page_cells.text_of(one) for one in table.rows[0]] == [
         "ColPali 10000",
         "5.20",
         "47.3",
@@ -112,12 +107,12 @@ def test_a_file_with_memory_of_compiled_methods_alone(pages: SimpleNamespace, tm
         "-",
         "OOM, -",
     ]
-    assert cell(pages, table, "ColPali 20000", f"peak of {names[0]}") == "OOM (39.06 GiB asked for)"
-    assert not shown(pages, book)["mem"].rows
+    assert cell(table, "ColPali 20000", f"peak of {names[0]}") == "OOM (39.06 GiB asked for)"
+    assert not shown(book)["mem"].rows
 
 
-def test_provenance_says_machines_revisions_and_dates(pages: SimpleNamespace, book: Any) -> None:
-    runs = pages.page.runs
+def test_provenance_says_machines_revisions_and_dates(book: Any) -> None:
+    runs = page.runs
     one = {"gpu": "G", "torch": "2.1", "triton": "3", "revision": "abc+word"}
     rows = {"a": {"measured": "2026-01-02T03:04"}, "b": {"measured": "2026-01-01T03:04"}, "c": {}}
     found = {"groups": {"x": {"rows": rows, "environment": one}}}
@@ -125,36 +120,35 @@ def test_provenance_says_machines_revisions_and_dates(pages: SimpleNamespace, bo
     assert runs({"environment": one, "measured": "2026-02-01T00:00"}).endswith("abc+word, measured 2026-02-01")
     assert runs({"torch": "2.1+cpu", "threads": 2}) == "CPU, 2 threads, torch 2.1+cpu"
     assert runs(None) == runs([]) == ""
-    text = pages.page.PAGE.read_text(encoding="utf-8")
+    text = page.PAGE.read_text(encoding="utf-8")
     assert "changes that were not committed yet" in text
     assert re.search(r"second\.json\): .*measured 20\d\d-", text)
 
 
-def test_the_introduction_says_what_the_scripts_do(pages: SimpleNamespace) -> None:
+def test_the_introduction_says_what_the_scripts_do() -> None:
     """Numbers of the protocol, where the scripts hold them as constants."""
-    held = {name: Path(str(importlib.import_module(bench_modules.PLACES.get(name, name)).__file__)).read_text(encoding="utf-8") for name in
-            ("clocks", "paper_run", "paper_memory", "rivals", "truths", "gradients", "harness", "paper")}  # fmt: skip
+    held = "\n".join(path.read_text(encoding="utf-8") for path in FOLDER.rglob("*.py") if path.name != "page.py")
     facts = {
-        "SLOW, SLOWEST = 0.06": ("clocks", "above 60 ms: 3"),
-        "SLOW_RUNS, SLOW_WARM_UPS = 3,": ("clocks", "above 60 ms: 3"),
-        "SLOW_MS, SLOW_RUNS = 150.0, 5": ("paper_run", "above 150 ms: 5"),
-        "WARM_COMPILED, WARM_SECONDS = 3, 100, 3.0": ("paper_run", "100 times before"),
-        "CALLS, TIMED = 3, 7": ("paper_memory", "7 for the time"),
-        "CHUNKS = (64, 256, 1024)": ("rivals", "64, 256 and 1024"),
-        "PART = 16": ("truths", "last eight documents where there are more than 16"),
-        "CELLS, MOST = 1 << 30, 16": ("gradients", "up to 16 queries and documents"),
-        '"--runs", type=int, default=20': ("harness", "took 20"),
-        '"--runs", type=int, default=50': ("paper", "over 50 rounds"),
+        "SLOW, SLOWEST = 0.06": "above 60 ms: 3",
+        "SLOW_RUNS, SLOW_WARM_UPS = 3,": "above 60 ms: 3",
+        "SLOW_MS, SLOW_RUNS = 150.0, 5": "above 150 ms: 5",
+        "WARM_COMPILED, WARM_SECONDS = 3, 100, 3.0": "100 times before",
+        "CALLS, TIMED = 3, 7": "7 for the time",
+        "CHUNKS = (64, 256, 1024)": "64, 256 and 1024",
+        "PART = 16": "last eight documents where there are more than 16",
+        "CELLS, MOST = 1 << 30, 16": "up to 16 queries and documents",
+        '"--runs", type=int, default=20': "took 20",
+        '"--runs", type=int, default=50': "over 50 rounds",
     }
-    said = " ".join(pages.page.INTRODUCTION.split())
-    for fact, (file, words) in facts.items():
-        assert fact in held[file], f"{file}.py changed: is page.INTRODUCTION still true?"
+    said = " ".join(page.INTRODUCTION.split())
+    for fact, words in facts.items():
+        assert fact in held, "a script changed: is page.INTRODUCTION still true?"
         assert words in said, words
 
 
-def test_backward_paths_stand_beside_whole_steps(pages: SimpleNamespace, book: Any) -> None:
+def test_backward_paths_stand_beside_whole_steps(book: Any) -> None:
     """The paper's figures are of steps, so ours of steps stand next to them."""
-    table = shown(pages, book)["bwd_abl"]
+    table = shown(book)["bwd_abl"]
     assert list(table.heads)[-3:] == ["whole step, csr", "whole step, unified", "paper H100, whole steps: csr, atomic, unified"]
     sources = next(held[-3].sources + held[-2].sources for held in table.rows if held[0] == "ColPali B=128")
     assert [source.partition("/methods/")[2] for source in sources if source.endswith("median_ms")] == [
@@ -162,22 +156,22 @@ def test_backward_paths_stand_beside_whole_steps(pages: SimpleNamespace, book: A
         "ours unified/median_ms",
     ]
     assert all("/step ColPali B=128/" in source for source in sources)
-    assert float(cell(pages, table, "ColPali B=128", "whole step, csr").split()[0]) > 3 * float(
-        cell(pages, table, "ColPali B=128", "csr").split()[0]
+    assert float(cell(table, "ColPali B=128", "whole step, csr").split()[0]) > 3 * float(
+        cell(table, "ColPali B=128", "csr").split()[0]
     )
     assert any("step's peak" in note for note in table.notes)
 
 
-def test_ragged_tables_are_refused(pages: SimpleNamespace) -> None:
-    table = pages.page_cells.Table("t", "title", ["a", "b"], [["1"]])
+def test_ragged_tables_are_refused() -> None:
+    table = page_cells.Table("t", "title", ["a", "b"], [["1"]])
     with pytest.raises(ValueError, match="another number of cells"):
-        pages.page_cells.markdown(table)
-    twice = pages.page_cells.Table("t", "title", ["a", "b"], [["1", pages.page_cells.Cell("2", ("f#/x",))]] * 2)
+        page_cells.markdown(table)
+    twice = page_cells.Table("t", "title", ["a", "b"], [["1", page_cells.Cell("2", ("f#/x",))]] * 2)
     with pytest.raises(ValueError, match=r"two cells '1 \| b'"):
-        pages.page_cells.cells([twice])
+        page_cells.cells([twice])
 
 
-def test_tables_of_the_kernels_own_script(pages: SimpleNamespace, tmp_path: Path) -> None:
+def test_tables_of_the_kernels_own_script(tmp_path: Path) -> None:
     def row(kinds: dict[str, str], times: dict[str, float], **more: Any) -> dict[str, Any]:
         methods = {
             name: {"kind": kinds.get(name, "baseline"), "median_ms": time, "of_floor": 0.5} for name, time in times.items()
@@ -214,10 +208,10 @@ def test_tables_of_the_kernels_own_script(pages: SimpleNamespace, tmp_path: Path
     for name, held in (("forward", groups), ("forward_older", {"wide": {"wide, d = 96": dense, "wide, d = 256": dense}})):
         text = json.dumps({"groups": {group: {"rows": rows} for group, rows in held.items()}})
         (tmp_path / "h200" / f"{name}.json").write_text(text, encoding="utf-8")
-    book = pages.page_cells.Book(tmp_path, pages.page.FIGURES)
-    tables = {table.name: table for table in pages.page_script.tables(book)}
+    book = page_cells.Book(tmp_path, page.FIGURES)
+    tables = {source.name: drawn(source, book) for source in page_script.SOURCES}
     assert list(tables) == ["kernels", "codes", "dequantise", "host"]
-    shown = {name: [[pages.page_cells.text_of(one) for one in line] for line in table.rows] for name, table in tables.items()}
+    shown = {name: [[page_cells.text_of(one) for one in line] for line in table.rows] for name, table in tables.items()}
     line = ["0.5", "1.00", "0.5", "1.50", "-", "4.00 / 3.00", "-", "-", "2.00", "1.50x (flash-maxsim)"]
     assert shown["kernels"] == [["textual 1K", *line], ["wide, d = 96", *line]], "d = 256 stands in newer tables"
     assert "older" in tables["kernels"].notes[0]
@@ -227,5 +221,5 @@ def test_tables_of_the_kernels_own_script(pages: SimpleNamespace, tmp_path: Path
     assert tables["host"].rows[0][1].sources == tuple(
         f"h200/forward.json#/groups/host/rows/host A/methods/ours/{key}_median_us" for key in ("call", "idle")
     )
-    nothing = pages.page_cells.Book(tmp_path / "nothing", pages.page.FIGURES)
-    assert [table.rows for table in pages.page_script.tables(nothing)] == [[]] * 4
+    nothing = page_cells.Book(tmp_path / "nothing", page.FIGURES)
+    assert [drawn(source, nothing).rows for source in page_script.SOURCES] == [[]] * 4

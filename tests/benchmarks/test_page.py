@@ -5,26 +5,18 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-import bench_modules
+import page
+from tables import cells as page_cells
+from tables import losses as page_losses
+from tables import readme as page_readme
+from tables.columns import least_bold
 
 ROOT = Path(__file__).resolve().parents[2]
-FOLDER, RESULTS = ROOT / "benchmarks", ROOT / "docs" / "results"
-NAMES = (
-    "page",
-    "page_cells",
-    "page_rows",
-    "page_forward",
-    "page_kernels",
-    "page_training",
-    "page_losses",
-    "page_summary",
-    "page_readme",
-)
+RESULTS = ROOT / "docs" / "results"
 LABELS = [
     "fwd",
     "fwd_abs",
@@ -54,43 +46,36 @@ LABELS = [
 
 
 @pytest.fixture
-def pages(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    """The scripts, imported as the command imports them: siblings of one folder."""
-    monkeypatch.syspath_prepend(str(FOLDER))
-    return bench_modules.load(NAMES)
+def book() -> Any:
+    return page_cells.Book(RESULTS, page.FIGURES)
 
 
-@pytest.fixture
-def book(pages: SimpleNamespace) -> Any:
-    return pages.page_cells.Book(RESULTS, pages.page.FIGURES)
+def test_the_page_is_what_the_results_give(book: Any) -> None:
+    held = page.sections(book)
+    assert page.PAGE.read_text(encoding="utf-8") == page.page(book, held), "run benchmarks/page.py"
+    assert page.MAP.read_text(encoding="utf-8") == page.mapped(held), "run benchmarks/page.py"
+    text = page.README.read_text(encoding="utf-8")
+    assert page_readme.readme(book, text) == text, "run benchmarks/page.py"
 
 
-def test_the_page_is_what_the_results_give(pages: SimpleNamespace, book: Any) -> None:
-    held = pages.page.sections(book)
-    assert pages.page.PAGE.read_text(encoding="utf-8") == pages.page.page(book, held), "run benchmarks/page.py"
-    assert pages.page.MAP.read_text(encoding="utf-8") == pages.page.mapped(held), "run benchmarks/page.py"
-    text = pages.page.README.read_text(encoding="utf-8")
-    assert pages.page_readme.readme(book, text) == text, "run benchmarks/page.py"
-
-
-def test_the_readme_marks_every_table_once(pages: SimpleNamespace, book: Any) -> None:
-    text = pages.page.README.read_text(encoding="utf-8")
+def test_the_readme_marks_every_table_once(book: Any) -> None:
+    text = page.README.read_text(encoding="utf-8")
     stale = text.replace("| d = 4096, the same |", "| d = 4096, as we wish |")
-    assert pages.page_readme.readme(book, stale) == text != stale
+    assert page_readme.readme(book, stale) == text != stale
     with pytest.raises(ValueError, match=r"README\.md: got marks of"):
-        pages.page_readme.readme(book, text.replace("<!-- table: gpu -->", ""))
+        page_readme.readme(book, text.replace("<!-- table: gpu -->", ""))
 
 
-def test_a_faster_rival_is_bold(pages: SimpleNamespace) -> None:
-    cell = pages.page_cells.Cell
-    shown = pages.page_readme._fewest([cell("1.08 (0.01)", ("a",)), cell("0.7 (0)", ("b",)), cell("-"), "x"])
-    assert [pages.page_cells.text_of(one) for one in shown] == ["1.08 (0.01)", "**0.7** (0)", "-", "x"]
-    ours = pages.page_readme._fewest([cell("1", ("a",)), cell("2", ("b",))])
+def test_a_faster_rival_is_bold() -> None:
+    cell = page_cells.Cell
+    shown = least_bold([cell("1.08 (0.01)", ("a",)), cell("0.7 (0)", ("b",)), cell("-"), "x"])
+    assert [page_cells.text_of(one) for one in shown] == ["1.08 (0.01)", "**0.7** (0)", "-", "x"]
+    ours = least_bold([cell("1", ("a",)), cell("2", ("b",))])
     assert [one.text for one in ours] == ["1", "2"]
 
 
-def test_every_figure_names_its_file_and_key(pages: SimpleNamespace) -> None:
-    cells = json.loads(pages.page.MAP.read_text(encoding="utf-8"))
+def test_every_figure_names_its_file_and_key() -> None:
+    cells = json.loads(page.MAP.read_text(encoding="utf-8"))
     files: dict[str, Any] = {}
     checked = 0
     for table in cells.values():
@@ -100,15 +85,15 @@ def test_every_figure_names_its_file_and_key(pages: SimpleNamespace) -> None:
                 name, _, pointer = source.partition("#")
                 if name not in files:
                     files[name] = json.loads((RESULTS / name).read_text(encoding="utf-8"))
-                found = pages.page_cells.resolve(files[name], pointer)
+                found = page_cells.resolve(files[name], pointer)
                 assert isinstance(found, int | float), source
                 checked += 1
     assert checked > 300
 
 
-def test_a_cell_shows_the_number_it_names(pages: SimpleNamespace) -> None:
+def test_a_cell_shows_the_number_it_names() -> None:
     """Milliseconds of one source are shown as they stand in the file, to three digits."""
-    cells = json.loads(pages.page.MAP.read_text(encoding="utf-8"))
+    cells = json.loads(page.MAP.read_text(encoding="utf-8"))
     seen = 0
     for name, cell in cells["fwd_abs"].items():
         column = name.partition(" | ")[2]
@@ -116,27 +101,27 @@ def test_a_cell_shows_the_number_it_names(pages: SimpleNamespace) -> None:
             (source,) = cell["from"]
             file, _, pointer = source.partition("#")
             assert pointer.endswith("/median_ms")
-            found = pages.page_cells.resolve(json.loads((RESULTS / file).read_text(encoding="utf-8")), pointer)
+            found = page_cells.resolve(json.loads((RESULTS / file).read_text(encoding="utf-8")), pointer)
             assert float(cell["shows"]) == pytest.approx(found, rel=5.1e-3)
             seen += 1
     assert seen >= 15
 
 
-def test_no_figure_of_a_table_stands_outside_the_map(pages: SimpleNamespace, book: Any) -> None:
+def test_no_figure_of_a_table_stands_outside_the_map(book: Any) -> None:
     """Numbers in our columns are cells with sources; what is plain text is the paper's, a count, or words."""
-    for tables in pages.page.sections(book).values():
+    for tables in page.sections(book).values():
         for table in tables:
             for row in table.rows:
                 for head, cell in list(zip(table.heads, row, strict=True))[1:]:
                     ours = not head.startswith("paper") and head not in ("cells", "who", "why", "bound by")
-                    text = pages.page_cells.text_of(cell)
+                    text = page_cells.text_of(cell)
                     if ours and re.match(r"[\d.]", text):
-                        assert isinstance(cell, pages.page_cells.Cell), (table.name, head, text)
+                        assert isinstance(cell, page_cells.Cell), (table.name, head, text)
                         assert cell.sources, (table.name, head, text)
 
 
-def test_every_table_of_the_paper_is_on_the_page(pages: SimpleNamespace, book: Any) -> None:
-    names = [table.name for tables in pages.page.sections(book).values() for table in tables]
+def test_every_table_of_the_paper_is_on_the_page(book: Any) -> None:
+    names = [table.name for tables in page.sections(book).values() for table in tables]
     assert len(names) == len(set(names))
     assert set(LABELS) <= set(names)
     claimed = set(book.paper) - {"cost", "chunked_compile"}  # of the appendix's text
@@ -168,7 +153,7 @@ def measured(ms: dict[str, float], **more: Any) -> dict[str, Any]:
 
 
 @pytest.fixture
-def campaign(pages: SimpleNamespace, tmp_path: Path) -> Any:
+def campaign(tmp_path: Path) -> Any:
     """A results folder with a small campaign of made-up figures, and nothing else."""
     times = {
         "ours": 1.0, "naive FP32 accumulation": 6.0, "naive FP16": 4.0, "naive FP16, amax": 3.5, "chunked FP16": 3.0,
@@ -188,7 +173,7 @@ def campaign(pages: SimpleNamespace, tmp_path: Path) -> Any:
     traffic = {name: {"counted_bytes": 1e9, "ncu": {"bytes": size}} for name, size in moved.items()}
     errors = {"max_error": 1e-5, "max_relative_error": 4e-7, "spearman": 0.999999, "top20": 1.0, "top50": 1.0}
     shapes = ("textual", "long-doc", "medium", "visual", "ColPali")
-    paper = pages.page_cells.Book(RESULTS, pages.page.FIGURES).paper
+    paper = page_cells.Book(RESULTS, page.FIGURES).paper
     groups = {
         "shapes": {f"{shape} 1000": measured(times) for shape in shapes},
         "frontier": {name: measured(times) for name in paper["chunked_sweep"] if not name.endswith(" 1000")},
@@ -216,21 +201,21 @@ def campaign(pages: SimpleNamespace, tmp_path: Path) -> Any:
     (tmp_path / "h200" / "paper.json").write_text(json.dumps(document), encoding="utf-8")
     second = {shape: {"methods": {name: {"median_ms": time * 1.1} for name, time in times.items()}} for shape in shapes}
     (tmp_path / "h200" / "second.json").write_text(json.dumps({"shapes": second}), encoding="utf-8")
-    return pages.page_cells.Book(tmp_path, pages.page.FIGURES)
+    return page_cells.Book(tmp_path, page.FIGURES)
 
 
-def shown(pages: SimpleNamespace, book: Any) -> dict[str, Any]:
-    return dict(pages.page.named(pages.page.sections(book)))
+def shown(book: Any) -> dict[str, Any]:
+    return dict(page.named(page.sections(book)))
 
 
-def cell(pages: SimpleNamespace, table: Any, row: str, head: str) -> str:
-    (found,) = [held for held in table.rows if pages.page_cells.text_of(held[0]) == row]
-    return str(pages.page_cells.text_of(found[list(table.heads).index(head)]))
+def cell(table: Any, row: str, head: str) -> str:
+    (found,) = [held for held in table.rows if page_cells.text_of(held[0]) == row]
+    return str(page_cells.text_of(found[list(table.heads).index(head)]))
 
 
-def test_tables_of_a_whole_campaign(pages: SimpleNamespace, campaign: Any) -> None:
-    tables = shown(pages, campaign)
-    of = lambda name, row, head: cell(pages, tables[name], row, head)  # noqa: E731
+def test_tables_of_a_whole_campaign(campaign: Any) -> None:
+    tables = shown(campaign)
+    of = lambda name, row, head: cell(tables[name], row, head)  # noqa: E731
     assert of("fwd", "ColPali (1024, 1024)", "naive FP32 acc.") == "6.00x"
     assert of("fwd", "ColPali (1024, 1024)", "fastest eager") == "3.00x"
     assert of("fwd", "ColPali (1024, 1024)", "flash-maxsim") == "0.80x"
@@ -263,38 +248,38 @@ def test_tables_of_a_whole_campaign(pages: SimpleNamespace, campaign: Any) -> No
     assert of("second harness", "visual", "naive FP16") == "4.00x / 4.00x"
     assert of("second harness", "visual", "largest difference") == "0%"
     for table in tables.values():
-        assert pages.page_cells.markdown(table), table.name
+        assert page_cells.markdown(table), table.name
 
 
-def test_losses_and_fast_p_count_every_cell(pages: SimpleNamespace, campaign: Any) -> None:
-    tables = shown(pages, campaign)
+def test_losses_and_fast_p_count_every_cell(campaign: Any) -> None:
+    tables = shown(campaign)
     cells = int(tables["fast_p"].rows[1][1])
     assert cells == 5 + 6 + 5 + 15 + 3 + 5 + 7 + 7
-    assert pages.page_cells.text_of(tables["fast_p"].rows[0][2]) == "100%"  # everybody but peers
+    assert page_cells.text_of(tables["fast_p"].rows[0][2]) == "100%"  # everybody but peers
     losses = tables["losses"].rows
     assert {row[1] for row in losses} == {"flash-maxsim"}, "INT8's 0.9 ms is less than FP16's 1.1"
     assert len(losses) == cells, "flash-maxsim's 0.8 ms beats 1.0 and INT8's 0.9 everywhere"
-    assert pages.page_cells.text_of(tables["fast_p"].rows[3][2]) == "0%"
-    assert {row[3] for row in losses if "ColPali" in row[0]} == {pages.page_losses.UNKNOWN}
-    assert {row[3] for row in losses if "textual" in row[0]} == {pages.page_losses.UNKNOWN}, "0.8 is more than a spread"
-    assert {row[3] for row in losses if "varlen" in row[0]} == {pages.page_losses.UNKNOWN}
+    assert page_cells.text_of(tables["fast_p"].rows[3][2]) == "0%"
+    assert {row[3] for row in losses if "ColPali" in row[0]} == {page_losses.UNKNOWN}
+    assert {row[3] for row in losses if "textual" in row[0]} == {page_losses.UNKNOWN}, "0.8 is more than a spread"
+    assert {row[3] for row in losses if "varlen" in row[0]} == {page_losses.UNKNOWN}
 
 
-def test_cells_without_a_compiled_rival_are_counted_apart(pages: SimpleNamespace, campaign: Any) -> None:
+def test_cells_without_a_compiled_rival_are_counted_apart(campaign: Any) -> None:
     held = json.loads((campaign.folder / "h200" / "paper.json").read_text(encoding="utf-8"))
     groups = held["groups"]
     few = measured({"ours": 1.0, "naive FP16": 1.2, "compiled chunks, max-autotune-no-cudagraphs": 1.1})
     groups["op_abl"] = {"rows": dict.fromkeys(groups["op_abl"]["rows"], few)}
     (campaign.folder / "h200" / "paper.json").write_text(json.dumps(held), encoding="utf-8")
-    table = shown(pages, pages.page_cells.Book(campaign.folder, pages.page.FIGURES))["fast_p"]
-    rows = [[pages.page_cells.text_of(cell) for cell in row] for row in table.rows]
+    table = shown(page_cells.Book(campaign.folder, page.FIGURES))["fast_p"]
+    rows = [[page_cells.text_of(cell) for cell in row] for row in table.rows]
     assert [row[1] for row in rows] == ["48", "5", "53"] * 2
     assert [row[3] for row in rows[:3]] == ["100%", "0%", "91%"], "fast_1.5"
     assert rows[1][0] == "cells without torch.compile: against eager and chunked alone"
     assert [row[6] for row in rows] == ["53, 100%, 72%, 34%", *["-"] * 5], "the paper's beside what is like it"
 
 
-def test_losses_reach_beyond_fast_p(pages: SimpleNamespace, campaign: Any) -> None:
+def test_losses_reach_beyond_fast_p(campaign: Any) -> None:
     """Training layouts, the backward alone, the CPU, and INT8 against FP16."""
     folder = campaign.folder
     rows = {
@@ -326,8 +311,8 @@ def test_losses_reach_beyond_fast_p(pages: SimpleNamespace, campaign: Any) -> No
     (folder / "cpu" / "forward.json").write_text(json.dumps({"cases": {"1 query": cpu}}), encoding="utf-8")
     own = measured({"ours FP16": 1.0, "ours INT8, token scale": 1.1, "ours INT8, document scale": 0.9})
     (folder / "h200" / "forward.json").write_text(json.dumps({"groups": {"int8": {"rows": {"shape": own}}}}), encoding="utf-8")
-    book = pages.page_cells.Book(folder, pages.page.FIGURES)
-    found = {(name, rival): round(value.number, 3) for name, rival, value in pages.page_losses.beyond(book) if value.number < 1}
+    book = page_cells.Book(folder, page.FIGURES)
+    found = {(name, rival): round(value.number, 3) for name, rival, value in page_losses.beyond(book) if value.number < 1}
     assert found == {
         ("layouts: FP32 inputs", "naive FP32"): 0.5,
         ("layouts: distillation, 2", "late-x"): 0.95,
@@ -336,11 +321,11 @@ def test_losses_reach_beyond_fast_p(pages: SimpleNamespace, campaign: Any) -> No
         ("CPU: 1 query", "numkong"): 0.75,
         ("int8: shape, token scale", "ours FP16"): 0.909,
     }
-    shown_rows = [pages.page_cells.text_of(row[0]) for row in shown(pages, book)["losses"].rows]
+    shown_rows = [page_cells.text_of(row[0]) for row in shown(book)["losses"].rows]
     assert {name for name, _ in found} <= set(shown_rows)
 
 
-def test_older_rows_stay_until_the_campaign_has_them(pages: SimpleNamespace, campaign: Any) -> None:
+def test_older_rows_stay_until_the_campaign_has_them(campaign: Any) -> None:
     older = {"dense": ("visual 10K", "medium 10K"), "wide": ("wide, d = 768", "wide, d = 4096"), "pairs": ("pairs 4 x 16",)}
     groups = {
         group: {"rows": {name: measured({"ours": 1.0, "naive FP16": 2.0}) for name in names}} for group, names in older.items()
@@ -348,7 +333,7 @@ def test_older_rows_stay_until_the_campaign_has_them(pages: SimpleNamespace, cam
     for name, held in (("forward", ("dense", "pairs")), ("forward_older", ("dense", "wide"))):
         part = {group: groups[group] for group in held}
         (campaign.folder / "h200" / f"{name}.json").write_text(json.dumps({"groups": part}), encoding="utf-8")
-    names = [name for name, _ in pages.page_losses.measured(campaign)]
+    names = [name for name, _ in page_losses.measured(campaign)]
     assert [name for name in names if name.partition(":")[0] in older] == [
         *(f"wide: d = {dim}" for dim in (128, 256, 384, 512, 768, 1024, 2048)),
         "dense: medium 10K",
@@ -357,13 +342,13 @@ def test_older_rows_stay_until_the_campaign_has_them(pages: SimpleNamespace, cam
     ]
 
 
-def test_who_was_not_timed_is_said(pages: SimpleNamespace, campaign: Any) -> None:
-    rows = shown(pages, campaign)["not timed"].rows
+def test_who_was_not_timed_is_said(campaign: Any) -> None:
+    rows = shown(campaign)["not timed"].rows
     assert rows == [["PyLate", "not installed", "shapes: textual 1000 and 52 more"]]
 
 
-def test_scorers_of_libraries_have_their_table(pages: SimpleNamespace, campaign: Any) -> None:
-    assert shown(pages, campaign)["scorers"].rows == []
+def test_scorers_of_libraries_have_their_table(campaign: Any) -> None:
+    assert shown(campaign)["scorers"].rows == []
     path = campaign.folder / "h200" / "paper.json"
     held = json.loads(path.read_text(encoding="utf-8"))
     row = held["groups"]["shapes"]["rows"]["visual 1000"]
@@ -372,47 +357,45 @@ def test_scorers_of_libraries_have_their_table(pages: SimpleNamespace, campaign:
         "colpali-engine": {"kind": "peer", "median_ms": 8.0, "apart": True},
     }
     path.write_text(json.dumps(held), encoding="utf-8")
-    tables = shown(pages, pages.page_cells.Book(campaign.folder, pages.page.FIGURES))
+    tables = shown(page_cells.Book(campaign.folder, page.FIGURES))
     [row] = tables["scorers"].rows
-    assert [pages.page_cells.text_of(cell) for cell in row] == ["visual", "1.00", "1.50", "8.00", "1.50x", "8.00x"]
+    assert [page_cells.text_of(cell) for cell in row] == ["visual", "1.00", "1.50", "8.00", "1.50x", "8.00x"]
     [note] = tables["scorers"].notes
     assert note.endswith(": colpali-engine.")
     assert tables["not timed"].rows == [], "PyLate was timed in one row: its table says where"
 
 
-def test_one_table_of_a_file_of_ones_own(pages: SimpleNamespace, campaign: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_table_of_a_file_of_ones_own(campaign: Any, capsys: pytest.CaptureFixture[str]) -> None:
     path = campaign.folder / "h200" / "paper.json"
-    pages.page.main(["--table", "nocg", "--files", f"h200/paper.json={path}"])
+    page.main(["--table", "nocg", "--files", f"h200/paper.json={path}"])
     assert "| ColPali | 1.00 | 2.00 |" in capsys.readouterr().out
-    pages.page.main(["--table", "train", "--files", f"h200/paper.json={path}"])
+    page.main(["--table", "train", "--files", f"h200/paper.json={path}"])
     assert "Not measured yet." in capsys.readouterr().out, "no other file is mixed in"
-    pages.page.main(["--table", "twoaxis", "--files", f"h200/paper.json={path}"])
+    page.main(["--table", "twoaxis", "--files", f"h200/paper.json={path}"])
     said = capsys.readouterr().out
     assert f"Raw figures: {path} (G)." in said, "the caller's own file and its GPU"
     assert "results/" not in said
     assert "141" not in said
-    pages.page.main(["--table", "nocg", "--as-json", "--files", f"h200/paper.json={path}"])
+    page.main(["--table", "nocg", "--as-json", "--files", f"h200/paper.json={path}"])
     assert json.loads(capsys.readouterr().out)["files"] == {"h200/paper.json": f"{path} (G)"}
     with pytest.raises(SystemExit) as ended:
-        pages.page.main(["--table", "nobody"])
+        page.main(["--table", "nobody"])
     assert ended.value.code == 2
 
 
-def test_a_stale_page_is_noticed(
-    pages: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(pages.page, "ROOT", tmp_path)
-    monkeypatch.setattr(pages.page, "PAGE", tmp_path / "benchmarks.md")
+def test_a_stale_page_is_noticed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(page, "ROOT", tmp_path)
+    monkeypatch.setattr(page, "PAGE", tmp_path / "benchmarks.md")
     (tmp_path / "benchmarks.md").write_text("old", encoding="utf-8")
-    monkeypatch.setattr(pages.page, "MAP", tmp_path / "cells.json")
+    monkeypatch.setattr(page, "MAP", tmp_path / "cells.json")
     with pytest.raises(SystemExit) as ended:
-        pages.page.main(["--check"])
+        page.main(["--check"])
     assert ended.value.code == 1
     assert "benchmarks.md: not what the results give" in capsys.readouterr().err
 
 
-def test_the_scaling_picture(pages: SimpleNamespace, campaign: Any, tmp_path: Path) -> None:
+def test_the_scaling_picture(campaign: Any, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    assert pages.page.draw(campaign, tmp_path / "new" / "scaling.png")
+    assert page.draw(campaign, tmp_path / "new" / "scaling.png")
     assert (tmp_path / "new" / "scaling.png").read_bytes().startswith(b"\x89PNG")
-    assert not pages.page.draw(pages.page_cells.Book(tmp_path / "empty", pages.page.FIGURES), tmp_path / "none.png")
+    assert not page.draw(page_cells.Book(tmp_path / "empty", page.FIGURES), tmp_path / "none.png")
