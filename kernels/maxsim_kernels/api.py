@@ -5,8 +5,6 @@ Source: paper Eq. 1 and section 'Fused Forward'; the contract's table is in docs
 
 from __future__ import annotations
 
-import importlib.util
-import warnings
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -14,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from maxsim_kernels import ops
+from maxsim_kernels import fallback, ops
 from maxsim_kernels.checks import BACKWARDS, IMPLS, Call, Documents, Layout, check_choice, is_plain, validate
 from maxsim_kernels.gpu.backward.path_choice import backward_path
 from maxsim_kernels.reference import maxsim_reference
@@ -170,7 +168,7 @@ _TENSOR_OPTIONS = ("query_mask", "document_mask", "query_lengths", "document_len
 def _cuda_inputs(queries: object, documents: object, *others: Tensor | None) -> tuple[Tensor | None, ...] | None:
     """Every tensor of a call that may be replayed (`launch.py`), in a fixed order: eager, on a GPU; else None."""
     values = queries.values if isinstance(queries, Packed) else queries
-    if not isinstance(values, Tensor) or not values.is_cuda or not is_plain() or not _HAS_TRITON:
+    if not isinstance(values, Tensor) or not values.is_cuda or not is_plain() or not fallback.HAS_TRITON:
         return None
     held = documents.codes if isinstance(documents, Int8Tokens | Fp8Tokens) else documents
     tokens = held.values if isinstance(held, Packed) else held
@@ -182,9 +180,6 @@ def _cuda_inputs(queries: object, documents: object, *others: Tensor | None) -> 
     if isinstance(documents, Int8Tokens | Fp8Tokens):
         parts += [documents.scales, documents.offset if isinstance(documents, Int8Tokens) else None]
     return tuple(parts)
-
-
-_HAS_TRITON = importlib.util.find_spec("triton") is not None
 
 
 def _end_to_end(documents: object) -> bool:
@@ -231,7 +226,7 @@ def _run_checked(
     choice = _choose(call, impl)
     if choice.implementation == "reference":
         if impl == "auto":
-            _say_once(choice.reason)
+            fallback.say_once(choice.reason)
         return maxsim_reference(
             queries,
             documents,
@@ -311,7 +306,7 @@ def _no_triton(call: Call) -> str:
     """Why the Triton kernels cannot take a call; empty when they can."""
     if call.queries.device.type != "cuda":
         return f"no fused kernel for {call.queries.device.type} tensors"
-    return "" if _HAS_TRITON else "Triton is not installed"
+    return "" if fallback.HAS_TRITON else "Triton is not installed"
 
 
 def _launch_reason(call: Call) -> str:
@@ -323,15 +318,6 @@ def _launch_reason(call: Call) -> str:
     name, config = dispatch.variant(call, geometry.hardware(call.queries.device)[0], winners)
     tuned = "untuned" if config.measured == "untuned" else f"measured on {config.measured}"
     return f"{name} kernel, tiles of {config.rows} query rows x {config.tokens} document tokens, {tuned}: {config.reason}"
-
-
-_SAID: set[str] = set()
-
-
-def _say_once(reason: str) -> None:
-    if reason not in _SAID:
-        _SAID.add(reason)
-        warnings.warn(f"maxsim_kernels: {reason}", stacklevel=4)
 
 
 def explain(

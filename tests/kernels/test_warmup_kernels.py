@@ -16,7 +16,7 @@ from triton._C.libtriton import native_specialize_impl
 from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia.compiler import CUDABackend
 
-from maxsim_kernels import Packed, quantize_fp8, quantize_int8, warm, warm_numbers
+from maxsim_kernels import Packed, quantize_fp8, quantize_int8, warm
 from maxsim_kernels.checks import Call, validate
 from maxsim_kernels.gpu import geometry
 from maxsim_kernels.gpu.forward import combine, dense, dispatch, general, query_codes, tile_tables, wide
@@ -58,7 +58,7 @@ def launches() -> Iterator[set[tuple[Any, ...]]]:
         found.add(tuple(parts))
 
     with ExitStack() as patched:
-        for module in (geometry, dense, wide, general, dispatch, warm_numbers):
+        for module in (geometry, dense, wide, general, dispatch):
             patched.enter_context(mock.patch.object(module, "hardware", return_value=(HOPPER, PROCESSORS)))
         for module in (dense, wide, general, combine, tile_tables, query_codes):
             patched.enter_context(mock.patch.object(module, "launch", catch))
@@ -90,12 +90,12 @@ def test_no_number_of_documents_needs_another_kernel(form, queries, winners, tok
     if form == "wide, packed":  # a buffer of less than a tile is masked: a kernel of its own
         counts = [count for count in counts if count * tokens >= 256]
     with launches() as warmed:
-        for count in warm_numbers.numbers(CPU):
+        for count in warm.numbers(CPU):
             call = call_of(queries, count, form, warm.packed_tokens(count, tokens) if form.endswith("packed") else tokens)
             dispatch.forward(call, winners)
-            warm_numbers.other_lengths(call, winners)
-            if count == warm_numbers.numbers(CPU)[-1]:
-                warm_numbers.other_numbers(call, winners)
+            warm.other_lengths(call, winners)
+            if count == warm.numbers(CPU)[-1]:
+                warm.other_numbers(call, winners)
     for count in counts:
         with launches() as needed:
             dispatch.forward(call_of(queries, count, form, tokens), winners)
