@@ -17,11 +17,12 @@ from torch import Tensor
 
 from maxsim_kernels import fallback
 from maxsim_kernels.api import maxsim, maxsim_pairs
-from maxsim_kernels.checks import Call, Documents, validate
+from maxsim_kernels.checks import Call, Documents, Options, validate
 from maxsim_kernels.quantize import quantize_fp8, quantize_int8
 from maxsim_kernels.tokens import Fp8Tokens, Int8Tokens, Packed
 
 if TYPE_CHECKING:
+    from maxsim_kernels.gpu.forward.choice import Launch
     from maxsim_kernels.gpu.forward.tuning import Config
 
 _CUT_TOKENS = 1024  # of a buffer, from which every kernel cuts few documents into pieces
@@ -118,11 +119,10 @@ def _scored(
 ) -> Tensor | tuple[Tensor, Tensor]:
     found = maxsim(queries, documents, return_argmax=winners, **options)  # type: ignore[arg-type]
     if queries.is_cuda:
-        given = {"query_mask": None, "document_mask": None, "query_lengths": None, "document_lengths": None} | options
-        call = validate(queries, documents, pairs=False, quantize_queries=True, **given)  # type: ignore[arg-type]
-        other_lengths(call, winners)
+        call = validate(queries, documents, Options(return_argmax=winners, **options))  # type: ignore[arg-type]
+        other_lengths(call)
         if most:
-            other_numbers(call, winners)
+            other_numbers(call)
     return found
 
 
@@ -154,35 +154,37 @@ def numbers(device: torch.device) -> tuple[int, ...]:
     return (1, 8, hardware(device)[1] // 2 + 1)
 
 
-def other_lengths(call: Call, winners: bool) -> None:
+def other_lengths(call: Call) -> None:
     """Launch what so many ragged documents would need where they were longer or shorter."""
-    from maxsim_kernels.gpu.forward import dispatch
+    from maxsim_kernels.gpu.forward.choice import choose, every_choice
     from maxsim_kernels.gpu.geometry import hardware
 
-    if dispatch.variant(call, hardware(call.queries.device)[0], winners)[0] == "ragged":
-        _launch_all(call, winners)
+    gpu = hardware(call.queries.device)
+    if choose(call, gpu).kernel == "ragged":
+        _launch_all(call, every_choice(call, gpu))
 
 
-def other_numbers(call: Call, winners: bool) -> None:
+def other_numbers(call: Call) -> None:
     """Launch what thousands of such documents would need besides: other tiles for few query rows, tables of ragged documents."""
-    from maxsim_kernels.gpu.forward import dispatch
+    from maxsim_kernels.gpu.forward.choice import choose, every_choice
     from maxsim_kernels.gpu.geometry import hardware
 
-    name, config = dispatch.variant(call, hardware(call.queries.device)[0], winners)
-    if name == "stream":
-        _launch_all(call, winners)
-    if name == "ragged":
-        for row in {config, *(row for _, row in dispatch.every_choice(call, winners))}:
-            _tables(call, row)
+    gpu = hardware(call.queries.device)
+    chosen, others = choose(call, gpu), every_choice(call, gpu)
+    if chosen.kernel == "stream":
+        _launch_all(call, others)
+    if chosen.kernel == "ragged":
+        for config in {one.config for one in (chosen, *others)}:
+            _tables(call, config)
 
 
-def _launch_all(call: Call, winners: bool) -> None:
+def _launch_all(call: Call, choices: list[Launch]) -> None:
     from maxsim_kernels.gpu.forward import dispatch
 
     device = call.queries.device
     scores = torch.empty(call.query_count, call.document_count, device=device)
-    argmax = torch.empty(*scores.shape, call.queries.shape[1], dtype=torch.int32, device=device) if winners else None
-    for choice in dispatch.every_choice(call, winners):
+    argmax = torch.empty(*scores.shape, call.queries.shape[1], dtype=torch.int32, device=device) if call.winners else None
+    for choice in choices:
         dispatch.launch(call, scores, argmax, choice)
 
 

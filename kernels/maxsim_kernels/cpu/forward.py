@@ -29,22 +29,22 @@ _GROUP_CELLS = 1 << 22  # (query token, document piece) maxima held at once: 16 
 _ROW_MULTIPLE = 32  # query rows are padded to a multiple of this
 
 
-def forward(call: Call, return_argmax: bool) -> tuple[Tensor, Tensor]:
+def forward(call: Call) -> tuple[Tensor, Tensor]:
     """Scores `[Nq, N]` float32 and argmax int32 `[Nq, N, max Lq]` (empty when not asked for); shared and per-query layouts."""
     check_values(call)
     count, total = call.query_count, call.document_count
     scores = torch.empty(count, total, dtype=torch.float32)
-    argmax = torch.full((count, total, query_width(call)) if return_argmax else (0,), -1, dtype=torch.int32)
+    argmax = torch.full((count, total, query_width(call)) if call.winners else (0,), -1, dtype=torch.int32)
     with torch.no_grad(), torch.autocast("cpu", enabled=False):
         if call.layout == "shared":
             for first, block in _query_blocks(call):
                 for at, corpus in _corpora(call, None):
-                    _score_corpus(block, corpus, first, at, scores, argmax if return_argmax else None)
+                    _score_corpus(block, corpus, first, at, scores, argmax if call.winners else None)
         else:
             for query in range(count):
                 block = _queries(call, [query])
                 for at, corpus in _corpora(call, query):
-                    _score_corpus(block, corpus, query, at, scores, argmax if return_argmax else None)
+                    _score_corpus(block, corpus, query, at, scores, argmax if call.winners else None)
     return scores, argmax
 
 
