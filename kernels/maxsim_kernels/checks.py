@@ -70,7 +70,7 @@ class Call:
 
     @property
     def query_count(self) -> int:
-        """Nq."""
+        """Nq: how many queries the call has."""
         return self.queries.shape[0] if self.query_starts is None else self.query_starts.shape[0]
 
     @property

@@ -1,7 +1,7 @@
 """Fast exact MaxSim on the CPU: tiles of one fixed, padded shape, a running maximum per tile, never the similarity tensor.
 
 Query tokens are the rows of a matrix; document tokens stream past in tiles that hold whole documents (a longer document is
-cut into pieces; `cpu_tiles.py`). A tile's product stays in cache and is reduced at once, so memory beyond inputs and scores is
+cut into pieces; `tiles.py`). A tile's product stays in cache and is reduced at once, so memory beyond inputs and scores is
 a few tens of megabytes whatever the corpus. FP16 and BF16 tokens are widened tile by tile (their products are exact in FP32),
 INT8 codes meet INT8 query codes in exact integer products (`torch._int_mm`), and scales are applied after the product.
 

@@ -1,7 +1,7 @@
 """Independent (query, document) pairs on the CPU: batched products over pairs of similar length.
 
 Pairs are sorted by document length and cut into batches whose similarities fit in cache; a pair too large for that is scored alone
-through `cpu.forward`. Works on every token type; INT8 products are taken in FP32 (exact up to d = 1040, in FP64 above).
+through `forward.py`. Works on every token type; INT8 products are taken in FP32 (exact up to d = 1040, in FP64 above).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from maxsim_kernels.cpu.forward import check_values, forward, quantized_queries,
 
 _CELLS = 1 << 20  # similarities of a batch of pairs: 4 MB
 _TOKENS = 1 << 16  # query and document tokens gathered for a batch
-_INNER = 512  # as in cpu.py: a longer inner sum is cut so that its order is fixed
+_INNER = 512  # as in tiles.py: a longer inner sum is cut so that its order is fixed
 _WHOLE = 16  # both sides take whole runs of rows: libraries give what is left over to other kernels, which add in another order
 _EXACT_INT8_WIDTH = 1040  # 127 * 127 * 1040 < 2 ** 24
 
