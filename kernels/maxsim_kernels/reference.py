@@ -88,7 +88,7 @@ def score(
         plain = documents
     call = validate(queries, plain, options, dtypes=(*FLOAT_DTYPES, torch.float64))
     with true_precision():
-        scores, argmax = _score(call, dtype)
+        scores, argmax = _scores_of(call, dtype)
     # A sum of nothing ties the scores to the inputs, so that "no valid token anywhere" has a gradient too: zero.
     scores = scores + (call.queries.flatten()[:0].sum() + call.documents.flatten()[:0].sum()).to(dtype)
     if call.single_query:
@@ -138,7 +138,7 @@ def _rows(name: str, values: Tensor, starts: Tensor | None, lengths: Tensor | No
     ]
 
 
-def _score(call: Call, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+def _scores_of(call: Call, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Scores `[Nq, N]` (pairs: `[N]`) and argmax, int32, the same plus `[max Lq]` (meaningless when not asked for)."""
     queries = _rows("query", call.queries, call.query_starts, call.query_lengths, call.query_mask)
     width = call.queries.shape[1] if call.query_starts is None else max((row.size for row in queries), default=0)

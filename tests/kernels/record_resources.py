@@ -74,15 +74,15 @@ class Case:
             kind, granularity = self.codes.split()
             affine = {"affine": True} if "affine" in self.options else {}
             documents = (quantize_int8 if kind == "int8" else quantize_fp8)(documents, granularity, **affine)
-        return validate(
-            queries, documents, Options(
+        options = Options(
             pairs="pairs" in self.options, quantize_queries="float queries" not in self.options,
             return_argmax="winners" in self.options,
             query_mask=torch.ones(self.queries, dtype=torch.bool) if "query mask" in self.options else None,
             document_mask=torch.ones(*own, size, dtype=torch.bool) if "mask" in self.options else None,
             query_lengths=torch.full(self.queries[:1], size) if "query lengths" in self.options else None,
             document_lengths=torch.full(own, size) if "lengths" in self.options else None,
-        ))  # fmt: skip
+        )  # fmt: skip
+        return validate(queries, documents, options)
 
 
 def _float_cases(architecture: int) -> list[Case]:
