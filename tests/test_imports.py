@@ -29,10 +29,12 @@ OPERATOR = """
 warm
 training streaming
 api
-ops autograd
-chamfer gpu cpu reference
-quantize checks topk
-tokens
+autograd
+ops chamfer
+gpu cpu reference
+quantize
+checks
+fallback topk tokens
 """
 BENCHMARKS = """
 page

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from maxsim_kernels.checks import validate
+from maxsim_kernels.checks import Options, validate
 from maxsim_kernels.gpu.forward.tuning import Config
 from maxsim_kernels.reference import true_precision
 from measure.timing import Call
@@ -170,10 +170,7 @@ def forced(queries: Tensor, documents: Tensor, kernel: str, config: Config) -> C
     """A launch of "general" or "tiles" with this configuration on `[Lq, d]` or `[Nq, Lq, d]` and `[B, Ld, d]`, past every choice."""
     from maxsim_kernels.gpu.forward import dense, general
 
-    call = validate(
-        queries, documents, pairs=False, query_mask=None, document_mask=None, query_lengths=None, document_lengths=None,
-        quantize_queries=True,
-    )  # fmt: skip
+    call = validate(queries, documents, Options())
 
     def run() -> Tensor:
         scores = torch.empty(call.query_count, call.document_count, device=documents.device)
@@ -191,9 +188,9 @@ def one_program_a_pair(queries: Tensor, documents: Tensor) -> Lineup:
     name = "ours, a program a pair"
     if not queries.is_cuda:
         return Lineup([], {name: "needs a GPU"})
-    from maxsim_kernels.gpu.forward.tuning import configuration
+    from maxsim_kernels.gpu.forward.tuning import Key, configuration
 
-    config = configuration("general", torch.cuda.get_device_capability(queries.device))
+    config = configuration(Key("general"), torch.cuda.get_device_capability(queries.device))
     assert config is not None  # every architecture has a row
     return Lineup([Method(name, "ours", {"": forced(queries, documents, "general", config)}, EXACT)], {})
 

@@ -6,14 +6,15 @@ warm.py        `warmup`: compiling ahead
 training.py    contrastive and distillation losses on `maxsim`
 streaming/     `stream_topk`: corpora larger than memory
 api.py         `maxsim`, `maxsim_pairs`, `explain`: validates, chooses, says why
-ops.py         the custom operators behind them, for torch.compile and autograd
 autograd.py    gradients of eager GPU calls
+ops.py         the custom operators behind them, for torch.compile and autograd
+chamfer/       Chamfer distance
 gpu/           Triton kernels: forward and backward
 cpu/           fast exact CPU paths
-chamfer/       Chamfer distance
 reference.py   the truth: plain chunked torch that shares no arithmetic with the fast paths
 quantize.py    INT8 and FP8 codes of tokens
 checks.py      what a call may be given
+fallback.py    whether Triton is there, and saying once why a call runs slower code
 topk.py        a running exact top-k
 tokens.py      Packed, Int8Tokens, Fp8Tokens
 """

@@ -1,26 +1,23 @@
-"""The operator's front: `maxsim`, `maxsim_pairs`, `explain`, `warmup`. Validates, chooses an implementation, says why.
+"""The operator's front: `maxsim`, `maxsim_pairs`, `explain`. Validates, chooses an implementation, says why.
 
 Source: paper Eq. 1 and section 'Fused Forward'; the contract's table is in docs/kernels.md and tested by tests/kernels.
 """
 
 from __future__ import annotations
 
-import importlib.util
-import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from maxsim_kernels import ops
-from maxsim_kernels.checks import BACKWARDS, IMPLS, Call, Documents, Layout, check_choice, is_plain, validate
+from maxsim_kernels import fallback, ops, reference
+from maxsim_kernels.checks import TENSORS, Call, Documents, Layout, Options, is_plain, validate
 from maxsim_kernels.gpu.backward.path_choice import backward_path
-from maxsim_kernels.reference import maxsim_reference
 from maxsim_kernels.tokens import Fp8Tokens, Int8Tokens, Packed
 
-_LEAN_TOKENS = 0xFFFF  # documents from this length on have winners that 16 bits cannot tell from "none"
+_SHORT_WINNERS = 0xFFFF  # documents from this length on have winners that 16 bits cannot tell from "none"
 
 
 @dataclass(frozen=True)
@@ -65,19 +62,10 @@ def maxsim(
     Raises:
         ValueError: names the argument, what it got and what it needs.
     """
-    return _run(
-        queries,
-        documents,
-        pairs=False,
-        query_mask=query_mask,
-        document_mask=document_mask,
-        query_lengths=query_lengths,
-        document_lengths=document_lengths,
-        return_argmax=return_argmax,
-        quantize_queries=quantize_queries,
-        backward=backward,
-        impl=impl,
+    options = Options(
+        query_mask, document_mask, query_lengths, document_lengths, return_argmax, quantize_queries, backward, impl, pairs=False
     )
+    return _run(queries, documents, options)
 
 
 def maxsim_pairs(
@@ -100,60 +88,50 @@ def maxsim_pairs(
     Returns:
         float32 `[N]`, and with `return_argmax` int32 `[N, Lq]`.
     """
-    return _run(
-        queries,
-        documents,
-        pairs=True,
-        query_mask=query_mask,
-        document_mask=document_mask,
-        query_lengths=query_lengths,
-        document_lengths=document_lengths,
-        return_argmax=return_argmax,
-        quantize_queries=quantize_queries,
-        backward=backward,
-        impl=impl,
+    options = Options(
+        query_mask, document_mask, query_lengths, document_lengths, return_argmax, quantize_queries, backward, impl, pairs=True
     )
+    return _run(queries, documents, options)
 
 
-def _run(queries: Tensor | Packed, documents: Documents, **options: Any) -> Tensor | tuple[Tensor, Tensor]:
-    """Replay a call that is known (`launch.py`), or check and run it; `options` are those of `_run_checked`."""
-    inputs = _cuda_inputs(queries, documents, *(options[name] for name in _TENSOR_OPTIONS))
+def _run(queries: Tensor | Packed, documents: Documents, options: Options) -> Tensor | tuple[Tensor, Tensor]:
+    """Replay a call that is known (`gpu/launch.py`), or check and run it."""
+    inputs = _cuda_inputs(queries, documents, options)
     if inputs is None:
-        return _run_checked(queries, documents, **options)
+        return _run_checked(queries, documents, options)
     if torch.is_grad_enabled() and any(one is not None and one.requires_grad for one in inputs):
-        if options["impl"] == "reference" or isinstance(documents, Int8Tokens | Fp8Tokens):
-            return _run_checked(queries, documents, **options)
+        if options.impl == "reference" or isinstance(documents, Int8Tokens | Fp8Tokens):
+            return _run_checked(queries, documents, options)
         return _differentiable(queries, documents, inputs, options)
     return _replayed(queries, documents, inputs, options)
 
 
 def _replayed(
-    queries: Tensor | Packed, documents: Documents, inputs: tuple[Tensor | None, ...], options: dict[str, Any]
+    queries: Tensor | Packed, documents: Documents, inputs: tuple[Tensor | None, ...], options: Options
 ) -> Tensor | tuple[Tensor, Tensor]:
     from maxsim_kernels.gpu import launch
 
-    flags = (value for name, value in options.items() if name not in _TENSOR_OPTIONS)
     held = (type(queries), type(documents), getattr(documents, "granularity", None), _end_to_end(documents))
-    key = launch.signature(inputs, *flags, held, _precision(inputs))
+    key = launch.signature(inputs, options[TENSORS:], held, _precision(inputs))
     plan = launch.planned(key)
     device = inputs[0].device  # type: ignore[union-attr]
     if plan is not None:
         return plan.run(inputs, device)
-    return launch.record(key, inputs, device, partial(_run_checked, queries, documents, **options))
+    return launch.record(key, inputs, device, partial(_run_checked, queries, documents, options))
 
 
 def _differentiable(
-    queries: Tensor | Packed, documents: Documents, inputs: tuple[Tensor | None, ...], options: dict[str, Any]
+    queries: Tensor | Packed, documents: Documents, inputs: tuple[Tensor | None, ...], options: Options
 ) -> Tensor | tuple[Tensor, Tensor]:
     """An eager call on a GPU whose inputs need gradients: the same call with winners, which the backward will use (`autograd.py`)."""
     from maxsim_kernels import autograd
 
-    asked = options["return_argmax"]
+    asked = options.return_argmax
     values, starts, whole = _parts(queries)
     tokens, document_starts, documents_whole = _parts(documents)
-    layout: Layout = "pairs" if options["pairs"] else "per_query" if tokens.dim() == 4 else "shared"
-    route = autograd.Route(layout, backward_path(options["backward"])[0], whole, documents_whole)
-    options = {**options, "return_argmax": True, "lean": not asked and _lean(tokens)}
+    layout: Layout = "pairs" if options.pairs else "per_query" if tokens.dim() == 4 else "shared"
+    route = autograd.Route(layout, backward_path(options.backward)[0], whole, documents_whole)
+    options = options._replace(return_argmax=True, lean=not asked and _fit_16_bits(tokens))
     score = partial(_replayed, queries, documents, inputs, options)
     scores, argmax = autograd.differentiable(values, tokens, starts, document_starts, route, score)
     return (scores, argmax) if asked else scores
@@ -164,27 +142,21 @@ def _parts(side: Any) -> tuple[Tensor, Tensor | None, bool]:
     return (side.values, side.starts, side.offsets is not None) if isinstance(side, Packed) else (side, None, False)
 
 
-_TENSOR_OPTIONS = ("query_mask", "document_mask", "query_lengths", "document_lengths")
-
-
-def _cuda_inputs(queries: object, documents: object, *others: Tensor | None) -> tuple[Tensor | None, ...] | None:
-    """Every tensor of a call that may be replayed (`launch.py`), in a fixed order: eager, on a GPU; else None."""
+def _cuda_inputs(queries: object, documents: object, options: Options) -> tuple[Tensor | None, ...] | None:
+    """Every tensor of a call that may be replayed (`gpu/launch.py`), in a fixed order: eager, on a GPU; else None."""
     values = queries.values if isinstance(queries, Packed) else queries
-    if not isinstance(values, Tensor) or not values.is_cuda or not is_plain() or not _HAS_TRITON:
+    if not isinstance(values, Tensor) or not values.is_cuda or not is_plain() or not fallback.HAS_TRITON:
         return None
     held = documents.codes if isinstance(documents, Int8Tokens | Fp8Tokens) else documents
     tokens = held.values if isinstance(held, Packed) else held
     if not isinstance(tokens, Tensor):
         return None
-    parts: list[Tensor | None] = [values, tokens, *others]
+    parts: list[Tensor | None] = [values, tokens, *options[:TENSORS]]
     for packed in (queries, held):
         parts += [packed.starts, packed.lengths] if isinstance(packed, Packed) else []
     if isinstance(documents, Int8Tokens | Fp8Tokens):
         parts += [documents.scales, documents.offset if isinstance(documents, Int8Tokens) else None]
     return tuple(parts)
-
-
-_HAS_TRITON = importlib.util.find_spec("triton") is not None
 
 
 def _end_to_end(documents: object) -> bool:
@@ -199,88 +171,32 @@ def _precision(inputs: tuple[Tensor | None, ...]) -> object:
     return torch.backends.fp32_precision, torch.backends.cuda.matmul.fp32_precision  # type: ignore[attr-defined]
 
 
-def _run_checked(
-    queries: Tensor | Packed,
-    documents: Documents,
-    *,
-    pairs: bool,
-    query_mask: Tensor | None,
-    document_mask: Tensor | None,
-    query_lengths: Tensor | None,
-    document_lengths: Tensor | None,
-    return_argmax: bool,
-    quantize_queries: bool,
-    backward: str,
-    impl: str,
-    lean: bool = False,
-) -> Tensor | tuple[Tensor, Tensor]:
-    check_choice("backward", backward, BACKWARDS)
-    check_choice("impl", impl, IMPLS)
-    call = validate(
-        queries,
-        documents,
-        pairs=pairs,
-        query_mask=query_mask,
-        document_mask=document_mask,
-        query_lengths=query_lengths,
-        document_lengths=document_lengths,
-        quantize_queries=quantize_queries,
-    )
+def _run_checked(queries: Tensor | Packed, documents: Documents, options: Options) -> Tensor | tuple[Tensor, Tensor]:
+    call = validate(queries, documents, options)
     differentiable = _needs_gradient(call)
-    path = backward_path(backward)[0] if differentiable else ""
-    choice = _choose(call, impl)
+    path = backward_path(options.backward)[0] if differentiable else ""
+    choice = _implementation(call, options.impl)
     if choice.implementation == "reference":
-        if impl == "auto":
-            _say_once(choice.reason)
-        return maxsim_reference(
-            queries,
-            documents,
-            query_mask=query_mask,
-            document_mask=document_mask,
-            query_lengths=query_lengths,
-            document_lengths=document_lengths,
-            return_argmax=return_argmax,
-            quantize_queries=quantize_queries,
-            pairs=pairs,
-        )
+        if options.impl == "auto":
+            fallback.say_once(choice.reason)
+        return reference.score(queries, documents, options)
     if not differentiable and is_plain(call.queries, call.documents, call.query_mask, call.document_mask, call.scales):
-        scores, argmax = ops.run(call, return_argmax, lean)
+        scores, argmax = ops.run(call)
     else:
-        scores, argmax = _through_op(call, return_argmax, differentiable, path)
+        if differentiable:
+            # Winners that only the backward will see take 16 bits on a GPU where documents are short enough.
+            lean = not call.winners and call.queries.is_cuda and _fit_16_bits(call.documents)
+            call = replace(call, winners=True, lean=lean)
+        scores, argmax = ops.traced(call, path)
     if call.single_query:
         scores = scores[0]
-        argmax = argmax[0] if return_argmax else argmax
-    return (scores, argmax) if return_argmax else scores
+        argmax = argmax[0] if options.return_argmax else argmax
+    return (scores, argmax) if options.return_argmax else scores
 
 
-def _through_op(call: Call, return_argmax: bool, differentiable: bool, path: str) -> tuple[Tensor, Tensor]:
-    # Winners that only the backward will see take 16 bits on a GPU where documents are short enough.
-    lean = differentiable and not return_argmax and call.queries.is_cuda and _lean(call.documents)
-    return ops.forward(
-        call.queries,
-        call.query_starts,
-        call.query_lengths,
-        call.query_mask,
-        call.documents,
-        call.document_starts,
-        call.document_lengths,
-        call.document_mask,
-        call.scales,
-        call.offset,
-        call.layout,
-        call.granularity,
-        call.quantize_queries,
-        return_argmax or differentiable,
-        path,
-        call.end_to_end,
-        call.queries_end_to_end,
-        lean,
-    )
-
-
-def _lean(documents: Tensor) -> bool:
+def _fit_16_bits(documents: Tensor) -> bool:
     """Whether 16 bits hold every winner and "none" besides; packed documents may be as long as their buffer."""
-    return documents.dim() >= 2 and documents.shape[-2] < _LEAN_TOKENS
+    return documents.dim() >= 2 and documents.shape[-2] < _SHORT_WINNERS
 
 
 def _needs_gradient(call: Call) -> bool:
@@ -290,7 +206,7 @@ def _needs_gradient(call: Call) -> bool:
     return wanted and torch.is_grad_enabled()
 
 
-def _choose(call: Call, impl: str) -> _Choice:
+def _implementation(call: Call, impl: str) -> _Choice:
     """The one place that decides: by device, by what was asked, and by what the kernels can take."""
     kind = call.queries.device.type
     if impl == "reference":
@@ -311,27 +227,18 @@ def _no_triton(call: Call) -> str:
     """Why the Triton kernels cannot take a call; empty when they can."""
     if call.queries.device.type != "cuda":
         return f"no fused kernel for {call.queries.device.type} tensors"
-    return "" if _HAS_TRITON else "Triton is not installed"
+    return "" if fallback.HAS_TRITON else "Triton is not installed"
 
 
 def _launch_reason(call: Call) -> str:
     """Which kernel and configuration, and whether that row of the table was measured."""
-    from maxsim_kernels.gpu import geometry
-    from maxsim_kernels.gpu.forward import dispatch
+    from maxsim_kernels.gpu.forward.choice import choose
+    from maxsim_kernels.gpu.geometry import hardware
 
     winners = call.granularity == "none" and _needs_gradient(call)
-    name, config = dispatch.variant(call, geometry.hardware(call.queries.device)[0], winners)
+    name, config = choose(replace(call, winners=winners), hardware(call.queries.device))
     tuned = "untuned" if config.measured == "untuned" else f"measured on {config.measured}"
     return f"{name} kernel, tiles of {config.rows} query rows x {config.tokens} document tokens, {tuned}: {config.reason}"
-
-
-_SAID: set[str] = set()
-
-
-def _say_once(reason: str) -> None:
-    if reason not in _SAID:
-        _SAID.add(reason)
-        warnings.warn(f"maxsim_kernels: {reason}", stacklevel=4)
 
 
 def explain(
@@ -348,19 +255,11 @@ def explain(
     impl: str = "auto",
 ) -> str:
     """Which implementation a call would run, on what, and why. Takes the arguments of `maxsim` (`pairs=True`: `maxsim_pairs`)."""
-    check_choice("backward", backward, BACKWARDS)
-    check_choice("impl", impl, IMPLS)
-    call = validate(
-        queries,
-        documents,
-        pairs=pairs,
-        query_mask=query_mask,
-        document_mask=document_mask,
-        query_lengths=query_lengths,
-        document_lengths=document_lengths,
-        quantize_queries=quantize_queries,
+    options = Options(
+        query_mask, document_mask, query_lengths, document_lengths, False, quantize_queries, backward, impl, pairs=pairs
     )
-    choice = _choose(call, impl)
+    call = validate(queries, documents, options)
+    choice = _implementation(call, impl)
     if choice.implementation == "triton":
         choice = _Choice("triton", _launch_reason(call))
     held = "packed" if call.document_starts is not None else "dense"

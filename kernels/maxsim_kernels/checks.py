@@ -6,7 +6,7 @@ Every message names the argument, what it got and what it needs. Nothing here re
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Final, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,6 +18,27 @@ Layout = Literal["shared", "per_query", "pairs"]
 MASK_DTYPES = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 BACKWARDS = ("auto", "unified", "atomic", "csr")
 IMPLS = ("auto", "triton", "cpu", "reference")
+
+
+class Options(NamedTuple):
+    """What a call says besides its tokens, as `maxsim` takes it: the four tensors first (`TENSORS`), then what has no data.
+
+    A named tuple, because every call makes one, replayed calls too: a frozen dataclass takes the host three times as long.
+    """
+
+    query_mask: Tensor | None = None
+    document_mask: Tensor | None = None
+    query_lengths: Tensor | None = None
+    document_lengths: Tensor | None = None
+    return_argmax: bool = False
+    quantize_queries: bool = True
+    backward: str = "auto"
+    impl: str = "auto"
+    pairs: bool = False
+    lean: bool = False  # winners for the backward alone, in 16 bits; no user says it
+
+
+TENSORS: Final = 4  # of `Options`
 
 
 @dataclass(frozen=True)
@@ -41,13 +62,15 @@ class Call:
     offset: Tensor | None
     granularity: str
     quantize_queries: bool
+    winners: bool  # whether the forward leaves winners; always where a gradient is wanted
+    lean: bool  # on a GPU: int16 winners, the low 16 bits of each
     single_query: bool
     end_to_end: bool  # packed documents follow each other in the buffer; views may overlap
     queries_end_to_end: bool  # the same of packed queries
 
     @property
     def query_count(self) -> int:
-        """Nq."""
+        """Nq: how many queries the call has."""
         return self.queries.shape[0] if self.query_starts is None else self.query_starts.shape[0]
 
     @property
@@ -100,16 +123,14 @@ def _packed_side(
 def validate(
     queries: Tensor | Packed,
     documents: Documents,
-    *,
-    pairs: bool,
-    query_mask: Tensor | None,
-    document_mask: Tensor | None,
-    query_lengths: Tensor | None,
-    document_lengths: Tensor | None,
-    quantize_queries: bool,
+    options: Options,
     dtypes: tuple[torch.dtype, ...] = FLOAT_DTYPES,
 ) -> Call:
     """Check everything that shapes, dtypes and devices can tell, and bring the call to one form."""
+    check_choice("backward", options.backward, BACKWARDS)
+    check_choice("impl", options.impl, IMPLS)
+    query_mask, document_mask, query_lengths, document_lengths = options[:TENSORS]
+    pairs = options.pairs
     quantized = documents if isinstance(documents, Int8Tokens | Fp8Tokens) else None
     held: Tensor | Packed = documents.codes if isinstance(documents, Int8Tokens | Fp8Tokens) else documents
     _need(isinstance(queries, Tensor | Packed), "queries", _describe(queries), "a tensor or Packed")
@@ -169,7 +190,9 @@ def validate(
         scales=None if quantized is None else quantized.scales,
         offset=quantized.offset if isinstance(quantized, Int8Tokens) else None,
         granularity="none" if quantized is None else quantized.granularity,
-        quantize_queries=quantize_queries,
+        quantize_queries=options.quantize_queries,
+        winners=options.return_argmax,
+        lean=options.lean,
         single_query=single,
         end_to_end=isinstance(held, Packed) and held.offsets is not None,
         queries_end_to_end=isinstance(queries, Packed) and queries.offsets is not None,

@@ -54,21 +54,46 @@ def forward(
         offset=offset,
         granularity=granularity,
         quantize_queries=quantize_queries,
+        winners=return_argmax,
+        lean=lean,
         single_query=False,
         end_to_end=end_to_end,
         queries_end_to_end=queries_end_to_end,
     )
-    return run(call, return_argmax, lean)
+    return run(call)
 
 
-def run(call: Call, return_argmax: bool, lean: bool = False) -> tuple[Tensor, Tensor]:
+def traced(call: Call, path: str) -> tuple[Tensor, Tensor]:
+    """`run` as one node of a graph, with a gradient by `path`: the schema takes the call's fields one by one."""
+    return forward(
+        call.queries,
+        call.query_starts,
+        call.query_lengths,
+        call.query_mask,
+        call.documents,
+        call.document_starts,
+        call.document_lengths,
+        call.document_mask,
+        call.scales,
+        call.offset,
+        call.layout,
+        call.granularity,
+        call.quantize_queries,
+        call.winners,
+        path,
+        call.end_to_end,
+        call.queries_end_to_end,
+        call.lean,
+    )
+
+
+def run(call: Call) -> tuple[Tensor, Tensor]:
     """What the op runs: the tiled paths on CPU tensors, the Triton kernels on CUDA tensors (`api` only sends what they take)."""
     if call.queries.device.type == "cuda":
         from maxsim_kernels.gpu.forward import dispatch
 
-        return dispatch.forward(call, return_argmax, lean)
-    forward_of = pairs.forward_pairs if call.layout == "pairs" else cpu.forward
-    return forward_of(call, return_argmax)
+        return dispatch.forward(call)
+    return pairs.forward_pairs(call) if call.layout == "pairs" else cpu.forward(call)
 
 
 @forward.register_fake

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from maxsim_kernels.checks import BACKWARDS, IMPLS, Call, Documents, check_choice, check_padded, check_rows, validate
+from maxsim_kernels.checks import Call, Documents, Options, check_padded, check_rows, validate
 from maxsim_kernels.quantize import quantize_fp8, quantize_int8
 from maxsim_kernels.tokens import FLOAT_DTYPES, Fp8Tokens, Int8Tokens, Packed
 
@@ -68,34 +68,32 @@ def maxsim_reference(
     be swapped for this one. Quantised documents are dequantised in full, and queries quantised and
     dequantised when `quantize_queries`, so the result is the truth for those codes. Differentiable in float inputs.
     """
-    check_choice("backward", backward, BACKWARDS)
-    check_choice("impl", impl, IMPLS)
+    options = Options(
+        query_mask, document_mask, query_lengths, document_lengths, return_argmax, quantize_queries, backward, impl, pairs
+    )
+    return score(queries, documents, options, dtype)
+
+
+def score(
+    queries: Tensor | Packed, documents: Documents, options: Options, dtype: torch.dtype = torch.float32
+) -> Tensor | tuple[Tensor, Tensor]:
+    """`maxsim_reference` of options that travel together."""
     if isinstance(documents, Int8Tokens | Fp8Tokens):
         plain: Tensor | Packed = documents.dequantize(torch.float64 if dtype == torch.float64 else torch.float32)
-        if quantize_queries:
-            queries = _requantized(queries, isinstance(documents, Fp8Tokens), query_mask, query_lengths)
+        if options.quantize_queries:
+            queries = _requantized(queries, isinstance(documents, Fp8Tokens), options.query_mask, options.query_lengths)
         values = plain.values if isinstance(plain, Packed) else plain
         queries = queries.to(values.dtype)
     else:
         plain = documents
-    call = validate(
-        queries,
-        plain,
-        pairs=pairs,
-        query_mask=query_mask,
-        document_mask=document_mask,
-        query_lengths=query_lengths,
-        document_lengths=document_lengths,
-        quantize_queries=False,
-        dtypes=(*FLOAT_DTYPES, torch.float64),
-    )
+    call = validate(queries, plain, options, dtypes=(*FLOAT_DTYPES, torch.float64))
     with true_precision():
-        scores, argmax = _score(call, dtype, return_argmax)
+        scores, argmax = _scores_of(call, dtype)
     # A sum of nothing ties the scores to the inputs, so that "no valid token anywhere" has a gradient too: zero.
     scores = scores + (call.queries.flatten()[:0].sum() + call.documents.flatten()[:0].sum()).to(dtype)
     if call.single_query:
         scores, argmax = scores[0], argmax[0]
-    return (scores, argmax) if return_argmax else scores
+    return (scores, argmax) if call.winners else scores
 
 
 def _requantized(queries: Tensor | Packed, fp8: bool, mask: Tensor | None, lengths: Tensor | None) -> Tensor | Packed:
@@ -140,7 +138,7 @@ def _rows(name: str, values: Tensor, starts: Tensor | None, lengths: Tensor | No
     ]
 
 
-def _score(call: Call, dtype: torch.dtype, return_argmax: bool) -> tuple[Tensor, Tensor]:
+def _scores_of(call: Call, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Scores `[Nq, N]` (pairs: `[N]`) and argmax, int32, the same plus `[max Lq]` (meaningless when not asked for)."""
     queries = _rows("query", call.queries, call.query_starts, call.query_lengths, call.query_mask)
     width = call.queries.shape[1] if call.query_starts is None else max((row.size for row in queries), default=0)
@@ -150,7 +148,7 @@ def _score(call: Call, dtype: torch.dtype, return_argmax: bool) -> tuple[Tensor,
             mask = None if call.document_mask is None else call.document_mask[n]
             lengths = None if call.document_lengths is None else call.document_lengths[n]
             documents = _rows("document", call.documents[n], None, lengths, mask)
-            parts.append(_score_rows([query], documents, width, dtype, return_argmax, call.documents.device))
+            parts.append(_score_rows([query], documents, width, dtype, call.winners, call.documents.device))
         if not parts:
             count = call.document_count
             empty = torch.zeros(0, count, width, dtype=torch.int32, device=call.documents.device)
@@ -159,9 +157,9 @@ def _score(call: Call, dtype: torch.dtype, return_argmax: bool) -> tuple[Tensor,
     documents = _rows("document", call.documents, call.document_starts, call.document_lengths, call.document_mask)
     device = call.documents.device
     if call.layout == "shared":
-        return _score_rows(queries, documents, width, dtype, return_argmax, device)
+        return _score_rows(queries, documents, width, dtype, call.winners, device)
     scored = [
-        _score_rows([query], [document], width, dtype, return_argmax, device)
+        _score_rows([query], [document], width, dtype, call.winners, device)
         for query, document in zip(queries, documents, strict=True)
     ]
     if not scored:

@@ -1,4 +1,7 @@
-"""Compiling ahead: the kernels that a server's calls will need, so that no user waits for a compiler."""
+"""Compiling ahead: the kernels that a server's calls will need, so that no user waits for a compiler.
+
+Everything of `gpu/` is imported where it is used: it needs Triton, which importing this package must not.
+"""
 
 from __future__ import annotations
 
@@ -6,15 +9,21 @@ import itertools
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from maxsim_kernels import api
+from maxsim_kernels import fallback
 from maxsim_kernels.api import maxsim, maxsim_pairs
-from maxsim_kernels.checks import Documents, validate
+from maxsim_kernels.checks import Call, Documents, Options, validate
 from maxsim_kernels.quantize import quantize_fp8, quantize_int8
 from maxsim_kernels.tokens import Fp8Tokens, Int8Tokens, Packed
+
+if TYPE_CHECKING:
+    from maxsim_kernels.gpu.forward.choice import Launch
+    from maxsim_kernels.gpu.forward.tuning import Config
 
 _CUT_TOKENS = 1024  # of a buffer, from which every kernel cuts few documents into pieces
 FORMS = ("dense", "lengths", "mask", "packed", "pairs", "training", "int8", "fp8")
@@ -54,10 +63,8 @@ def warmup(
     place = torch.device(device if device is not None else "cuda" if torch.cuda.is_available() else "cpu")
     if place.type == "cpu":
         return "cpu: nothing to compile"
-    if not api._HAS_TRITON:
+    if not fallback.HAS_TRITON:
         return f"{place}: nothing to compile, Triton is not installed"
-    from maxsim_kernels.warm_numbers import numbers  # needs Triton, which importing this package must not
-
     started, calls, counts = time.perf_counter(), 0, numbers(place)
     with torch.cuda.device(place), torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # what falls back is said when it is really called
@@ -112,13 +119,10 @@ def _scored(
 ) -> Tensor | tuple[Tensor, Tensor]:
     found = maxsim(queries, documents, return_argmax=winners, **options)  # type: ignore[arg-type]
     if queries.is_cuda:
-        from maxsim_kernels.warm_numbers import other_lengths, other_numbers
-
-        given = {"query_mask": None, "document_mask": None, "query_lengths": None, "document_lengths": None} | options
-        call = validate(queries, documents, pairs=False, quantize_queries=True, **given)  # type: ignore[arg-type]
-        other_lengths(call, winners)
+        call = validate(queries, documents, Options(return_argmax=winners, **options))  # type: ignore[arg-type]
+        other_lengths(call)
         if most:
-            other_numbers(call, winners)
+            other_numbers(call)
     return found
 
 
@@ -137,3 +141,63 @@ def _codes(documents: Tensor, packed: Packed, form: str) -> Iterator[Int8Tokens 
     for granularity in ("token", "document", "corpus"):
         for tokens in (documents, packed):
             yield quantize(tokens, granularity)
+
+
+def numbers(device: torch.device) -> tuple[int, ...]:
+    """Numbers of documents that between them need every kernel but those of `other_numbers`.
+
+    Few documents may be cut into pieces, whose maxima are merged by eight where there are as many; from half the number of
+    multiprocessors on none is.
+    """
+    from maxsim_kernels.gpu.geometry import hardware
+
+    return (1, 8, hardware(device)[1] // 2 + 1)
+
+
+def other_lengths(call: Call) -> None:
+    """Launch what so many ragged documents would need where they were longer or shorter."""
+    from maxsim_kernels.gpu.forward.choice import choose, every_choice
+    from maxsim_kernels.gpu.geometry import hardware
+
+    gpu = hardware(call.queries.device)
+    if choose(call, gpu).kernel == "ragged":
+        _launch_all(call, every_choice(call, gpu))
+
+
+def other_numbers(call: Call) -> None:
+    """Launch what thousands of such documents would need besides: other tiles for few query rows, tables of ragged documents."""
+    from maxsim_kernels.gpu.forward.choice import choose, every_choice
+    from maxsim_kernels.gpu.geometry import hardware
+
+    gpu = hardware(call.queries.device)
+    chosen, others = choose(call, gpu), every_choice(call, gpu)
+    if chosen.kernel == "stream":
+        _launch_all(call, others)
+    if chosen.kernel == "ragged":
+        for config in {one.config for one in (chosen, *others)}:
+            _tables(call, config)
+
+
+def _launch_all(call: Call, choices: list[Launch]) -> None:
+    from maxsim_kernels.gpu.forward import dispatch
+
+    device = call.queries.device
+    scores = torch.empty(call.query_count, call.document_count, device=device)
+    argmax = torch.empty(*scores.shape, call.queries.shape[1], dtype=torch.int32, device=device) if call.winners else None
+    for choice in choices:
+        dispatch.launch(call, scores, argmax, choice)
+
+
+def _tables(call: Call, config: Config) -> None:
+    """The tables of tiles that large numbers of documents need."""
+    from maxsim_kernels.gpu.forward.tile_tables import LAID_OUT, tiles_of
+
+    assert call.document_lengths is not None
+    for count in LAID_OUT:
+        lengths, documents, starts = call.document_lengths.new_ones(count + 1), call.documents, call.document_starts
+        if starts is None:
+            documents = documents[:1].expand(count + 1, -1, -1)
+        else:
+            starts = starts.new_zeros(count + 1)
+        many = replace(call, documents=documents, document_starts=starts, document_lengths=lengths)
+        tiles_of(many, config.tokens, config.short, 1)

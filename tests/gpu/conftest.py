@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-import maxsim_kernels.api
+import maxsim_kernels.fallback
 from poison import poison  # noqa: F401 - a fixture of every test here
 
 HERE = Path(__file__).parent
@@ -34,7 +34,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(autouse=True)
 def warn_again() -> None:
     """Forget what was said, so that every test hears of a fallback and not only the first."""
-    maxsim_kernels.api._SAID.clear()
+    maxsim_kernels.fallback._SAID.clear()
 
 
 @pytest.fixture(autouse=True, scope="module")

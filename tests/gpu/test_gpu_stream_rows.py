@@ -9,13 +9,13 @@ import torch
 
 from inputs import on_gpu as make
 from maxsim_kernels import Packed, maxsim, quantize_fp8, quantize_int8, warmup
-from maxsim_kernels.checks import validate
+from maxsim_kernels.checks import Options, validate
 from maxsim_kernels.gpu import launch
 from maxsim_kernels.gpu.forward import dispatch
-from maxsim_kernels.gpu.forward.tuning import TABLE
+from maxsim_kernels.gpu.forward.tuning import ROWS
 from truth import agree
 
-ROWS = [name for name, architecture in TABLE if name.startswith("stream") and architecture == "sm_90"]
+STREAM = {row.name: row.config for row in ROWS if row.name.startswith("stream") and row.architecture == "sm_90"}
 COUNTS = [3, 0, 31, 1, 7, 100, 0, 512, 63, 64, 65, 128, 129, 0] * 5
 FORMS = ["float16", "bfloat16", "int8 token", "int8 document"]
 
@@ -28,12 +28,9 @@ def documents_of(form, ragged, d):
 
 def scored(queries, documents, config):
     """Scores by a given configuration, launched as `maxsim` would."""
-    call = validate(
-        queries, documents, pairs=False, query_mask=None, document_mask=None, query_lengths=None, document_lengths=None,
-        quantize_queries=True,
-    )  # fmt: skip
+    call = validate(queries, documents, Options())
     scores = torch.full((call.query_count, call.document_count), torch.nan, device=queries.device)
-    dispatch.launch(call, scores, None, ("stream", config))
+    dispatch.launch(call, scores, None, dispatch.Launch("stream", config))
     return scores
 
 
@@ -47,22 +44,27 @@ def test_every_tile_gives_the_same_bits(form, ragged, count, tokens, d):
         pytest.skip("the rows are for sm_90")
     dtype = torch.bfloat16 if form == "bfloat16" else torch.float16
     queries, documents = make.gauss(count, tokens, d, dtype=dtype), documents_of(form, ragged, d)
-    rows = {row: TABLE[row, "sm_90"] for row in ROWS}
-    alone = {f"{row}, a program a document": replace(config, programs=0) for row, config in rows.items()}
-    found = {name: scored(queries, documents, config) for name, config in (rows | alone).items()}
-    first = found[ROWS[0]]
+    alone = {f"{row}, a program a document": replace(config, programs=0) for row, config in STREAM.items()}
+    found = {name: scored(queries, documents, config) for name, config in (STREAM | alone).items()}
+    first = found["stream"]
     assert not first.isnan().any()
     for row, scores in found.items():
         assert torch.equal(scores, first), row
 
 
-@pytest.fixture(params=[*ROWS, *(f"{row}, a program a document" for row in ROWS)])
+@pytest.fixture(params=[*STREAM, *(f"{row}, a program a document" for row in STREAM)])
 def forced(request, monkeypatch):
     """Every streaming call takes this row of the table; plans recorded with another are forgotten."""
     launch._plans.clear()
     row, _, alone = request.param.partition(", ")
-    config = TABLE[row, "sm_90"]
-    monkeypatch.setattr(dispatch, "stream_config", lambda *_: replace(config, programs=0) if alone else config)
+    launched = dispatch.Launch("stream", replace(STREAM[row], programs=0) if alone else STREAM[row])
+    choose = dispatch.choose
+
+    def force(*call):
+        chosen = choose(*call)
+        return launched if chosen.kernel == "stream" else chosen
+
+    monkeypatch.setattr(dispatch, "choose", force)
     yield request.param
     launch._plans.clear()
 

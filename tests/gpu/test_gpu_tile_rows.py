@@ -7,11 +7,12 @@ import torch
 
 from inputs import on_gpu as make
 from maxsim_kernels import Packed, maxsim, quantize_fp8, quantize_int8, warmup
-from maxsim_kernels.checks import validate
+from maxsim_kernels.checks import Options, validate
 from maxsim_kernels.gpu import launch
 from maxsim_kernels.gpu.forward import dense, dispatch
-from maxsim_kernels.gpu.forward.tuning import TABLE
+from maxsim_kernels.gpu.forward.tuning import ROWS
 
+TABLE = {(row.name, row.architecture): row.config for row in ROWS}
 FORMS = ["float", "int8 document", "int8 corpus", "int8 token", "fp8 document", "fp8 token"]
 LENGTHS = [3, 0, 31, 1, 7, 100, 0, 512, 63, 64, 65, 127, 128, 129, 704, 705, 0] * 4
 SIZES = [1, 31, 64, 65, 100, 128, 180, 320, 705]
@@ -33,14 +34,11 @@ def quantised(documents, form):
 
 def scored(queries, documents, name, config, winners):
     """Scores (and winners) by a given row, launched as `maxsim` would."""
-    call = validate(
-        queries, documents, pairs=False, query_mask=None, document_mask=None, query_lengths=None, document_lengths=None,
-        quantize_queries=True,
-    )  # fmt: skip
+    call = validate(queries, documents, Options(return_argmax=winners))
     shape = (call.query_count, call.document_count)
     scores = torch.full(shape, torch.nan, device=queries.device)
     argmax = torch.full((*shape, queries.shape[1]), -7, dtype=torch.int32, device=queries.device) if winners else None
-    dispatch.launch(call, scores, argmax, (name, config))
+    dispatch.launch(call, scores, argmax, dispatch.Launch(name, config))
     return scores, argmax
 
 

@@ -2,7 +2,7 @@
 
     python tests/helpers/record_resources.py
 
-after a kernel, a row of `tuning.TABLE` or the pinned Triton has changed, and read in the diff: `tests/kernels/forward/test_compiles.py`
+after a kernel, a row of `tuning.ROWS` or the pinned Triton has changed, and read in the diff: `tests/kernels/forward/test_compiles.py`
 fails where a kernel begins to spill or takes more shared memory than `resources.json` beside it says.
 
 A case is a call on CPU tensors that must choose a given row of the table. Its launches are caught, and compiled with the types and
@@ -30,12 +30,13 @@ from triton.backends.nvidia.compiler import CUDABackend
 from triton.compiler import ASTSource
 
 from maxsim_kernels import Packed, quantize_fp8, quantize_int8
-from maxsim_kernels.checks import Call, validate
+from maxsim_kernels.checks import Call, Options, validate
 from maxsim_kernels.gpu import geometry
-from maxsim_kernels.gpu.forward import combine, dense, dispatch, general, query_codes, tile_tables, wide
-from maxsim_kernels.gpu.forward.tuning import TABLE, Config
+from maxsim_kernels.gpu.forward import choice, combine, dense, dispatch, general, query_codes, tile_tables, wide
+from maxsim_kernels.gpu.forward.tuning import ROWS, Config
 from places import TESTS
 
+TABLE = {(row.name, row.architecture): row.config for row in ROWS}
 RECORD = TESTS / "kernels" / "forward" / "resources.json"
 CAPABILITIES = {80: (8, 0), 90: (9, 0)}
 LIMITS = {80: 163 << 10, 90: 227 << 10}  # bytes of shared memory a program may have
@@ -74,13 +75,15 @@ class Case:
             kind, granularity = self.codes.split()
             affine = {"affine": True} if "affine" in self.options else {}
             documents = (quantize_int8 if kind == "int8" else quantize_fp8)(documents, granularity, **affine)
-        return validate(
-            queries, documents, pairs="pairs" in self.options, quantize_queries="float queries" not in self.options,
+        options = Options(
+            pairs="pairs" in self.options, quantize_queries="float queries" not in self.options,
+            return_argmax="winners" in self.options,
             query_mask=torch.ones(self.queries, dtype=torch.bool) if "query mask" in self.options else None,
             document_mask=torch.ones(*own, size, dtype=torch.bool) if "mask" in self.options else None,
             query_lengths=torch.full(self.queries[:1], size) if "query lengths" in self.options else None,
             document_lengths=torch.full(own, size) if "lengths" in self.options else None,
         )  # fmt: skip
+        return validate(queries, documents, options)
 
 
 def _float_cases(architecture: int) -> list[Case]:
@@ -235,14 +238,14 @@ def launches(case: Case) -> tuple[Config, list[Launch]]:
     def hardware(device: torch.device) -> tuple[tuple[int, int], int]:
         return capability, case.processors
 
-    capability, call, winners = CAPABILITIES[case.architecture], case.call(), "winners" in case.options
+    capability, call = CAPABILITIES[case.architecture], case.call()
     with ExitStack() as patched:
         for module in (geometry, dense, wide, general, dispatch):
             patched.enter_context(mock.patch.object(module, "hardware", hardware))
         for module in (dense, wide, general, combine, tile_tables, query_codes):
             patched.enter_context(mock.patch.object(module, "launch", catch))
-        config = dispatch.variant(call, capability, winners)[1]
-        dispatch.forward(call, winners)
+        config = choice.choose(call, hardware(call.queries.device)).config
+        dispatch.forward(call)
     return config, caught
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from maxsim_kernels import api, warm, warmup
+from maxsim_kernels import fallback, warm, warmup
 
 
 @pytest.mark.parametrize("device", ["cpu", torch.device("cpu")])
@@ -19,7 +19,7 @@ def test_without_a_gpu_the_default_is_the_cpu(monkeypatch) -> None:
 
 
 def test_without_triton_nothing_is_compiled(monkeypatch) -> None:
-    monkeypatch.setattr(api, "_HAS_TRITON", False)
+    monkeypatch.setattr(fallback, "HAS_TRITON", False)
     assert warmup("cuda") == "cuda: nothing to compile, Triton is not installed"
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from maxsim_kernels import api
+from maxsim_kernels import fallback
 from maxsim_kernels.checks import is_plain
 from maxsim_kernels.reference import true_precision
 from maxsim_kernels.tokens import FLOAT_DTYPES
@@ -53,7 +53,7 @@ def _not_fused(p: Tensor, q: Tensor) -> str:
     """Why the fused kernels cannot take two clouds; empty when they can."""
     if p.device.type != "cuda":
         return f"no fused Chamfer kernel for {p.device.type} tensors"
-    if not api._HAS_TRITON:
+    if not fallback.HAS_TRITON:
         return "Triton is not installed"
     from maxsim_kernels.chamfer import nearest
 
@@ -74,7 +74,7 @@ def _forward(p: Tensor, q: Tensor, winners: bool) -> tuple[Tensor, Tensor | None
 
         return nearest.forward(p, q, winners)
     if p.device.type != "cpu":
-        api._say_once(f"{reason}: plain torch in chunks (slower)")
+        fallback.say_once(f"{reason}: plain torch in chunks (slower)")
     work = torch.float64 if p.dtype == torch.float64 else torch.float32
     left, right = p.to(work), q.to(work)
     of_left, of_right = _nearest(left, right), _nearest(right, left)

@@ -122,7 +122,7 @@ class _Shape:
 
     @property
     def parts(self) -> int:
-        """Maxima of a row in a tile."""
+        """How many maxima a row keeps of a tile, one of each part."""
         return self.config.tokens // self.config.short
 
     @property
@@ -149,7 +149,7 @@ class _Shape:
 
     @property
     def row_q(self) -> int:
-        """Where the second cloud begins."""
+        """The row where the second cloud begins."""
         return self.groups[0] * self.config.rows
 
     @property
@@ -312,7 +312,7 @@ def forward(p: Tensor, q: Tensor, winners: bool) -> tuple[Tensor, Tensor | None]
 
 
 def _replayed(inputs: tuple[Tensor, ...], device: torch.device, run: Callable[[], Any], *flags: Hashable) -> Any:
-    """What `run` launches for these inputs, by the recorded plan where there is one (`launch.py`)."""
+    """What `run` launches for these inputs, by the recorded plan where there is one (`gpu/launch.py`)."""
     key = signature(inputs, *flags)
     plan = planned(key)
     return record(key, inputs, device, run) if plan is None else plan.run(inputs, device)

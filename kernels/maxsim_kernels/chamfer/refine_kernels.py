@@ -16,7 +16,7 @@ TINY = tl.constexpr(2.0**-32)
 
 @triton.jit
 def _rows_of(words):
-    """What `nearest_kernels._two_rows` packed, `[8, COUNT]` for 16 rows, as FP32 `[16, COUNT]`."""
+    """What `filter_kernels._two_rows` packed, `[8, COUNT]` for 16 rows, as FP32 `[16, COUNT]`."""
     COUNT: tl.constexpr = words.shape[1]
     both = tl.join(words.to(tl.int16).to(tl.float16, bitcast=True), (words >> 16).to(tl.int16).to(tl.float16, bitcast=True))
     return tl.reshape(tl.permute(both, (2, 0, 1)), [16, COUNT]).to(tl.float32)
@@ -232,7 +232,7 @@ def _unit(top, drop, bits):
 
 @triton.jit
 def _power(exponent):
-    """2^exponent in FP64."""
+    """2^exponent, an FP64 number put together from its bits."""
     return ((exponent.to(tl.int64) + 1023) << 52).to(tl.float64, bitcast=True)
 
 

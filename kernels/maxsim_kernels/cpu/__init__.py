@@ -1,7 +1,7 @@
 """Fast exact MaxSim on CPUs, and its gradients.
 
 backward.py  MaxSim gradients on the CPU from saved winners: a gather for queries, a scatter for documents, accumulated in FP32
-forward.py   fast exact MaxSim on the CPU
+forward.py   shared and per-query documents: planning, and the sums of the tiles' maxima
 pairs.py     independent (query, document) pairs on the CPU: batched products over pairs of similar length
-tiles.py     the inner part of `cpu.py`: tiles of document tokens, their products with query rows, and segmented maxima
+tiles.py     the inner part of `forward.py`: tiles of document tokens, their products with query rows, and segmented maxima
 """

@@ -1,7 +1,7 @@
 """Fast exact MaxSim on the CPU: tiles of one fixed, padded shape, a running maximum per tile, never the similarity tensor.
 
 Query tokens are the rows of a matrix; document tokens stream past in tiles that hold whole documents (a longer document is
-cut into pieces; `cpu_tiles.py`). A tile's product stays in cache and is reduced at once, so memory beyond inputs and scores is
+cut into pieces; `tiles.py`). A tile's product stays in cache and is reduced at once, so memory beyond inputs and scores is
 a few tens of megabytes whatever the corpus. FP16 and BF16 tokens are widened tile by tile (their products are exact in FP32),
 INT8 codes meet INT8 query codes in exact integer products (`torch._int_mm`), and scales are applied after the product.
 
@@ -29,22 +29,22 @@ _GROUP_CELLS = 1 << 22  # (query token, document piece) maxima held at once: 16 
 _ROW_MULTIPLE = 32  # query rows are padded to a multiple of this
 
 
-def forward(call: Call, return_argmax: bool) -> tuple[Tensor, Tensor]:
+def forward(call: Call) -> tuple[Tensor, Tensor]:
     """Scores `[Nq, N]` float32 and argmax int32 `[Nq, N, max Lq]` (empty when not asked for); shared and per-query layouts."""
     check_values(call)
     count, total = call.query_count, call.document_count
     scores = torch.empty(count, total, dtype=torch.float32)
-    argmax = torch.full((count, total, query_width(call)) if return_argmax else (0,), -1, dtype=torch.int32)
+    argmax = torch.full((count, total, query_width(call)) if call.winners else (0,), -1, dtype=torch.int32)
     with torch.no_grad(), torch.autocast("cpu", enabled=False):
         if call.layout == "shared":
             for first, block in _query_blocks(call):
                 for at, corpus in _corpora(call, None):
-                    _score_corpus(block, corpus, first, at, scores, argmax if return_argmax else None)
+                    _score_corpus(block, corpus, first, at, scores, argmax if call.winners else None)
         else:
             for query in range(count):
                 block = _queries(call, [query])
                 for at, corpus in _corpora(call, query):
-                    _score_corpus(block, corpus, query, at, scores, argmax if return_argmax else None)
+                    _score_corpus(block, corpus, query, at, scores, argmax if call.winners else None)
     return scores, argmax
 
 

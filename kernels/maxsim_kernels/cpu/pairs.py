@@ -1,7 +1,7 @@
 """Independent (query, document) pairs on the CPU: batched products over pairs of similar length.
 
 Pairs are sorted by document length and cut into batches whose similarities fit in cache; a pair too large for that is scored alone
-through `cpu.forward`. Works on every token type; INT8 products are taken in FP32 (exact up to d = 1040, in FP64 above).
+through `forward.py`. Works on every token type; INT8 products are taken in FP32 (exact up to d = 1040, in FP64 above).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from maxsim_kernels.cpu.forward import check_values, forward, quantized_queries,
 
 _CELLS = 1 << 20  # similarities of a batch of pairs: 4 MB
 _TOKENS = 1 << 16  # query and document tokens gathered for a batch
-_INNER = 512  # as in cpu.py: a longer inner sum is cut so that its order is fixed
+_INNER = 512  # as in tiles.py: a longer inner sum is cut so that its order is fixed
 _WHOLE = 16  # both sides take whole runs of rows: libraries give what is left over to other kernels, which add in another order
 _EXACT_INT8_WIDTH = 1040  # 127 * 127 * 1040 < 2 ** 24
 
@@ -32,22 +32,22 @@ class _Side:
     rows: Tensor | None  # row of the value buffer for each token (packed), None where dense
 
 
-def forward_pairs(call: Call, return_argmax: bool) -> tuple[Tensor, Tensor]:
+def forward_pairs(call: Call) -> tuple[Tensor, Tensor]:
     """Scores `[N]` float32 and argmax int32 `[N, max Lq]` (empty when not asked for)."""
     check_values(call)
     count = call.query_count
     scores = torch.empty(count, dtype=torch.float32)
-    argmax = torch.full((count, query_width(call)) if return_argmax else (0,), -1, dtype=torch.int32)
+    argmax = torch.full((count, query_width(call)) if call.winners else (0,), -1, dtype=torch.int32)
     query_sizes = _sizes(call.queries, call.query_starts, call.query_lengths, count)
     document_sizes = _sizes(call.documents, call.document_starts, call.document_lengths, count)
     with torch.no_grad(), torch.autocast("cpu", enabled=False):
         for numbers, alone in _batches(query_sizes, document_sizes):
             if alone:
-                part, winners = _score_alone(call, int(numbers[0]), return_argmax)
+                part, winners = _score_alone(call, int(numbers[0]))
             else:
                 part, winners = _score_batch(call, numbers, query_sizes, document_sizes)
             scores[numbers] = part
-            if return_argmax:
+            if call.winners:
                 width = min(winners.shape[1], argmax.shape[1])  # a batch's rows are padded
                 argmax[numbers, :width] = winners[:, :width]
     return scores, argmax
@@ -89,7 +89,7 @@ def _batches(query_sizes: Tensor, document_sizes: Tensor) -> Iterator[tuple[Tens
         yield order[begin:], False
 
 
-def _score_alone(call: Call, pair: int, return_argmax: bool) -> tuple[Tensor, Tensor]:
+def _score_alone(call: Call, pair: int) -> tuple[Tensor, Tensor]:
     one = slice(pair, pair + 1)
 
     def cut(tensor: Tensor | None) -> Tensor | None:
@@ -112,8 +112,8 @@ def _score_alone(call: Call, pair: int, return_argmax: bool) -> tuple[Tensor, Te
         scales=call.scales if keep else cut(call.scales),
         offset=call.offset if keep else cut(call.offset),
     )
-    scores, argmax = forward(shared, return_argmax)
-    return scores[:, 0], argmax[:, 0] if return_argmax else argmax.view(1, 0)
+    scores, argmax = forward(shared)
+    return scores[:, 0], argmax[:, 0] if call.winners else argmax.view(1, 0)
 
 
 def _score_batch(call: Call, numbers: Tensor, query_sizes: Tensor, document_sizes: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,4 +1,4 @@
-"""The inner part of `cpu.py`: tiles of document tokens, their products with query rows, and segmented maxima."""
+"""The inner part of `forward.py`: tiles of document tokens, their products with query rows, and segmented maxima."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""MaxSim on GPUs in Triton: what the kernels of both directions share.
+"""MaxSim on GPUs in Triton: forward, backward, and what the kernels of both share.
 
 geometry.py  shapes of a launch: padded rows, flat token matrices, how many programs share the documents
 launch.py    launching kernels cheaply: a call's launches are recorded once and replayed for every later call of the same signature
 tile_ops.py  pieces shared by the Triton kernels
-backward/    gradients on GPUs: which path takes a call, and the kernels
-forward/     scores and winners on GPUs: which kernel takes a call, and the kernels
+backward/    gradients: which path takes a call, and the kernels
+forward/     scores and winners: which kernel takes a call, and the kernels
 """

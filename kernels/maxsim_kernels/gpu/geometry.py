@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import lru_cache
+from typing import NamedTuple
 
 import torch
 import triton
@@ -17,12 +18,20 @@ MANY = 64  # documents a multiprocessor: beyond, their number hides waits
 SHORT_TOKENS = 64  # documents below are read in less time than a query's rows
 
 
+class Hardware(NamedTuple):
+    """What of a GPU decides how it is used."""
+
+    capability: tuple[int, int]
+    processors: int
+
+
 @lru_cache
-def hardware(device: torch.device) -> tuple[tuple[int, int], int]:
+def hardware(device: torch.device) -> Hardware:
     """Compute capability and multiprocessors; asking the driver on every call would cost more than a launch."""
     if device.type != "cuda":
-        return (0, 0), 1
-    return torch.cuda.get_device_capability(device), torch.cuda.get_device_properties(device).multi_processor_count
+        return Hardware((0, 0), 1)
+    properties = torch.cuda.get_device_properties(device)
+    return Hardware(torch.cuda.get_device_capability(device), properties.multi_processor_count)
 
 
 def padded(size: int, least: int = 16) -> int:

@@ -3,7 +3,7 @@
 blocks.py     blocks of documents, cut into pieces of bounded size
 links.py      devices as `transfer.py` sees them
 streaming.py  scoring a corpus block by block with a running exact top-k (paper section 'Out-of-core')
-transfer.py   A ring of buffers between the host and a device
+transfer.py   a ring of buffers between the host and a device
 """
 
 from maxsim_kernels.streaming.blocks import LazyBlock

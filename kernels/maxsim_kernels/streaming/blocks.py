@@ -77,7 +77,7 @@ class Part:
 
     @property
     def size(self) -> int:
-        """Bytes."""
+        """Bytes that the part takes in a buffer."""
         return torch.Size(self.shape).numel() * self.dtype.itemsize
 
 
@@ -161,7 +161,7 @@ class _Column:
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of one row."""
+        """Bytes that one row takes."""
         return torch.Size(self.tensor.shape[1:]).numel() * self.tensor.dtype.itemsize
 
 

@@ -109,7 +109,7 @@ class CudaLink:
         return buffer, self.leave(buffer, [])  # whoever had this memory before may still be using it
 
     def direct(self, tensor: Tensor) -> bool:
-        """Pinned memory in one piece."""
+        """Whether the tensor is pinned and in one piece, so that a copy can start where it lies."""
         return tensor.is_pinned() and tensor.is_contiguous()
 
     def reuse(self, region: Tensor, copied: Event | None) -> None:

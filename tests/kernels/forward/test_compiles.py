@@ -1,6 +1,6 @@
 """The forward kernels compiled for sm_80 and sm_90 without a GPU: shared memory, spills, matrix instructions, against `resources.json`.
 
-Every row of `tuning.TABLE` is compiled as calls that choose it would be. `python tests/helpers/record_resources.py` writes the record
+Every row of `tuning.ROWS` is compiled as calls that choose it would be. `python tests/helpers/record_resources.py` writes the record
 anew after a change that is meant; under another Triton than the recorded one only limits, instructions and spills are checked.
 """
 

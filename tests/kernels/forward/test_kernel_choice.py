@@ -12,12 +12,23 @@ import torch
 pytest.importorskip("triton", reason="Triton is not installed")
 
 from maxsim_kernels import Packed, quantize_fp8, quantize_int8
-from maxsim_kernels.checks import Call, validate
+from maxsim_kernels.checks import Call, Options, validate
 from maxsim_kernels.gpu import geometry
-from maxsim_kernels.gpu.forward import combine, dispatch, general, tuning
-from maxsim_kernels.gpu.forward.tuning import TABLE, configuration
+from maxsim_kernels.gpu.forward import choice, combine, dispatch, general, tuning
+from maxsim_kernels.gpu.forward.tuning import ROWS, TABLE, Config, Key, configuration
 
 HOPPER, AMPERE = (9, 0), (8, 0)
+H200 = (HOPPER, 132)
+NAMED = {(row.name, row.architecture): row.config for row in ROWS}
+
+
+def named(row: str, capability: tuple[int, int]) -> Config:
+    """The row of that name for an architecture, or the safe one."""
+    return NAMED.get((row, f"sm_{capability[0]}{capability[1]}")) or NAMED[row, "any"]
+
+
+def choose(call: Call, capability: tuple[int, int]) -> choice.Launch:
+    return choice.choose(call, (capability, 1))
 
 
 # Sharing out
@@ -58,7 +69,8 @@ def test_chunks_fill_every_multiprocessor() -> None:
 def call_of(queries: Any, documents: Any, *, pairs: bool = False, **options: Any) -> Call:
     names = ("query_mask", "document_mask", "query_lengths", "document_lengths")
     held = {name: options.get(name) for name in names}
-    return validate(queries, documents, pairs=pairs, quantize_queries=options.get("quantize_queries", True), **held)
+    held |= {name: options[name] for name in ("quantize_queries", "return_argmax") if name in options}
+    return validate(queries, documents, Options(pairs=pairs, **held))
 
 
 def zeros(*size: int, dtype: torch.dtype = torch.float16) -> torch.Tensor:
@@ -105,17 +117,24 @@ def test_room_for_maxima_holds_whole_documents_by_fours(splits, monkeypatch) -> 
 
 
 def test_configurations_fall_back() -> None:
-    assert configuration("stream", HOPPER) is TABLE["stream", "sm_90"]
-    assert configuration("stream", AMPERE) is TABLE["stream", "any"]
-    assert configuration("exact", HOPPER) is TABLE["exact", "any"]
-    assert configuration("dense float", AMPERE) is None
-    assert configuration("ragged int8 narrow", HOPPER) is None
-    assert configuration("nothing", HOPPER) is None
-    assert configuration("stream 64 x 4", AMPERE) is None
+    assert configuration(Key("stream"), HOPPER) is NAMED["stream", "sm_90"]
+    assert configuration(Key("stream"), AMPERE) is NAMED["stream", "any"]
+    assert configuration(Key("exact"), HOPPER) is NAMED["exact", "any"]
+    assert configuration(Key("dense", "float"), AMPERE) is None
+    assert configuration(Key("nothing"), HOPPER) is None
+    assert configuration(Key("stream", size="64 x 4"), AMPERE) is NAMED["stream", "any"]
+
+
+def test_every_call_of_a_kernel_has_one_row() -> None:
+    assert len(TABLE) == sum(len(row.keys) for row in ROWS)
+    operands = ("float", "int8", "fp8", "int8 token", "fp8 token")
+    for kernel, sizes in (("dense", tuning.DENSE), ("ragged", tuning.RAGGED), ("wide", ("",))):
+        for key in itertools.product((kernel,), operands, sizes, tuning.BOTH, tuning.BOTH):
+            assert configuration(Key(*key), HOPPER) is not None, key
 
 
 def test_rows_are_sound() -> None:
-    for (name, architecture), row in TABLE.items():
+    for (name, architecture), row in NAMED.items():
         assert row.measured, name
         assert row.reason, name
         for size in (row.rows, row.tokens, row.warps, row.short):
@@ -124,7 +143,7 @@ def test_rows_are_sound() -> None:
         assert row.tokens % row.short == 0 or not name.startswith("ragged")
         assert min(row.stages, row.programs) >= 1
     for name in ("stream", "general", "exact"):
-        assert (name, "any") in TABLE  # every architecture has a kernel
+        assert (name, "any") in NAMED  # every architecture has a kernel
 
 
 # The kernel
@@ -204,21 +223,20 @@ def made(queries: tuple[int, int], documents: tuple[int, int], options: dict[str
         quantize_queries=options.get("quantize_queries", True),
         document_mask=torch.ones(count, size, dtype=torch.bool) if "mask" in options else None,
         document_lengths=torch.full((count,), size) if "lengths" in options else None,
+        return_argmax="winners" in options,
     )
 
 
 @pytest.mark.parametrize("name", PLAIN)
 def test_the_kernel_follows_from_shapes(name) -> None:
     queries, documents, options, kernel, row = PLAIN[name]
-    call, winners = made(queries, documents, options), "winners" in options
-    expected = configuration(row, HOPPER)
-    assert expected is not None
+    call, expected = made(queries, documents, options), named(row, HOPPER)
     if kernel == "stream":
         expected = replace(expected, programs=0)  # a program for each of few documents
-    assert dispatch.variant(call, HOPPER, winners) == (kernel, expected)
-    found, config = dispatch.variant(call, AMPERE, winners)
+    assert choose(call, HOPPER) == (kernel, expected)
+    found, config = choose(call, AMPERE)
     assert found == ("stream" if kernel == "stream" else "general")  # tensor descriptors are Hopper's
-    safe = TABLE["exact" if row == "exact" else found, "any"]
+    safe = NAMED["exact" if row == "exact" else found, "any"]
     assert config == (replace(safe, programs=0) if kernel == "stream" else safe)
 
 
@@ -226,7 +244,7 @@ def test_the_kernel_follows_from_shapes(name) -> None:
 @pytest.mark.parametrize("capability", [HOPPER, AMPERE])
 def test_the_number_of_documents_never_changes_the_kernel(name, capability) -> None:
     queries, (_, size), options, kernel, _ = PLAIN[name]
-    found = {dispatch.variant(made(queries, (count, size), options), capability, "winners" in options) for count in (1, 2, 40)}
+    found = {choose(made(queries, (count, size), options), capability) for count in (1, 2, 40)}
     if kernel == "stream" and capability == HOPPER:  # its tile may change: no bit does (tests/gpu/test_gpu_stream_rows.py)
         found = {(name, None) for name, _ in found}
     assert len(found) == 1
@@ -290,19 +308,18 @@ def described(queries: tuple[int, int], documents: tuple[int, int], options: dic
 
 
 @pytest.mark.parametrize("line", SWEPT, ids=str)
-def test_the_streaming_tile_follows_from_the_sweep(line, monkeypatch) -> None:
+def test_the_streaming_tile_follows_from_the_sweep(line) -> None:
     queries, documents, options, row = line
-    monkeypatch.setattr(dispatch, "hardware", lambda device: (HOPPER, 132))
     call = described(queries, documents, options)
-    assert dispatch.stream_row(call) == row
-    chosen = dispatch.variant(call, HOPPER)
-    assert chosen == ("stream", dispatch.stream_config(call, HOPPER))
-    assert chosen in dispatch.every_choice(call)
+    chosen = choice.choose(call, H200)
+    assert chosen.kernel == "stream"
+    assert replace(chosen.config, programs=0) == replace(named(row, HOPPER), programs=0)
+    assert chosen in choice.every_choice(call, H200)
     some = described(queries, (3, documents[1]), options)  # a small call, as `warmup` makes
-    assert chosen in dispatch.every_choice(some)
+    assert chosen in choice.every_choice(some, H200)
     if "packed" in options:  # of any length
         short = described(queries, (3, 20), options)
-        assert chosen in dispatch.every_choice(short)
+        assert chosen in choice.every_choice(short, H200)
 
 
 # (queries, tokens), (documents, tokens), options of `made`: whether programs walk over several documents, on 132 multiprocessors
@@ -320,32 +337,29 @@ DEALT = [
 
 
 @pytest.mark.parametrize("line", DEALT, ids=str)
-def test_many_short_documents_share_programs(line, monkeypatch) -> None:
+def test_many_short_documents_share_programs(line) -> None:
     queries, documents, options, dealt = line
-    monkeypatch.setattr(dispatch, "hardware", lambda device: (HOPPER, 132))
     call = described(queries, documents, options)
-    row = configuration(dispatch.stream_row(call), HOPPER)
-    assert row is not None
-    assert row.programs > 0
-    assert dispatch.stream_config(call, HOPPER) == (row if dealt else replace(row, programs=0))
+    kernel, config = choice.choose(call, H200)
+    assert kernel == "stream"
+    assert config in {row.config if dealt else replace(row.config, programs=0) for row in ROWS}
+    assert dealt == (config.programs > 0)
     unknown = replace(call, end_to_end=False)
     if "packed" in options:
-        assert dispatch.stream_config(unknown, HOPPER).programs > 0
+        assert choice.choose(unknown, H200).config.programs > 0
 
 
-def test_views_into_a_buffer_have_no_known_length(monkeypatch) -> None:
-    monkeypatch.setattr(dispatch, "hardware", lambda device: (HOPPER, 132))
+def test_views_into_a_buffer_have_no_known_length() -> None:
     call = described((1, 64), (600, 500), {"packed": True})
-    assert dispatch.stream_row(call) == "stream 64 x 4"
-    assert dispatch.stream_row(replace(call, end_to_end=False)) == "stream 32 x 4"
+    assert choice.choose(call, H200).config == replace(named("stream 64 x 4", HOPPER), programs=0)
+    assert choice.choose(replace(call, end_to_end=False), H200).config == replace(named("stream 32 x 4", HOPPER), programs=0)
 
 
-def test_other_kernels_have_no_streaming_choice(monkeypatch) -> None:
-    monkeypatch.setattr(dispatch, "hardware", lambda device: (HOPPER, 132))
-    assert dispatch.every_choice(call_of(zeros(64, 32, 128), zeros(9, 180, 128))) == []
+def test_other_kernels_have_no_streaming_choice() -> None:
+    assert choice.every_choice(call_of(zeros(64, 32, 128), zeros(9, 180, 128)), H200) == []
     assert (
-        dispatch.every_choice(
-            call_of(zeros(1, 32, 128), zeros(9, 180, 128), document_mask=torch.ones(9, 180, dtype=torch.bool))
+        choice.every_choice(
+            call_of(zeros(1, 32, 128), zeros(9, 180, 128), document_mask=torch.ones(9, 180, dtype=torch.bool)), H200
         )
         != []
     )
@@ -359,10 +373,10 @@ def test_a_large_corpus_has_the_kernel_of_a_small_one(kind, queries) -> None:
     def chosen(count: int) -> Any:
         if kind == "dense":
             held = torch.empty((count, 180, 128), dtype=torch.float16, device="meta")
-            return dispatch.variant(call_of(zeros(*queries, 128).to("meta"), held), HOPPER)
+            return choose(call_of(zeros(*queries, 128).to("meta"), held), HOPPER)
         values = torch.empty((count * 180, 128), dtype=torch.float16, device="meta")
         packed = Packed(values, torch.empty(count + 1, dtype=torch.int64, device="meta"))
-        return dispatch.variant(call_of(zeros(*queries, 128).to("meta"), packed), HOPPER)
+        return choose(call_of(zeros(*queries, 128).to("meta"), packed), HOPPER)
 
     assert chosen(1)[0] == chosen(10_000_000)[0]
     if queries != (1, 32):
@@ -373,7 +387,7 @@ def test_own_documents_and_pairs_take_the_general_kernel() -> None:
     queries = zeros(4, 32, 128)
     for call in (call_of(queries, zeros(4, 3, 180, 128)), call_of(queries, zeros(4, 180, 128), pairs=True)):
         for capability in (HOPPER, AMPERE):
-            assert dispatch.variant(call, capability)[0] == "general"
+            assert choose(call, capability)[0] == "general"
 
 
 def test_documents_that_no_descriptor_describes_take_the_general_kernel() -> None:
@@ -385,12 +399,10 @@ def test_documents_that_no_descriptor_describes_take_the_general_kernel() -> Non
         zeros(180, 9, 128).transpose(0, 1),  # tokens first
         zeros(9, 180, 132)[:, :, :128],  # rows of 264 bytes
     ):
-        assert dispatch.variant(call_of(queries, documents), HOPPER)[0] == "general"
-    assert (
-        dispatch.variant(call_of(queries, zeros(9, 200, 128)[:, :180]), HOPPER)[0] == "dense"
-    )  # padded documents are described
+        assert choose(call_of(queries, documents), HOPPER)[0] == "general"
+    assert choose(call_of(queries, zeros(9, 200, 128)[:, :180]), HOPPER)[0] == "dense"  # padded documents are described
     affine = quantize_int8(zeros(9, 180, 128), "token", affine=True)
-    assert dispatch.variant(call_of(queries, affine), HOPPER)[0] == "general"
+    assert choose(call_of(queries, affine), HOPPER)[0] == "general"
 
 
 def test_fp8_is_refused_where_there_is_none() -> None:
@@ -407,11 +419,11 @@ def test_fp8_is_refused_where_there_is_none() -> None:
 def test_a_refused_dtype_is_an_error_of_the_call(monkeypatch) -> None:
     monkeypatch.setattr(dispatch, "hardware", lambda device: (AMPERE, 108))
     with pytest.raises(ValueError, match=r"^documents: got torch\.float8_e4m3fn, need another dtype on this GPU: FP8 needs"):
-        dispatch.forward(call_of(zeros(4, 32, 128), quantize_fp8(zeros(3, 9, 128))), False)
+        dispatch.forward(call_of(zeros(4, 32, 128), quantize_fp8(zeros(3, 9, 128))))
 
 
 def test_explained_rows_say_where_they_were_measured() -> None:
-    assert {row.measured for (_, architecture), row in TABLE.items() if architecture == "any"} == {tuning._SAFE}
+    assert {row.measured for (_, architecture), row in NAMED.items() if architecture == "any"} == {tuning._SAFE}
 
 
 def test_choice_of_views_never_depends_on_how_many_there_are() -> None:
@@ -422,7 +434,7 @@ def test_choice_of_views_never_depends_on_how_many_there_are() -> None:
         for count in (1, 600, 5000):
             starts = torch.zeros(count, dtype=torch.int64)
             call = call_of(queries, Packed.view(values, starts, starts + 5))
-            assert dispatch.variant(call, (9, 0))[0] == kernel
+            assert choose(call, (9, 0))[0] == kernel
 
 
 @pytest.mark.parametrize(("queries", "documents", "tokens", "grid"), [
@@ -442,5 +454,5 @@ def test_programs_of_documents_of_each_querys_own(queries, documents, tokens, gr
         monkeypatch.setattr(module, "hardware", lambda device: (HOPPER, 132))
     held = torch.empty((1, 1, tokens, 128), dtype=torch.float16, device="meta").expand(queries, documents, -1, -1)
     call = call_of(torch.empty((queries, 32, 128), dtype=torch.float16, device="meta"), held)
-    dispatch.launch(call, torch.empty((queries, documents), device="meta"), None)
+    dispatch.launch(call, torch.empty((queries, documents), device="meta"), None, choice.choose(call, H200))
     assert launched == [(grid, grid == queries * documents)]

@@ -16,8 +16,8 @@ from triton._C.libtriton import native_specialize_impl
 from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia.compiler import CUDABackend
 
-from maxsim_kernels import Packed, quantize_fp8, quantize_int8, warm, warm_numbers
-from maxsim_kernels.checks import Call, validate
+from maxsim_kernels import Packed, quantize_fp8, quantize_int8, warm
+from maxsim_kernels.checks import Call, Options, validate
 from maxsim_kernels.gpu import geometry
 from maxsim_kernels.gpu.forward import combine, dense, dispatch, general, query_codes, tile_tables, wide
 
@@ -58,14 +58,14 @@ def launches() -> Iterator[set[tuple[Any, ...]]]:
         found.add(tuple(parts))
 
     with ExitStack() as patched:
-        for module in (geometry, dense, wide, general, dispatch, warm_numbers):
+        for module in (geometry, dense, wide, general, dispatch):
             patched.enter_context(mock.patch.object(module, "hardware", return_value=(HOPPER, PROCESSORS)))
         for module in (dense, wide, general, combine, tile_tables, query_codes):
             patched.enter_context(mock.patch.object(module, "launch", catch))
         yield found
 
 
-def call_of(queries: tuple[int, int], count: int, form: str, tokens: int) -> Call:
+def call_of(queries: tuple[int, int], count: int, form: str, tokens: int, winners: bool) -> Call:
     d = 272 if form.startswith("wide") else D
     documents: Any = torch.zeros(count, tokens, d, dtype=torch.float16)
     if form.endswith("packed"):
@@ -74,9 +74,10 @@ def call_of(queries: tuple[int, int], count: int, form: str, tokens: int) -> Cal
         if form.startswith(name):
             documents = quantize(documents, form.split(",", maxsplit=1)[0].split()[1])
     return validate(
-        torch.zeros(*queries, d, dtype=torch.float16), documents, pairs=False, quantize_queries=True, query_mask=None,
-        document_mask=torch.ones(count, tokens, dtype=torch.bool) if form == "mask" else None, query_lengths=None,
-        document_lengths=torch.full((count,), tokens) if form == "lengths" else None,
+        torch.zeros(*queries, d, dtype=torch.float16), documents, Options(
+            document_mask=torch.ones(count, tokens, dtype=torch.bool) if form == "mask" else None,
+            document_lengths=torch.full((count,), tokens) if form == "lengths" else None, return_argmax=winners,
+        ),
     )  # fmt: skip
 
 
@@ -90,14 +91,15 @@ def test_no_number_of_documents_needs_another_kernel(form, queries, winners, tok
     if form == "wide, packed":  # a buffer of less than a tile is masked: a kernel of its own
         counts = [count for count in counts if count * tokens >= 256]
     with launches() as warmed:
-        for count in warm_numbers.numbers(CPU):
-            call = call_of(queries, count, form, warm.packed_tokens(count, tokens) if form.endswith("packed") else tokens)
-            dispatch.forward(call, winners)
-            warm_numbers.other_lengths(call, winners)
-            if count == warm_numbers.numbers(CPU)[-1]:
-                warm_numbers.other_numbers(call, winners)
+        for count in warm.numbers(CPU):
+            size = warm.packed_tokens(count, tokens) if form.endswith("packed") else tokens
+            call = call_of(queries, count, form, size, winners)
+            dispatch.forward(call)
+            warm.other_lengths(call)
+            if count == warm.numbers(CPU)[-1]:
+                warm.other_numbers(call)
     for count in counts:
         with launches() as needed:
-            dispatch.forward(call_of(queries, count, form, tokens), winners)
+            dispatch.forward(call_of(queries, count, form, tokens, winners))
         missing = needed - warmed
         assert not missing, (count, sorted(str(one)[:200] for one in missing))

@@ -21,7 +21,7 @@ from interpreted_forward import FALSE_PROCESSORS, SMALL, pretend, ragged
 from torch import Tensor
 
 from maxsim_kernels import Packed, quantize_int8
-from maxsim_kernels.checks import Call, validate
+from maxsim_kernels.checks import Call, Options, validate
 from maxsim_kernels.gpu.backward import gradients, inverse_grid
 from maxsim_kernels.gpu.forward import dispatch
 
@@ -132,10 +132,7 @@ def spoiled_calls(quantised: bool) -> Iterator[Call]:
     ):  # fmt: skip
         stored: Any = quantize_int8(held) if quantised else held
         for queries in (few, few[0], asked):
-            call = validate(
-                queries, stored, pairs=False, query_mask=None, document_mask=None, query_lengths=None, document_lengths=None,
-                quantize_queries=True,
-            )  # fmt: skip
+            call = validate(queries, stored, Options())
             given: dict[str, Any] = {"document_starts": starts, "document_lengths": sizes}
             given["queries"] = fenced(call.queries)
             if call.query_starts is not None:
@@ -150,9 +147,9 @@ def check_forward() -> None:
         for call, winners in itertools.product(spoiled_calls(quantised), (False, True)):
             if winners and kernel == "stream":
                 continue
-            dispatch.variant = lambda *_, kernel=kernel: (kernel, SMALL)
+            dispatch.choose = lambda *_, kernel=kernel: (kernel, SMALL)
             with fences() as allocated:
-                scores, _ = dispatch.forward(call, winners)
+                scores, _ = dispatch.forward(replace(call, winners=winners))
             assert not bool(scores.isnan().any()), (kernel, quantised, winners, "read outside")
             stayed(allocated, (kernel, quantised, winners))
             CHECKED.append(kernel)

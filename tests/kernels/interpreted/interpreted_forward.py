@@ -15,7 +15,7 @@ import quick_interpreter  # noqa: F401 - kernels run under it
 import torch
 
 from maxsim_kernels import Packed, maxsim_reference, quantize_fp8, quantize_int8
-from maxsim_kernels.checks import validate
+from maxsim_kernels.checks import Options, validate
 from maxsim_kernels.gpu import geometry
 from maxsim_kernels.gpu.forward import dense, dispatch, general, wide
 from maxsim_kernels.gpu.forward.query_codes import query_codes
@@ -61,11 +61,11 @@ def check(
     truth, places = maxsim_reference(
         queries, documents, dtype=torch.float64, return_argmax=True, pairs=pairs, quantize_queries=quantize_queries, **held
     )
-    call = validate(queries, documents, pairs=pairs, quantize_queries=quantize_queries, **held)
+    call = validate(queries, documents, Options(pairs=pairs, quantize_queries=quantize_queries, return_argmax=winners, **held))
     chosen: list[str] = []
     pretend(processors)
 
-    def force(call: Any, capability: Any, with_winners: bool = False) -> tuple[str, Config]:
+    def force(call: Any, hardware: Any) -> tuple[str, Config]:
         chosen.append(kernel)
         return kernel, config
 
@@ -74,12 +74,12 @@ def check(
         dispatch.query_codes = lambda asked, dtype: ((held := quantize_fp8(asked, "token")).codes, held.scales.float())
     else:
         dispatch.query_codes = query_codes
-    original, dispatch.variant = dispatch.variant, force
+    original, dispatch.choose = dispatch.choose, force
     torch.empty = poisoned
     try:
-        scores, argmax = dispatch.forward(call, winners)
+        scores, argmax = dispatch.forward(call)
     finally:
-        dispatch.variant = original
+        dispatch.choose = original
         torch.empty = plain
     assert chosen in ([kernel], [])
     if call.single_query:

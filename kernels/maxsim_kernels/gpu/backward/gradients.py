@@ -263,7 +263,7 @@ def _launch_rows(saved: _Saved, out: Tensor | None, sums: Tensor | None, splits:
 
 
 def _listed(saved: _Saved, end_to_end: bool, out: Tensor) -> None:
-    """dD without atomics."""
+    """dD into `out` by lists or by products, one write a row and no atomics."""
     starts = saved.document_starts
     if (starts is not None and saved.rows * saved.columns[1] >= 2**31 - 2**16) or saved.argmax.shape[0] * saved.argmax.shape[
         2

@@ -1,11 +1,12 @@
 """Scores and winners on GPUs: which kernel takes a call, and the kernels.
 
+choice.py       which kernel takes a call, in which configuration: pure, from shapes, dtypes, strides and the hardware
 combine.py      merging row maxima into scores
 dense.py        fused MaxSim forward for many query rows
-dispatch.py     which Triton kernel takes a call, and its launch
+dispatch.py     launching the kernel that takes a call
 general.py      the kernel for every layout
 query_codes.py  query codes on the fly: one pass that turns float query tokens into INT8 or FP8 codes and one scale a token
 tile_tables.py  the tile tables of ragged documents: where each tile of tokens lies, built on the device without waiting for it
-tuning.py       launch configurations of the Triton kernels: frozen data, a reason on every row
+tuning.py       launch configurations of the Triton kernels: frozen data, a reason on every row, and the calls each serves
 wide.py         fused MaxSim forward for wide embeddings (split-d)
 """

@@ -1,6 +1,6 @@
 """Fused MaxSim forward for many query rows: documents arrive as tiles by tensor descriptors, a running maximum stays in registers.
 
-One kernel for dense documents of one length and for ragged ones (`packed.py` builds its tile table), in FP16, BF16, INT8 and FP8
+One kernel for dense documents of one length and for ragged ones (`tile_tables.py` builds its tile table), in FP16, BF16, INT8 and FP8
 with at most 256 bytes a token (paper Alg. 1; section 'INT8').
 
 - A program keeps two tiles of query rows and walks over document tiles in one flat loop, so that loading never drains between

@@ -1,0 +1,173 @@
+"""Which kernel takes a call, in which configuration: a pure function of shapes, dtypes, strides and the hardware.
+
+`choose` decides in this order: few query rows -> "stream" (bound by reading documents); documents that a tensor descriptor can
+describe -> "dense", "ragged" or "wide"; everything else -> "general". The kernel never depends on the number of documents. The tile of
+the first one does (`_stream_tile`), and whether a program has one document or several, which changes no bit: the same products in the
+same order, maxima, sums in FP64 (whose order could show only where maxima of one query are 2^23 apart and cancel). So a document gets
+the same bits however a corpus is cut.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import NamedTuple
+
+import torch
+
+from maxsim_kernels.checks import Call
+from maxsim_kernels.gpu.forward.tuning import Config, Key, configuration
+from maxsim_kernels.gpu.geometry import MANY, SHORT_TOKENS, Hardware, flat_rows, many_short, padded, pitch
+
+_STREAM_ROWS = 64  # up to here a call is bound by reading documents
+_NARROW_ROWS = 128  # up to here two tiles of 64 rows hold them all
+_LONG_TOKENS = 512  # documents from here on are read in larger pieces
+_FEW, _SOME = 4, MANY  # documents a multiprocessor: up to here its programs are too few to hide each other's waits
+_FEW_TOKENS = 2000  # of ragged documents, a multiprocessor: up to here too
+_BRIEF_TOKENS = 704  # documents up to here spend much of their time on sums, stores and the rest of their last tile
+_SMALL_TILE = 64  # tokens; the other tiles of codes have twice as many
+_LONG_RAGGED = 384  # ragged documents whose last tiles are few
+_TILE_BYTES = 256  # of a token, in the kernels that hold whole tokens
+_VIEW_TOKENS = 1 << 15  # of a buffer whose views get a tile table: without offsets each document may be as long as the buffer
+
+
+class Launch(NamedTuple):
+    """A kernel ("stream", "general", "dense", "ragged" or "wide") and its configuration."""
+
+    kernel: str
+    config: Config
+
+
+def choose(call: Call, hardware: Hardware) -> Launch:
+    """The launch that scores a call on a GPU."""
+    return _choose(call, hardware, call.document_count, _mean_tokens(call))
+
+
+def every_choice(call: Call, hardware: Hardware) -> list[Launch]:
+    """What `choose` says of such calls by number of documents and (packed) mean length; nothing where neither counts."""
+    kernel, processors, packed = choose(call, hardware).kernel, hardware[1], call.document_starts is not None
+    numbers, means = (), (_mean_tokens(call),)  # type: tuple[int, ...], tuple[int, ...]
+    if kernel == "ragged" and packed:
+        numbers, means = (call.document_count,), (1, _LONG_RAGGED)
+    if kernel == "stream":
+        numbers = (1, *(times * processors + 1 for times in (_FEW, 2 * _FEW, _SOME)))
+        means = (1, SHORT_TOKENS, 96, 160, 256, _LONG_TOKENS) if packed else means
+    return list(dict.fromkeys(_choose(call, hardware, number, mean) for number in numbers for mean in means))
+
+
+def _choose(call: Call, hardware: Hardware, documents: int, mean: int) -> Launch:
+    """As if there were so many documents, so long in the mean."""
+    capability, processors = hardware
+    exact = call.queries.dtype == torch.float32 and not (call.granularity != "none" and call.quantize_queries)
+    plain = not exact and call.query_starts is None and call.layout == "shared" and not call.winners
+    if plain and _query_rows(call) <= _STREAM_ROWS:
+        config = _row(Key("stream", size=_stream_tile(call, processors, documents, mean)), capability)
+        # A program for every document: a kernel without the loop over documents takes half the registers. Many documents that are
+        # short, or meet more than 32 rows, are dealt to fewer programs, which read the query once for all of theirs.
+        dealt = many_short(documents, mean, processors) or (_query_rows(call) > 32 and documents > _SOME * processors)
+        return Launch("stream", config if dealt else replace(config, programs=0))
+    operands = _operands(call)
+    if operands and not exact and capability >= (9, 0) and not _unbounded(call):
+        key = _tile_key(call, operands, mean)
+        found = configuration(key, capability)
+        if found is not None:
+            return Launch(key.kernel, found)
+    return Launch("general", _row(Key("exact" if exact else "general"), capability))
+
+
+def _tile_key(call: Call, operands: str, tokens: int) -> Key:
+    """The key of a call that a descriptor kernel can take, of documents of so many tokens. Every tile gives the same bits.
+
+    Sizes of dense documents: "tiny" below a small tile and "short" below two (of codes, whose other tiles are twice as large); "odd"
+    of few small tiles, whose number is odd, so that large tiles would be half empty; "brief" of few tiles. Ragged ones: "long" in the
+    mean. Queries: narrow, of few rows.
+    """
+    narrow = call.queries.shape[0] * (1 if call.query_starts is not None else call.queries.shape[1]) <= _NARROW_ROWS
+    if call.documents.shape[-1] * call.documents.element_size() > _TILE_BYTES:
+        kernel, size = "wide", ""
+    elif call.document_starts is not None or call.document_lengths is not None:
+        kernel, size = "ragged", "long" if tokens >= _LONG_RAGGED else ""
+    elif tokens > _BRIEF_TOKENS:
+        kernel, size = "dense", ""
+    elif tokens < 2 * _SMALL_TILE:
+        kernel, size = "dense", "tiny" if tokens < _SMALL_TILE else "short"
+    else:
+        kernel, size = "dense", "odd" if -(-tokens // _SMALL_TILE) % 2 else "brief"
+    return Key(kernel, operands, size, narrow, call.winners)
+
+
+def _stream_tile(call: Call, processors: int, count: int, mean: int) -> str:
+    """Tokens x warps for few query rows, from swept H200 times: fewer documents want more warps on each.
+
+    Many documents hide each other's waits in small programs ("" and "ragged": 16 tokens, one warp); of few, the longest decides. FP8
+    keeps one tile for every number of documents: its products have other bits in tiles of other warps.
+    """
+    ragged = call.document_starts is not None
+    few, some = count <= _FEW * processors, count <= _SOME * processors
+    many = "ragged" if ragged else ""
+    rows, width = _query_rows(call), call.queries.shape[-1]
+    if call.documents.dtype == torch.int8 and call.quantize_queries:
+        wider = mean >= _LONG_TOKENS or rows > 32 or (some if ragged else call.granularity == "token")
+        return "64 x 4" if few or width > 512 else "32 x 1" if wider else many
+    if call.granularity != "none":
+        return "64 x 4" if mean >= _LONG_TOKENS and not ragged else many
+    if few or width > 256:  # beyond 256, tokens come in slices
+        return "64 x 4"
+    if width > 128:
+        return many if ragged and rows <= 32 and not some else "32 x 4"
+    if rows > 32:
+        return "64 x 4" if mean >= 160 else "32 x 4"
+    if not ragged:
+        return "64 x 4" if mean >= _LONG_TOKENS else many
+    if count <= 2 * _FEW * processors and count * mean <= _FEW_TOKENS * processors:
+        return "64 x 4"
+    if mean >= 256 or (mean >= 96 and not some):
+        return "32 x 1"
+    return "32 x 2" if some else many
+
+
+def _query_rows(call: Call) -> int:
+    """Rows of all queries, each padded to a power of two."""
+    return call.queries.shape[0] * padded(call.queries.shape[1])
+
+
+def _mean_tokens(call: Call) -> int:
+    """Tokens a document; 0 of views into a buffer, whose lengths the host does not know."""
+    if call.document_starts is None:
+        return call.documents.shape[1]
+    return call.documents.shape[0] // max(1, call.document_count) if call.end_to_end else 0
+
+
+def _row(key: Key, capability: tuple[int, int]) -> Config:
+    found = configuration(key, capability)
+    assert found is not None  # these have a safe row
+    return found
+
+
+def _unbounded(call: Call) -> bool:
+    """Whether documents are views into a buffer too large to bound their tiles by; says nothing about how many there are."""
+    return call.document_starts is not None and not call.end_to_end and call.documents.shape[0] > _VIEW_TOKENS
+
+
+def _operands(call: Call) -> str:
+    """What a descriptor kernel would multiply ("float", "int8", "fp8 token", ...); empty where it cannot describe the documents."""
+    documents = call.documents
+    if call.layout != "shared" or call.document_mask is not None or call.offset is not None:
+        return ""
+    if call.granularity != "none" and not call.quantize_queries:
+        return ""
+    if documents.dtype == torch.float32 or documents.numel() == 0 or call.queries.numel() == 0:
+        return ""
+    size, stride = documents.element_size(), documents.stride(-2)
+    aligned = stride * size % 16 == 0 and documents.data_ptr() % 16 == 0 and stride >= documents.shape[-1]
+    if documents.stride(-1) != 1 or not aligned or flat_rows(call) >= 2**31 - 2**16:
+        return ""
+    if documents.dim() == 3 and (
+        documents.stride(0) % stride or (call.granularity == "token" and pitch(call) != documents.shape[1])
+    ):
+        return ""
+    if call.query_starts is not None and call.queries.shape[0] > 4096 + 256 * call.query_count:
+        return ""  # a view of few queries into a large buffer: rows of the whole buffer would be scored
+    if call.granularity == "token" and call.scales is not None and call.scales.dtype.itemsize > 2:
+        return ""  # the one-FMA form needs scales of few bits (dense.py)
+    codes = {torch.int8: "int8", torch.float8_e4m3fn: "fp8"}
+    return codes.get(documents.dtype, "float") + (" token" if call.granularity == "token" else "")
