@@ -18,13 +18,14 @@ from maxsim_eval.cache.selection import Documents, Selection
 from maxsim_eval.comparison.assessing import assess
 from maxsim_eval.comparison.metrics import DEFAULT_METRICS, parse_metric
 from maxsim_eval.data.subsets import idle_limits, limit_task, limits_of
+from maxsim_eval.data.task_facts import task_facts
 from maxsim_eval.data.trec import write_trec_run
 from maxsim_eval.environment import environment
 from maxsim_eval.errors import DataError, UsageError
 from maxsim_eval.files import writing
-from maxsim_eval.lengths import length_histogram
 from maxsim_eval.planning.costs import ALL_PAIRS as _ALL_PAIRS
 from maxsim_eval.planning.costs import SAMPLED_QUERIES as _SAMPLED_QUERIES
+from maxsim_eval.planning.estimating import estimate, say_estimate
 from maxsim_eval.processes.world import World, joined
 from maxsim_eval.report.writing import write_reports
 from maxsim_eval.scoring.candidates import Candidates, read_candidates
@@ -185,6 +186,8 @@ def run(settings: Settings, load: Callable[[], tuple[Task, Path | str | None]]) 
         job: Job = world.first(prepare)
         here = (ready[0].documents, ready[0].document_ids) if ready else ()
         outcomes: Iterable[Outcome] = score_job(job, world, device, *here, paths=paths)
+        if ready and not settings.quiet:
+            _say_how_long(ready[0], device, world.size)
         if world.size > 1:
             outcomes = list(outcomes)  # comparing takes the leader a while: nobody waits for it between two paths
         places = world.collect(device)
@@ -260,7 +263,7 @@ def _prepare(
     if folder is not None:
         job = replace(job, folder=folder, token=new_token(folder) if world.size > 1 else "")
     about = {
-        **_task_facts(kept, queries, found.documents, said),
+        **task_facts(kept, queries.lengths.cpu().numpy(), found.documents.lengths(), said),
         "limits": limits_of(task, kept, **settings.limits, seed=settings.limit_seed),
         "candidates": facts,
     }
@@ -321,6 +324,23 @@ def _job(
     )
 
 
+def _say_how_long(ready: _Ready, device: str, processes: int) -> None:
+    job = ready.job
+    resumed = job.folder is not None and any(job.folder.glob("*/[0-9]*.h5"))
+    say_estimate(
+        estimate(
+            ready.paths,
+            job.queries,
+            ready.documents,
+            device=device,
+            k=job.k,
+            processes=processes,
+            candidates=job.candidates,
+            resumed=resumed,
+        )
+    )
+
+
 def _finish(settings: Settings, ready: _Ready, outcomes: Iterable[Outcome], device: str, places: Sequence[str]) -> Result:
     """Metrics, parity, Result; written whole, and what was kept for an interruption removed."""
     results, runs = assess(outcomes, ready.job, ready.paths, ready.task.qrels, ready.stored, settings.metrics)
@@ -364,23 +384,3 @@ def check_device(device: str) -> None:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
         raise UsageError(f"device {device!r} cannot be used: {str(error).splitlines()[0]}") from error
-
-
-def _task_facts(task: Task, queries: Packed, documents: Documents, said: Sequence[str]) -> dict[str, Any]:
-    """What was evaluated: the task, or the subset of it that was kept."""
-    return {
-        "source": task.source,
-        "dataset": task.dataset,
-        "split": task.split,
-        "queries": len(task.query_ids),
-        "documents": len(task.document_ids),
-        "document_tokens": documents.tokens,
-        "query_tokens": int(queries.lengths.sum()),
-        "judged_pairs": task.judged_pairs,
-        "exclude_same_id": task.exclude_same_id,
-        "warnings": list(dict.fromkeys(said)),
-        "lengths": {
-            "queries": length_histogram(queries.lengths.cpu().numpy()),
-            "documents": length_histogram(documents.lengths()),
-        },
-    }

@@ -9,6 +9,7 @@ loading.py        LOADERS: where a Task comes from
 page_folder.py    A folder of page images as a dataset
 real_mm_rag.py    REAL-MM-RAG (Wasserman et al., 2025): pages of reports and slides as images, questions in four wordings
 subsets.py        subsets of a task: a seeded sample of its queries, then of its documents
+task_facts.py     what a Result says of its task: counts, warnings, histograms of lengths
 trec.py           TREC runs (`query Q0 document rank score tag`) and judgements (qrels)
 cards/            dataset cards: one small TOML file per dataset, `cards/<source>/<name>.toml`
 """

@@ -157,6 +157,8 @@ def score_job(
 ) -> Iterator[Outcome]:
     """Score every path; outcomes come on the leader, elsewhere nothing does (but it must be iterated all the same).
 
+    What ranks must have in common is proven at once, before anything is scored.
+
     Args:
         device: of this rank.
         documents, document_ids: the job's, where this process has them already.
@@ -195,32 +197,18 @@ def score_job(
         candidates=job.candidates,
         paths=paths,
     )
-    if world.leader and not job.quiet:
-        _say_how_long(job, {name: paths[name] for name in job.names}, documents, device, world.size)
+    return _score_all(job, world, corpus, plan, machine, device)
+
+
+def _score_all(
+    job: Job, world: World, corpus: Corpus, plan: Plan, machine: Mapping[str, Any], device: str
+) -> Iterator[Outcome]:
     for name in job.names:
         watched = peak_memory.start(device)
         outcome = _score(name, job, world, corpus, plan, machine)
         memory = peak_memory.largest(world.collect(watched()))
         if outcome is not None:
             yield replace(outcome, memory=memory)
-
-
-def _say_how_long(job: Job, paths: Mapping[str, ScoringPath], documents: Documents, device: str, processes: int) -> None:
-    from maxsim_eval.planning.estimating import estimate, say_estimate
-
-    resumed = job.folder is not None and any(job.folder.glob("*/[0-9]*.h5"))
-    say_estimate(
-        estimate(
-            paths,
-            job.queries,
-            documents,
-            device=device,
-            k=job.k,
-            processes=processes,
-            candidates=job.candidates,
-            resumed=resumed,
-        )
-    )
 
 
 def _score(name: str, job: Job, world: World, corpus: Corpus, plan: Plan, machine: Mapping[str, Any]) -> Outcome | None:
