@@ -93,24 +93,15 @@ def embeddings_by(
     """
     if options and not isinstance(encoder, str):
         raise UsageError(f"encoder options {', '.join(options)}: need the name of an encoder; this one was made with its own")
-    leading: list[Embeddings | _Search] = []
+    found = _look(*pick(), encoder, cache_dir, device, options) if world.leader else None
     with contextlib.ExitStack() as held:
-
-        def look() -> Begun | None:
-            found = _look(*pick(), encoder, cache_dir, device, options)
-            leading.append(found)
-            return held.enter_context(found.documents.begun()) if isinstance(found.documents, Side) else None
-
-        begun: Begun | None = world.first(look)
+        side = found.documents if found is not None and isinstance(found.documents, Side) else None
+        begun: Begun | None = world.share(None if side is None else held.enter_context(side.begun()))
         if begun is not None:
             if world.size > 1:
                 require_same_machines(world.collect({**machine_of(device), **package_versions()}), "embeddings")
-            side = leading[0].documents if leading else _own_side(pick()[1], encoder, cache_dir, device, options)
-            assert isinstance(side, Side)  # something was begun
+            side = side or _own_side(pick()[1], encoder, cache_dir, device, options)
             side.fill(begun, quiet=quiet, world=world)
-    if not leading:
-        return None
-    found = leading[0]
     return found.rest(quiet) if isinstance(found, _Search) else found
 
 

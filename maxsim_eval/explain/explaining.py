@@ -26,6 +26,7 @@ from maxsim_eval.errors import DataError, UsageError, did_you_mean
 from maxsim_eval.scoring.job import find_copies
 from maxsim_eval.scoring.own_functions import find_paths
 from maxsim_eval.scoring.paths import check_range
+from maxsim_eval.scoring.sources import EmbeddingSource
 from maxsim_eval.types import Encoder, PageGrids, PatchGrid, Role, Task, TokenTexts
 from maxsim_kernels import Packed
 from maxsim_kernels.streaming import device_blocks
@@ -236,10 +237,7 @@ class _Pair:
         if copy is not None and len(self.document.values):
             with closing(device_blocks(copy.blocks([(self.place, self.place + 1)]), device, queries=1)) as blocks:
                 return next(blocks)
-        try:
-            return how.documents(self.document.to(device), self.corpus)
-        except ValueError as error:  # values that no scale can hold
-            raise DataError(f"path {self.path}: {self.corpus.entry.folder}: {error}") from error
+        return EmbeddingSource(self.path, how, self.corpus).prepare(self.document.to(device))
 
 
 def _sides(items: tuple[Any, Any], queries: Packed, tokens: Packed) -> list[tuple[Role, Any, Packed]]:
