@@ -285,7 +285,7 @@ def test_the_page_is_among_the_reports(full: Result, tmp_path: Path, monkeypatch
     def refuse(_: Result) -> str:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("maxsim_eval.report.html.to_html", refuse)
+    monkeypatch.setattr("maxsim_eval.report.writing.to_html", refuse)
     with pytest.raises(DataError, match="No space left"):
         write_reports(full, tmp_path / "half")
     assert not (tmp_path / "half" / "result.json").exists()
