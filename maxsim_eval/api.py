@@ -133,7 +133,7 @@ def evaluate(
         limit_documents: search only this many documents: every one judged for these queries, the rest a seeded sample.
         limit_seed: of both samples (`subsets.limit_task`); the Result says what was left out.
         candidates: a TREC run: only the pairs it lists are scored (reranking).
-        encoder_options: of an encoder given by name (`encoders.get_encoder`): batch_size, dtype, prompts, lengths, revision, ...
+        encoder_options: of an encoder given by name (`encoders.names.get_encoder`): batch_size, dtype, prompts, lengths, revision, ...
         device: where scores are computed; with several processes `cuda` is the GPU of each one's LOCAL_RANK.
         memory_budget: bytes of GPU memory for documents on their way, in use, and their scores; None: up to 2 GiB.
         readers: threads that read the cache.

@@ -42,7 +42,7 @@ _OUT = {
 
 
 def register(app: typer.Typer) -> None:
-    """Add the evaluating commands."""
+    """Give the app a command for every source of data."""
     for source in COMMANDS:
         app.command(source)(_command_of(source))
 

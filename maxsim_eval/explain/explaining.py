@@ -139,7 +139,7 @@ def explain_pair(
     Args:
         task, encoder, encoder_options, limit_*: as of the evaluation (`api.evaluate`).
         query, document: ids.
-        path: a name of `scoring.PATHS`; a user's own function has no winners to show.
+        path: a name of `scoring.paths.PATHS`; a user's own function has no winners to show.
         device: where the pair is scored.
         grid: where a page's patches are among its tokens, instead of what the encoder says.
         quiet: no progress bar (`int8-corpus` passes over the corpus for its scale, unless a copy in the cache has it).

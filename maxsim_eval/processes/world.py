@@ -71,12 +71,8 @@ class World:
         """Raise `RankError` where another rank has failed; costs nothing, call it between blocks."""
 
     def share(self, value: Any) -> Any:
-        """The leader's value, on every rank (pickled on its way); what others call this with is not looked at."""
+        """The leader's value, on every rank (pickled on its way): others wait for it, and what they call this with is not looked at."""
         return value
-
-    def first(self, work: Callable[[], Any]) -> Any:
-        """What `work()` gives on the leader, on every rank; it runs there alone while the others wait."""
-        return self.share(work() if self.leader else None)
 
     def largest(self, value: float) -> float:
         """The largest of all ranks' values."""

@@ -52,7 +52,7 @@ class CopySource:
         return self.copy.blocks(units, readers=self.readers)
 
     def may_exceed(self, block: Any) -> bool:
-        """Codes fit their format."""
+        """No: codes fit the format that they are of."""
         return False
 
     def prepare(self, block: Any) -> Any:

@@ -167,7 +167,7 @@ class _Stream:
         scores.scatter_(1, columns, torch.where(inside[:, None], -torch.inf, scores.gather(1, columns)))
 
     def close(self) -> None:
-        """Let the readers go."""
+        """End the threads that read ahead."""
         close = getattr(self.blocks, "close", None)
         if close is not None:
             close()
@@ -265,7 +265,7 @@ class _Clock:
         self.laps: list[tuple[str, Any, Any]] = []
 
     def lap(self, phase: str) -> None:
-        """End a phase."""
+        """End a phase: the time since the last lap is its."""
         now = self._now()
         self.laps.append((phase, self.last, now))
         self.last = now
