@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -14,31 +15,46 @@ import numpy as np
 import torch
 
 from maxsim_eval.cache.embeddings import Embeddings, check_widths, embeddings, embeddings_by, query_tokens
-from maxsim_eval.cache.selection import Documents, Selection
+from maxsim_eval.cache.selection import Documents
 from maxsim_eval.comparison.assessing import assess
 from maxsim_eval.comparison.metrics import DEFAULT_METRICS, parse_metric
 from maxsim_eval.data.subsets import idle_limits, limit_task, limits_of
+from maxsim_eval.data.task_facts import task_facts
 from maxsim_eval.data.trec import write_trec_run
 from maxsim_eval.environment import environment
 from maxsim_eval.errors import DataError, UsageError
 from maxsim_eval.files import writing
-from maxsim_eval.lengths import length_histogram
 from maxsim_eval.planning.costs import ALL_PAIRS as _ALL_PAIRS
 from maxsim_eval.planning.costs import SAMPLED_QUERIES as _SAMPLED_QUERIES
+from maxsim_eval.planning.estimating import estimate, say_estimate
 from maxsim_eval.processes.world import World, joined
 from maxsim_eval.report.writing import write_reports
 from maxsim_eval.scoring.candidates import Candidates, read_candidates
-from maxsim_eval.scoring.job import Job, Outcome, digest, divide, find_copies, new_token, score_job, sources_of
+from maxsim_eval.scoring.job import (
+    Division,
+    Job,
+    Keeping,
+    Outcome,
+    Searched,
+    Streaming,
+    divide,
+    identity_of,
+    new_token,
+    score_job,
+    sources_of,
+)
 from maxsim_eval.scoring.own_functions import OWN_RUNS, Chosen, find_paths, run_file
 from maxsim_eval.scoring.partial import folder_for, remove
 from maxsim_eval.scoring.paths import PATHS, REFERENCE, ScoringPath
+from maxsim_eval.scoring.stream import Asked
 from maxsim_eval.types import Encoder, Result, Run, Task
 from maxsim_kernels import Packed
 
-__all__ = ["DEFAULT_PATHS", "Embeddings", "Settings", "check_device", "embeddings", "evaluate", "run"]
+__all__ = ["DEFAULT_PATHS", "Embeddings", "Settings", "check_device", "embeddings", "evaluate", "evaluate_settings"]
 
 DEFAULT_PATHS = ("fp32", "fp16", "int8")
 _IN_MEMORY_BYTES = 64 << 20  # kept scores of a path beyond this go to files
+OutDir = Path | str | None
 
 
 @dataclass(frozen=True)
@@ -104,11 +120,11 @@ def evaluate(
     """Score a task by several paths and compare them.
 
     Under torchrun every process calls this alike, with the same task: the first prepares, merges and writes, all encode what is
-    missing and score their share, and all return the same Result (`distributed.py`).
+    missing and score their share, and all return the same Result (`processes/world.py`).
 
     Args:
         encoder: an Encoder, the name of one (`lexical`, `hf:<id or path>`, ...), or the name embeddings were imported under.
-        paths: names from `scoring.PATHS`, `python:<module>:<function>` for a function of your own, or a pair of a name and a
+        paths: names from `scoring.paths.PATHS`, `python:<module>:<function>` for a function of your own, or a pair of a name and a
             function (docs/scorers.md); parity is against `fp32` where it is among them.
         k: documents kept for each query; clamped to the corpus, said once.
         out_dir: where `result.json`, `report.md` and `runs/<path>.trec` are written; None writes nothing. A long evaluation keeps
@@ -117,7 +133,7 @@ def evaluate(
         limit_documents: search only this many documents: every one judged for these queries, the rest a seeded sample.
         limit_seed: of both samples (`subsets.limit_task`); the Result says what was left out.
         candidates: a TREC run: only the pairs it lists are scored (reranking).
-        encoder_options: of an encoder given by name (`encoders.get_encoder`): batch_size, dtype, prompts, lengths, revision, ...
+        encoder_options: of an encoder given by name (`encoders.names.get_encoder`): batch_size, dtype, prompts, lengths, revision, ...
         device: where scores are computed; with several processes `cuda` is the GPU of each one's LOCAL_RANK.
         memory_budget: bytes of GPU memory for documents on their way, in use, and their scores; None: up to 2 GiB.
         readers: threads that read the cache.
@@ -144,51 +160,31 @@ def evaluate(
         command=command,
         quiet=quiet,
     )
-    return run(settings, lambda: (task, out_dir))
+    return evaluate_settings(settings, task, out_dir)
 
 
-def run(settings: Settings, load: Callable[[], tuple[Task, Path | str | None]]) -> Result:
-    """As `evaluate`; `load` gives the task and the output folder.
+def evaluate_settings(
+    settings: Settings, task: Task | Callable[[], Task], out_dir: OutDir | Callable[[Task], OutDir]
+) -> Result:
+    """As `evaluate`; the task and the output folder may be functions that give them.
 
-    Of several processes the first calls it, and the others only where documents have to be encoded: they help.
+    Of several processes the first loads the task, and the others only where documents have to be encoded: they help.
     """
     paths = settings.check()
     with joined(settings.device) as world, contextlib.ExitStack() as stack:
         device = world.device(settings.device)
         check_device(device)
-        picked: list[_Picked] = []
-        ready: list[_Ready] = []
-
-        def pick() -> tuple[Task, Task]:
-            picked.append(_pick(settings, *load(), world))
-            return picked[0].task, picked[0].kept
-
-        found = embeddings_by(
-            world,
-            pick,
-            settings.encoder,
-            settings.cache_dir,
-            device=device,
-            quiet=settings.quiet,
-            **settings.encoder_options,
-        )
-        if found is None:
-            picked.clear()  # texts that were held to help with encoding them
-        else:
-            found = replace(found, made_by=None)  # the model's memory is for scoring now
-
-        def prepare() -> Job:
-            assert found is not None  # on the leader
-            ready.append(_prepare(settings, paths, picked[0], found, world, stack))
-            return ready[0].job
-
-        job: Job = world.first(prepare)
-        here = (ready[0].documents, ready[0].document_ids) if ready else ()
+        found = _embeddings(settings, task, out_dir, world, device)
+        ready = None if found is None else _prepare(settings, paths, *found, world, stack)
+        job: Job = world.share(None if ready is None else ready.job)
+        here = () if ready is None else (ready.documents, ready.picked.document_ids)
         outcomes: Iterable[Outcome] = score_job(job, world, device, *here, paths=paths)
+        if ready is not None and not settings.quiet:
+            _say_how_long(ready, device, world.size)
         if world.size > 1:
             outcomes = list(outcomes)  # comparing takes the leader a while: nobody waits for it between two paths
         places = world.collect(device)
-        result: Result = world.first(lambda: _finish(settings, ready[0], outcomes, device, places))
+        result: Result = world.share(None if ready is None else _finish(settings, ready, outcomes, device, places))
     return result
 
 
@@ -199,10 +195,41 @@ class _Picked:
     task: Task
     kept: Task
     candidates: Candidates | None
-    out_dir: Path | str | None
+    out_dir: Path | None
+
+    @functools.cached_property
+    def document_ids(self) -> Sequence[str]:
+        """Ids of the documents that are searched."""
+        if self.candidates is None:
+            return self.kept.document_ids
+        return [self.kept.document_ids[row] for row in self.candidates.union().tolist()]
 
 
-def _pick(settings: Settings, task: Task, out_dir: Path | str | None, world: World) -> _Picked:
+def _embeddings(
+    settings: Settings,
+    task: Task | Callable[[], Task],
+    out_dir: OutDir | Callable[[Task], OutDir],
+    world: World,
+    device: str,
+) -> tuple[_Picked, Embeddings] | None:
+    """What is evaluated, and its embeddings; None but on the leader, where texts that were loaded to help are let go."""
+
+    @functools.cache
+    def picked() -> _Picked:
+        loaded = task() if callable(task) else task
+        return _pick(settings, loaded, out_dir(loaded) if callable(out_dir) else out_dir, world)
+
+    def both() -> tuple[Task, Task]:
+        return picked().task, picked().kept
+
+    found = embeddings_by(
+        world, both, settings.encoder, settings.cache_dir, device=device, quiet=settings.quiet, **settings.encoder_options
+    )
+    # The model's memory is for scoring now.
+    return None if found is None else (picked(), replace(found, made_by=None))
+
+
+def _pick(settings: Settings, task: Task, out_dir: OutDir, world: World) -> _Picked:
     if world.size > 1 and out_dir is None:
         raise UsageError("out_dir: got None, need a folder that all processes see: what they find is handed over there")
     for what, found in (("documents", task.documents), ("queries", task.queries)):
@@ -212,7 +239,7 @@ def _pick(settings: Settings, task: Task, out_dir: Path | str | None, world: Wor
     candidates = None
     if settings.candidates is not None and world.leader:
         candidates = read_candidates(settings.candidates, kept)
-    return _Picked(task, kept, candidates, out_dir)
+    return _Picked(task, kept, candidates, None if out_dir is None else Path(out_dir))
 
 
 @dataclass(frozen=True)
@@ -221,13 +248,10 @@ class _Ready:
 
     job: Job
     paths: Mapping[str, ScoringPath]
-    task: Task  # what was kept of it
+    picked: _Picked
+    found: Embeddings
     documents: Documents  # those that are searched
-    document_ids: Sequence[str]
     facts: Mapping[str, Any]  # the Result's `task`
-    encoder: Mapping[str, Any]
-    stored: torch.dtype
-    out_dir: Path | None
 
 
 def _prepare(
@@ -239,46 +263,33 @@ def _prepare(
     stack: contextlib.ExitStack,
 ) -> _Ready:
     """Limit, divide: everything between the embeddings and the first score."""
-    task, kept, candidates, out_dir = picked.task, picked.kept, picked.candidates, picked.out_dir
+    task, kept, candidates = picked.task, picked.kept, picked.candidates
     queries = query_tokens(task, kept, found.queries)
     check_widths(found, queries)
     said = [*kept.warnings, *idle_limits(task, **settings.limits)]
-    documents, document_ids, facts = found.documents, kept.document_ids, None
+    documents, listed = found.documents, None
     if candidates is not None:
         said += candidates.warnings
-        facts = candidates.facts()
-        union = candidates.union()
-        documents, candidates = candidates.choose(documents), candidates.within(union)
-        document_ids = [document_ids[row] for row in union.tolist()]
-    k = min(settings.k, len(document_ids))
+        documents, listed = candidates.choose(documents), candidates.within(candidates.union())
+    k = min(settings.k, documents.documents)
     if k < settings.k:
         what = "corpus" if kept.document_ids is task.document_ids else "subset"
         said.append(f"k was clamped to the {k} documents of the {what if candidates is None else 'candidates'}")
-        warnings.warn(said[-1], stacklevel=6)  # where `evaluate` was called
-    job = _job(settings, paths, queries, kept, document_ids, documents, k, candidates, world)
-    folder = folder_for(job, out_dir, settings.fresh, world, stack)
-    if folder is not None:
-        job = replace(job, folder=folder, token=new_token(folder) if world.size > 1 else "")
-    about = {
-        **_task_facts(kept, queries, found.documents, said),
+        warnings.warn(said[-1], stacklevel=4)  # where `evaluate` was called
+    asked = _asked(paths, kept, picked.document_ids, k, listed)
+    job = _job(settings, paths, queries, asked, documents, picked.out_dir, world, stack)
+    facts = {
+        **task_facts(kept, queries.lengths.cpu().numpy(), found.documents.lengths(), said),
         "limits": limits_of(task, kept, **settings.limits, seed=settings.limit_seed),
-        "candidates": facts,
+        "candidates": None if candidates is None else candidates.facts(),
     }
-    out = None if out_dir is None else Path(out_dir)
-    return _Ready(job, paths, kept, documents, document_ids, about, found.encoder, found.documents.dtype, out)
+    return _Ready(job, paths, picked, found, documents, facts)
 
 
-def _job(
-    settings: Settings,
-    paths: Mapping[str, ScoringPath],
-    queries: Packed,
-    task: Task,
-    document_ids: Sequence[str],
-    documents: Documents,
-    k: int,
-    candidates: Candidates | None,
-    world: World,
-) -> Job:
+def _asked(
+    paths: Mapping[str, ScoringPath], task: Task, document_ids: Sequence[str], k: int, candidates: Candidates | None
+) -> Asked:
+    """What travels to every rank: ids of documents and paths do not."""
     excluded = np.full(len(task.query_ids), -1, np.int64)
     if task.exclude_same_id:
         place = {document: number for number, document in enumerate(document_ids)}
@@ -287,60 +298,78 @@ def _job(
     rows = np.arange(len(task.query_ids) if compared else 0, dtype=np.int64)
     if len(rows) * len(document_ids) > _ALL_PAIRS and len(rows) > _SAMPLED_QUERIES:
         rows = np.sort(np.random.default_rng(0).choice(len(rows), _SAMPLED_QUERIES, replace=False))
-    divided, parts = divide(documents, len(rows), world.size)
-    identity = {
-        "documents": documents.stamp(),
-        "queries": digest(queries.values, queries.lengths),
-        "k": k,
-        "excluded": digest(excluded),
-        "kept_rows": digest(rows),
-        "candidates": None if candidates is None else digest(candidates.offsets, candidates.rows),
-    }
+    return Asked(task.query_ids, (), k, excluded, rows, candidates, paths={})
+
+
+def _job(
+    settings: Settings,
+    paths: Mapping[str, ScoringPath],
+    queries: Packed,
+    asked: Asked,
+    documents: Documents,
+    out_dir: Path | None,
+    world: World,
+    stack: contextlib.ExitStack,
+) -> Job:
+    division = Division(*divide(documents, len(asked.kept_rows), world.size))
+    in_memory = world.size == 1 and len(asked.kept_rows) * documents.documents * 4 <= _IN_MEMORY_BYTES
+    in_files = len(asked.kept_rows) > 0 and not in_memory
+    folder = folder_for(out_dir, len(division.units), in_files, settings.fresh, world, stack)
     return Job(
         names=tuple(paths),
         queries=queries,
-        query_ids=task.query_ids,
-        entry=documents.folder,
-        rows=documents.rows if isinstance(documents, Selection) else None,
-        stamp=documents.stamp(),
-        identity=identity,
-        k=k,
-        excluded=excluded,
-        kept_rows=rows,
-        candidates=candidates,
-        units=divided,
-        shares=parts,
-        folder=None,
-        in_memory=world.size == 1 and len(rows) * len(document_ids) * 4 <= _IN_MEMORY_BYTES,
-        token="",
-        memory_budget=settings.memory_budget,
-        readers=settings.readers,
-        quiet=settings.quiet,
-        copies={name: copy.stamp() for name, copy in find_copies(paths, documents).items()},
-        sources=sources_of(paths),
+        asked=asked,
+        searched=Searched.of(documents, paths),
+        division=division,
+        keeping=Keeping(
+            folder=folder,
+            in_memory=in_memory,
+            token=new_token(folder) if folder is not None and world.size > 1 else "",
+            identity=identity_of(documents, queries, asked),
+            sources=sources_of(paths),
+        ),
+        streaming=Streaming(settings.memory_budget, settings.readers, settings.quiet),
+    )
+
+
+def _say_how_long(ready: _Ready, device: str, processes: int) -> None:
+    job = ready.job
+    folder = job.keeping.folder
+    say_estimate(
+        estimate(
+            ready.paths,
+            job.queries,
+            ready.documents,
+            device=device,
+            k=job.asked.k,
+            processes=processes,
+            candidates=job.asked.candidates,
+            resumed=folder is not None and any(folder.glob("*/[0-9]*.h5")),
+        )
     )
 
 
 def _finish(settings: Settings, ready: _Ready, outcomes: Iterable[Outcome], device: str, places: Sequence[str]) -> Result:
     """Metrics, parity, Result; written whole, and what was kept for an interruption removed."""
-    results, runs = assess(outcomes, ready.job, ready.paths, ready.task.qrels, ready.stored, settings.metrics)
-    names = ready.job.names
+    job, out_dir, found = ready.job, ready.picked.out_dir, ready.found
+    qrels, stored = ready.picked.kept.qrels, found.documents.dtype
+    results, runs = assess(outcomes, job.asked, ready.paths, job.searched.copies, qrels, stored, settings.metrics)
     machine = {**environment(device), "device": settings.device}
     if len(places) > 1:
         machine |= {"processes": len(places), "devices": list(places)}
     result = Result(
         task=ready.facts,
-        encoder=ready.encoder,
-        k=ready.job.k,
-        paths={name: replace(path, run=f"runs/{run_file(name)}" if ready.out_dir else None) for name, path in results.items()},
+        encoder=found.encoder,
+        k=job.asked.k,
+        paths={name: replace(path, run=f"runs/{run_file(name)}" if out_dir else None) for name, path in results.items()},
         environment=machine,
         command=list(settings.command),
-        reference=REFERENCE if REFERENCE in names else None,
+        reference=REFERENCE if REFERENCE in job.names else None,
         created=datetime.now(UTC).isoformat(timespec="seconds"),
     )
-    if ready.out_dir is not None:
-        _write(result, runs, ready.out_dir)
-        remove(ready.out_dir)
+    if out_dir is not None:
+        _write(result, runs, out_dir)
+        remove(out_dir)
     return result
 
 
@@ -364,23 +393,3 @@ def check_device(device: str) -> None:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
         raise UsageError(f"device {device!r} cannot be used: {str(error).splitlines()[0]}") from error
-
-
-def _task_facts(task: Task, queries: Packed, documents: Documents, said: Sequence[str]) -> dict[str, Any]:
-    """What was evaluated: the task, or the subset of it that was kept."""
-    return {
-        "source": task.source,
-        "dataset": task.dataset,
-        "split": task.split,
-        "queries": len(task.query_ids),
-        "documents": len(task.document_ids),
-        "document_tokens": documents.tokens,
-        "query_tokens": int(queries.lengths.sum()),
-        "judged_pairs": task.judged_pairs,
-        "exclude_same_id": task.exclude_same_id,
-        "warnings": list(dict.fromkeys(said)),
-        "lengths": {
-            "queries": length_histogram(queries.lengths.cpu().numpy()),
-            "documents": length_histogram(documents.lengths()),
-        },
-    }

@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
 
 from maxsim_eval.errors import UsageError
-
-if TYPE_CHECKING:
-    pass
 
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "KI": 2**10, "MI": 2**20, "GI": 2**30, "TI": 2**40}
 
@@ -26,7 +22,7 @@ def bytes_of(text: str) -> int:
 
 
 def size_text(count: float | None) -> str:
-    """Bytes for people, in powers of 1000."""
+    """Bytes as people read them, in powers of 1000."""
     if count is None:
         return "unknown"
     for unit in ("B", "KB", "MB", "GB"):
@@ -37,7 +33,7 @@ def size_text(count: float | None) -> str:
 
 
 def time_text(seconds: float | None) -> str:
-    """Seconds for people."""
+    """Seconds as people read them: ms, s, min or h."""
     if seconds is None:
         return "unknown"
     if seconds >= 7200:

@@ -128,7 +128,7 @@ class PathResult:
 
 @dataclass(frozen=True)
 class Result:
-    """One evaluation, as `docs/result.md` documents it; `report.to_json` and `report.from_json` convert it."""
+    """One evaluation, as `docs/result.md` documents it; `report/result_json.py` converts it."""
 
     task: Mapping[str, Any]
     encoder: Mapping[str, Any]

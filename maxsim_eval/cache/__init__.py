@@ -6,7 +6,7 @@ copies.py        the quantised copy of a cache entry
 copy_shards.py   one quantised copy of a shard
 corpus.py        what a path may ask of the whole corpus before its first block: the largest magnitude, found once, by one pass
 embeddings.py    token embeddings of a task: from the cache, imported, or encoded now; of the whole task or of a subset of it
-entries.py       an entry of the embedding cache: a manifest and its shards in one folder, opened when whole (`filling.py`
+entries.py       an entry of the embedding cache: a manifest and its shards in one folder, opened when whole
 filling.py       filling an entry of the embedding cache
 hdf5.py          HDF5 as the toolkit keeps it
 housekeeping.py  what the cache folder holds, and how it is freed: `cache ls`, `cache rm`, `cache gc`

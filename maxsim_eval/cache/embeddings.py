@@ -13,7 +13,7 @@ import torch
 from maxsim_eval.cache.entries import Entry, open_entry
 from maxsim_eval.cache.filling import Begun
 from maxsim_eval.cache.selection import Documents, Selection
-from maxsim_eval.cache.sides import Contents, Side, embed, find_entry, find_imported, imported_names, package_versions
+from maxsim_eval.cache.sides import Contents, TaskSide, embed, find_entry, find_imported, imported_names, package_versions
 from maxsim_eval.data.subsets import rows_of
 from maxsim_eval.encoders.names import get_encoder
 from maxsim_eval.errors import DataError, UnknownNameError, UsageError
@@ -52,7 +52,7 @@ def embeddings(
     """Token embeddings of a task through the cache: cached, imported, or encoded now, by this process alone.
 
     What was imported under exactly this name for exactly these texts is used as it is. Else a name this version can run goes
-    through `cache.embed`; of any other, the error of `get_encoder` says what is missing and what to do. Imported embeddings
+    through `sides.embed`; of any other, the error of `get_encoder` says what is missing and what to do. Imported embeddings
     are what they are: an option that would change them, or another revision, is refused beside them (`UsageError`), and so
     are imported embeddings of one side beside encoded ones of the other (`DataError`). What is encoded is stored in the
     `task.dtype` unless `options` name a dtype.
@@ -70,7 +70,7 @@ def embeddings(
 
 def embeddings_by(
     world: World,
-    pick: Callable[[], tuple[Task, Task]],
+    tasks: Callable[[], tuple[Task, Task]],
     encoder: Encoder | str,
     cache_dir: Path | str,
     *,
@@ -84,7 +84,7 @@ def embeddings_by(
     `device`; the leader alone encodes the queries.
 
     Args:
-        pick: gives the task and what is kept of it. Called by the leader, and by the others only where documents are to be
+        tasks: gives the task and what is kept of it. Called by the leader, and by the others only where documents are to be
             encoded; theirs must be the same (the entry's key proves it).
 
     Raises:
@@ -93,30 +93,21 @@ def embeddings_by(
     """
     if options and not isinstance(encoder, str):
         raise UsageError(f"encoder options {', '.join(options)}: need the name of an encoder; this one was made with its own")
-    leading: list[Embeddings | _Search] = []
+    found = _find(*tasks(), encoder, cache_dir, device, options) if world.leader else None
     with contextlib.ExitStack() as held:
-
-        def look() -> Begun | None:
-            found = _look(*pick(), encoder, cache_dir, device, options)
-            leading.append(found)
-            return held.enter_context(found.documents.begun()) if isinstance(found.documents, Side) else None
-
-        begun: Begun | None = world.first(look)
+        side = found.documents if found is not None and isinstance(found.documents, TaskSide) else None
+        begun: Begun | None = world.share(None if side is None else held.enter_context(side.begun()))
         if begun is not None:
             if world.size > 1:
                 require_same_machines(world.collect({**machine_of(device), **package_versions()}), "embeddings")
-            side = leading[0].documents if leading else _own_side(pick()[1], encoder, cache_dir, device, options)
-            assert isinstance(side, Side)  # something was begun
+            side = side or _own_side(tasks()[1], encoder, cache_dir, device, options)
             side.fill(begun, quiet=quiet, world=world)
-    if not leading:
-        return None
-    found = leading[0]
     return found.rest(quiet) if isinstance(found, _Search) else found
 
 
-def _own_side(kept: Task, encoder: Encoder | str, cache_dir: Path | str, device: str, options: Mapping[str, Any]) -> Side:
+def _own_side(kept: Task, encoder: Encoder | str, cache_dir: Path | str, device: str, options: Mapping[str, Any]) -> TaskSide:
     """The documents as a process other than the leader encodes them: with a model of its own."""
-    return Side(kept, "document", _encoder_of(encoder, kept, device, options), cache_dir)
+    return TaskSide(kept, "document", _encoder_of(encoder, kept, device, options), cache_dir)
 
 
 def _encoder_of(encoder: Encoder | str, task: Task, device: str, options: Mapping[str, Any]) -> Encoder:
@@ -134,11 +125,11 @@ class _Search:
     encoder: Encoder
     cache_dir: Path | str
     queries: Entry | None
-    documents: Documents | Side  # a side: they are not there
+    documents: Documents | TaskSide  # a side: they are not there
 
     def rest(self, quiet: bool) -> Embeddings:
         """The embeddings, once the documents are there: queries that are not are encoded now."""
-        documents = open_entry(self.documents.folder) if isinstance(self.documents, Side) else self.documents
+        documents = open_entry(self.documents.folder) if isinstance(self.documents, TaskSide) else self.documents
         queries = self.queries
         if queries is None:
             queries = embed(self.task, "query", self.encoder, self.cache_dir, quiet=quiet, contents=self.contents)
@@ -152,10 +143,10 @@ def cached_embeddings(
     """As `embeddings`, but nothing is encoded: what is not in the cache, whole, is a `DataError` that says how to put it there."""
     if options and not isinstance(encoder, str):
         raise UsageError(f"encoder options {', '.join(options)}: need the name of an encoder; this one was made with its own")
-    found = _look(task, task if kept is None else kept, encoder, cache_dir, device, options)
+    found = _find(task, task if kept is None else kept, encoder, cache_dir, device, options)
     if isinstance(found, Embeddings):
         return found
-    there = {"queries": found.queries is not None, "documents": not isinstance(found.documents, Side)}
+    there = {"queries": found.queries is not None, "documents": not isinstance(found.documents, TaskSide)}
     if missing := " and ".join(side for side, is_there in there.items() if not is_there):
         named = encoder if isinstance(encoder, str) else encoder.name
         raise DataError(
@@ -166,7 +157,7 @@ def cached_embeddings(
     return found.rest(quiet=True)
 
 
-def _look(
+def _find(
     task: Task, kept: Task, encoder: Encoder | str, cache_dir: Path | str, device: str, options: Mapping[str, Any]
 ) -> Embeddings | _Search:
     """What is there; refuses what does not go together (`embeddings`)."""
@@ -189,7 +180,7 @@ def _look(
         if named.startswith(f"{encoder.name}@") and "revision" not in changing:
             changing.append("revision")
     whole = None if kept.document_ids is task.document_ids else find_entry(task, "document", encoder, cache_dir, contents)
-    side = Side(kept, "document", encoder, cache_dir, of_kept) if whole is None else None
+    side = TaskSide(kept, "document", encoder, cache_dir, of_kept) if whole is None else None
     there: dict[Role, Entry | None] = {
         "query": find_entry(task, "query", encoder, cache_dir, contents),
         "document": whole if side is None else side.find(),
@@ -197,7 +188,7 @@ def _look(
     # The name as typed and the encoder's own may differ (a path, name@revision), and imports are found by the latter too.
     taken = {role: entry for role, entry in there.items() if entry is not None and _origin(entry) == "imported"}
     _require_imported_alone(task, named, encoder.name, taken, changing)
-    found: Documents | Side | None = there["document"] or side
+    found: Documents | TaskSide | None = there["document"] or side
     if whole is not None:
         found = chosen_rows(whole, task, kept)
     assert found is not None  # one of the three is there

@@ -51,7 +51,7 @@ class Listed:
 
     @property
     def state(self) -> str:
-        """In words."""
+        """What the entry lacks, in words."""
         return self.problem or (f"{self.missing} of {self.shards} shards missing" if self.missing else "complete")
 
 

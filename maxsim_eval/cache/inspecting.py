@@ -68,7 +68,7 @@ class Inspection:
         return {"schema": SCHEMA, **asdict(self)}
 
     def render(self, console: Console) -> None:
-        """Tables for people."""
+        """Print the figures, the histogram of lengths and the quantised copies."""
         console.print(Text(self.folder), style="bold", soft_wrap=True)
         table = Table(box=box.SIMPLE, show_header=False)
         for name, value in self._rows():

@@ -40,7 +40,7 @@ __all__ = [
     "FORMAT",
     "Contents",
     "Entry",
-    "Side",
+    "TaskSide",
     "content_hash",
     "embed",
     "embedding_key",
@@ -159,7 +159,7 @@ def embedding_key(role: Role, encoder: Encoder, contents: Contents) -> str:
     return entry_key(contents.of(role), fingerprint)
 
 
-class Side:
+class TaskSide:
     """One side of a task on its way into the cache: which entry it belongs to, and how its tokens are made.
 
     `contents`: the task's, where the caller has them already.
@@ -245,7 +245,7 @@ def find_entry(
     Raises:
         CacheError, DataError, UsageError: as `embed`.
     """
-    return Side(task, role, encoder, cache_dir, contents).find()
+    return TaskSide(task, role, encoder, cache_dir, contents).find()
 
 
 def embed(
@@ -260,7 +260,7 @@ def embed(
     Raises:
         CacheError, DataError, UsageError: as `fill_entry` and `content_hash`.
     """
-    side = Side(task, role, encoder, cache_dir, contents)
+    side = TaskSide(task, role, encoder, cache_dir, contents)
     if (entry := side.find()) is not None:
         return entry
     with side.begun() as begun:

@@ -1,6 +1,6 @@
 """The command line: `python evaluate.py beir scifact`, also installed as `maxsim-eval`.
 
-Results go to stdout, everything else (progress, warnings, errors) to stderr; exit codes as `cli_output.EXIT_CODES` says.
+Results go to stdout, everything else (progress, warnings, errors) to stderr; exit codes as `output.EXIT_CODES` says.
 """
 
 from __future__ import annotations
@@ -159,7 +159,7 @@ def main(arguments: list[str] | None = None) -> None:
     escape_unwritable()
     _size_bars()
     if int(os.environ.get("WORLD_SIZE") or 1) > 1:
-        # torch's C++ prints a stack for every broken connection; what broke is said once, by name (distributed.py).
+        # torch's C++ prints a stack for every broken connection; what broke is said once, by name (processes/world.py).
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
         if os.environ.get("RANK") != "0":  # every process is given the same command: the first one says what there is to say
             with contextlib.redirect_stderr(io.StringIO()), contextlib.redirect_stdout(io.StringIO()):

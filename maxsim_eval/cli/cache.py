@@ -73,7 +73,7 @@ def encode(source: str, dataset: str, *, encoder: str, device: str, data_dir: Pa
     before: set[Path] = set()
     began = 0.0
 
-    def pick() -> tuple[Task, Task]:
+    def tasks() -> tuple[Task, Task]:
         nonlocal before, began
         task = load_task(source, dataset, data_dir=data_dir, quiet=quiet, **given)
         before, began = set(cache_dir.glob("*/*/*/[0-9]*.h5")), time.monotonic()
@@ -82,7 +82,7 @@ def encode(source: str, dataset: str, *, encoder: str, device: str, data_dir: Pa
     with joined(device, say_last) as world:
         device = world.device(device)
         check_device(device)
-        found = embeddings_by(world, pick, encoder, cache_dir, device=device, quiet=quiet, **options)
+        found = embeddings_by(world, tasks, encoder, cache_dir, device=device, quiet=quiet, **options)
         if found is not None:
             _say_encoded(found, before, time.monotonic() - began, world.size, as_json)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -41,7 +42,7 @@ _OUT = {
 
 
 def register(app: typer.Typer) -> None:
-    """Add the evaluating commands."""
+    """Give the app a command for every source of data."""
     for source in COMMANDS:
         app.command(source)(_command_of(source))
 
@@ -64,7 +65,7 @@ def evaluate_task(
     source: str, *, dataset: str, data_dir: Path, out: Path | None, encoder: str, split: str | None, as_json: bool, **given: Any
 ) -> None:
     """Every evaluating command; `given` are the options of `SCORING`, `MODEL`, of the source, the cache folder and `quiet`."""
-    from maxsim_eval.api import Settings, check_device, run
+    from maxsim_eval.api import Settings, check_device, evaluate_settings
     from maxsim_eval.comparison.metrics import DEFAULT_METRICS
     from maxsim_eval.data.loading import load_task
     from maxsim_eval.processes.world import joined, several
@@ -72,7 +73,6 @@ def evaluate_task(
     from maxsim_eval.report.console import render_console
     from maxsim_eval.report.result_json import to_json
     from maxsim_eval.scoring.scoring import check_paths
-    from maxsim_eval.types import Task
 
     loading = loading_options(given, SOURCES[source])
     require_counts(given, "k", "readers", "limit_queries", "limit_documents")
@@ -88,23 +88,20 @@ def evaluate_task(
     )
     if not several():
         check_device(settings.device)  # before anything is loaded
-    folder = Path()
+    load = partial(load_task, source, dataset, data_dir=data_dir, split=split, quiet=settings.quiet, **loading)
+    named = split is not None or any(value is not None for value in loading.values())
 
-    def load() -> tuple[Task, Path]:
-        nonlocal folder
-        task = load_task(source, dataset, data_dir=data_dir, split=split, quiet=settings.quiet, **loading)
-        part = task.split if split is not None or any(value is not None for value in loading.values()) else ""
-        folder = out or Path("results") / _folder_name(source, task.dataset, part, encoder, settings)
-        return task, folder
+    def folder_of(dataset: str, split: str) -> Path:
+        return out or Path("results") / _folder_name(source, dataset, split if named else "", encoder, settings)
 
     with joined(settings.device, say_last) as world:
-        result = run(settings, load)
+        result = evaluate_settings(settings, load, lambda task: folder_of(task.dataset, task.split))
         if not world.leader:
             return
         if as_json:
             sys.stdout.write(to_json(result))
         elif not settings.quiet:
-            screen = console()
+            screen, folder = console(), folder_of(result.task["dataset"], result.task["split"])
             render_console(result, screen)
             screen.print(
                 f"report: {folder}/report.html, {folder}/report.md, {folder}/result.json, {folder}/runs/",

@@ -68,7 +68,7 @@ MODEL: Group = {
         False,
     ),
 }
-"""The encoder's options, `encoders.OPTIONS` but for the device; all but the batch size and trust make another cache entry."""
+"""The encoder's options, `encoders.names.OPTIONS` but for the device; all but the batch size and trust make another cache entry."""
 
 LIMITS: Group = {
     "limit_queries": (Annotated[int | None, typer.Option(help="Score only this many judged queries (a seeded sample).")], None),

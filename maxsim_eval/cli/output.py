@@ -44,7 +44,7 @@ def coloured(stream: IO[Any]) -> bool:
 
 
 def say(text: str, colour: str | None = None) -> None:
-    """A message on stderr."""
+    """Print a message on stderr, in colour where somebody looks at it."""
     typer.echo(typer.style(text, fg=colour) if colour and coloured(sys.stderr) else text, err=True)
 
 

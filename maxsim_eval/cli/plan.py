@@ -27,7 +27,7 @@ from maxsim_eval.planning.plan import Plan, Room, make_plan
 from maxsim_eval.quantities import bytes_of, size_text, time_text
 
 if TYPE_CHECKING:
-    from maxsim_eval.planning.sizes import Found
+    from maxsim_eval.planning.sizes import FoundSizes
 
 SCHEMA = "maxsim-eval/plan/1"
 
@@ -122,7 +122,7 @@ def _rate_text(rate: Rate | None, unit: str) -> str:
 class Answer:
     """A plan with what it was made from, as JSON or as tables."""
 
-    found: Found
+    found: FoundSizes
     encoder: str
     device: str
     rates: Rates

@@ -1,13 +1,12 @@
 """Runs against judgements and against the reference: metrics, intervals, parity, verdicts.
 
-assessing.py      from rankings to what a Result says of each path
-metrics.py        retrieval metrics per query, computed by trec_eval itself through pytrec_eval, under ir-measures' names
-paper_metrics.py  metrics as the paper's own scripts define them, beside trec_eval's and under names of their own
-parity.py         how far a scoring path is from the reference path: the `parity` object of a Result
-rankings.py       how far a path's rankings are from the reference's
-scores.py         how far a path's scores are from the reference's: rank correlation, score errors and their histogram
-statistics.py     do two paths differ, and by how much at most: intervals, tests and verdicts on per-query metric values
-thresholds.py     the gate's thresholds: the TOML file, packaged (`thresholds.toml`) or one's own
-ties.py           what equal scores hide
-verdicts.py       which difference matters, by path and metric, and what the statistics say of every compared path
+assessing.py   from rankings to what a Result says of each path
+metrics.py     retrieval metrics per query: trec_eval's through pytrec_eval, under ir-measures' names, and the paper's own
+parity.py      how far a scoring path is from the reference path: the `parity` object of a Result
+rankings.py    how far a path's rankings are from the reference's
+scores.py      how far a path's scores are from the reference's: rank correlation, score errors and their histogram
+statistics.py  do two paths differ, and by how much at most: intervals, tests and verdicts on per-query metric values
+thresholds.py  the gate's thresholds: the TOML file, packaged (`thresholds.toml`) or one's own
+ties.py        what equal scores hide
+verdicts.py    which difference matters, by path and metric, and what the statistics say of every compared path
 """

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,15 +12,17 @@ from maxsim_eval.comparison.metrics import evaluate_run, means
 from maxsim_eval.comparison.parity import compare
 from maxsim_eval.comparison.ties import mean_bounds
 from maxsim_eval.comparison.verdicts import with_statistics
-from maxsim_eval.scoring.job import Job, Outcome, Rows
+from maxsim_eval.scoring.job import KeptRows, Outcome
 from maxsim_eval.scoring.paths import REFERENCE, ScoringPath
+from maxsim_eval.scoring.stream import Asked
 from maxsim_eval.types import PathResult, Qrels, Run
 
 
 def assess(
     outcomes: Iterable[Outcome],
-    job: Job,
+    asked: Asked,
     paths: Mapping[str, ScoringPath],
+    copied: Container[str],
     qrels: Qrels,
     stored: torch.dtype,
     metrics: Sequence[str],
@@ -29,17 +31,19 @@ def assess(
 
     Args:
         outcomes: the reference's, if there is one, first.
-        paths: the job's, by name.
+        asked: of every path.
+        paths: by name.
+        copied: those that read a quantised copy in the cache.
         stored: dtype of the stored embeddings.
         metrics: names, see `metrics.parse_metric`.
     """
     results: dict[str, PathResult] = {}
     runs: dict[str, Run] = {}
-    reference_rows: Rows | None = None
+    reference_rows: KeptRows | None = None
     for outcome in outcomes:
         name = outcome.run.name
         runs[name] = outcome.run
-        results[name] = _result(outcome, job, paths[name], qrels, metrics)
+        results[name] = _result(outcome, paths[name], name in copied, qrels, metrics)
         if name == REFERENCE:
             reference_rows = outcome.rows
         elif REFERENCE in results:
@@ -50,18 +54,18 @@ def assess(
                 runs[name],
                 reference_scores=reference_rows,
                 scores=outcome.rows,
-                k=job.k,
-                score_rows=None if len(job.kept_rows) == len(job.query_ids) else job.kept_rows.tolist(),
-                listed=None if job.candidates is None else job.candidates.of(job.kept_rows.tolist()),
+                k=asked.k,
+                score_rows=None if len(asked.kept_rows) == len(asked.query_ids) else asked.kept_rows.tolist(),
+                listed=None if asked.candidates is None else asked.candidates.of(asked.kept_rows.tolist()),
                 qrels=qrels,
             )
             results[name] = replace(results[name], parity=_about_inputs(parity, name, stored, paths[name].own))
     return with_statistics(results, REFERENCE) if REFERENCE in results else results, runs
 
 
-def _result(outcome: Outcome, job: Job, path: ScoringPath, qrels: Qrels, metrics: Sequence[str]) -> PathResult:
+def _result(outcome: Outcome, path: ScoringPath, copied: bool, qrels: Qrels, metrics: Sequence[str]) -> PathResult:
     per_query = evaluate_run(outcome.run, qrels, metrics)
-    read = f"; documents read from the {path.copy} copy in the cache" if outcome.run.name in job.copies else ""
+    read = f"; documents read from the {path.copy} copy in the cache" if copied else ""
     return PathResult(
         metrics=means(per_query),
         per_query=per_query,

@@ -2,21 +2,30 @@
 
 Our own runs are ordered lists; they reach trec_eval as strictly decreasing scores, so no tie can change their order.
 Runs of other tools keep their scores and trec_eval's rule (float32 score descending, ties by document id descending).
-Every judged query counts: one without results scores 0 in every metric and stays in the mean (`AnyHit@k` of `paper_metrics`
-aside, which has no value where nothing is relevant).
+Every judged query counts: one without results scores 0 in every metric and stays in the mean (`AnyHit@k` aside, which has no value
+where nothing is relevant).
+
+Metrics as the paper's own scripts define them stand beside trec_eval's, under names of their own: a figure of the paper can only be
+compared with one of the same definition.
+
+`AnyHit@k`    1 when any relevant document is among the first k, else 0. A query without a relevant document has no value and is
+              left out of the mean (trec_eval's `Success@k` counts it as 0). The paper calls the mean "recall".
+`nDCG-exp@k`  DCG with gain 2^rel - 1 and discount log2(rank + 1), over that of the best possible ranking. For judgements of 0 and
+              1 it equals trec_eval's nDCG, whose gain is rel itself. A query without a relevant document counts 0, as there.
+
+Judgements of 0 and below are not relevant and gain nothing, as in trec_eval.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import pytrec_eval
 
-from maxsim_eval.comparison.paper_metrics import PAPER_METRICS
 from maxsim_eval.data.trec import check_ranking, ranked
 from maxsim_eval.errors import DataError, UnknownNameError, UsageError
 from maxsim_eval.types import Qrels, Run
@@ -57,16 +66,48 @@ _NAME = re.compile(r"(?P<base>[A-Za-z]+(-exp)?)(@(?P<cutoff>[0-9]+))?")
 _MAX_CUTOFF = 2**31 - 1
 # trec_eval walks over every relevance level up to the highest; a level like 10^6 would take it minutes a query.
 _MAX_RELEVANCE = 10_000
+_MAX_EXPONENT = 60  # the highest relevance of nDCG-exp: gains are below 2^60, and sums of them far from overflow
 # Rank surrogates are consecutive normal float32 numbers, counted by their bit pattern from the smallest one: strictly
 # decreasing by construction, and 2^31 - 2^24 of them, so no ranking is too long (integers end at 2^24).
 _FIRST_NORMAL_BITS = 0x0080_0000
+
+
+def any_hit(ranking: Sequence[str], judged: Mapping[str, int], k: int) -> float | None:
+    """`AnyHit@k` of one query: `ranking` best first, `judged` document id -> relevance; None for a query without a relevant one."""
+    if not any(relevance > 0 for relevance in judged.values()):
+        return None
+    return float(any(judged.get(document, 0) > 0 for document in ranking[:k]))
+
+
+def exponential_ndcg(ranking: Sequence[str], judged: Mapping[str, int], k: int) -> float:
+    """`nDCG-exp@k` of one query: `ranking` best first, `judged` document id -> relevance.
+
+    Raises:
+        DataError: a relevance above 60, whose gain would drown every other.
+    """
+    highest = max(judged.values(), default=0)
+    if highest > _MAX_EXPONENT:
+        raise DataError(f"nDCG-exp: relevance {highest}, need {_MAX_EXPONENT} or less (its gain is 2^relevance - 1)")
+    ideal = _dcg(sorted(judged.values(), reverse=True)[:k])
+    return _dcg([judged.get(document, 0) for document in ranking[:k]]) / ideal if ideal else 0.0
+
+
+def _dcg(relevances: Sequence[int]) -> float:
+    gains = (2.0**relevance - 1.0 if relevance > 0 else 0.0 for relevance in relevances)
+    return math.fsum(gain / math.log2(rank + 1) for rank, gain in enumerate(gains, start=1))
+
+
+PAPER_METRICS: dict[str, Callable[[Sequence[str], Mapping[str, int], int], float | None]] = {
+    "AnyHit": any_hit,
+    "nDCG-exp": exponential_ndcg,
+}
 
 
 @dataclass(frozen=True)
 class Metric:
     """One parsed metric: the name as asked for, its canonical name, and how trec_eval is asked for it.
 
-    For a metric of `paper_metrics`, `measure` is its name there and `truncate` its cutoff.
+    For one of `PAPER_METRICS`, `measure` is its name there and `truncate` its cutoff.
     """
 
     name: str

@@ -1,6 +1,6 @@
 """How far a scoring path is from the reference path: the `parity` object of a Result.
 
-Scores are compared in `score_parity`, rankings in `ranking_parity`, means over queries by intervals and tests in `verdicts`.
+Scores are compared in `scores.py`, rankings in `rankings.py`, means over queries by intervals and tests in `verdicts.py`.
 """
 
 from __future__ import annotations

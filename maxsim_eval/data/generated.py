@@ -82,7 +82,7 @@ class Stream:
         return int.from_bytes(digest, "big") % n
 
     def pick(self, items: Sequence[T]) -> T:
-        """One of `items`."""
+        """Draw one of `items`."""
         return items[self.below(len(items))]
 
     def sample(self, items: Sequence[T], n: int) -> list[T]:

@@ -31,7 +31,7 @@ _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
 @dataclass(frozen=True)
-class _Table:
+class _SplitRows:
     """The rows of one split: `rows` without images, `images` the same rows with the images' files undecoded."""
 
     where: str
@@ -108,7 +108,7 @@ def load(
     return replace(task, warnings=(*warnings, *task.warnings))
 
 
-def _questions(table: _Table, column: str, ids: dict[str, str]) -> tuple[Part, Judgements, list[str]]:
+def _questions(table: _SplitRows, column: str, ids: dict[str, str]) -> tuple[Part, Judgements, list[str]]:
     """The questions of one wording with their ids, each judged relevant for the page of its row."""
     written, wording = table.rows["query"], table.rows[column]
     rows = [row for row, text in enumerate(written) if text and text.strip()]
@@ -130,7 +130,7 @@ def _questions(table: _Table, column: str, ids: dict[str, str]) -> tuple[Part, J
     return Part(names, PackedTexts([wording[row] for row in kept]), "the table"), Judgements(qrels), notes
 
 
-def _unique_images(table: _Table) -> tuple[list[str], list[int]]:
+def _unique_images(table: _SplitRows) -> tuple[list[str], list[int]]:
     """Names of the images in the order they first appear, and those rows."""
     first: dict[str, int] = {}
     for row, name in enumerate(table.rows["image_filename"]):
@@ -166,7 +166,7 @@ def _digest(images: Any, row: int) -> bytes:
     return hashlib.sha256(_bytes(images, row)).digest()
 
 
-def _open(card: Card, data_dir: Path, split: str, revision: str, column: str, quiet: bool) -> _Table:
+def _open(card: Card, data_dir: Path, split: str, revision: str, column: str, quiet: bool) -> _SplitRows:
     """The split's table; `column` must be in it."""
     try:
         import datasets
@@ -193,7 +193,7 @@ def _open(card: Card, data_dir: Path, split: str, revision: str, column: str, qu
         raise DataError(
             f"{where}: cannot be loaded ({cause.__class__.__name__}: {cause}). {by_hand(card, data_dir)}"
         ) from error
-    return _Table(where, rows, images, "" if folder else _revision(found))
+    return _SplitRows(where, rows, images, "" if folder else _revision(found))
 
 
 def _parquet(folder: Path, split: str) -> list[Path]:

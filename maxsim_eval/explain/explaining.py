@@ -26,6 +26,7 @@ from maxsim_eval.errors import DataError, UsageError, did_you_mean
 from maxsim_eval.scoring.job import find_copies
 from maxsim_eval.scoring.own_functions import find_paths
 from maxsim_eval.scoring.paths import check_range
+from maxsim_eval.scoring.sources import EmbeddingSource
 from maxsim_eval.types import Encoder, PageGrids, PatchGrid, Role, Task, TokenTexts
 from maxsim_kernels import Packed
 from maxsim_kernels.streaming import device_blocks
@@ -138,7 +139,7 @@ def explain_pair(
     Args:
         task, encoder, encoder_options, limit_*: as of the evaluation (`api.evaluate`).
         query, document: ids.
-        path: a name of `scoring.PATHS`; a user's own function has no winners to show.
+        path: a name of `scoring.paths.PATHS`; a user's own function has no winners to show.
         device: where the pair is scored.
         grid: where a page's patches are among its tokens, instead of what the encoder says.
         quiet: no progress bar (`int8-corpus` passes over the corpus for its scale, unless a copy in the cache has it).
@@ -236,10 +237,7 @@ class _Pair:
         if copy is not None and len(self.document.values):
             with closing(device_blocks(copy.blocks([(self.place, self.place + 1)]), device, queries=1)) as blocks:
                 return next(blocks)
-        try:
-            return how.documents(self.document.to(device), self.corpus)
-        except ValueError as error:  # values that no scale can hold
-            raise DataError(f"path {self.path}: {self.corpus.entry.folder}: {error}") from error
+        return EmbeddingSource(self.path, how, self.corpus).prepare(self.document.to(device))
 
 
 def _sides(items: tuple[Any, Any], queries: Packed, tokens: Packed) -> list[tuple[Role, Any, Packed]]:

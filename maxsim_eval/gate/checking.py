@@ -1,7 +1,7 @@
 """The gate: a fresh Result against a committed baseline and thresholds; any failed finding means a non-zero exit.
 
 A bound on a value that is missing or null fails: what could not be measured has not passed. Thresholds are read in `thresholds`,
-baselines in `baselines`; what a log and a job summary show of the findings is `gate_report`'s.
+baselines in `baselines.py`; `report.py` makes what a log and a job summary show of the findings.
 """
 
 from __future__ import annotations

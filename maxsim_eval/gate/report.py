@@ -10,7 +10,7 @@ from typing import Any
 from maxsim_eval.files import writing
 from maxsim_eval.gate.checking import Finding, passed
 from maxsim_eval.report.markdown import cell, table
-from maxsim_eval.report.tables import entry, known
+from maxsim_eval.report.values import entry, figure, known
 from maxsim_eval.report.words import headline
 from maxsim_eval.types import PathResult, Result
 
@@ -18,10 +18,6 @@ _SHOWN = "nDCG@10"
 _COLUMNS = ("path", _SHOWN, "change", "Spearman", "top-10 overlap", "top-20 overlap", "largest score error")
 _ACCEPT = "to accept this as the new baseline, on purpose: the same command with --update-baseline"
 _TEXT_BYTES = 900 << 10  # GitHub refuses a step's summary above 1 MiB as a whole
-
-
-def _form(value: Any, form: str) -> str:
-    return format(value, form) if known(value) else "-"
 
 
 def _metric(result: Result) -> str:
@@ -35,14 +31,14 @@ def _rows(result: Result, metric: str) -> list[list[str]]:
     rows = []
     for name, path in result.paths.items():
         value = path.metrics.get(metric)
-        row = [name, _form(value, ".4f")]
+        row = [name, figure(value, ".4f")]
         if name == result.reference:
             rows.append([*row, "reference", *[""] * 4])
             continue
         change = value - reference if known(value) and known(reference) else math.nan  # type: ignore[operator]
-        row += ["0" if change == 0 else _form(change, "+.6f"), _form(entry(path.parity, "spearman", "mean"), ".7f")]
-        row += [_form(entry(path.parity, "overlap", cutoff), ".4f") for cutoff in ("@10", "@20")]
-        rows.append([*row, _form(entry(path.parity, "max_rel_error"), ".1e")])
+        row += ["0" if change == 0 else figure(change, "+.6f"), figure(entry(path.parity, "spearman", "mean"), ".7f")]
+        row += [figure(entry(path.parity, "overlap", cutoff), ".4f") for cutoff in ("@10", "@20")]
+        rows.append([*row, figure(entry(path.parity, "max_rel_error"), ".1e")])
     return rows
 
 

@@ -1,4 +1,4 @@
-"""Opening embedding files: torch, npz, npy and safetensors become one `Table` of tensors, lists and strings.
+"""Opening embedding files: torch, npz, npy and safetensors become one `FileTable` of tensors, lists and strings.
 
 No format may run code: torch files are read with `weights_only=True`, numpy files with `allow_pickle=False`. Large
 files are mapped (torch zip files, npy, safetensors), so opening one costs its index, not its size.
@@ -63,7 +63,7 @@ UNPICKLE = {
 
 
 @dataclass
-class Table:
+class FileTable:
     """What one embedding file holds, whatever its format.
 
     entries: key -> tensor, list or string; meta: the file's own `meta` (torch) or text metadata (safetensors);
@@ -77,7 +77,7 @@ class Table:
     notes: list[str] = field(default_factory=list)
 
 
-def open_table(path: Path) -> Table:
+def open_table(path: Path) -> FileTable:
     """Open an embedding file by its extension; `DataError` when it is missing, damaged, unsafe or of another kind.
 
     A list or a tensor that no dict names becomes the entry `embeddings`.
@@ -107,7 +107,7 @@ def _own_conversion(path: Path, kind: str) -> str:
     return f". A list of arrays that you saved yourself is converted where it was made, by: python -c {shlex.quote(code)}"
 
 
-def _read_torch(path: Path) -> Table:
+def _read_torch(path: Path) -> FileTable:
     try:
         loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=_can_map(path))
     except pickle.UnpicklingError as error:
@@ -127,7 +127,7 @@ def _read_torch(path: Path) -> Table:
     meta = loaded.pop("meta", None)
     if meta is not None and not isinstance(meta, dict):
         raise DataError(f"{path}: meta: got {type(meta).__name__}, need a dict (qrels, query_ids, doc_ids)")
-    table = Table(path, loaded, dict(meta or {}), (path,))
+    table = FileTable(path, loaded, dict(meta or {}), (path,))
     _add_id_files(table)
     return table
 
@@ -170,7 +170,7 @@ def _first_line(error: BaseException) -> str:
     return f"{lines[0] if lines else ''} ({type(error).__name__})".strip()
 
 
-def _read_npz(path: Path) -> Table:
+def _read_npz(path: Path) -> FileTable:
     entries: dict[str, Any] = {}
     name = ""
     with open(path, "rb") as handle:  # numpy does not close a file that it opened and could not read
@@ -186,14 +186,14 @@ def _read_npz(path: Path) -> Table:
                     entries[name] = _from_numpy(path, name, array)
         except DAMAGE as error:
             raise _numpy_error(path, f"{name}: " if name else "", error) from error
-    return Table(path, entries, {}, (path,))
+    return FileTable(path, entries, {}, (path,))
 
 
-def _read_npy(path: Path) -> Table:
+def _read_npy(path: Path) -> FileTable:
     """`<name>.npy` with `<name>.offsets.npy` or alone and, when there is one, `<name>.ids.txt`."""
     beside = path.with_name(f"{path.stem}{OFFSETS}")
     parts = {"values": path, "offsets": beside} if beside.is_file() else {"embeddings": path}
-    table = Table(path, {}, {}, tuple(parts.values()))
+    table = FileTable(path, {}, {}, tuple(parts.values()))
     for name, file in parts.items():
         try:
             array = np.lib.format.open_memmap(file, mode="c")  # never pickled; writes would never reach the file
@@ -237,7 +237,7 @@ def _from_numpy(path: Path, name: str, array: np.ndarray) -> Any:
     return torch.from_numpy(native)
 
 
-def _read_safetensors(path: Path) -> Table:
+def _read_safetensors(path: Path) -> FileTable:
     from safetensors import SafetensorError, safe_open
 
     entries: dict[str, Any] = {}
@@ -257,12 +257,12 @@ def _read_safetensors(path: Path) -> Table:
                 meta[key] = json.loads(meta[key])
             except ValueError as error:
                 raise DataError(f"{path}: metadata {key}: not JSON: {error}") from error
-    table = Table(path, entries, meta, (path,))
+    table = FileTable(path, entries, meta, (path,))
     _add_id_files(table)
     return table
 
 
-def _add_id_files(table: Table) -> None:
+def _add_id_files(table: FileTable) -> None:
     """Ids from `<name>.ids.txt`, `<name>.query_ids.txt`, `<name>.document_ids.txt`: UTF-8, one a line."""
     for key in ("ids", "query_ids", "document_ids"):
         beside = table.path.with_name(f"{table.path.stem}.{key}.txt")
@@ -284,7 +284,7 @@ def read_id_file(path: Path) -> list[str]:
     return [line.removesuffix("\r") for line in text.removesuffix("\n").split("\n")] if text else []
 
 
-READERS: dict[str, Callable[[Path], Table]] = {
+READERS: dict[str, Callable[[Path], FileTable]] = {
     ".pt": _read_torch,
     ".pth": _read_torch,
     ".bin": _read_torch,

@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from maxsim_eval.errors import DataError
-from maxsim_eval.importing.formats import Table, read_id_file
+from maxsim_eval.importing.formats import FileTable, read_id_file
 from maxsim_eval.importing.rows import INTEGERS, Where
 
 Judgements = dict[str, dict[str, int]]
@@ -20,7 +20,7 @@ Judgements = dict[str, dict[str, int]]
 IdList = tuple[Where, list[str]]  # where a list of ids stands, and its text
 
 
-def ids_of(table: Table, where: Where, names: tuple[str, ...], rows: int, beside: Path | None = None) -> list[str] | None:
+def ids_of(table: FileTable, where: Where, names: tuple[str, ...], rows: int, beside: Path | None = None) -> list[str] | None:
     """Ids of the rows, from the file, its `meta` or a file of ids, which must agree; integers become text."""
     lists = id_lists(table, where, names)
     if beside is not None:
@@ -29,7 +29,7 @@ def ids_of(table: Table, where: Where, names: tuple[str, ...], rows: int, beside
 
 
 def listed_in(path: Path) -> IdList:
-    """A file of ids."""
+    """The ids that a file of its own lists, with their place."""
     return checked_ids(Where(path, "ids", []), read_id_file(path))
 
 
@@ -55,7 +55,7 @@ def one_list(where: Where, lists: Sequence[IdList], rows: int) -> list[str]:
     return ids
 
 
-def id_lists(table: Table, where: Where, names: tuple[str, ...]) -> list[IdList]:
+def id_lists(table: FileTable, where: Where, names: tuple[str, ...]) -> list[IdList]:
     """The lists of ids that a table holds under these names, in `meta` or beside it."""
     found = []
     for origin, label in ((table.entries, ""), (table.meta, "meta.")):
@@ -81,7 +81,7 @@ def _id_list(where: Where, value: Any) -> list[str]:
     return [str(name) for name in value]
 
 
-def qrels_of(table: Table) -> Judgements | None:
+def qrels_of(table: FileTable) -> Judgements | None:
     """The judgements of a table or of its `meta`, ids as text and relevances as integers."""
     key, value = "qrels", table.entries.get("qrels")
     if value is None:

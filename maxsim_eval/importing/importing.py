@@ -1,6 +1,6 @@
 """Precomputed token embeddings into the cache: read, check, align with the task, write, so that no model is needed.
 
-`read_embeddings` (import_sets.py) reads and checks a file, a folder or chunks; `import_embeddings` puts the rows into the task's
+`read_embeddings` (many_files.py) reads and checks a file, a folder or chunks; `import_embeddings` puts the rows into the task's
 order and fills the cache entries that evaluation finds. Without a dataset, a file with ids and qrels becomes a local one.
 """
 
@@ -24,12 +24,12 @@ from maxsim_eval.importing.file_order import grouped
 from maxsim_eval.importing.local import make_local
 from maxsim_eval.importing.many_files import FileRows, Files, chunks_or_roles, read_embeddings
 from maxsim_eval.importing.origins import Origin, names_and_digests, origins_of
-from maxsim_eval.importing.tables import Imported, Side
+from maxsim_eval.importing.tables import Imported, ImportedSide
 from maxsim_eval.importing.token_checks import UNIT_TOLERANCE
 from maxsim_eval.types import Role, Task
 from maxsim_kernels import Packed
 
-__all__ = ["Imported", "Side", "import_embeddings", "read_embeddings"]
+__all__ = ["Imported", "ImportedSide", "import_embeddings", "read_embeddings"]
 
 READING = 1  # version of the reading rules: raise it when the same file would give other tokens
 SHARD_BYTES = 256 << 20
@@ -39,11 +39,11 @@ Paths = Files | Mapping[Role, Files]
 
 
 @dataclass(frozen=True)
-class _Plan:
+class _NewEntry:
     """One entry to write: where it goes, which file rows become it, and the entries that it would replace."""
 
     role: Role
-    side: Side
+    side: ImportedSide
     ids: Sequence[str]
     order: np.ndarray | None  # file row of every task row; None: the file's own order
     folder: Path
@@ -109,16 +109,17 @@ def import_embeddings(
     notes = [*merged.notes, *_judgement_notes(merged, task)]
     reading = {"drop_zero_tokens": True} if drop_zero_tokens else {}
     names = {"encoder": encoder_name, "revision": revision}
-    plans = [
-        _plan(role, side, task, notes, origins[role], names, reading, Path(cache_dir)) for role, side in merged.sides.items()
+    new_entries = [
+        _new_entry(role, side, task, notes, origins[role], names, reading, Path(cache_dir))
+        for role, side in merged.sides.items()
     ]
     if not replace:
-        for plan in plans:
-            _refuse_rivals(plan)
+        for new in new_entries:
+            _refuse_rivals(new)
     for text in loud:
         warnings.warn(text, stacklevel=2)
-    entries = {str(plan.role): _fill(plan, quiet) for plan in plans}
-    for rival in (rival for plan in plans for rival in plan.rivals):  # only now that everything new is whole
+    entries = {str(new.role): _fill(new, quiet) for new in new_entries}
+    for rival in (rival for new in new_entries for rival in new.rivals):  # only now that everything new is whole
         _remove(Path(cache_dir), rival)
     return entries
 
@@ -163,7 +164,7 @@ def _read_all(paths: Paths, ids: Mapping[Role, Path | str], drop_zero_tokens: bo
 def _merge(parts: Sequence[Imported]) -> Imported:
     """Queries, documents and qrels of several files as one; two files for one thing are refused."""
     first = parts[0]
-    sides: dict[Role, Side] = {}
+    sides: dict[Role, ImportedSide] = {}
     origin: dict[Role, Path] = {}
     qrels, qrels_path = first.qrels, first.path
     for part in parts:
@@ -185,7 +186,7 @@ def _merge(parts: Sequence[Imported]) -> Imported:
     return Imported(first.path, sides, qrels, {}, tuple(note for part in parts for note in part.notes))
 
 
-def _judged(role: Role, side: Side, encoder: str, required: bool, loud: list[str]) -> Side:
+def _judged(role: Role, side: ImportedSide, encoder: str, required: bool, loud: list[str]) -> ImportedSide:
     """The side with a note, which is also said loudly, or refused, where tokens that must be unit vectors are none."""
     norms = side.norms
     wrong = norms.off_unit + (norms.zeros if required else 0)
@@ -219,16 +220,16 @@ def _judgement_notes(merged: Imported, task: Task) -> list[str]:
 # Entries --------------------------------------------------------------------------------------------------------------
 
 
-def _plan(
+def _new_entry(
     role: Role,
-    side: Side,
+    side: ImportedSide,
     task: Task,
     notes: Sequence[str],
     origin: Origin,
     made_by: Mapping[str, str],
     reading: Mapping[str, bool],
     cache_dir: Path,
-) -> _Plan:
+) -> _NewEntry:
     ids, items = (task.query_ids, task.queries) if role == "query" else (task.document_ids, task.documents)
     order, said = _align(role, side, task, ids)
     content, encoder = content_hash(ids, items), made_by["encoder"]
@@ -249,10 +250,10 @@ def _plan(
     }
     like = {**names, "origin": "imported", "content": content}
     rivals = tuple(path for path in _folders_like(folder.parent, like) if path != folder)
-    return _Plan(role, side, ids, order, folder, key, provenance, rivals)
+    return _NewEntry(role, side, ids, order, folder, key, provenance, rivals)
 
 
-def _align(role: Role, side: Side, task: Task, ids: Sequence[str]) -> tuple[np.ndarray | None, list[str]]:
+def _align(role: Role, side: ImportedSide, task: Task, ids: Sequence[str]) -> tuple[np.ndarray | None, list[str]]:
     """File row of every row of the task (None: the same order), and what had to be assumed."""
     file, where = side.origin, f"{task.source}/{task.dataset} ({task.split})"
     plural = "queries" if role == "query" else "documents"
@@ -297,19 +298,19 @@ def _folders_like(dataset_folder: Path, need: Mapping[str, str]) -> list[Path]:
     return found
 
 
-def _refuse_rivals(plan: _Plan) -> None:
-    for rival in plan.rivals:
+def _refuse_rivals(new: _NewEntry) -> None:
+    for rival in new.rivals:
         provenance = json.loads((rival / "manifest.json").read_bytes())["provenance"]
         raise DataError(
-            f"{plan.side.origin}: {provenance['source']}/{provenance['dataset']} already has imported {plan.role} "
+            f"{new.side.origin}: {provenance['source']}/{provenance['dataset']} already has imported {new.role} "
             f"embeddings of {provenance['encoder']!r}, from {provenance.get('file')!r} (revision "
             f"{provenance.get('revision')!r}): {rival}. Pass --replace to put this file in their place"
         )
 
 
-def _fill(plan: _Plan, quiet: bool) -> Entry:
+def _fill(new: _NewEntry, quiet: bool) -> Entry:
     """Write the entry, or finish it, or find it whole."""
-    rows, order = plan.side.rows, plan.order
+    rows, order = new.side.rows, new.order
 
     def encode(start: int, stop: int) -> Packed:
         return rows.span(start, stop) if order is None else rows.take(order[start:stop])
@@ -318,16 +319,16 @@ def _fill(plan: _Plan, quiet: bool) -> Entry:
     at_once = None if order is not None and isinstance(rows, FileRows) else CHUNK
     mean = max(1, int(rows.lengths.mean() * rows.dim * rows.dtype.itemsize))
     return fill_entry(
-        plan.folder,
-        ids=plan.ids,
-        key=plan.key,
+        new.folder,
+        ids=new.ids,
+        key=new.key,
         dtype=rows.dtype,
         dim=rows.dim,
-        provenance=plan.provenance,
+        provenance=new.provenance,
         encode=encode,
         documents_per_shard=max(1, min(65536, SHARD_BYTES // mean)),
         chunk=at_once,
-        label=f"importing {plan.role} embeddings",
+        label=f"importing {new.role} embeddings",
         quiet=quiet,
     )
 

@@ -18,13 +18,13 @@ from tqdm import tqdm
 
 from maxsim_eval.errors import DataError, UsageError
 from maxsim_eval.importing.file_order import ID_FILE, files_of, ids_by_file, in_order, numbers_of
-from maxsim_eval.importing.formats import Table, open_table
+from maxsim_eval.importing.formats import FileTable, open_table
 from maxsim_eval.importing.ids import IdList, Judgements, checked_ids, id_lists, listed_in, note_unknown, one_list, qrels_of
 from maxsim_eval.importing.rows import TokenRows, Where
 from maxsim_eval.importing.tables import (
     KNOWN,
-    Found,
     Imported,
+    RoleKeys,
     build_rows,
     check_keys,
     find_embeddings,
@@ -203,7 +203,7 @@ class _Set:
                 role = "document"
         return find_embeddings(table, role)[0].role
 
-    def _open(self, path: Path) -> tuple[Table, bool]:
+    def _open(self, path: Path) -> tuple[FileTable, bool]:
         """A file as a table, and whether it is one document's; in a folder that may be a lone `[L, d]`."""
         table = open_table(path)
         if self.folder is not None:
@@ -215,7 +215,7 @@ class _Set:
         values = [value for key, value in table.entries.items() if key.endswith("embeddings")]
         return table, bool(values) and all(_holds_one(value) for value in values)
 
-    def _found(self, table: Table) -> Found:
+    def _found(self, table: FileTable) -> RoleKeys:
         found = find_embeddings(table, self.role)
         if len(found) > 1 or found[0].role != self.role:
             roles = " and ".join(side.role for side in found)
@@ -309,7 +309,7 @@ class _Set:
         raise DataError(f"{path}: changed while it was imported. Run the command again: it checks what is there now")
 
 
-def _lift_document(table: Table, key: str) -> None:
+def _lift_document(table: FileTable, key: str) -> None:
     """A file's `[L, d]` as a set of one document; its mask `[L]` and length likewise."""
     value, prefix = table.entries[key], key.removesuffix("embeddings")
     if not isinstance(value, Tensor) or value.dim() != 2:

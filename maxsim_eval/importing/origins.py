@@ -11,7 +11,7 @@ from tqdm import tqdm
 
 from maxsim_eval.hashing import canonical, feed
 from maxsim_eval.importing.many_files import FileRows
-from maxsim_eval.importing.tables import Imported, Side
+from maxsim_eval.importing.tables import Imported, ImportedSide
 from maxsim_eval.types import Role
 
 
@@ -39,7 +39,7 @@ def origins_of(merged: Imported, quiet: bool) -> dict[Role, Origin]:
     return {role: _origin(side, digests) for role, side in sides}
 
 
-def _origin(side: Side, digests: Mapping[Path, str]) -> Origin:
+def _origin(side: ImportedSide, digests: Mapping[Path, str]) -> Origin:
     name = Path(side.origin).name
     if not isinstance(side.rows, FileRows):
         file, *siblings = side.files

@@ -51,7 +51,7 @@ class Where:
         self.notes.append(f"{self.key}: {message}")
 
     def sibling(self, key: str) -> Where:
-        """The same file, another key."""
+        """Where another key of the same file stands."""
         return replace(self, key=key)
 
     def row(self, number: int) -> str:
@@ -84,7 +84,7 @@ class TokenRows(ABC):
         return pack([self.row(int(index)) for index in rows], dim=self.dim, dtype=self.dtype).to(self.dtype)
 
     def span(self, start: int, stop: int) -> Packed:
-        """Documents start..stop."""
+        """Copy documents `start` to `stop` into one `Packed`."""
         return self.take(range(start, stop))
 
     def packed(self) -> Packed:
@@ -100,7 +100,7 @@ class RaggedRows(TokenRows):
         self.values, self.offsets = values, offsets
 
     def row(self, index: int) -> Tensor:
-        """A slice of the values."""
+        """Tokens of one document, as a view of the values."""
         return self.values[int(self.offsets[index]) : int(self.offsets[index + 1])]
 
     def span(self, start: int, stop: int) -> Packed:

@@ -5,7 +5,7 @@ Layouts, for a role R of `query` and `doc` (also `document`, `corpus`, `passage`
     R_values       [T, d] with R_offsets [N + 1]
     values         [T, d] with offsets [N + 1]: one role, told by `role`, or by the file's name
     embeddings     as R_embeddings, likewise; a file that holds nothing but a list or a tensor is read as this
-R_ids, ids and qrels stand beside them or in `meta`. Files that are parts of one thing are put together in import_sets.py.
+R_ids, ids and qrels stand beside them or in `meta`. Files that are parts of one thing are put together in many_files.py.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import numpy as np
 from torch import Tensor
 
 from maxsim_eval.errors import DataError
-from maxsim_eval.importing.formats import OFFSETS, Table, open_table
+from maxsim_eval.importing.formats import OFFSETS, FileTable, open_table
 from maxsim_eval.importing.ids import Judgements, id_lists, ids_of, note_unknown, qrels_of
 from maxsim_eval.importing.rows import TokenRows, Where, rows_from_embeddings, rows_from_values
 from maxsim_eval.importing.token_checks import Norms, check_tokens, without_zeros
@@ -47,7 +47,7 @@ ROLE_WORDS: dict[Role, frozenset[str]] = {
 
 
 @dataclass(frozen=True)
-class Side:
+class ImportedSide:
     """One role of a file, or of a set of files.
 
     rows: token matrices; ids: theirs (None: only the order is known); notes: what was said; files: all that was read, in order;
@@ -73,7 +73,7 @@ class Imported:
     """
 
     path: Path
-    sides: Mapping[Role, Side]
+    sides: Mapping[Role, ImportedSide]
     qrels: Judgements | None
     meta: dict[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()  # those of the file as a whole; a side has its own
@@ -85,7 +85,7 @@ class Imported:
 
     @cached_property
     def documents(self) -> Packed | None:
-        """All document tokens, likewise."""
+        """All document tokens, as `queries` gives those of the queries."""
         return self.sides["document"].rows.packed() if "document" in self.sides else None
 
     @property
@@ -100,7 +100,7 @@ class Imported:
 
 
 @dataclass(frozen=True)
-class Found:
+class RoleKeys:
     """The embeddings of one role in a table: which keys hold them, and under which names their ids may stand."""
 
     role: Role
@@ -114,10 +114,10 @@ class Found:
 
 
 def read_file(path: Path, *, role: Role | None, ids: Mapping[Role, Path], drop_zero_tokens: bool, quiet: bool) -> Imported:
-    """One file, as `import_sets.read_embeddings` promises it."""
+    """One file, as `many_files.read_embeddings` promises it."""
     table = open_table(path)
     check_keys(table)
-    sides: dict[Role, Side] = {}
+    sides: dict[Role, ImportedSide] = {}
     for found in find_embeddings(table, role):
         where = where_of(table, found)
         value = table.entries[found.key]
@@ -141,7 +141,7 @@ def read_file(path: Path, *, role: Role | None, ids: Mapping[Role, Path], drop_z
     return Imported(table.path, sides, qrels, meta, tuple(table.notes))
 
 
-def find_embeddings(table: Table, role: Role | None) -> list[Found]:
+def find_embeddings(table: FileTable, role: Role | None) -> list[RoleKeys]:
     """Which roles a table holds, each once; `role` is that of keys that name none."""
     found = [side for name in PREFIXES if (side := _find_role(table, name)) is not None]
     lone = _find_lone(table)
@@ -150,13 +150,13 @@ def find_embeddings(table: Table, role: Role | None) -> list[Found]:
             key = next(iter(lone.values()))
             raise DataError(f"{table.path}: {key}: stands beside keys with a role; name it query_{key} or document_{key}")
         name = _lone_role(table, role)
-        found.append(Found(name, lone, ("ids", *_names(name, "ids"))))
+        found.append(RoleKeys(name, lone, ("ids", *_names(name, "ids"))))
     if not found:
         raise DataError(f"{table.path}: holds the keys {_listed([*table.entries])}; {NEEDED}")
     return found
 
 
-def where_of(table: Table, found: Found, names: Sequence[str] | None = None, first: int = 0) -> Where:
+def where_of(table: FileTable, found: RoleKeys, names: Sequence[str] | None = None, first: int = 0) -> Where:
     """Where a role's tokens stand; the names for messages are those given (`first`: of row 0), else the table's own ids."""
     where = Where(table.path, found.key, [], found.role)
     if names is None:
@@ -166,8 +166,8 @@ def where_of(table: Table, found: Found, names: Sequence[str] | None = None, fir
 
 
 def build_rows(
-    table: Table,
-    found: Found,
+    table: FileTable,
+    found: RoleKeys,
     where: Where,
     *,
     drop_zero_tokens: bool = False,
@@ -193,8 +193,8 @@ def finished_side(
     files: tuple[Path, ...],
     origin: str,
     ids_are: str = "",
-) -> Side:
-    """What was read as a `Side`; documents without tokens are counted, tokens of zeros said loudly."""
+) -> ImportedSide:
+    """What was read as an `ImportedSide`; documents without tokens are counted, tokens of zeros said loudly."""
     empty = int((rows.lengths == 0).sum())
     if empty == len(rows):
         where.fail(f"none of the {empty} rows has a token")
@@ -209,10 +209,10 @@ def finished_side(
             "if they are padding, say so with a mask or lengths, or drop them with --drop-zero-tokens"
         )
         zero_note = where.notes[-1]
-    return Side(rows, ids, tuple(where.notes), files, origin, norms, ids_are, zero_note)
+    return ImportedSide(rows, ids, tuple(where.notes), files, origin, norms, ids_are, zero_note)
 
 
-def require_one_width(path: Path, sides: Mapping[Role, Side]) -> None:
+def require_one_width(path: Path, sides: Mapping[Role, ImportedSide]) -> None:
     """`DataError` where queries and documents have two widths."""
     dims = {name: side.rows.dim for name, side in sides.items()}
     if len(set(dims.values())) > 1:
@@ -227,7 +227,7 @@ def _listed(keys: list[str], most: int = 12) -> str:
     return (", ".join(map(repr, keys[:most])) or "none") + (", ..." if len(keys) > most else "")
 
 
-def check_keys(table: Table) -> None:
+def check_keys(table: FileTable) -> None:
     """Refuse what looks like a misspelt key; note keys that are not used."""
     unknown = [key for key in table.entries if key not in KNOWN]
     for key in unknown:
@@ -238,7 +238,7 @@ def check_keys(table: Table) -> None:
         table.notes.append(f"keys that were not used: {_listed(sorted(unknown))}")
 
 
-def _one(table: Table, names: tuple[str, ...]) -> str | None:
+def _one(table: FileTable, names: tuple[str, ...]) -> str | None:
     """The one of `names` that the file has, or None; two names for one thing are refused."""
     found = [name for name in names if table.entries.get(name) is not None]
     if len(found) > 1:
@@ -246,14 +246,14 @@ def _one(table: Table, names: tuple[str, ...]) -> str | None:
     return found[0] if found else None
 
 
-def _find_role(table: Table, role: Role) -> Found | None:
+def _find_role(table: FileTable, role: Role) -> RoleKeys | None:
     found = {suffix: _one(table, _names(role, suffix)) for suffix in SUFFIXES if suffix != "ids"}
     keys = {suffix: key for suffix, key in found.items() if key is not None}
     _require_whole(table, keys, f"{role}_")
-    return Found(role, keys, _names(role, "ids")) if keys else None
+    return RoleKeys(role, keys, _names(role, "ids")) if keys else None
 
 
-def _find_lone(table: Table) -> dict[str, str] | None:
+def _find_lone(table: FileTable) -> dict[str, str] | None:
     """The keys that name no role: `embeddings` with lengths or mask, or `values` with `offsets`."""
     keys = {suffix: suffix for suffix in SUFFIXES if suffix != "ids" and table.entries.get(suffix) is not None}
     if not keys.keys() & {"embeddings", "values"}:
@@ -262,7 +262,7 @@ def _find_lone(table: Table) -> dict[str, str] | None:
     return keys
 
 
-def _require_whole(table: Table, keys: Mapping[str, str], prefix: str) -> None:
+def _require_whole(table: FileTable, keys: Mapping[str, str], prefix: str) -> None:
     """The keys of one role are one layout, and all of it."""
     embeddings, values, offsets = (keys.get(suffix) for suffix in ("embeddings", "values", "offsets"))
     if embeddings and values:
@@ -278,7 +278,7 @@ def _require_whole(table: Table, keys: Mapping[str, str], prefix: str) -> None:
         raise DataError(f"{table.path}: {stray}: found without embeddings, need {stray.rsplit('_', 1)[0]}_embeddings")
 
 
-def _lone_role(table: Table, role: Role | None) -> Role:
+def _lone_role(table: FileTable, role: Role | None) -> Role:
     """Which role keys without one have: what the caller says, the file says, or its name says, in that order."""
     said = table.entries.get("role", table.meta.get("role"))
     if said is not None and said not in PREFIXES:
@@ -289,7 +289,7 @@ def _lone_role(table: Table, role: Role | None) -> Role:
     return named or "document"
 
 
-def _lone_key(table: Table) -> str:
+def _lone_key(table: FileTable) -> str:
     return "values" if "values" in table.entries else "embeddings"
 
 

@@ -1,6 +1,6 @@
 """The plan of an evaluation: seconds of every path (`costs.py`), what is read from where, and whether it all fits.
 
-Pure functions, no I/O: `rates.py` measures, `cli_plan.py` asks and prints.
+Pure functions, no I/O: `rates.py` measures, the command `plan` (cli/plan.py) asks and prints.
 """
 
 from __future__ import annotations

@@ -277,7 +277,7 @@ def _fill(handle: IO[bytes]) -> Rate | None:
 
 
 def memory_rate(size: int = 128 << 20) -> Rate:
-    """One copy in host memory."""
+    """Bytes a second that copying moves within host memory."""
     source, target = torch.ones(size, dtype=torch.uint8), torch.zeros(size, dtype=torch.uint8)
     return Rate(
         size / _median(lambda: target.copy_(source)), f"copy of {size / 1e6:,.0f} MB, {torch.get_num_threads()} threads"

@@ -60,7 +60,7 @@ IMPORTED = Rule(1.57, 300, 0.0, 32, "float16", f"{_PIECES[: _PIECES.index(',')]}
 
 
 @dataclass(frozen=True)
-class Found:
+class FoundSizes:
     """Sizes, the documents in the cache (None: not there), a sample of document lengths, and what the reader must know."""
 
     sizes: Sizes
@@ -81,7 +81,7 @@ def find_sizes(
     limits: dict[str, int | None] | None = None,
     seed: int = 0,
     quiet: bool = False,
-) -> Found:
+) -> FoundSizes:
     """Sizes of an evaluation.
 
     Args:
@@ -108,7 +108,7 @@ def find_sizes(
             dim=documents.dim,
             form=str(documents.dtype).removeprefix("torch."),
         )
-        return Found(sizes, documents, lengths, facts, notes)
+        return FoundSizes(sizes, documents, lengths, facts, notes)
     return _by_texts(kept, encoder, made, documents, queries, facts, notes)
 
 
@@ -208,7 +208,7 @@ def _by_texts(
     queries: Entry | None,
     facts: dict[str, Any],
     notes: tuple[str, ...],
-) -> Found:
+) -> FoundSizes:
     """Where a side is not in the cache: that side by its words, the other as it is."""
     rule = _rule(name, kept.dtype)
     limit = getattr(encoder, "max_tokens", {}).get("document", rule.most_document)
@@ -228,10 +228,10 @@ def _by_texts(
         encoded=False,
     )
     said = f"ESTIMATE: {missing} not in the cache; tokens by words: {rule.why}, at most {limit} a document"
-    return Found(sizes, documents, lengths, facts, (said, *notes))
+    return FoundSizes(sizes, documents, lengths, facts, (said, *notes))
 
 
-def _by_card(source: str, dataset: str, name: str, asked: dict[str, int | None]) -> Found:
+def _by_card(source: str, dataset: str, name: str, asked: dict[str, int | None]) -> FoundSizes:
     """Where the dataset is not here: the counts its card expects."""
     card = load_card(source, dataset)
     if card.documents is None or card.queries is None:
@@ -258,4 +258,4 @@ def _by_card(source: str, dataset: str, name: str, asked: dict[str, int | None])
         f"and {CARD_QUERY_TOKENS} a query are assumed (nothing was downloaded)"
     )
     facts = {"source": source, "dataset": dataset, "split": card.split, "limits": asked, "seed": None}
-    return Found(sizes, None, None, facts, (said, *notes))
+    return FoundSizes(sizes, None, None, facts, (said, *notes))

@@ -1,4 +1,4 @@
-"""How an evaluation of several processes ends early: which rank failed, why, and with which exit code (`distributed.py`)."""
+"""How an evaluation of several processes ends early: which rank failed, why, and with which exit code (`world.py`)."""
 
 from __future__ import annotations
 

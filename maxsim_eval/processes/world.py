@@ -70,9 +70,9 @@ class World:
     def check(self) -> None:
         """Raise `RankError` where another rank has failed; costs nothing, call it between blocks."""
 
-    def first(self, work: Callable[[], Any]) -> Any:
-        """What `work()` gives on the leader, on every rank; it runs there alone while the others wait (pickled on its way)."""
-        return work()
+    def share(self, value: Any) -> Any:
+        """The leader's value, on every rank (pickled on its way): others wait for it, and what they call this with is not looked at."""
+        return value
 
     def largest(self, value: float) -> float:
         """The largest of all ranks' values."""
@@ -231,8 +231,8 @@ class _Group(World):
     def notes(self) -> list[str]:
         return list(self._notes.values())
 
-    def first(self, work: Callable[[], Any]) -> Any:
-        box = [work() if self.leader else None]
+    def share(self, value: Any) -> Any:
+        box = [value if self.leader else None]
         self._meet()
         with self._talking(-1 if self.leader else 0):
             self._dist.broadcast_object_list(box, src=0, device=torch.device("cpu"))

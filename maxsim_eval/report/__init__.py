@@ -4,10 +4,11 @@ comparing.py    the `compare` command: Results and TREC runs of any tool side by
 console.py      A Result on a terminal: the headline, the tables, the warnings and the verdicts
 csv_files.py    CSV of a Result: `metrics.csv`, one row for each path and metric, and `per_query.csv`, one for each path
 html.py         A Result as one self-contained HTML page: tables, plots and everything they need in one file, and no network
-html_data.py    what the HTML page's scripts draw from: one compact JSON-able object made from a Result (see `html_report`)
+html_data.py    what the HTML page's scripts draw from: one compact JSON-able object made from a Result (see `html.py`)
 markdown.py     Markdown that holds text from a Result: nothing in it ends a cell, a line or an element
 result_json.py  result to and from JSON, schema `maxsim-eval/result/1` (documented in docs/result.md)
 tables.py       the tables of every report, made from a Result alone: rows of text that each report draws in its own way
+values.py       values of a Result, found where they may be missing, and written the same way by every report
 words.py        A Result in words, for every format: the headline, the verdicts, the facts, the warnings
 writing.py      every file of a report: Markdown here; JSON, CSV and the HTML page by their modules; each written whole
 """

@@ -344,7 +344,7 @@ def render_comparison(comparison: Comparison, console: Console) -> None:
 
 
 def write_comparison(comparison: Comparison, folder: Path | str, command: Sequence[str] = ()) -> None:
-    """Write the reports of a comparison into a folder of its own: the files that `report.write_reports` writes.
+    """Write the reports of a comparison into a folder of its own: the files that `write_reports` writes.
 
     Raises:
         UsageError: the folder holds the report of an evaluation. DataError: it cannot be written.

@@ -31,7 +31,7 @@ def _rich_table(table: Table) -> RichTable:
 
 
 def render_console(result: Result, console: Console) -> None:
-    """Print the report: task and encoder, the tables of `report_tables`, warnings, verdicts."""
+    """Print the report: task and encoder, the tables of `tables.py`, warnings, verdicts."""
     for line in headline(result):
         console.print(shown(line, "bold"))
     render_body(result, console)

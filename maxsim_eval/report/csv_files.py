@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from maxsim_eval.report.tables import entry
+from maxsim_eval.report.values import entry
 from maxsim_eval.types import PathResult, Result
 
 _STATISTICS = ("low", "high", "p_value", "p_adjusted", "bound", "verdict", "queries_needed", "queries", "changed")

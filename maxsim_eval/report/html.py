@@ -19,8 +19,9 @@ from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 from markupsafe import Markup
 
 from maxsim_eval.report import words
-from maxsim_eval.report.html_data import METRIC, entries, mapping, metric_names, number, page_data, statistics
-from maxsim_eval.report.tables import about, tables
+from maxsim_eval.report.html_data import METRIC, metric_names, page_data
+from maxsim_eval.report.tables import tables
+from maxsim_eval.report.values import about, entries, figure, mapping, number, p_value, statistics
 from maxsim_eval.types import PathResult, Result
 
 SCRIPTS = (
@@ -58,22 +59,12 @@ def _policy(scripts: list[str]) -> str:
 
 
 def _text(value: Any, form: str) -> str:
-    found = number(value)
-    if found is None:
-        return NONE
-    return format(round(found) if form.endswith("d") else found, form).replace(
-        "-", MINUS
-    )  # JSON may hold the whole number 3 as 3.0
+    return figure(value, form, NONE).replace("-", MINUS)
 
 
 def _change(value: Any) -> str:
     """A difference of means; 0 says that there is none, +0.00000 that it is smaller than the digits shown."""
     return "0" if value == 0 else _text(value, "+.5f")
-
-
-def _p_text(value: Any) -> str:
-    found = number(value)
-    return NONE if found is None else "< 0.001" if found < 0.001 else format(found, ".3f")
 
 
 def _verdict_rows(name: str, path: PathResult) -> list[dict[str, Any]]:
@@ -89,7 +80,7 @@ def _verdict_rows(name: str, path: PathResult) -> list[dict[str, Any]]:
                 "mean": _change(entry.get("mean")),
                 "interval": NONE if low == high == NONE else f"{low} to {high}",
                 "bound": _text(entry.get("bound"), "g"),
-                "p": _p_text(entry.get("p_adjusted")),
+                "p": p_value(entry.get("p_adjusted"), NONE),
                 "changed": f"{_text(entry.get('changed'), ',d')} of {_text(entry.get('queries'), ',d')}",
                 "verdict": (verdict := str(entry.get("verdict"))),
                 "sign": _SIGNS.get(verdict, "?"),

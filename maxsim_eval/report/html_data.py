@@ -1,45 +1,23 @@
-"""What the HTML page's scripts draw from: one compact JSON-able object made from a Result (see `html_report`).
+"""What the HTML page's scripts draw from: one compact JSON-able object made from a Result (see `html.py`).
 
-A Result may come from an older version or another program, so nothing here trusts the shape of `parity` or of a task's entries:
-what is not as docs/result.md says is left out, and the page says that it is missing.
+What a Result does not hold as docs/result.md says is left out, and the page says that it is missing.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
 from scipy import stats
 
+from maxsim_eval.report.values import entries, mapping, number, statistics
 from maxsim_eval.types import PathResult, Result
 
 LEVEL = 0.95
 _DIGITS = 6  # of values in the page; whether a query changed is decided before rounding
 METRIC = "nDCG@10"  # the metric shown first, where a result has it
-
-
-def number(value: Any) -> float | None:
-    """`value` where it is a finite number (numpy's become Python's), else None."""
-    if isinstance(value, np.generic):
-        value = value.item()
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        return None
-    return value
-
-
-def mapping(value: Any, *keys: str) -> Mapping[str, Any]:
-    """The mapping found in `value` under `keys`, one after the other; an empty one where there is none."""
-    for key in keys:
-        value = value.get(key) if isinstance(value, Mapping) else None
-    return value if isinstance(value, Mapping) else {}
-
-
-def entries(value: Any) -> Sequence[Any]:
-    """`value` where it is a list, else an empty one."""
-    return value if isinstance(value, list | tuple) else ()
 
 
 def _all_numbers(value: Any) -> list[float]:
@@ -141,11 +119,6 @@ def _differences(path: PathResult) -> dict[str, Any] | None:
         if found["mean"] is not None:
             kept[metric] = {**found, "verdict": str(entry.get("verdict"))}
     return kept or None
-
-
-def statistics(path: PathResult) -> dict[str, Mapping[str, Any]]:
-    """Metric -> its entry in the path's statistics; empty in results without them."""
-    return {str(key): mapping(entry) for key, entry in mapping(path.parity, "statistics").items() if mapping(entry)}
 
 
 def _by_path(result: Result, draw: Callable[[PathResult], Any]) -> dict[str, Any]:

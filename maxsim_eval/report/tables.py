@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from maxsim_eval.report.values import about, entries, entry, figure, known, mapping, p_value
 from maxsim_eval.types import Result
 
 _QUERIES, _DOCUMENTS = 5, 3  # of each path, among those that changed most; result.json names more
@@ -20,29 +20,6 @@ class Table:
     title: str
     columns: list[str]
     rows: list[list[str]]
-
-
-def known(value: Any) -> bool:
-    """Whether this is a finite number."""
-    return isinstance(value, int | float) and math.isfinite(value)
-
-
-def entry(value: Any, *keys: str) -> Any:
-    """What lies under these keys, one in the other; None where something is missing or of another form."""
-    for key in keys:
-        value = value.get(key) if isinstance(value, Mapping) else None
-    return value
-
-
-def _entries(value: Any, *keys: str) -> Mapping[str, Any]:
-    found = entry(value, *keys)
-    return found if isinstance(found, Mapping) else {}
-
-
-def _form(value: Any, form: str) -> str:
-    if not known(value):
-        return "-"
-    return format(round(value) if form == "d" else value, form)  # JSON may hold the whole number 3 as 3.0
 
 
 def _change(value: Any) -> str:
@@ -61,7 +38,7 @@ def _metric_table(result: Result) -> Table:
     for name in names:
         row = [name]
         for path in result.paths.values():
-            text = _form(path.metrics.get(name), ".4f")
+            text = figure(path.metrics.get(name), ".4f")
             if path.parity is not None:
                 text += " " + _change(entry(path.parity, "delta", name))
             row.append(text)
@@ -70,36 +47,25 @@ def _metric_table(result: Result) -> Table:
     return Table(title, ["metric", *result.paths], rows)
 
 
-def about(count: Any) -> str:
-    """A number of queries to two digits, up: the standard deviation it rests on is known no better."""
-    whole = round(count)
-    scale = 10 ** max(0, len(str(whole)) - 2)
-    return f"{-(-whole // scale) * scale:,}"
-
-
 def _verdict(found: Any) -> str:
     needed = entry(found, "queries_needed")
     return f"{entry(found, 'verdict') or '-'}" + (f" (needs about {about(needed)} queries)" if known(needed) else "")
-
-
-def _p_value(value: Any) -> str:
-    return "< 0.001" if known(value) and value < 0.001 else _form(value, ".3f")
 
 
 def _statistics_table(result: Result) -> Table:
     rows, level = [], None
     for name, path in result.paths.items():
         level = entry(path.parity, "statistics_settings", "level") or level
-        for metric, found in _entries(path.parity, "statistics").items():
+        for metric, found in mapping(path.parity, "statistics").items():
             low, high = (_signed(entry(found, end)) for end in ("low", "high"))
             rows.append(
                 [
                     f"{name}, {metric}",
                     _signed(entry(found, "mean")),
                     f"{low} to {high}",
-                    f"{_form(entry(found, 'changed'), 'd')} of {_form(entry(found, 'queries'), 'd')}",
-                    _p_value(entry(found, "p_adjusted")),
-                    _form(entry(found, "bound"), "g"),
+                    f"{figure(entry(found, 'changed'), 'd')} of {figure(entry(found, 'queries'), 'd')}",
+                    p_value(entry(found, "p_adjusted")),
+                    figure(entry(found, "bound"), "g"),
                     _verdict(found),
                 ]
             )
@@ -109,12 +75,12 @@ def _statistics_table(result: Result) -> Table:
 
 
 def _order_text(parity: Mapping[str, Any]) -> str:
-    order = _entries(parity, "identical_order")
+    order = mapping(parity, "identical_order")
     return f"{order.get('identical')} of {order['queries']} queries" if known(order.get("queries")) else "-"
 
 
 def _spearman_queries(parity: Mapping[str, Any]) -> str:
-    found = _entries(parity, "spearman")
+    found = mapping(parity, "spearman")
     if not known(found.get("queries")) or not (found["queries"] or found.get("constant")):
         return "-"
     text = str(found["queries"])
@@ -129,27 +95,27 @@ def _parity_table(result: Result) -> Table:
     compared = {name: path.parity for name, path in result.paths.items() if path.parity is not None}
 
     def every(*keys: str) -> list[str]:
-        return list(dict.fromkeys(key for parity in compared.values() for key in _entries(parity, *keys)))
+        return list(dict.fromkeys(key for parity in compared.values() for key in mapping(parity, *keys)))
 
     rows: list[tuple[str, Callable[[Mapping[str, Any]], str]]] = [
-        ("Spearman, mean", lambda p: _form(entry(p, "spearman", "mean"), ".6f")),
+        ("Spearman, mean", lambda p: figure(entry(p, "spearman", "mean"), ".6f")),
         *(
-            (f"Spearman, {at}% of queries below", lambda p, at=at: _form(entry(p, "spearman", "percentiles", at), ".6f"))
+            (f"Spearman, {at}% of queries below", lambda p, at=at: figure(entry(p, "spearman", "percentiles", at), ".6f"))
             for at in every("spearman", "percentiles")
         ),
-        ("Spearman, min", lambda p: _form(entry(p, "spearman", "min"), ".6f")),
+        ("Spearman, min", lambda p: figure(entry(p, "spearman", "min"), ".6f")),
         ("Spearman, queries", _spearman_queries),
-        *((f"top-{cut[1:]} overlap", lambda p, cut=cut: _form(entry(p, "overlap", cut), ".4f")) for cut in every("overlap")),
+        *((f"top-{cut[1:]} overlap", lambda p, cut=cut: figure(entry(p, "overlap", cut), ".4f")) for cut in every("overlap")),
         *(
-            (f"top-{cut[1:]} in the same order", lambda p, cut=cut: _form(entry(p, "same_order", cut), ".4f"))
+            (f"top-{cut[1:]} in the same order", lambda p, cut=cut: figure(entry(p, "same_order", cut), ".4f"))
             for cut in every("same_order")
         ),
         (f"same top-{result.k} order", _order_text),
-        ("score error, max", lambda p: _form(entry(p, "max_abs_error"), ".3g")),
-        ("score error, mean", lambda p: _form(entry(p, "mean_abs_error"), ".3g")),
-        ("relative error, max", lambda p: _form(entry(p, "max_rel_error"), ".3g")),
-        ("relative error, mean", lambda p: _form(entry(p, "mean_rel_error"), ".3g")),
-        ("retrieved by one only", lambda p: _form(entry(p, "mismatched_finite"), "d")),
+        ("score error, max", lambda p: figure(entry(p, "max_abs_error"), ".3g")),
+        ("score error, mean", lambda p: figure(entry(p, "mean_abs_error"), ".3g")),
+        ("relative error, max", lambda p: figure(entry(p, "max_rel_error"), ".3g")),
+        ("relative error, mean", lambda p: figure(entry(p, "mean_rel_error"), ".3g")),
+        ("retrieved by one only", lambda p: figure(entry(p, "mismatched_finite"), "d")),
     ]
     body = [[name, *(text(parity) for parity in compared.values())] for name, text in rows] if compared else []
     body = [row for row in body if any(cell != "-" for cell in row[1:])]  # a comparison of run files has no scores
@@ -162,7 +128,7 @@ def _tie_text(found: Any) -> str:
         return "-"
     if not queries:
         return "no effect"
-    low, high = (_form(entry(found, end), ".4f") for end in ("low", "high"))
+    low, high = (figure(entry(found, end), ".4f") for end in ("low", "high"))
     return f"{low} to {high} ({queries} queries)"
 
 
@@ -178,11 +144,11 @@ def _tie_table(result: Result) -> Table:
 
 def _moved_text(moved: Any) -> str:
     texts = []
-    for found in moved if isinstance(moved, list) else ():
+    for found in entries(moved):
         before, after = (entry(found, key) for key in ("reference_rank", "rank"))
         relevance = entry(found, "relevance")
         judged = f", relevance {relevance}" if known(relevance) else ""
-        texts.append(f"{entry(found, 'document')} ({_form(before, 'd')} to {_form(after, 'd')}{judged})")
+        texts.append(f"{entry(found, 'document')} ({figure(before, 'd')} to {figure(after, 'd')}{judged})")
     return "; ".join(texts[:_DOCUMENTS]) + ("; ..." if len(texts) > _DOCUMENTS else "")
 
 
@@ -194,11 +160,11 @@ def _changed_tables(result: Result) -> list[Table]:
             [
                 str(entry(one, "query")),
                 str(entry(one, "metric")),
-                _form(entry(one, "reference"), ".4f"),
-                f"{_form(entry(one, 'value'), '.4f')} {_change(entry(one, 'delta'))}",
+                figure(entry(one, "reference"), ".4f"),
+                f"{figure(entry(one, 'value'), '.4f')} {_change(entry(one, 'delta'))}",
                 _moved_text(entry(one, "moved")),
             ]
-            for one in (changed if isinstance(changed, list) else ())[:_QUERIES]
+            for one in entries(changed)[:_QUERIES]
         ]
         columns = ["query", "metric", str(result.reference), name, "documents that moved (from rank to rank)"]
         found.append(Table(f"Queries that changed most: {name}", columns, rows))
@@ -207,7 +173,7 @@ def _changed_tables(result: Result) -> list[Table]:
 
 def _seconds_table(result: Result) -> Table:
     names = list(dict.fromkeys(name for path in result.paths.values() for name in path.seconds))
-    rows = [[name, *(_form(path.seconds.get(name), ".3f") for path in result.paths.values())] for name in names]
+    rows = [[name, *(figure(path.seconds.get(name), ".3f") for path in result.paths.values())] for name in names]
     return Table("Seconds", ["", *result.paths], rows)
 
 

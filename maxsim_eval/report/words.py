@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from maxsim_eval.data.subsets import describe, describe_candidates
-from maxsim_eval.report.tables import about, entry, known
+from maxsim_eval.report.values import about, entries, entry, known
 from maxsim_eval.types import Result
 
 
@@ -62,9 +62,9 @@ def _scalar(value: Any) -> str | None:
     return format(value, "g") if isinstance(value, float) else value if isinstance(value, str) and value else None
 
 
-def facts(entries: Mapping[str, Any]) -> list[tuple[str, str]]:
+def facts(given: Mapping[str, Any]) -> list[tuple[str, str]]:
     """(name, text) of every number and text of a mapping, in order; nested entries are left to result.json."""
-    found = ((str(key).replace("_", " "), _scalar(value)) for key, value in entries.items())
+    found = ((str(key).replace("_", " "), _scalar(value)) for key, value in given.items())
     return [(key, text) for key, text in found if text is not None]
 
 
@@ -90,5 +90,4 @@ def headline(result: Result) -> list[str]:
 
 def warnings(result: Result) -> list[str]:
     """The task's warnings."""
-    found = result.task.get("warnings")
-    return [str(line) for line in found] if isinstance(found, list | tuple) else []
+    return [str(line) for line in entries(result.task.get("warnings"))]

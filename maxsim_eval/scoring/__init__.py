@@ -7,6 +7,7 @@ partial.py        where an evaluation keeps its finished units while it runs
 paths.py          scoring paths: how token embeddings become scores
 records.py        what an evaluation has finished, kept on disk so that an interrupted one goes on where it stopped
 scoring.py        scoring a corpus by one path
+sources.py        where the documents of a path come from: the embeddings, or a quantised copy
 stream.py         one path over many units of documents, in one stream
 units.py          how an evaluation is divided
 """

@@ -138,7 +138,7 @@ def read_candidates(path: Path | str, task: Task) -> Candidates:
     would give the query another list than the run's, and with the judged documents all kept, a better one.
 
     Raises:
-        DataError: a malformed file (see `runs.read_trec_run`), a document that is not the task's, no query of the task's.
+        DataError: a malformed file (see `trec.read_trec_run`), a document that is not the task's, no query of the task's.
     """
     run = read_trec_run(path)
     kept = {query: [document for document, _ in run.rankings[query]] for query in task.query_ids if query in run.rankings}

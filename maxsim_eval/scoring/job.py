@@ -10,7 +10,7 @@ import hashlib
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, overload
 
@@ -27,12 +27,11 @@ from maxsim_eval.hashing import canonical, feed
 from maxsim_eval.processes import peak_memory
 from maxsim_eval.processes.agreement import PATIENCE, blind_ranks, machine_of, require_same_machines
 from maxsim_eval.processes.world import World
-from maxsim_eval.scoring.candidates import Candidates
 from maxsim_eval.scoring.own_functions import run_file
 from maxsim_eval.scoring.paths import PATHS, ScoringPath
 from maxsim_eval.scoring.records import Records, ScoreRows
 from maxsim_eval.scoring.scoring import Scored, score_path, to_run
-from maxsim_eval.scoring.stream import Plan
+from maxsim_eval.scoring.stream import Asked
 from maxsim_eval.scoring.units import shares, units
 from maxsim_eval.types import Run
 from maxsim_kernels import Packed
@@ -40,45 +39,27 @@ from maxsim_kernels import Packed
 FORMAT = 1  # of what is kept and how it is computed: a change of either makes records of before worthless
 UNIT_SCORES = 128 << 20  # bytes of a unit's kept score rows: a few are in memory at once
 _PATIENCE = PATIENCE
-Rows = np.ndarray | ScoreRows
+KeptRows = np.ndarray | ScoreRows
 
 
 @dataclass(frozen=True)
-class Job:
-    """An evaluation's scoring, in what every rank needs to know of it.
+class Searched:
+    """Which documents are searched: every rank opens them itself, and finds the same or refuses.
 
-    `rows` are the documents of the entry that are searched (None: all), `kept_rows` the queries whose score rows are kept (empty:
-    none), `folder` is where records go (None: nothing is kept), `in_memory` says that score rows stay with the process, `token` names
-    a file in the folder that proves it shared, `copies` are the stamps of the quantised copies that paths read, by path, `sources`
-    the digests of users' own functions (`sources_of`).
+    `rows` are documents of the entry (None: all), `copies` the stamps of the quantised copies that paths read, by path.
     """
 
-    names: tuple[str, ...]
-    queries: Packed
-    query_ids: Sequence[str]
     entry: Path
     rows: np.ndarray | None
     stamp: Mapping[str, Any]
-    identity: Mapping[str, Any]
-    k: int
-    excluded: np.ndarray
-    kept_rows: np.ndarray
-    candidates: Candidates | None
-    units: Sequence[tuple[int, int]]
-    shares: Sequence[range]
-    folder: Path | None
-    in_memory: bool
-    token: str
-    memory_budget: int | None
-    readers: int
-    quiet: bool
-    copies: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    sources: Mapping[str, str] = field(default_factory=dict)
+    copies: Mapping[str, Mapping[str, Any]]
 
-    @property
-    def keeps(self) -> bool:
-        """Whether score rows are kept."""
-        return len(self.kept_rows) > 0
+    @classmethod
+    def of(cls, documents: Documents, paths: Iterable[str]) -> Searched:
+        """These documents, and their copies that these paths read."""
+        rows = documents.rows if isinstance(documents, Selection) else None
+        copies = {name: copy.stamp() for name, copy in find_copies(paths, documents).items()}
+        return cls(documents.folder, rows, documents.stamp(), copies)
 
     def open(self) -> Documents:
         """The documents, opened by this process and proven to be the job's."""
@@ -99,12 +80,71 @@ class Job:
 
 
 @dataclass(frozen=True)
+class Division:
+    """How the work is divided: units of documents that are scored and kept whole, and each rank's share of them, by number."""
+
+    units: Sequence[tuple[int, int]]
+    shares: Sequence[range]
+
+    def span(self, rank: int) -> list[tuple[int, int]]:
+        """The documents (start, stop) of a rank; none where its share is empty."""
+        share = self.shares[rank]
+        return [(self.units[share.start][0], self.units[share.stop - 1][1])] if share else []
+
+
+@dataclass(frozen=True)
+class Keeping:
+    """Where finished units go, and what tells this evaluation's from any other's.
+
+    `folder` is where records go (None: nothing is kept), `in_memory` says that score rows stay with the process, `token` names a file
+    in the folder that proves it shared. `identity` is what every path's records depend on, `sources` the digests of users' own
+    functions (`sources_of`).
+    """
+
+    folder: Path | None
+    in_memory: bool
+    token: str
+    identity: Mapping[str, Any]
+    sources: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Streaming:
+    """How the corpus is streamed; nothing that is found depends on it."""
+
+    memory_budget: int | None  # bytes of GPU memory
+    readers: int  # threads
+    quiet: bool
+
+
+@dataclass(frozen=True)
+class Job:
+    """An evaluation's scoring, in what every rank needs to know of it.
+
+    Ids of documents and paths do not travel: every rank puts its own into `asked`.
+    """
+
+    names: tuple[str, ...]
+    queries: Packed
+    asked: Asked
+    searched: Searched
+    division: Division
+    keeping: Keeping
+    streaming: Streaming
+
+    @property
+    def keeps(self) -> bool:
+        """Whether score rows are kept."""
+        return len(self.asked.kept_rows) > 0
+
+
+@dataclass(frozen=True)
 class Outcome:
     """What a path gave: its ranking, where the time went, the kept score rows (None: not kept), and its peaks of memory."""
 
     run: Run
     seconds: Mapping[str, float]
-    rows: Rows | None
+    rows: KeptRows | None
     memory: Mapping[str, int | None] = field(default_factory=dict)
 
 
@@ -146,6 +186,19 @@ def digest(*arrays: np.ndarray | Tensor) -> str:
     return found.hexdigest()
 
 
+def identity_of(documents: Documents, queries: Packed, asked: Asked) -> dict[str, Any]:
+    """What the records of every path depend on, as JSON."""
+    candidates = asked.candidates
+    return {
+        "documents": documents.stamp(),
+        "queries": digest(queries.values, queries.lengths),
+        "k": asked.k,
+        "excluded": digest(asked.excluded),
+        "kept_rows": digest(asked.kept_rows),
+        "candidates": None if candidates is None else digest(candidates.offsets, candidates.rows),
+    }
+
+
 def score_job(
     job: Job,
     world: World,
@@ -157,96 +210,83 @@ def score_job(
 ) -> Iterator[Outcome]:
     """Score every path; outcomes come on the leader, elsewhere nothing does (but it must be iterated all the same).
 
+    What ranks must have in common is proven at once, before anything is scored.
+
     Args:
         device: of this rank.
         documents, document_ids: the job's, where this process has them already.
-        paths: the job's by name, as this process knows them (`scorers.find_paths`).
+        paths: the job's by name, as this process knows them (`own_functions.find_paths`).
 
     Raises:
         DataError: a NaN score or an output folder that ranks do not share. CacheError: a cache file that is not what it was, records
             that cannot be written. UsageError: ranks whose hardware, versions or users' functions differ. RankError: another rank
             failed.
     """
-    prove_shared(job, world)
-    _require_same_functions(job, world, paths)
-    documents = documents or job.open()
+    prove_shared(job.keeping, world)
+    _require_same_functions(job.keeping.sources, world, paths)
+    documents = documents or job.searched.open()
     machine = machine_of(device)
     require_same_machines(world.collect(machine), "scores")
-    share = job.shares[world.rank]
-    spans = [(job.units[share.start][0], job.units[share.stop - 1][1])] if share else []
-    scaled = None
-    if job.candidates is not None and isinstance(documents, Selection):
+    spans, scaled = job.division.span(world.rank), None
+    if job.asked.candidates is not None and isinstance(documents, Selection):
         scaled = documents.entry
         spans = [(scaled.documents * world.rank // world.size, scaled.documents * (world.rank + 1) // world.size)]
-    copies = job.open_copies(documents)
     corpus = Corpus(
-        documents, job.quiet or not world.leader, device, job.memory_budget, job.readers, spans, world.largest, copies, scaled
-    )  # fmt: skip
-    plan = Plan(
-        query_ids=job.query_ids,
-        document_ids=_Names(documents) if document_ids is None else document_ids,
-        k=job.k,
-        excluded=job.excluded,
-        kept_rows=job.kept_rows,
+        documents,
+        quiet=job.streaming.quiet or not world.leader,
         device=device,
-        quiet=job.quiet,
-        memory_budget=job.memory_budget,
-        readers=job.readers,
-        candidates=job.candidates,
-        paths=paths,
+        memory_budget=job.streaming.memory_budget,
+        readers=job.streaming.readers,
+        spans=spans,
+        agree=world.largest,
+        copies=job.searched.open_copies(documents),
+        scaled=scaled,
     )
-    if world.leader and not job.quiet:
-        _say_how_long(job, {name: paths[name] for name in job.names}, documents, device, world.size)
+    asked = replace(job.asked, document_ids=_Names(documents) if document_ids is None else document_ids, paths=paths)
+    return _score_all(replace(job, asked=asked), world, corpus, machine)
+
+
+def _score_all(job: Job, world: World, corpus: Corpus, machine: Mapping[str, Any]) -> Iterator[Outcome]:
     for name in job.names:
-        watched = peak_memory.start(device)
-        outcome = _score(name, job, world, corpus, plan, machine)
+        watched = peak_memory.start(corpus.device)
+        outcome = _score(name, job, world, corpus, machine)
         memory = peak_memory.largest(world.collect(watched()))
         if outcome is not None:
             yield replace(outcome, memory=memory)
 
 
-def _say_how_long(job: Job, paths: Mapping[str, ScoringPath], documents: Documents, device: str, processes: int) -> None:
-    from maxsim_eval.planning.estimating import estimate, say_estimate
-
-    resumed = job.folder is not None and any(job.folder.glob("*/[0-9]*.h5"))
-    say_estimate(
-        estimate(
-            paths,
-            job.queries,
-            documents,
-            device=device,
-            k=job.k,
-            processes=processes,
-            candidates=job.candidates,
-            resumed=resumed,
-        )
-    )
-
-
-def _score(name: str, job: Job, world: World, corpus: Corpus, plan: Plan, machine: Mapping[str, Any]) -> Outcome | None:
+def _score(name: str, job: Job, world: World, corpus: Corpus, machine: Mapping[str, Any]) -> Outcome | None:
+    asked, division, keeping = job.asked, job.division, job.keeping
+    path = asked.paths[name]
     # All ranks agree on the scale here, before any of them finds that its units are done.
-    scale = corpus.scale(name) if plan.paths[name].corpus_scale else None
+    scale = corpus.scale(name) if path.corpus_scale else None
     kept = None
-    if job.keeps and job.in_memory:
-        kept = np.full((len(job.kept_rows), corpus.entry.documents), -np.inf, np.float32)
-    share = job.shares[world.rank]
-    if job.folder is None:
-        scored = score_path(name, job.queries, corpus, plan, kept, units=job.units, share=share, world=world)
-        return _outcome(name, scored, plan, kept)
-    path = {"format": FORMAT, "path": name, "description": plan.paths[name].description, "scale": scale}
-    path["copy"] = job.copies.get(name)
-    if name in job.sources:
-        path["source"] = job.sources[name]
-    with Records(job.folder / run_file(name).removesuffix(".trec"), {**job.identity, **path, "machine": machine}) as records:
-        scored = score_path(
-            name, job.queries, corpus, plan, kept, units=job.units, share=share, records=records, keep=job.keeps, world=world
-        )  # fmt: skip
+    if job.keeps and keeping.in_memory:
+        kept = np.full((len(asked.kept_rows), corpus.entry.documents), -np.inf, np.float32)
+    score = partial(
+        score_path, name, job.queries, corpus, asked, kept, units=division.units, share=division.shares[world.rank], world=world
+    )
+    if keeping.folder is None:
+        return _outcome(name, score(), asked, kept)
+    identity = {
+        **keeping.identity,
+        "format": FORMAT,
+        "path": name,
+        "description": path.description,
+        "scale": scale,
+        "copy": job.searched.copies.get(name),
+        "machine": machine,
+    }
+    if name in keeping.sources:
+        identity["source"] = keeping.sources[name]
+    with Records(keeping.folder / run_file(name).removesuffix(".trec"), identity) as records:
+        scored = score(records=records, keep=job.keeps)
     from_files = world.leader and job.keeps and kept is None
-    return _outcome(name, scored, plan, records.rows(job.units) if from_files else kept)
+    return _outcome(name, scored, asked, records.rows(division.units) if from_files else kept)
 
 
-def _outcome(name: str, scored: Scored | None, plan: Plan, rows: Rows | None) -> Outcome | None:
-    return None if scored is None else Outcome(to_run(name, scored, plan), scored.seconds, rows)
+def _outcome(name: str, scored: Scored | None, asked: Asked, rows: KeptRows | None) -> Outcome | None:
+    return None if scored is None else Outcome(to_run(name, scored, asked), scored.seconds, rows)
 
 
 def new_token(folder: Path) -> str:
@@ -257,26 +297,27 @@ def new_token(folder: Path) -> str:
     return token
 
 
-def prove_shared(job: Job, world: World) -> None:
+def prove_shared(keeping: Keeping, world: World) -> None:
     """Every rank must see the leader's output folder: score rows are handed over there."""
-    if world.size == 1 or job.folder is None:
+    folder = keeping.folder
+    if world.size == 1 or folder is None:
         return
-    blind = blind_ranks(job.folder / job.token, world, _PATIENCE)
+    blind = blind_ranks(folder / keeping.token, world, _PATIENCE)
     if world.leader:
-        (job.folder / job.token).unlink(missing_ok=True)
+        (folder / keeping.token).unlink(missing_ok=True)
     if blind:
         raise DataError(
-            f"{job.folder}: not seen by rank {', '.join(map(str, blind))}; with several processes the output folder must lie on a "
+            f"{folder}: not seen by rank {', '.join(map(str, blind))}; with several processes the output folder must lie on a "
             "file system that all of them see (--out)"
         )
 
 
-def _require_same_functions(job: Job, world: World, paths: Mapping[str, ScoringPath]) -> None:
+def _require_same_functions(sources: Mapping[str, str], world: World, paths: Mapping[str, ScoringPath]) -> None:
     """Every rank imports a user's function itself: from the same source, where that is known."""
-    mine = {name: paths[name].source for name in job.sources}
-    for rank, theirs in enumerate(world.collect(mine) if job.sources else ()):
+    mine = {name: paths[name].source for name in sources}
+    for rank, theirs in enumerate(world.collect(mine) if sources else ()):
         for name, source in theirs.items():
-            if source is not None and source != job.sources[name]:
+            if source is not None and source != sources[name]:
                 raise UsageError(f"path {name}: its source on rank {rank} is another than on rank 0; all need the same file")
 
 

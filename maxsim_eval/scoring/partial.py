@@ -13,19 +13,19 @@ import filelock
 from maxsim_eval.errors import DataError
 from maxsim_eval.files import remove_temporaries, writing
 from maxsim_eval.processes.world import World
-from maxsim_eval.scoring.job import Job
 
 PARTIAL = ".partial"
 _LOCK = ".lock"
 
 
-def folder_for(job: Job, out_dir: Path | str | None, fresh: bool, world: World, stack: contextlib.ExitStack) -> Path | None:
+def folder_for(
+    out_dir: Path | str | None, units: int, rows_in_files: bool, fresh: bool, world: World, stack: contextlib.ExitStack
+) -> Path | None:
     """Where finished units are kept while this evaluation runs: nowhere, if it is one unit whose score rows fit in memory."""
-    rows_in_files = len(job.kept_rows) > 0 and not job.in_memory
     if out_dir is None:
         return Path(stack.enter_context(tempfile.TemporaryDirectory())) if rows_in_files else None
     folder = Path(out_dir) / PARTIAL
-    wanted = rows_in_files or world.size > 1 or len(job.units) > 1
+    wanted = rows_in_files or world.size > 1 or units > 1
     if not wanted and not folder.exists():
         return None
     stack.enter_context(_alone(folder))

@@ -25,8 +25,8 @@ class ScoringPath:
 
     `copies` is what preparing a block takes at most, in FP32 copies of it. `narrow` says that wider tokens may not fit the path's
     number format (`check_range`), `corpus_scale` that `documents` asks for `Corpus.absmax`. `copy` names the quantised copy in the
-    cache that holds what `documents` would make, to the last bit. `own` marks a user's function (`scorers.py`), whose `source` is a
-    digest of its code (None: not known).
+    cache that holds what `documents` would make, to the last bit. `own` marks a user's function (`own_functions.py`), whose `source` is
+    a digest of its code (None: not known).
     """
 
     description: str

@@ -18,12 +18,12 @@ from maxsim_eval.processes.world import World
 from maxsim_eval.scoring.own_functions import check_paths
 from maxsim_eval.scoring.paths import PATHS, REFERENCE
 from maxsim_eval.scoring.records import Records
-from maxsim_eval.scoring.stream import PHASES, Plan, UnitScores, score_units
+from maxsim_eval.scoring.stream import PHASES, Asked, UnitScores, score_units
 from maxsim_eval.types import Run
 from maxsim_kernels import Packed
 from maxsim_kernels.topk import TopK, merge_topk, of_keys
 
-__all__ = ["PATHS", "REFERENCE", "Corpus", "Plan", "Scored", "check_paths", "score_path", "to_run"]
+__all__ = ["PATHS", "REFERENCE", "Asked", "Corpus", "Scored", "check_paths", "score_path", "to_run"]
 
 
 _MERGED, _MERGED_BYTES = 17, 64 << 20  # units whose keys are merged at once, and their bytes
@@ -42,7 +42,7 @@ def score_path(
     name: str,
     queries: Packed,
     corpus: Corpus,
-    plan: Plan,
+    asked: Asked,
     kept: np.ndarray | None = None,
     *,
     units: Sequence[tuple[int, int]] | None = None,
@@ -55,7 +55,7 @@ def score_path(
 
     Args:
         queries: the queries' tokens, as stored.
-        kept: `[len(plan.kept_rows), N]` float32, filled with the kept rows' scores of this share (-inf: not retrieved).
+        kept: `[len(asked.kept_rows), N]` float32, filled with the kept rows' scores of this share (-inf: not retrieved).
         units: how the corpus is divided; default: not at all.
         share: the units of this rank, by number; default: all.
         records: finished units are taken from here and new ones kept here.
@@ -71,7 +71,7 @@ def score_path(
     world = world or World()
     units = [(0, corpus.entry.documents)] if units is None else units
     mine = list(units) if share is None else [units[number] for number in share]
-    total = _Total(len(plan.query_ids), plan.k)
+    total = _Total(len(asked.query_ids), asked.k)
     missing = []
     for start, stop in mine:
         record = None if records is None else records.get(start, stop)
@@ -83,9 +83,9 @@ def score_path(
                 for row in range(len(kept)):
                     record.scores.read(row, kept[row, start:stop])
         world.check()
-    with Progress(name, corpus.entry.documents, _documents(mine) - _documents(missing), world, plan.quiet) as progress:
+    with Progress(name, corpus.entry.documents, _documents(mine) - _documents(missing), world, corpus.quiet) as progress:
         wanted = kept is not None or keep
-        for unit in score_units(name, queries, corpus, plan, missing, keep=wanted, tick=progress.tick) if missing else ():
+        for unit in score_units(name, queries, corpus, asked, missing, keep=wanted, tick=progress.tick) if missing else ():
             total.add(unit)
             if kept is not None:
                 assert unit.scores is not None
@@ -132,11 +132,11 @@ def _added(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
     return {**found, "total": max(part["total"] for part in parts)}
 
 
-def to_run(name: str, scored: Scored, plan: Plan) -> Run:
+def to_run(name: str, scored: Scored, asked: Asked) -> Run:
     """Name the documents of a top-k; -inf entries are not retrieved."""
     rankings = {}
-    for row, query in enumerate(plan.query_ids):
+    for row, query in enumerate(asked.query_ids):
         found = scored.indices[row] >= 0
-        documents = (plan.document_ids[index] for index in scored.indices[row][found])
+        documents = (asked.document_ids[index] for index in scored.indices[row][found])
         rankings[query] = list(zip(documents, scored.scores[row][found].tolist(), strict=True))
     return Run(name, rankings, ordered=True)

@@ -17,11 +17,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from maxsim_eval.cache import corpus as corpora
 from maxsim_eval.cache.corpus import Corpus, largest_of, within_memory
 from maxsim_eval.errors import DataError, UsageError
 from maxsim_eval.scoring.candidates import Candidates, pair_scores
 from maxsim_eval.scoring.paths import PATHS, ScoringPath, check_range
+from maxsim_eval.scoring.sources import source_of
 from maxsim_kernels import Packed
 from maxsim_kernels.streaming import device_blocks, least_budget
 from maxsim_kernels.topk import TopK, of_keys
@@ -32,13 +32,12 @@ _BUFFERS = 4  # pieces that fill a memory budget (`device_blocks`): on their way
 
 
 @dataclass(frozen=True)
-class Plan:
-    """What every path of one evaluation shares.
+class Asked:
+    """What every path of one evaluation is asked.
 
     `excluded[q]` is the index of the document that query q must not retrieve (-1: none). `kept_rows` are the queries whose full
     score rows are kept for parity, in order. `candidates`, numbered as the corpus is, limits what is scored to the pairs it lists.
-    `memory_budget` (bytes of GPU memory) and `readers` (threads) change how the corpus is streamed, and nothing else. `paths` are
-    the scoring paths by name, users' own functions among them.
+    `paths` are the scoring paths by name, users' own functions among them.
     """
 
     query_ids: Sequence[str]
@@ -46,10 +45,6 @@ class Plan:
     k: int
     excluded: np.ndarray
     kept_rows: np.ndarray
-    device: str = "cpu"
-    quiet: bool = False
-    memory_budget: int | None = None
-    readers: int = 8
     candidates: Candidates | None = None
     paths: Mapping[str, ScoringPath] = field(default_factory=lambda: PATHS)
 
@@ -69,7 +64,7 @@ def score_units(
     name: str,
     queries: Packed,
     corpus: Corpus,
-    plan: Plan,
+    asked: Asked,
     units: Sequence[tuple[int, int]],
     *,
     keep: bool,
@@ -79,19 +74,19 @@ def score_units(
 
     Args:
         queries: the queries' tokens, as stored.
-        keep: whether the scores of `plan.kept_rows` are wanted.
+        keep: whether the scores of `asked.kept_rows` are wanted.
         tick: called after each block with its number of documents and the bytes of their tokens.
 
     Raises:
         DataError: a NaN score, named by query and document, or tokens that do not fit the path's format; nothing of that unit, nor of
             any after it, was yielded. CacheError: a file that cannot be read. UsageError: a memory budget that is too small, or large.
     """
-    path = plan.paths[name]
+    path = asked.paths[name]
     if path.may_exceed(queries):
         check_range(float(largest_of(queries.values)))
     waiting: deque[_Unit] = deque()
     with within_memory(f"path {name}"):
-        stream = _Stream(name, path.queries(queries).to(plan.device), corpus, plan, keep)
+        stream = _Stream(name, path.queries(queries).to(corpus.device), corpus, asked, keep)
         try:
             for start, stop in units:
                 waiting.append(stream.score(start, stop, units, tick))
@@ -106,18 +101,18 @@ def score_units(
 class _Stream:
     """The blocks of all units, one after the other, and what is done with each."""
 
-    def __init__(self, name: str, queries: Packed, corpus: Corpus, plan: Plan, keep: bool) -> None:
-        self.name, self.path, self.queries, self.corpus, self.plan = name, plan.paths[name], queries, corpus, plan
-        self.device = torch.device(plan.device)
+    def __init__(self, name: str, queries: Packed, corpus: Corpus, asked: Asked, keep: bool) -> None:
+        self.name, self.path, self.queries, self.corpus, self.asked = name, asked.paths[name], queries, corpus, asked
+        self.device = torch.device(corpus.device)
         self.rows: Tensor | None = None
         if keep:
-            self.rows = torch.from_numpy(plan.kept_rows.astype(np.int64)).to(self.device)
-            self.all_rows = len(plan.kept_rows) == len(plan.query_ids)
-        self.excluded = torch.from_numpy(plan.excluded).to(self.device)
+            self.rows = torch.from_numpy(asked.kept_rows.astype(np.int64)).to(self.device)
+            self.all_rows = len(asked.kept_rows) == len(asked.query_ids)
+        self.excluded = torch.from_numpy(asked.excluded).to(self.device)
         self.clock: _Clock = _DeviceClock(self.device) if self.device.type == "cuda" else _Clock()
         self.aside = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
         self.blocks: Iterator[Any] | None = None
-        self.copy = corpus.copies.get(name)
+        self.source = source_of(name, self.path, corpus)
 
     def score(self, start: int, stop: int, units: Sequence[tuple[int, int]], tick: Callable[[int, int], None]) -> _Unit:
         """Queue the next unit's work."""
@@ -127,9 +122,8 @@ class _Stream:
         while (first := start + unit.best.seen) < stop:
             block = next(self.blocks)
             self.clock.lap("read")
-            if self.copy is None:
-                unit.note_range(block)
-            documents = self._prepared(block)
+            unit.note_range(block)
+            documents = self.source.prepare(block)
             self.clock.lap("prepare")
             scores = self._scores(documents, first)
             assert isinstance(scores, Tensor)
@@ -137,23 +131,17 @@ class _Stream:
             self._exclude(scores, first)
             unit.add(scores, first)
             self.clock.lap("topk")
-            values = block.values if self.copy is None else block.token_values
-            tick(len(block), values.numel() * values.element_size())
-            del block, documents, scores, values  # before the next piece's
+            tick(len(block), self.source.size(block))
+            del block, documents, scores  # before the next piece's
         unit.leave()
         return unit
 
     def _begin(self, units: Sequence[tuple[int, int]]) -> Iterator[Any]:
-        entry, budget = self.corpus.entry, self.plan.memory_budget
-        stored: Iterator[Any]
-        if self.copy is None:
-            stored = (block for start, stop in units for block in entry.lazy_blocks(corpora.BLOCK_BYTES, start, stop))
-        else:
-            stored = self.copy.blocks(units, readers=self.plan.readers)
+        stored, budget = self.source.blocks(units), self.corpus.memory_budget
         if budget is not None:  # its part that is left for pieces when each has room to be prepared in
-            rows = 0 if self.rows is None else len(self.plan.kept_rows)
+            rows = 0 if self.rows is None else len(self.asked.kept_rows)
             kept = max(((stop - start) * rows * 4 for start, stop in units), default=0) * (_IN_FLIGHT + 1)
-            copies = self.path.copies * 4 / entry.dtype.itemsize if self.copy is None else 0
+            copies = self.source.copies
             least = least_budget(self.device, len(self.queries))
             need = kept + math.ceil(least * (_BUFFERS + copies) / _BUFFERS)
             if budget < need:
@@ -161,25 +149,17 @@ class _Stream:
                     f"memory budget: got {budget} bytes, need at least {need} for path {self.name} and {len(self.queries)} queries"
                 )
             budget = max(least, int((budget - kept) * _BUFFERS / (_BUFFERS + copies)))
-        return device_blocks(stored, self.device, queries=len(self.queries), memory_budget=budget, readers=self.plan.readers)
+        return device_blocks(stored, self.device, queries=len(self.queries), memory_budget=budget, readers=self.corpus.readers)
 
     def _scores(self, documents: Any, first: int) -> object:
-        if self.plan.candidates is None:
+        if self.asked.candidates is None:
             return self.path.score(self.queries, documents)
-        return pair_scores(self.path.score, self.queries, documents, self.plan.candidates, first)
-
-    def _prepared(self, block: Any) -> object:
-        if self.copy is not None:
-            return block
-        try:
-            return self.path.documents(block, self.corpus)
-        except ValueError as error:  # values that no scale can hold
-            raise DataError(f"path {self.name}: {self.corpus.entry.folder}: {error}") from error
+        return pair_scores(self.path.score, self.queries, documents, self.asked.candidates, first)
 
     def _exclude(self, scores: Tensor, first: int) -> None:
         """-inf for documents that their query must not retrieve; found by index on the device, nothing waits."""
         count = scores.shape[1]
-        if not ((self.plan.excluded >= first) & (self.plan.excluded < first + count)).any():
+        if not ((self.asked.excluded >= first) & (self.asked.excluded < first + count)).any():
             return
         columns = self.excluded - first
         inside = (columns >= 0) & (columns < count)
@@ -187,7 +167,7 @@ class _Stream:
         scores.scatter_(1, columns, torch.where(inside[:, None], -torch.inf, scores.gather(1, columns)))
 
     def close(self) -> None:
-        """Let the readers go."""
+        """End the threads that read ahead."""
         close = getattr(self.blocks, "close", None)
         if close is not None:
             close()
@@ -198,16 +178,16 @@ class _Unit:
 
     def __init__(self, stream: _Stream, start: int, stop: int) -> None:
         self.stream, self.start, self.stop = stream, start, stop
-        plan, device = stream.plan, stream.device
-        self.best = TopK(len(plan.query_ids), plan.k, device, first=start)
-        self.kept = None if stream.rows is None else torch.empty(len(plan.kept_rows), stop - start, device=device)
+        asked, device = stream.asked, stream.device
+        self.best = TopK(len(asked.query_ids), asked.k, device, first=start)
+        self.kept = None if stream.rows is None else torch.empty(len(asked.kept_rows), stop - start, device=device)
         self.largest: Tensor | None = None
         self.event: Any = None
         self.time: Callable[[], dict[str, float]] = dict
 
     def note_range(self, block: Packed) -> None:
         """Remember the largest magnitude where the path's format may not hold it; a CPU refuses it at once."""
-        if not self.stream.path.may_exceed(block):
+        if not self.stream.source.may_exceed(block):
             return
         here = largest_of(block.values)
         self.largest = here if self.largest is None else torch.maximum(self.largest, here)
@@ -262,11 +242,11 @@ class _Unit:
         if bool(bad.any()):
             query = int(bad.any(1).int().argmax())
             document = int(indices[query][bad[query]].min())
-            plan = self.stream.plan
+            asked = self.stream.asked
             what = "its function must return finite scores (-inf: not retrieved)" if own else "the embeddings must be finite"
             raise DataError(
-                f"path {self.stream.name}: {value} score for query {plan.query_ids[query]!r} and document "
-                f"{plan.document_ids[document]!r}; {what}"
+                f"path {self.stream.name}: {value} score for query {asked.query_ids[query]!r} and document "
+                f"{asked.document_ids[document]!r}; {what}"
             )
 
 
@@ -285,7 +265,7 @@ class _Clock:
         self.laps: list[tuple[str, Any, Any]] = []
 
     def lap(self, phase: str) -> None:
-        """End a phase."""
+        """End a phase: the time since the last lap is its."""
         now = self._now()
         self.laps.append((phase, self.last, now))
         self.last = now

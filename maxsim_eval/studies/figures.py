@@ -17,8 +17,9 @@ from maxsim_eval.errors import MissingPackageError, UnknownNameError
 from maxsim_eval.files import atomic_path, writing
 from maxsim_eval.report import markdown, words
 from maxsim_eval.report.html_data import histogram
-from maxsim_eval.report.tables import Table, entry, known
+from maxsim_eval.report.tables import Table
 from maxsim_eval.report.tables import tables as report_tables
+from maxsim_eval.report.values import entry, known
 from maxsim_eval.scoring.paths import PATHS
 from maxsim_eval.studies.fidelity import token_bytes
 from maxsim_eval.types import PathResult, Result

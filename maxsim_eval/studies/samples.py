@@ -135,7 +135,7 @@ class GeneratedPages:
         self.most = most
 
     def fingerprint(self, role: Role) -> dict[str, Any]:
-        """What decides the embeddings."""
+        """What decides the embeddings, as `Encoder.fingerprint` asks for it."""
         return {"code": 1, "most": self.most, "noise": self._NOISE}
 
     def prepare(self, documents: Sequence[Any]) -> None:

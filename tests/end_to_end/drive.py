@@ -317,7 +317,7 @@ def failures(folder: Path) -> dict[str, Any]:
 
     def breaks(rank: int) -> None:
         if rank == 2:
-            raises("_prepared", ZeroDivisionError("a bug"))
+            raises("_scores", ZeroDivisionError("a bug"))
 
     def kills_rank(dead: int) -> Child:
         def change(rank: int) -> None:

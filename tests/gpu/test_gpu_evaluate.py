@@ -17,7 +17,7 @@ from maxsim_eval.errors import DataError
 from maxsim_eval.scoring import job, units
 from maxsim_eval.scoring.paths import PATHS
 from maxsim_eval.scoring.scoring import Corpus, score_path, to_run
-from maxsim_eval.scoring.stream import PHASES, Plan, score_units
+from maxsim_eval.scoring.stream import PHASES, Asked, score_units
 from maxsim_eval.types import Role, Task
 from maxsim_kernels import Packed, pack
 
@@ -124,15 +124,13 @@ def stored(folder: Path, changed: dict[int, torch.Tensor] | None = None) -> Entr
     )
 
 
-def plan_of(rows: np.ndarray) -> Plan:
-    return Plan(
+def plan_of(rows: np.ndarray) -> Asked:
+    return Asked(
         query_ids=[f"q{n}" for n in range(QUERIES)],
         document_ids=[f"d{n}" for n in range(COUNT)],
         k=20,
         excluded=np.array([7, *([-1] * (QUERIES - 2)), COUNT - 1]),
         kept_rows=rows,
-        device="cuda",
-        quiet=True,
     )
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from maxsim_eval.lengths import length_histogram
+from maxsim_eval.data.task_facts import length_histogram
 from maxsim_eval.processes import peak_memory
 
 

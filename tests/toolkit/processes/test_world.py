@@ -26,7 +26,7 @@ RANKS = """if True:
     D.SILENCE, D.GRACE, D.BEAT, D.PATIENCE = 30.0, 1.5, 0.1, 1.0
 
     def talk(world):
-        assert world.first(lambda: {"x": torch.arange(5), "by": world.rank})["by"] == 0
+        assert world.share({"x": torch.arange(5), "by": world.rank})["by"] == 0
         assert world.largest(float(world.rank)) == world.size - 1
         assert world.collect([world.rank]) == [[rank] for rank in range(world.size)]
         drawn = [world.draw("shard") for _ in range(1 + 2 * world.rank)]
@@ -167,7 +167,7 @@ def test_alone_nothing_is_touched(environment: pytest.MonkeyPatch) -> None:
         keys = torch.zeros(2, 3)
         assert world.reduce(keys, max) is keys
         assert [world.draw("a"), world.draw("a"), world.draw("b"), world.draw("a")] == [0, 1, 0, 2]
-        assert (world.first(lambda: 5), world.collect({"a": 1}), world.largest(2.5)) == (5, [{"a": 1}], 2.5)
+        assert (world.share(5), world.collect({"a": 1}), world.largest(2.5)) == (5, [{"a": 1}], 2.5)
         world.check()
     assert not torch.distributed.is_initialized()
 

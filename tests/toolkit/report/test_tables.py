@@ -14,7 +14,8 @@ from rich.console import Console
 from maxsim_eval.report.console import render_console
 from maxsim_eval.report.csv_files import metrics_csv, per_query_csv
 from maxsim_eval.report.result_json import from_json, to_json
-from maxsim_eval.report.tables import about, every_table, tables
+from maxsim_eval.report.tables import every_table, tables
+from maxsim_eval.report.values import about
 from maxsim_eval.report.words import verdicts
 from maxsim_eval.report.writing import to_markdown
 from maxsim_eval.types import PathResult, Result

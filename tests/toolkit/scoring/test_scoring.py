@@ -18,7 +18,7 @@ from maxsim_eval.cache.entries import Entry
 from maxsim_eval.cache.sides import fill_entry
 from maxsim_eval.data.trec import write_trec_run
 from maxsim_eval.errors import DataError, UnknownNameError
-from maxsim_eval.scoring.scoring import PATHS, Corpus, Plan, Scored, check_paths, score_path, to_run
+from maxsim_eval.scoring.scoring import PATHS, Asked, Corpus, Scored, check_paths, score_path, to_run
 from maxsim_kernels import Packed, maxsim, maxsim_reference, pack, quantize_fp8, quantize_int8
 
 WIDTH = 16
@@ -97,14 +97,13 @@ def stored(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return Stored(queries_of(grid=request.param), pack(documents), entries)
 
 
-def plan_of(queries: Packed, documents: int, k: int, excluded: Sequence[int] | None = None) -> Plan:
-    return Plan(
+def plan_of(queries: Packed, documents: int, k: int, excluded: Sequence[int] | None = None) -> Asked:
+    return Asked(
         query_ids=[f"q{n}" for n in range(len(queries))],
         document_ids=[f"d{n:02d}" for n in range(documents)],
         k=k,
         excluded=np.full(len(queries), -1, np.int64) if excluded is None else np.array(excluded, np.int64),
         kept_rows=np.arange(len(queries)),
-        quiet=True,
     )
 
 
@@ -119,7 +118,7 @@ def brute(full: Tensor, k: int, excluded: Sequence[int] | None = None) -> list[l
     return rankings
 
 
-def ranked(name: str, stored_scores: Scored, plan: Plan) -> list[list[tuple[str, float]]]:
+def ranked(name: str, stored_scores: Scored, plan: Asked) -> list[list[tuple[str, float]]]:
     run = to_run(name, stored_scores, plan)
     assert run.ordered
     assert list(run.rankings) == list(plan.query_ids)
@@ -233,7 +232,7 @@ def test_empty_documents_are_not_retrieved_and_empty_queries_take_the_first(stor
 
 def test_only_the_kept_rows_are_kept(stored: Stored) -> None:
     plan = plan_of(stored.queries, 30, 3)
-    some = Plan(plan.query_ids, plan.document_ids, 3, plan.excluded, np.array([0, 3]), quiet=True)
+    some = Asked(plan.query_ids, plan.document_ids, 3, plan.excluded, np.array([0, 3]))
     kept = np.full((2, 30), np.nan, np.float32)
     scored = score_path("fp32", stored.queries, Corpus(stored.entries[1], quiet=True), some, kept)
     assert torch.equal(torch.from_numpy(kept), whole("fp32", stored)[[0, 3]])
@@ -252,8 +251,7 @@ def test_progress_is_on_stderr_and_quiet_is_quiet(stored: Stored, capsys: pytest
     plan = plan_of(stored.queries, 30, 3)
     score_path("int8-corpus", stored.queries, Corpus(stored.entries[0], quiet=True), plan, None)
     assert capsys.readouterr() == ("", "")
-    loud = Plan(plan.query_ids, plan.document_ids, 3, plan.excluded, plan.kept_rows)
-    score_path("int8-corpus", stored.queries, Corpus(stored.entries[0]), loud, None)
+    score_path("int8-corpus", stored.queries, Corpus(stored.entries[0]), plan, None)
     said = capsys.readouterr()
     assert said.out == ""
     assert "int8-corpus" in said.err

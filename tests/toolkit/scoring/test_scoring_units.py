@@ -24,7 +24,7 @@ from maxsim_eval.processes.world import World
 from maxsim_eval.scoring import job, units
 from maxsim_eval.scoring.job import digest, divide
 from maxsim_eval.scoring.records import Records
-from maxsim_eval.scoring.scoring import PATHS, Corpus, Plan, score_path, to_run
+from maxsim_eval.scoring.scoring import PATHS, Asked, Corpus, score_path, to_run
 from maxsim_eval.scoring.stream import PHASES, UnitScores, score_units
 from maxsim_kernels import Packed, pack
 
@@ -71,14 +71,13 @@ def entry(tmp_path_factory: pytest.TempPathFactory) -> Entry:
 QUERIES = pack([tokens(100 + size, size) for size in (3, 0, 5)])
 
 
-def plan_of(**changes: Any) -> Plan:
-    plan = Plan(
+def plan_of(**changes: Any) -> Asked:
+    plan = Asked(
         query_ids=["q0", "q1", "q2"],
         document_ids=[f"d{n:02d}" for n in range(COUNT)],
         k=K,
         excluded=np.array([3, -1, 41]),
         kept_rows=np.array([0, 2]),
-        quiet=True,
     )
     return replace(plan, **changes)
 
@@ -92,10 +91,12 @@ class Answer:
     scored: int = 0
 
 
-def answer(name: str, entry: Entry | Selection, folder: Path, plan: Plan | None = None, **options: Any) -> Answer:
+def answer(
+    name: str, entry: Entry | Selection, folder: Path, plan: Asked | None = None, streaming: Any = None, **options: Any
+) -> Answer:
     plan = plan or plan_of()
     kept = np.full((len(plan.kept_rows), entry.documents), np.nan, np.float32)
-    corpus = Corpus(entry, quiet=True, memory_budget=plan.memory_budget, readers=plan.readers)
+    corpus = Corpus(entry, quiet=True, **(streaming or {}))
     scored = score_path(name, QUERIES, corpus, plan, kept, **options)
     assert scored is not None
     write_trec_run(folder / "run.trec", to_run(name, scored, plan))
@@ -122,16 +123,16 @@ def test_the_answer_is_the_same_however_the_work_is_cut(
         (20, 1 << 20, {"memory_budget": 12 << 20, "readers": 1}),
     ):
         monkeypatch.setattr(corpora, "BLOCK_BYTES", block)
-        assert answer(name, entry, tmp_path, plan_of(**changes), units=cut(size)) == whole, (size, block, changes)
+        assert answer(name, entry, tmp_path, streaming=changes, units=cut(size)) == whole, (size, block, changes)
 
 
 def test_a_budget_that_is_too_small_is_refused_with_what_is_needed(entry: Entry, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"memory budget: got 100000 bytes, need at least \d+ for path int8") as told:
-        answer("int8", entry, tmp_path, plan_of(memory_budget=100_000))
+        answer("int8", entry, tmp_path, streaming={"memory_budget": 100_000})
     need = int(re.findall(r"at least (\d+)", str(told.value))[0])
     with pytest.raises(UsageError, match=f"need at least {need} "):
-        answer("int8", entry, tmp_path, plan_of(memory_budget=need - 1))
-    answer("int8", entry, tmp_path, plan_of(memory_budget=need))
+        answer("int8", entry, tmp_path, streaming={"memory_budget": need - 1})
+    answer("int8", entry, tmp_path, streaming={"memory_budget": need})
 
 
 class Shares(World):

@@ -1,13 +1,39 @@
-"""How long queries and documents are, in tokens: histograms small enough for a report."""
+"""What a Result says of its task: where it is from, how much of it there is, what was warned of, how long its rows are in tokens."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import count
 from typing import Any
 
 import numpy as np
 
+from maxsim_eval.types import Task
+
 _BINS = 40  # of equal width, up to the 99th percentile
+
+
+def task_facts(task: Task, queries: np.ndarray, documents: np.ndarray, said: Sequence[str]) -> dict[str, Any]:
+    """The Result's `task`, but for its limits and candidates.
+
+    Args:
+        task: what was evaluated: all of it, or the subset that was kept.
+        queries, documents: `[n]` int64 each, their lengths in tokens.
+        said: warnings; each is listed once.
+    """
+    return {
+        "source": task.source,
+        "dataset": task.dataset,
+        "split": task.split,
+        "queries": len(task.query_ids),
+        "documents": len(task.document_ids),
+        "document_tokens": int(documents.sum()),
+        "query_tokens": int(queries.sum()),
+        "judged_pairs": task.judged_pairs,
+        "exclude_same_id": task.exclude_same_id,
+        "warnings": list(dict.fromkeys(said)),
+        "lengths": {"queries": length_histogram(queries), "documents": length_histogram(documents)},
+    }
 
 
 def length_histogram(lengths: np.ndarray) -> dict[str, Any]:
