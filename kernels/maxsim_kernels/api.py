@@ -21,8 +21,8 @@ _SHORT_WINNERS = 0xFFFF  # documents from this length on have winners that 16 bi
 
 
 @dataclass(frozen=True)
-class _Choice:
-    implementation: str  # "cpu", "triton" or "reference"
+class _Implementation:
+    name: str  # "cpu", "triton" or "reference"
     reason: str
 
 
@@ -175,10 +175,10 @@ def _run_checked(queries: Tensor | Packed, documents: Documents, options: Option
     call = validate(queries, documents, options)
     differentiable = _needs_gradient(call)
     path = backward_path(options.backward)[0] if differentiable else ""
-    choice = _implementation(call, options.impl)
-    if choice.implementation == "reference":
+    found = _implementation(call, options.impl)
+    if found.name == "reference":
         if options.impl == "auto":
-            fallback.say_once(choice.reason)
+            fallback.say_once(found.reason)
         return reference.score(queries, documents, options)
     if not differentiable and is_plain(call.queries, call.documents, call.query_mask, call.document_mask, call.scales):
         scores, argmax = ops.run(call)
@@ -206,21 +206,21 @@ def _needs_gradient(call: Call) -> bool:
     return wanted and torch.is_grad_enabled()
 
 
-def _implementation(call: Call, impl: str) -> _Choice:
+def _implementation(call: Call, impl: str) -> _Implementation:
     """The one place that decides: by device, by what was asked, and by what the kernels can take."""
     kind = call.queries.device.type
     if impl == "reference":
-        return _Choice("reference", "asked for: plain chunked torch in FP32")
+        return _Implementation("reference", "asked for: plain chunked torch in FP32")
     if impl == "cpu" and kind != "cpu":
         raise ValueError(f"impl: got 'cpu' with tensors on {kind}, need CPU tensors")
     if kind == "cpu" and impl != "triton":
-        return _Choice("cpu", "CPU tensors: tiled matrix products, running maximum (cpu.py)")
+        return _Implementation("cpu", "CPU tensors: tiled matrix products, running maximum (cpu.py)")
     missing = _no_triton(call)
     if not missing:
-        return _Choice("triton", "CUDA tensors: fused Triton kernels")
+        return _Implementation("triton", "CUDA tensors: fused Triton kernels")
     if impl == "triton":
         raise ValueError(f"impl: got 'triton', need 'auto': {missing}")
-    return _Choice("reference", f"{missing}: plain chunked torch in FP32 (slower)")
+    return _Implementation("reference", f"{missing}: plain chunked torch in FP32 (slower)")
 
 
 def _no_triton(call: Call) -> str:
@@ -259,9 +259,9 @@ def explain(
         query_mask, document_mask, query_lengths, document_lengths, False, quantize_queries, backward, impl, pairs=pairs
     )
     call = validate(queries, documents, options)
-    choice = _implementation(call, impl)
-    if choice.implementation == "triton":
-        choice = _Choice("triton", _launch_reason(call))
+    found = _implementation(call, impl)
+    if found.name == "triton":
+        found = _Implementation("triton", _launch_reason(call))
     held = "packed" if call.document_starts is not None else "dense"
     if call.granularity != "none":
         kind = "FP8" if isinstance(documents, Fp8Tokens) else "INT8"
@@ -272,12 +272,10 @@ def explain(
     lines = "gradients: none (quantised documents)"
     if call.granularity == "none":
         path, why = backward_path(backward)
-        where = {"triton": "", "cpu": ", the same bits for every path on CPU tensors"}.get(
-            choice.implementation, ", through plain torch"
-        )
+        where = {"triton": "", "cpu": ", the same bits for every path on CPU tensors"}.get(found.name, ", through plain torch")
         lines = f"gradients: {path} ({why}{where})"
     return (
-        f"{choice.implementation}: {choice.reason}\n"
+        f"{found.name}: {found.reason}\n"
         f"layout: {call.layout}, {call.query_count} queries x {call.document_count} documents ({held}), d = {call.queries.shape[-1]}\n"
         f"products: {products}\n"
         f"{lines}"

@@ -45,7 +45,8 @@ def choose(call: Call, hardware: Hardware) -> Launch:
 def every_choice(call: Call, hardware: Hardware) -> list[Launch]:
     """What `choose` says of such calls by number of documents and (packed) mean length; nothing where neither counts."""
     kernel, processors, packed = choose(call, hardware).kernel, hardware[1], call.document_starts is not None
-    numbers, means = (), (_mean_tokens(call),)  # type: tuple[int, ...], tuple[int, ...]
+    numbers: tuple[int, ...] = ()
+    means: tuple[int, ...] = (_mean_tokens(call),)
     if kernel == "ragged" and packed:
         numbers, means = (call.document_count,), (1, _LONG_RAGGED)
     if kernel == "stream":
