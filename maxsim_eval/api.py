@@ -177,7 +177,7 @@ def evaluate_settings(
         found = _embeddings(settings, task, out_dir, world, device)
         ready = None if found is None else _prepare(settings, paths, *found, world, stack)
         job: Job = world.share(None if ready is None else ready.job)
-        here = () if ready is None else (ready.documents, ready.picked.document_ids)
+        here = () if ready is None else (ready.documents, ready.subject.document_ids)
         outcomes: Iterable[Outcome] = score_job(job, world, device, *here, paths=paths)
         if ready is not None and not settings.quiet:
             _say_how_long(ready, device, world.size)
@@ -189,7 +189,7 @@ def evaluate_settings(
 
 
 @dataclass(frozen=True)
-class _Picked:
+class _Subject:
     """What is evaluated, and where its report goes."""
 
     task: Task
@@ -211,25 +211,25 @@ def _embeddings(
     out_dir: OutDir | Callable[[Task], OutDir],
     world: World,
     device: str,
-) -> tuple[_Picked, Embeddings] | None:
+) -> tuple[_Subject, Embeddings] | None:
     """What is evaluated, and its embeddings; None but on the leader, where texts that were loaded to help are let go."""
 
     @functools.cache
-    def picked() -> _Picked:
+    def subject() -> _Subject:
         loaded = task() if callable(task) else task
-        return _pick(settings, loaded, out_dir(loaded) if callable(out_dir) else out_dir, world)
+        return _subject_of(settings, loaded, out_dir(loaded) if callable(out_dir) else out_dir, world)
 
     def both() -> tuple[Task, Task]:
-        return picked().task, picked().kept
+        return subject().task, subject().kept
 
     found = embeddings_by(
         world, both, settings.encoder, settings.cache_dir, device=device, quiet=settings.quiet, **settings.encoder_options
     )
     # The model's memory is for scoring now.
-    return None if found is None else (picked(), replace(found, made_by=None))
+    return None if found is None else (subject(), replace(found, made_by=None))
 
 
-def _pick(settings: Settings, task: Task, out_dir: OutDir, world: World) -> _Picked:
+def _subject_of(settings: Settings, task: Task, out_dir: OutDir, world: World) -> _Subject:
     if world.size > 1 and out_dir is None:
         raise UsageError("out_dir: got None, need a folder that all processes see: what they find is handed over there")
     for what, found in (("documents", task.documents), ("queries", task.queries)):
@@ -239,7 +239,7 @@ def _pick(settings: Settings, task: Task, out_dir: OutDir, world: World) -> _Pic
     candidates = None
     if settings.candidates is not None and world.leader:
         candidates = read_candidates(settings.candidates, kept)
-    return _Picked(task, kept, candidates, None if out_dir is None else Path(out_dir))
+    return _Subject(task, kept, candidates, None if out_dir is None else Path(out_dir))
 
 
 @dataclass(frozen=True)
@@ -248,7 +248,7 @@ class _Ready:
 
     job: Job
     paths: Mapping[str, ScoringPath]
-    picked: _Picked
+    subject: _Subject
     found: Embeddings
     documents: Documents  # those that are searched
     facts: Mapping[str, Any]  # the Result's `task`
@@ -257,13 +257,13 @@ class _Ready:
 def _prepare(
     settings: Settings,
     paths: Mapping[str, ScoringPath],
-    picked: _Picked,
+    subject: _Subject,
     found: Embeddings,
     world: World,
     stack: contextlib.ExitStack,
 ) -> _Ready:
     """Limit, divide: everything between the embeddings and the first score."""
-    task, kept, candidates = picked.task, picked.kept, picked.candidates
+    task, kept, candidates = subject.task, subject.kept, subject.candidates
     queries = query_tokens(task, kept, found.queries)
     check_widths(found, queries)
     said = [*kept.warnings, *idle_limits(task, **settings.limits)]
@@ -276,14 +276,14 @@ def _prepare(
         what = "corpus" if kept.document_ids is task.document_ids else "subset"
         said.append(f"k was clamped to the {k} documents of the {what if candidates is None else 'candidates'}")
         warnings.warn(said[-1], stacklevel=4)  # where `evaluate` was called
-    asked = _asked(paths, kept, picked.document_ids, k, listed)
-    job = _job(settings, paths, queries, asked, documents, picked.out_dir, world, stack)
+    asked = _asked(paths, kept, subject.document_ids, k, listed)
+    job = _job(settings, paths, queries, asked, documents, subject.out_dir, world, stack)
     facts = {
         **task_facts(kept, queries.lengths.cpu().numpy(), found.documents.lengths(), said),
         "limits": limits_of(task, kept, **settings.limits, seed=settings.limit_seed),
         "candidates": None if candidates is None else candidates.facts(),
     }
-    return _Ready(job, paths, picked, found, documents, facts)
+    return _Ready(job, paths, subject, found, documents, facts)
 
 
 def _asked(
@@ -311,6 +311,7 @@ def _job(
     world: World,
     stack: contextlib.ExitStack,
 ) -> Job:
+    searched = Searched.of(documents, paths)  # a copy that is damaged ends it before anything of the folder is touched
     division = Division(*divide(documents, len(asked.kept_rows), world.size))
     in_memory = world.size == 1 and len(asked.kept_rows) * documents.documents * 4 <= _IN_MEMORY_BYTES
     in_files = len(asked.kept_rows) > 0 and not in_memory
@@ -319,7 +320,7 @@ def _job(
         names=tuple(paths),
         queries=queries,
         asked=asked,
-        searched=Searched.of(documents, paths),
+        searched=searched,
         division=division,
         keeping=Keeping(
             folder=folder,
@@ -351,8 +352,8 @@ def _say_how_long(ready: _Ready, device: str, processes: int) -> None:
 
 def _finish(settings: Settings, ready: _Ready, outcomes: Iterable[Outcome], device: str, places: Sequence[str]) -> Result:
     """Metrics, parity, Result; written whole, and what was kept for an interruption removed."""
-    job, out_dir, found = ready.job, ready.picked.out_dir, ready.found
-    qrels, stored = ready.picked.kept.qrels, found.documents.dtype
+    job, out_dir, found = ready.job, ready.subject.out_dir, ready.found
+    qrels, stored = ready.subject.kept.qrels, found.documents.dtype
     results, runs = assess(outcomes, job.asked, ready.paths, job.searched.copies, qrels, stored, settings.metrics)
     machine = {**environment(device), "device": settings.device}
     if len(places) > 1:

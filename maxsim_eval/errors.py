@@ -8,7 +8,6 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
-EXIT_OK = 0
 EXIT_GATE = 1  # quality or parity fell: the run worked, the answer is "no"
 EXIT_USAGE = 2  # a wrong name, option or value
 EXIT_DATA = 3  # data, cache or embeddings that are missing, damaged or foreign

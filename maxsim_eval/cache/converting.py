@@ -65,7 +65,7 @@ def convert_entry(entry: Entry, name: str, *, quiet: bool = False, lock_timeout:
             leftover.unlink(missing_ok=True)
         entry = open_entry(entry.folder)  # what it is now that nobody else writes
         digest = entry_digest(entry.stamp())
-        missing, stale, scale = _look(entry, kind, digest)
+        missing, stale, scale = _state_of_copies(entry, kind, digest)
         todo = [shard for shard in entry.shards if shard.spec.shard in {*missing, *stale}]
         if todo:
             _require_space(entry, kind, todo)
@@ -77,7 +77,7 @@ def convert_entry(entry: Entry, name: str, *, quiet: bool = False, lock_timeout:
     return Converted(copy, len(entry.shards) - len(todo), len(missing), len(stale))
 
 
-def _look(entry: Entry, kind: Kind, digest: str) -> tuple[list[int], list[int], Tensor | None]:
+def _state_of_copies(entry: Entry, kind: Kind, digest: str) -> tuple[list[int], list[int], Tensor | None]:
     """Shards without a copy, those whose copy is stale, and the corpus's scale if a good one has it."""
     missing, stale, scale = [], [], None
     for shard in entry.shards:

@@ -45,7 +45,6 @@ PAGE_TOKENS = 1024
 PAGES = 100_000_000
 PAGE_QUERIES = 1000
 K = 100
-_ID_BYTES = 16  # of a document's name
 _UNSAVED = 3  # units a rank can lose: one being scored, one waiting to be written, one being written
 _PAPER_NQ_BYTES = 116e9  # the paper's out-of-core corpus: 2.68M documents in FP16
 
