@@ -14,6 +14,7 @@ import pytest
 import torch
 
 import tiny_checkpoints as tiny
+from fixtures import one_thread  # noqa: F401 - for every test here
 from maxsim_eval.api import evaluate
 from maxsim_eval.cache.converting import convert_entry
 from maxsim_eval.cache.embeddings import cached_embeddings
@@ -32,14 +33,6 @@ from maxsim_eval.types import PatchGrid, Task
 from maxsim_kernels import Packed, pack
 
 PAIRS = [("q07", "d032"), ("q00", "d001"), ("q13", "d250"), ("q39", "d299")]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Any:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def stored(task: Task, home: Path, query: str, document: str) -> tuple[torch.Tensor, torch.Tensor]:
