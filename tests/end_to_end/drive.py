@@ -7,6 +7,8 @@ The corpus is full of exact ties: a few texts many times over, spread so that eq
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import os
 import random
@@ -22,9 +24,11 @@ from typing import Any
 
 os.environ.update(OMP_NUM_THREADS="1", TORCH_CPP_LOG_LEVEL="ERROR")
 
+import snowballstemmer  # noqa: F401 - of the lexical encoder, before the first fork
 import torch
 import torch.distributed
 
+import maxsim_eval.report.console  # noqa: F401
 from maxsim_eval.api import evaluate
 from maxsim_eval.cli import app
 from maxsim_eval.data.loading import load_task
@@ -60,6 +64,8 @@ def prepare(folder: Path) -> None:
     judged = "".join(f"q{n}\tc{n}\t1\nq{n}\tc{n * 3 + 7}\t2\n" for n in range(len(QUERIES)))
     (home / "qrels" / "test.tsv").write_text(f"query-id\tcorpus-id\tscore\n{judged}")
     units.LEAST_BYTES = 34_000
+    with contextlib.redirect_stderr(io.StringIO()), contextlib.suppress(SystemExit):
+        app.main(["local", "ties", "--k", "0"])  # refused, after typer has imported what every command would
 
 
 def fork(work: Child, number: int, folder: Path) -> int:

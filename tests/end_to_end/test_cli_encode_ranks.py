@@ -187,6 +187,7 @@ def test_finished_shards_outlive_a_failure(failures: dict[str, Any]) -> None:
     assert failures["other texts"]["shards"] == failures["elsewhere"]["shards"] == 0, "nothing is begun before all agree"
 
 
+@pytest.mark.slow  # torchrun's own start is in test_cli_torchrun.py too
 def test_torchrun_itself(demo: Any, tmp_path: Path) -> None:
     folder = demo.copy(tmp_path, "datasets")
     command = [

@@ -98,17 +98,17 @@ def gated(home: Path, cli: Any, tmp_path: Path) -> Callable[..., tuple[int, list
 @pytest.fixture
 def importable(home: Path) -> Iterator[None]:
     """The damaged scorers as a module of the current folder."""
-    target = home / SCORERS.name
+    target = home / "damaged_scorers_of_a_user.py"  # no name that is importable
     target.write_bytes(SCORERS.read_bytes())
     yield
     target.unlink()
 
 
 def test_healthy_paths_pass(gated: Any, importable: None) -> None:
-    every = ",".join([*PATHS, "python:damaged_scorers:sound"])
+    every = ",".join([*PATHS, "python:damaged_scorers_of_a_user:sound"])
     code, failed, result = gated(every)
     assert (code, failed) == (0, [])
-    assert set(result["paths"]) == {*PATHS, "python:damaged_scorers:sound"}
+    assert set(result["paths"]) == {*PATHS, "python:damaged_scorers_of_a_user:sound"}
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
@@ -123,7 +123,7 @@ def test_a_damaged_path_is_caught(damage: str, gated: Any, monkeypatch: pytest.M
 
 @pytest.mark.parametrize("function", ["bf16_sums", "zero_padding", "shuffled_ids"])
 def test_a_users_damaged_function_is_caught(function: str, gated: Any, importable: None) -> None:
-    path = f"python:damaged_scorers:{function}"
+    path = f"python:damaged_scorers_of_a_user:{function}"
     code, failed, _ = gated(f"fp32,fp16,int8,{path}")
     assert code == GATE
     assert failed

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import maxsim_kernels.fallback
-from poison import poison  # noqa: F401 - a fixture of every test here
+from fixtures import poison  # noqa: F401 - a fixture of every test here
 
 HERE = Path(__file__).parent
 

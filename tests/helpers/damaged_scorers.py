@@ -1,6 +1,6 @@
 """Scorers with one defect each, seen in real code, and a sound one: `(queries, documents) -> [Nq, N]` (docs/scorers.md).
 
-The tests of the gate put them in the place of a path, or name them as `python:damaged_scorers:<function>`.
+The tests of the gate put them in the place of a path, or copy this file beside a collection and name them as a user would, `python:<module>:<function>`.
 """
 
 from __future__ import annotations

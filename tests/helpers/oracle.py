@@ -1,4 +1,4 @@
-"""Brute-force MaxSim from the contract's table: float64, one token pair at a time, nothing shared with the package.
+"""Brute-force MaxSim from the contract's table: float64, one query token and one document at a time, nothing shared with the package.
 
 `score(Q, D) = sum_i max_j <Q_i, D_j>` over valid tokens; a document without valid token gives -inf, a query without valid
 token 0.0, NaN in a valid token NaN; argmax is the first index. Inputs may be tensors, `Packed`, `Int8Tokens`, `Fp8Tokens`.
@@ -99,23 +99,17 @@ def rows(tokens: Any, mask: Tensor | None = None, lengths: Tensor | None = None)
 
 def one(query: Row, document: Row) -> tuple[float, list[int], float]:
     """Score, argmax and error bound of one query against one document."""
-    score, argmax, size, longest = 0.0, [-1] * len(query.tokens), 0.0, 0.0
-    for t, token in enumerate(document.tokens):
-        if document.valid[t]:
-            longest = max(longest, float(np.sqrt(np.sum(token * token))) + float(document.extra[t]))
+    kept = np.flatnonzero(document.valid)
+    tokens = document.tokens[kept]
+    longest = float(np.fmax.reduce(np.sqrt(np.sum(tokens * tokens, axis=1)) + document.extra[kept], initial=0.0))
+    score, argmax, size = 0.0, [-1] * len(query.tokens), 0.0
     for s, token in enumerate(query.tokens):
         if not query.valid[s]:
             continue
-        best = -math.inf
-        for t, other in enumerate(document.tokens):
-            if not document.valid[t]:
-                continue
-            product = float(token @ other)
-            if math.isnan(product):
-                best, argmax[s] = math.nan, t
-                break
-            if argmax[s] == -1 or product > best:
-                best, argmax[s] = product, t
+        best, products = -math.inf, np.sum(tokens * token, axis=1)
+        if len(products):
+            first = int(np.argmax(products))  # the first NaN, where there is one
+            best, argmax[s] = float(products[first]), int(kept[first])
         score += best
         size += float(np.sqrt(np.sum(token * token)))
     return score, argmax, size * longest

@@ -11,7 +11,6 @@ import pytest
 from torch import Tensor
 
 from maxsim_eval.api import evaluate
-from maxsim_eval.data.loading import load_task
 from maxsim_eval.types import Result, Task
 from maxsim_kernels import Packed
 
@@ -31,20 +30,6 @@ def score(queries, documents):
 '''
 _count = [0]
 Write = Callable[..., str]
-
-
-@pytest.fixture(scope="module")
-def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the demo collection, its embeddings and the rankings of fp32."""
-    folder = tmp_path_factory.mktemp("home")
-    task = load_task("demo", "small", data_dir=folder / "datasets", quiet=True)
-    evaluate(task, "lexical", ["fp32"], cache_dir=folder / "cache", out_dir=folder / "fp32", k=300, quiet=True)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def task(home: Path) -> Task:
-    return load_task("demo", "small", data_dir=home / "datasets", quiet=True)
 
 
 @pytest.fixture

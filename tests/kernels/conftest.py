@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 
+from fixtures import one_thread, poison  # noqa: F401 - fixtures of every test here
 from places import TESTS
-from poison import one_thread, poison  # noqa: F401 - fixtures of every test here
 
 SCRIPTS = TESTS / "kernels" / "interpreted"
 

@@ -8,7 +8,9 @@ import pytest
 import torch
 
 import oracle
-from maxsim_kernels import Int8Tokens, Packed
+import truth
+from inputs import on_cpu as make
+from maxsim_kernels import Int8Tokens, Packed, quantize_fp8, quantize_int8
 
 
 @pytest.fixture
@@ -113,3 +115,32 @@ def test_a_wrong_score_is_noticed(example):
     argmax[0, 1, 0] = 1  # as good, but not the first
     with pytest.raises(AssertionError, match=r"argmax\[0, 1, 0\]"):
         oracle.check_argmax(argmax, truth)
+
+
+LAYOUTS = {
+    "dense": lambda: (make.grid(3, 5, 24), make.grid(4, 9, 24, seed=1)),
+    "one query": lambda: (make.grid(5, 24), make.grid(4, 9, 24, seed=1)),
+    "per query": lambda: (make.grid(3, 5, 24), make.grid(3, 4, 9, 24, seed=1)),
+    "packed": lambda: (make.packed([2, 5, 0], 24), make.packed([4, 0, 9, 1], 24, seed=1)),
+    "view": lambda: (make.grid(3, 5, 24), make.scattered(make.packed([4, 0, 9, 1], 24, seed=1))),
+    "int8": lambda: (make.gauss(3, 5, 24), quantize_int8(make.gauss(4, 9, 24, seed=1), "document", affine=True)),
+    "fp8": lambda: (make.gauss(3, 5, 24), quantize_fp8(make.packed([4, 0, 9, 1], 24, seed=1))),
+}
+
+
+@pytest.mark.parametrize("masks", ["none", "both"])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_the_truth_of_the_gpu_tests_is_the_same(layout, masks):
+    """One product of matrices against loops; the GPU's tests need it for sizes that loops never end."""
+    queries, documents = LAYOUTS[layout]()
+    options = {}
+    if masks == "both" and layout in ("dense", "per query"):
+        sides = (("query", queries), ("document", documents))
+        options = {key: value for name, held in sides for key, value in make.masks("both", name, *held.shape[:-1]).items()}
+    ours = oracle.maxsim(queries, documents, **options)
+    theirs = truth.oracle(queries, documents, quantize_queries=False, **options)
+    scores = torch.from_numpy(ours.scores)
+    torch.testing.assert_close(theirs.scores, scores, rtol=1e-12, atol=1e-12)
+    truth.check_argmax(torch.from_numpy(ours.argmax).int(), theirs)
+    truth.check_scores(scores.float(), theirs)
+    oracle.check_argmax(theirs.argmax.int(), ours, 1e-9)

@@ -13,7 +13,6 @@ import pytest
 import torch
 
 from maxsim_eval.api import evaluate
-from maxsim_eval.data.loading import load_task
 from maxsim_eval.data.subsets import limit_task
 from maxsim_eval.data.trec import read_trec_run
 from maxsim_eval.encoders.lexical import LexicalEncoder
@@ -44,12 +43,6 @@ class Counting(LexicalEncoder):
         return super().encode(items, role)
 
 
-@pytest.fixture(scope="module")
-def task(tmp_path_factory: pytest.TempPathFactory) -> Task:
-    """The demo: 300 documents with duplicates, empty and very long ones, 40 queries."""
-    return load_task("demo", "small", data_dir=tmp_path_factory.mktemp("data"))
-
-
 def run(task: Task, folder: Path, name: str, encoder: Any = None, **options: Any) -> Result:
     options = {"k": 300, "paths": PATHS, "cache_dir": folder / "cache", "quiet": True, **options}
     return evaluate(task, encoder or Counting(), out_dir=folder / name, **options)
@@ -70,16 +63,16 @@ def cached(folder: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.filterwarnings("ignore:k was clamped")
-def test_rows_of_the_whole_corpus_are_read_where_they_lie(task: Task, tmp_path: Path) -> None:
-    run(task, tmp_path, "whole")
+def test_rows_of_the_whole_corpus_are_read_where_they_lie(demo_task: Task, tmp_path: Path) -> None:
+    run(demo_task, tmp_path, "whole")
     before = cached(tmp_path / "cache")
     encoder = Counting()
     limits = {**LIMITS, "limit_documents": 250}
-    result = run(task, tmp_path, "some", encoder, **limits)
+    result = run(demo_task, tmp_path, "some", encoder, **limits)
     assert encoder.encoded == {"query": 0, "document": 0}
     assert encoder.offered == 0
     assert cached(tmp_path / "cache") == before, "nothing is written for a subset of what is there"
-    kept = kept_of(task, **limits)
+    kept = kept_of(demo_task, **limits)
     names = set(kept.document_ids)
     whole, some = runs(tmp_path / "whole"), runs(tmp_path / "some")
     for path in PATHS:  # the whole's ranking without what was left out, ties in corpus order and scores to the last bit
@@ -92,21 +85,21 @@ def test_rows_of_the_whole_corpus_are_read_where_they_lie(task: Task, tmp_path: 
 
 
 @pytest.mark.filterwarnings("ignore:k was clamped")
-def test_without_the_whole_in_the_cache_only_the_subset_is_encoded(task: Task, tmp_path: Path) -> None:
+def test_without_the_whole_in_the_cache_only_the_subset_is_encoded(demo_task: Task, tmp_path: Path) -> None:
     first, again, other = Counting(), Counting(), Counting()
-    run(task, tmp_path, "own", first, **LIMITS)
+    run(demo_task, tmp_path, "own", first, **LIMITS)
     assert first.encoded == {"query": 40, "document": 90}
     assert first.offered == 300, "a query's weights are those of the whole corpus"
-    run(task, tmp_path, "again", again, **LIMITS)
+    run(demo_task, tmp_path, "again", again, **LIMITS)
     assert again.encoded == {"query": 0, "document": 0}
-    run(task, tmp_path, "other", other, **{**LIMITS, "limit_seed": 4})
+    run(demo_task, tmp_path, "other", other, **{**LIMITS, "limit_seed": 4})
     assert other.encoded == {"query": 0, "document": 90}, "another subset must not find the entry of the first"
     folders = [path.name for path in (tmp_path / "cache" / "demo" / "small").iterdir()]
     assert sorted(name.rpartition("-")[0] for name in folders) == ["lexical-documents"] * 2 + ["lexical-queries"]
     whole = Counting()
-    run(task, tmp_path, "whole", whole)
+    run(demo_task, tmp_path, "whole", whole)
     assert whole.encoded == {"query": 0, "document": 300}, "the whole must not find the entry of a subset"
-    run(task, tmp_path, "rows", Counting(), **LIMITS)
+    run(demo_task, tmp_path, "rows", Counting(), **LIMITS)
     assert runs(tmp_path / "own") == runs(tmp_path / "again") == runs(tmp_path / "rows")
     results = [from_json((tmp_path / name / "result.json").read_text()) for name in ("own", "rows")]
     for name in PATHS:
@@ -116,21 +109,21 @@ def test_without_the_whole_in_the_cache_only_the_subset_is_encoded(task: Task, t
 
 
 @pytest.mark.filterwarnings("ignore:k was clamped")
-def test_a_whole_corpus_that_was_only_begun_is_not_used(task: Task, tmp_path: Path) -> None:
-    run(task, tmp_path, "whole", paths=["fp32"])
+def test_a_whole_corpus_that_was_only_begun_is_not_used(demo_task: Task, tmp_path: Path) -> None:
+    run(demo_task, tmp_path, "whole", paths=["fp32"])
     (shard,) = (tmp_path / "cache").rglob("lexical-documents-*/00000.h5")
     shard.unlink()
     encoder = Counting()
-    run(task, tmp_path, "some", encoder, paths=["fp32"], **LIMITS)
+    run(demo_task, tmp_path, "some", encoder, paths=["fp32"], **LIMITS)
     assert encoder.encoded == {"query": 0, "document": 90}
     assert not shard.exists()
 
 
-def test_imported_embeddings(task: Task, tmp_path: Path) -> None:
+def test_imported_embeddings(demo_task: Task, tmp_path: Path) -> None:
     random = torch.Generator().manual_seed(0)
     sides = {
         role: {name: torch.randn(3, 8, generator=random).half() for name in names}
-        for role, names in (("query", task.query_ids), ("document", task.document_ids))
+        for role, names in (("query", demo_task.query_ids), ("document", demo_task.document_ids))
     }
     for role, rows in sides.items():
         ids = {"query_ids" if role == "query" else "doc_ids": list(rows)}
@@ -138,7 +131,7 @@ def test_imported_embeddings(task: Task, tmp_path: Path) -> None:
         torch.save({key: list(rows.values()), "meta": ids}, tmp_path / f"{role}.pt")
     import_embeddings(
         {role: tmp_path / f"{role}.pt" for role in sides},  # type: ignore[misc]
-        task,
+        demo_task,
         source="demo",
         dataset="small",
         encoder_name="mine",
@@ -147,14 +140,14 @@ def test_imported_embeddings(task: Task, tmp_path: Path) -> None:
         quiet=True,
     )
     options: dict[str, Any] = {"encoder": "mine", "paths": ["fp32"]}
-    whole = run(task, tmp_path, "whole", **options)
+    whole = run(demo_task, tmp_path, "whole", **options)
     before = cached(tmp_path / "cache")
-    some = run(task, tmp_path, "some", k=90, **options, **LIMITS)
+    some = run(demo_task, tmp_path, "some", k=90, **options, **LIMITS)
     assert cached(tmp_path / "cache") == before
     assert some.encoder == whole.encoder
     assert some.encoder["origin"] == "imported"
     assert some.task["document_tokens"] == 3 * 90
-    names = set(kept_of(task).document_ids)
+    names = set(kept_of(demo_task).document_ids)
     everything, found = (read_trec_run(tmp_path / name / "runs" / "fp32.trec").rankings for name in ("whole", "some"))
     assert len(found) == 6
     for query, ranking in found.items():
@@ -162,11 +155,11 @@ def test_imported_embeddings(task: Task, tmp_path: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:k was clamped")
-def test_the_result_says_what_was_left_out(task: Task, tmp_path: Path) -> None:
-    whole = run(task, tmp_path, "whole", paths=["fp32"])
+def test_the_result_says_what_was_left_out(demo_task: Task, tmp_path: Path) -> None:
+    whole = run(demo_task, tmp_path, "whole", paths=["fp32"])
     assert whole.task["limits"] is None
-    some = run(task, tmp_path, "some", paths=["fp32"], **LIMITS)
-    kept = kept_of(task)
+    some = run(demo_task, tmp_path, "some", paths=["fp32"], **LIMITS)
+    kept = kept_of(demo_task)
     limits = some.task["limits"]
     assert limits["seed"] == 3
     assert limits["queries"] == {"limit": 6, "before": 40, "after": 6}
@@ -179,16 +172,16 @@ def test_the_result_says_what_was_left_out(task: Task, tmp_path: Path) -> None:
     again = from_json((tmp_path / "some" / "result.json").read_text())
     assert again.task["limits"] == limits
     assert to_json(again) == to_json(some)
-    few = run(task, tmp_path, "queries", paths=["fp32"], k=301, limit_queries=6, limit_seed=3)
+    few = run(demo_task, tmp_path, "queries", paths=["fp32"], k=301, limit_queries=6, limit_seed=3)
     assert few.task["warnings"] == ["k was clamped to the 300 documents of the corpus"]
     queries_only = few.task["limits"]
     assert queries_only["documents"] == {"limit": None, "before": 300, "after": 300, "judged": judged}
     assert queries_only["ids_sha256"] != limits["ids_sha256"]
 
 
-def test_a_limit_that_leaves_nothing_out_is_the_whole_and_is_said(task: Task, tmp_path: Path) -> None:
-    whole = run(task, tmp_path, "whole", paths=["fp32"])
-    same = run(task, tmp_path, "same", paths=["fp32"], limit_queries=40, limit_documents=10**6, limit_seed=9)
+def test_a_limit_that_leaves_nothing_out_is_the_whole_and_is_said(demo_task: Task, tmp_path: Path) -> None:
+    whole = run(demo_task, tmp_path, "whole", paths=["fp32"])
+    same = run(demo_task, tmp_path, "same", paths=["fp32"], limit_queries=40, limit_documents=10**6, limit_seed=9)
     assert same.task["limits"] is None
     assert same.task["warnings"] == [
         "the limit of 40 queries leaves none out: there are 40",
@@ -197,14 +190,16 @@ def test_a_limit_that_leaves_nothing_out_is_the_whole_and_is_said(task: Task, tm
     assert same.paths["fp32"].per_query == whole.paths["fp32"].per_query
 
 
-def test_the_same_id_rule_holds_in_a_subset(task: Task, tmp_path: Path) -> None:
-    ids = list(task.document_ids)
-    own = list(dict.fromkeys(next(iter(row)) for row in task.qrels.values()))[:20]
+def test_the_same_id_rule_holds_in_a_subset(demo_task: Task, tmp_path: Path) -> None:
+    ids = list(demo_task.document_ids)
+    own = list(dict.fromkeys(next(iter(row)) for row in demo_task.qrels.values()))[:20]
     renamed = {name: f"q{number:02d}" for number, name in enumerate(own)}  # these documents carry the ids of queries
     made = replace(
-        task,
+        demo_task,
         document_ids=[renamed.get(name, name) for name in ids],
-        qrels={query: {renamed.get(name, name): grade for name, grade in row.items()} for query, row in task.qrels.items()},
+        qrels={
+            query: {renamed.get(name, name): grade for name, grade in row.items()} for query, row in demo_task.qrels.items()
+        },
     )
     for exclude in (False, True):
         name = f"same-id-{exclude}"
@@ -222,16 +217,18 @@ def test_the_same_id_rule_holds_in_a_subset(task: Task, tmp_path: Path) -> None:
         ({"limit_queries": 6, "limit_documents": 5}, r"limit of documents: got 5, need \d+ or more: the 6 queries have \d+ "),
     ],
 )
-def test_limits_are_checked_before_hours_of_work(options: dict[str, Any], message: str, task: Task, tmp_path: Path) -> None:
+def test_limits_are_checked_before_hours_of_work(
+    options: dict[str, Any], message: str, demo_task: Task, tmp_path: Path
+) -> None:
     encoder = Counting()
     with pytest.raises(UsageError, match=message):
-        run(task, tmp_path, "out", encoder, **options)
+        run(demo_task, tmp_path, "out", encoder, **options)
     assert encoder.encoded == {"query": 0, "document": 0}
     assert list(tmp_path.iterdir()) == []
 
 
-def test_limits_reach_the_file_as_plain_json(task: Task, tmp_path: Path) -> None:
-    result = run(task, tmp_path, "some", paths=["fp32"], k=50, **LIMITS)
+def test_limits_reach_the_file_as_plain_json(demo_task: Task, tmp_path: Path) -> None:
+    result = run(demo_task, tmp_path, "some", paths=["fp32"], k=50, **LIMITS)
     text = (tmp_path / "some" / "result.json").read_text()
     assert json.loads(text)["task"]["limits"] == result.task["limits"]
     report = (tmp_path / "some" / "report.md").read_text()

@@ -36,15 +36,6 @@ DOCUMENTS, WIDTH = 19, 16
 Row = tuple[list[float], list[int]]
 
 
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    """Many tiny calls: on a busy machine threads that wait for each other would cost most of the time."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 def brute(scores: Sequence[float], k: int) -> Row:
     """One query's top-k by sorting everything; -inf is not retrieved."""
     found = [n for n in range(len(scores)) if scores[n] != -math.inf]

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
+from fixtures import one_thread  # noqa: F401 - for every test here
 from maxsim_eval.api import evaluate
 from maxsim_eval.cache.converting import convert_entry
 from maxsim_eval.cache.copy_shards import KINDS, Kind, Tokens
@@ -22,14 +22,6 @@ from maxsim_eval.types import Result, Task
 
 PATHS = ("fp32", "int8", "int8-document", "int8-corpus", "fp8")
 COPIES = {"int8": "int8-token", "int8-document": "int8-document", "int8-corpus": "int8-corpus", "fp8": "fp8-document"}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")

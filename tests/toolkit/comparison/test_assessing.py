@@ -14,7 +14,6 @@ from maxsim_eval.api import evaluate
 from maxsim_eval.comparison.metrics import DEFAULT_METRICS
 from maxsim_eval.comparison.statistics import bootstrap_interval, holm, randomisation_test
 from maxsim_eval.comparison.ties import tie_bounds
-from maxsim_eval.data.loading import load_task
 from maxsim_eval.data.trec import read_trec_run
 from maxsim_eval.encoders.lexical import LexicalEncoder
 from maxsim_eval.report.result_json import jsonable
@@ -24,18 +23,13 @@ PATHS = ("fp32", "fp16", "int8", "fp8")
 
 
 @pytest.fixture(scope="module")
-def task(tmp_path_factory: pytest.TempPathFactory) -> Task:
-    return load_task("demo", "small", data_dir=tmp_path_factory.mktemp("data"))
-
-
-@pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("out")
 
 
 @pytest.fixture(scope="module")
-def result(task: Task, folder: Path) -> Result:
-    return evaluate(task, LexicalEncoder(), PATHS, cache_dir=folder / "cache", out_dir=folder, quiet=True)
+def result(demo_task: Task, folder: Path) -> Result:
+    return evaluate(demo_task, LexicalEncoder(), PATHS, cache_dir=folder / "cache", out_dir=folder, quiet=True)
 
 
 @pytest.fixture(scope="module")
@@ -75,11 +69,15 @@ def test_statistics_are_those_of_the_values_per_query(result: Result) -> None:
         assert parity_of(result, name)["statistics"][metric]["p_adjusted"] == value
 
 
-def test_bounds_over_ties_are_those_of_the_run_files(task: Task, folder: Path) -> None:
+def test_bounds_over_ties_are_those_of_the_run_files(demo_task: Task, folder: Path) -> None:
     # Of every pair of documents with one text only the second is judged relevant: their order matters.
     first: dict[Any, str] = {}
-    twins = [name for name, text in zip(task.document_ids, task.documents, strict=True) if first.setdefault(text, name) != name]
-    odd = replace(task, qrels={query: dict.fromkeys(twins, 1) for query in task.query_ids})
+    twins = [
+        name
+        for name, text in zip(demo_task.document_ids, demo_task.documents, strict=True)
+        if first.setdefault(text, name) != name
+    ]
+    odd = replace(demo_task, qrels={query: dict.fromkeys(twins, 1) for query in demo_task.query_ids})
     result = evaluate(odd, LexicalEncoder(), PATHS, cache_dir=folder / "cache", out_dir=folder / "ties", quiet=True)
     for name, path in result.paths.items():
         run = read_trec_run(folder / "ties" / "runs" / f"{name}.trec")
@@ -93,17 +91,17 @@ def test_bounds_over_ties_are_those_of_the_run_files(task: Task, folder: Path) -
         assert path.tie_bounds["nDCG@10"]["queries_affected"] > 5
 
 
-def test_rankings_are_compared_as_the_run_files_say(result: Result, runs: dict[str, Run], task: Task) -> None:
+def test_rankings_are_compared_as_the_run_files_say(result: Result, runs: dict[str, Run], demo_task: Task) -> None:
     for name in PATHS[1:]:
         parity = parity_of(result, name)
         shifts: Counter[tuple[int, int]] = Counter()
         for cutoff in (1, 5, 10, 20, 50, 100):
-            pairs = [(names(runs["fp32"], query)[:cutoff], names(runs[name], query)[:cutoff]) for query in task.query_ids]
+            pairs = [(names(runs["fp32"], query)[:cutoff], names(runs[name], query)[:cutoff]) for query in demo_task.query_ids]
             same = np.mean([left == right for left, right in pairs])
             shared = np.mean([len({*left} & {*right}) / len(left) for left, right in pairs])
             assert parity["same_order"][f"@{cutoff}"] == pytest.approx(same)
             assert parity["overlap"][f"@{cutoff}"] == pytest.approx(shared)
-        for query in task.query_ids:
+        for query in demo_task.query_ids:
             left, right = (names(run, query)[:100] for run in (runs["fp32"], runs[name]))
             for document in {*left, *right}:
                 ranks = ((*side, document).index(document) + 1 for side in (left, right))
@@ -111,7 +109,7 @@ def test_rankings_are_compared_as_the_run_files_say(result: Result, runs: dict[s
         assert parity["rank_shifts"] == {"k": 100, "counts": [[*ranks, count] for ranks, count in sorted(shifts.items())]}
 
 
-def test_moved_documents_have_their_ranks_and_judgements(result: Result, runs: dict[str, Run], task: Task) -> None:
+def test_moved_documents_have_their_ranks_and_judgements(result: Result, runs: dict[str, Run], demo_task: Task) -> None:
     judged = 0
     for name in PATHS[1:]:
         changed = parity_of(result, name)["most_changed"]
@@ -124,7 +122,7 @@ def test_moved_documents_have_their_ranks_and_judgements(result: Result, runs: d
                     ranking = names(run, query)
                     found = ranking.index(moved["document"]) + 1 if moved["document"] in ranking else None
                     assert moved[key] == found
-                assert moved["relevance"] == task.qrels[query].get(moved["document"])
+                assert moved["relevance"] == demo_task.qrels[query].get(moved["document"])
                 judged += moved["relevance"] is not None
         deltas = [abs(entry["delta"]) for entry in changed]
         assert deltas == sorted(deltas, reverse=True)
@@ -154,12 +152,12 @@ def test_error_histograms_hold_every_pair(result: Result) -> None:
         assert largest / 2 <= parity_of(result, name)["max_abs_error"] < largest
 
 
-def test_a_second_evaluation_says_the_same(result: Result, task: Task, folder: Path) -> None:
-    again = evaluate(task, LexicalEncoder(), PATHS, cache_dir=folder / "cache", quiet=True)
+def test_a_second_evaluation_says_the_same(result: Result, demo_task: Task, folder: Path) -> None:
+    again = evaluate(demo_task, LexicalEncoder(), PATHS, cache_dir=folder / "cache", quiet=True)
     for name, path in again.paths.items():
         assert jsonable(path.parity) == jsonable(result.paths[name].parity)
         assert path.tie_bounds == result.paths[name].tie_bounds
-    fewer = evaluate(task, LexicalEncoder(), PATHS[:2], cache_dir=folder / "cache", quiet=True)
+    fewer = evaluate(demo_task, LexicalEncoder(), PATHS[:2], cache_dir=folder / "cache", quiet=True)
     alone, beside = (parity_of(found, "fp16") for found in (fewer, result))
     assert alone["statistics_settings"]["comparisons"] == 10
     assert all(alone["statistics"][metric]["low"] == entry["low"] for metric, entry in beside["statistics"].items())

@@ -183,6 +183,7 @@ def test_the_demo_is_neither_trivial_nor_hopeless(tmp_path):
     assert 0.5 <= figures["ndcg_cut_10"] <= 0.9
 
 
+@pytest.mark.slow
 @pytest.mark.scifact
 def test_quality_and_speed_on_scifact(scifact_data):
     task = load_task("beir", "scifact", data_dir=scifact_data)

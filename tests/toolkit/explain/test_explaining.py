@@ -14,13 +14,13 @@ import pytest
 import torch
 
 import tiny_checkpoints as tiny
+from fixtures import one_thread  # noqa: F401 - for every test here
 from maxsim_eval.api import evaluate
 from maxsim_eval.cache.converting import convert_entry
 from maxsim_eval.cache.embeddings import cached_embeddings
 from maxsim_eval.cache.entries import Entry
 from maxsim_eval.cache.shards import Shard
 from maxsim_eval.cache.sides import embed
-from maxsim_eval.data.loading import load_task
 from maxsim_eval.data.subsets import limit_task
 from maxsim_eval.data.trec import read_trec_run
 from maxsim_eval.encoders.lexical import LexicalEncoder
@@ -33,28 +33,6 @@ from maxsim_eval.types import PatchGrid, Task
 from maxsim_kernels import Packed, pack
 
 PAIRS = [("q07", "d032"), ("q00", "d001"), ("q13", "d250"), ("q39", "d299")]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Any:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-@pytest.fixture(scope="module")
-def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The demo collection, evaluated by every path to the last document."""
-    folder = tmp_path_factory.mktemp("home")
-    task = load_task("demo", "small", data_dir=folder / "datasets", quiet=True)
-    evaluate(task, "lexical", list(PATHS), cache_dir=folder / "cache", out_dir=folder / "out", k=300, quiet=True)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def task(home: Path) -> Task:
-    return load_task("demo", "small", data_dir=home / "datasets", quiet=True)
 
 
 def stored(task: Task, home: Path, query: str, document: str) -> tuple[torch.Tensor, torch.Tensor]:
@@ -81,22 +59,22 @@ def small(texts: Sequence[str], asked: Sequence[str], **options: Any) -> Task:
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_the_score_is_that_of_the_evaluation_and_the_contributions_are_it(home: Path, task: Task, path: str) -> None:
-    ranked = {query: dict(row) for query, row in read_trec_run(home / "out" / "runs" / f"{path}.trec").rankings.items()}
+def test_the_score_is_that_of_the_evaluation_and_the_contributions_are_it(demo_home: Path, demo_task: Task, path: str) -> None:
+    ranked = {query: dict(row) for query, row in read_trec_run(demo_home / "out" / "runs" / f"{path}.trec").rankings.items()}
     best = [(query, next(iter(ranked[query]))) for query in ("q03", "q21")]
     for query, document in (*PAIRS, *best):
-        found = explain_pair(task, "lexical", query, document, path=path, cache_dir=home / "cache", quiet=True)
+        found = explain_pair(demo_task, "lexical", query, document, path=path, cache_dir=demo_home / "cache", quiet=True)
         assert found.score == ranked[query][document], "another score than the evaluation's"
         norm = 2e-6 * len(found.tokens) * max(abs(token.contribution or 0) for token in found.tokens)
         assert found.total == pytest.approx(found.score, abs=max(norm, 1e-6))
         assert sum(token.share or 0 for token in found.tokens) == pytest.approx(1, abs=1e-5)
 
 
-def test_winners_and_contributions_are_those_of_brute_force(home: Path, task: Task) -> None:
+def test_winners_and_contributions_are_those_of_brute_force(demo_home: Path, demo_task: Task) -> None:
     for query, document in PAIRS:
-        asked, held = stored(task, home, query, document)
+        asked, held = stored(demo_task, demo_home, query, document)
         products = asked.double().numpy() @ held.double().numpy().T
-        found = explain_pair(task, "lexical", query, document, cache_dir=home / "cache")
+        found = explain_pair(demo_task, "lexical", query, document, cache_dir=demo_home / "cache")
         assert [token.document_position for token in found.tokens] == products.argmax(axis=1).tolist()
         np.testing.assert_allclose([token.contribution or 0 for token in found.tokens], products.max(axis=1), rtol=1e-6)
         np.testing.assert_allclose(found.similarities, products, atol=1e-5)
@@ -104,16 +82,16 @@ def test_winners_and_contributions_are_those_of_brute_force(home: Path, task: Ta
         assert found.document_tokens == len(held)
 
 
-def test_texts_are_the_stems_and_equal_ones_win(home: Path, task: Task) -> None:
-    found = explain_pair(task, "lexical", "q07", "d032", cache_dir=home / "cache")
-    assert (found.query_text, found.document_text) == (task.queries[7], task.documents[32])
+def test_texts_are_the_stems_and_equal_ones_win(demo_home: Path, demo_task: Task) -> None:
+    found = explain_pair(demo_task, "lexical", "q07", "d032", cache_dir=demo_home / "cache")
+    assert (found.query_text, found.document_text) == (demo_task.queries[7], demo_task.documents[32])
     assert [token.text for token in found.tokens][:3] == ["len", "lighthous", "keeper"]
     same = [token for token in found.tokens if token.document_text == token.text]
     assert len(same) >= 3
     assert min(token.contribution or 0 for token in same) > max(
         token.contribution or 0 for token in found.tokens if token not in same
     )
-    assert found.relevance == task.qrels["q07"].get("d032")
+    assert found.relevance == demo_task.qrels["q07"].get("d032")
     assert found.notes == ()
 
 
@@ -130,20 +108,20 @@ def test_queries_and_documents_without_tokens(tmp_path: Path) -> None:
         assert (nothing.score, nothing.tokens, nothing.total) == (0.0, (), 0.0)
 
 
-def test_a_subset_has_the_scores_of_the_whole(home: Path, task: Task) -> None:
-    options: dict[str, Any] = {"cache_dir": home / "cache", "quiet": True}
-    whole = explain_pair(task, "lexical", "q07", "d032", **options)
+def test_a_subset_has_the_scores_of_the_whole(demo_home: Path, demo_task: Task) -> None:
+    options: dict[str, Any] = {"cache_dir": demo_home / "cache", "quiet": True}
+    whole = explain_pair(demo_task, "lexical", "q07", "d032", **options)
     found = [
-        explain_pair(task, "lexical", "q07", document, limit_documents=290, **options).score
+        explain_pair(demo_task, "lexical", "q07", document, limit_documents=290, **options).score
         for document in ("d032", "d000", "d299")
-        if document in limit_task(task, queries=None, documents=290, seed=0).document_ids
+        if document in limit_task(demo_task, queries=None, documents=290, seed=0).document_ids
     ]
     assert len(found) >= 2
     assert whole.score in found
 
 
-def test_json_holds_what_was_found(home: Path, task: Task) -> None:
-    found = explain_pair(task, "lexical", "q07", "d032", path="int8", cache_dir=home / "cache")
+def test_json_holds_what_was_found(demo_home: Path, demo_task: Task) -> None:
+    found = explain_pair(demo_task, "lexical", "q07", "d032", path="int8", cache_dir=demo_home / "cache")
     plain = json.loads(json.dumps(found.as_json(), allow_nan=False))
     assert plain["schema"] == "maxsim-eval/explain/1"
     assert plain["score"] == found.score
@@ -156,7 +134,9 @@ def test_json_holds_what_was_found(home: Path, task: Task) -> None:
 # Reading ---------------------------------------------------------------------------------------------------------------
 
 
-def test_only_two_rows_are_read_and_nothing_is_encoded(home: Path, task: Task, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_two_rows_are_read_and_nothing_is_encoded(
+    demo_home: Path, demo_task: Task, monkeypatch: pytest.MonkeyPatch
+) -> None:
     read, whole = Shard.read_runs, [0]
 
     def counted(self: Shard, firsts: Sequence[int], counts: Sequence[int], out: torch.Tensor) -> None:
@@ -168,27 +148,27 @@ def test_only_two_rows_are_read_and_nothing_is_encoded(home: Path, task: Task, m
 
     monkeypatch.setattr(Shard, "read_runs", counted)
     monkeypatch.setattr(LexicalEncoder, "encode", never)
-    found = explain_pair(task, "lexical", "q07", "d032", path="int8", cache_dir=home / "cache")
+    found = explain_pair(demo_task, "lexical", "q07", "d032", path="int8", cache_dir=demo_home / "cache")
     assert whole[0] == len(found.tokens) + found.document_tokens
 
 
-def test_what_is_not_in_the_cache_is_not_made(task: Task, home: Path, tmp_path: Path) -> None:
+def test_what_is_not_in_the_cache_is_not_made(demo_task: Task, demo_home: Path, tmp_path: Path) -> None:
     with pytest.raises(
         DataError, match=r"no complete embeddings of the queries and documents of demo small by encoder 'lexical'.*encode demo"
     ):
-        explain_pair(task, "lexical", "q07", "d032", cache_dir=tmp_path / "none")
+        explain_pair(demo_task, "lexical", "q07", "d032", cache_dir=tmp_path / "none")
     assert not (tmp_path / "none").exists()
     options = {"max_document_tokens": 7}
     with pytest.raises(DataError, match="no complete embeddings of the documents of demo small"):
-        explain_pair(task, "lexical", "q07", "d032", cache_dir=home / "cache", encoder_options=options)
-    embed(task, "document", get_encoder("lexical"), tmp_path / "half", quiet=True)
+        explain_pair(demo_task, "lexical", "q07", "d032", cache_dir=demo_home / "cache", encoder_options=options)
+    embed(demo_task, "document", get_encoder("lexical"), tmp_path / "half", quiet=True)
     with pytest.raises(DataError, match="no complete embeddings of the queries of demo small"):
-        explain_pair(task, "lexical", "q07", "d032", cache_dir=tmp_path / "half")
+        explain_pair(demo_task, "lexical", "q07", "d032", cache_dir=tmp_path / "half")
 
 
-def test_a_quantised_copy_gives_the_same(home: Path, task: Task, tmp_path: Path) -> None:
-    shutil.copytree(home / "cache", tmp_path / "cache")
-    entry = cached_embeddings(task, "lexical", tmp_path / "cache").documents
+def test_a_quantised_copy_gives_the_same(demo_home: Path, demo_task: Task, tmp_path: Path) -> None:
+    shutil.copytree(demo_home / "cache", tmp_path / "cache")
+    entry = cached_embeddings(demo_task, "lexical", tmp_path / "cache").documents
     assert isinstance(entry, Entry)
     for path, kind in (
         ("int8", "int8-token"),
@@ -196,9 +176,9 @@ def test_a_quantised_copy_gives_the_same(home: Path, task: Task, tmp_path: Path)
         ("int8-corpus", "int8-corpus"),
         ("fp8", "fp8-document"),
     ):
-        before = explain_pair(task, "lexical", "q07", "d032", path=path, cache_dir=tmp_path / "cache", quiet=True)
+        before = explain_pair(demo_task, "lexical", "q07", "d032", path=path, cache_dir=tmp_path / "cache", quiet=True)
         convert_entry(entry, kind, quiet=True)
-        after = explain_pair(task, "lexical", "q07", "d032", path=path, cache_dir=tmp_path / "cache", quiet=True)
+        after = explain_pair(demo_task, "lexical", "q07", "d032", path=path, cache_dir=tmp_path / "cache", quiet=True)
         assert after.tokens == before.tokens
         assert after.score == before.score
 
@@ -210,18 +190,18 @@ def test_a_quantised_copy_gives_the_same(home: Path, task: Task, tmp_path: Path)
         ("q07", "x", "no document 'x' among the 300 here. They are named"),
     ],
 )
-def test_unknown_ids(home: Path, task: Task, query: str, document: str, text: str) -> None:
+def test_unknown_ids(demo_home: Path, demo_task: Task, query: str, document: str, text: str) -> None:
     with pytest.raises(UsageError) as caught:
-        explain_pair(task, "lexical", query, document, cache_dir=home / "cache")
+        explain_pair(demo_task, "lexical", query, document, cache_dir=demo_home / "cache")
     assert text.split(" Did", maxsplit=1)[0] in str(caught.value)
     assert ("Did you mean" in str(caught.value)) == ("Did you" in text)
 
 
-def test_paths_that_cannot_be_explained(home: Path, task: Task) -> None:
+def test_paths_that_cannot_be_explained(demo_home: Path, demo_task: Task) -> None:
     with pytest.raises(UnknownNameError, match="Did you mean 'fp16'"):
-        explain_pair(task, "lexical", "q07", "d032", path="fp61", cache_dir=home / "cache")
+        explain_pair(demo_task, "lexical", "q07", "d032", path="fp61", cache_dir=demo_home / "cache")
     with pytest.raises(UsageError, match="gives scores alone, no winners"):
-        explain_pair(task, "lexical", "q07", "d032", path="python:math:fsum", cache_dir=home / "cache")
+        explain_pair(demo_task, "lexical", "q07", "d032", path="python:math:fsum", cache_dir=demo_home / "cache")
 
 
 # Encoders --------------------------------------------------------------------------------------------------------------

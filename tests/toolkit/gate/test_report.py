@@ -14,24 +14,21 @@ import pytest
 import torch
 
 from maxsim_eval.api import evaluate
-from maxsim_eval.data.loading import load_task
 from maxsim_eval.errors import DataError, UsageError
 from maxsim_eval.gate.checking import baseline_of, check, check_thresholds, load_baseline, load_thresholds, update_baseline
 from maxsim_eval.gate.report import append_summary, overview, render, to_json, to_summary
-from maxsim_eval.types import Result
+from maxsim_eval.types import Result, Task
 
 COLUMNS = 7
 
 
 @pytest.fixture(scope="module")
-def result(tmp_path_factory: pytest.TempPathFactory) -> Result:
+def result(demo_home: Path, demo_task: Task) -> Result:
     """The demo's, of three paths."""
-    folder = tmp_path_factory.mktemp("demo")
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        task = load_task("demo", "small", data_dir=folder, quiet=True)
-        return evaluate(task, "lexical", ["fp32", "fp16", "int8"], cache_dir=folder / "cache", quiet=True)
+        return evaluate(demo_task, "lexical", ["fp32", "fp16", "int8"], cache_dir=demo_home / "cache", quiet=True)
     finally:
         torch.set_num_threads(threads)
 

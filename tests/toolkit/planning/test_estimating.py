@@ -12,7 +12,6 @@ import torch
 
 from maxsim_eval.api import evaluate
 from maxsim_eval.cache.embeddings import cached_embeddings
-from maxsim_eval.data.loading import load_task
 from maxsim_eval.planning import estimating
 from maxsim_eval.planning.costs import PathRates, Rate
 from maxsim_eval.planning.estimating import duration, estimate
@@ -20,19 +19,6 @@ from maxsim_eval.scoring.candidates import Candidates
 from maxsim_eval.scoring.own_functions import find_paths
 from maxsim_eval.types import Task
 from maxsim_kernels import Packed
-
-
-@pytest.fixture(scope="module")
-def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("home")
-    task = load_task("demo", "small", data_dir=folder / "datasets", quiet=True)
-    evaluate(task, "lexical", ["fp32"], cache_dir=folder / "cache", quiet=True)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def task(home: Path) -> Task:
-    return load_task("demo", "small", data_dir=home / "datasets", quiet=True)
 
 
 @pytest.fixture
@@ -53,13 +39,15 @@ def never(queries: Packed, documents: Packed) -> torch.Tensor:
     raise AssertionError("run for an estimate")
 
 
-def test_a_small_job_is_not_measured_and_nothing_is_said(home: Path, task: Task, capfd: pytest.CaptureFixture[str]) -> None:
-    evaluate(task, "lexical", ["fp32", "fp16"], cache_dir=home / "cache", quiet=False)
+def test_a_small_job_is_not_measured_and_nothing_is_said(
+    demo_home: Path, demo_task: Task, capfd: pytest.CaptureFixture[str]
+) -> None:
+    evaluate(demo_task, "lexical", ["fp32", "fp16"], cache_dir=demo_home / "cache", quiet=False)
     assert "scoring takes" not in capfd.readouterr().err
 
 
-def test_the_line_is_arithmetic_over_the_rates(home: Path, task: Task, slow: list[list[str]]) -> None:
-    found = cached_embeddings(task, "lexical", home / "cache")
+def test_the_line_is_arithmetic_over_the_rates(demo_home: Path, demo_task: Task, slow: list[list[str]]) -> None:
+    found = cached_embeddings(demo_task, "lexical", demo_home / "cache")
     queries = found.queries.load()
     seconds = 2 * int(queries.lengths.sum()) * found.documents.tokens * 128 / 1e5
     line = estimate(find_paths(["fp32", "int8", ("mine", never)]), queries, found.documents, device="cpu", k=10)
@@ -84,22 +72,22 @@ def test_the_line_is_arithmetic_over_the_rates(home: Path, task: Task, slow: lis
 
 
 def test_it_comes_once_before_scoring_on_stderr_and_not_when_quiet(
-    home: Path, task: Task, slow: list[list[str]], capfd: pytest.CaptureFixture[str]
+    demo_home: Path, demo_task: Task, slow: list[list[str]], capfd: pytest.CaptureFixture[str]
 ) -> None:
-    evaluate(task, "lexical", ["fp32", "fp16"], cache_dir=home / "cache", quiet=True)
+    evaluate(demo_task, "lexical", ["fp32", "fp16"], cache_dir=demo_home / "cache", quiet=True)
     said = capfd.readouterr()
     assert (said.out, said.err, slow) == ("", "", [])
-    evaluate(task, "lexical", ["fp32", "fp16"], cache_dir=home / "cache")
+    evaluate(demo_task, "lexical", ["fp32", "fp16"], cache_dir=demo_home / "cache")
     said = capfd.readouterr()
     assert said.out == ""
     assert said.err.count("scoring takes about") == 1
     assert said.err.index("scoring takes about") < said.err.index("fp32:")
 
 
-def test_measured_rates_give_a_line_too(home: Path, task: Task, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_measured_rates_give_a_line_too(demo_home: Path, demo_task: Task, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(estimating, "LEAST_OPERATIONS", {"cpu": 1, "cuda": 1})
     monkeypatch.setattr(estimating, "LEAST_SECONDS", 0)
-    found = cached_embeddings(task, "lexical", home / "cache")
+    found = cached_embeddings(demo_task, "lexical", demo_home / "cache")
     line = estimate(find_paths(["fp32", "int8"]), found.queries.load(), found.documents, device="cpu", k=10)
     assert line is not None
     assert re.fullmatch(

@@ -16,7 +16,6 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from maxsim_eval.api import evaluate
-from maxsim_eval.data.loading import load_task
 from maxsim_eval.encoders.lexical import LexicalEncoder
 from maxsim_eval.report.comparing import compare_inputs
 from maxsim_eval.report.result_json import from_json, to_json
@@ -49,24 +48,19 @@ def faults(document: Any, validator: Draft202012Validator = CLOSED) -> list[str]
 
 
 @pytest.fixture(scope="module")
-def task(tmp_path_factory: pytest.TempPathFactory) -> Task:
-    return load_task("demo", "small", data_dir=tmp_path_factory.mktemp("data"))
-
-
-@pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("schema")
 
 
 @pytest.fixture(scope="module")
-def run(task: Task, folder: Path) -> Callable[..., dict[str, Any]]:
+def run(demo_task: Task, folder: Path) -> Callable[..., dict[str, Any]]:
     """`run(name, **options)`: the demo evaluated, as the JSON that was written."""
 
     def work(name: str, paths: tuple[str, ...] = ("fp32", "fp16", "int8"), **options: Any) -> dict[str, Any]:
         where = folder / name
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # k is clamped
-            evaluate(task, LexicalEncoder(), paths, cache_dir=folder / "cache", out_dir=where, quiet=True, **options)
+            evaluate(demo_task, LexicalEncoder(), paths, cache_dir=folder / "cache", out_dir=where, quiet=True, **options)
         return dict(json.loads((where / "result.json").read_text(encoding="utf-8")))
 
     return work
@@ -111,14 +105,18 @@ def test_other_evaluations(name: str, options: dict[str, Any], run: Callable[...
     assert faults(run(name, **options)) == []
 
 
-def test_reranking_and_comparing(run: Callable[..., dict[str, Any]], demo: dict[str, Any], folder: Path, task: Task) -> None:
+def test_reranking_and_comparing(
+    run: Callable[..., dict[str, Any]], demo: dict[str, Any], folder: Path, demo_task: Task
+) -> None:
     assert faults(run("reranked", candidates=folder / "demo" / "runs" / "fp32.trec")) == []
     comparison = compare_inputs([folder / "demo", f"{folder / 'demo'}:int8"])
     assert faults(json.loads(to_json(comparison.to_result()))) == []
     qrels = folder / "qrels.txt"
-    qrels.write_text("".join(f"{query} 0 {name} {value}\n" for query, row in task.qrels.items() for name, value in row.items()))
+    qrels.write_text(
+        "".join(f"{query} 0 {name} {value}\n" for query, row in demo_task.qrels.items() for name, value in row.items())
+    )
     plain = folder / "bm25.trec"
-    plain.write_text(f"{task.query_ids[0]} Q0 {task.document_ids[0]} 1 3.5 bm25\n")
+    plain.write_text(f"{demo_task.query_ids[0]} Q0 {demo_task.document_ids[0]} 1 3.5 bm25\n")
     comparison = compare_inputs([folder / "demo", plain, folder / "demo" / "runs" / "int8.trec"], qrels)
     assert faults(json.loads(to_json(comparison.to_result()))) == []
 

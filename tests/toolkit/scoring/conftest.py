@@ -1,3 +1,3 @@
 """Fixtures of the tests of users' scorers."""
 
-from scorer_cases import here, home, task, write  # noqa: F401
+from scorer_cases import here, write  # noqa: F401

@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from fixtures import one_thread  # noqa: F401 - for every test here
 from maxsim_eval.cache.corpus import Corpus
 from maxsim_eval.cache.entries import Entry
 from maxsim_eval.cache.selection import Selection
@@ -26,15 +27,6 @@ WIDTH = 48
 QUERIES, DOCUMENTS = 7, 60
 EMPTY_QUERY = 2
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    """Hundreds of tiny calls: on a busy machine threads that wait for each other would cost most of the time."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def of_sets(sets: Sequence[set[int]]) -> Candidates:

@@ -24,10 +24,10 @@ from scorer_cases import NAIVE, Write, naive, run
 # A function that is right ----------------------------------------------------------------------------------------------
 
 
-def test_a_function_of_ones_own_gets_the_whole_report(home: Path, task: Task, write: Write, here: Path) -> None:
+def test_a_function_of_ones_own_gets_the_whole_report(demo_home: Path, demo_task: Task, write: Write, here: Path) -> None:
     name = f"python:{write(NAIVE)}:score"
     path_before = list(sys.path)
-    result = run(home, task, name, out_dir=here / "out")
+    result = run(demo_home, demo_task, name, out_dir=here / "out")
     found = result.paths[name]
     assert sys.path == path_before, "the current folder is importable for the user's code alone"
     assert found.parity is not None
@@ -42,12 +42,12 @@ def test_a_function_of_ones_own_gets_the_whole_report(home: Path, task: Task, wr
     assert ":" not in str(found.run)
     ranked = read_trec_run(here / "out" / str(found.run)).rankings
     assert {query: len(row) for query, row in ranked.items()} == {
-        query: len(row) for query, row in read_trec_run(home / "fp32" / "runs" / "fp32.trec").rankings.items()
+        query: len(row) for query, row in read_trec_run(demo_home / "out" / "runs" / "fp32.trec").rankings.items()
     }
     assert json.loads((here / "out" / "result.json").read_text())["paths"][name]["parity"]["reference"] == "fp32"
 
 
-def test_a_pair_of_name_and_function(home: Path, task: Task, here: Path) -> None:
+def test_a_pair_of_name_and_function(demo_home: Path, demo_task: Task, here: Path) -> None:
     seen: list[tuple[int, int, torch.dtype, str]] = []
 
     def watching(queries: Packed, documents: Packed) -> Tensor:
@@ -56,35 +56,35 @@ def test_a_pair_of_name_and_function(home: Path, task: Task, here: Path) -> None
         seen.append((len(queries), len(documents), documents.dtype, str(documents.device)))
         return naive(queries, documents)
 
-    result = run(home, task, ("mine", watching), out_dir=here / "out")
+    result = run(demo_home, demo_task, ("mine", watching), out_dir=here / "out")
     assert list(result.paths) == ["fp32", "mine"]
     assert result.paths["mine"].run == "runs/python-mine.trec"
     assert sum(count for _, count, *_ in seen) == 300
     assert {(queries, dtype, device) for queries, _, dtype, device in seen} == {(40, torch.float32, "cpu")}
-    again = run(home, task, out_dir=here / "out")
+    again = run(demo_home, demo_task, out_dir=here / "out")
     assert list(again.paths) == ["fp32"]
     assert sorted(path.name for path in (here / "out" / "runs").iterdir()) == ["fp32.trec"], "the earlier run is gone"
 
 
-def test_a_wrong_function_is_told_from_the_reference(home: Path, task: Task) -> None:
+def test_a_wrong_function_is_told_from_the_reference(demo_home: Path, demo_task: Task) -> None:
     def summed(queries: Packed, documents: Packed) -> Tensor:  # a bug: padding of zeros counts as a maximum
         return naive(queries, documents).clamp_min(0) + torch.arange(len(documents)) * 0.05
 
-    parity = run(home, task, ("bug", summed)).paths["bug"].parity
+    parity = run(demo_home, demo_task, ("bug", summed)).paths["bug"].parity
     assert parity is not None
     assert parity["overlap"]["@10"] < 0.9
     assert parity["max_abs_error"] > 1
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_narrow_scores_are_widened_and_nothing_else(home: Path, task: Task, dtype: torch.dtype) -> None:
+def test_narrow_scores_are_widened_and_nothing_else(demo_home: Path, demo_task: Task, dtype: torch.dtype) -> None:
     kept: list[Tensor] = []
 
     def narrow(queries: Packed, documents: Packed) -> Tensor:
         kept.append(naive(queries, documents).to(dtype).requires_grad_())
         return kept[-1]
 
-    evaluate(task, "lexical", [("narrow", narrow)], cache_dir=home / "cache", k=3, quiet=True)
+    evaluate(demo_task, "lexical", [("narrow", narrow)], cache_dir=demo_home / "cache", k=3, quiet=True)
     (scores,) = kept
     path = find_paths([("narrow", lambda *_: scores)])["narrow"]
     nothing = (
@@ -100,7 +100,7 @@ def test_narrow_scores_are_widened_and_nothing_else(home: Path, task: Task, dtyp
 
 
 def test_the_answer_does_not_depend_on_blocks_where_the_function_does_not(
-    home: Path, task: Task, here: Path, monkeypatch: pytest.MonkeyPatch
+    demo_home: Path, demo_task: Task, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sizes: list[int] = []
 
@@ -108,17 +108,17 @@ def test_the_answer_does_not_depend_on_blocks_where_the_function_does_not(
         sizes.append(len(documents))
         return naive(queries, documents)
 
-    run(home, task, ("mine", watching), out_dir=here / "whole")
+    run(demo_home, demo_task, ("mine", watching), out_dir=here / "whole")
     whole, sizes[:] = list(sizes), []
     monkeypatch.setattr(units, "LEAST_BYTES", 400_000)
-    run(home, task, ("mine", watching), out_dir=here / "cut", memory_budget=64 << 20)
+    run(demo_home, demo_task, ("mine", watching), out_dir=here / "cut", memory_budget=64 << 20)
     assert len(sizes) > len(whole)
     assert sum(sizes) == 300
     same = [(here / out / "runs" / "python-mine.trec").read_bytes() for out in ("whole", "cut")]
     assert same[0] == same[1]
 
 
-def test_candidates_come_one_query_at_a_time(home: Path, task: Task, here: Path) -> None:
+def test_candidates_come_one_query_at_a_time(demo_home: Path, demo_task: Task, here: Path) -> None:
     calls: list[tuple[int, int]] = []
 
     def watching(queries: Packed, documents: Packed) -> Tensor:
@@ -128,11 +128,11 @@ def test_candidates_come_one_query_at_a_time(home: Path, task: Task, here: Path)
 
     (here / "few.trec").write_text("q00 Q0 d003 1 2 x\nq00 Q0 d001 2 1 x\nq05 Q0 d001 1 1 x\n")
     with pytest.warns(UserWarning, match="have none"):
-        run(home, task, ("mine", watching), candidates=here / "few.trec", out_dir=here / "few", k=2)
+        run(demo_home, demo_task, ("mine", watching), candidates=here / "few.trec", out_dir=here / "few", k=2)
     assert sorted(calls) == [(1, 1), (1, 2)]
     full = {
         (query, document): score
-        for query, row in read_trec_run(home / "fp32" / "runs" / "fp32.trec").rankings.items()
+        for query, row in read_trec_run(demo_home / "out" / "runs" / "fp32.trec").rankings.items()
         for document, score in row
     }
     ranked = read_trec_run(here / "few" / "runs" / "python-mine.trec").rankings
@@ -160,48 +160,48 @@ def test_candidates_come_one_query_at_a_time(home: Path, task: Task, here: Path)
         (lambda q, d: naive(q, d).to("meta"), "scores on meta, need the documents' device cpu"),
     ],
 )
-def test_what_is_no_scores_is_refused(home: Path, task: Task, function: Any, need: str) -> None:
+def test_what_is_no_scores_is_refused(demo_home: Path, demo_task: Task, function: Any, need: str) -> None:
     with pytest.raises(ScorerError, match=need) as caught:
-        run(home, task, ("mine", function))
+        run(demo_home, demo_task, ("mine", function))
     assert str(caught.value).startswith("path mine: its function returned ")
     assert caught.value.exit_code == 2
 
 
 @pytest.mark.parametrize(("value", "word"), [(float("nan"), "NaN"), (float("inf"), "infinite")])
-def test_scores_that_are_not_finite_are_named(home: Path, task: Task, value: float, word: str) -> None:
+def test_scores_that_are_not_finite_are_named(demo_home: Path, demo_task: Task, value: float, word: str) -> None:
     def spoilt(queries: Packed, documents: Packed) -> Tensor:
         scores = naive(queries, documents)
         scores[7, 41] = value
         return scores
 
     with pytest.raises(DataError, match=rf"path mine: {word} score for query 'q07' and document 'd041'; its function must"):
-        run(home, task, ("mine", spoilt), k=3)
+        run(demo_home, demo_task, ("mine", spoilt), k=3)
 
 
-def test_minus_infinity_is_not_retrieved(home: Path, task: Task, here: Path) -> None:
+def test_minus_infinity_is_not_retrieved(demo_home: Path, demo_task: Task, here: Path) -> None:
     def some(queries: Packed, documents: Packed) -> Tensor:
         scores = torch.full((len(queries), len(documents)), -torch.inf)
         scores[:, 5] = 1
         return scores
 
-    run(home, task, ("mine", some), out_dir=here / "out")
+    run(demo_home, demo_task, ("mine", some), out_dir=here / "out")
     ranked = read_trec_run(here / "out" / "runs" / "python-mine.trec").rankings
     assert {tuple(document for document, _ in row) for row in ranked.values()} == {("d005",)}
 
 
-def test_queries_that_are_changed_in_place_are_refused(home: Path, task: Task) -> None:
+def test_queries_that_are_changed_in_place_are_refused(demo_home: Path, demo_task: Task) -> None:
     def changing(queries: Packed, documents: Packed) -> Tensor:
         queries.values.mul_(2)
         return naive(queries, documents)
 
     with pytest.raises(ScorerError, match="changed the queries in place"):
-        run(home, task, ("mine", changing))
+        run(demo_home, demo_task, ("mine", changing))
 
 
-def test_what_a_function_raises_is_reported_as_its_own(home: Path, task: Task, write: Write) -> None:
+def test_what_a_function_raises_is_reported_as_its_own(demo_home: Path, demo_task: Task, write: Write) -> None:
     module = write("def inner():\n    raise KeyError('no kernel')\n\ndef score(queries, documents):\n    return inner()\n")
     with pytest.raises(ScorerError) as caught:
-        run(home, task, f"python:{module}:score")
+        run(demo_home, demo_task, f"python:{module}:score")
     text = str(caught.value)
     assert text.startswith(
         f"path python:{module}:score: its function raised, given 40 queries and 300 documents, torch.float32 on cpu\n"
@@ -213,7 +213,7 @@ def test_what_a_function_raises_is_reported_as_its_own(home: Path, task: Task, w
     ], "the user's frames and no others"
 
 
-def test_ctrl_c_and_memory_are_not_the_functions_errors(home: Path, task: Task) -> None:
+def test_ctrl_c_and_memory_are_not_the_functions_errors(demo_home: Path, demo_task: Task) -> None:
     def stops(queries: Packed, documents: Packed) -> Tensor:
         raise KeyboardInterrupt
 
@@ -221,6 +221,6 @@ def test_ctrl_c_and_memory_are_not_the_functions_errors(home: Path, task: Task) 
         raise torch.OutOfMemoryError("out of memory")
 
     with pytest.raises(KeyboardInterrupt):
-        run(home, task, ("mine", stops))
+        run(demo_home, demo_task, ("mine", stops))
     with pytest.raises(UsageError, match="path mine: out of GPU memory; a smaller --memory-budget"):
-        run(home, task, ("mine", full))
+        run(demo_home, demo_task, ("mine", full))

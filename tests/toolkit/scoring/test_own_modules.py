@@ -108,11 +108,11 @@ def test_a_name_that_an_installed_package_has(write: Write, here: Path) -> None:
         check_paths(["python:tabnanny:f"])
 
 
-def test_modules_beside_it_can_be_imported_late(home: Path, task: Task, write: Write, here: Path) -> None:
+def test_modules_beside_it_can_be_imported_late(demo_home: Path, demo_task: Task, write: Write, here: Path) -> None:
     write(NAIVE, name="helper_of_scorers")
     module = write("def score(q, d):\n    import helper_of_scorers\n    return helper_of_scorers.score(q, d)\n")
     assert str(here) not in sys.path
-    result = run(home, task, f"python:{module}:score")
+    result = run(demo_home, demo_task, f"python:{module}:score")
     assert result.paths[f"python:{module}:score"].metrics == result.paths["fp32"].metrics
     assert str(here) not in sys.path
 
@@ -180,22 +180,24 @@ def interrupted_and_again(
     return first, len((here / "calls").read_text())
 
 
-def test_a_resumed_function_goes_on(home: Path, task: Task, here: Path, write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_resumed_function_goes_on(
+    demo_home: Path, demo_task: Task, here: Path, write: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
     name = f"python:{write(SLOW.format(helper='', scores=SCORES))}:score"
 
     def same() -> str:
         forget(name.split(":")[1])
         return name
 
-    first, second = interrupted_and_again(home, task, here, same, name, monkeypatch)
+    first, second = interrupted_and_again(demo_home, demo_task, here, same, name, monkeypatch)
     (here / "calls").unlink()
-    run(home, task, same(), out_dir=here / "whole")
+    run(demo_home, demo_task, same(), out_dir=here / "whole")
     assert first == 4
     assert 0 < second <= len((here / "calls").read_text()) - 3
 
 
 def test_a_changed_function_begins_anew(
-    home: Path, task: Task, here: Path, write: Write, monkeypatch: pytest.MonkeyPatch
+    demo_home: Path, demo_task: Task, here: Path, write: Write, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     module = write(SLOW.format(helper="", scores=SCORES))
     name = f"python:{module}:score"
@@ -205,20 +207,20 @@ def test_a_changed_function_begins_anew(
         write(SLOW.format(helper="", scores=f"-{SCORES}"), name=module)
         return name
 
-    _, second = interrupted_and_again(home, task, here, edited, name, monkeypatch)
+    _, second = interrupted_and_again(demo_home, demo_task, here, edited, name, monkeypatch)
     (here / "calls").unlink()
-    run(home, task, name, out_dir=here / "whole")
+    run(demo_home, demo_task, name, out_dir=here / "whole")
     assert second == len((here / "calls").read_text())
     assert (here / "out" / "runs" / run_file(name)).read_bytes() == (here / "whole" / "runs" / run_file(name)).read_bytes()
 
 
 def test_nobody_knows_what_a_function_given_in_python_does(
-    home: Path, task: Task, here: Path, monkeypatch: pytest.MonkeyPatch
+    demo_home: Path, demo_task: Task, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     space: dict[str, Any] = {}
     exec(SLOW.format(helper="", scores=SCORES), space)
     pair = ("mine", space["score"])
-    _, second = interrupted_and_again(home, task, here, lambda: pair, pair, monkeypatch)
+    _, second = interrupted_and_again(demo_home, demo_task, here, lambda: pair, pair, monkeypatch)
     (here / "calls").unlink()
-    run(home, task, pair, out_dir=here / "whole")
+    run(demo_home, demo_task, pair, out_dir=here / "whole")
     assert second == len((here / "calls").read_text())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from fixtures import one_thread  # noqa: F401 - for every test here
 from maxsim_eval.cache import corpus as corpora
 from maxsim_eval.cache.entries import Entry
 from maxsim_eval.cache.sides import fill_entry
@@ -36,15 +37,6 @@ WHOLE: dict[str, Whole] = {
     "int8-corpus": lambda q, d: maxsim(q, quantize_int8(d, "corpus")),
     "fp8": lambda q, d: maxsim(q, quantize_fp8(d)),
 }
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    """Hundreds of tiny calls: on a busy machine threads that wait for each other would cost most of the time."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def numbers(size: int, seed: int, *, grid: bool) -> Tensor:

@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from fixtures import one_thread  # noqa: F401 - for every test here
 from maxsim_eval.cache import corpus as corpora
 from maxsim_eval.cache.entries import Entry
 from maxsim_eval.cache.selection import Selection
@@ -30,14 +31,6 @@ from maxsim_kernels import Packed, pack
 
 WIDTH, COUNT, K = 8, 60, 7
 NAMES = ("fp32", "fused-fp32", "fp16", "int8", "int8-corpus", "fp8")
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def tokens(kind: int, count: int) -> Tensor:

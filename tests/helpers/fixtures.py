@@ -1,4 +1,4 @@
-"""Fixtures of the operator's tests, on a CPU and on a GPU: what was never stored must not pass for a result."""
+"""Fixtures that several folders of tests share; a conftest.py, or a test file, imports those it wants for every test in it."""
 
 from __future__ import annotations
 
