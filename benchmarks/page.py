@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from tables import losses, paper, readme, script, summary, training_page
+from tables import losses, paper, paper_training, readme, script, summary
 from tables import rows as page_rows
 from tables.cells import FIGURES, Book, Table, cells, markdown, sources, text_of
 from tables.columns import Maker, drawn
@@ -28,7 +28,7 @@ SECTIONS: dict[str, tuple[Maker, ...]] = {
     "Summary": (losses.fast_p, losses.losses, summary.refused, summary.HARNESS),
     "Forward": paper.FORWARD,
     "Quantised, wide, memory traffic, precision, streaming": paper.OTHERS,
-    "Training": training_page.SOURCES,
+    "Training": paper_training.SOURCES,
     "The kernels' own script": script.SOURCES,
     "Side studies": summary.STUDIES,
     "What the README quotes": readme.SOURCES,

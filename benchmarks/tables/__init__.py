@@ -3,19 +3,19 @@
 A package with this file, since an installed PyTables is called `tables` too.
 
 Of docs/benchmarks.md and README.md:
-cells.py          numbers that remember their file and key, and a table as Markdown
-rows.py           rows of the results files: the newest file that has a row, the fastest method of a kind
-columns.py        sources of tables, getters of columns, and what draws them
-paper.py          the paper's forward tables, quantised and wide tokens, traffic, precision, streaming
-training_page.py  the paper's training tables
-script.py         tables of forward.py alone
-losses.py         where somebody else is faster, and shares of cells
-summary.py        who was not timed, the second harness, side studies, the CPU
-readme.py         the tables that the README quotes
+cells.py           numbers that remember their file and key, and a table as Markdown
+rows.py            rows of the results files: the newest file that has a row, the fastest method of a kind
+columns.py         sources of tables, getters of columns, and what draws them
+paper.py           the paper's forward tables, quantised and wide tokens, traffic, precision, streaming
+paper_training.py  the paper's training tables
+script.py          tables of forward.py alone
+losses.py          where somebody else is faster, and shares of cells
+summary.py         who was not timed, the second harness, side studies, the CPU
+readme.py          the tables that the README quotes
 
 Of one script each:
-markdown.py       what the training and Chamfer scripts print in common
-training.py       docs/training.md and what training is asked to reach
-forward_asked.py  what the forward is asked to reach
-byte_budget.py    bytes that a training step must hold
+markdown.py        what the training and Chamfer scripts print in common
+training.py        docs/training.md and what training is asked to reach
+forward_asked.py   what the forward is asked to reach
+byte_budget.py     bytes that a training step must hold
 """

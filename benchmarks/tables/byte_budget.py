@@ -7,7 +7,9 @@ S: `128^2 * 1024^2 * 4` is 68.7 GB, and vanilla autograd needs it twice.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
 
 LEAN_BELOW = 65_535  # a 16-bit winner index still has a value left for "no winner"
 PATHS = ("vanilla", "unified", "atomic", "csr")
@@ -22,6 +24,11 @@ class Shape:
     query_tokens: int
     document_tokens: int
     dim: int = 128
+
+    @classmethod
+    def of(cls, about: Mapping[str, Any]) -> Shape:
+        """What a results file says of a row."""
+        return cls(*(int(about[field.name]) for field in fields(cls)))
 
 
 @dataclass(frozen=True)

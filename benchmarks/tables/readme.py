@@ -8,9 +8,9 @@ from collections.abc import Callable
 from names import FLASH, LIK, MANY, RAGGED_MANY, quantised_name
 from tables.cells import MISSING, Book, Cell, number, table_lines, times
 from tables.columns import COMPILED, Fastest, Getter, Line, Maker, Source, drawn, ms, picked, rows, value, with_peak
+from tables.paper_training import whole_step
 from tables.rows import BUSY, MAIN, Held, first, forward_rows, row, shape, wide
 from tables.summary import cpu
-from tables.training_page import whole_step
 
 HALF = "naive FP16"
 MARKED = re.compile(r"(<!-- table: (\S+) -->\n).*?(<!-- end of table -->)", re.DOTALL)

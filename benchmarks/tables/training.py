@@ -88,12 +88,8 @@ def _step(found: Lines, figures: Figures, shape: str) -> None:
         what = f"peak MB, no more than {peer}'s, the fastest peer's with the host"
         found.add(row, what, None if mine is None else mine / 1e6, theirs / 1e6, least, most=True)
     if shape == "ColPali B=128" and figures.method(row, "ours") is not None and mine is not None:
-        winners = budget(_shape(figures.rows[row][1]["about"]), "unified").winners
+        winners = budget(Shape.of(figures.rows[row][1]["about"]), "unified").winners
         found.add(row, "peak MB, 16-bit winners (the default)", mine / 1e6, 70.0, winners / 1e6, most=True)
-
-
-def _shape(about: dict[str, Any]) -> Shape:
-    return Shape(*(about[key] for key in ("queries", "documents", "query_tokens", "document_tokens", "dim")))
 
 
 # Tables
@@ -132,7 +128,7 @@ def budget_table(figures: Figures) -> list[str]:
             continue
         for path, method in measured.items():
             about = figures.rows[row][1]["about"]
-            need = budget(_shape(about), path, list_bytes=about.get("list_bytes"))
+            need = budget(Shape.of(about), path, list_bytes=about.get("list_bytes"))
             parts = (need.similarities, need.similarity_gradient, need.winners, need.scratch, need.source_list, need.total)
             cells = [gigabytes(part) if part else "" for part in parts]
             peak = gigabytes(figures.time(row, method, "peak_bytes"))

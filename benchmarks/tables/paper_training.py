@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import fields
 
 from tables.byte_budget import Budget, Shape, budget
 from tables.cells import MISSING, Book, Cell, Value, gigabytes, number, percent, ratio, times
@@ -89,10 +90,10 @@ def counted(part: Callable[[Budget], int]) -> Getter:
     """What a path must hold of something, by the sizes that the file gives."""
 
     def get(line: Line) -> Cell:
-        keys = ("queries", "documents", "query_tokens", "document_tokens", "dim")
         about, path = line.held.raw("about"), line.cell.partition(" ")[2]
-        sources = tuple(source for key in keys for source in (line.held.value("about", key) or Value(0, ())).sources)
-        size = part(budget(Shape(*(int(about[key]) for key in keys)), path, list_bytes=about.get("list_bytes")))
+        read = [line.held.value("about", field.name) for field in fields(Shape)]
+        sources = tuple(source for value in read if value is not None for source in value.sources)
+        size = part(budget(Shape.of(about), path, list_bytes=about.get("list_bytes")))
         return gigabytes(Value(float(size), sources)) if size else Cell(MISSING)
 
     return get
