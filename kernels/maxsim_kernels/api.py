@@ -214,7 +214,7 @@ def _implementation(call: Call, impl: str) -> _Implementation:
     if impl == "cpu" and kind != "cpu":
         raise ValueError(f"impl: got 'cpu' with tensors on {kind}, need CPU tensors")
     if kind == "cpu" and impl != "triton":
-        return _Implementation("cpu", "CPU tensors: tiled matrix products, running maximum (cpu.py)")
+        return _Implementation("cpu", "CPU tensors: tiled matrix products, running maximum (cpu/forward.py)")
     missing = _no_triton(call)
     if not missing:
         return _Implementation("triton", "CUDA tensors: fused Triton kernels")
