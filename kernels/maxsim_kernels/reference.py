@@ -145,7 +145,9 @@ def _rows(name: str, values: Tensor, starts: Tensor | None, lengths: Tensor | No
     count, size = values.shape[:2]
     if mask is None and lengths is None:
         starts = torch.arange(count, device=device) * size
-        return _Rows(values.reshape(count * size, values.shape[-1]), None, starts, torch.full_like(starts, size), size, None, size)
+        return _Rows(
+            values.reshape(count * size, values.shape[-1]), None, starts, torch.full_like(starts, size), size, None, size
+        )
     valid = torch.ones(count, size, dtype=torch.bool, device=device) if mask is None else mask != 0
     if lengths is not None:
         valid = valid & (torch.arange(size, device=device) < lengths[:, None])
@@ -156,27 +158,27 @@ def _rows(name: str, values: Tensor, starts: Tensor | None, lengths: Tensor | No
 
 @dataclass(frozen=True)
 class _Asked:
-    """Every query's valid tokens, one behind the other, and where their maxima go: row `owner`, column `place`."""
+    """Every query's valid tokens, one behind the other, and where their maxima go in a table of queries by positions."""
 
     tokens: Tensor  # [R, d], in the dtype of the scores
-    owner: Tensor  # [R]
-    place: Tensor  # [R]
+    slots: Tensor | None  # [R], cells of the table; None: 0, 1, 2, ... up to the last
     count: int
     width: int  # columns: the longest query, padding included
 
 
-def _asked(queries: _Rows, width: int, dtype: torch.dtype) -> _Asked:
-    lengths = queries.lengths
+def _asked(queries: _Rows, dtype: torch.dtype) -> _Asked:
+    lengths, width = queries.lengths, queries.size
+    if queries.each is not None and queries.each * lengths.shape[0] == queries.values.shape[0]:
+        return _Asked(queries.values.to(dtype), None, lengths.shape[0], width)
     if queries.each is None:
         owner = torch.repeat_interleave(lengths)
     else:
         owner = torch.arange(lengths.shape[0], device=lengths.device).repeat_interleave(queries.each)
-    number = torch.arange(owner.shape[0], device=owner.device)
-    within = number - (lengths.cumsum(0) - lengths)[owner]
+    within = torch.arange(owner.shape[0], device=owner.device) - (lengths.cumsum(0) - lengths)[owner]
     found = queries.starts[owner] + within
     place = within if queries.padded is None else queries.place(found)
     tokens = queries.values[found if queries.index is None else queries.index[found]]
-    return _Asked(tokens.to(dtype), owner, place, lengths.shape[0], width)
+    return _Asked(tokens.to(dtype), owner * width + place, lengths.shape[0], width)
 
 
 def _score(call: Call, dtype: torch.dtype, return_argmax: bool) -> tuple[Tensor, Tensor]:
@@ -185,7 +187,7 @@ def _score(call: Call, dtype: torch.dtype, return_argmax: bool) -> tuple[Tensor,
     width = queries.size
     if call.layout == "shared":
         documents = _rows("document", call.documents, call.document_starts, call.document_lengths, call.document_mask)
-        return _score_rows(_asked(queries, width, dtype), documents, dtype, return_argmax)
+        return _score_rows(_asked(queries, dtype), documents, dtype, return_argmax)
     one_by_one = [_one(queries, n) for n in range(call.query_count)]
     if call.layout == "per_query":
         parts = []
@@ -193,12 +195,12 @@ def _score(call: Call, dtype: torch.dtype, return_argmax: bool) -> tuple[Tensor,
             mask = None if call.document_mask is None else call.document_mask[n]
             lengths = None if call.document_lengths is None else call.document_lengths[n]
             documents = _rows("document", call.documents[n], None, lengths, mask)
-            parts.append(_score_rows(_asked(query, width, dtype), documents, dtype, return_argmax))
+            parts.append(_score_rows(_asked(query, dtype), documents, dtype, return_argmax))
         shape: tuple[int, ...] = (0, call.document_count)
     else:
         documents = _rows("document", call.documents, call.document_starts, call.document_lengths, call.document_mask)
         parts = [
-            _score_rows(_asked(query, width, dtype), _one(documents, n), dtype, return_argmax, together=False)
+            _score_rows(_asked(query, dtype), _one(documents, n), dtype, return_argmax, together=False)
             for n, query in enumerate(one_by_one)
         ]
         parts = [(scores[0], argmax[0]) for scores, argmax in parts]
@@ -241,16 +243,22 @@ def _score_rows(
         spans = [(0, -(-total // count) * count, height, count)]
         taken, back = torch.arange(spans[0][1], device=device).clamp_max(total - 1), torch.arange(total, device=device)
     starts, last = documents.starts[taken], documents.lengths[taken] - 1
-    scores, winners = [], []
+    scores, winners, first = [], [], 0
+    held: list[tuple[Tensor, Tensor]] = []  # maxima that wait to be summed
     blocks = [_whole(block).t() for block in asked.tokens.split(_QUERY_ROWS)]
+    columns = torch.arange(max(slab for *_, slab, _ in spans), device=device)
     for begin, end, slab, count in spans:
-        size = max(1, _HELD_BYTES // (count * rows * dtype.itemsize)) * count
-        for first in range(begin, end, size):
-            span = slice(first, min(first + size, end))
-            best, number = _maxima(blocks, rows, documents, (starts[span], last[span]), slab, count, dtype, track)
+        for start in range(begin, end, count):
+            span = slice(start, start + count)
+            held.append(_maxima(blocks, rows, documents, (starts[span], last[span]), columns[:slab], dtype, track))
+            if start + count < spans[-1][1] and (start + count - first) * rows * dtype.itemsize < _HELD_BYTES:
+                continue
+            best, number = (torch.cat(side) if len(held) > 1 else side[0] for side in zip(*held, strict=True))
             scores.append(_summed(best, asked))
             if return_argmax:
-                winners.append(_placed(number, starts[span], last[span], asked, documents))
+                done = slice(first, start + count)
+                winners.append(_placed(number, starts[done], last[done], asked, documents))
+            held, first = [], start + count
     argmax = torch.cat(winners, 1)[:, back] if return_argmax else torch.zeros(asked.count, 0, dtype=torch.int32, device=device)
     return torch.cat(scores, 1)[:, back], argmax
 
@@ -303,63 +311,65 @@ def _maxima(
     rows: int,
     documents: _Rows,
     held: tuple[Tensor, Tensor],
-    slab: int,
-    count: int,
+    columns: Tensor,
     dtype: torch.dtype,
     track: bool,
 ) -> tuple[Tensor, Tensor]:
-    """Maximum over each document's tokens for each query token: `[n, R]` values and, when tracked, which valid token, `[n, R]`."""
+    """Maximum over each document's tokens for each query token: `[n, R]` values and, when tracked, which valid token, `[n, R]`.
+
+    The documents of one product, `held` their beginnings and last tokens; `columns` 0, 1, ... up to the rows of a slab.
+    """
     starts, last = held
-    if not slab:
+    if not len(columns):
         empty = torch.full((len(starts), rows), -torch.inf, dtype=dtype, device=starts.device)
-        return empty, torch.zeros_like(empty, dtype=torch.int64)
-    values, indices = [], []
-    columns = torch.arange(slab, device=starts.device)
-    for first in range(0, len(starts), count):
-        span = slice(first, first + count)
-        best: list[Tensor | None] = [None] * len(blocks)
-        index: list[Tensor | None] = [None] * len(blocks)
-        for part in columns.split(_DOCUMENT_ROWS if count == 1 else slab):
-            found = starts[span, None] + torch.minimum(part, last[span, None])
-            found = found if documents.index is None else documents.index[found]
-            tokens = documents.values[found.reshape(-1)].to(dtype)
-            for n, block in enumerate(blocks):
-                products = _Product.apply(tokens, block).view(*found.shape, block.shape[1])
-                if track:
-                    here, where = products.max(1)  # the first of equal maxima, and NaN before any number
-                    where = where + part[0]
-                    held_best, held_index = best[n], index[n]
-                    if held_best is not None and held_index is not None:
-                        later = (here > held_best) | (torch.isnan(here) & ~torch.isnan(held_best))
-                        here, where = torch.where(later, here, held_best), torch.where(later, where, held_index)
-                    best[n], index[n] = here, where
-                else:  # amax needs no index and is several times faster
-                    here, earlier = products.amax(1), best[n]
-                    best[n] = here if earlier is None else torch.maximum(earlier, here)
-        values.append(_beside(best, rows))
-        if track:
-            indices.append(_beside(index, rows))
-    return torch.cat(values), torch.cat(indices) if track else starts
+        return empty, torch.zeros_like(empty, dtype=torch.int64) if track else empty
+    best: list[Tensor] = []
+    index: list[Tensor] = []
+    for part in columns.split(_DOCUMENT_ROWS if len(starts) == 1 else len(columns)):
+        found = torch.minimum(part, last[:, None]) + starts[:, None]
+        found = found if documents.index is None else documents.index[found]
+        tokens = documents.values[found.reshape(-1)].to(dtype)
+        for n, block in enumerate(blocks):
+            products = (_Product.apply(tokens, block) if track else tokens @ block).view(*found.shape, block.shape[1])
+            if track:
+                here, where = products.max(1)  # the first of equal maxima, and NaN before any number
+                where = where + part[0]
+                if n == len(best):
+                    best.append(here)
+                    index.append(where)
+                    continue
+                later = (here > best[n]) | (torch.isnan(here) & ~torch.isnan(best[n]))
+                best[n], index[n] = torch.where(later, here, best[n]), torch.where(later, where, index[n])
+            else:  # amax needs no index and is several times faster
+                here = products.amax(1)
+                if n == len(best):
+                    best.append(here)
+                else:
+                    best[n] = torch.maximum(best[n], here)
+    found = _beside(best, rows)
+    return found, _beside(index, rows) if track else found
 
 
-def _beside(blocks: list[Tensor | None], rows: int) -> Tensor:
+def _beside(blocks: list[Tensor], rows: int) -> Tensor:
     """The columns of all query blocks side by side, without the padding of the last."""
-    return torch.cat([block for block in blocks if block is not None], 1)[:, :rows]
+    return (torch.cat(blocks, 1) if len(blocks) > 1 else blocks[0])[:, :rows]
 
 
 def _spread(best: Tensor, asked: _Asked, fill: float) -> Tensor:
     """Columns by query, `[n, Nq, width]`, `fill` where a query has no token."""
+    if asked.slots is None:
+        return best.reshape(-1, asked.count, asked.width)
     spread = torch.full((best.shape[0], asked.count * asked.width), fill, dtype=best.dtype, device=best.device)
-    return spread.index_copy(1, asked.owner * asked.width + asked.place, best).view(-1, asked.count, asked.width)
+    return spread.index_copy(1, asked.slots, best).view(-1, asked.count, asked.width)
 
 
 def _summed(best: Tensor, asked: _Asked) -> Tensor:
     """Sums over each query's tokens `[Nq, n]`: in float64, by halves, so that their order is one whatever stands beside them."""
     terms = _spread(best, asked, 0.0).to(torch.float64)
     while terms.shape[2] > 1:
-        half = (terms.shape[2] + 1) // 2
-        paired = terms[..., : terms.shape[2] - half] + terms[..., half:]
-        terms = torch.cat([paired, terms[..., paired.shape[2] : half]], 2)
+        half, odd = divmod(terms.shape[2], 2)
+        paired = terms[..., :half] + terms[..., half : 2 * half]
+        terms = torch.cat([paired, terms[..., 2 * half :]], 2) if odd else paired
     sums = terms[..., 0].to(best.dtype).t()
     return sums.masked_fill(sums.isnan(), torch.nan)  # of one sign
 
