@@ -1,18 +1,22 @@
 """The truth: MaxSim in plain chunked torch, TF32 off, sharing no arithmetic with any fast path.
 
-One matrix product per document (per 4096 of its tokens), maximum, sum: the paper's chunked FP32 einsum (appendix
-'Benchmarking Protocol'), differentiable by autograd alone. `dtype=torch.float64` gives the truth for tests; `torch.float32` is the
-toolkit's `fp32` path. A document's product has a shape that depends on the document and the set of queries only, so its score does
-not depend on where the document stands or how the corpus is cut.
+Matrix products of one shape, maxima, sums: the paper's chunked FP32 einsum (appendix 'Benchmarking Protocol'), differentiable by
+autograd alone. `dtype=torch.float64` gives the truth for tests; `torch.float32` is the toolkit's `fp32` path.
+
+Documents of similar length go through a product together, each as a slab of as many rows as its class of lengths has; rows beyond a
+document's own repeat its last token, which changes no maximum. How many slabs a product has and how long they are depends on the
+document's length and the number of query tokens only, a row of a product does not depend on its place in it, and sums are taken in a
+fixed order: so a score does not depend on where the document stands, on its neighbours, or on how the corpus is cut.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -20,10 +24,17 @@ from maxsim_kernels.checks import Call, Documents, Options, check_padded, check_
 from maxsim_kernels.quantize import quantize_fp8, quantize_int8
 from maxsim_kernels.tokens import FLOAT_DTYPES, Fp8Tokens, Int8Tokens, Packed
 
-_DOCUMENT_ROWS = 4096
+_DOCUMENT_ROWS = 4096  # of one product; a longer document takes several
 _QUERY_ROWS = 4096
 # Both sides of a product take whole runs of rows: libraries give what is left over to other kernels, which add in another order.
 _PADDED_ROWS = 64
+_SLABS = 8  # documents of a product come in whole eights, of whole eights of rows each
+_PRODUCT_ROWS = {"cpu": 2048, "cuda": 16384}  # about what a product has of document rows where it has several documents
+_FEW, _FEW_ROWS = (
+    128,
+    65536,
+)  # of up to so many query rows a GPU's products have more document rows: they are launches above all
+_HELD_BYTES = 64 << 20  # of maxima that wait to be summed
 
 
 @contextmanager
@@ -103,135 +114,273 @@ def _requantized(queries: Tensor | Packed, fp8: bool, mask: Tensor | None, lengt
 
 
 @dataclass(frozen=True)
-class _Row:
-    """Valid tokens `[L, d]` of one query or document and their positions `[L]` in it (None: 0, 1, 2, ...)."""
+class _Rows:
+    """Where the valid tokens of one side lie: row n has `lengths[n]` of them, the rows `index[starts[n] + i]` of `values`."""
 
-    tokens: Tensor
-    positions: Tensor | None
-    size: int  # padded length
+    values: Tensor  # [T, d]
+    index: Tensor | None  # [V]; None: 0, 1, 2, ...
+    starts: Tensor  # [N], on the values' device
+    lengths: Tensor  # [N], the same
+    size: int  # of the longest row, padding included
+    padded: int | None  # rows between two row's beginnings where positions are not 0, 1, 2, ...: masks leave holes
+    each: int | None = None  # tokens of every row, where all have as many by their shape
 
-
-def _padded_row(tokens: Tensor, mask: Tensor | None, length: Tensor | None) -> _Row:
-    size = tokens.shape[0]
-    valid: Tensor | None = None
-    if mask is not None:
-        valid = mask != 0
-    if length is not None:
-        inside = torch.arange(size, device=tokens.device) < length
-        valid = inside if valid is None else valid & inside
-    if valid is None:
-        return _Row(tokens, None, size)
-    positions = valid.nonzero()[:, 0]
-    return _Row(tokens[positions], positions, size)
+    def place(self, found: Tensor) -> Tensor:
+        """Positions in their rows of tokens that are given as numbers of valid tokens (counted over all rows)."""
+        assert self.index is not None
+        assert self.padded is not None
+        return self.index[found] % self.padded
 
 
-def _rows(name: str, values: Tensor, starts: Tensor | None, lengths: Tensor | None, mask: Tensor | None) -> list[_Row]:
+def _rows(name: str, values: Tensor, starts: Tensor | None, lengths: Tensor | None, mask: Tensor | None) -> _Rows:
+    device = values.device
     if starts is not None:
         assert lengths is not None
         check_rows(name, starts, lengths, values.shape[0])
-        spans = zip(starts.tolist(), lengths.tolist(), strict=True)
-        return [_Row(values[start : start + length], None, length) for start, length in spans]
+        longest = int(lengths.max()) if lengths.numel() else 0
+        return _Rows(values, None, starts.to(torch.int64), lengths.to(torch.int64), longest, None)
     check_padded(name, mask, lengths, values.shape[-2])
-    return [
-        _padded_row(values[n], None if mask is None else mask[n], None if lengths is None else lengths[n])
-        for n in range(values.shape[0])
-    ]
+    count, size = values.shape[:2]
+    if mask is None and lengths is None:
+        starts = torch.arange(count, device=device) * size
+        return _Rows(
+            values.reshape(count * size, values.shape[-1]), None, starts, torch.full_like(starts, size), size, None, size
+        )
+    valid = torch.ones(count, size, dtype=torch.bool, device=device) if mask is None else mask != 0
+    if lengths is not None:
+        valid = valid & (torch.arange(size, device=device) < lengths[:, None])
+    each = valid.sum(1)
+    flat = values.reshape(count * size, values.shape[-1])
+    return _Rows(flat, valid.reshape(-1).nonzero()[:, 0], each.cumsum(0) - each, each, size, max(size, 1))
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """Every query's valid tokens, one behind the other, and where their maxima go in a table of queries by positions."""
+
+    tokens: Tensor  # [R, d], in the dtype of the scores
+    slots: Tensor | None  # [R], cells of the table; None: 0, 1, 2, ... up to the last
+    count: int
+    width: int  # columns: the longest query, padding included
+
+
+def _asked(queries: _Rows, dtype: torch.dtype) -> _Asked:
+    lengths, width = queries.lengths, queries.size
+    if queries.each is not None and queries.each * lengths.shape[0] == queries.values.shape[0]:
+        return _Asked(queries.values.to(dtype), None, lengths.shape[0], width)
+    if queries.each is None:
+        owner = torch.repeat_interleave(lengths)
+    else:
+        owner = torch.arange(lengths.shape[0], device=lengths.device).repeat_interleave(queries.each)
+    within = torch.arange(owner.shape[0], device=owner.device) - (lengths.cumsum(0) - lengths)[owner]
+    found = queries.starts[owner] + within
+    place = within if queries.padded is None else queries.place(found)
+    tokens = queries.values[found if queries.index is None else queries.index[found]]
+    return _Asked(tokens.to(dtype), owner * width + place, lengths.shape[0], width)
 
 
 def _scores_of(call: Call, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Scores `[Nq, N]` (pairs: `[N]`) and argmax, int32, the same plus `[max Lq]` (meaningless when not asked for)."""
     queries = _rows("query", call.queries, call.query_starts, call.query_lengths, call.query_mask)
-    width = call.queries.shape[1] if call.query_starts is None else max((row.size for row in queries), default=0)
+    width = queries.size
+    if call.layout == "shared":
+        documents = _rows("document", call.documents, call.document_starts, call.document_lengths, call.document_mask)
+        return _score_rows(_asked(queries, dtype), documents, dtype, call.winners)
+    one_by_one = [_one(queries, n) for n in range(call.query_count)]
     if call.layout == "per_query":
         parts = []
-        for n, query in enumerate(queries):
+        for n, query in enumerate(one_by_one):
             mask = None if call.document_mask is None else call.document_mask[n]
             lengths = None if call.document_lengths is None else call.document_lengths[n]
             documents = _rows("document", call.documents[n], None, lengths, mask)
-            parts.append(_score_rows([query], documents, width, dtype, call.winners, call.documents.device))
-        if not parts:
-            count = call.document_count
-            empty = torch.zeros(0, count, width, dtype=torch.int32, device=call.documents.device)
-            return call.documents.new_zeros(0, count, dtype=dtype), empty
-        return torch.cat([part[0] for part in parts]), torch.cat([part[1] for part in parts])
-    documents = _rows("document", call.documents, call.document_starts, call.document_lengths, call.document_mask)
-    device = call.documents.device
-    if call.layout == "shared":
-        return _score_rows(queries, documents, width, dtype, call.winners, device)
-    scored = [
-        _score_rows([query], [document], width, dtype, call.winners, device)
-        for query, document in zip(queries, documents, strict=True)
-    ]
-    if not scored:
-        return call.documents.new_zeros(0, dtype=dtype), torch.zeros(0, width, dtype=torch.int32, device=device)
-    return torch.cat([part[0][0] for part in scored]), torch.cat([part[1][0] for part in scored])
+            parts.append(_score_rows(_asked(query, dtype), documents, dtype, call.winners))
+        shape: tuple[int, ...] = (0, call.document_count)
+    else:
+        documents = _rows("document", call.documents, call.document_starts, call.document_lengths, call.document_mask)
+        parts = [
+            _score_rows(_asked(query, dtype), _one(documents, n), dtype, call.winners, together=False)
+            for n, query in enumerate(one_by_one)
+        ]
+        parts = [(scores[0], argmax[0]) for scores, argmax in parts]
+        shape = (0,)
+    if not parts:
+        empty = torch.zeros(*shape, width, dtype=torch.int32, device=call.documents.device)
+        return call.documents.new_zeros(shape, dtype=dtype), empty
+    return torch.cat([part[0] for part in parts]), torch.cat([part[1] for part in parts])
+
+
+def _one(rows: _Rows, n: int) -> _Rows:
+    return replace(rows, starts=rows.starts[n : n + 1], lengths=rows.lengths[n : n + 1])
+
+
+def _slab(length: int) -> int:
+    """Rows that a document of so many tokens takes: four steps to a doubling, so that few are repeats."""
+    step = max(_SLABS, 1 << max(0, (length - 1).bit_length() - 3))
+    return -(-length // step) * step
 
 
 def _score_rows(
-    queries: list[_Row],
-    documents: list[_Row],
-    width: int,
-    dtype: torch.dtype,
-    return_argmax: bool,
-    device: torch.device,
+    asked: _Asked, documents: _Rows, dtype: torch.dtype, return_argmax: bool, together: bool = True
 ) -> tuple[Tensor, Tensor]:
-    """Every query against every document: `[Nq, N]`, `[Nq, N, width]`."""
-    count, total = len(queries), len(documents)
-    argmax = torch.full((count, total, width) if return_argmax else (count, 0), -1, dtype=torch.int32, device=device)
-    filled = [n for n, query in enumerate(queries) if query.tokens.shape[0]]
-    if not filled or not total:
-        return torch.zeros(count, total, dtype=dtype, device=device), argmax
-    tokens = torch.cat([queries[n].tokens for n in filled]).to(dtype)
-    owner = torch.cat([torch.full((queries[n].tokens.shape[0],), n) for n in filled]).to(device)
-    place = torch.cat([_positions(queries[n]) for n in filled]).to(device)
-    track = return_argmax or tokens.requires_grad or any(row.tokens.requires_grad for row in documents)
-    columns = []
-    for number, document in enumerate(documents):
-        best, winner = _best(tokens, document.tokens, dtype, track)
-        if return_argmax and document.tokens.shape[0]:
-            if document.positions is not None:
-                winner = document.positions[winner]
-            argmax[owner, number, place] = winner.to(torch.int32)
-        # One row a query, padded with zeros; summed in float64 so that the order of addition cannot show.
-        spread = torch.zeros(count, width, dtype=dtype, device=device).index_put((owner, place), best)
-        columns.append(spread.sum(1, dtype=torch.float64).to(dtype))
-    return torch.stack(columns, 1), argmax
+    """Every query against every document: `[Nq, N]`, `[Nq, N, width]`. `together`: several documents may share a product."""
+    total, device, rows = documents.lengths.shape[0], documents.values.device, asked.tokens.shape[0]
+    if not rows or not total:
+        argmax = torch.full((asked.count, total, asked.width) if return_argmax else (asked.count, 0), -1, dtype=torch.int32)
+        return torch.zeros(asked.count, total, dtype=dtype, device=device), argmax.to(device)
+    track = return_argmax or asked.tokens.requires_grad or documents.values.requires_grad
+    product = _FEW_ROWS if rows <= _FEW and device.type == "cuda" else _PRODUCT_ROWS.get(device.type, _PRODUCT_ROWS["cuda"])
+    product = product if together else 0
+    if documents.each is None:
+        order, spans = _grouped(documents.lengths.cpu().numpy(), product)
+        taken = torch.from_numpy(order)
+        back = torch.empty(total, dtype=torch.int64)
+        back[taken] = torch.arange(len(order))  # of a document's repeats any
+        taken, back = taken.to(device), back.to(device)
+    else:
+        height, count = _shape(_slab(documents.each), product, total)
+        spans = [(0, -(-total // count) * count, height, count)]
+        taken, back = torch.arange(spans[0][1], device=device).clamp_max(total - 1), torch.arange(total, device=device)
+    starts, last = documents.starts[taken], documents.lengths[taken] - 1
+    scores, winners, first = [], [], 0
+    held: list[tuple[Tensor, Tensor]] = []  # maxima that wait to be summed
+    blocks = [_whole(block).t() for block in asked.tokens.split(_QUERY_ROWS)]
+    columns = torch.arange(max(slab for *_, slab, _ in spans), device=device)
+    for begin, end, slab, count in spans:
+        for start in range(begin, end, count):
+            span = slice(start, start + count)
+            held.append(_maxima(blocks, rows, documents, (starts[span], last[span]), columns[:slab], dtype, track))
+            if start + count < spans[-1][1] and (start + count - first) * rows * dtype.itemsize < _HELD_BYTES:
+                continue
+            best, number = (torch.cat(side) if len(held) > 1 else side[0] for side in zip(*held, strict=True))
+            scores.append(_summed(best, asked))
+            if return_argmax:
+                done = slice(first, start + count)
+                winners.append(_placed(number, starts[done], last[done], asked, documents))
+            held, first = [], start + count
+    argmax = torch.cat(winners, 1)[:, back] if return_argmax else torch.zeros(asked.count, 0, dtype=torch.int32, device=device)
+    return torch.cat(scores, 1)[:, back], argmax
 
 
-def _positions(row: _Row) -> Tensor:
-    return torch.arange(row.tokens.shape[0]) if row.positions is None else row.positions.cpu()
+def _shape(slab: int, product: int, total: int) -> tuple[int, int]:
+    """Rows a document and documents a product; of slabs without a row all `total` at once, which costs nothing."""
+    count = product // slab // _SLABS * _SLABS if slab else total
+    return (slab, count) if count else (-(-slab // _PADDED_ROWS) * _PADDED_ROWS, 1)  # one alone, in whole runs of rows
+
+
+def _grouped(lengths: np.ndarray, product: int) -> tuple[np.ndarray, list[tuple[int, int, int, int]]]:
+    """Documents in the order in which they are scored, and spans of it (begin, end, rows a slab, documents a product).
+
+    A span's documents fill whole products: the last one is repeated where there are too few. The first span holds documents without
+    a token, as slabs of no row.
+    """
+    slabs = np.array([_slab(length) for length in range(int(lengths.max()) + 1)])[lengths]
+    order, spans = [], []
+    begin = 0
+    for slab in np.unique(slabs).tolist():
+        members = np.flatnonzero(slabs == slab)
+        height, count = _shape(slab, product, len(members))
+        members = np.pad(members, (0, -len(members) % count), mode="edge")
+        order.append(members)
+        spans.append((begin, begin + len(members), height, count))
+        begin += len(members)
+    return np.concatenate(order), spans
+
+
+class _Product(torch.autograd.Function):
+    """A matrix product whose gradients are in true precision too: they are computed when somebody asks, under other settings."""
+
+    @staticmethod
+    def forward(ctx: Any, left: Tensor, right: Tensor) -> Tensor:
+        ctx.save_for_backward(left, right)
+        return left @ right
+
+    @staticmethod
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        left, right = ctx.saved_tensors
+        with true_precision():
+            return (
+                upstream @ right.t() if ctx.needs_input_grad[0] else None,
+                left.t() @ upstream if ctx.needs_input_grad[1] else None,
+            )
+
+
+def _maxima(
+    blocks: list[Tensor],
+    rows: int,
+    documents: _Rows,
+    held: tuple[Tensor, Tensor],
+    columns: Tensor,
+    dtype: torch.dtype,
+    track: bool,
+) -> tuple[Tensor, Tensor]:
+    """Maximum over each document's tokens for each query token: `[n, R]` values and, when tracked, which valid token, `[n, R]`.
+
+    The documents of one product, `held` their beginnings and last tokens; `columns` 0, 1, ... up to the rows of a slab.
+    """
+    starts, last = held
+    if not len(columns):
+        empty = torch.full((len(starts), rows), -torch.inf, dtype=dtype, device=starts.device)
+        return empty, torch.zeros_like(empty, dtype=torch.int64) if track else empty
+    best: list[Tensor] = []
+    index: list[Tensor] = []
+    for part in columns.split(_DOCUMENT_ROWS if len(starts) == 1 else len(columns)):
+        found = torch.minimum(part, last[:, None]) + starts[:, None]
+        found = found if documents.index is None else documents.index[found]
+        tokens = documents.values[found.reshape(-1)].to(dtype)
+        for n, block in enumerate(blocks):
+            products = (_Product.apply(tokens, block) if track else tokens @ block).view(*found.shape, block.shape[1])
+            if track:
+                here, where = products.max(1)  # the first of equal maxima, and NaN before any number
+                where = where + part[0]
+                if n == len(best):
+                    best.append(here)
+                    index.append(where)
+                    continue
+                later = (here > best[n]) | (torch.isnan(here) & ~torch.isnan(best[n]))
+                best[n], index[n] = torch.where(later, here, best[n]), torch.where(later, where, index[n])
+            else:  # amax needs no index and is several times faster
+                here = products.amax(1)
+                if n == len(best):
+                    best.append(here)
+                else:
+                    best[n] = torch.maximum(best[n], here)
+    found = _beside(best, rows)
+    return found, _beside(index, rows) if track else found
+
+
+def _beside(blocks: list[Tensor], rows: int) -> Tensor:
+    """The columns of all query blocks side by side, without the padding of the last."""
+    return (torch.cat(blocks, 1) if len(blocks) > 1 else blocks[0])[:, :rows]
+
+
+def _spread(best: Tensor, asked: _Asked, fill: float) -> Tensor:
+    """Columns by query, `[n, Nq, width]`, `fill` where a query has no token."""
+    if asked.slots is None:
+        return best.reshape(-1, asked.count, asked.width)
+    spread = torch.full((best.shape[0], asked.count * asked.width), fill, dtype=best.dtype, device=best.device)
+    return spread.index_copy(1, asked.slots, best).view(-1, asked.count, asked.width)
+
+
+def _summed(best: Tensor, asked: _Asked) -> Tensor:
+    """Sums over each query's tokens `[Nq, n]`: in float64, by halves, so that their order is one whatever stands beside them."""
+    terms = _spread(best, asked, 0.0).to(torch.float64)
+    while terms.shape[2] > 1:
+        half, odd = divmod(terms.shape[2], 2)
+        paired = terms[..., :half] + terms[..., half : 2 * half]
+        terms = torch.cat([paired, terms[..., 2 * half :]], 2) if odd else paired
+    sums = terms[..., 0].to(best.dtype).t()
+    return sums.masked_fill(sums.isnan(), torch.nan)  # of one sign
+
+
+def _placed(number: Tensor, starts: Tensor, last: Tensor, asked: _Asked, documents: _Rows) -> Tensor:
+    """Winners as positions in their documents, `[Nq, n, width]`; -1 where the query has no token or the document is empty."""
+    number = torch.minimum(number, last.clamp_min(0)[:, None])
+    if documents.padded is not None and documents.index is not None and documents.index.numel():
+        number = documents.place((starts[:, None] + number).clamp_max(documents.index.shape[0] - 1))
+    number = torch.where(last[:, None] < 0, -1, number).to(torch.int32)
+    return _spread(number, asked, -1).transpose(0, 1)
 
 
 def _whole(rows: Tensor) -> Tensor:
     """Rows with zero rows behind them, up to a multiple of `_PADDED_ROWS`."""
     return torch.nn.functional.pad(rows, (0, 0, 0, -rows.shape[0] % _PADDED_ROWS))
-
-
-def _best(queries: Tensor, document: Tensor, dtype: torch.dtype, track: bool) -> tuple[Tensor, Tensor]:
-    """Maximum over the document's tokens for each query token: `[R]` values and, when tracked, `[R]` indices."""
-    if document.shape[0] == 0:
-        return queries.new_full((queries.shape[0],), -torch.inf), queries.new_zeros(queries.shape[0], dtype=torch.int64)
-    values, indices = [], []
-    for begin in range(0, queries.shape[0], _QUERY_ROWS):
-        block = queries[begin : begin + _QUERY_ROWS]
-        columns = _whole(block).t()
-        best: Tensor | None = None
-        index: Tensor | None = None
-        for start in range(0, document.shape[0], _DOCUMENT_ROWS):
-            rows = document[start : start + _DOCUMENT_ROWS].to(dtype).contiguous()
-            scores = (_whole(rows) @ columns)[: rows.shape[0], : block.shape[0]]
-            if not track:  # amax needs no index and is several times faster
-                here = scores.amax(0)
-                best = here if best is None else torch.maximum(best, here)
-                continue
-            here, where = scores.max(0)  # the first of equal maxima, and NaN before any number
-            where = where + start
-            if best is None or index is None:
-                best, index = here, where
-            else:
-                later = (here > best) | (torch.isnan(here) & ~torch.isnan(best))
-                best, index = torch.where(later, here, best), torch.where(later, where, index)
-        assert best is not None
-        values.append(best)
-        indices.append(index if index is not None else torch.zeros_like(best, dtype=torch.int64))
-    return torch.cat(values), torch.cat(indices)
