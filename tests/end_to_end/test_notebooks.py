@@ -77,7 +77,10 @@ def test_notebooks_hold_no_logic(path: Path) -> None:
             assert len(cell.source.splitlines()) <= 5
 
 
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=NAMES)
+@pytest.mark.parametrize(
+    "path",
+    [pytest.param(path, id=path.stem, marks=[pytest.mark.slow] if number else []) for number, path in enumerate(NOTEBOOKS)],
+)
 def test_notebooks_run_offline_on_small_data(path: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     found = shown(execute(path, monkeypatch, MAXSIM_TEST_DATA=str(tmp_path)))
     pictures = [data["image/svg+xml"] for data in found if "image/svg+xml" in data]

@@ -1,4 +1,4 @@
-"""The way to a GPU: no buffer is reused too early, memory stays flat, the host runs ahead. tests/kernels/test_transfer.py has its logic."""
+"""The way to a GPU: no buffer is reused too early, memory stays flat, the host runs ahead. tests/kernels/streaming/test_transfer.py has its logic."""
 
 from __future__ import annotations
 

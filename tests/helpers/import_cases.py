@@ -1,4 +1,4 @@
-"""Token rows, their task and checks, which the tests of imported sets share (loaded by file: test files cannot import neighbours)."""
+"""Token rows, their task and checks, which the tests of imported sets share."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Results to draw pages from: one with every entry, a small old one, a hostile one, many queries. Loaded by the fixture `made_results`."""
+"""Results to draw pages from: one with every entry, a small old one, a hostile one, many queries."""
 
 from __future__ import annotations
 

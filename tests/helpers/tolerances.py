@@ -1,6 +1,6 @@
 """The one tolerance table of the operator tests. Every number has its reason; a test never writes its own.
 
-Most tests need none of these: inputs on a grid of 1/8 (`cases.grid`) make every product and sum exact in FP32, whatever the
+Most tests need none of these: inputs on a grid of 1/8 (inputs.py) make every product and sum exact in FP32, whatever the
 order of the additions, so scores, argmax and gradients are compared bit for bit.
 """
 
