@@ -27,10 +27,10 @@ from torch import Tensor
 from forward import RefusedError
 from maxsim_kernels import chamfer_distance
 from measure.gradient_truth import _row_error
+from names import FLASH
 from results.file import Figures
 from rivals import peers
 from run.runner import Lineup, Method, Options, Row, Tool, main
-from tables.forward_asked import FLASH
 from tables.markdown import CELL, Lines, summary, times_and_peaks, verdict_table
 
 COUNTS, DIMS = {"1K": 1000, "10K": 10_000, "50K": 50_000, "100K": 100_000}, (3, 128)

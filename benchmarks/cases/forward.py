@@ -17,10 +17,7 @@ from torch import Tensor
 from maxsim_kernels import Packed, quantize_fp8, quantize_int8
 from measure.score_truth import Truth, truth
 from measure.timing import DEVICE
-from results.file import Work
-from rivals import peers, torch_rivals
-from rivals.torch_rivals import EXACT, FP8_BOUND, MODES, Documents, Lineup, Method
-from tables.forward_asked import (
+from names import (
     COUNTS,
     DEQUANTISED,
     GRANULARITIES,
@@ -33,6 +30,9 @@ from tables.forward_asked import (
     quantised_name,
     quantised_row_name,
 )
+from results.file import Work
+from rivals import peers, torch_rivals
+from rivals.torch_rivals import EXACT, FP8_BOUND, MODES, Documents, Lineup, Method
 
 DIM = 128
 RAGGED_DOCUMENTS, SHORTEST, LONGEST = 8192, 16, 240

@@ -31,10 +31,10 @@ from forward import RefusedError, failures
 from maxsim_kernels import maxsim
 from measure.score_truth import error, truth
 from measure.timing import Call, Flush
+from names import FLASH, LIK, SHAPES
 from results.paper_file import Findings
 from rivals import paper, peers, torch_rivals
 from run.paper_runner import Options, Plan, reason
-from tables.forward_asked import FLASH, LIK, SHAPES
 
 CHUNK = 1024
 CALLS, TIMED = 3, 7

@@ -17,10 +17,10 @@ from cases.quality import ranked
 from maxsim_kernels import Int8Tokens, quantize_int8
 from measure.score_truth import Truth, truth
 from measure.timing import Call
+from names import GRANULARITIES, quantised_name
 from results.paper_file import Findings
 from rivals import paper, peers, torch_rivals
 from run.paper_runner import Options, Plan, Row
-from tables.forward_asked import GRANULARITIES, quantised_name
 
 SWEEP = (128, 256, 512, 1024, 2048, 4096, 10000)
 HALF, NAIVE = "ours FP16", "naive FP32 accumulation"

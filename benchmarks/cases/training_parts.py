@@ -17,10 +17,10 @@ from cases.training import row, shared
 from forward import RefusedError
 from maxsim_kernels import maxsim
 from measure.timing import Call
+from names import FLASH, LIK
 from rivals import training as rivals
 from rivals.training import PATHS, Problem, Scores, summed
 from run.runner import Lineup, Method, Options, Row
-from tables.forward_asked import FLASH, LIK
 
 REPEATS = 20
 ABLATION = ("ColBERT B=128", "ColBERT B=512", "ColBERT B=1024", "ColPali B=32", "ColPali B=64", "ColPali B=128")

@@ -19,8 +19,8 @@ from torch import Tensor
 
 from maxsim_kernels import Packed
 from measure.timing import Call
+from names import FLASH, LIK
 from rivals.torch_rivals import INT8_LOOSE, LOOSE, Lineup, Method
-from tables.forward_asked import FLASH, LIK
 
 PEERS = {FLASH: "flash_maxsim", LIK: "late_interaction_kernels"}
 SCORERS = {"PyLate": "pylate.scores", "colpali-engine": "colpali_engine.utils.processing_utils"}  # of libraries that people use

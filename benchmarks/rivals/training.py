@@ -28,9 +28,9 @@ from forward import RefusedError
 from maxsim_kernels import Packed, explain, maxsim, maxsim_pairs
 from measure.gradient_truth import FULL, HALF, ROUNDED, Bound, Truth
 from measure.timing import Call
+from names import FLASH, LIK
 from rivals import peers, torch_rivals
 from run.runner import Lineup, Method
-from tables.forward_asked import FLASH, LIK
 
 VARIABLE = "FLASH_BWD_PATH"
 PATHS = ("unified", "atomic", "csr")
