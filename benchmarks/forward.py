@@ -22,69 +22,34 @@ from __future__ import annotations
 
 import argparse
 import gc
-import hashlib
-import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 
-import maxsim_kernels
 from cases.forward import GROUPS, Options, Row
-from measure import timing
+from measure import installed, timing
+from measure.method import Method
 from measure.score_truth import Truth, error
+from measure.session import (
+    DeviceLostError,
+    RefusedError,
+    clear,
+    environment,
+    failures,
+    fill_cache,
+    interruptible,
+    still_answers,
+)
 from measure.timing import Call, Flush
-from results.file import Figures, floor, merge, opened, row_lines, shown, standing, write
-from rivals import peers
-from rivals.torch_rivals import Method
+from measure.work import floor
+from results.file import Figures, merge, opened, row_lines, shown, standing, write
 from tables.forward_asked import table, verdicts
 
 SLOWEST = 2.0  # seconds a call may take and still be timed
 CHOOSING_RUNS = 3
-
-
-class DeviceLostError(Exception):
-    """The GPU answers no more after a method; nothing else can be measured in this process."""
-
-    method = ""  # which one, where that is known
-    row = ""
-
-
-class RefusedError(Exception):
-    """A method does not take part, and why."""
-
-
-def failures() -> tuple[type[BaseException], ...]:
-    """What a method of somebody else may raise: torch's errors, wrong arguments, Triton's compiler and launcher."""
-    from triton.errors import TritonError
-
-    return (RuntimeError, ValueError, TypeError, AttributeError, KeyError, IndexError, AssertionError, TritonError)
-
-
-@contextmanager
-def interruptible() -> Iterator[None]:
-    """Ctrl-C ends a command with one line and status 130."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        print("\nStopped by Ctrl-C; with --json the file holds the rows so far.", file=sys.stderr)
-        raise SystemExit(130) from None
-
-
-def still_answers(wait: Callable[[], None], name: str) -> None:
-    """Wait for the GPU after a method failed.
-
-    Raises:
-        DeviceLostError: it answers no more.
-    """
-    try:
-        wait()
-    except RuntimeError as problem:
-        raise DeviceLostError(f"{name}: {str(problem).splitlines()[0]}") from problem
 
 
 def check(call: Call, method: Method, row: Row, against: Truth) -> dict[str, Any]:
@@ -189,71 +154,6 @@ def run_row(row: Row, library: timing.Library, runs: int, flush: Flush) -> dict[
     }
 
 
-def clear() -> None:
-    """Between rows: drop compiled graphs, caches and the last row's tensors."""
-    torch.compiler.reset()
-    gc.collect()
-    torch.cuda.empty_cache()
-
-
-def environment(revision: str) -> dict[str, Any]:
-    """The machine, the software and the kernels, as far as figures depend on them."""
-    import triton
-
-    digest = hashlib.sha256()
-    package = Path(str(maxsim_kernels.__file__)).parent
-    for source in sorted(package.rglob("*.py")):
-        digest.update(source.relative_to(package).as_posix().encode() + b"\0" + source.read_bytes() + b"\0")
-    properties = torch.cuda.get_device_properties(0)
-    return {
-        "gpu": properties.name,
-        "capability": list(torch.cuda.get_device_capability()),
-        "multiprocessors": properties.multi_processor_count,
-        "torch": torch.__version__,
-        "cuda": torch.version.cuda,
-        "triton": triton.__version__,
-        "peers": peers.versions(),
-        "sources": digest.hexdigest()[:16],
-        "revision": revision or described(package),
-    }
-
-
-def described(folder: Path) -> str:
-    """The git revision of a folder, or "unknown" outside a repository."""
-    try:
-        found = subprocess.run(
-            ["git", "describe", "--always", "--dirty"], cwd=folder, capture_output=True, text=True, check=False, timeout=10
-        )
-    except FileNotFoundError:
-        return "unknown"
-    return found.stdout.strip() or "unknown"
-
-
-def fill_cache(name: str, rows: Iterable[Any], calls_of: Callable[[Any], Iterable[Call]]) -> None:
-    """Call every Triton method of a group's rows twice, so that its kernels are in Triton's cache on disk."""
-    from triton.runtime.autotuner import Autotuner
-
-    def sweep(self: Any, key: Any, configs: Any, bench: Any) -> bool:  # as check_disk_cache, without the disk
-        bench()
-        return False
-
-    Autotuner.check_disk_cache = sweep  # a sweep beside other processes must not choose for the timed run
-    start = time.perf_counter()
-    for row in rows:
-        for method in row.lineup.methods:
-            for call in calls_of(method) if method.kind != "baseline" else ():
-                try:
-                    call()
-                    call()
-                    torch.cuda.synchronize()
-                except failures() as problem:
-                    print(f"{row.name}, {method.name}: {str(problem).strip().splitlines()[:1]}")
-        row.lineup.methods.clear()
-        del row
-        clear()
-    print(f"{name}: compiled in {time.perf_counter() - start:.0f} s", flush=True)
-
-
 def run_group(name: str, options: argparse.Namespace, report: dict[str, Any], here: dict[str, Any], flush: Flush) -> None:
     """All rows of a group into the report and the file."""
     start = time.perf_counter()
@@ -283,7 +183,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--fresh", action="store_true", help="replace the file instead of adding to it")
     parser.add_argument("--runs", type=int, default=20, help="timed rounds (default 20)")
     parser.add_argument("--no-compile", dest="compile", action="store_false", help="leave out torch.compile")
-    parser.add_argument("--peers", default=",".join(peers.PEERS), help="peers, by comma, or none (default: both)")
+    parser.add_argument("--peers", default=",".join(installed.PEERS), help="peers, by comma, or none (default: both)")
     parser.add_argument("--compile-only", action="store_true", help="fill Triton's cache on disk and time nothing")
     parser.add_argument("--revision", default="", help="what to record as the revision (default: git describe)")
     parser.add_argument("--show", type=Path, help="print the tables of a results file and end; needs no GPU")
@@ -292,7 +192,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     unknown = [name for name in options.only if name not in GROUPS]
     if unknown or not options.only:
         parser.error(f"--only: got {', '.join(unknown) or 'nothing'}, need some of {', '.join(GROUPS)}")
-    options.peers = peers.asked(parser, options.peers)
+    options.peers = installed.asked(parser, options.peers)
     if options.runs < 1:
         parser.error(f"--runs: got {options.runs}, need 1 or more")
     return options

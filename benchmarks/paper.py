@@ -32,13 +32,12 @@ from pathlib import Path
 import torch
 
 from cases import memory, paper, quality, quantised, traffic
-from forward import DeviceLostError, fill_cache, interruptible
+from measure import installed
 from measure.clocks import Bench
+from measure.session import DeviceLostError, fill_cache, interruptible, surroundings
 from results.paper_file import opened
 from rivals import paper as paper_rivals
-from rivals import peers
 from run.paper_runner import SCHEMA, Options, Plan, Row, selected, work
-from run.runner import surroundings
 
 GROUPS: dict[str, Callable[[Options], list[Plan]]] = {
     "memory": memory.memory,
@@ -100,7 +99,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         action="store_true",
         help="autotune torch.compile in this process (the protocol: a process of its own)",
     )
-    parser.add_argument("--peers", default=",".join(peers.PEERS), help="peers, by comma, or none (default: both)")
+    parser.add_argument("--peers", default=",".join(installed.PEERS), help="peers, by comma, or none (default: both)")
     parser.add_argument("--compile-only", action="store_true", help="fill Triton's cache on disk and time nothing")
     parser.add_argument("--list", action="store_true", help="print the rows that would run, with expected seconds, and end")
     parser.add_argument("--smoke", action="store_true", help="tiny shapes, on a CPU too: shows mistakes, measures nothing")
@@ -113,7 +112,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         options.only = groups_of([name for name in options.only.split(",") if name])
     except ValueError as problem:
         parser.error(f"--only: {problem}")
-    options.peers = peers.asked(parser, options.peers)
+    options.peers = installed.asked(parser, options.peers)
     if options.runs < 1:
         parser.error(f"--runs: got {options.runs}, need 1 or more")
     return options

@@ -37,9 +37,10 @@ tokens
 BENCHMARKS = """
 page
 paper forward training chamfer streaming parity cpu_forward second
-cases out_of_core tables
-run rivals
-results measure
+cases out_of_core
+tables run rivals
+results
+measure
 names
 """
 APART = {"hashing", "errors", "files"}  # small modules of the lowest line, which the others there may use

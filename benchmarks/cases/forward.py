@@ -15,8 +15,11 @@ import torch
 from torch import Tensor
 
 from maxsim_kernels import Packed, quantize_fp8, quantize_int8
+from measure import installed
+from measure.method import EXACT, FP8_BOUND, Documents, Lineup, Method
 from measure.score_truth import Truth, truth
 from measure.timing import DEVICE
+from measure.work import Work
 from names import (
     COUNTS,
     DEQUANTISED,
@@ -30,9 +33,8 @@ from names import (
     quantised_name,
     quantised_row_name,
 )
-from results.file import Work
 from rivals import peers, torch_rivals
-from rivals.torch_rivals import EXACT, FP8_BOUND, MODES, Documents, Lineup, Method
+from rivals.torch_rivals import MODES
 
 DIM = 128
 RAGGED_DOCUMENTS, SHORTEST, LONGEST = 8192, 16, 240
@@ -45,7 +47,7 @@ class Options:
     """What the command line leaves in."""
 
     compile: bool = True
-    peers: tuple[str, ...] = tuple(peers.PEERS)
+    peers: tuple[str, ...] = tuple(installed.PEERS)
 
 
 @dataclass

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from maxsim_kernels import Packed
+from measure.work import Work
 from names import SHAPES
-from results.file import Work
 from run.paper_runner import Options
 
 DIM = 128

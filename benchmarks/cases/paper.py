@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from cases.inputs import RAGGED, SHORT, Sizes, drawn, ragged, sizes, unit
+from measure.method import Lineup
 from measure.score_truth import truth
+from measure.work import Work
 from names import SHAPES
-from results.file import Work
 from rivals import paper, peers, torch_rivals
-from rivals.torch_rivals import Lineup
 from run.paper_runner import Options, Plan, Row
 
 OP_ABL = {"textual": 1024, "long-doc": 1024, "medium": 512, "visual": 256, "ColPali": 128}

@@ -16,9 +16,10 @@ import torch
 from torch import Tensor
 
 from maxsim_kernels import maxsim
+from measure.method import Lineup
 from rivals import training as rivals
 from rivals.training import Problem, summed
-from run.runner import Lineup, Options, Row
+from run.runner import Options, Row
 
 DIM = 128
 # B of queries and of documents, Lq, Ld

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from maxsim_kernels import Fp8Tokens, Int8Tokens, Packed, maxsim_reference, pack
-from rivals.torch_rivals import Documents
+from measure.method import Documents
 
 PART = 16  # documents checked: the first and the last eight, with all queries
 

@@ -19,9 +19,11 @@ from torch import Tensor
 from maxsim_kernels.checks import validate
 from maxsim_kernels.gpu.forward.tuning import Config
 from maxsim_kernels.reference import true_precision
+from measure import installed
+from measure.method import EXACT, LOOSE, Lineup, Method
 from measure.timing import Call
-from rivals import peers, torch_rivals
-from rivals.torch_rivals import EXACT, LOOSE, Lineup, Method, too_large
+from rivals import torch_rivals
+from rivals.torch_rivals import too_large
 
 GRAPHS, NO_GRAPHS = "max-autotune", "max-autotune-no-cudagraphs"
 BOTH = (NO_GRAPHS, GRAPHS)
@@ -155,7 +157,7 @@ def scorers(queries: Tensor, documents: Tensor) -> Lineup:
         ),
     }
     for name, make in made.items():
-        module = peers.load(name)
+        module = installed.load(name)
         if isinstance(module, str):
             lineup.skipped[name] = module
         else:

@@ -1,4 +1,4 @@
-"""What our calls are compared with: a method and its entry points, and the plain and compiled torch baselines.
+"""What our calls are compared with: the plain and compiled torch baselines.
 
 "naive FP16" is the paper's listing (`einsum`, `max(...).values`, `sum`); "amax" is the same without indices. "FP32 accumulation" is the
 paper's matched precision: casts to FP32 outside the timed call, products in TF32. "chunked" is the deployed workaround, the best of
@@ -7,53 +7,21 @@ several chunk sizes. A baseline whose similarity tensor would need more than 60 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
 from functools import partial
 from types import FunctionType
 
 import torch
 from torch import Tensor
 
-from maxsim_kernels import Fp8Tokens, Int8Tokens, Packed, explain, maxsim, maxsim_pairs
+from maxsim_kernels import Int8Tokens, explain, maxsim, maxsim_pairs
+from measure.method import EXACT, INT8_LOOSE, Documents, Lineup, Method
 from measure.timing import Call, Graphed
-from results.file import Work
+from measure.work import Work
 
-EXACT = 2e-6  # the contract's bound, times sum_i |Q_i| * max_j |D_j|
-FP8_BOUND = 4 * 2.0**-13  # FP8 tensor cores keep about 13 bits for every 32 products (d = 128: four times)
-LOOSE = 2e-3  # FP16 products or sums: what naive FP16 may lose
-INT8_LOOSE = 2e-2  # against unquantised inputs: what somebody's codes may lose
 CHUNKS = (64, 256, 1024)
 LARGEST = 60e9  # bytes of a similarity tensor
 MODES = ("default", "max-autotune-no-cudagraphs", "max-autotune")
-Documents = Tensor | Packed | Int8Tokens | Fp8Tokens
-
-
-@dataclass(frozen=True)
-class Method:
-    """One line of a row: entry points of which the fastest correct one is timed, and how far from `truth` it may be."""
-
-    name: str
-    kind: str  # "ours", "baseline" or "peer"
-    entries: Mapping[str, Call]
-    bound: float = LOOSE
-    truth: str = "float"  # which of the row's truths
-    work: Work | None = None  # where it differs from the row's
-    says: str = ""  # explain(): what ours chose, and why
-
-
-@dataclass
-class Lineup:
-    """The methods of one row, and who does not take part for which reason."""
-
-    methods: list[Method]
-    skipped: dict[str, str]
-
-    def add(self, other: Lineup) -> Lineup:
-        """Append another lineup's methods and reasons."""
-        self.methods += other.methods
-        self.skipped |= other.skipped
-        return self
 
 
 def ours(

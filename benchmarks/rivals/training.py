@@ -24,13 +24,14 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 from torch.utils.checkpoint import checkpoint
 
-from forward import RefusedError
 from maxsim_kernels import Packed, explain, maxsim, maxsim_pairs
+from measure import installed
 from measure.gradient_truth import FULL, HALF, ROUNDED, Bound, Truth
+from measure.method import Lineup, Method
+from measure.session import RefusedError
 from measure.timing import Call
 from names import FLASH, LIK
-from rivals import peers, torch_rivals
-from run.runner import Lineup, Method
+from rivals import torch_rivals
 
 VARIABLE = "FLASH_BWD_PATH"
 PATHS = ("unified", "atomic", "csr")
@@ -157,7 +158,7 @@ class Problem:
 
         calls: dict[str, Call] = {entry: partial(step, make) for entry, make in entries.items()}
         size = sum(leaf.numel() * leaf.element_size() for leaf in leaves)
-        return Method(name, kind, calls, check, size, says)
+        return Method(name, kind, calls, check=check, gradient_bytes=size, says=says)
 
 
 @torch.no_grad()
@@ -256,7 +257,7 @@ def flash(problem: Problem, names: tuple[str, ...]) -> Lineup:
     """flash-maxsim's training entry points for a layout, on padded documents where they are ragged."""
     if FLASH not in names:
         return Lineup()
-    module = peers.load(FLASH)
+    module = installed.load(FLASH)
     if isinstance(module, str):
         return Lineup([], {FLASH: module})
     lineup, queries, documents = Lineup(), problem.queries, problem.documents
@@ -274,7 +275,7 @@ def flash(problem: Problem, names: tuple[str, ...]) -> Lineup:
         method = problem.method(f"{FLASH} {name}{suffix}", "peer", {"": scores}, variable=FLASH_PATHS[name])
         lineup.methods.append(method)
     if shared and lengths is None and queries.shape[1] <= 32:
-        step = peers.load(FLASH, ".flash_maxsim_contrastive").colbert_contrastive_step
+        step = installed.load(FLASH, ".flash_maxsim_contrastive").colbert_contrastive_step
         entry: Scores = partial(step, queries, documents)
         lineup.methods.append(problem.method(f"{FLASH} fused step", "peer", {"": entry}, alone=True))
     return lineup
@@ -284,7 +285,7 @@ def lik(problem: Problem, names: tuple[str, ...]) -> Lineup:
     """late-interaction-kernels' training entry points for a layout, every backward method."""
     if LIK not in names:
         return Lineup()
-    module = peers.load(LIK)
+    module = installed.load(LIK)
     if isinstance(module, str):
         return Lineup([], {LIK: module})
     lineup, queries, documents = Lineup(), problem.queries, problem.documents

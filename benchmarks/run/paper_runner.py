@@ -20,14 +20,14 @@ from typing import Any
 
 import torch
 
-from forward import DeviceLostError, RefusedError, failures, still_answers
 from measure import timing
 from measure.clocks import SLOWEST, Bench
+from measure.method import Lineup, Method
 from measure.score_truth import Truth, error
+from measure.session import DeviceLostError, RefusedError, failures, still_answers
 from measure.timing import Call
-from results.file import Work, floor
+from measure.work import Work, floor
 from results.paper_file import LINEUP, Findings, add, losers, remember, there
-from rivals.torch_rivals import Lineup, Method
 
 SCHEMA = "maxsim-kernels/paper/1"
 CHOOSING, WARM_COMPILED, WARM_SECONDS = 3, 100, 3.0

@@ -18,39 +18,19 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from forward import DeviceLostError, RefusedError, environment, failures, fill_cache, interruptible, still_answers
+from measure import installed
 from measure.clocks import SLOW, SLOWEST, Bench
+from measure.method import Lineup, Method
+from measure.session import DeviceLostError, RefusedError, failures, fill_cache, interruptible, still_answers, surroundings
 from measure.timing import Call
 from results.file import merge, opened, short, shown, write
-from rivals import peers
-
-
-@dataclass(frozen=True)
-class Method:
-    """One line of a row: the calls of its entry points, of which the fastest correct one is timed."""
-
-    name: str
-    kind: str  # "ours", "baseline" or "peer"
-    calls: Mapping[str, Call]
-    check: Callable[[str], dict[str, Any]]  # entry -> what was found; raises RefusedError when it is wrong
-    gradient_bytes: int = 0  # what a call leaves behind
-    says: str = ""  # explain(): what ours chose, and why
-    kernels: bool = False  # record the time of each of its kernels
-
-
-@dataclass
-class Lineup:
-    """The methods of one row, and who does not take part for which reason."""
-
-    methods: list[Method] = field(default_factory=list)
-    skipped: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass
@@ -72,7 +52,7 @@ class Options:
     """What a group's rows depend on."""
 
     device: torch.device
-    peers: tuple[str, ...] = tuple(peers.PEERS)
+    peers: tuple[str, ...] = tuple(installed.PEERS)
     smoke: bool = False
 
 
@@ -98,13 +78,14 @@ def prepare(method: Method, bench: Bench) -> tuple[Call, dict[str, Any], float]:
     good: dict[str, dict[str, Any]] = {}
     seconds: dict[str, float] = {}
     refused: dict[str, str] = {}
-    for name, call in method.calls.items():
+    for name, call in method.entries.items():
         try:
             first = bench.seconds(call)
             seconds[name] = bench.seconds(call)
             if seconds[name] > SLOWEST:
                 raise RefusedError(f"too slow to be timed: {seconds[name]:.1f} s a call")
             bench.poison(method.gradient_bytes)
+            assert method.check is not None
             good[name] = {**method.check(name), "first_call_s": first}
         except RefusedError as reason:
             refused[name] = str(reason)
@@ -117,17 +98,17 @@ def prepare(method: Method, bench: Bench) -> tuple[Call, dict[str, Any], float]:
         raise RefusedError("; ".join(f"{name}: {why}" if name else why for name, why in refused.items()))
     chosen = min(good, key=seconds.__getitem__)
     data = {"kind": method.kind, "entry": chosen, **good[chosen]}
-    peak = bench.peak(method.calls[chosen])
+    peak = bench.peak(method.entries[chosen])
     data |= {"peak_bytes": peak, "strict_bytes": None if peak is None else peak + method.gradient_bytes}
     if len(seconds) > 1:
         data["entries_ms"] = {name: 1e3 * seconds[name] for name in good}
     if refused:
         data["entries_refused"] = refused
     if method.kernels:
-        data["kernels_ms"] = bench.kernels(method.calls[chosen])
+        data["kernels_ms"] = bench.kernels(method.entries[chosen])
     if method.says:
         data["says"] = method.says
-    return method.calls[chosen], data, seconds[chosen]
+    return method.entries[chosen], data, seconds[chosen]
 
 
 def run_row(row: Row, bench: Bench) -> dict[str, Any]:
@@ -222,14 +203,6 @@ def run_group(tool: Tool, name: str, report: dict[str, Any], bench: Bench, optio
     print(f"== {name}: {time.perf_counter() - start:.0f} s", flush=True)
 
 
-def surroundings(revision: str, device: torch.device) -> dict[str, Any]:
-    """The machine, the software and the kernels; of a CPU smoke run only what the file's shape needs."""
-    if device.type == "cuda":
-        return environment(revision)
-    keys = {"gpu": "none", "capability": [0, 0], "cuda": None, "triton": "none", "sources": "none", "revision": revision}
-    return {**keys, "torch": torch.__version__, "peers": {}}
-
-
 def parse(tool: Tool, arguments: list[str] | None) -> argparse.Namespace:
     """The command line; ends the program with a usage message when it is wrong."""
     parser = argparse.ArgumentParser(description=tool.text, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -237,7 +210,7 @@ def parse(tool: Tool, arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--json", type=Path, help="add the raw figures to this file")
     parser.add_argument("--fresh", action="store_true", help="replace the file instead of adding to it")
     parser.add_argument("--runs", type=int, default=20, help="timed rounds (default 20)")
-    parser.add_argument("--peers", default=",".join(peers.PEERS), help="peers, by comma, or none (default: both)")
+    parser.add_argument("--peers", default=",".join(installed.PEERS), help="peers, by comma, or none (default: both)")
     parser.add_argument("--smoke", action="store_true", help="tiny shapes, on a CPU too: shows mistakes, measures nothing")
     parser.add_argument("--compile-only", action="store_true", help="fill Triton's cache on disk and time nothing")
     parser.add_argument("--quiet", action="store_true", help="no progress bar")
@@ -249,7 +222,7 @@ def parse(tool: Tool, arguments: list[str] | None) -> argparse.Namespace:
     unknown = [name for name in options.only if name not in tool.groups]
     if unknown or not options.only:
         parser.error(f"--only: got {', '.join(unknown) or 'nothing'}, need some of {', '.join(tool.groups)}")
-    options.peers = peers.asked(parser, options.peers)
+    options.peers = installed.asked(parser, options.peers)
     if options.runs < 1:
         parser.error(f"--runs: got {options.runs}, need 1 or more")
     return options
@@ -269,7 +242,7 @@ def main(tool: Tool, arguments: list[str] | None = None) -> None:
     options.rows = Options(device, options.peers if device.type == "cuda" else (), options.smoke)
     if options.compile_only:
         for name in options.only:
-            fill_cache(name, tool.groups[name](options.rows), lambda method: method.calls.values())
+            fill_cache(name, tool.groups[name](options.rows), lambda method: method.entries.values())
         return
     options.here = surroundings(options.revision, device)
     try:
