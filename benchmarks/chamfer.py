@@ -27,11 +27,11 @@ from torch import Tensor
 from maxsim_kernels import chamfer_distance
 from measure import installed
 from measure.gradient_truth import _row_error
-from measure.method import Lineup, Method
+from measure.method import Lineup, Method, Options, Row
 from measure.session import RefusedError
 from names import FLASH
 from results.file import Figures
-from run.runner import Options, Row, Tool, main
+from run.command import Tool, main
 from tables.markdown import CELL, Lines, summary, times_and_peaks, verdict_table
 
 COUNTS, DIMS = {"1K": 1000, "10K": 10_000, "50K": 50_000, "100K": 100_000}, (3, 128)

@@ -38,7 +38,8 @@ BENCHMARKS = """
 page
 paper forward training chamfer streaming parity cpu_forward second
 cases out_of_core
-tables run rivals
+tables
+run rivals
 results
 measure
 names

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from maxsim_kernels import Packed
+from measure.method import Options
 from measure.work import Work
 from names import SHAPES
-from run.paper_runner import Options
 
 DIM = 128
 SHORT = {**SHAPES, "textual": (32, 180)}  # 'textual' of op_abl, multiquery and int8

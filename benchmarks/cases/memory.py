@@ -29,14 +29,14 @@ from torch import Tensor
 from cases.inputs import sizes, unit
 from maxsim_kernels import maxsim
 from measure import installed
-from measure.method import EXACT, LOOSE
+from measure.method import EXACT, LOOSE, Options
 from measure.score_truth import error, truth
-from measure.session import RefusedError, failures
+from measure.session import RefusedError, failures, reason
 from measure.timing import Call, Flush
 from names import FLASH, LIK, SHAPES
 from results.paper_file import Findings
 from rivals import paper, peers, torch_rivals
-from run.paper_runner import Options, Plan, reason
+from run.campaign import Plan
 
 CHUNK = 1024
 CALLS, TIMED = 3, 7

@@ -17,11 +17,13 @@ from torch import Tensor
 from cases.inputs import Sizes, sizes, unit
 from maxsim_kernels import maxsim, maxsim_reference, quantize_int8
 from maxsim_kernels.reference import true_precision
+from measure.method import Options
+from measure.session import reason
 from measure.timing import Call
 from names import SHAPES
 from results.paper_file import Findings
 from rivals import paper, torch_rivals
-from run.paper_runner import Options, Plan, reason
+from run.campaign import Plan
 
 PRECISION = ("textual", "ColPali")
 DOCUMENTS = 1000

@@ -16,13 +16,12 @@ from torch import Tensor
 from cases.training import row, shared
 from maxsim_kernels import maxsim
 from measure import installed
-from measure.method import Lineup, Method
+from measure.method import Lineup, Method, Options, Row
 from measure.session import RefusedError
 from measure.timing import Call
 from names import FLASH, LIK
 from rivals import training as rivals
 from rivals.training import PATHS, Problem, Scores, summed
-from run.runner import Options, Row
 
 REPEATS = 20
 ABLATION = ("ColBERT B=128", "ColBERT B=512", "ColBERT B=1024", "ColPali B=32", "ColPali B=64", "ColPali B=128")

@@ -33,6 +33,10 @@ class Bench:
         if self.cuda:
             torch.cuda.synchronize()
 
+    def allocated(self) -> int:
+        """Bytes that tensors hold on a GPU."""
+        return torch.cuda.memory_allocated() if self.cuda else 0
+
     def seconds(self, call: Call) -> float:
         """One call by the host's clock."""
         self.wait()

@@ -9,9 +9,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from torch import Tensor
+import torch
 
-from maxsim_kernels import Fp8Tokens, Int8Tokens, Packed
+from measure.score_truth import Truth
 from measure.timing import Call
 from measure.work import Work
 
@@ -19,7 +19,6 @@ EXACT = 2e-6  # the contract's bound, times sum_i |Q_i| * max_j |D_j|
 FP8_BOUND = 4 * 2.0**-13  # FP8 tensor cores keep about 13 bits for every 32 products (d = 128: four times)
 LOOSE = 2e-3  # FP16 products or sums: what naive FP16 may lose
 INT8_LOOSE = 2e-2  # against unquantised inputs: what somebody's codes may lose
-Documents = Tensor | Packed | Int8Tokens | Fp8Tokens
 
 
 @dataclass(frozen=True)
@@ -52,3 +51,33 @@ class Lineup:
         self.methods += other.methods
         self.skipped |= other.skipped
         return self
+
+
+@dataclass
+class Row:
+    """One line of work with everybody who can do it."""
+
+    name: str
+    about: dict[str, Any]
+    lineup: Lineup
+    work: Work | None = None  # None: no floor is given
+    shape: tuple[int, ...] = ()  # of the scores: (queries, documents), pairs: (N,)
+    truths: dict[str, Callable[[], Truth]] = field(default_factory=dict)  # made when the row is checked
+    main: str = "ours"
+    host: bool = False  # by the host's clock
+    timed: bool = True
+    busy: bool = False  # time short calls once more with the host ahead of the GPU
+    precision: str = ""  # of FP32 products in torch ("high": TF32, as the paper's naive); "": as it stands
+    more: Callable[[dict[str, Call]], dict[str, Any]] | None = None  # adds findings about the calls that are timed
+
+
+@dataclass(frozen=True)
+class Options:
+    """What rows depend on: what the command line leaves in, and the device."""
+
+    device: torch.device
+    peers: tuple[str, ...] = ()
+    compile: bool = True
+    smoke: bool = False
+    runs: int = 50
+    autotune_here: bool = False

@@ -37,6 +37,12 @@ def failures() -> tuple[type[BaseException], ...]:
     return (RuntimeError, ValueError, TypeError, AttributeError, KeyError, IndexError, AssertionError, TritonError)
 
 
+def reason(problem: BaseException) -> str:
+    """An exception's text in one line; of an out-of-memory error what it tried to allocate."""
+    text = " ".join(str(problem).split())
+    return f"{type(problem).__name__}: {text}"[:220]
+
+
 @contextmanager
 def interruptible() -> Iterator[None]:
     """Ctrl-C ends a command with one line and status 130."""

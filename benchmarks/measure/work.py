@@ -25,6 +25,6 @@ def summary(samples: list[float], unit: str) -> dict[str, float]:
 
 def floor(work: Work, ceilings: dict[str, float]) -> tuple[float, str]:
     """The least time in ms by this run's ceilings, and what bounds it: "memory" or "matrix"."""
-    memory = work.size / ceilings["read"] * 1e3
+    memory = work.size / ceilings["read"] * 1e3 if work.size else 0.0
     matrix = work.operations / ceilings[work.unit] * 1e3 if work.unit in ceilings else 0.0
     return (matrix, "matrix") if matrix > memory else (memory, "memory")

@@ -26,7 +26,7 @@ from measure import method as methods_of
 from results import paper_file
 from rivals import paper as paper_rivals
 from rivals import torch_rivals
-from run import paper_runner
+from run import campaign, runner
 
 FOLDER = Path(__file__).resolve().parents[2] / "benchmarks"
 CPU = torch.device("cpu")
@@ -39,7 +39,7 @@ def smoke(path: Path, *more: str) -> dict[str, Any]:
 
 
 def options(**more: Any) -> Any:
-    return paper_runner.Options(CPU, (), False, True, **more)
+    return methods_of.Options(CPU, (), compile=False, smoke=True, **more)
 
 
 def test_every_table_of_the_paper_has_a_group() -> None:
@@ -76,17 +76,17 @@ def test_a_method_that_keeps_the_host_takes_turns_apart(monkeypatch: pytest.Monk
         together.append((set(calls), runs))
         return {name: {"median_ms": 1000.0 if name == "slow" else 1.0, "iqr_ms": 0.0} for name in calls}
 
-    monkeypatch.setattr(paper_runner.timing, "measure", measure)
+    monkeypatch.setattr(runner.timing, "measure", measure)
     library = SimpleNamespace(calls=lambda units: {"library": torch.zeros}, taken=lambda found: {"fp16": 1.0})
     fake = SimpleNamespace(flush=lambda: None, library=library, wait=lambda: None)
     calls = {
         "quick": lambda: None,
-        "late": lambda: time.sleep(2e-3 * paper_runner.HOST_MS),
+        "late": lambda: time.sleep(2e-3 * runner.HOST_MS),
         "slow": lambda: time.sleep(0.01),
     }
-    found, _ = paper_runner.clocked(calls, {"fp16"}, fake, 50)
+    found, _ = runner.clocked(calls, {"fp16"}, fake, 50)
     assert together[0] == ({"quick", "late", "slow"}, 1)
-    assert together[1:] == [({"library", "quick"}, 50), ({"late"}, 50), ({"slow"}, paper_runner.SLOW_RUNS)]
+    assert together[1:] == [({"library", "quick"}, 50), ({"late"}, 50), ({"slow"}, runner.SLOW_RUNS)]
     assert {name for name, data in found.items() if data.get("apart")} == {"late", "slow"}
 
 
@@ -97,7 +97,7 @@ def test_rows_are_those_of_the_paper() -> None:
     assert names["int8"] == names["op_abl"] == ["textual 1024", "long-doc 1024", "medium 512", "visual 256", "ColPali 128"]
     assert len(names["multiquery"]) == 15
     assert names["int8_B"][-1] == "ColPali 10000"
-    full = paper_runner.Options(CPU)
+    full = methods_of.Options(CPU)
     textual = paper_inputs.sizes
     assert textual(full, paper_cases.SHAPES["textual"], 1000).tokens == 300
     assert textual(full, paper_inputs.SHORT["textual"], 1024).tokens == 180
@@ -134,10 +134,10 @@ def test_files_of_other_machines_are_refused_but_not_of_other_kernels(tmp_path: 
     run, path = paper_file, tmp_path / "paper.json"
     here = {"gpu": "G", "capability": [9, 0], "torch": "2", "cuda": "13", "triton": "3", "sources": "a", "revision": "r"}
     asked = argparse.Namespace(runs=50, compile=True, peers=("flash-maxsim",), json=path)
-    report = run.opened(path, here, False, paper_runner.SCHEMA)
+    report = run.opened(path, here, False, campaign.SCHEMA)
     run.add(report, "shapes", "row", {"methods": {}}, here, asked)
     other = {**here, "sources": "b"}
-    report = run.opened(path, other, False, paper_runner.SCHEMA)
+    report = run.opened(path, other, False, campaign.SCHEMA)
     assert run.there(report, "shapes", "row", here, asked)
     assert not run.there(report, "shapes", "row", other, asked), "of other kernels"
     assert not run.there(report, "shapes", "row", here, argparse.Namespace(**{**vars(asked), "runs": 60}))
@@ -145,10 +145,10 @@ def test_files_of_other_machines_are_refused_but_not_of_other_kernels(tmp_path: 
         report, "shapes", "row", here, argparse.Namespace(**{**vars(asked), "peers": ("late-interaction-kernels",)})
     )
     run.add(report, "shapes", "second", {"methods": {}}, other, asked)
-    rows = run.opened(path, here, False, paper_runner.SCHEMA)["groups"]["shapes"]["rows"]
+    rows = run.opened(path, here, False, campaign.SCHEMA)["groups"]["shapes"]["rows"]
     assert [row["environment"] for row in rows.values()] == ["r a", "r b"]
     with pytest.raises(ValueError, match=r"identity .*--fresh"):
-        run.opened(path, {**here, "gpu": "another"}, False, paper_runner.SCHEMA)
+        run.opened(path, {**here, "gpu": "another"}, False, campaign.SCHEMA)
 
 
 def test_wrong_and_failing_methods_are_reported_and_not_timed() -> None:
@@ -162,7 +162,7 @@ def test_wrong_and_failing_methods_are_reported_and_not_timed() -> None:
         methods_of.Method("constant", "peer", {"": lambda: torch.ones(shape)}),
         methods_of.Method("large", "baseline", {"": broken}),
     ]
-    found = paper_runner.run_row(row, clocks.Bench(CPU, 2), 2)
+    found = runner.run_row(row, clocks.Bench(CPU, 2), 2, runner.PAPER)
     assert found["skipped"]["constant"].startswith("wrong: error")
     assert found["skipped"]["large"] == (
         "failed: OutOfMemoryError: CUDA out of memory. Tried to allocate 42.00 GiB. GPU 0 has more to say"
@@ -256,7 +256,7 @@ def test_precision_rows_hold_every_path() -> None:
 
 def test_int8_rows_say_storage_and_ranking() -> None:
     row = quantised.int8_row(options(), "ColPali", 128)
-    found = paper_runner.run_row(row, clocks.Bench(CPU, 1), 1)
+    found = runner.run_row(row, clocks.Bench(CPU, 1), 1, runner.PAPER)
     stored = found["stored_bytes"]
     assert stored["FP16"] / stored["token"] == pytest.approx(2 * 32 / 34)
     assert found["quality"]["ours INT8, token scale"]["spearman"] > 0.99

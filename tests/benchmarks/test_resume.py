@@ -25,7 +25,8 @@ from results import file as results_file
 from results import paper_file
 from rivals import paper as paper_rivals
 from rivals import peers
-from run import paper_runner, runner
+from run import campaign
+from run import command as tools
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "benchmarks"
@@ -35,7 +36,7 @@ FLASH, LIK = "flash-maxsim", "late-interaction-kernels"
 
 
 def options(**more: Any) -> Any:
-    return paper_runner.Options(CPU, **{"compile": False, "smoke": True, **more})
+    return methods_of.Options(CPU, **{"compile": False, "smoke": True, **more})
 
 
 def asked(path: Path | None = None, **more: Any) -> argparse.Namespace:
@@ -159,7 +160,7 @@ def test_compiled_rivals_are_in_every_row_when_asked() -> None:
 
 def test_a_graph_that_leaves_no_room_is_not_captured(monkeypatch: pytest.MonkeyPatch) -> None:
     cases, held = paper_cases, SimpleNamespace(queries=1, query_tokens=1024, documents=20000, tokens=1024)
-    cuda = paper_runner.Options(torch.device("cuda"))
+    cuda = methods_of.Options(torch.device("cuda"))
     for room, modes in ((200e9, paper_rivals.BOTH), (150e9, (paper_rivals.NO_GRAPHS,))):
         monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device, room=room: SimpleNamespace(total_memory=room))
         assert cases.graph_modes(cuda, held) == modes
@@ -235,7 +236,7 @@ def test_compiled_processes_autotune_as_the_protocol_says(monkeypatch: pytest.Mo
 
 
 def test_a_method_that_lost_the_gpu_is_left_out_of_its_row(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    run, path, held = paper_runner, tmp_path / "paper.json", options()
+    run, path, held = campaign, tmp_path / "paper.json", options()
     bench = clocks.Bench(CPU, 1)
 
     def fault() -> torch.Tensor:
@@ -266,7 +267,7 @@ def test_a_method_that_lost_the_gpu_is_left_out_of_its_row(monkeypatch: pytest.M
 
 
 def test_a_row_that_lost_the_gpu_at_nobody_known_is_left_out(tmp_path: Path) -> None:
-    run, lost, now = paper_runner, session.DeviceLostError("g: row: fault"), asked(tmp_path / "paper.json")
+    run, lost, now = campaign, session.DeviceLostError("g: row: fault"), asked(tmp_path / "paper.json")
     lost.row = "g: row"
     report = paper_file.opened(None, HERE, False, run.SCHEMA)
     paper_file.remember(report, "g: row", lost, HERE, now)
@@ -285,16 +286,16 @@ def test_a_cut_file_is_named(tmp_path: Path, text: str) -> None:
     path = tmp_path / "cut.json"
     path.write_text(text, encoding="utf-8")
     for ask in (
-        lambda: paper_file.opened(path, HERE, False, paper_runner.SCHEMA),
+        lambda: paper_file.opened(path, HERE, False, campaign.SCHEMA),
         lambda: results_file.opened(path, HERE, False),
     ):
         with pytest.raises(ValueError, match=r"cut\.json: got .*JSON.*--fresh replaces it"):
             ask()
     for command in (
         lambda: paper.main(["--smoke", "--json", str(path)]),
-        lambda: forward.main(["--show", str(path)]),
+        lambda: tools.main(forward.TOOL, ["--show", str(path)]),
         lambda: streaming.main(["--show", str(path)]),
-        lambda: runner.main(chamfer.TOOL, ["--show", str(path)]),
+        lambda: tools.main(chamfer.TOOL, ["--show", str(path)]),
     ):
         with pytest.raises(SystemExit, match=r"cut\.json: got "):
             command()
@@ -305,10 +306,9 @@ def test_ctrl_c_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
         raise KeyboardInterrupt
 
     monkeypatch.setattr(paper, "parse", stop)
-    monkeypatch.setattr(runner, "parse", stop)
-    monkeypatch.setattr(forward, "parse", stop)
+    monkeypatch.setattr(tools, "parse", stop)
     monkeypatch.setattr(streaming, "parse", stop)
-    for command in (paper.main, forward.main, streaming.main, lambda: runner.main(chamfer.TOOL)):
+    for command in (paper.main, lambda: tools.main(forward.TOOL), streaming.main, lambda: tools.main(chamfer.TOOL)):
         with pytest.raises(SystemExit) as ended:
             command()
         assert ended.value.code == 130
@@ -337,5 +337,5 @@ def test_tables_show_a_bar(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
     group = next(iter(chamfer.TOOL.groups))
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
     for more, shown in (([], True), (["--quiet"], False)):
-        runner.main(chamfer.TOOL, ["--smoke", "--runs", "1", "--only", group, *more])
+        tools.main(chamfer.TOOL, ["--smoke", "--runs", "1", "--only", group, *more])
         assert (f"{group}: " in capsys.readouterr().err) is shown

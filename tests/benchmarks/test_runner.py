@@ -16,6 +16,7 @@ from measure import installed, score_truth, work
 from measure import method as methods_of
 from results import file as results_file
 from rivals import peers, torch_rivals
+from run import command
 from tables import forward_asked
 
 FOLDER = Path(__file__).resolve().parents[2] / "benchmarks"
@@ -209,14 +210,14 @@ def test_missing_peers_are_skipped_with_the_reason(monkeypatch: pytest.MonkeyPat
 
 def test_command_line(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as end:
-        forward.main(["--help"])
+        command.main(forward.TOOL, ["--help"])
     assert end.value.code == 0
     assert "--only" in capsys.readouterr().out
-    options = forward.parse(["--only", "dense,host", "--peers", "none", "--no-compile"])
+    options = command.parse(forward.TOOL, ["--only", "dense,host", "--peers", "none", "--no-compile"])
     assert (options.only, options.peers, options.compile) == (["dense", "host"], (), False)
     for wrong in (["--only", "dens"], ["--peers", "someone"], ["--runs", "0"]):
         with pytest.raises(SystemExit):
-            forward.parse(wrong)
+            command.parse(forward.TOOL, wrong)
         assert "need" in capsys.readouterr().err
 
 
@@ -224,5 +225,5 @@ def test_tables_of_a_file_need_no_gpu(tmp_path: Path, capsys: pytest.CaptureFixt
     path = tmp_path / "forward.json"
     held = results_file.empty(ENVIRONMENT) | report({"textual 10K": row({"ours": method("ours", 1.0)})})
     results_file.write(path, held)
-    forward.main(["--show", str(path)])
+    command.main(forward.TOOL, ["--show", str(path)])
     assert "of read bandwidth" in capsys.readouterr().out

@@ -16,10 +16,10 @@ import torch
 import chamfer
 from cases import byte_budget, training_parts
 from cases import training as training_cases
-from measure import clocks, gradient_truth, installed, session
+from measure import clocks, gradient_truth, installed, session, work
 from measure import method as methods_of
 from rivals import training as training_rivals
-from run import runner
+from run import command, runner
 from tables import training as training_tables
 
 FOLDER = Path(__file__).resolve().parents[2] / "benchmarks"
@@ -36,7 +36,7 @@ def report(rows: dict[str, Any]) -> dict[str, Any]:
 
 def problem_of(layout: str) -> Any:
     """A small row of each layout."""
-    options = runner.Options(torch.device("cpu"), (), True)
+    options = methods_of.Options(torch.device("cpu"), smoke=True)
     made = {
         "shared": lambda: training_cases.shared("ColBERT B=512", options),
         "per_query": lambda: training_cases.distillation(options),
@@ -213,7 +213,9 @@ def test_rows_time_only_what_is_right() -> None:
         {"absent": "not installed"},
     )
     before = torch.get_float32_matmul_precision()
-    found = runner.run_row(runner.Row("r", {}, lineup, 8.0), clocks.Bench(torch.device("cpu"), 2))
+    found = runner.run_row(
+        methods_of.Row("r", {}, lineup, work.Work(8.0, 0.0)), clocks.Bench(torch.device("cpu"), 2), 2, runner.STEPS
+    )
     assert torch.get_float32_matmul_precision() == before
     assert set(found["methods"]) == {"ours"}
     assert found["methods"]["ours"]["entry"] == "quick"
@@ -221,9 +223,9 @@ def test_rows_time_only_what_is_right() -> None:
     assert found["skipped"] == {
         "absent": "not installed",
         "bad": "wrong: cosine 0.5",
-        "broken": "failed: RuntimeError: no kernel",
+        "broken": "failed: RuntimeError: no kernel more",
     }
-    text = "\n".join(runner.lines("r", found))
+    text = "\n".join(command.lines("r", found))
     assert "cosine 0.5" in text
     assert "quick" in text
 
@@ -309,7 +311,7 @@ def test_smoke_runs_of_the_commands(
     module, path = importlib.import_module(tool), tmp_path / f"{tool}.json"
     for name, held in (("STEPS", training_cases), ("MEMORY", training_cases), ("ABLATION", training_parts)):
         monkeypatch.setattr(held, name, ("ColPali B=64",))
-    runner.main(module.TOOL, ["--smoke", "--runs", "1", "--only", groups, "--json", str(path), "--peers", "none"])
+    command.main(module.TOOL, ["--smoke", "--runs", "1", "--only", groups, "--json", str(path), "--peers", "none"])
     first = capsys.readouterr().out
     held = json.loads(path.read_text(encoding="utf-8"))
     assert set(held["groups"]) == set(groups.split(","))
@@ -317,16 +319,16 @@ def test_smoke_runs_of_the_commands(
     every = [data for group in held["groups"].values() for data in group["rows"].values()]
     assert all("ours" in data["main"] and data["main"] in data["methods"] for data in every)
     assert not [why for data in every for why in data["skipped"].values()]
-    runner.main(module.TOOL, ["--smoke", "--show", str(path)])
+    command.main(module.TOOL, ["--smoke", "--show", str(path)])
     assert capsys.readouterr().out.strip() in first
-    runner.main(module.TOOL, ["--smoke", "--show", str(path), "--brief"])
+    command.main(module.TOOL, ["--smoke", "--show", str(path), "--brief"])
     brief = capsys.readouterr().out
     assert "| ours |" in brief
     assert "x ours" not in brief
     with pytest.raises(SystemExit, match="smoke"):
-        runner.main(module.TOOL, ["--show", str(path)])
+        command.main(module.TOOL, ["--show", str(path)])
     with pytest.raises(SystemExit):
-        runner.main(module.TOOL, ["--only", "dens"])
+        command.main(module.TOOL, ["--only", "dens"])
     assert "need some of" in capsys.readouterr().err
 
 
@@ -367,7 +369,7 @@ def test_chamfer_truth_and_marks() -> None:
 
 
 def test_chamfer_rows_share_truth_and_leave_out_long_calls(monkeypatch: pytest.MonkeyPatch) -> None:
-    options = runner.Options(torch.device("cpu"), (), True)
+    options = methods_of.Options(torch.device("cpu"), smoke=True)
     truths = [chamfer.drawn(210, dim, options.device) for dim in chamfer.DIMS]
     assert truths[0] is chamfer.drawn(210, 3, options.device)
     once = chamfer.Clouds(truths[0], training=True)

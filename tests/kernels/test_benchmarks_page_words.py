@@ -143,8 +143,8 @@ def test_the_introduction_says_what_the_scripts_do(pages: SimpleNamespace) -> No
         "CHUNKS = (64, 256, 1024)": ("rivals", "64, 256 and 1024"),
         "PART = 16": ("truths", "last eight documents where there are more than 16"),
         "CELLS, MOST = 1 << 30, 16": ("gradients", "up to 16 queries and documents"),
-        '"--runs", type=int, default=20': ("harness", "took 20"),
-        '"--runs", type=int, default=50': ("paper", "over 50 rounds"),
+        "common(parser, 20)": ("harness", "took 20"),
+        "common(parser, 50": ("paper", "over 50 rounds"),
     }
     said = " ".join(pages.page.INTRODUCTION.split())
     for fact, (file, words) in facts.items():

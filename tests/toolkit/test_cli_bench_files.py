@@ -155,8 +155,8 @@ def test_options_are_the_scripts_own(script: str, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("COLUMNS", "200")
     module = importlib.import_module(script.removesuffix(".py"))
     command = module.main
-    if script in ("training.py", "chamfer.py"):
-        command = functools.partial(importlib.import_module(bench_modules.PLACES.get("harness", "harness")).main, module.TOOL)
+    if hasattr(module, "TOOL"):
+        command = functools.partial(module.main, module.TOOL)
     with pytest.raises(SystemExit):
         command(["--help"])
     lines = [line.split() for line in capsys.readouterr().out.splitlines() if line.startswith("  -")]
