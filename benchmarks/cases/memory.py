@@ -85,9 +85,9 @@ def caller(method: str, queries: Tensor, documents: Tensor) -> Call:
     if method == OURS:
         return partial(maxsim, queries, documents)  # type: ignore[return-value]
     if method in (HALF, WIDE):
-        return partial(torch_rivals.one, queries, documents)
+        return partial(torch_rivals.score_query, queries, documents)
     if method == CHUNKED:
-        return lambda: torch.cat([torch_rivals.one(queries, part) for part in documents.split(CHUNK)])
+        return lambda: torch.cat([torch_rivals.score_query(queries, part) for part in documents.split(CHUNK)])
     if method == FLASH:
         import flash_maxsim
 
@@ -110,7 +110,7 @@ def _compiled(method: str, queries: Tensor, documents: Tensor) -> Call:
     mode = paper.GRAPHS if method == GRAPHS_WIDE else paper.NO_GRAPHS
     for tensor in (queries, documents):
         torch._dynamo.mark_static_address(tensor)
-    return partial(torch.compile(torch_rivals.one, mode=mode, dynamic=False), queries, documents)
+    return partial(torch.compile(torch_rivals.score_query, mode=mode, dynamic=False), queries, documents)
 
 
 def dtype_of(method: str) -> torch.dtype:

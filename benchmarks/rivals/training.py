@@ -209,10 +209,10 @@ def naive(problem: Problem) -> Lineup:
     def listing(wide: bool) -> Tensor:
         queries, held = (problem.queries.float(), documents.float()) if wide else (problem.queries, documents)
         if problem.layout == "pairs":
-            return torch_rivals.each(queries, held)
+            return torch_rivals.score_pairs(queries, held)
         if problem.layout == "per_query":
             return torch.einsum("qid,qnjd->qnij", queries, held).max(3).values.sum(2)
-        return torch_rivals.many(queries, held, padding)
+        return torch_rivals.score_queries(queries, held, padding)
 
     half = problem.queries.dtype != torch.float32
     if half:
@@ -228,14 +228,14 @@ def recomputed(problem: Problem) -> Lineup:
     rows, tokens = queries[0].shape[0] * documents.shape[0], documents.shape[1]
 
     def block(part: Tensor, held: Tensor, wide: bool) -> Tensor:
-        return torch_rivals.many(part.float(), held.float()) if wide else torch_rivals.many(part, held)
+        return torch_rivals.score_queries(part.float(), held.float()) if wide else torch_rivals.score_queries(part, held)
 
     def checkpointed(size: int, wide: bool) -> Tensor:
         again = partial(checkpoint, block, use_reentrant=False, preserve_rng_state=False)
         return torch.cat([again(part, documents, wide) for part in queries.split(size)])
 
     def chunked(size: int) -> Tensor:
-        return torch.cat([torch_rivals.many(queries, part) for part in documents.split(size)], 1)
+        return torch.cat([torch_rivals.score_queries(queries, part) for part in documents.split(size)], 1)
 
     for name, wide, bound in (("checkpointed FP16", False, ROUNDED), ("checkpointed FP32 accumulation", True, None)):
         entries: dict[str, Scores] = {

@@ -194,7 +194,7 @@ def test_baselines_agree_with_the_reference() -> None:
         assert score_truth.error(method.entries[""]().float(), single, (1, 20)) <= method.bound
     padding = torch.arange(40) >= torch.arange(20, 40)[:, None]
     padded = paper_rivals.one_padded(queries[0].float(), corpus.float(), padding)
-    assert torch.allclose(padded, torch_rivals.many(queries[:1].float(), corpus.float(), padding)[0])
+    assert torch.allclose(padded, torch_rivals.score_queries(queries[:1].float(), corpus.float(), padding)[0])
 
 
 def test_too_many_chunks_are_not_called() -> None:
