@@ -24,13 +24,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from forward import RefusedError
 from maxsim_kernels import chamfer_distance
+from measure import installed
 from measure.gradient_truth import _row_error
+from measure.method import Lineup, Method, Options, Row
+from measure.session import RefusedError
+from names import FLASH
 from results.file import Figures
-from rivals import peers
-from run.runner import Lineup, Method, Options, Row, Tool, main
-from tables.forward_asked import FLASH
+from run.command import Tool, main
 from tables.markdown import CELL, Lines, summary, times_and_peaks, verdict_table
 
 COUNTS, DIMS = {"1K": 1000, "10K": 10_000, "50K": 50_000, "100K": 100_000}, (3, 128)
@@ -176,7 +177,7 @@ def method(clouds: Clouds, name: str, kind: str, distance: Distance, *, training
         return found
 
     size = (p.numel() + q.numel()) * p.element_size() if training else 0
-    return Method(name, kind, {"": call}, check, size)
+    return Method(name, kind, {"": call}, check=check, gradient_bytes=size)
 
 
 def naive(p: Tensor, q: Tensor, mode: str = "use_mm_for_euclid_dist_if_necessary") -> Tensor:
@@ -190,7 +191,7 @@ def lineup(clouds: Clouds, options: Options, *, training: bool) -> Lineup:
     add = partial(method, clouds, training=training)
     found = Lineup([add("ours", "ours", chamfer_distance)])
     if FLASH in options.peers:
-        module = peers.load(FLASH)
+        module = installed.load(FLASH)
         if isinstance(module, str):
             found.skipped[FLASH] = module
         elif training:

@@ -27,18 +27,17 @@ import argparse
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 
 import torch
 
 from cases import memory, paper, quality, quantised, traffic
-from forward import DeviceLostError, fill_cache, interruptible
 from measure.clocks import Bench
+from measure.method import Options, Row
+from measure.session import DeviceLostError, fill_cache, interruptible, surroundings
 from results.paper_file import opened
 from rivals import paper as paper_rivals
-from rivals import peers
-from run.paper_runner import SCHEMA, Options, Plan, Row, selected, work
-from run.runner import surroundings
+from run.campaign import SCHEMA, Plan, selected, work
+from run.command import checked, common, compiling, smoking
 
 GROUPS: dict[str, Callable[[Options], list[Plan]]] = {
     "memory": memory.memory,
@@ -89,23 +88,17 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default=",".join(GROUPS), help="tables or groups, by comma (default: all)")
     parser.add_argument("--rows", default="", help="only rows whose name holds one of these, by comma")
-    parser.add_argument("--json", type=Path, help="add the raw figures to this file, after every row")
-    parser.add_argument("--fresh", action="store_true", help="replace the file instead of adding to it")
+    common(parser, 50, ", the paper's")
+    compiling(parser)
+    smoking(parser)
     parser.add_argument("--again", action="store_true", help="measure rows anew that the file has of these kernels")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="start no row that may end later than this")
-    parser.add_argument("--runs", type=int, default=50, help="timed rounds (default 50, the paper's)")
-    parser.add_argument("--no-compile", dest="compile", action="store_false", help="leave out torch.compile")
     parser.add_argument(
         "--autotune-here",
         action="store_true",
         help="autotune torch.compile in this process (the protocol: a process of its own)",
     )
-    parser.add_argument("--peers", default=",".join(peers.PEERS), help="peers, by comma, or none (default: both)")
-    parser.add_argument("--compile-only", action="store_true", help="fill Triton's cache on disk and time nothing")
     parser.add_argument("--list", action="store_true", help="print the rows that would run, with expected seconds, and end")
-    parser.add_argument("--smoke", action="store_true", help="tiny shapes, on a CPU too: shows mistakes, measures nothing")
-    parser.add_argument("--quiet", action="store_true", help="no progress bar")
-    parser.add_argument("--revision", default="", help="what to record as the revision (default: git describe)")
     options = parser.parse_args(arguments)
     options.refuse = parser.error
     options.began = time.perf_counter()
@@ -113,9 +106,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         options.only = groups_of([name for name in options.only.split(",") if name])
     except ValueError as problem:
         parser.error(f"--only: {problem}")
-    options.peers = peers.asked(parser, options.peers)
-    if options.runs < 1:
-        parser.error(f"--runs: got {options.runs}, need 1 or more")
+    checked(parser, options)
     return options
 
 

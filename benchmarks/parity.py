@@ -31,8 +31,8 @@ from torch.nn.functional import cross_entropy, normalize
 from tqdm import tqdm
 
 from maxsim_kernels import maxsim
+from measure.session import surroundings
 from results.file import write
-from run.runner import surroundings
 
 SCHEMA = "maxsim-kernels/parity/1"
 TOKENS, DIM, RATE, SCALE = 1024, 128, 3e-5, 2.0**14

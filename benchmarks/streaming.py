@@ -32,15 +32,14 @@ from typing import Any
 
 import torch
 
-from forward import failures, interruptible
 from maxsim_eval.errors import MaxsimEvalError
+from measure.session import failures, interruptible, surroundings
 from out_of_core.cases import DEFAULT, ROWS, Lines
 from out_of_core.corpora import TINY, Sizes
 from out_of_core.link_rates import host
 from out_of_core.measure import Bench
 from out_of_core.tables import markdown, text, verdicts
 from results.file import empty, merge, opened, short, shown, write
-from run.runner import surroundings
 
 SCHEMA = "maxsim-kernels/streaming/1"
 

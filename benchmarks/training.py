@@ -20,7 +20,7 @@ import os
 from cases.training import layouts, memory, steps
 from cases.training_parts import ablation, parts
 from rivals.training import VARIABLE
-from run.runner import Tool, main
+from run.command import Tool, main
 from tables.training import markdown, verdicts
 
 TOOL = Tool(

@@ -39,9 +39,11 @@ fallback topk tokens
 BENCHMARKS = """
 page
 paper forward training chamfer streaming parity cpu_forward second
-cases out_of_core tables
+cases out_of_core
+tables
 run rivals
-results measure
+results
+measure
 names
 """
 APART = {"hashing", "errors", "files"}  # small modules of the lowest line, which the others there may use

@@ -7,7 +7,7 @@ to 240. "256 queries" have 32 tokens each.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import replace
 from functools import partial
 from typing import Literal
 
@@ -15,12 +15,11 @@ import torch
 from torch import Tensor
 
 from maxsim_kernels import Packed, quantize_fp8, quantize_int8
-from measure.score_truth import Truth, truth
+from measure.method import EXACT, FP8_BOUND, Lineup, Method, Options, Row
+from measure.score_truth import Documents, Truth, truth
 from measure.timing import DEVICE
-from results.file import Work
-from rivals import peers, torch_rivals
-from rivals.torch_rivals import EXACT, FP8_BOUND, MODES, Documents, Lineup, Method
-from tables.forward_asked import (
+from measure.work import Work
+from names import (
     COUNTS,
     DEQUANTISED,
     GRANULARITIES,
@@ -33,33 +32,13 @@ from tables.forward_asked import (
     quantised_name,
     quantised_row_name,
 )
+from rivals import peers, torch_rivals
+from rivals.torch_rivals import MODES
 
 DIM = 128
 RAGGED_DOCUMENTS, SHORTEST, LONGEST = 8192, 16, 240
 BATCHES = {MANY: (256, 32, 8192, 128), "32 queries x 1024 x 1024": (32, 32, 1024, 1024)}
 WIDE_SHAPE = (128, 1024, 1024)
-
-
-@dataclass(frozen=True)
-class Options:
-    """What the command line leaves in."""
-
-    compile: bool = True
-    peers: tuple[str, ...] = tuple(peers.PEERS)
-
-
-@dataclass
-class Row:
-    """One line of work with everybody who can do it."""
-
-    name: str
-    work: Work
-    shape: tuple[int, ...]  # of the scores: (queries, documents), pairs: (N,)
-    truths: dict[str, Callable[[], Truth]]  # made when the row is checked
-    lineup: Lineup
-    main: str = "ours"
-    host: bool = False
-    about: dict[str, int] = field(default_factory=dict)
 
 
 def unit(*shape: int) -> Tensor:
@@ -99,7 +78,7 @@ def dense_row(
     found.add(peers.dense(options.peers, asked, corpus))
     about = {"queries": count, "query_tokens": size, "documents": documents, "document_tokens": length, "dim": dim}
     work = product(count * size, documents * length, dim)
-    return Row(name, work, (count, documents), {"float": partial(truth, queries, corpus)}, found, about=about)
+    return Row(name, about, found, work, (count, documents), {"float": partial(truth, queries, corpus)})
 
 
 def dense(options: Options) -> Iterator[Row]:
@@ -137,14 +116,8 @@ def ragged(options: Options) -> Iterator[Row]:
         found.add(peers.ragged(options.peers, queries, packed, padded, lengths))
         tokens = packed.values.shape[0]
         about = {"queries": count, "query_tokens": 32, "documents": len(packed), "tokens": tokens, "dim": DIM}
-        yield Row(
-            name,
-            product(count * 32, tokens),
-            (count, len(packed)),
-            {"float": partial(truth, queries, packed)},
-            found,
-            about=about,
-        )
+        truths = {"float": partial(truth, queries, packed)}
+        yield Row(name, about, found, product(count * 32, tokens), (count, len(packed)), truths)
 
 
 def quantised_inputs() -> Iterator[tuple[str, Tensor, Documents]]:
@@ -185,7 +158,7 @@ def quantised_row(kind: Literal["INT8", "FP8"], shape: str, queries: Tensor, doc
     main = quantised_name(kind, "document")
     shape_of_scores = (queries.shape[0], len(documents))
     name = quantised_row_name(kind, shape)
-    return Row(name, product(rows, tokens, DIM, unit_name, len(documents)), shape_of_scores, truths, found, main, about=about)
+    return Row(name, about, found, product(rows, tokens, DIM, unit_name, len(documents)), shape_of_scores, truths, main)
 
 
 def int8(options: Options) -> Iterator[Row]:
@@ -210,7 +183,7 @@ def dequantised_row(documents: int) -> Row:
     about = {"queries": 1, "query_tokens": size, "documents": documents, "document_tokens": length, "dim": DIM}
     work = product(size, documents * length, DIM, "int8", documents)
     name, main = f"INT8 or dequantise, B = {documents}", quantised_name("INT8", "document")
-    return Row(name, work, (1, documents), truths, found, main, about=about)
+    return Row(name, about, found, work, (1, documents), truths, main)
 
 
 def fp8(options: Options) -> Iterator[Row]:
@@ -237,7 +210,7 @@ def pairs_row(count: int, length: int, options: Options, prefix: str = "") -> Ro
     found.add(peers.pairs(options.peers, queries, documents))
     about = {"pairs": count, "query_tokens": length, "document_tokens": length, "dim": DIM}
     name, work = f"{prefix}pairs {count} x {length}", product(length, count * length)
-    return Row(name, work, (count,), {"float": partial(truth, queries, documents, pairs=True)}, found, about=about)
+    return Row(name, about, found, work, (count,), {"float": partial(truth, queries, documents, pairs=True)})
 
 
 def pairs(options: Options) -> Iterator[Row]:
@@ -249,7 +222,7 @@ def host(options: Options) -> Iterator[Row]:
     """Calls bound by the host: our own cost and everybody's, by the host's clock."""
     for shape in ("textual", "ColPali"):
         size, length = SHAPES[shape]
-        without = Options(compile=False, peers=options.peers)
+        without = replace(options, compile=False)
         row = dense_row(f"host {shape} 1K", (1, size, COUNTS["1K"], length), without, graph=True)
         row.host, row.lineup.methods = True, [method for method in row.lineup.methods if _for_host(method)]
         yield row

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from maxsim_kernels import Packed
-from results.file import Work
-from run.paper_runner import Options
-from tables.forward_asked import SHAPES
+from measure.method import Options
+from measure.work import Work
+from names import SHAPES
 
 DIM = 128
 SHORT = {**SHAPES, "textual": (32, 180)}  # 'textual' of op_abl, multiquery and int8

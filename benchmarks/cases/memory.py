@@ -27,14 +27,16 @@ import torch
 from torch import Tensor
 
 from cases.inputs import sizes, unit
-from forward import RefusedError, failures
 from maxsim_kernels import maxsim
+from measure import installed
+from measure.method import EXACT, LOOSE, Options
 from measure.score_truth import error, truth
+from measure.session import RefusedError, failures, reason
 from measure.timing import Call, Flush
+from names import FLASH, LIK, SHAPES
 from results.paper_file import Findings
 from rivals import paper, peers, torch_rivals
-from run.paper_runner import Options, Plan, reason
-from tables.forward_asked import FLASH, LIK, SHAPES
+from run.campaign import Plan
 
 CHUNK = 1024
 CALLS, TIMED = 3, 7
@@ -83,9 +85,9 @@ def caller(method: str, queries: Tensor, documents: Tensor) -> Call:
     if method == OURS:
         return partial(maxsim, queries, documents)  # type: ignore[return-value]
     if method in (HALF, WIDE):
-        return partial(torch_rivals.one, queries, documents)
+        return partial(torch_rivals.score_query, queries, documents)
     if method == CHUNKED:
-        return lambda: torch.cat([torch_rivals.one(queries, part) for part in documents.split(CHUNK)])
+        return lambda: torch.cat([torch_rivals.score_query(queries, part) for part in documents.split(CHUNK)])
     if method == FLASH:
         import flash_maxsim
 
@@ -108,7 +110,7 @@ def _compiled(method: str, queries: Tensor, documents: Tensor) -> Call:
     mode = paper.GRAPHS if method == GRAPHS_WIDE else paper.NO_GRAPHS
     for tensor in (queries, documents):
         torch._dynamo.mark_static_address(tensor)
-    return partial(torch.compile(torch_rivals.one, mode=mode, dynamic=False), queries, documents)
+    return partial(torch.compile(torch_rivals.score_query, mode=mode, dynamic=False), queries, documents)
 
 
 def dtype_of(method: str) -> torch.dtype:
@@ -139,7 +141,7 @@ def point(method: str, shape: str, documents: int, device: torch.device, smoke: 
         torch.cuda.synchronize()
         found |= {"peak_bytes": torch.cuda.max_memory_allocated(), "reserved_bytes": torch.cuda.max_memory_reserved()}
     found["error"] = error(scores.float(), truth(queries.unsqueeze(0), corpus), (1, held.documents))
-    if not found["error"] <= (torch_rivals.EXACT if method == OURS else torch_rivals.LOOSE):
+    if not found["error"] <= (EXACT if method == OURS else LOOSE):
         return {**found, "wrong": True}
     return found | (latency(call, corpus.nbytes) if cuda else {})
 
@@ -216,7 +218,7 @@ def child(method: str, cells: Sequence[str], flags: Sequence[str], seconds: floa
 
 def memory_row(options: Options, method: str, cells: tuple[str, ...]) -> Findings:
     """A process of its own for one method; a new one for the rest when it died. Cells beyond one that lost the GPU are not tried."""
-    module = peers.load(method) if method in peers.PEERS else None
+    module = installed.load(method) if method in installed.PEERS else None
     if isinstance(module, str):
         return {"cells": {key_of(cell): {"failed": module} for cell in cells}}
     flags = [flag for flag, asked in (("--smoke", options.smoke), (HERE, options.autotune_here)) if asked]

@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 from cases.inputs import RAGGED, SHORT, Sizes, drawn, ragged, sizes, unit
+from measure.method import Lineup, Options, Row
 from measure.score_truth import truth
-from results.file import Work
+from measure.work import Work
+from names import SHAPES
 from rivals import paper, peers, torch_rivals
-from rivals.torch_rivals import Lineup
-from run.paper_runner import Options, Plan, Row
-from tables.forward_asked import SHAPES
+from run.campaign import Plan
 
 OP_ABL = {"textual": 1024, "long-doc": 1024, "medium": 512, "visual": 256, "ColPali": 128}
 MULTIQUERY = {"textual": 1024, "long-doc": 1024, "ColPali": 128}
@@ -35,13 +35,8 @@ def cell(shape: str, documents: int) -> str:
 
 
 def _row(held: Sizes, options: Options, lineup: Lineup, queries: object, documents: object) -> Row:
-    return Row(
-        held.about,
-        held.work(),
-        (held.queries, held.documents),
-        {"float": partial(truth, queries, documents)},  # type: ignore[arg-type]
-        lineup,
-    )
+    truths = {"float": partial(truth, queries, documents)}  # type: ignore[arg-type]
+    return Row("", held.about, lineup, held.work(), (held.queries, held.documents), truths)
 
 
 def graph_modes(options: Options, held: Sizes) -> tuple[str, ...]:
@@ -193,7 +188,7 @@ def varlen_row(options: Options, kind: str) -> Row:
         "dim": dim,
     }
     work = Work(2.0 * queries.shape[1] * tokens * dim, 2.0 * tokens * dim)
-    return Row(about, work, (1, len(packed)), {"float": partial(truth, queries, packed)}, found)
+    return Row("", about, found, work, (1, len(packed)), {"float": partial(truth, queries, packed)})
 
 
 def varlen(options: Options) -> list[Plan]:

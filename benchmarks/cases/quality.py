@@ -17,11 +17,13 @@ from torch import Tensor
 from cases.inputs import Sizes, sizes, unit
 from maxsim_kernels import maxsim, maxsim_reference, quantize_int8
 from maxsim_kernels.reference import true_precision
+from measure.method import Options
+from measure.session import reason
 from measure.timing import Call
+from names import SHAPES
 from results.paper_file import Findings
 from rivals import paper, torch_rivals
-from run.paper_runner import Options, Plan, reason
-from tables.forward_asked import SHAPES
+from run.campaign import Plan
 
 PRECISION = ("textual", "ColPali")
 DOCUMENTS = 1000
@@ -91,16 +93,16 @@ def paths(queries: Tensor, documents: Tensor, options: Options) -> dict[str, tup
 
     def true_listing() -> Tensor:
         with true_precision():
-            return torch_rivals.one(*wide)
+            return torch_rivals.score_query(*wide)
 
     def true_ours() -> Tensor:
         with true_precision():
             return maxsim(queries, documents)  # type: ignore[return-value]
 
     made: dict[str, tuple[Callable[[], Tensor], Any]] = {
-        "naive FP32 accumulation": (partial(torch_rivals.one, *wide), half),
-        "naive FP16": (partial(torch_rivals.one, *half), half),
-        "naive BF16": (partial(torch_rivals.one, *brief), brief),
+        "naive FP32 accumulation": (partial(torch_rivals.score_query, *wide), half),
+        "naive FP16": (partial(torch_rivals.score_query, *half), half),
+        "naive BF16": (partial(torch_rivals.score_query, *brief), brief),
         "FP32 reference, TF32 off": (true_listing, half),
         "ours FP16": (lambda: maxsim(*half), half),  # type: ignore[dict-item,return-value]
         "ours BF16": (lambda: maxsim(*brief), brief),  # type: ignore[dict-item,return-value]

@@ -15,12 +15,13 @@ from cases.inputs import SHORT, drawn, sizes
 from cases.paper import COMPILED_TOO, OP_ABL, cell, compile_seconds, compiled_half
 from cases.quality import ranked
 from maxsim_kernels import Int8Tokens, quantize_int8
+from measure.method import Options, Row
 from measure.score_truth import Truth, truth
 from measure.timing import Call
+from names import GRANULARITIES, quantised_name
 from results.paper_file import Findings
 from rivals import paper, peers, torch_rivals
-from run.paper_runner import Options, Plan, Row
-from tables.forward_asked import GRANULARITIES, quantised_name
+from run.campaign import Plan
 
 SWEEP = (128, 256, 512, 1024, 2048, 4096, 10000)
 HALF, NAIVE = "ours FP16", "naive FP32 accumulation"
@@ -55,7 +56,7 @@ def int8_row(options: Options, shape: str, documents: int) -> Row:
         return {"stored_bytes": stored, **ranked(asked, corpus, kept)}
 
     main, work = quantised_name("INT8", "token"), held.work("int8", held.documents * held.tokens)
-    return Row(held.about, work, (1, held.documents), truths, found, main, more)
+    return Row("", held.about, found, work, (1, held.documents), truths, main, more=more)
 
 
 def int8(options: Options) -> list[Plan]:
@@ -93,7 +94,7 @@ def wide_row(options: Options, dim: int) -> Row:
     if options.compile:
         found.add(paper.compiled(asked, corpus, (paper.NO_GRAPHS,), (paper.HALF,)))
     found.add(peers.dense(options.peers, asked, corpus))
-    return Row(held.about, held.work(), (1, held.documents), {"float": partial(truth, queries, corpus)}, found)
+    return Row("", held.about, found, held.work(), (1, held.documents), {"float": partial(truth, queries, corpus)})
 
 
 def wide(options: Options) -> list[Plan]:
@@ -112,7 +113,7 @@ def tiles_row(options: Options, documents: int) -> Row:
     held = sizes(options, SHORT["ColPali"], documents)
     queries, asked, corpus = drawn(options, held)
     found = torch_rivals.ours(asked, corpus).add(paper.tiles(asked, corpus, TILES))
-    return Row(held.about, held.work(), (1, held.documents), {"float": partial(truth, queries, corpus)}, found)
+    return Row("", held.about, found, held.work(), (1, held.documents), {"float": partial(truth, queries, corpus)})
 
 
 def tile_sweep(options: Options) -> list[Plan]:

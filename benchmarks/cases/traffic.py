@@ -19,9 +19,10 @@ import torch
 
 from cases import memory
 from cases.inputs import sizes, unit
+from measure.method import Options
+from names import SHAPES
 from results.paper_file import Findings
-from run.paper_runner import Options, Plan
-from tables.forward_asked import SHAPES
+from run.campaign import Plan
 
 DOCUMENTS = 1000
 TRAFFIC = ("medium", "visual", "ColPali")

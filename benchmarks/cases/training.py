@@ -16,10 +16,11 @@ import torch
 from torch import Tensor
 
 from maxsim_kernels import maxsim
+from measure.method import Lineup, Options, Row
+from measure.work import Work
 from names import LAYOUTS, MEMORY_STEPS, STEPS, memory_name, step_name
 from rivals import training as rivals
 from rivals.training import Problem, summed
-from run.runner import Lineup, Options, Row
 
 DIM = 128
 # B of queries and of documents, Lq, Ld
@@ -115,9 +116,9 @@ def row(name: str, problem: Problem, lineups: list[Lineup], **more: Any) -> Row:
     held, operations = about(problem)
     joined = Lineup()
     for lineup in lineups:
-        joined.methods += lineup.methods
-        joined.skipped |= lineup.skipped
-    return Row(name, held, joined, operations if problem.queries.dtype != torch.float32 else 0.0, **more)
+        joined.add(lineup)
+    work = Work(operations, 0.0) if problem.queries.dtype != torch.float32 else None
+    return Row(name, held, joined, work, **{"precision": "high", **more})
 
 
 def everybody(problem: Problem, options: Options) -> list[Lineup]:

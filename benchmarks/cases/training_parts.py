@@ -14,13 +14,14 @@ import torch
 from torch import Tensor
 
 from cases.training import row, shared
-from forward import RefusedError
 from maxsim_kernels import maxsim
+from measure import installed
+from measure.method import Lineup, Method, Options, Row
+from measure.session import RefusedError
 from measure.timing import Call
 from names import ABLATION, FLASH, LIK, WINNERS, ablation_name, parts_name
 from rivals import training as rivals
 from rivals.training import PATHS, Problem, Scores, summed
-from run.runner import Lineup, Method, Options, Row
 
 REPEATS = 20
 
@@ -69,7 +70,14 @@ def direct(problem: Problem, name: str, choice: str, needs: tuple[bool, bool], w
         return {**found, "same_bits": repeats} if repeats else found
 
     wanted = [leaf for leaf, need in zip((problem.queries, problem.documents), needs, strict=True) if need]
-    return Method(name, "ours", {"": call}, check, sum(leaf.numel() * leaf.element_size() for leaf in wanted), kernels=True)
+    return Method(
+        name,
+        "ours",
+        {"": call},
+        check=check,
+        gradient_bytes=sum(leaf.numel() * leaf.element_size() for leaf in wanted),
+        kernels=True,
+    )
 
 
 def forwards(problem: Problem) -> list[Method]:
@@ -97,7 +105,7 @@ def forwards(problem: Problem) -> list[Method]:
         "scores, winners returned (32-bit)": (lambda: maxsim(*plain, return_argmax=True)[0], True),
         "scores, winners kept for the gradient": (lambda: maxsim(*leaves), True),  # type: ignore[dict-item,return-value]
     }
-    return [Method(name, "ours", {"": call}, partial(check, winners)) for name, (call, winners) in named.items()]
+    return [Method(name, "ours", {"": call}, check=partial(check, winners)) for name, (call, winners) in named.items()]
 
 
 def parts(options: Options) -> Iterator[Row]:
@@ -146,7 +154,9 @@ def alone(problem: Problem, name: str, kind: str, make: Scores, variable: str = 
         query_grad, document_grad = run()
         return problem.compare(problem.grad, (query_grad, document_grad))
 
-    return Method(name, kind, {"": call}, check, sum(leaf.numel() * leaf.element_size() for leaf in leaves))
+    return Method(
+        name, kind, {"": call}, check=check, gradient_bytes=sum(leaf.numel() * leaf.element_size() for leaf in leaves)
+    )
 
 
 def ablation(options: Options) -> Iterator[Row]:
@@ -169,7 +179,7 @@ def peer_scores(problem: Problem, options: Options, lineup: Lineup) -> Iterator[
     """(name, flash-maxsim's path, differentiable scores) of the peers; reasons go to `lineup`."""
     queries, documents = problem.queries, problem.documents
     for peer in options.peers:
-        module = rivals.peers.load(peer)
+        module = installed.load(peer)
         if isinstance(module, str):
             lineup.skipped[peer] = module
         elif peer == FLASH:

@@ -9,7 +9,7 @@ import torch
 
 from measure import timing
 from measure.timing import Call
-from results.file import summary
+from measure.work import summary
 
 SLOW, SLOWEST = 0.06, 3.0  # seconds: above the first a method is timed apart, above the second not at all
 SLOW_RUNS, SLOW_WARM_UPS = 3, 1  # of methods timed apart; the calls before have warmed them too
@@ -32,6 +32,10 @@ class Bench:
         """Until the device has done everything."""
         if self.cuda:
             torch.cuda.synchronize()
+
+    def allocated(self) -> int:
+        """Bytes that tensors hold on a GPU."""
+        return torch.cuda.memory_allocated() if self.cuda else 0
 
     def seconds(self, call: Call) -> float:
         """One call by the host's clock."""

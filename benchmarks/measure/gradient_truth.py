@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from forward import RefusedError
+from measure.session import RefusedError
 
 MARGIN = 2e-6  # two similarities closer than this, times the norms, may change places in FP32
 CELLS, MOST = 1 << 30, 16  # similarities of a side in all, and queries or documents at most

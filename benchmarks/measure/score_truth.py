@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from maxsim_kernels import Fp8Tokens, Int8Tokens, Packed, maxsim_reference, pack
-from rivals.torch_rivals import Documents
 
+Documents = Tensor | Packed | Int8Tokens | Fp8Tokens
 PART = 16  # documents checked: the first and the last eight, with all queries
 
 

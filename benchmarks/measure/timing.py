@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from results.file import summary
+from measure.work import summary
 
 DEVICE = "cuda"
 DIRTY_BYTES, CLEAN_BYTES = 128 << 20, 1 << 30

@@ -15,10 +15,10 @@ from maxsim_eval.cache.entries import Entry
 from maxsim_kernels import Packed, maxsim, maxsim_reference, stream_topk
 from maxsim_kernels.reference import true_precision
 from maxsim_kernels.tokens import Granularity
+from measure.session import RefusedError
 from out_of_core.corpora import Arena, Codes, Corpus, hotpot, judged, nq, packed, pages, pieces, questions, store
 from out_of_core.link_rates import Link, by_threads, filesystem, machine, moves
 from out_of_core.measure import Bench, Known, Stream, differs, expected, floored, known, measure, ordered
-from run.runner import RefusedError
 
 READERS = (1, 2, 4, 8)
 PAGE_PARTS = (4, 10, 20, 30)  # of thirty: 100K, 250K, 500K and 750K pages

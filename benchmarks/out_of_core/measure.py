@@ -22,9 +22,9 @@ import torch
 from torch import Tensor
 
 from maxsim_kernels import Int8Tokens, Packed, maxsim
+from measure.session import RefusedError
+from measure.work import summary
 from out_of_core.corpora import Arena, Sizes
-from results.file import summary
-from run.runner import RefusedError
 
 Found = tuple[Tensor, Tensor]  # scores and indices [Nq, k]
 Stream = Callable[[], Found]

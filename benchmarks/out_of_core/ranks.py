@@ -23,11 +23,11 @@ from torch import Tensor
 from maxsim_kernels import maxsim
 from maxsim_kernels.streaming import device_blocks
 from maxsim_kernels.topk import TopK, merge_topk, of_keys
+from measure.work import summary
 from out_of_core.cases import Lines, hotpotqa_problem, line, warm
 from out_of_core.corpora import Corpus, hotpot, pieces, questions, ranges
 from out_of_core.link_rates import Link
 from out_of_core.measure import Bench, differs
-from results.file import summary
 
 
 class World:

@@ -1,4 +1,4 @@
-"""What is done with measured figures, without a GPU: floors, medians, the results file, tables of wins and losses.
+"""What is done with measured figures, without a GPU: the results file, look-ups, tables of wins and losses.
 
 The results file holds one entry a group of rows, each with its own environment, ceilings and number of runs. A group that was stopped
 half-way stands under `partial`. Files of another machine or of other kernels are never mixed.
@@ -8,38 +8,12 @@ from __future__ import annotations
 
 import json
 import os
-import statistics
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 SCHEMA = "maxsim-kernels/forward/2"
 IDENTITY = ("gpu", "capability", "torch", "cuda", "triton", "sources")
-
-
-@dataclass(frozen=True)
-class Work:
-    """What a row must do at least: multiply-add operations (2 each) in `unit`, and bytes of documents read once."""
-
-    operations: float
-    size: float
-    unit: str = "fp16"
-
-
-def summary(samples: list[float], unit: str) -> dict[str, float]:
-    """Median and interquartile range."""
-    if len(samples) < 2:
-        return {f"median_{unit}": samples[0], f"iqr_{unit}": 0.0}
-    quarters = statistics.quantiles(samples, n=4, method="inclusive")
-    return {f"median_{unit}": statistics.median(samples), f"iqr_{unit}": quarters[2] - quarters[0]}
-
-
-def floor(work: Work, ceilings: dict[str, float]) -> tuple[float, str]:
-    """The least time in ms by this run's ceilings, and what bounds it: "memory" or "matrix"."""
-    memory = work.size / ceilings["read"] * 1e3
-    matrix = work.operations / ceilings[work.unit] * 1e3 if work.unit in ceilings else 0.0
-    return (matrix, "matrix") if matrix > memory else (memory, "memory")
 
 
 # The results file

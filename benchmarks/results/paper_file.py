@@ -11,9 +11,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from forward import DeviceLostError
+from measure import installed
+from measure.session import DeviceLostError
 from results.file import parsed, write
-from rivals import peers
 
 IDENTITY = ("gpu", "capability", "torch", "cuda", "triton")
 NOT_TRIED, ABSENT = "not tried", "not installed"  # how reasons begin
@@ -72,8 +72,8 @@ def whole(name: str, row: Findings, asked: Sequence[str]) -> bool:
             absent.add(name)  # of a memory row: the method
         elif why and "lost" not in cell and not why.startswith(NOT_TRIED) and "out of memory" not in why.lower():
             return False
-    came = [name for name in (*asked, *peers.SCORERS) if any(method.startswith(name) for method in absent)]
-    return all(isinstance(peers.load(name), str) for name in came)
+    came = [name for name in (*asked, *installed.SCORERS) if any(method.startswith(name) for method in absent)]
+    return all(isinstance(installed.load(name), str) for name in came)
 
 
 def remember(report: Findings, name: str, lost: DeviceLostError, here: Findings, options: argparse.Namespace) -> None:
@@ -89,7 +89,7 @@ def losers(report: Findings, name: str, here: Findings) -> dict[str, str]:
 
     def same(key: str) -> bool:
         then = report["environments"][key]
-        versions = [{name: one.get("peers", {}).get(name) for name in peers.PEERS} for one in (then, here)]
+        versions = [{name: one.get("peers", {}).get(name) for name in installed.PEERS} for one in (then, here)]
         return bool(then["sources"] == here["sources"] and versions[0] == versions[1])
 
     return {

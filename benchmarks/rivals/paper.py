@@ -19,9 +19,11 @@ from torch import Tensor
 from maxsim_kernels.checks import Options, validate
 from maxsim_kernels.gpu.forward.tuning import Config
 from maxsim_kernels.reference import true_precision
+from measure import installed
+from measure.method import EXACT, LOOSE, Lineup, Method
 from measure.timing import Call
-from rivals import peers, torch_rivals
-from rivals.torch_rivals import EXACT, LOOSE, Lineup, Method, too_large
+from rivals import torch_rivals
+from rivals.torch_rivals import too_large
 
 GRAPHS, NO_GRAPHS = "max-autotune", "max-autotune-no-cudagraphs"
 BOTH = (NO_GRAPHS, GRAPHS)
@@ -70,7 +72,10 @@ def compiled(
     """
     import torch._dynamo
 
-    block, function = queries, torch_rivals.many if queries.dim() == 3 else torch_rivals.one if padding is None else one_padded
+    block, function = (
+        queries,
+        torch_rivals.score_queries if queries.dim() == 3 else torch_rivals.score_query if padding is None else one_padded,
+    )
     cells = block.shape[:-1].numel() * documents.shape[0] * documents.shape[1]
     lineup = Lineup([], {})
     for precision in precisions:
@@ -98,7 +103,7 @@ def chunked_compiled(queries: Tensor, documents: Tensor, sizes: tuple[int, ...])
 
     for size in sizes:
         if size < documents.shape[0] and documents.shape[0] % size == 0:
-            function = torch.compile(_own(torch_rivals.one), mode=NO_GRAPHS, dynamic=False)
+            function = torch.compile(_own(torch_rivals.score_query), mode=NO_GRAPHS, dynamic=False)
             entries[f"{size} documents"] = partial(run, function, size)
     name = f"compiled chunks, {NO_GRAPHS}"
     return Lineup([Method(name, "baseline", entries)] if entries else [], {})
@@ -124,7 +129,7 @@ def chunk_grid(queries: Tensor, documents: Tensor) -> Lineup:
 
 
 def _in_chunks(queries: Tensor, documents: Tensor, size: int) -> Tensor:
-    return torch.cat([torch_rivals.one(queries, part) for part in documents.split(size)])
+    return torch.cat([torch_rivals.score_query(queries, part) for part in documents.split(size)])
 
 
 def textbook(queries: Tensor, documents: Tensor) -> Lineup:
@@ -137,7 +142,7 @@ def textbook(queries: Tensor, documents: Tensor) -> Lineup:
 
     def call() -> Tensor:
         with true_precision():
-            return torch_rivals.many(block.float(), documents.float())
+            return torch_rivals.score_queries(block.float(), documents.float())
 
     return Lineup([Method(TEXTBOOK, "baseline", {"": call})], {})
 
@@ -155,7 +160,7 @@ def scorers(queries: Tensor, documents: Tensor) -> Lineup:
         ),
     }
     for name, make in made.items():
-        module = peers.load(name)
+        module = installed.load(name)
         if isinstance(module, str):
             lineup.skipped[name] = module
         else:

@@ -6,53 +6,29 @@ point itself does: its own casts, default lengths, query chunks. Queries of quan
 
 from __future__ import annotations
 
-import argparse
-import importlib
 import re
 from collections.abc import Mapping
 from functools import partial
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from maxsim_kernels import Packed
+from measure import installed
+from measure.method import INT8_LOOSE, LOOSE, Lineup, Method
 from measure.timing import Call
-from rivals.torch_rivals import INT8_LOOSE, LOOSE, Lineup, Method
-from tables.forward_asked import FLASH, LIK
+from names import FLASH, LIK
 
-PEERS = {FLASH: "flash_maxsim", LIK: "late_interaction_kernels"}
-SCORERS = {"PyLate": "pylate.scores", "colpali-engine": "colpali_engine.utils.processing_utils"}  # of libraries that people use
 LIK_WIDEST = 2048  # above, its smallest tile asks for 256 KiB of shared memory after more than a minute of compiling
 LIK_CELLS = 2**31  # from here on its addresses overflow: 20,000 x 1024 x 128 gave wrong scores, then an illegal memory access
 LIK_OVERFLOWS = (0, 4, 5)  # the version that this was seen with: newer ones are tried
 BLOCK = 128  # query rows that both peers' FP16 paths cut long queries into
 
 
-def load(peer: str, part: str = "") -> Any:
-    """A peer's or a scorer's module, or the reason why there is none."""
-    try:
-        return importlib.import_module((PEERS | SCORERS)[peer] + part)
-    except ImportError as error:
-        return f"not installed ({error})"
-
-
-def versions() -> dict[str, str]:
-    """Installed versions of both, and of the scorers that are installed."""
-    found = {}
-    for peer in (*PEERS, *SCORERS):
-        try:
-            found[peer] = version(peer)
-        except PackageNotFoundError:
-            if peer in PEERS:
-                found[peer] = "not installed"
-    return found
-
-
 def overflows(documents: Tensor) -> str:
     """Why late-interaction-kernels is not called with these documents; empty when it is."""
-    found = versions()[LIK]
+    found = installed.versions()[LIK]
     known = tuple(int(part) for part in re.findall(r"\d+", found)[:3])
     if documents.numel() < LIK_CELLS or known > LIK_OVERFLOWS:
         return ""
@@ -69,7 +45,7 @@ def dense(peers: tuple[str, ...], queries: Tensor, documents: Tensor) -> Lineup:
     lineup = Lineup([], {})
     single, width = queries.dim() == 2, queries.shape[-1]
     for peer in peers:
-        module, entries = load(peer), {}
+        module, entries = installed.load(peer), {}
         if isinstance(module, str):
             pass
         elif peer == LIK:
@@ -103,7 +79,7 @@ def ragged(peers: tuple[str, ...], queries: Tensor, packed: Packed, padded: Tens
 
 
 def _ragged_flash(queries: Tensor, packed: Packed, padded: Tensor, lengths: Tensor) -> Lineup:
-    module = load(FLASH)
+    module = installed.load(FLASH)
     if isinstance(module, str):
         return Lineup([], {FLASH: module})
     assert packed.offsets is not None
@@ -122,7 +98,7 @@ def _ragged_flash(queries: Tensor, packed: Packed, padded: Tensor, lengths: Tens
 
 
 def _ragged_lik(queries: Tensor, packed: Packed, padded: Tensor, lengths: Tensor) -> Lineup:
-    module = load(LIK)
+    module = installed.load(LIK)
     if isinstance(module, str):
         return Lineup([], {LIK: module})
     assert packed.offsets is not None
@@ -149,7 +125,7 @@ def pairs(peers: tuple[str, ...], queries: Tensor, documents: Tensor) -> Lineup:
     """Independent pairs, `[N, Lq, d]` and `[N, Ld, d]`."""
     lineup = Lineup([], {})
     for peer in peers:
-        module, entries = load(peer), {}
+        module, entries = installed.load(peer), {}
         if isinstance(module, str):
             pass
         elif peer == FLASH:
@@ -158,7 +134,7 @@ def pairs(peers: tuple[str, ...], queries: Tensor, documents: Tensor) -> Lineup:
             (flat_queries, starts), (flat, offsets) = _flat(queries), _flat(documents)
             numbers = torch.arange(queries.shape[0], dtype=torch.int32, device=queries.device)
             inputs = (flat_queries, flat, starts, offsets, numbers, numbers)
-            listed, given = load(LIK, ".score_pairs").score_pairs_packed, {"max_seqlen_q": queries.shape[1]}
+            listed, given = installed.load(LIK, ".score_pairs").score_pairs_packed, {"max_seqlen_q": queries.shape[1]}
             entries = {
                 "maxsim_pairs": partial(module.maxsim_pairs, queries, documents),
                 "score_pairs_packed": partial(listed, *inputs),
@@ -175,7 +151,7 @@ def int8(peers: tuple[str, ...], queries: Tensor, documents: Tensor) -> Lineup:
         lineup.skipped[f"{LIK}, INT8"] = "has no INT8"
     if FLASH not in peers:
         return lineup
-    module, entries = load(FLASH), {}
+    module, entries = installed.load(FLASH), {}
     if queries.dim() != 2:
         module = "its INT8 takes one query and padded documents only"
     elif not isinstance(module, str):
@@ -195,7 +171,7 @@ def fp8(peers: tuple[str, ...], queries: Tensor, documents: Tensor) -> Lineup:
         lineup.skipped[f"{FLASH}, FP8"] = "has no FP8"
     if LIK not in peers:
         return lineup
-    module = load(LIK, ".fp8")
+    module = installed.load(LIK, ".fp8")
     if isinstance(module, str):
         return lineup.add(_lineup(name, module, {}))
     split = queries.dim() == 2 and queries.shape[0] > BLOCK
@@ -211,12 +187,3 @@ def fp8(peers: tuple[str, ...], queries: Tensor, documents: Tensor) -> Lineup:
         for words, quantise in (("one scale", module.quantize_fp8_per_tensor), ("token scales", module.quantize_fp8_per_token))
     }
     return lineup.add(_lineup(name, module, entries, INT8_LOOSE))
-
-
-def asked(parser: argparse.ArgumentParser, text: str) -> tuple[str, ...]:
-    """The peers of `--peers`: names by comma, or none; ends the program with a usage message for another name."""
-    found = () if text == "none" else tuple(text.split(","))
-    unknown = [name for name in found if name not in PEERS]
-    if unknown:
-        parser.error(f"--peers: got {', '.join(unknown)}, need some of {', '.join(PEERS)}, or none")
-    return found

@@ -1,4 +1,4 @@
-"""What our calls are compared with: a method and its entry points, and the plain and compiled torch baselines.
+"""What our calls are compared with: the plain and compiled torch baselines.
 
 "naive FP16" is the paper's listing (`einsum`, `max(...).values`, `sum`); "amax" is the same without indices. "FP32 accumulation" is the
 paper's matched precision: casts to FP32 outside the timed call, products in TF32. "chunked" is the deployed workaround, the best of
@@ -7,53 +7,22 @@ several chunk sizes. A baseline whose similarity tensor would need more than 60 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
 from functools import partial
 from types import FunctionType
 
 import torch
 from torch import Tensor
 
-from maxsim_kernels import Fp8Tokens, Int8Tokens, Packed, explain, maxsim, maxsim_pairs
+from maxsim_kernels import Int8Tokens, explain, maxsim, maxsim_pairs
+from measure.method import EXACT, INT8_LOOSE, Lineup, Method
+from measure.score_truth import Documents
 from measure.timing import Call, Graphed
-from results.file import Work
+from measure.work import Work
 
-EXACT = 2e-6  # the contract's bound, times sum_i |Q_i| * max_j |D_j|
-FP8_BOUND = 4 * 2.0**-13  # FP8 tensor cores keep about 13 bits for every 32 products (d = 128: four times)
-LOOSE = 2e-3  # FP16 products or sums: what naive FP16 may lose
-INT8_LOOSE = 2e-2  # against unquantised inputs: what somebody's codes may lose
 CHUNKS = (64, 256, 1024)
 LARGEST = 60e9  # bytes of a similarity tensor
 MODES = ("default", "max-autotune-no-cudagraphs", "max-autotune")
-Documents = Tensor | Packed | Int8Tokens | Fp8Tokens
-
-
-@dataclass(frozen=True)
-class Method:
-    """One line of a row: entry points of which the fastest correct one is timed, and how far from `truth` it may be."""
-
-    name: str
-    kind: str  # "ours", "baseline" or "peer"
-    entries: Mapping[str, Call]
-    bound: float = LOOSE
-    truth: str = "float"  # which of the row's truths
-    work: Work | None = None  # where it differs from the row's
-    says: str = ""  # explain(): what ours chose, and why
-
-
-@dataclass
-class Lineup:
-    """The methods of one row, and who does not take part for which reason."""
-
-    methods: list[Method]
-    skipped: dict[str, str]
-
-    def add(self, other: Lineup) -> Lineup:
-        """Append another lineup's methods and reasons."""
-        self.methods += other.methods
-        self.skipped |= other.skipped
-        return self
 
 
 def ours(
@@ -80,17 +49,17 @@ def ours(
     return Lineup(methods, {})
 
 
-def one(queries: Tensor, documents: Tensor) -> Tensor:
+def score_query(queries: Tensor, documents: Tensor) -> Tensor:
     """The listing for `[Lq, d]` and `[B, Ld, d]`: `[B]`."""
     return torch.einsum("qd,bld->bql", queries, documents).max(2).values.sum(1)
 
 
-def one_amax(queries: Tensor, documents: Tensor) -> Tensor:
+def score_query_amax(queries: Tensor, documents: Tensor) -> Tensor:
     """The same without indices."""
     return torch.einsum("qd,bld->bql", queries, documents).amax(2).sum(1)
 
 
-def many(queries: Tensor, documents: Tensor, padding: Tensor | None = None) -> Tensor:
+def score_queries(queries: Tensor, documents: Tensor, padding: Tensor | None = None) -> Tensor:
     """The listing for `[Nq, Lq, d]` and `[B, Ld, d]`: `[Nq, B]`; `padding` `[B, Ld]` is True where there is no token."""
     scores = torch.einsum("qid,bjd->qbij", queries, documents)
     if padding is not None:
@@ -98,7 +67,7 @@ def many(queries: Tensor, documents: Tensor, padding: Tensor | None = None) -> T
     return scores.max(3).values.sum(2)
 
 
-def many_amax(queries: Tensor, documents: Tensor, padding: Tensor | None = None) -> Tensor:
+def score_queries_amax(queries: Tensor, documents: Tensor, padding: Tensor | None = None) -> Tensor:
     """The same without indices."""
     scores = torch.einsum("qid,bjd->qbij", queries, documents)
     if padding is not None:
@@ -106,12 +75,12 @@ def many_amax(queries: Tensor, documents: Tensor, padding: Tensor | None = None)
     return scores.amax(3).sum(2)
 
 
-def each(queries: Tensor, documents: Tensor) -> Tensor:
+def score_pairs(queries: Tensor, documents: Tensor) -> Tensor:
     """The listing for N pairs, `[N, Lq, d]` and `[N, Ld, d]`: `[N]`."""
     return torch.einsum("nid,njd->nij", queries, documents).max(2).values.sum(1)
 
 
-def each_amax(queries: Tensor, documents: Tensor) -> Tensor:
+def score_pairs_amax(queries: Tensor, documents: Tensor) -> Tensor:
     """The same without indices."""
     return torch.einsum("nid,njd->nij", queries, documents).amax(2).sum(1)
 
@@ -126,8 +95,10 @@ def naive(queries: Tensor, documents: Tensor, *, pairs: bool = False, padding: T
     """Naive FP16 in both forms and naive FP32 accumulation; queries `[Lq, d]`, `[Nq, Lq, d]` or pairs."""
     single = queries.dim() == 2
     cells = queries.shape[:-1].numel() * (1 if pairs else documents.shape[0]) * documents.shape[1]
-    listing: Callable[..., Tensor] = each if pairs else one if single and padding is None else many
-    amax: Callable[..., Tensor] = each_amax if pairs else one_amax if single and padding is None else many_amax
+    listing: Callable[..., Tensor] = score_pairs if pairs else score_query if single and padding is None else score_queries
+    amax: Callable[..., Tensor] = (
+        score_pairs_amax if pairs else score_query_amax if single and padding is None else score_queries_amax
+    )
     block = queries.unsqueeze(0) if single and padding is not None else queries
     rest = () if padding is None else (padding,)
     lineup = Lineup([], {})
@@ -149,7 +120,9 @@ def chunked(queries: Tensor, documents: Tensor, padding: Tensor | None = None) -
     """Chunks of documents, FP16, the fastest of both forms and several sizes."""
     single = queries.dim() == 2 and padding is None
     block = queries if single or queries.dim() == 3 else queries.unsqueeze(0)
-    forms: dict[str, Callable[..., Tensor]] = {"max": one, "amax": one_amax} if single else {"max": many, "amax": many_amax}
+    forms: dict[str, Callable[..., Tensor]] = (
+        {"max": score_query, "amax": score_query_amax} if single else {"max": score_queries, "amax": score_queries_amax}
+    )
 
     def run(form: Callable[..., Tensor], size: int) -> Tensor:
         parts = []
@@ -169,7 +142,7 @@ def chunked(queries: Tensor, documents: Tensor, padding: Tensor | None = None) -
 
 def compiled(queries: Tensor, documents: Tensor, modes: tuple[str, ...], *, pairs: bool = False) -> Lineup:
     """torch.compile of the naive FP16 listing; the documents are marked static, so that CUDA graphs do not copy them each call."""
-    function = each if pairs else one if queries.dim() == 2 else many
+    function = score_pairs if pairs else score_query if queries.dim() == 2 else score_queries
     import torch._dynamo
     import torch._inductor.config as settings
 
@@ -194,13 +167,13 @@ def dequantised(queries: Tensor, documents: Int8Tokens) -> Lineup:
 
     def in_chunks(size: int) -> Tensor:
         starts = range(0, codes.shape[0], size)
-        return torch.cat([one_amax(queries, codes[n : n + size].half() * scales[n : n + size]) for n in starts])
+        return torch.cat([score_query_amax(queries, codes[n : n + size].half() * scales[n : n + size]) for n in starts])
 
     lineup = Lineup([], {})
     whole: tuple[tuple[str, int, Call], ...] = (
-        ("dequantise to FP32, naive", 4, lambda: one(wide, codes.float() * scales.float())),
-        ("dequantise to FP16, naive", 2, lambda: one(queries, codes.half() * scales)),
-        ("dequantise to FP16, amax", 2, lambda: one_amax(queries, codes.half() * scales)),
+        ("dequantise to FP32, naive", 4, lambda: score_query(wide, codes.float() * scales.float())),
+        ("dequantise to FP16, naive", 2, lambda: score_query(queries, codes.half() * scales)),
+        ("dequantise to FP16, amax", 2, lambda: score_query_amax(queries, codes.half() * scales)),
     )
     for name, size, call in whole:
         reason = too_large(cells, size)

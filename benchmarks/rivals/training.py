@@ -24,13 +24,14 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 from torch.utils.checkpoint import checkpoint
 
-from forward import RefusedError
 from maxsim_kernels import Packed, explain, maxsim, maxsim_pairs
+from measure import installed
 from measure.gradient_truth import FULL, HALF, ROUNDED, Bound, Truth
+from measure.method import Lineup, Method
+from measure.session import RefusedError
 from measure.timing import Call
-from rivals import peers, torch_rivals
-from run.runner import Lineup, Method
-from tables.forward_asked import FLASH, LIK
+from names import FLASH, LIK
+from rivals import torch_rivals
 
 VARIABLE = "FLASH_BWD_PATH"
 PATHS = ("unified", "atomic", "csr")
@@ -157,7 +158,7 @@ class Problem:
 
         calls: dict[str, Call] = {entry: partial(step, make) for entry, make in entries.items()}
         size = sum(leaf.numel() * leaf.element_size() for leaf in leaves)
-        return Method(name, kind, calls, check, size, says)
+        return Method(name, kind, calls, check=check, gradient_bytes=size, says=says)
 
 
 @torch.no_grad()
@@ -208,10 +209,10 @@ def naive(problem: Problem) -> Lineup:
     def listing(wide: bool) -> Tensor:
         queries, held = (problem.queries.float(), documents.float()) if wide else (problem.queries, documents)
         if problem.layout == "pairs":
-            return torch_rivals.each(queries, held)
+            return torch_rivals.score_pairs(queries, held)
         if problem.layout == "per_query":
             return torch.einsum("qid,qnjd->qnij", queries, held).max(3).values.sum(2)
-        return torch_rivals.many(queries, held, padding)
+        return torch_rivals.score_queries(queries, held, padding)
 
     half = problem.queries.dtype != torch.float32
     if half:
@@ -227,14 +228,14 @@ def recomputed(problem: Problem) -> Lineup:
     rows, tokens = queries[0].shape[0] * documents.shape[0], documents.shape[1]
 
     def block(part: Tensor, held: Tensor, wide: bool) -> Tensor:
-        return torch_rivals.many(part.float(), held.float()) if wide else torch_rivals.many(part, held)
+        return torch_rivals.score_queries(part.float(), held.float()) if wide else torch_rivals.score_queries(part, held)
 
     def checkpointed(size: int, wide: bool) -> Tensor:
         again = partial(checkpoint, block, use_reentrant=False, preserve_rng_state=False)
         return torch.cat([again(part, documents, wide) for part in queries.split(size)])
 
     def chunked(size: int) -> Tensor:
-        return torch.cat([torch_rivals.many(queries, part) for part in documents.split(size)], 1)
+        return torch.cat([torch_rivals.score_queries(queries, part) for part in documents.split(size)], 1)
 
     for name, wide, bound in (("checkpointed FP16", False, ROUNDED), ("checkpointed FP32 accumulation", True, None)):
         entries: dict[str, Scores] = {
@@ -256,7 +257,7 @@ def flash(problem: Problem, names: tuple[str, ...]) -> Lineup:
     """flash-maxsim's training entry points for a layout, on padded documents where they are ragged."""
     if FLASH not in names:
         return Lineup()
-    module = peers.load(FLASH)
+    module = installed.load(FLASH)
     if isinstance(module, str):
         return Lineup([], {FLASH: module})
     lineup, queries, documents = Lineup(), problem.queries, problem.documents
@@ -274,7 +275,7 @@ def flash(problem: Problem, names: tuple[str, ...]) -> Lineup:
         method = problem.method(f"{FLASH} {name}{suffix}", "peer", {"": scores}, variable=FLASH_PATHS[name])
         lineup.methods.append(method)
     if shared and lengths is None and queries.shape[1] <= 32:
-        step = peers.load(FLASH, ".flash_maxsim_contrastive").colbert_contrastive_step
+        step = installed.load(FLASH, ".flash_maxsim_contrastive").colbert_contrastive_step
         entry: Scores = partial(step, queries, documents)
         lineup.methods.append(problem.method(f"{FLASH} fused step", "peer", {"": entry}, alone=True))
     return lineup
@@ -284,7 +285,7 @@ def lik(problem: Problem, names: tuple[str, ...]) -> Lineup:
     """late-interaction-kernels' training entry points for a layout, every backward method."""
     if LIK not in names:
         return Lineup()
-    module = peers.load(LIK)
+    module = installed.load(LIK)
     if isinstance(module, str):
         return Lineup([], {LIK: module})
     lineup, queries, documents = Lineup(), problem.queries, problem.documents

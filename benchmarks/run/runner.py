@@ -1,287 +1,273 @@
-"""What the training and the Chamfer benchmark share: prepare a row's methods, time them in turn, write one file, one command line.
+"""How a row is measured: everybody checked first, then timed in turns.
 
-A row's methods are prepared first: called until warm, compared with FP64 truth after NaN was left in the memory that its outputs will
-get, and their memory measured. A method that is wrong, fails or is missing is reported with the reason and never timed. Then the row is
-timed as `timing.py` says, in turns whose order changes each round. Methods that need more than 60 ms a call (naive autograd,
-recomputation) take their turns among themselves in a few rounds: beside a call a hundred times longer, a short one would not be
-measured any better. `busy` times are of the GPU alone: the host runs ahead of it. Calls above 5 ms have none, since they need none.
+A row's methods are called until warm, compared with FP64 truth after NaN was left in the memory that their outputs will get, and asked
+for their memory. A method that is wrong, fails (with the exception's text), is missing or takes seconds is reported with the reason
+and never timed. The rest take turns with the library product of the row's dtype and a plain read, the L2 emptied before each call
+(`timing.py`). Compiled methods run 100 times first. Steps of training take turns as `clocks.py` says: those that need more than 60 ms
+a call (naive autograd, recomputation) among themselves in a few rounds, because beside a call a hundred times longer a short one would
+not be measured any better. `busy` times are of the GPU alone: the host runs ahead of it. Calls above 5 ms have none, since they need
+none.
 
-Memory is that of a steady state: what the call before left behind (gradients, outputs) exists when the call starts and is dropped by
-it. `peak_bytes` counts from that state, so it holds winners, lists, scratch, activations; `strict_bytes` adds the gradients themselves.
+Memory of what checks itself is that of a steady state: what the call before left behind (gradients, outputs) exists when the call
+starts and is dropped by it. `peak_bytes` counts from that state, so it holds winners, lists, scratch, activations; `strict_bytes` adds
+the gradients themselves.
 
-`--smoke` runs the same flow on tiny shapes, also on a CPU, where wall clocks replace events and peers are left out. Its figures mean
-nothing and go to files of their own schema.
+On a CPU (`smoke`) wall clocks replace events and figures mean nothing.
 """
 
 from __future__ import annotations
 
-import argparse
-import sys
+import gc
 import time
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
-from pathlib import Path
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import torch
 
-from forward import DeviceLostError, RefusedError, environment, failures, fill_cache, interruptible, still_answers
+from measure import timing
 from measure.clocks import SLOW, SLOWEST, Bench
+from measure.method import Method, Row
+from measure.score_truth import Truth, error
+from measure.session import DeviceLostError, RefusedError, failures, reason, still_answers
 from measure.timing import Call
-from results.file import merge, opened, short, shown, write
-from rivals import peers
+from measure.work import Work, floor
+
+CHOOSING, WARM_COMPILED, WARM_SECONDS = 3, 100, 3.0
+SLOW_MS, SLOW_RUNS = 150.0, 5  # a method above this takes its turns apart, in fewer rounds
+HOST_MS = 3.0  # a call that keeps the host longer takes its turns apart too: those after it would meet a host that is late
+Findings = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Method:
-    """One line of a row: the calls of its entry points, of which the fastest correct one is timed."""
+class Rules:
+    """What differs between the benchmarks."""
 
-    name: str
-    kind: str  # "ours", "baseline" or "peer"
-    calls: Mapping[str, Call]
-    check: Callable[[str], dict[str, Any]]  # entry -> what was found; raises RefusedError when it is wrong
-    gradient_bytes: int = 0  # what a call leaves behind
-    says: str = ""  # explain(): what ours chose, and why
-    kernels: bool = False  # record the time of each of its kernels
+    about: str = "about"  # the key of a row's shape in the file
+    slowest: float = SLOWEST  # seconds a call may take and still be timed
+    steps: bool = False  # rows of methods that check themselves: training's clocks, fastest entry by one call
+    apart: bool = False  # slow methods, and those that keep the host, take turns of their own
+    kept: bool = False  # count what a call leaves behind beside what it needs
 
 
-@dataclass
-class Lineup:
-    """The methods of one row, and who does not take part for which reason."""
-
-    methods: list[Method] = field(default_factory=list)
-    skipped: dict[str, str] = field(default_factory=dict)
+FORWARD, STEPS, PAPER = Rules("shape", 2.0, kept=True), Rules(steps=True), Rules("shape", apart=True)
 
 
-@dataclass
-class Row:
-    """One line of work with everybody who can do it."""
+def prove(entry: str, method: Method, row: Row, truths: Mapping[str, Truth], bench: Bench, rules: Rules) -> Findings:
+    """Warm an entry point up, compare what it makes, measure the memory of scores.
 
-    name: str
-    about: dict[str, Any]
-    lineup: Lineup
-    operations: float = 0.0  # of the least FP16 products, 2 a multiply-add; 0: no floor is given
-    main: str = "ours"
-    timed: bool = True
-    busy: bool = False  # time short calls once more with the host ahead of the GPU
-    precision: str = "high"  # of FP32 products in torch ("high": TF32, as the paper's naive)
+    Raises:
+        RefusedError: it failed, is wrong, or is too slow to be timed.
+        DeviceLostError: it left the GPU unusable.
+    """
+    call = method.entries[entry]
+    try:
+        before = bench.allocated()
+        first, second = bench.seconds(call), bench.seconds(call)
+        if second > rules.slowest:
+            raise RefusedError(f"too slow to be timed: {second:.1f} s a call")
+        if method.check is not None:
+            bench.poison(method.gradient_bytes)
+            return {**method.check(entry), "first_call_s": first, "second_call_s": second}
+        count = _spoil(call)  # the third call: only then does a compiled CUDA graph replay
+        bench.poison(4 * count)
+        found = error(call(), truths[method.truth], row.shape)
+        if not found <= method.bound:
+            raise RefusedError(f"wrong: error {found:.2e}, bound {method.bound:.0e} (inf: a score is not finite)")
+        data: Findings = {"error": found, "bound": method.bound, "first_call_s": first}
+        if rules.kept:
+            gc.collect()
+            kept = max(0, bench.allocated() - before)
+            return {**data, "extra_bytes": timing.extra_bytes(call), "kept_bytes": kept}
+        return {**data, "extra_bytes": bench.peak(call)}
+    except RefusedError as why:
+        refused = str(why)
+    except failures() as problem:
+        refused = f"failed: {reason(problem)}"
+    still_answers(bench.wait, f"{row.name}, {method.name}" if rules.kept else method.name)
+    bench.clear()
+    raise RefusedError(refused)
 
 
-@dataclass(frozen=True)
-class Options:
-    """What a group's rows depend on."""
-
-    device: torch.device
-    peers: tuple[str, ...] = tuple(peers.PEERS)
-    smoke: bool = False
+def _spoil(call: Call) -> int:
+    stale = call()
+    if stale.is_floating_point() and not stale.is_inference():
+        stale.fill_(torch.nan)
+    return stale.numel()
 
 
-@dataclass(frozen=True)
-class Tool:
-    """A benchmark command: its groups of rows and how its figures are shown."""
-
-    name: str
-    text: str
-    schema: str
-    groups: dict[str, Callable[[Options], Iterator[Row]]]
-    verdicts: Callable[[dict[str, Any]], list[dict[str, Any]]]
-    markdown: Callable[[dict[str, Any], bool], list[str]]  # of a report; brief?
-
-
-def prepare(method: Method, bench: Bench) -> tuple[Call, dict[str, Any], float]:
-    """The fastest correct entry point of a method, what was found about it, and seconds a call.
+def prepare(method: Method, row: Row, truths: Mapping[str, Truth], bench: Bench, rules: Rules) -> tuple[Call, Findings, float]:
+    """The fastest correct entry point of a method, warm, what was found about it, and about how many seconds it takes.
 
     Raises:
         RefusedError: no entry point is right.
-        DeviceLostError: the GPU answers no more.
+        DeviceLostError: one left the GPU unusable.
     """
-    good: dict[str, dict[str, Any]] = {}
-    seconds: dict[str, float] = {}
+    good: dict[str, Findings] = {}
     refused: dict[str, str] = {}
-    for name, call in method.calls.items():
+    for name in method.entries:
         try:
-            first = bench.seconds(call)
-            seconds[name] = bench.seconds(call)
-            if seconds[name] > SLOWEST:
-                raise RefusedError(f"too slow to be timed: {seconds[name]:.1f} s a call")
-            bench.poison(method.gradient_bytes)
-            good[name] = {**method.check(name), "first_call_s": first}
-        except RefusedError as reason:
-            refused[name] = str(reason)
-        except failures() as problem:
-            refused[name] = f"failed: {type(problem).__name__}: {str(problem).strip()}".splitlines()[0][:180]
-        if name in refused:
-            still_answers(bench.wait, method.name)
-            bench.clear()
+            good[name] = prove(name, method, row, truths, bench, rules)
+        except RefusedError as why:
+            refused[name] = str(why)
     if not good:
         raise RefusedError("; ".join(f"{name}: {why}" if name else why for name, why in refused.items()))
-    chosen = min(good, key=seconds.__getitem__)
+    seconds = {name: found.pop("second_call_s", 0.0) for name, found in good.items()}
+    times = {name: 1e3 * second for name, second in seconds.items()} if rules.steps and len(method.entries) > 1 else {}
+    if not rules.steps and len(good) > 1:
+        tried = timed({name: method.entries[name] for name in good}, bench, CHOOSING)
+        times = {name: found["median_ms"] for name, found in tried.items()}
+    chosen = min(times, key=times.__getitem__) if times else next(iter(good))
+    call = method.entries[chosen]
     data = {"kind": method.kind, "entry": chosen, **good[chosen]}
-    peak = bench.peak(method.calls[chosen])
-    data |= {"peak_bytes": peak, "strict_bytes": None if peak is None else peak + method.gradient_bytes}
-    if len(seconds) > 1:
-        data["entries_ms"] = {name: 1e3 * seconds[name] for name in good}
-    if refused:
-        data["entries_refused"] = refused
+    if rules.steps:
+        peak = bench.peak(call)
+        data |= {"peak_bytes": peak, "strict_bytes": None if peak is None else peak + method.gradient_bytes}
+    if times or refused:
+        data |= {"entries_ms": times, "entries_refused": refused}
     if method.kernels:
-        data["kernels_ms"] = bench.kernels(method.calls[chosen])
+        data["kernels_ms"] = bench.kernels(call)
     if method.says:
         data["says"] = method.says
-    return method.calls[chosen], data, seconds[chosen]
+    if rules.apart and method.name.startswith("compiled"):
+        _warm(call)
+    return call, data, seconds[chosen]
 
 
-def run_row(row: Row, bench: Bench) -> dict[str, Any]:
-    """Check everybody in a row, measure memory, time those that are right."""
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision(row.precision)
+def _warm(call: Call) -> None:
+    start = time.perf_counter()
+    for _ in range(WARM_COMPILED):
+        call()
+        if time.perf_counter() - start > WARM_SECONDS:
+            break
+
+
+def prepared(method: Method, row: Row, truths: Mapping[str, Truth], bench: Bench, rules: Rules) -> tuple[Call, Findings, float]:
+    """`prepare`, with the method's name in what tells that the GPU is lost.
+
+    Raises:
+        RefusedError: the method does not take part.
+        DeviceLostError: it left the GPU unusable.
+    """
     try:
-        return _run_row(row, bench)
+        try:
+            return prepare(method, row, truths, bench, rules)
+        except failures() as problem:
+            failed = f"failed: {reason(problem)}"
+        still_answers(bench.wait, method.name)
+    except DeviceLostError as lost:
+        lost.method = method.name
+        raise
+    bench.clear()
+    raise RefusedError(failed)
+
+
+def timed(calls: dict[str, Call], bench: Bench, runs: int) -> dict[str, dict[str, float]]:
+    """Median and IQR of calls in turns."""
+    if bench.flush is None:
+        return bench.time(calls, set(), False)[0]
+    return timing.measure(calls, runs, bench.flush)
+
+
+def clocked(
+    calls: dict[str, Call], units: set[str], bench: Bench, runs: int, *, apart: bool = True
+) -> tuple[dict[str, Any], dict[str, float]]:
+    """Times of everybody in turns with the library, very slow ones and those that keep the host apart; and this row's ceilings."""
+    if bench.flush is None or bench.library is None:
+        return timed(calls, bench, runs), {}
+    once = timing.measure(calls, 1, bench.flush, 0) if calls and apart else {}
+    slow = {name for name, found in once.items() if found["median_ms"] > SLOW_MS}
+    late = {name for name, call in calls.items() if apart and name not in slow and _keeps_host(call, bench)}
+    fast = {name: call for name, call in calls.items() if name not in slow | late}
+    found = timing.measure(bench.library.calls(units) | fast, runs, bench.flush)
+    ceilings = bench.library.taken(found)
+    for names, rounds in (*(({name}, runs) for name in late), *([(slow, SLOW_RUNS)] if slow else [])):
+        rest = timing.measure({name: calls[name] for name in names}, rounds, bench.flush, 1)
+        found |= {name: {**times, "rounds": rounds, "apart": True} for name, times in rest.items()}
+    return {name: found[name] for name in calls}, ceilings
+
+
+def _keeps_host(call: Call, bench: Bench) -> bool:
+    """Whether a call returns so late that what the next one has to issue would not be hidden behind the flush."""
+
+    def milliseconds() -> float:
+        start = time.perf_counter()
+        call()
+        returned = time.perf_counter()
+        bench.wait()
+        return (returned - start) * 1e3
+
+    return min(milliseconds() for _ in range(4)) > HOST_MS  # whoever is quick once does not
+
+
+@contextmanager
+def precision(asked: str) -> Iterator[None]:
+    """FP32 products of torch in this precision for a while; "" leaves them alone."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision(asked or before)
+    try:
+        yield
     finally:
         torch.set_float32_matmul_precision(before)
 
 
-def _run_row(row: Row, bench: Bench) -> dict[str, Any]:
+def run_row(row: Row, bench: Bench, runs: int, rules: Rules, without: Mapping[str, str] = MappingProxyType({})) -> Findings:
+    """Check and time everybody in a row but who is in `without`, with the reason."""
+    with precision(row.precision):
+        return _run_row(row, bench, runs, rules, without)
+
+
+def _run_row(row: Row, bench: Bench, runs: int, rules: Rules, without: Mapping[str, str]) -> Findings:
     calls: dict[str, Call] = {}
-    methods: dict[str, dict[str, Any]] = {}
-    skipped, slow = dict(row.lineup.skipped), set()
+    methods: dict[str, Findings] = {}
+    works: dict[str, Work] = {}
+    slow: set[str] = set()
+    skipped, truths = dict(row.lineup.skipped), {name: make() for name, make in row.truths.items()}
     for method in row.lineup.methods:
         bench.clear()
         try:
-            calls[method.name], methods[method.name], seconds = prepare(method, bench)
-        except RefusedError as reason:
-            skipped[method.name] = str(reason)
-        else:
-            slow |= {method.name} if seconds > SLOW else set()
+            if method.name in without:
+                raise RefusedError(without[method.name])
+            calls[method.name], methods[method.name], seconds = prepared(method, row, truths, bench, rules)
+        except RefusedError as why:
+            skipped[method.name] = str(why)
+            continue
+        slow |= {method.name} if seconds > SLOW else set()
+        if work := method.work or row.work:
+            works[method.name] = work
     bench.clear()
-    ceilings = bench.ceilings
-    if row.timed:
-        found, ceilings = bench.time(calls, slow, row.busy, floor=row.operations > 0)
-        for name, times in found.items():
-            methods[name] |= times
-    rate = ceilings.get("fp16")
-    return {
-        "about": row.about,
-        "operations": row.operations,
-        "bytes": 0,
-        "floor_ms": row.operations / rate * 1e3 if rate and row.operations else None,
+    found, ceilings = _clocks(row, calls, works, slow, bench, runs, rules)
+    for name, times in found.items():
+        methods[name] |= times
+        if ceilings and name in works and not (rules.steps or row.host):
+            methods[name]["of_floor"] = floor(works[name], ceilings)[0] / times["median_ms"]
+    least = floor(row.work, ceilings) if ceilings and row.work is not None else (None, None)
+    data = {
+        rules.about: row.about,
+        "operations": row.work.operations if row.work else 0.0,
+        "bytes": row.work.size if row.work else 0,
+        "unit": row.work.unit if row.work else "fp16",
+        "floor_ms": least[0],
+        "bound_by": least[1],
         "ceilings": ceilings,
         "main": row.main,
-        "host": False,
+        "host": row.host,
         "methods": methods,
         "skipped": skipped,
     }
+    return data if row.more is None else data | row.more(calls)
 
 
-def lines(name: str, row: dict[str, Any]) -> list[str]:
-    """One row as text."""
-    floor = "" if row["floor_ms"] is None else f" (forward floor {row['floor_ms']:.4f} ms)"
-    shown = [f"\n{name}{floor}"]
-    for method, data in row["methods"].items():
-        ms = f"{data['median_ms']:10.4f} ms" if "median_ms" in data else " " * 13
-        busy = f"busy {data['busy_median_ms']:9.4f}" if "busy_median_ms" in data else " " * 14
-        peak = "" if data["peak_bytes"] is None else f"{data['peak_bytes'] / 1e6:10.2f} MB"
-        found = "  ".join(
-            f"{key} {data[key]:.2e}" for key in ("error", "shifted_error", "gradient_error") if data.get(key) is not None
-        )
-        cosine = f"  1-cos {data['cosine_gap']:.1e}" if "cosine_gap" in data else ""
-        entry = f"  [{data['entry']}]" if data["entry"] else ""
-        wrong = f"  WRONG: {data['wrong']}" if data.get("wrong") else ""
-        shown.append(f"  {method:44} {ms} {busy} {peak}  {found}{cosine}{entry}{wrong}")
-    return [*shown, *(f"  {method:44} {reason}" for method, reason in row["skipped"].items())]
-
-
-def run_group(tool: Tool, name: str, report: dict[str, Any], bench: Bench, options: argparse.Namespace) -> None:
-    """All rows of a group into the report and the file, a bar on stderr meanwhile."""
-    from tqdm import tqdm
-
-    start = time.perf_counter()
-    print(f"\n== {name}", flush=True)
-    group: dict[str, Any] = {
-        "environment": options.here,
-        "ceilings": bench.ceilings,
-        "runs": bench.runs,
-        "smoke": options.smoke,
-        "rows": {},
-    }
-    # Moved by hand: a bar around the rows would keep the last one's tensors while the next one's are made.
-    with tqdm(unit="row", desc=name, disable=True if getattr(options, "quiet", False) else None) as bar:
-        for row in tool.groups[name](options.rows):
-            bar.set_description(f"{name}: {row.name}"[:48])
-            group["rows"][row.name] = run_row(row, bench)
-            bar.write("\n".join(lines(row.name, group["rows"][row.name])))
-            sys.stdout.flush()
-            row.lineup.methods.clear()
-            del row
-            bench.clear()
-            merge(report, name, group, complete=False)
-            write(options.json, report)
-            bar.update()
-    merge(report, name, group, complete=True)
-    report["verdicts"] = tool.verdicts(report)
-    write(options.json, report)
-    print(f"== {name}: {time.perf_counter() - start:.0f} s", flush=True)
-
-
-def surroundings(revision: str, device: torch.device) -> dict[str, Any]:
-    """The machine, the software and the kernels; of a CPU smoke run only what the file's shape needs."""
-    if device.type == "cuda":
-        return environment(revision)
-    keys = {"gpu": "none", "capability": [0, 0], "cuda": None, "triton": "none", "sources": "none", "revision": revision}
-    return {**keys, "torch": torch.__version__, "peers": {}}
-
-
-def parse(tool: Tool, arguments: list[str] | None) -> argparse.Namespace:
-    """The command line; ends the program with a usage message when it is wrong."""
-    parser = argparse.ArgumentParser(description=tool.text, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", default=",".join(tool.groups), help="groups, by comma (default: all)")
-    parser.add_argument("--json", type=Path, help="add the raw figures to this file")
-    parser.add_argument("--fresh", action="store_true", help="replace the file instead of adding to it")
-    parser.add_argument("--runs", type=int, default=20, help="timed rounds (default 20)")
-    parser.add_argument("--peers", default=",".join(peers.PEERS), help="peers, by comma, or none (default: both)")
-    parser.add_argument("--smoke", action="store_true", help="tiny shapes, on a CPU too: shows mistakes, measures nothing")
-    parser.add_argument("--compile-only", action="store_true", help="fill Triton's cache on disk and time nothing")
-    parser.add_argument("--quiet", action="store_true", help="no progress bar")
-    parser.add_argument("--revision", default="", help="what to record as the revision (default: git describe)")
-    parser.add_argument("--show", type=Path, help="print the Markdown tables of a results file and end; needs no GPU")
-    parser.add_argument("--brief", action="store_true", help="print the summary tables only, not one table a row")
-    options = parser.parse_args(arguments)
-    options.only = [name for name in options.only.split(",") if name]
-    unknown = [name for name in options.only if name not in tool.groups]
-    if unknown or not options.only:
-        parser.error(f"--only: got {', '.join(unknown) or 'nothing'}, need some of {', '.join(tool.groups)}")
-    options.peers = peers.asked(parser, options.peers)
-    if options.runs < 1:
-        parser.error(f"--runs: got {options.runs}, need 1 or more")
-    return options
-
-
-@interruptible()
-def main(tool: Tool, arguments: list[str] | None = None) -> None:
-    """The command."""
-    options = parse(tool, arguments)
-    schema = f"{tool.schema}/smoke" if options.smoke else tool.schema
-    if options.show is not None:
-        print("\n".join(tool.markdown(shown(options.show, schema), options.brief)), flush=True)
-        return
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    if device.type == "cpu" and (options.compile_only or not options.smoke):
-        raise SystemExit(f"{tool.name} measures a CUDA GPU, and torch sees none here; --smoke runs the flow on a CPU")
-    options.rows = Options(device, options.peers if device.type == "cuda" else (), options.smoke)
-    if options.compile_only:
-        for name in options.only:
-            fill_cache(name, tool.groups[name](options.rows), lambda method: method.calls.values())
-        return
-    options.here = surroundings(options.revision, device)
-    try:
-        report = opened(options.json, options.here, options.fresh, schema)
-    except ValueError as problem:
-        raise SystemExit(str(problem)) from None
-    print(" ".join(f"{key} {options.here[key]}" for key in ("gpu", "torch", "triton", "peers", "sources")), flush=True)
-    bench = Bench(device, options.runs)
-    try:
-        for name in options.only:
-            run_group(tool, name, report, bench, options)
-    except DeviceLostError as lost:
-        print(f"\nThe GPU answers no more after {lost}; rows so far are in the file under 'partial'.", file=sys.stderr)
-        raise SystemExit(3) from None
-    print("\n".join(tool.markdown(short(report), options.brief)), flush=True)
+def _clocks(
+    row: Row, calls: dict[str, Call], works: dict[str, Work], slow: set[str], bench: Bench, runs: int, rules: Rules
+) -> tuple[dict[str, Findings], dict[str, float]]:
+    """Times of everybody by the row's clocks, and its ceilings."""
+    if not row.timed:
+        return {}, bench.ceilings
+    if rules.steps:
+        return bench.time(calls, slow, row.busy, floor=row.work is not None)
+    if row.host and bench.flush is not None:
+        return timing.wall(calls, runs, bench.flush), bench.ceilings
+    return clocked(calls, {work.unit for work in works.values()}, bench, runs, apart=rules.apart)

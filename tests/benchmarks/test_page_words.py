@@ -137,8 +137,8 @@ def test_the_introduction_says_what_the_scripts_do() -> None:
         "CHUNKS = (64, 256, 1024)": "64, 256 and 1024",
         "PART = 16": "last eight documents where there are more than 16",
         "CELLS, MOST = 1 << 30, 16": "up to 16 queries and documents",
-        '"--runs", type=int, default=20': "took 20",
-        '"--runs", type=int, default=50': "over 50 rounds",
+        "common(parser, 20)": "took 20",
+        "common(parser, 50": "over 50 rounds",
     }
     said = " ".join(page.INTRODUCTION.split())
     for fact, words in facts.items():

@@ -7,21 +7,17 @@ Other GPUs than those of the tuning table have no floor.
 
 from __future__ import annotations
 
-import importlib
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
 
-import bench_modules
 from maxsim_kernels import Packed, maxsim, quantize_int8
+from measure import timing
 
-FOLDER = Path(__file__).resolve().parents[2] / "benchmarks"
 ATTEMPTS, RUNS, TOLERANCE = 3, 10, 0.9
 DIM = 128
 
@@ -53,11 +49,8 @@ def clock() -> Iterator[SimpleNamespace]:
         pytest.skip("floors are for sm_90, where the tuning table was measured")
     if int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")) > 1:
         pytest.skip("times need the GPU alone: run this file without -n")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(FOLDER))
-        timing: Any = importlib.import_module(bench_modules.PLACES.get("timing", "timing"))
-        flush = timing.Flush()
-        yield SimpleNamespace(timing=timing, flush=flush, library=timing.Library(flush, RUNS))
+    flush = timing.Flush()
+    yield SimpleNamespace(timing=timing, flush=flush, library=timing.Library(flush, RUNS))
     torch.cuda.empty_cache()
 
 

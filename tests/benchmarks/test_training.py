@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import time
@@ -12,7 +13,14 @@ from typing import Any
 import pytest
 import torch
 
-import bench_modules
+import chamfer
+from cases import byte_budget, training_parts
+from cases import training as training_cases
+from measure import clocks, gradient_truth, installed, session, work
+from measure import method as methods_of
+from rivals import training as training_rivals
+from run import command, runner
+from tables import training as training_tables
 
 FOLDER = Path(__file__).resolve().parents[2] / "benchmarks"
 
@@ -26,30 +34,21 @@ def report(rows: dict[str, Any]) -> dict[str, Any]:
     return {"groups": {"g": {"ceilings": {"fp16": 8e14}, "rows": rows}}, "partial": {}}
 
 
-@pytest.fixture
-def train(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    """The scripts, imported as the commands import them: siblings of one folder."""
-    monkeypatch.syspath_prepend(str(FOLDER))
-    monkeypatch.delenv("FLASH_BWD_PATH", raising=False)
-    names = "budget gradients harness training_rivals training_cases training_parts training_tables training chamfer"
-    return bench_modules.load(names.split())
-
-
-def problem_of(train: SimpleNamespace, layout: str) -> Any:
+def problem_of(layout: str) -> Any:
     """A small row of each layout."""
-    options = train.harness.Options(torch.device("cpu"), (), True)
+    options = methods_of.Options(torch.device("cpu"), smoke=True)
     made = {
-        "shared": lambda: train.training_cases.shared("ColBERT B=512", options),
-        "per_query": lambda: train.training_cases.distillation(options),
-        "pairs": lambda: train.training_cases.pairs(options, 6, 16, 24),
-        "packed": lambda: train.training_cases.packed(options),
-        "float32": lambda: train.training_cases.plain(options, (4, 16, 24), 32, torch.float32),
+        "shared": lambda: training_cases.shared("ColBERT B=512", options),
+        "per_query": lambda: training_cases.distillation(options),
+        "pairs": lambda: training_cases.pairs(options, 6, 16, 24),
+        "packed": lambda: training_cases.packed(options),
+        "float32": lambda: training_cases.plain(options, (4, 16, 24), 32, torch.float32),
     }
     return made[layout]()
 
 
-def test_byte_budget_of_the_paper(train: SimpleNamespace) -> None:
-    of, shape = train.budget.budget, train.budget.Shape
+def test_byte_budget_of_the_paper() -> None:
+    of, shape = byte_budget.budget, byte_budget.Shape
     small, large = (shape(batch, batch, 1024, 1024) for batch in (64, 128))
     assert of(small, "vanilla").similarities == of(small, "vanilla").similarity_gradient == 64**2 * 1024**2 * 4
     assert of(large, "vanilla").similarities == 68_719_476_736  # the paper prints half of it
@@ -60,23 +59,23 @@ def test_byte_budget_of_the_paper(train: SimpleNamespace) -> None:
     whole = of(large, "csr")
     assert (whole.scratch, whole.source_list) == (0, 4 * 128 * 1024 * 128 + 4 * (128 * 1024 + 1))
     assert of(large, "csr", list_bytes=16 << 20).source_list == pytest.approx(whole.source_list / 4, rel=1e-6)
-    assert train.budget.winner_bytes(65_534) == 2
-    assert train.budget.winner_bytes(65_535) == train.budget.winner_bytes(80, returned=True) == 4
+    assert byte_budget.winner_bytes(65_534) == 2
+    assert byte_budget.winner_bytes(65_535) == byte_budget.winner_bytes(80, returned=True) == 4
     with pytest.raises(ValueError, match="path: got 'sorted'"):
         of(small, "sorted")
 
 
-def test_few_are_chosen_from_both_ends(train: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert train.gradients.chosen(5, 10) == [0, 1, 2, 3, 4]
-    assert train.gradients.chosen(100, 10) == [*range(8), *range(92, 100)]
-    monkeypatch.setattr(train.gradients, "CELLS", 30)
-    assert train.gradients.chosen(100, 10) == [0, 1, 99]
-    assert train.gradients.chosen(100, 1000) == [0, 99]
+def test_few_are_chosen_from_both_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert gradient_truth.chosen(5, 10) == [0, 1, 2, 3, 4]
+    assert gradient_truth.chosen(100, 10) == [*range(8), *range(92, 100)]
+    monkeypatch.setattr(gradient_truth, "CELLS", 30)
+    assert gradient_truth.chosen(100, 10) == [0, 1, 99]
+    assert gradient_truth.chosen(100, 1000) == [0, 99]
 
 
 @pytest.mark.parametrize("layout", ["shared", "per_query", "packed"])
-def test_gradient_truth_agrees_with_autograd(train: SimpleNamespace, layout: str) -> None:
-    problem = problem_of(train, layout)
+def test_gradient_truth_agrees_with_autograd(layout: str) -> None:
+    problem = problem_of(layout)
     queries, documents = (held.detach().double().requires_grad_() for held in (problem.queries, problem.documents))
     products = torch.einsum("qid,qnjd->qnij" if layout == "per_query" else "qid,njd->qnij", queries, documents)
     if problem.lengths is not None:
@@ -85,7 +84,7 @@ def test_gradient_truth_agrees_with_autograd(train: SimpleNamespace, layout: str
     products.amax(3).sum(2).backward(problem.grad.double())
     assert queries.grad is not None
     assert documents.grad is not None
-    exact = train.gradients.Bound(1 - 1e-12, 1e-12)
+    exact = gradient_truth.Bound(1 - 1e-12, 1e-12)
     compare = problem.truth.compare
     found = compare(problem.grad, queries.grad, documents.grad, exact)
     assert found["left_out"] == 0
@@ -101,17 +100,17 @@ def test_gradient_truth_agrees_with_autograd(train: SimpleNamespace, layout: str
             continue
         else:
             wrong[0, -1, 0] = 1e-30
-        with pytest.raises(train.harness.RefusedError, match="wrong"):
+        with pytest.raises(session.RefusedError, match="wrong"):
             compare(problem.grad, queries.grad, wrong, exact)
-    with pytest.raises(train.harness.RefusedError, match="queries is not finite"):
+    with pytest.raises(session.RefusedError, match="queries is not finite"):
         compare(problem.grad, queries.grad * torch.inf, None, exact)
 
 
-def test_rows_that_a_tie_could_change_are_left_out(train: SimpleNamespace) -> None:
+def test_rows_that_a_tie_could_change_are_left_out() -> None:
     torch.manual_seed(0)
     queries, documents = torch.randn(3, 4, 8), torch.randn(2, 6, 8)
     documents[0, 5] = documents[0, 2] = 10 * queries[0, 0]  # the first query token finds two equal maxima
-    truth = train.gradients.Truth(queries, documents)
+    truth = gradient_truth.Truth(queries, documents)
     (first,) = [side for side in truth.of_documents if side.number == 0]
     assert first.unsure.nonzero().flatten().tolist() == [2, 5]
     assert bool(truth.of_queries[0].unsure[0])
@@ -119,30 +118,30 @@ def test_rows_that_a_tie_could_change_are_left_out(train: SimpleNamespace) -> No
 
 
 @pytest.mark.parametrize("layout", ["shared", "per_query", "pairs", "packed", "float32"])
-def test_training_methods_are_right_on_the_cpu(train: SimpleNamespace, layout: str) -> None:
-    problem, rivals = problem_of(train, layout), train.training_rivals
+def test_training_methods_are_right_on_the_cpu(layout: str) -> None:
+    problem, rivals = problem_of(layout), training_rivals
     methods = [*rivals.ours(problem).methods, *rivals.naive(problem).methods]
     if layout == "shared":
         methods += rivals.recomputed(problem).methods
     names = {method.name for method in methods}
     assert {"ours", "ours unified", "ours atomic", "ours csr"} < names
     for method in methods:
-        for entry, call in method.calls.items():
+        for entry, call in method.entries.items():
             assert method.check(entry)["cosine"] >= 0.99
             assert call().dim() == 0
         assert method.gradient_bytes > 0
-    steps = problem_of(train, layout)
+    steps = problem_of(layout)
     (step,) = rivals.ours(steps, ("auto",)).methods
-    step.calls[""]()
+    step.entries[""]()
     leaf = steps.documents if steps.values is None else steps.values
     once = leaf.grad.clone()
-    step.calls[""]()
+    step.entries[""]()
     assert torch.equal(leaf.grad, once), "a step starts without the gradients of the one before"
 
 
-def test_wrong_training_methods_are_refused(train: SimpleNamespace) -> None:
-    problem = problem_of(train, "shared")
-    fused = train.training_rivals.maxsim
+def test_wrong_training_methods_are_refused() -> None:
+    problem = problem_of("shared")
+    fused = training_rivals.maxsim
     entries = {
         "scaled": lambda: fused(problem.queries, problem.documents) * 1.02,
         "cut": lambda: fused(problem.queries, problem.documents[:, :-1]),
@@ -151,20 +150,20 @@ def test_wrong_training_methods_are_refused(train: SimpleNamespace) -> None:
     }
     method = problem.method("somebody", "peer", entries)
     for entry in entries:
-        with pytest.raises((train.harness.RefusedError, RuntimeError)):
+        with pytest.raises((session.RefusedError, RuntimeError)):
             method.check(entry)
 
 
-def test_peers_path_is_set_around_their_calls_only(train: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
-    name, rivals, seen = train.training_rivals.VARIABLE, train.training_rivals, []
-    problem = problem_of(train, "shared")
+def test_peers_path_is_set_around_their_calls_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    name, rivals, seen = training_rivals.VARIABLE, training_rivals, []
+    problem = problem_of("shared")
 
     def scores() -> torch.Tensor:
         made = torch.einsum("qid,njd->qnij", problem.queries.float(), problem.documents.float()).amax(3).sum(2)
         made.register_hook(lambda grad: seen.append(os.environ.get(name)))
         return made
 
-    problem.method("peer", "peer", {"": scores}, variable="invgrid").calls[""]()
+    problem.method("peer", "peer", {"": scores}, variable="invgrid").entries[""]()
     assert seen == ["invgrid"]
     assert name not in os.environ
     monkeypatch.setenv(name, "csr")
@@ -173,9 +172,9 @@ def test_peers_path_is_set_around_their_calls_only(train: SimpleNamespace, monke
     assert os.environ[name] == "csr"
 
 
-def test_winners_of_every_kind(train: SimpleNamespace) -> None:
-    cases = train.training_cases
-    for kind in train.training_parts.WINNERS:
+def test_winners_of_every_kind() -> None:
+    cases = training_cases
+    for kind in training_parts.WINNERS:
         queries, documents = cases.drawn(kind, (6, 6), 8, 24, 32, cases.Tokens(torch.device("cpu")))
         winners = torch.einsum("qid,njd->qnij", queries, documents).argmax(3)
         counts = torch.bincount((winners + 24 * torch.arange(6)[None, :, None]).flatten(), minlength=144).view(6, 24)
@@ -187,11 +186,10 @@ def test_winners_of_every_kind(train: SimpleNamespace) -> None:
             assert counts.max() < 16
 
 
-def test_rows_time_only_what_is_right(train: SimpleNamespace) -> None:
-    harness = train.harness
+def test_rows_time_only_what_is_right() -> None:
 
     def refuse(_: str) -> dict[str, Any]:
-        raise harness.RefusedError("wrong: cosine 0.5")
+        raise session.RefusedError("wrong: cosine 0.5")
 
     def fail() -> torch.Tensor:
         raise RuntimeError("no kernel\nmore")
@@ -200,16 +198,24 @@ def test_rows_time_only_what_is_right(train: SimpleNamespace) -> None:
         time.sleep(0.02)
         return torch.zeros(())
 
-    lineup = harness.Lineup(
+    lineup = methods_of.Lineup(
         [
-            harness.Method("ours", "ours", {"slow": wait, "quick": lambda: torch.zeros(())}, lambda _: {"error": 1e-9}, 8),
-            harness.Method("bad", "peer", {"": lambda: torch.zeros(())}, refuse),
-            harness.Method("broken", "peer", {"": fail}, lambda _: {}),
+            methods_of.Method(
+                "ours",
+                "ours",
+                {"slow": wait, "quick": lambda: torch.zeros(())},
+                check=lambda _: {"error": 1e-9},
+                gradient_bytes=8,
+            ),
+            methods_of.Method("bad", "peer", {"": lambda: torch.zeros(())}, check=refuse),
+            methods_of.Method("broken", "peer", {"": fail}, check=lambda _: {}),
         ],
         {"absent": "not installed"},
     )
     before = torch.get_float32_matmul_precision()
-    found = harness.run_row(harness.Row("r", {}, lineup, 8.0), harness.Bench(torch.device("cpu"), 2))
+    found = runner.run_row(
+        methods_of.Row("r", {}, lineup, work.Work(8.0, 0.0)), clocks.Bench(torch.device("cpu"), 2), 2, runner.STEPS
+    )
     assert torch.get_float32_matmul_precision() == before
     assert set(found["methods"]) == {"ours"}
     assert found["methods"]["ours"]["entry"] == "quick"
@@ -217,9 +223,9 @@ def test_rows_time_only_what_is_right(train: SimpleNamespace) -> None:
     assert found["skipped"] == {
         "absent": "not installed",
         "bad": "wrong: cosine 0.5",
-        "broken": "failed: RuntimeError: no kernel",
+        "broken": "failed: RuntimeError: no kernel more",
     }
-    text = "\n".join(harness.lines("r", found))
+    text = "\n".join(command.lines("r", found))
     assert "cosine 0.5" in text
     assert "quick" in text
 
@@ -234,7 +240,7 @@ def training_row(methods: dict[str, Any], **more: Any) -> dict[str, Any]:
     return row(methods, about=about, floor_ms=5.0, ceilings={"fp16": 8e14}, **more)
 
 
-def test_training_verdicts_follow_the_figures(train: SimpleNamespace) -> None:
+def test_training_verdicts_follow_the_figures() -> None:
     peer = "late-interaction-kernels auto"
     methods = {
         "ours": trained("ours", 9.0, 60e6),
@@ -243,8 +249,8 @@ def test_training_verdicts_follow_the_figures(train: SimpleNamespace) -> None:
         peer: trained("peer", 18.0, 202e6),
         "flash-maxsim unified": trained("peer", 20.0, 134e6),
     }
-    name = train.training_cases.step_name("ColPali B=128")
-    found = {line["what"]: line for line in train.training_tables.verdicts(report({name: training_row(methods)}))}
+    name = training_cases.step_name("ColPali B=128")
+    found = {line["what"]: line for line in training_tables.verdicts(report({name: training_row(methods)}))}
     speed = found[f"times faster than {peer}, the fastest peer"]
     assert (speed["measured"], speed["met"], speed["aimed"]) == (pytest.approx(2.0), True, True)
     assert found["times the forward floor"]["aimed"]
@@ -253,25 +259,25 @@ def test_training_verdicts_follow_the_figures(train: SimpleNamespace) -> None:
     assert found["peak MB, 16-bit winners (the default)"]["met"]
     assert not found["peak MB, 16-bit winners (the default)"]["aimed"]
     assert not found["csr over unified, times faster"]["met"]
-    text = train.training_tables.verdict_table(list(found.values()))
+    text = training_tables.verdict_table(list(found.values()))
     assert text[-1] == "3 of 4 lines met."
     lost = {peer: trained("peer", 18.0, 202e6)}
-    missing = train.training_tables.verdicts(report({name: training_row(lost, skipped={"ours": "wrong"})}))
+    missing = training_tables.verdicts(report({name: training_row(lost, skipped={"ours": "wrong"})}))
     assert missing
     assert not any(line["met"] for line in missing)
-    assert train.training_tables.verdicts(report({})) == []
+    assert training_tables.verdicts(report({})) == []
 
 
-def test_training_tables_show_losses_and_the_paper(train: SimpleNamespace) -> None:
-    name = train.training_cases.step_name("ColPali B=128")
+def test_training_tables_show_losses_and_the_paper() -> None:
+    name = training_cases.step_name("ColPali B=128")
     methods = {"ours": trained("ours", 9.0, 60e6), "flash-maxsim csr": trained("peer", 18.0, 2e8)}
     held = training_row(methods, skipped={"naive FP32 accumulation": "failed: OutOfMemoryError"})
-    text = "\n".join(train.training_tables.markdown(report({name: held})))
+    text = "\n".join(training_tables.markdown(report({name: held})))
     assert "| method | ms | x ours | peak GB | peak GB with gradients | row error | 1 - cosine | paper (A100) |" in text
     assert "| flash-maxsim csr | 18 | 2.00 | 0.2 | 0.201 | 1.0e-04 | < 5e-07 | 46.0 (1.03) |" in text
     assert "failed: OutOfMemoryError (paper (A100): OOM)" in text
     assert "137" in text, "S and its gradient at B = 128"
-    brief = "\n".join(train.training_tables.markdown(report({name: held}), True))
+    brief = "\n".join(training_tables.markdown(report({name: held}), True))
     assert "x ours" not in brief
     assert "| flash-maxsim csr | 18 (0.2) |" in brief
     assert "| naive FP32 accumulation | out of memory |" in brief
@@ -280,11 +286,11 @@ def test_training_tables_show_losses_and_the_paper(train: SimpleNamespace) -> No
     assert brief.index("| ours |") < brief.index("| flash-maxsim csr |") < brief.index("| naive FP32")
 
 
-def test_missing_peers_of_training_are_skipped_with_the_reason(train: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
-    rivals = train.training_rivals
-    monkeypatch.setattr(rivals.peers, "PEERS", dict.fromkeys(rivals.peers.PEERS, "no_such_module_of_a_peer"))
+def test_missing_peers_of_training_are_skipped_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    rivals = training_rivals
+    monkeypatch.setattr(installed, "PEERS", dict.fromkeys(installed.PEERS, "no_such_module_of_a_peer"))
     for layout in ("shared", "per_query", "pairs", "packed"):
-        problem = problem_of(train, layout)
+        problem = problem_of(layout)
         for make, name in ((rivals.flash, rivals.FLASH), (rivals.lik, rivals.LIK)):
             lineup = make(problem, (rivals.FLASH, rivals.LIK))
             assert not lineup.methods
@@ -296,21 +302,16 @@ def test_missing_peers_of_training_are_skipped_with_the_reason(train: SimpleName
     ("tool", "groups"), [("training", "steps,memory,parts,ablation,layouts"), ("chamfer", "training,small")]
 )
 def test_smoke_runs_of_the_commands(
-    train: SimpleNamespace,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
     tool: str,
     groups: str,
 ) -> None:
-    module, path = getattr(train, tool), tmp_path / f"{tool}.json"
-    for name, held in (
-        ("STEPS", train.training_cases),
-        ("MEMORY_STEPS", train.training_cases),
-        ("ABLATION", train.training_parts),
-    ):
+    module, path = importlib.import_module(tool), tmp_path / f"{tool}.json"
+    for name, held in (("STEPS", training_cases), ("MEMORY_STEPS", training_cases), ("ABLATION", training_parts)):
         monkeypatch.setattr(held, name, ("ColPali B=64",))
-    train.harness.main(module.TOOL, ["--smoke", "--runs", "1", "--only", groups, "--json", str(path), "--peers", "none"])
+    command.main(module.TOOL, ["--smoke", "--runs", "1", "--only", groups, "--json", str(path), "--peers", "none"])
     first = capsys.readouterr().out
     held = json.loads(path.read_text(encoding="utf-8"))
     assert set(held["groups"]) == set(groups.split(","))
@@ -318,22 +319,21 @@ def test_smoke_runs_of_the_commands(
     every = [data for group in held["groups"].values() for data in group["rows"].values()]
     assert all("ours" in data["main"] and data["main"] in data["methods"] for data in every)
     assert not [why for data in every for why in data["skipped"].values()]
-    train.harness.main(module.TOOL, ["--smoke", "--show", str(path)])
+    command.main(module.TOOL, ["--smoke", "--show", str(path)])
     assert capsys.readouterr().out.strip() in first
-    train.harness.main(module.TOOL, ["--smoke", "--show", str(path), "--brief"])
+    command.main(module.TOOL, ["--smoke", "--show", str(path), "--brief"])
     brief = capsys.readouterr().out
     assert "| ours |" in brief
     assert "x ours" not in brief
     with pytest.raises(SystemExit, match="smoke"):
-        train.harness.main(module.TOOL, ["--show", str(path)])
+        command.main(module.TOOL, ["--show", str(path)])
     with pytest.raises(SystemExit):
-        train.harness.main(module.TOOL, ["--only", "dens"])
+        command.main(module.TOOL, ["--only", "dens"])
     assert "need some of" in capsys.readouterr().err
 
 
-def test_chamfer_truth_and_marks(train: SimpleNamespace) -> None:
+def test_chamfer_truth_and_marks() -> None:
     torch.manual_seed(0)
-    chamfer = train.chamfer
     p, q = torch.randn(50, 3), torch.randn(40, 3)
     way = chamfer.one_way(p + 1000, q + 1000)
     full = ((p + 1000).double()[:, None] - (q + 1000).double()[None]).square().sum(2)
@@ -354,7 +354,7 @@ def test_chamfer_truth_and_marks(train: SimpleNamespace) -> None:
     mine = chamfer.method(clouds, "ours", "ours", lambda p, q: chamfer.chamfer_distance(p, q.detach()), training=False)
     assert "wrong" not in mine.check("")
     bent = chamfer.method(clouds, "ours", "ours", lambda p, q: chamfer.chamfer_distance(p * 1.001, q), training=True)
-    with pytest.raises(train.harness.RefusedError, match="wrong: error"):
+    with pytest.raises(session.RefusedError, match="wrong: error"):
         bent.check("")
     name = chamfer.row_name("10K", 3, training=True)
     methods = {
@@ -368,8 +368,8 @@ def test_chamfer_truth_and_marks(train: SimpleNamespace) -> None:
     assert "| flash-maxsim train | 2 (0.001) [m] |" in "\n".join(chamfer.markdown(found, True))
 
 
-def test_chamfer_rows_share_truth_and_leave_out_long_calls(train: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
-    chamfer, options = train.chamfer, train.harness.Options(torch.device("cpu"), (), True)
+def test_chamfer_rows_share_truth_and_leave_out_long_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    options = methods_of.Options(torch.device("cpu"), smoke=True)
     truths = [chamfer.drawn(210, dim, options.device) for dim in chamfer.DIMS]
     assert truths[0] is chamfer.drawn(210, 3, options.device)
     once = chamfer.Clouds(truths[0], training=True)

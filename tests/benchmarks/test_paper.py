@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import importlib
 import json
 import os
 import subprocess
@@ -16,34 +15,34 @@ from typing import Any
 import pytest
 import torch
 
-import bench_modules
+import paper
+import second
+from cases import inputs as paper_inputs
+from cases import memory as paper_memory
+from cases import paper as paper_cases
+from cases import quality, quantised, traffic
+from measure import clocks, score_truth
+from measure import method as methods_of
+from results import paper_file
+from rivals import paper as paper_rivals
+from rivals import torch_rivals
+from run import campaign, runner
 
 FOLDER = Path(__file__).resolve().parents[2] / "benchmarks"
-NAMES = ("figures", "rivals", "truths", "peers", "forward", "clocks", "paper", "paper_file", "paper_run", "paper_inputs", "paper_rivals",
-         "paper_cases", "paper_quality", "paper_quantised", "paper_memory", "paper_traffic", "second")  # fmt: skip
 CPU = torch.device("cpu")
 
 
-@pytest.fixture
-def bench(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    """The scripts, imported as the command imports them: siblings of one folder."""
-    monkeypatch.syspath_prepend(str(FOLDER))
-    loaded = {name: importlib.import_module(bench_modules.PLACES.get(name, name)) for name in NAMES}
-    assert all(str(module.__file__).startswith(str(FOLDER)) for module in loaded.values())
-    return SimpleNamespace(**loaded)
-
-
-def smoke(bench: SimpleNamespace, path: Path, *more: str) -> dict[str, Any]:
-    bench.paper.main(["--smoke", "--no-compile", "--runs", "2", "--quiet", "--json", str(path), *more])
+def smoke(path: Path, *more: str) -> dict[str, Any]:
+    paper.main(["--smoke", "--no-compile", "--runs", "2", "--quiet", "--json", str(path), *more])
     found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     return found
 
 
-def options(bench: SimpleNamespace, **more: Any) -> Any:
-    return bench.paper_run.Options(CPU, (), False, True, **more)
+def options(**more: Any) -> Any:
+    return methods_of.Options(CPU, (), compile=False, smoke=True, **more)
 
 
-def test_every_table_of_the_paper_has_a_group(bench: SimpleNamespace) -> None:
+def test_every_table_of_the_paper_has_a_group() -> None:
     asked = [
         "fwd",
         "fwd_abs",
@@ -61,15 +60,15 @@ def test_every_table_of_the_paper_has_a_group(bench: SimpleNamespace) -> None:
         "mem",
     ]
     for name in [*asked, "traffic", "precision", "scaling"]:
-        groups = bench.paper.groups_of([name])
+        groups = paper.groups_of([name])
         assert groups
-        assert set(groups) <= set(bench.paper.GROUPS)
-    assert bench.paper.groups_of(["nocg", "fwd_abs"]) == ["memory", "shapes"], "processes that need the whole memory come first"
+        assert set(groups) <= set(paper.GROUPS)
+    assert paper.groups_of(["nocg", "fwd_abs"]) == ["memory", "shapes"], "processes that need the whole memory come first"
     with pytest.raises(ValueError, match=r"got fwdd, need some of fwd, "):
-        bench.paper.groups_of(["fwdd"])
+        paper.groups_of(["fwdd"])
 
 
-def test_a_method_that_keeps_the_host_takes_turns_apart(bench: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_method_that_keeps_the_host_takes_turns_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else whoever is called after it meets a late host: chunked FP16 once took 2.6 times as long in such company."""
     together: list[tuple[set[str], int]] = []
 
@@ -77,70 +76,68 @@ def test_a_method_that_keeps_the_host_takes_turns_apart(bench: SimpleNamespace, 
         together.append((set(calls), runs))
         return {name: {"median_ms": 1000.0 if name == "slow" else 1.0, "iqr_ms": 0.0} for name in calls}
 
-    monkeypatch.setattr(bench.paper_run.timing, "measure", measure)
+    monkeypatch.setattr(runner.timing, "measure", measure)
     library = SimpleNamespace(calls=lambda units: {"library": torch.zeros}, taken=lambda found: {"fp16": 1.0})
     fake = SimpleNamespace(flush=lambda: None, library=library, wait=lambda: None)
     calls = {
         "quick": lambda: None,
-        "late": lambda: time.sleep(2e-3 * bench.paper_run.HOST_MS),
+        "late": lambda: time.sleep(2e-3 * runner.HOST_MS),
         "slow": lambda: time.sleep(0.01),
     }
-    found, _ = bench.paper_run.clocked(calls, {"fp16"}, fake, 50)
+    found, _ = runner.clocked(calls, {"fp16"}, fake, 50)
     assert together[0] == ({"quick", "late", "slow"}, 1)
-    assert together[1:] == [({"library", "quick"}, 50), ({"late"}, 50), ({"slow"}, bench.paper_run.SLOW_RUNS)]
+    assert together[1:] == [({"library", "quick"}, 50), ({"late"}, 50), ({"slow"}, runner.SLOW_RUNS)]
     assert {name for name, data in found.items() if data.get("apart")} == {"late", "slow"}
 
 
-def test_rows_are_those_of_the_paper(bench: SimpleNamespace) -> None:
-    held = options(bench)
-    names = {group: [plan.name for plan in make(held)] for group, make in bench.paper.GROUPS.items()}
+def test_rows_are_those_of_the_paper() -> None:
+    held = options()
+    names = {group: [plan.name for plan in make(held)] for group, make in paper.GROUPS.items()}
     assert names["shapes"] == [f"{shape} 1000" for shape in ("textual", "long-doc", "medium", "visual", "ColPali")]
     assert names["int8"] == names["op_abl"] == ["textual 1024", "long-doc 1024", "medium 512", "visual 256", "ColPali 128"]
     assert len(names["multiquery"]) == 15
     assert names["int8_B"][-1] == "ColPali 10000"
-    full = bench.paper_run.Options(CPU)
-    textual = bench.paper_inputs.sizes
-    assert textual(full, bench.paper_cases.SHAPES["textual"], 1000).tokens == 300
-    assert textual(full, bench.paper_inputs.SHORT["textual"], 1024).tokens == 180
+    full = methods_of.Options(CPU)
+    textual = paper_inputs.sizes
+    assert textual(full, paper_cases.SHAPES["textual"], 1000).tokens == 300
+    assert textual(full, paper_inputs.SHORT["textual"], 1024).tokens == 180
 
 
-def test_a_run_writes_every_row_and_resumes(bench: SimpleNamespace, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_writes_every_row_and_resumes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "paper.json"
-    first = smoke(bench, path, "--only", "op_abl,multiquery", "--rows", "textual")
+    first = smoke(path, "--only", "op_abl,multiquery", "--rows", "textual")
     rows = first["groups"]["op_abl"]["rows"]
     assert list(rows) == ["textual 1024"]
     assert len(first["groups"]["multiquery"]["rows"]) == 5
     row = rows["textual 1024"]
     ours = row["methods"]["ours"]
-    assert ours["error"] <= ours["bound"] == bench.rivals.EXACT
+    assert ours["error"] <= ours["bound"] == methods_of.EXACT
     assert ours["median_ms"] > 0
     assert row["skipped"]["ours, a program a pair"] == "needs a GPU"
     assert first["environments"][row["environment"]]["sources"] == "none"
-    again = smoke(bench, path, "--only", "op_abl", "--rows", "textual,medium")
+    again = smoke(path, "--only", "op_abl", "--rows", "textual,medium")
     assert again["groups"]["op_abl"]["rows"]["textual 1024"] == row, "measured a second time"
     assert "medium 512" in again["groups"]["op_abl"]["rows"]
     assert "op_abl: textual 1024: in the file already" in capsys.readouterr().out
-    more = smoke(bench, path, "--only", "op_abl", "--rows", "textual", "--again")
+    more = smoke(path, "--only", "op_abl", "--rows", "textual", "--again")
     assert more["groups"]["op_abl"]["rows"]["textual 1024"]["methods"]["ours"] != ours
 
 
-def test_rows_beyond_the_time_are_left_out_and_said(
-    bench: SimpleNamespace, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_rows_beyond_the_time_are_left_out_and_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
-        smoke(bench, tmp_path / "paper.json", "--only", "op_abl", "--seconds", "0")
+        smoke(tmp_path / "paper.json", "--only", "op_abl", "--seconds", "0")
     assert ended.value.code == 1
     assert "op_abl: textual 1024: left out, may take 8 s" in capsys.readouterr().err
 
 
-def test_files_of_other_machines_are_refused_but_not_of_other_kernels(bench: SimpleNamespace, tmp_path: Path) -> None:
-    run, path = bench.paper_file, tmp_path / "paper.json"
+def test_files_of_other_machines_are_refused_but_not_of_other_kernels(tmp_path: Path) -> None:
+    run, path = paper_file, tmp_path / "paper.json"
     here = {"gpu": "G", "capability": [9, 0], "torch": "2", "cuda": "13", "triton": "3", "sources": "a", "revision": "r"}
     asked = argparse.Namespace(runs=50, compile=True, peers=("flash-maxsim",), json=path)
-    report = run.opened(path, here, False, bench.paper_run.SCHEMA)
+    report = run.opened(path, here, False, campaign.SCHEMA)
     run.add(report, "shapes", "row", {"methods": {}}, here, asked)
     other = {**here, "sources": "b"}
-    report = run.opened(path, other, False, bench.paper_run.SCHEMA)
+    report = run.opened(path, other, False, campaign.SCHEMA)
     assert run.there(report, "shapes", "row", here, asked)
     assert not run.there(report, "shapes", "row", other, asked), "of other kernels"
     assert not run.there(report, "shapes", "row", here, argparse.Namespace(**{**vars(asked), "runs": 60}))
@@ -148,24 +145,24 @@ def test_files_of_other_machines_are_refused_but_not_of_other_kernels(bench: Sim
         report, "shapes", "row", here, argparse.Namespace(**{**vars(asked), "peers": ("late-interaction-kernels",)})
     )
     run.add(report, "shapes", "second", {"methods": {}}, other, asked)
-    rows = run.opened(path, here, False, bench.paper_run.SCHEMA)["groups"]["shapes"]["rows"]
+    rows = run.opened(path, here, False, campaign.SCHEMA)["groups"]["shapes"]["rows"]
     assert [row["environment"] for row in rows.values()] == ["r a", "r b"]
     with pytest.raises(ValueError, match=r"identity .*--fresh"):
-        run.opened(path, {**here, "gpu": "another"}, False, bench.paper_run.SCHEMA)
+        run.opened(path, {**here, "gpu": "another"}, False, campaign.SCHEMA)
 
 
-def test_wrong_and_failing_methods_are_reported_and_not_timed(bench: SimpleNamespace) -> None:
-    row = bench.paper_cases.op_abl_row(options(bench), "medium")
+def test_wrong_and_failing_methods_are_reported_and_not_timed() -> None:
+    row = paper_cases.op_abl_row(options(), "medium")
     shape = row.shape
 
     def broken() -> torch.Tensor:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 42.00 GiB. GPU 0 has\n more to say")
 
     row.lineup.methods += [
-        bench.rivals.Method("constant", "peer", {"": lambda: torch.ones(shape)}),
-        bench.rivals.Method("large", "baseline", {"": broken}),
+        methods_of.Method("constant", "peer", {"": lambda: torch.ones(shape)}),
+        methods_of.Method("large", "baseline", {"": broken}),
     ]
-    found = bench.paper_run.run_row(row, bench.clocks.Bench(CPU, 2), 2)
+    found = runner.run_row(row, clocks.Bench(CPU, 2), 2, runner.PAPER)
     assert found["skipped"]["constant"].startswith("wrong: error")
     assert found["skipped"]["large"] == (
         "failed: OutOfMemoryError: CUDA out of memory. Tried to allocate 42.00 GiB. GPU 0 has more to say"
@@ -173,50 +170,51 @@ def test_wrong_and_failing_methods_are_reported_and_not_timed(bench: SimpleNames
     assert not {"constant", "large"} & set(found["methods"])
 
 
-def test_ragged_lengths_have_the_papers_fill(bench: SimpleNamespace) -> None:
-    for kind, (fill, mean) in bench.paper_inputs.RAGGED.items():
-        lengths = bench.paper_inputs.lengths(kind, 1000, 512)
+def test_ragged_lengths_have_the_papers_fill() -> None:
+    for kind, (fill, mean) in paper_inputs.RAGGED.items():
+        lengths = paper_inputs.lengths(kind, 1000, 512)
         assert float(lengths.sum()) / 512_000 == pytest.approx(fill, abs=0.01)
         assert float(lengths.double().mean()) == pytest.approx(mean, rel=0.02)
         assert int(lengths.max()) == 512
     with pytest.raises(ValueError, match="kind: got 'other'"):
-        bench.paper_inputs.lengths("other", 10, 20)
+        paper_inputs.lengths("other", 10, 20)
 
 
-def test_baselines_agree_with_the_reference(bench: SimpleNamespace) -> None:
-    held = bench.paper_inputs.sizes(options(bench), (24, 40), 20, 3)
-    queries, asked, corpus = bench.paper_inputs.drawn(options(bench), held)
-    truth = bench.truths.truth(queries, corpus)
-    for method in bench.paper_rivals.textbook(asked, corpus).methods:
-        assert bench.truths.error(method.entries[""](), truth, (3, 20)) <= bench.rivals.EXACT
-    single = bench.truths.truth(queries[:1], corpus)
-    grid = bench.paper_rivals.chunk_grid(queries[0], corpus)
+def test_baselines_agree_with_the_reference() -> None:
+    held = paper_inputs.sizes(options(), (24, 40), 20, 3)
+    queries, asked, corpus = paper_inputs.drawn(options(), held)
+    truth = score_truth.truth(queries, corpus)
+    for method in paper_rivals.textbook(asked, corpus).methods:
+        assert score_truth.error(method.entries[""](), truth, (3, 20)) <= methods_of.EXACT
+    single = score_truth.truth(queries[:1], corpus)
+    grid = paper_rivals.chunk_grid(queries[0], corpus)
     assert [method.name for method in grid.methods] == ["chunks of 1", "chunks of 4", "chunks of 16"]
     assert set(grid.skipped) == {f"chunks of {size}" for size in (64, 256, 1024, 4096, 16384)}
     for method in grid.methods:
-        assert bench.truths.error(method.entries[""]().float(), single, (1, 20)) <= method.bound
+        assert score_truth.error(method.entries[""]().float(), single, (1, 20)) <= method.bound
     padding = torch.arange(40) >= torch.arange(20, 40)[:, None]
-    padded = bench.paper_rivals.one_padded(queries[0].float(), corpus.float(), padding)
-    assert torch.allclose(padded, bench.rivals.many(queries[:1].float(), corpus.float(), padding)[0])
+    padded = paper_rivals.one_padded(queries[0].float(), corpus.float(), padding)
+    assert torch.allclose(padded, torch_rivals.score_queries(queries[:1].float(), corpus.float(), padding)[0])
 
 
-def test_too_many_chunks_are_not_called(bench: SimpleNamespace) -> None:
+def test_too_many_chunks_are_not_called() -> None:
     corpus = torch.zeros(3000, 1, 4, dtype=torch.float16)
-    grid = bench.paper_rivals.chunk_grid(torch.zeros(1, 4, dtype=torch.float16), corpus)
+    grid = paper_rivals.chunk_grid(torch.zeros(1, 4, dtype=torch.float16), corpus)
     assert grid.skipped["chunks of 1"] == "3000 chunks of three launches each: bound by the host"
 
 
-def test_what_fits_a_multiprocessor(bench: SimpleNamespace) -> None:
-    needed = bench.paper_rivals.shared_bytes
+def test_what_fits_a_multiprocessor() -> None:
+    needed = paper_rivals.shared_bytes
     assert needed((128, 64, 8, 3), 128) == (256 + 192) * 256
     assert needed((16, 16, 4, 1), 2048) <= 227 << 10 < needed((32, 32, 4, 1), 2048)
     assert needed((32, 32, 4, 1), 768) == needed((32, 32, 4, 1), 1024)
 
 
 FORCED = """
-import torch, paper_rivals
+import torch
+from rivals import paper as paper_rivals
 from maxsim_kernels import maxsim_reference
-from maxsim_kernels.tuning import Config
+from maxsim_kernels.gpu.forward.tuning import Config
 torch.manual_seed(0)
 queries, documents = (torch.nn.functional.normalize(torch.randn(*size, 32), dim=-1).half() for size in ((70,), (3, 50)))
 need = maxsim_reference(queries, documents, dtype=torch.float64)
@@ -234,8 +232,8 @@ def test_forced_kernels_compute_maxsim() -> None:
     assert done.stdout.strip() == "agree", done.stderr[-2000:]
 
 
-def test_quality_of_rankings(bench: SimpleNamespace) -> None:
-    quality, truth = bench.paper_quality, torch.arange(100, 0, -1).double()
+def test_quality_of_rankings() -> None:
+    truth = torch.arange(100, 0, -1).double()
     perfect = quality.quality(truth.float(), truth)
     assert (perfect["max_error"], perfect["top20"], perfect["top50"]) == (0.0, 1.0, 1.0)
     assert perfect["spearman"] == pytest.approx(1.0)
@@ -249,16 +247,16 @@ def test_quality_of_rankings(bench: SimpleNamespace) -> None:
     assert quality.top(torch.tensor([1.0, 2.0, 2.0, 1.0]), 3) == {0, 1, 2}, "ties by index"
 
 
-def test_precision_rows_hold_every_path(bench: SimpleNamespace) -> None:
-    found = bench.paper_quality.precision_row(options(bench), "textual")["paths"]
+def test_precision_rows_hold_every_path() -> None:
+    found = quality.precision_row(options(), "textual")["paths"]
     assert found["ours FP16"]["own"]["max_relative_error"] < 1e-6 < found["naive FP16"]["own"]["max_relative_error"]
     assert found["ours BF16"]["own"]["max_error"] < found["naive BF16"]["own"]["max_error"]
     assert {f"ours INT8, {kind} scale" for kind in ("token", "document", "corpus")} <= set(found)
 
 
-def test_int8_rows_say_storage_and_ranking(bench: SimpleNamespace) -> None:
-    row = bench.paper_quantised.int8_row(options(bench), "ColPali", 128)
-    found = bench.paper_run.run_row(row, bench.clocks.Bench(CPU, 1), 1)
+def test_int8_rows_say_storage_and_ranking() -> None:
+    row = quantised.int8_row(options(), "ColPali", 128)
+    found = runner.run_row(row, clocks.Bench(CPU, 1), 1, runner.PAPER)
     stored = found["stored_bytes"]
     assert stored["FP16"] / stored["token"] == pytest.approx(2 * 32 / 34)
     assert found["quality"]["ours INT8, token scale"]["spearman"] > 0.99
@@ -266,16 +264,16 @@ def test_int8_rows_say_storage_and_ranking(bench: SimpleNamespace) -> None:
 
 
 @pytest.mark.slow
-def test_memory_process_and_what_it_could_not_do(bench: SimpleNamespace) -> None:
-    held = bench.paper_memory.memory_row(options(bench), "ours", ("textual:1000", "ColPali:1000"))
+def test_memory_process_and_what_it_could_not_do() -> None:
+    held = paper_memory.memory_row(options(), "ours", ("textual:1000", "ColPali:1000"))
     assert set(held["cells"]) == {"textual 1000", "ColPali 1000"}
-    assert held["cells"]["textual 1000"]["error"] <= bench.rivals.EXACT
-    lost = bench.paper_memory.memory_row(options(bench), "nobody", ("textual:1000",))
+    assert held["cells"]["textual 1000"]["error"] <= methods_of.EXACT
+    lost = paper_memory.memory_row(options(), "nobody", ("textual:1000",))
     assert lost["cells"]["textual 1000"]["failed"].startswith("ValueError: method: got 'nobody'")
 
 
-def test_counted_traffic_is_the_papers(bench: SimpleNamespace) -> None:
-    traffic, memory = bench.paper_traffic, bench.paper_memory
+def test_counted_traffic_is_the_papers() -> None:
+    memory = paper_memory
     assert traffic.counted("ColPali", 1000, memory.HALF) == pytest.approx(4.456e9, rel=1e-3)
     # The paper's 8.65 GB: FP16 documents, S in FP32 written and read.
     wide = traffic.counted("ColPali", 1000, memory.WIDE)
@@ -283,24 +281,24 @@ def test_counted_traffic_is_the_papers(bench: SimpleNamespace) -> None:
     assert traffic.counted("medium", 1000, memory.OURS) == pytest.approx(0.263e9, rel=1e-2)
 
 
-def test_counters_of_ncu(bench: SimpleNamespace) -> None:
+def test_counters_of_ncu() -> None:
     text = (
         '==PROF== Connected\n"ID","Kernel Name","Metric Name","Metric Unit","Metric Value"\n'
         '"0","a","dram__bytes_read.sum","Mbyte","1,262.5"\n"0","a","dram__bytes_write.sum","Kbyte","4.0"\n'
         '"1","b","dram__bytes_read.sum","Gbyte","1.0"\n"1","b","dram__bytes_write.sum","byte","128"\n'
     )
-    found = bench.paper_traffic.total(text)
+    found = traffic.total(text)
     assert found == {"read_bytes": 2.2625e9, "written_bytes": 4128.0, "bytes": 2.2625e9 + 4128, "kernels": 2}
     with pytest.raises(ValueError, match="no kernel"):
-        bench.paper_traffic.total('"ID","Metric Name"\n')
+        traffic.total('"ID","Metric Name"\n')
 
 
-def test_second_harness_checks_and_measures(bench: SimpleNamespace, tmp_path: Path) -> None:
+def test_second_harness_checks_and_measures(tmp_path: Path) -> None:
     path = tmp_path / "second.json"
-    bench.second.main(["--smoke", "--repeats", "3", "--calls", "2", "--json", str(path)])
+    second.main(["--smoke", "--repeats", "3", "--calls", "2", "--json", str(path)])
     found = json.loads(path.read_text(encoding="utf-8"))
-    assert set(found["shapes"]) == set(bench.second.SHAPES)
+    assert set(found["shapes"]) == set(second.SHAPES)
     ours = found["shapes"]["ColPali"]["methods"]["ours"]
-    assert ours["error"] < bench.second.TOLERANCE
+    assert ours["error"] < second.TOLERANCE
     assert len(ours["samples_ms"]) == 3
     assert ours["median_ms"] == sorted(ours["samples_ms"])[1]

@@ -12,63 +12,55 @@ from types import ModuleType
 import pytest
 import torch
 
-import bench_modules
+import cpu_forward
 
 FOLDER = Path(__file__).resolve().parents[2] / "benchmarks"
 
 
-@pytest.fixture
-def bench(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(str(FOLDER))
-    return importlib.import_module(bench_modules.PLACES.get("cpu_forward", "cpu_forward"))
-
-
 @pytest.mark.parametrize("ragged", [False, True])
-def test_chunked_products_are_maxsim(bench: ModuleType, ragged: bool) -> None:
+def test_chunked_products_are_maxsim(ragged: bool) -> None:
     torch.manual_seed(0)
-    queries, documents = bench.unit(3, 5, 16), bench.unit(70, 9, 16)
+    queries, documents = cpu_forward.unit(3, 5, 16), cpu_forward.unit(70, 9, 16)
     lengths = torch.randint(1, 10, (70,)) if ragged else None
-    need = bench.einsum(queries, documents, lengths, listing=True)
-    assert torch.allclose(bench.chunks(queries, documents, lengths), need, atol=1e-5)
+    need = cpu_forward.einsum(queries, documents, lengths, listing=True)
+    assert torch.allclose(cpu_forward.chunks(queries, documents, lengths), need, atol=1e-5)
 
 
-def test_missing_peers_are_said(bench: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_peers_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("maxsim_cpu", "numkong"):
         monkeypatch.setitem(sys.modules, name, None)
-    found, skipped = bench.peers(bench.unit(1, 4, 8), [bench.unit(3, 8)])
+    found, skipped = cpu_forward.peers(cpu_forward.unit(1, 4, 8), [cpu_forward.unit(3, 8)])
     assert not found
     assert set(skipped) == {"maxsim-cpu", "numkong"}
     assert all(why.startswith("not installed") for why in skipped.values())
 
 
-def test_angles_become_scores(bench: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_angles_become_scores(monkeypatch: pytest.MonkeyPatch) -> None:
     """numkong gives the sum of smallest angular distances of a pair: one minus the cosine each."""
     fake = ModuleType("numkong")
     fake.maxsim_pack = torch.from_numpy  # type: ignore[attr-defined]
     fake.maxsim_packed = lambda query, document: float((1 - query @ document.t()).amin(1).sum())  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "numkong", fake)
-    queries, documents = bench.unit(2, 4, 8), [bench.unit(3, 8), bench.unit(5, 8)]
+    queries, documents = cpu_forward.unit(2, 4, 8), [cpu_forward.unit(3, 8), cpu_forward.unit(5, 8)]
     need = torch.stack([torch.stack([(query @ one.t()).amax(1).sum() for one in documents]) for query in queries])
-    assert torch.allclose(bench.numkong_calls(queries, documents)(), need, atol=1e-5)
+    assert torch.allclose(cpu_forward.numkong_calls(queries, documents)(), need, atol=1e-5)
 
 
-def test_a_wrong_peer_is_reported_and_a_wrong_method_of_ours_ends_the_run(
-    bench: ModuleType, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(bench, "DOCUMENTS", 6)
-    monkeypatch.setattr(bench, "LENGTH", 8)
+def test_a_wrong_peer_is_reported_and_a_wrong_method_of_ours_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cpu_forward, "DOCUMENTS", 6)
+    monkeypatch.setattr(cpu_forward, "LENGTH", 8)
     monkeypatch.setattr(
-        bench, "PEERS", {"numkong": lambda queries, documents: lambda: torch.ones(len(queries), len(documents))}
+        cpu_forward, "PEERS", {"numkong": lambda queries, documents: lambda: torch.ones(len(queries), len(documents))}
     )
-    monkeypatch.setattr(bench, "version", lambda name: "7")
+    monkeypatch.setattr(cpu_forward, "version", lambda name: "7")
     skipped: dict[str, str] = {}
-    table = bench.measure("case", 1, False, 3, skipped)
+    table = cpu_forward.measure("case", 1, False, 3, skipped)
     assert skipped["numkong 7, case"].startswith("wrong: error")
     assert "numkong 7" not in table
-    assert table[bench.CHUNKED]["median_ms"] > 0
-    monkeypatch.setattr(bench, "chunks", lambda queries, documents, lengths: torch.ones(len(queries), len(documents)))
+    assert table[cpu_forward.CHUNKED]["median_ms"] > 0
+    monkeypatch.setattr(cpu_forward, "chunks", lambda queries, documents, lengths: torch.ones(len(queries), len(documents)))
     with pytest.raises(SystemExit, match="products of 32 documents, padded: wrong"):
-        bench.measure("case", 1, False, 3, skipped)
+        cpu_forward.measure("case", 1, False, 3, skipped)
 
 
 class Terminal(io.StringIO):
@@ -80,19 +72,19 @@ class Terminal(io.StringIO):
 
 @pytest.mark.parametrize("runs", ["1", "2"])
 def test_a_run_of_any_length_writes_its_file_after_every_case(
-    bench: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str], runs: str
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str], runs: str
 ) -> None:
-    monkeypatch.setattr(bench, "DOCUMENTS", 6)
-    monkeypatch.setattr(bench, "LENGTH", 18)
-    monkeypatch.setattr(bench, "PEERS", {})
+    monkeypatch.setattr(cpu_forward, "DOCUMENTS", 6)
+    monkeypatch.setattr(cpu_forward, "LENGTH", 18)
+    monkeypatch.setattr(cpu_forward, "PEERS", {})
     path, kept = tmp_path / "cpu.json", []
 
     def memory() -> dict[str, float]:
         kept.append(json.loads(path.read_text(encoding="utf-8")))
         return {"small": 1.0}
 
-    monkeypatch.setattr(bench, "memory", memory)
-    bench.main(["--runs", runs, "--json", str(path)])
+    monkeypatch.setattr(cpu_forward, "memory", memory)
+    cpu_forward.main(["--runs", runs, "--json", str(path)])
     held = json.loads(path.read_text(encoding="utf-8"))
     assert len(kept[0]["cases"]) == len(held["cases"]) == 4
     row = held["cases"]["1 query, ragged"]["ours FP32"]
@@ -101,17 +93,17 @@ def test_a_run_of_any_length_writes_its_file_after_every_case(
     assert held["peak_mb_beyond_inputs_and_results"] == {"small": 1.0}
     assert "ours FP32" in capsys.readouterr().out
     with pytest.raises(SystemExit, match="2"):
-        bench.main(["--runs", "0"])
+        cpu_forward.main(["--runs", "0"])
     assert "--runs: got 0, need 1 or more" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", ["cpu_forward", "parity"])
-def test_a_bar_on_a_terminal_only(name: str, bench: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    script = importlib.import_module(bench_modules.PLACES.get(name, name))
-    monkeypatch.setattr(bench, "DOCUMENTS", 6)
-    monkeypatch.setattr(bench, "LENGTH", 18)
-    monkeypatch.setattr(bench, "PEERS", {})
-    monkeypatch.setattr(bench, "memory", dict)
+def test_a_bar_on_a_terminal_only(name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    script = importlib.import_module(name)
+    monkeypatch.setattr(cpu_forward, "DOCUMENTS", 6)
+    monkeypatch.setattr(cpu_forward, "LENGTH", 18)
+    monkeypatch.setattr(cpu_forward, "PEERS", {})
+    monkeypatch.setattr(cpu_forward, "memory", dict)
     command = [
         "--json",
         str(tmp_path / "held.json"),

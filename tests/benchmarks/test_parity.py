@@ -2,25 +2,16 @@
 
 from __future__ import annotations
 
-import importlib
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-import bench_modules
+import parity
 
 FOLDER = Path(__file__).resolve().parents[2] / "benchmarks"
 
 
-@pytest.fixture
-def parity(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The script, imported as the command imports it: beside its siblings."""
-    monkeypatch.syspath_prepend(str(FOLDER))
-    return importlib.import_module(bench_modules.PLACES.get("parity", "parity"))
-
-
-def test_parity_run_and_its_file(parity: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_parity_run_and_its_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "parity.json"
     parity.main(["--smoke", "--steps", "5", "--json", str(path), "--full"])
     held = parity.load(path)
@@ -38,7 +29,7 @@ def test_parity_run_and_its_file(parity: Any, tmp_path: Path, capsys: pytest.Cap
         parity.load(path)
 
 
-def test_parity_picture(parity: Any, tmp_path: Path) -> None:
+def test_parity_picture(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     run = {"losses": [2.0, 1.0], "ms_per_step": 1.0, "peak_bytes": 10**9}
     held = {
