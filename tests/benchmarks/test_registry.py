@@ -13,7 +13,6 @@ import pytest
 import torch
 
 import page
-import run.runner
 from maxsim_eval.cli import bench
 from tables.cells import Book, Table
 
@@ -53,7 +52,7 @@ def test_entries_name_tables_of_the_page() -> None:
 
 def command(script: str) -> Callable[[list[str]], None]:
     module = importlib.import_module(script.removesuffix(".py"))
-    return functools.partial(run.runner.main, module.TOOL) if hasattr(module, "TOOL") else module.main
+    return functools.partial(module.main, module.TOOL) if hasattr(module, "TOOL") else module.main
 
 
 @pytest.mark.parametrize("name", [name for name, held in REGISTRY.tables.items() if held.arguments])
