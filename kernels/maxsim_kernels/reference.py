@@ -29,7 +29,7 @@ _QUERY_ROWS = 4096
 # Both sides of a product take whole runs of rows: libraries give what is left over to other kernels, which add in another order.
 _PADDED_ROWS = 64
 _SLABS = 8  # documents of a product come in whole eights, of whole eights of rows each
-_PRODUCT_ROWS = {"cpu": 2048, "cuda": 16384}  # about what a product has of document rows where it has several documents
+_PRODUCT_ROWS = {"cpu": 1024, "cuda": 16384}  # about what a product has of document rows where it has several documents
 _FEW, _FEW_ROWS = (
     128,
     65536,

@@ -182,6 +182,7 @@ for cell in sys.argv[1:]:
 """
 
 
+@pytest.mark.slow
 def test_a_cell_that_hangs_is_named_and_the_rest_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     memory = paper_memory
     monkeypatch.setattr(memory, "SECONDS", 2.0)

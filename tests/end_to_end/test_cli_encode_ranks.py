@@ -105,6 +105,7 @@ def test_a_full_cache_needs_no_encoding(same: dict[str, Any]) -> None:
 # Interrupted -------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("who", "codes"), [("follower", [DATA, KILLED, DATA]), ("leader", [KILLED, DATA, DATA])])
 def test_ranks_that_were_killed_are_continued_by_any_number(who: str, codes: list[int], resumes: dict[str, Any]) -> None:
     killed, again, alone = (resumes[f"{who} {what}"] for what in ("killed", "again", "alone"))

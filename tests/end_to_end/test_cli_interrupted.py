@@ -150,6 +150,7 @@ def test_ctrl_c_while_encoding_keeps_finished_shards(
 # Two processes --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_two_fresh_processes_fill_one_cache_at_once(demo: Any, clean: Any, start: Callable[..., Any], tmp_path: Path) -> None:
     folder = demo.copy(tmp_path, "datasets")
     command = [ROOT / "evaluate.py", "demo", "--quiet", "--json", "--k", "5000", "--paths", "fp32", "--out"]

@@ -28,6 +28,7 @@ def drive(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], dict[str,
     return run
 
 
+@pytest.mark.slow
 def test_killed_at_random_moments_and_resumed_the_answer_is_the_same(drive: Callable[[str], dict[str, Any]]) -> None:
     found = drive("kills")
     assert found["first"] == {"codes": [0], "out": [""], "err": [""]}
@@ -59,6 +60,7 @@ def test_ctrl_c_a_second_evaluation_and_fresh(drive: Callable[[str], dict[str, A
     assert found["fresh"]["same"]
 
 
+@pytest.mark.slow
 def test_other_numbers_of_ranks_go_on_from_what_two_left(drive: Callable[[str], dict[str, Any]]) -> None:
     found = drive("resumes")
     assert found["codes"] == [-9, -9]

@@ -33,6 +33,7 @@ def environment(**more: Any) -> dict[str, str]:
     return {**os.environ, "OMP_NUM_THREADS": "1", **{name: str(value) for name, value in more.items()}}
 
 
+@pytest.mark.slow
 def test_the_documented_function_on_one_and_two_processes(work: Path, demo: Any) -> None:
     name = "python:cli_scorers_kernels:score"
     line = [sys.executable, str(ROOT / "evaluate.py"), "demo", "--paths", f"fp32,{name}", "--quiet", "--out"]

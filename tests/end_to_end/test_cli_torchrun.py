@@ -142,6 +142,7 @@ def test_a_nan_score_of_another_rank_is_named_by_its_ids(failures: dict[str, Any
     assert found["err"] == [f"RankError: rank 1 of 2: {text}", f"DataError: {text}"]
 
 
+@pytest.mark.slow
 def test_torchrun_itself(demo: Any, tmp_path: Path) -> None:
     folder = demo.copy(tmp_path, "datasets", "embeddings_cache")
     command = [

@@ -93,6 +93,7 @@ def test_notebooks_run_offline_on_small_data(path: Path, monkeypatch: pytest.Mon
     assert "generated" in pages[0] if path.stem == "real_mm_rag_parity" else "demo/small" in pages[0]
 
 
+@pytest.mark.slow
 def test_a_notebook_draws_the_result_it_is_pointed_at(demo: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A file and a folder, one of them said to be ArguAna: the paper has figures of that."""
     result = demo.result

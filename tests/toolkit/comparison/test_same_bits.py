@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import numpy as np
+import pytest
 
 from maxsim_eval.comparison.statistics import bootstrap_interval
 
@@ -31,6 +32,7 @@ def figures(threads: int) -> list[str]:
     return done.stdout.split()
 
 
+@pytest.mark.slow
 def test_threads_change_no_bit() -> None:
     alone = figures(1)
     assert len(alone) == 3

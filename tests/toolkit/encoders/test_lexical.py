@@ -57,6 +57,7 @@ def test_the_bytes_never_change(encoder, role):
     assert digest(encoder.encode(TEXTS, role)) == GOLDEN[role]
 
 
+@pytest.mark.slow
 def test_the_bytes_do_not_depend_on_the_process_or_its_hash_seed(encoder):
     code = (
         "import hashlib, sys; from maxsim_eval.encoders.lexical import LexicalEncoder;"

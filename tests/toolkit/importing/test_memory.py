@@ -69,6 +69,6 @@ def test_peak_memory(layout: str, tmp_path: Path) -> None:
     found = json.loads(outcome.stdout)
     assert 0.98 < found["tokens"] * WIDTH * 2 / size <= 1
     assert found["all"] > 0.9 * size, "the measure must see what is held"
-    # A chunk, a shard of 8 MB, its copy and a slice; a set of documents has no chunk: 41 and 27 MB, and up to 35 more, by the run, of
-    # freed pages that are still resident: a third of the set.
-    assert found["import"] < (100 if layout == "padded" else 65) << 20, found
+    # A chunk, a shard of 8 MB, its copy and a slice; a set of documents has no chunk: 41 and 27 MB, and up to 42 more, by the run, of
+    # freed pages that are still resident: two fifths of the set.
+    assert found["import"] < (100 if layout == "padded" else 80) << 20, found

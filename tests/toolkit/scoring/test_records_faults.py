@@ -198,6 +198,7 @@ else:
 """
 
 
+@pytest.mark.slow
 def test_killed_at_any_moment_nothing_wrong_comes_back(tmp_path: Path) -> None:
     found = leftovers = 0
     command = [sys.executable, "-c", CHILD, str(tmp_path), "kill"]
@@ -224,6 +225,7 @@ def test_killed_at_any_moment_nothing_wrong_comes_back(tmp_path: Path) -> None:
     assert leftovers > 3  # some were killed in the middle of a write
 
 
+@pytest.mark.slow
 def test_a_process_that_forgets_to_close_writes_what_it_has_and_ends(tmp_path: Path) -> None:
     for mode, code in (("end", 0), ("raise", 1)):
         command = [sys.executable, "-c", CHILD, str(tmp_path / mode), mode]
