@@ -260,7 +260,7 @@ def verdicts(report: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def markdown(report: dict[str, Any], brief: bool = False) -> list[str]:
-    """The tables that docs/training.md holds of a results file; without `brief` one table a row too."""
+    """The tables that docs/training_figures.md holds of a results file; without `brief` one table a row too."""
     figures = Figures(report)
     wrong = {
         (name, method): held["wrong"]

@@ -163,7 +163,7 @@ def words(run: dict[str, Any]) -> str:
 
 
 def lines(report: dict[str, Any]) -> list[str]:
-    """What docs/training.md says of the run, as Markdown."""
+    """What docs/training_figures.md says of the run, as Markdown."""
     shown = ["| run | first loss | last loss | ms a step | peak GB |", "|---|---|---|---|---|"]
     for name, run in report["runs"].items():
         if "failed" in run:

@@ -15,7 +15,7 @@ readme.py          the tables that the README quotes
 
 Of one script each:
 markdown.py        what the training and Chamfer scripts print in common
-training.py        docs/training.md and what training is asked to reach
+training.py        docs/training_figures.md and what training is asked to reach
 forward_asked.py   what the forward is asked to reach
 byte_budget.py     bytes that a training step must hold
 """

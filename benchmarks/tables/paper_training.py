@@ -165,10 +165,11 @@ SOURCES = (
         "paper H100, whole steps: csr, atomic, unified":
             claim("csr", "csr_peak", "atomic", "atomic_peak", "unified", "unified_peak", form="{} ({}), {} ({}), {} ({})"),
     }, ("Random winners are spread out; *hot*: one document token wins for every query token. Uniform winners and every peer's path: "
-        "[training.md](training.md). With the host, which csr's launches wait for where they are short (ColBERT B=128, ColPali B=32 "
-        "and B=64); where GPU time alone is longer than a peer's, `losses` says so.",
+        "[training_figures.md](training_figures.md). With the host, which csr's launches wait for where they are short (ColBERT B=128, "
+        "ColPali B=32 and B=64); where GPU time alone is longer than a peer's, `losses` says so.",
         "The paper's figures belong beside the whole steps: its caption gives the step's peak, and its times are as long as steps, not "
-        "as backwards alone (flash-maxsim's here: [training.md](training.md)). Steps at ColPali B=32 were not measured.")),
+        "as backwards alone (flash-maxsim's here: [training_figures.md](training_figures.md)). Steps at ColPali B=32 were not "
+        "measured.")),
     Source("bwd_breakdown", "components of the csr backward for one query, GPU ms", "shape",
            rows(of_paper("bwd_breakdown"), within("parts", PARTS, form="parts {}, one query")), {
         "forward, winners kept": ms("scores, winners kept for the gradient", BUSY),
@@ -193,5 +194,5 @@ SOURCES = (
            rows([f"{count}, {dim}" for dim in (3, 128) for count in ("1K", "10K", "50K", "100K")], of_points), {
         "ours": step(MAIN), "flash-maxsim": judged, "naive autograd": naive_chamfer, "x flash-maxsim": faster(THEIRS, digits=1),
         "x naive": faster(PRODUCTS, digits=1), "paper A100": claim("least", "most", form="{} to {}x naive", row="forward + backward"),
-    }, ("'Wrong': its distance or a gradient is off by more than 1e-5 (docs/training.md says by how much).",)),
+    }, ("'Wrong': its distance or a gradient is off by more than 1e-5 (docs/training_figures.md says by how much).",)),
 )  # fmt: skip

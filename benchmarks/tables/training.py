@@ -1,4 +1,4 @@
-"""The Markdown tables of docs/training.md and the verdicts of the training benchmark, from one results file, without a GPU."""
+"""The Markdown tables of docs/training_figures.md and the verdicts of the training benchmark, from one results file, without a GPU."""
 
 from __future__ import annotations
 
@@ -201,7 +201,7 @@ def detailed(figures: Figures) -> list[str]:
 
 
 def markdown(report: dict[str, Any], brief: bool = False) -> list[str]:
-    """Everything that docs/training.md holds of a results file; without `brief` one table a row too."""
+    """Everything that docs/training_figures.md holds of a results file; without `brief` one table a row too."""
     figures = Figures(report)
     sections = {
         "Training steps (forward and backward)": step_summary(figures),
