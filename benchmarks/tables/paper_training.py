@@ -180,7 +180,7 @@ SOURCES = (
             claim("forward", "build", "dq", "dd", "pieces", "step", form="{}, {}, {}, {}, {}, {}"),
     }, ("Building is a counting sort of three small kernels (times by torch's profiler, L2 warm), the rest with the host ahead; the "
         "round trip is an event time with the host's share.",)),
-    Source("bwd_mem", "what a ColPali step keeps between and in its passes, GB: counted (budget.py) and measured", "batch, path",
+    Source("bwd_mem", "what a ColPali step keeps between and in its passes, GB: counted (byte_budget.py) and measured", "batch, path",
            rows([f"{batch} {path}" for batch in (64, 128) for path in PATHS], of_batch, lambda cell: cell.replace(" ", ", ")), {
         "S": counted(lambda need: need.similarities), "its gradient": counted(lambda need: need.similarity_gradient),
         "winners": counted(lambda need: need.winners), "lists and scratch": counted(lambda need: need.scratch + need.source_list),

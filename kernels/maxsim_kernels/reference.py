@@ -30,10 +30,8 @@ _QUERY_ROWS = 4096
 _PADDED_ROWS = 64
 _SLABS = 8  # documents of a product come in whole eights, of whole eights of rows each
 _PRODUCT_ROWS = {"cpu": 1024, "cuda": 16384}  # about what a product has of document rows where it has several documents
-_FEW, _FEW_ROWS = (
-    128,
-    65536,
-)  # of up to so many query rows a GPU's products have more document rows: they are launches above all
+_FEW = 128  # query rows, up to which ...
+_FEW_ROWS = 65536  # ... a GPU's products have this many document rows: they are launches above all
 _HELD_BYTES = 64 << 20  # of maxima that wait to be summed
 
 
