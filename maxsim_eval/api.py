@@ -21,7 +21,7 @@ from maxsim_eval.comparison.metrics import DEFAULT_METRICS, parse_metric
 from maxsim_eval.data.subsets import idle_limits, limit_task, limits_of
 from maxsim_eval.data.task_facts import task_facts
 from maxsim_eval.data.trec import write_trec_run
-from maxsim_eval.environment import environment
+from maxsim_eval.environment import environment, resolve_device
 from maxsim_eval.errors import DataError, UsageError
 from maxsim_eval.files import writing
 from maxsim_eval.planning.costs import ALL_PAIRS as _ALL_PAIRS
@@ -50,7 +50,7 @@ from maxsim_eval.scoring.stream import Asked
 from maxsim_eval.types import Encoder, Result, Run, Task
 from maxsim_kernels import Packed
 
-__all__ = ["DEFAULT_PATHS", "Embeddings", "Settings", "check_device", "embeddings", "evaluate", "evaluate_settings"]
+__all__ = ["DEFAULT_PATHS", "Embeddings", "Settings", "embeddings", "evaluate", "evaluate_settings"]
 
 DEFAULT_PATHS = ("fp32", "fp16", "int8")
 _IN_MEMORY_BYTES = 64 << 20  # kept scores of a path beyond this go to files
@@ -71,7 +71,7 @@ class Settings:
     limit_documents: int | None = None
     limit_seed: int = 0
     candidates: Path | str | None = None
-    device: str = "cpu"
+    device: str = "auto"
     memory_budget: int | None = None
     readers: int = 8
     fresh: bool = False
@@ -110,7 +110,7 @@ def evaluate(
     limit_seed: int = 0,
     candidates: Path | str | None = None,
     encoder_options: Mapping[str, Any] | None = None,
-    device: str = "cpu",
+    device: str = "auto",
     memory_budget: int | None = None,
     readers: int = 8,
     fresh: bool = False,
@@ -134,7 +134,8 @@ def evaluate(
         limit_seed: of both samples (`subsets.limit_task`); the Result says what was left out.
         candidates: a TREC run: only the pairs it lists are scored (reranking).
         encoder_options: of an encoder given by name (`encoders.names.get_encoder`): batch_size, dtype, prompts, lengths, revision, ...
-        device: where scores are computed; with several processes `cuda` is the GPU of each one's LOCAL_RANK.
+        device: where scores are computed and the encoder's model runs: auto (a CUDA device that works, else the CPU), cpu, cuda,
+            cuda:<number>; with several processes `cuda` is the GPU of each one's LOCAL_RANK.
         memory_budget: bytes of GPU memory for documents on their way, in use, and their scores; None: up to 2 GiB.
         readers: threads that read the cache.
         fresh: ignore, and remove, the finished parts of an interrupted evaluation.
@@ -172,8 +173,7 @@ def evaluate_settings(
     """
     paths = settings.check()
     with joined(settings.device) as world, contextlib.ExitStack() as stack:
-        device = world.device(settings.device)
-        check_device(device)
+        device = resolve_device(world.device(settings.device), quiet=settings.quiet)
         found = _embeddings(settings, task, out_dir, world, device)
         ready = None if found is None else _prepare(settings, paths, *found, world, stack)
         job: Job = world.share(None if ready is None else ready.job)
@@ -355,7 +355,8 @@ def _finish(settings: Settings, ready: _Ready, outcomes: Iterable[Outcome], devi
     job, out_dir, found = ready.job, ready.subject.out_dir, ready.found
     qrels, stored = ready.subject.kept.qrels, found.documents.dtype
     results, runs = assess(outcomes, job.asked, ready.paths, job.searched.copies, qrels, stored, settings.metrics)
-    machine = {**environment(device), "device": settings.device}
+    asked = torch.device(device).type if settings.device == "auto" else settings.device
+    machine = {**environment(device), "device": asked}
     if len(places) > 1:
         machine |= {"processes": len(places), "devices": list(places)}
     result = Result(
@@ -384,13 +385,3 @@ def _write(result: Result, runs: Mapping[str, Run], folder: Path) -> None:
     for name, found in runs.items():
         write_trec_run(folder / "runs" / run_file(name), found)
     write_reports(result, folder)
-
-
-def check_device(device: str) -> None:
-    """Refuse a device torch does not know, this machine does not have, or that holds no data."""
-    if device.partition(":")[0] not in ("cpu", "cuda"):
-        raise UsageError(f"device {device!r} cannot be used: need 'cpu', 'cuda' or 'cuda:<number>'")
-    try:
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:
-        raise UsageError(f"device {device!r} cannot be used: {str(error).splitlines()[0]}") from error

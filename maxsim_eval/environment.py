@@ -1,13 +1,18 @@
-"""What a number depends on besides data and code: versions and hardware; no host name, no path, no user name."""
+"""The device that is worked on, and what a number depends on besides data and code: versions and hardware."""
 
 from __future__ import annotations
 
+import functools
 import importlib.metadata
 import os
 import platform
+import sys
+import warnings
 from typing import Any
 
 import torch
+
+from maxsim_eval.errors import UsageError
 
 
 def _version(package: str) -> str | None:
@@ -50,3 +55,51 @@ def environment(device: str = "cpu") -> dict[str, Any]:
         facts["gpu"] = torch.cuda.get_device_name(device)
         facts["cuda"] = torch.version.cuda
     return facts
+
+
+def resolve_device(device: str, *, quiet: bool = False) -> str:
+    """The device that `device` means: `auto` is `cuda` where a CUDA device works, else `cpu`.
+
+    Where there was a choice it is said once on stderr, before the work; the report says the device in any case.
+
+    Args:
+        device: auto, cpu, cuda or cuda:<number>.
+        quiet: say nothing; a CUDA device that is there and does not work is warned of all the same.
+
+    Raises:
+        UsageError: a device that torch does not know, that this machine does not have, or that does not work.
+    """
+    if device == "auto":
+        chosen, why = _automatic()
+        if why and not quiet:
+            _say(f"device: {chosen} ({why})")
+        return chosen
+    if device.partition(":")[0] not in ("cpu", "cuda"):
+        raise UsageError(f"device {device!r} cannot be used: need auto, cpu, cuda or cuda:<number>")
+    if (broken := _broken(device)) is not None:
+        raise UsageError(f"device {device!r} cannot be used: {broken}")
+    return device
+
+
+@functools.cache
+def _automatic() -> tuple[str, str]:
+    """What `auto` means here, and why; no reason where a CPU is all there is."""
+    if not torch.cuda.is_available():
+        return "cpu", ""
+    if (broken := _broken("cuda")) is not None:
+        warnings.warn(f"a CUDA device is there and does not work: {broken}; the CPU is used", RuntimeWarning, stacklevel=4)
+        return "cpu", "the CUDA device does not work"
+    return "cuda", torch.cuda.get_device_name()
+
+
+def _broken(device: str) -> str | None:
+    """Why a device cannot compute; None: it can. One number is computed there and brought back."""
+    try:
+        return None if torch.ones(1, device=device).add(1).item() == 2 else "it computes 1 + 1 wrongly"
+    except (RuntimeError, AssertionError) as error:
+        return (str(error).splitlines() or [type(error).__name__])[0]
+
+
+@functools.cache
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)

@@ -16,6 +16,7 @@ from maxsim_eval.cache.selection import Documents, Selection
 from maxsim_eval.cache.sides import Contents, TaskSide, embed, find_entry, find_imported, imported_names, package_versions
 from maxsim_eval.data.subsets import rows_of
 from maxsim_eval.encoders.names import get_encoder
+from maxsim_eval.environment import resolve_device
 from maxsim_eval.errors import DataError, UnknownNameError, UsageError
 from maxsim_eval.processes.agreement import machine_of, require_same_machines
 from maxsim_eval.processes.world import World
@@ -45,7 +46,7 @@ def embeddings(
     cache_dir: Path | str,
     *,
     kept: Task | None = None,
-    device: str = "cpu",
+    device: str = "auto",
     quiet: bool = False,
     **options: Any,
 ) -> Embeddings:
@@ -74,7 +75,7 @@ def embeddings_by(
     encoder: Encoder | str,
     cache_dir: Path | str,
     *,
-    device: str = "cpu",
+    device: str = "auto",
     quiet: bool = False,
     **options: Any,
 ) -> Embeddings | None:
@@ -93,6 +94,7 @@ def embeddings_by(
     """
     if options and not isinstance(encoder, str):
         raise UsageError(f"encoder options {', '.join(options)}: need the name of an encoder; this one was made with its own")
+    device = resolve_device(device, quiet=quiet or not world.leader)
     found = _find(*tasks(), encoder, cache_dir, device, options) if world.leader else None
     with contextlib.ExitStack() as held:
         side = found.documents if found is not None and isinstance(found.documents, TaskSide) else None
@@ -138,7 +140,7 @@ class _Search:
 
 
 def cached_embeddings(
-    task: Task, encoder: Encoder | str, cache_dir: Path | str, *, kept: Task | None = None, device: str = "cpu", **options: Any
+    task: Task, encoder: Encoder | str, cache_dir: Path | str, *, kept: Task | None = None, device: str = "auto", **options: Any
 ) -> Embeddings:
     """As `embeddings`, but nothing is encoded: what is not in the cache, whole, is a `DataError` that says how to put it there."""
     if options and not isinstance(encoder, str):

@@ -57,11 +57,11 @@ def encode(source: str, dataset: str, *, encoder: str, device: str, data_dir: Pa
     Options of the model default to the encoder's own; all but --device, --batch-size and --trust-remote-code make another entry,
     which an evaluation finds only with the same ones.
 
-    Example: python evaluate.py encode beir scifact --encoder hf:/models/my-encoder --device cuda
+    Example: python evaluate.py encode beir scifact --encoder hf:/models/my-encoder
     """
-    from maxsim_eval.api import check_device
     from maxsim_eval.cache.embeddings import embeddings_by
     from maxsim_eval.data.loading import load_task
+    from maxsim_eval.environment import resolve_device
     from maxsim_eval.processes.world import joined, several
     from maxsim_eval.types import Task
 
@@ -69,7 +69,7 @@ def encode(source: str, dataset: str, *, encoder: str, device: str, data_dir: Pa
     as_json, quiet = given.pop("as_json"), given.pop("quiet")
     given |= loading_options(given)
     if not several():
-        check_device(device)  # before anything is loaded
+        resolve_device(device, quiet=quiet)  # before anything is loaded
     before: set[Path] = set()
     began = 0.0
 
@@ -80,9 +80,7 @@ def encode(source: str, dataset: str, *, encoder: str, device: str, data_dir: Pa
         return task, task
 
     with joined(device, say_last) as world:
-        device = world.device(device)
-        check_device(device)
-        found = embeddings_by(world, tasks, encoder, cache_dir, device=device, quiet=quiet, **options)
+        found = embeddings_by(world, tasks, encoder, cache_dir, device=world.device(device), quiet=quiet, **options)
         if found is not None:
             _say_encoded(found, before, time.monotonic() - began, world.size, as_json)
 
@@ -115,7 +113,7 @@ _ENCODED = {
     "dataset": (Annotated[str, typer.Argument(help="Name of the dataset (local: or its path).")], Parameter.empty),
 }
 _MODEL_DEVICE = {
-    "device": (Annotated[str, typer.Option(help="Where the model runs: cpu, cuda, cuda:1, ... (torchrun: cpu or cuda)")], "cpu")
+    "device": (Annotated[str, typer.Option(help="Where the model runs: auto, cpu, cuda, cuda:1, ... (torchrun: cpu or cuda)")], "auto")
 }
 with_options(
     encode,

@@ -65,9 +65,10 @@ def evaluate_task(
     source: str, *, dataset: str, data_dir: Path, out: Path | None, encoder: str, split: str | None, as_json: bool, **given: Any
 ) -> None:
     """Every evaluating command; `given` are the options of `SCORING`, `MODEL`, of the source, the cache folder and `quiet`."""
-    from maxsim_eval.api import Settings, check_device, evaluate_settings
+    from maxsim_eval.api import Settings, evaluate_settings
     from maxsim_eval.comparison.metrics import DEFAULT_METRICS
     from maxsim_eval.data.loading import load_task
+    from maxsim_eval.environment import resolve_device
     from maxsim_eval.processes.world import joined, several
     from maxsim_eval.quantities import bytes_of
     from maxsim_eval.report.console import render_console
@@ -87,7 +88,7 @@ def evaluate_task(
         **given,
     )
     if not several():
-        check_device(settings.device)  # before anything is loaded
+        resolve_device(settings.device, quiet=settings.quiet)  # before anything is loaded
     load = partial(load_task, source, dataset, data_dir=data_dir, split=split, quiet=settings.quiet, **loading)
     named = split is not None or any(value is not None for value in loading.values())
 

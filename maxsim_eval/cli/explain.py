@@ -43,8 +43,8 @@ def explain(source: str, dataset: str, *, query: str, document: str, encoder: st
 
     Example: python evaluate.py explain beir scifact --query 1 --document 13 --encoder lexical --path int8 --out pair.svg
     """
-    from maxsim_eval.api import check_device
     from maxsim_eval.data.loading import load_task
+    from maxsim_eval.environment import resolve_device
     from maxsim_eval.explain.explaining import explain_pair
     from maxsim_eval.explain.pictures import check_picture, write_picture
     from maxsim_eval.scoring.own_functions import check_paths
@@ -58,7 +58,7 @@ def explain(source: str, dataset: str, *, query: str, document: str, encoder: st
     grid = _grid(given.pop("grid"), given.pop("grid_first"))
     require_counts(given, "limit_queries", "limit_documents")
     check_paths([given["path"]])
-    check_device(given["device"])
+    given["device"] = resolve_device(given["device"], quiet=quiet)
     if out is not None:
         check_picture(out)
     elif token is not None:
@@ -127,7 +127,7 @@ _PAIR = {
         Annotated[int | None, typer.Option(help="Heat map of the similarity to this query token (by its number) instead.")],
         None,
     ),
-    "device": (Annotated[str, typer.Option(help="Where the pair is scored: cpu, cuda, cuda:1, ...")], "cpu"),
+    "device": (Annotated[str, typer.Option(help="Where the pair is scored: auto, cpu, cuda, cuda:1, ...")], "auto"),
 }
 with_options(
     explain,

@@ -104,8 +104,8 @@ SCORING: Group = {
         None,
     ),
     "device": (
-        Annotated[str, typer.Option(help="Where scores are computed: cpu, cuda, cuda:1, ... (torchrun: cpu or cuda)")],
-        "cpu",
+        Annotated[str, typer.Option(help="Where the encoder runs and scores are computed: auto, cpu, cuda, cuda:1, ... (torchrun: cpu or cuda)")],
+        "auto",
     ),
     **LIMITS,
     "candidates": (Annotated[Path | None, typer.Option(help="Rerank: score only the pairs that this TREC run lists.")], None),

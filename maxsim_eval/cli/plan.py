@@ -41,7 +41,7 @@ def plan(
     encoder: Annotated[str | None, typer.Option(help="As of the evaluation. Default: its default.")] = None,
     paths: Annotated[str, typer.Option(help="Comma-separated, as of the evaluation.")] = "fp32,fp16,int8",
     k: Annotated[int, typer.Option("--k", help="Documents kept for each query.")] = 100,
-    device: Annotated[str, typer.Option(help="Where scores would be computed: cpu, cuda, cuda:1, ...")] = "cpu",
+    device: Annotated[str, typer.Option(help="Where scores would be computed: auto, cpu, cuda, cuda:1, ...")] = "auto",
     split: Annotated[str | None, typer.Option(help="Split of the judgements.")] = None,
     limit_queries: Annotated[int | None, typer.Option(help="As of the evaluation.")] = None,
     limit_documents: Annotated[int | None, typer.Option(help="As of the evaluation.")] = None,
@@ -54,9 +54,9 @@ def plan(
 ) -> None:
     """Say what an evaluation will take on this machine. Exit code 1 when memory, disk or GPU do not suffice.
 
-    Example: python evaluate.py plan beir nq --encoder colbertv2 --device cuda
+    Example: python evaluate.py plan beir nq --encoder colbertv2
     """
-    from maxsim_eval.api import check_device
+    from maxsim_eval.environment import resolve_device
     from maxsim_eval.planning.rates import measure
     from maxsim_eval.planning.room import read_room
     from maxsim_eval.planning.sizes import find_sizes
@@ -69,7 +69,7 @@ def plan(
     numbers = {"k": k, "processes": processes, "readers": readers}
     numbers |= {f"limit-{side}": limit for side, limit in limits.items() if limit is not None}
     require_counts(numbers, *numbers)
-    check_device(device)
+    device = resolve_device(device, quiet=True)
     budget = None if memory_budget is None else bytes_of(memory_budget)
     name = encoder or (COMMANDS[source][2] if source in COMMANDS else "lexical")
     started = time.perf_counter()

@@ -25,7 +25,7 @@ COMMANDS: dict[str, tuple[Any, str, str, str]] = {
         "colpali",
         """Evaluate one of the four REAL-MM-RAG sets (page images).
 
-        Example: python evaluate.py real-mm-rag finreport --encoder colpali --device cuda
+        Example: python evaluate.py real-mm-rag finreport --encoder colpali
         """,
     ),
     "local": (

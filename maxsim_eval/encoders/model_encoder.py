@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 import torch
 
+from maxsim_eval.environment import resolve_device
 from maxsim_eval.errors import DataError, MissingPackageError, UsageError
 from maxsim_eval.types import Role
 from maxsim_kernels import Packed, pack
@@ -23,19 +24,6 @@ def require(module: str, encoder: str, package: str) -> None:
     """Raise `MissingPackageError` where a module is not installed; imports nothing."""
     if importlib.util.find_spec(module) is None:
         raise MissingPackageError(f"encoder {encoder}", package, "encoders")
-
-
-def find_device(device: str | None) -> torch.device:
-    """A torch device; None or "auto": the first GPU if there is one, else the CPU."""
-    if device in (None, "auto"):
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        chosen = torch.device(str(device))
-    except RuntimeError:
-        raise UsageError(f"device: got {device!r}, need auto, cpu, cuda or cuda:<number>") from None
-    if chosen.type == "cuda" and not torch.cuda.is_available():
-        raise UsageError(f"device: got {device!r}, but this torch sees no GPU; use --device cpu")
-    return chosen
 
 
 def find_dtype(option: str, dtype: str) -> torch.dtype:
@@ -144,7 +132,7 @@ class ModelEncoder:
 
     Args:
         name: the encoder's name in caches and reports.
-        device: where the model runs; None or "auto": the first GPU if there is one, else the CPU. Results are on the CPU.
+        device: where the model runs: auto (a CUDA device that works, else the CPU), cpu, cuda, cuda:<number>. Results are on the CPU.
         batch_size: items in one forward pass; None: 32 texts, 4 pages. Halved, with one warning, when memory runs out.
         dtype: what the model computes in: float32, float16 or bfloat16.
         embedding_dtype: what its embeddings are stored in; None: as `dtype`.
@@ -159,7 +147,7 @@ class ModelEncoder:
         self,
         name: str,
         *,
-        device: str | None = None,
+        device: str = "auto",
         batch_size: int | None = None,
         dtype: str = "float32",
         embedding_dtype: str | None = None,
@@ -169,7 +157,7 @@ class ModelEncoder:
         document_prompt: str | None = None,
     ) -> None:
         self.name = name
-        self.device = find_device(device)
+        self.device = torch.device(resolve_device(device, quiet=True))
         self.model_dtype = find_dtype("dtype", dtype)
         self.dtype = self.model_dtype if embedding_dtype is None else find_dtype("embedding_dtype", embedding_dtype)
         self.asked_tokens: dict[Role, int | None] = {"query": max_query_tokens, "document": max_document_tokens}

@@ -22,6 +22,7 @@ from maxsim_eval.cache.corpus import Corpus, largest_of
 from maxsim_eval.cache.embeddings import Embeddings, cached_embeddings, check_widths
 from maxsim_eval.cache.selection import Documents
 from maxsim_eval.data.subsets import limit_task
+from maxsim_eval.environment import resolve_device
 from maxsim_eval.errors import DataError, UsageError, did_you_mean
 from maxsim_eval.scoring.job import find_copies
 from maxsim_eval.scoring.own_functions import find_paths
@@ -126,7 +127,7 @@ def explain_pair(
     *,
     path: str = "fp32",
     cache_dir: Path | str = "embeddings_cache",
-    device: str = "cpu",
+    device: str = "auto",
     encoder_options: Mapping[str, Any] | None = None,
     grid: PatchGrid | None = None,
     limit_queries: int | None = None,
@@ -153,6 +154,7 @@ def explain_pair(
         raise UsageError(f"path {path}: a function of your own gives scores alone, no winners; explain needs one of our paths")
     kept = limit_task(task, queries=limit_queries, documents=limit_documents, seed=limit_seed)
     row, place = _place("query", query, task.query_ids), _place("document", document, kept.document_ids)
+    device = resolve_device(device, quiet=quiet)
     found = cached_embeddings(task, encoder, cache_dir, kept=kept, device=device, **dict(encoder_options or {}))
     queries, tokens = _row(found.queries, row), _row(found.documents, place)
     check_widths(found, queries)

@@ -26,6 +26,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from maxsim_eval.environment import resolve_device
 from maxsim_eval.errors import EXIT_DATA, EXIT_INTERRUPTED, MaxsimEvalError, UsageError
 from maxsim_eval.processes.failures import (
     CONTINUES,
@@ -112,11 +113,11 @@ def follower() -> bool:
 
 
 @contextlib.contextmanager
-def joined(device: str = "cpu", speak: Callable[[str], None] | None = None) -> Iterator[World]:
+def joined(device: str = "auto", speak: Callable[[str], None] | None = None) -> Iterator[World]:
     """The processes that work together, from torchrun's environment; left again at the end. Inside itself it is what it was outside.
 
     Args:
-        device: as the command names it; `cuda` becomes `cuda:<LOCAL_RANK>`.
+        device: as the command names it; `auto` is what it means on this machine, `cuda` becomes `cuda:<LOCAL_RANK>`.
         speak: prints the one message of a failure: on the leader, elsewhere only where the leader says nothing in time. The process
             then ends with the failure's exit code. None raises instead: `RankError` on the ranks that did not fail.
 
@@ -128,6 +129,7 @@ def joined(device: str = "cpu", speak: Callable[[str], None] | None = None) -> I
         yield _joined or World()
         return
     try:
+        device = resolve_device(device, quiet=follower()) if device == "auto" else device
         _joined = world = _Group(device.startswith("cuda"))
     except JoinError as error:
         if speak is None:

@@ -84,7 +84,7 @@ def headline(result: Result) -> list[str]:
         f"{task.get('source')}/{task.get('dataset')} {task.get('split')}: {counts}",
         *([] if limits is None else [f"SUBSET: {describe(limits)}; figures are not those of the whole collection"]),
         *([f"RERANKED: {reranked}; what a query's run does not list is not retrieved"] if reranked else []),
-        f"encoder {encoder.get('name')}{revision}{dim}, top {result.k}",
+        f"encoder {encoder.get('name')}{revision}{dim}, top {result.k}, on {result.environment.get('device', 'an unknown device')}",
     ]
 
 

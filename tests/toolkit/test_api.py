@@ -15,7 +15,7 @@ import torch
 
 import maxsim_eval
 from maxsim_eval import api
-from maxsim_eval.api import check_device, evaluate
+from maxsim_eval.api import evaluate
 from maxsim_eval.comparison.metrics import DEFAULT_METRICS
 from maxsim_eval.data.trec import read_trec_run
 from maxsim_eval.errors import CacheError, DataError, UnknownNameError, UsageError
@@ -298,16 +298,6 @@ def test_arguments_are_checked_before_hours_of_work(options: dict[str, Any], tmp
     with pytest.raises(UsageError):
         run(task_of(), encoder, tmp_path, **options)
     assert encoder.encoded == []
-
-
-def test_devices() -> None:
-    check_device("cpu")
-    check_device("cpu:0")
-
-
-def test_a_device_that_holds_no_data() -> None:
-    with pytest.raises(UsageError, match="device 'meta' cannot be used"):
-        check_device("meta")
 
 
 def test_an_encoder_whose_weights_are_not_here_is_explained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -80,7 +80,7 @@ def test_limits(checkpoint):
         HfEncoder(str(checkpoint), max_query_tokens=0)
     with pytest.raises(UsageError, match="batch_size: got 0"):
         HfEncoder(str(checkpoint), batch_size=0)
-    with pytest.raises(UsageError, match="device: got 'gpu'"):
+    with pytest.raises(UsageError, match="device 'gpu' cannot be used"):
         HfEncoder(str(checkpoint), device="gpu")
 
 
