@@ -113,7 +113,10 @@ _ENCODED = {
     "dataset": (Annotated[str, typer.Argument(help="Name of the dataset (local: or its path).")], Parameter.empty),
 }
 _MODEL_DEVICE = {
-    "device": (Annotated[str, typer.Option(help="Where the model runs: auto, cpu, cuda, cuda:1, ... (torchrun: cpu or cuda)")], "auto")
+    "device": (
+        Annotated[str, typer.Option(help="Where the model runs: auto, cpu, cuda, cuda:1, ... (torchrun: cpu or cuda)")],
+        "auto",
+    )
 }
 with_options(
     encode,

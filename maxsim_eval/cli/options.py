@@ -104,7 +104,12 @@ SCORING: Group = {
         None,
     ),
     "device": (
-        Annotated[str, typer.Option(help="Where the encoder runs and scores are computed: auto, cpu, cuda, cuda:1, ... (torchrun: cpu or cuda)")],
+        Annotated[
+            str,
+            typer.Option(
+                help="Where texts are encoded and scores computed: auto, cpu, cuda, cuda:1, ... (torchrun: no number)"
+            ),
+        ],
         "auto",
     ),
     **LIMITS,

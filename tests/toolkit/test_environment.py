@@ -87,5 +87,12 @@ def test_names_that_mean_no_device(name: str) -> None:
 def test_what_auto_meant_is_recorded(tmp_path: Path) -> None:
     from maxsim_eval import evaluate, load_task
 
-    result = evaluate(load_task("demo", "small", data_dir=tmp_path), "lexical", ["fp16"], cache_dir=tmp_path / "cache", quiet=True, limit_queries=3)
+    result = evaluate(
+        load_task("demo", "small", data_dir=tmp_path),
+        "lexical",
+        ["fp16"],
+        cache_dir=tmp_path / "cache",
+        quiet=True,
+        limit_queries=3,
+    )
     assert result.environment["device"] == ("cuda" if torch.cuda.is_available() else "cpu")
