@@ -15,6 +15,7 @@ from maxsim_eval.cache.filling import Begun
 from maxsim_eval.cache.selection import Documents, Selection
 from maxsim_eval.cache.sides import Contents, TaskSide, embed, find_entry, find_imported, imported_names, package_versions
 from maxsim_eval.data.subsets import rows_of
+from maxsim_eval.encoders.model_encoder import DTYPE_ON
 from maxsim_eval.encoders.names import get_encoder
 from maxsim_eval.environment import resolve_device
 from maxsim_eval.errors import DataError, UnknownNameError, UsageError
@@ -181,6 +182,8 @@ def _find(
             raise UnknownNameError("encoder", named, names) from None
         if named.startswith(f"{encoder.name}@") and "revision" not in changing:
             changing.append("revision")
+        if getattr(encoder, "dtype_by_device", False):
+            encoder = _as_cached(task, kept, encoder, named, cache_dir, (contents, of_kept), {**options, "device": device})
     whole = None if kept.document_ids is task.document_ids else find_entry(task, "document", encoder, cache_dir, contents)
     side = TaskSide(kept, "document", encoder, cache_dir, of_kept) if whole is None else None
     there: dict[Role, Entry | None] = {
@@ -195,6 +198,33 @@ def _find(
         found = chosen_rows(whole, task, kept)
     assert found is not None  # one of the three is there
     return _Search(task, contents, encoder, cache_dir, there["query"], found)
+
+
+def _as_cached(
+    task: Task,
+    kept: Task,
+    own: Encoder,
+    named: str,
+    cache_dir: Path | str,
+    contents: tuple[Contents, Contents],
+    options: Mapping[str, Any],
+) -> Encoder:
+    """The encoder in another device's default precision where documents are cached in that and not in this one's own."""
+
+    def there(encoder: Encoder) -> bool:
+        whole = find_entry(task, "document", encoder, cache_dir, contents[0])
+        return whole is not None or (
+            kept is not task and find_entry(kept, "document", encoder, cache_dir, contents[1]) is not None
+        )
+
+    if there(own):
+        return own
+    for dtype in sorted(set(DTYPE_ON.values()) - {str(own.model_dtype).removeprefix("torch.")}):  # type: ignore[attr-defined]
+        stored = options.get("embedding_dtype") or task.dtype
+        other = get_encoder(named, **{**options, "dtype": dtype, "embedding_dtype": stored})
+        if there(other):
+            return other
+    return own
 
 
 def chosen_rows(entry: Entry, task: Task, kept: Task) -> Documents:

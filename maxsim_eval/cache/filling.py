@@ -8,10 +8,13 @@ nobody has: what a shard holds does not depend on who encodes it, nor on how man
 from __future__ import annotations
 
 import json
+import sys
+import threading
 import time
 import uuid
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, as_completed, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,6 +46,8 @@ from maxsim_kernels import Packed
 LEAST = 512  # documents a shard, by default
 _MOST = 65536
 _SHARDS = 64  # aimed at
+_SWITCH = 2e-4  # seconds: a thread that launches a model's kernels must not wait long for one that reads texts
+_TICKS = threading.Lock()
 _VISIBLE = 60.0  # seconds after which a network file system shows everybody what was written
 
 
@@ -108,6 +113,7 @@ def fill_entry(
     label: str = "",
     quiet: bool = False,
     lock_timeout: float = 60.0,
+    at_once: int = 1,
 ) -> Entry:
     """Open the entry, or write what it lacks: the manifest first, then every missing shard, under a lock. By this process alone.
 
@@ -122,6 +128,7 @@ def fill_entry(
         chunk: ask `encode` for at most that many documents at a time (default: a shard at a time).
         label, quiet: of the progress bar on stderr.
         lock_timeout: seconds to wait for another process that writes this entry.
+        at_once: shards that are worked on at a time, each by a thread; `encode` is then called by several.
 
     Raises:
         CacheError: an entry for something else, a damaged shard, the lock (names the folder), a disk that is full.
@@ -134,7 +141,7 @@ def fill_entry(
     if (entry := open_if_complete(folder, _wanted(manifest))) is not None:
         return entry
     with begun_entry(folder, manifest, ids, lock_timeout) as begun:
-        fill_shards(begun, ids, encode, chunk=chunk, label=label, quiet=quiet)
+        fill_shards(begun, ids, encode, chunk=chunk, label=label, quiet=quiet, at_once=at_once)
     return open_entry(folder)
 
 
@@ -181,10 +188,13 @@ def fill_shards(
     label: str,
     quiet: bool,
     world: World | None = None,
+    at_once: int = 1,
 ) -> None:
     """Encode and write what is missing; every process of `world` calls this alike and returns when all of it is there.
 
-    The leader takes the first of the missing shards, whose beginning it may have encoded already; it holds the entry's lock.
+    The leader takes the first of the missing shards, whose beginning it may have encoded already; it holds the entry's lock. With
+    `at_once` above 1 a process works on so many shards at a time, each in a thread: while the GPU has the texts of one, those of the
+    next are read, and the tokens of the last are written.
 
     Raises:
         CacheError, DataError: as `fill_entry`; a cache folder that not all processes see. RankError: another process failed.
@@ -198,15 +208,53 @@ def fill_shards(
     hidden = quiet or not begun.missing
     bar = EncodeProgress(begun.token, len(ids), done if world.leader else 0, world, hidden, label=label, unit=unit)
     with bar as progress, _heard(world) as said:
-        while (turn := world.draw(begun.token) if turn is None else turn) < len(begun.missing):
-            spec, turn = specs[begun.missing[turn]], None
-            pieces = list(_pieces(begun.folder, spec, encode, chunk, progress))
-            write_shard(begun.folder / shard_name(spec.shard), spec, ids[spec.start : spec.stop], pieces)
+
+        def fill(turn: int, stopped: threading.Event) -> None:
+            spec = specs[begun.missing[turn]]
+            pieces = list(_pieces(begun.folder, spec, encode, chunk, progress, stopped))
+            if not stopped.is_set():
+                write_shard(begun.folder / shard_name(spec.shard), spec, ids[spec.start : spec.stop], pieces)
+
+        def turns() -> Iterator[int]:
+            first = turn
+            while (drawn := world.draw(begun.token) if first is None else first) < len(begun.missing):
+                yield drawn
+                first = None
+
+        _each(turns(), fill, at_once)
         counts = world.collect([progress.documents, progress.size, said])
         progress.settle(counts)
     if world.size > 1 and world.leader:
         _repeat([texts for _, _, texts in counts])
         _await_shards(begun)
+
+
+def _each(turns: Iterator[int], fill: Callable[[int, threading.Event], None], at_once: int) -> None:
+    """`fill` every turn, as many at once; the first error stops the others at their next piece, and is raised when they have."""
+    stopped = threading.Event()
+    if at_once == 1:
+        for turn in turns:
+            fill(turn, stopped)
+        return
+    switch = sys.getswitchinterval()
+    sys.setswitchinterval(_SWITCH)
+    try:
+        with ThreadPoolExecutor(at_once, thread_name_prefix="encode") as pool:
+            running: set[Future[None]] = set()
+            try:
+                for turn in turns:
+                    running.add(pool.submit(fill, turn, stopped))
+                    if len(running) >= at_once:
+                        done, running = wait(running, return_when=FIRST_COMPLETED)
+                        for each in done:
+                            each.result()
+                for each in as_completed(running):
+                    each.result()
+            except BaseException:
+                stopped.set()
+                raise
+    finally:
+        sys.setswitchinterval(switch)
 
 
 @contextmanager
@@ -237,16 +285,24 @@ def _repeat(said: Sequence[Sequence[str]]) -> None:
 
 
 def _pieces(
-    folder: Path, spec: ShardSpec, encode: Callable[[int, int], Packed], chunk: int | None, progress: EncodeProgress
+    folder: Path,
+    spec: ShardSpec,
+    encode: Callable[[int, int], Packed],
+    chunk: int | None,
+    progress: EncodeProgress,
+    stopped: threading.Event,
 ) -> Iterator[Packed]:
     step = chunk or spec.stop - spec.start
     for start in range(spec.start, spec.stop, step):
+        if stopped.is_set():
+            return
         stop = min(start + step, spec.stop)
         piece = encode(start, stop)
         if len(piece) != stop - start:
             got = f"{len(piece)} embeddings for documents {start} to {stop}"
             raise CacheError(f"{folder}: the encoder gave {got}, need {stop - start}; nothing of them was stored")
-        progress.tick(stop - start, int(piece.lengths.sum()))
+        with _TICKS:
+            progress.tick(stop - start, int(piece.lengths.sum()))
         yield piece
 
 

@@ -174,7 +174,7 @@ class TaskSide:
         self.content = contents.of(role)
         self.key = embedding_key(role, encoder, contents)
         self.folder = entry_folder(cache_dir, task.source, task.dataset, encoder.name, role, self.key)
-        self.chunk = PAGE_CHUNK if isinstance(self.items, Pages) else CHUNK
+        self.chunk = PAGE_CHUNK if isinstance(self.items, Pages) else getattr(encoder, "chunk", None) or CHUNK
         self._prepared = role != "query"
         self._first: Packed | None = None
 
@@ -220,7 +220,8 @@ class TaskSide:
                 f"{self.key}; all processes need the same data, model and options"
             )
         label = f"encode {self.task.dataset}"
-        fill_shards(begun, self.ids, self._tokens, chunk=self.chunk, label=label, quiet=quiet, world=world)
+        at_once = getattr(self.encoder, "at_once", 1)
+        fill_shards(begun, self.ids, self._tokens, chunk=self.chunk, label=label, quiet=quiet, world=world, at_once=at_once)
 
     def _tokens(self, start: int, stop: int) -> Packed:
         if self._first is not None and (start, stop) == (0, len(self._first)):

@@ -4,8 +4,10 @@ checkpoints.py    where an encoder's checkpoint is: a folder, or a hub id at a c
 gve.py            the `gve` encoder: Granite Vision Embedding, pages and text queries, by the checkpoint's own code
 hf.py             the `hf:<id or path>` encoder
 lexical.py        the `lexical` encoder: token embeddings from the words themselves, without any weights
+memory.py         memory that runs out: halved batches, said once
 model_encoder.py  what every encoder that runs a model shares
 multi_vector.py   the `multi-vector:<id or path>` encoder
 names.py          ENCODERS: how an encoder's name becomes an encoder
+text_batches.py   texts through a model: batches of so many tokens, one copy a window
 token_texts.py    what tokens stand for: word pieces by a tokenizer, patches of a page by a processor
 """

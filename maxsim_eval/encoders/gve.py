@@ -99,8 +99,11 @@ class GveEncoder(ModelEncoder):
 
             def forward(batch: list[int], kind: Kind = kind) -> list[torch.Tensor]:
                 if kind == "text":
-                    return self._forward(self._processor.process_queries([items[at] for at in batch]), len(batch))
-                return self._forward(self._processor.process_images([items[at].convert("RGB") for at in batch]), len(batch))
+                    ready = self._processor.process_queries([items[at] for at in batch])
+                else:  # beside the GPU's work
+                    ready = self._processor.process_images([items[at].convert("RGB") for at in batch])
+                with self.running:
+                    return self._forward(ready, len(batch))
 
             for place, tokens in self.in_batches(kind, items, places, forward):
                 rows[place] = tokens
@@ -121,8 +124,11 @@ class GveEncoder(ModelEncoder):
         return [tokens[keep] for tokens, keep in zip(found, kept)]
 
     def _load(self) -> None:
-        if self._model is not None:
-            return
+        with self.loading:
+            if self._model is None:
+                self._read()
+
+    def _read(self) -> None:
         if not self._trusted:
             raise UsageError(
                 f"encoder {self.name}: its checkpoint {self._checkpoint.shown} at {self.revision} brings Python code of its own, "

@@ -8,12 +8,15 @@ inputs. Code inside a checkpoint is never run (`trust_remote_code=False`), and w
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 from typing import Any
 
+import numpy as np
 import torch
 
 from maxsim_eval.encoders.checkpoints import find_checkpoint, require_weights
 from maxsim_eval.encoders.model_encoder import ModelEncoder, dtype_name, require, sort_kinds
+from maxsim_eval.encoders.text_batches import Read
 from maxsim_eval.encoders.token_texts import piece_texts
 from maxsim_eval.errors import UsageError
 from maxsim_eval.types import Role
@@ -111,22 +114,11 @@ class HfEncoder(ModelEncoder):
         kinds = sort_kinds(items, self.name)
         if kinds["page"]:
             raise UsageError(f"{self.name} reads text; item {kinds['page'][0]} is a page image")
-        rows: list[torch.Tensor] = [torch.empty(0, self.dim)] * len(items)
-        ids, special = self._tokenize([items[place] for place in kinds["text"]], role)
-        texts = dict(zip(kinds["text"], zip(ids, special)))
-        places = [place for place, (_, flags) in texts.items() if not all(flags)]
-
-        def forward(batch: list[int]) -> list[torch.Tensor]:
-            hidden = self._forward([texts[place][0] for place in batch])
-            kept = [torch.tensor([not flag for flag in texts[place][1]]) for place in batch]
-            return [row[: len(keep)][keep] for row, keep in zip(hidden, kept)]
-
-        def length(place: int) -> int:
-            return len(texts[place][0])
-
-        for place, tokens in self.batches["text"].run(places, length, forward, lambda at: f"one text of {length(at)} tokens"):
-            rows[place] = torch.nn.functional.normalize(tokens, dim=-1)
-        return self.hand_out(rows, self.dim)
+        with self.reading:
+            ids, special = self._tokenize(list(items), role)
+        lengths = np.array([0 if all(flags) else len(row) for row, flags in zip(ids, special)], np.int64)
+        lengths[np.setdiff1d(np.arange(len(items)), kinds["text"])] = 0  # a blank text has no token, whatever its prompt has
+        return self.texts.run(self._padded(ids, special, lengths), self.dim, self._forward)
 
     def token_texts(self, item: Any, role: Role) -> list[str]:
         """The word piece of each token of a text, in order: what the tokenizer alone says, no weights are read."""
@@ -148,19 +140,26 @@ class HfEncoder(ModelEncoder):
         )
         return encoded["input_ids"], encoded["special_tokens_mask"]
 
-    def _forward(self, ids: list[list[int]]) -> torch.Tensor:
-        """Last hidden states `[batch, longest, dim]` float32 on the CPU."""
-        model = self._loaded_model()
-        longest = max(len(row) for row in ids)
+    def _padded(self, ids: list[list[int]], special: list[list[int]], lengths: np.ndarray) -> Read:
+        """Word pieces, and which of them are no special tokens, `[n, longest]`."""
+        filled = np.arange(max(lengths, default=0)) < lengths[:, None]
         pad = self._tokenizer.pad_token_id or 0  # any valid id: the attention mask hides it
-        tokens = torch.tensor([row + [pad] * (longest - len(row)) for row in ids])
-        mask = torch.tensor([[1] * len(row) + [0] * (longest - len(row)) for row in ids])
-        output = model(input_ids=tokens.to(self.device), attention_mask=mask.to(self.device))
-        states: torch.Tensor = output.last_hidden_state.float().cpu()
-        return states
+        tokens, kept = np.full(filled.shape, pad, np.int64), np.zeros(filled.shape, bool)
+        used = [number for number, length in enumerate(lengths.tolist()) if length]
+        tokens[filled] = np.fromiter(chain.from_iterable(ids[number] for number in used), np.int64)
+        kept[filled] = ~np.fromiter(chain.from_iterable(special[number] for number in used), bool)
+        features = {"input_ids": tokens, "attention_mask": filled.astype(np.int64), "kept": kept}
+        return Read({name: torch.from_numpy(values) for name, values in features.items()}, lengths)
+
+    def _forward(self, batch: dict[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+        kept = batch.pop("kept")
+        states = self._loaded_model()(**batch).last_hidden_state
+        return torch.nn.functional.normalize(states.float(), dim=-1), kept
 
     def _loaded_model(self) -> Any:
-        if self._model is None:
+        with self.loading:
+            if self._model is not None:
+                return self._model
             model, info = self._load(
                 "AutoModel",
                 "weights",
@@ -171,4 +170,4 @@ class HfEncoder(ModelEncoder):
             )
             require_weights(self._checkpoint, info["missing_keys"])
             self._model = model.to(self.device).eval()
-        return self._model
+            return self._model

@@ -1,21 +1,25 @@
-"""What every encoder that runs a model shares: its options, batches of similar length, less memory when it runs out."""
+"""What every encoder that runs a model shares: its options, batches of pages, and how tokens are handed out."""
 
 from __future__ import annotations
 
 import importlib.util
-import warnings
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
 
 import torch
 
+from maxsim_eval.encoders.memory import Halving
+from maxsim_eval.encoders.text_batches import TextBatches, not_finite
 from maxsim_eval.environment import resolve_device
-from maxsim_eval.errors import DataError, MissingPackageError, UsageError
+from maxsim_eval.errors import MissingPackageError, UsageError
 from maxsim_eval.types import Role
 from maxsim_kernels import Packed, pack
 
+GPU_CHUNK = 2048  # texts that are sorted by length together
+DTYPE_ON = {"cpu": "float32", "cuda": "float16"}
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
-BATCH_SIZE = 32  # texts
+TEXTS = 32  # in one batch where a library or a processor takes texts, not tokens
 PAGE_BATCH_SIZE = 4  # page images: about a thousand tokens each
 Kind = Literal["text", "page"]
 
@@ -60,13 +64,11 @@ def describe(item: Any) -> str:
 
 
 class Batches:
-    """Runs a model over items in batches of similar length; the batch size is halved, with one warning, when memory runs out."""
+    """Runs a model over items in batches of similar size; the number in a batch is halved, with one warning, when memory runs out."""
 
-    def __init__(self, name: str, device: torch.device, size: int, what: str = "texts") -> None:
-        if size < 1:
-            raise UsageError(f"batch_size: got {size}, need 1 or more")
-        self.name, self.device, self.size, self.what = name, device, size, what
-        self._said = False
+    def __init__(self, name: str, device: torch.device, size: int, what: str) -> None:
+        self.size = size
+        self._halving = Halving(name, device, what)
 
     def run(
         self,
@@ -92,39 +94,15 @@ class Batches:
             try:
                 with torch.inference_mode():
                     rows = [tokens.cpu() for tokens in forward(batch)]
-            except RuntimeError as error:  # torch.OutOfMemoryError is one; CPU allocators raise it bare
-                if not out_of_memory(error):
-                    raise
-                if len(batch) == 1:
-                    lower = "lower max_document_tokens" if self.what == "texts" else "choose a smaller dtype"
-                    raise UsageError(
-                        f"{self.name}: out of memory on {self.device} with {one(batch[0])}; {lower} or choose another device"
-                    ) from error
+            except RuntimeError as error:
+                self._halving.check(error, len(batch), lambda: one(batch[0]))  # noqa: B023 (called at once)
                 rows = []
             if not rows:  # outside the except clause, whose traceback keeps the failed batch's tensors
-                self._halve(len(batch))
+                self._halving.halve(len(batch), depth=3)
+                self.size = len(batch) // 2
                 continue
             yield from zip(batch, rows, strict=True)
             start += len(batch)
-
-    def _halve(self, items: int) -> None:
-        self.size = items // 2
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
-        if not self._said:
-            self._said = True
-            warnings.warn(
-                f"{self.name}: out of memory on {self.device} with {items} {self.what} at once; continuing with "
-                f"{self.size}, and fewer where needed",
-                RuntimeWarning,
-                stacklevel=4,  # the caller of encode
-            )
-
-
-def out_of_memory(error: RuntimeError) -> bool:
-    """Whether an error is about memory: CUDA's, or that of torch's CPU allocator, new and old."""
-    signs = ("out of memory", "not enough memory", "can't allocate")
-    return isinstance(error, torch.OutOfMemoryError) or any(sign in str(error).lower() for sign in signs)
 
 
 class ModelEncoder:
@@ -133,8 +111,10 @@ class ModelEncoder:
     Args:
         name: the encoder's name in caches and reports.
         device: where the model runs: auto (a CUDA device that works, else the CPU), cpu, cuda, cuda:<number>. Results are on the CPU.
-        batch_size: items in one forward pass; None: 32 texts, 4 pages. Halved, with one warning, when memory runs out.
-        dtype: what the model computes in: float32, float16 or bfloat16.
+        batch_size: the most items in one forward pass; None: texts of so many tokens (`text_batches.TOKENS`), 4 pages. Halved, with
+            one warning, when memory runs out.
+        dtype: what the model computes in: float32, float16 or bfloat16; None: float16 on a GPU (half the memory and several times
+            the speed; late-interaction models are trained and served so), float32 on a CPU.
         embedding_dtype: what its embeddings are stored in; None: as `dtype`.
         max_query_tokens, max_document_tokens: None: the encoder's or checkpoint's own limits.
         query_prompt, document_prompt: text before every query or document; None: the checkpoint's own.
@@ -149,7 +129,7 @@ class ModelEncoder:
         *,
         device: str = "auto",
         batch_size: int | None = None,
-        dtype: str = "float32",
+        dtype: str | None = None,
         embedding_dtype: str | None = None,
         max_query_tokens: int | None = None,
         max_document_tokens: int | None = None,
@@ -158,17 +138,26 @@ class ModelEncoder:
     ) -> None:
         self.name = name
         self.device = torch.device(resolve_device(device, quiet=True))
-        self.model_dtype = find_dtype("dtype", dtype)
+        self.dtype_by_device = dtype is None
+        self.model_dtype = find_dtype("dtype", dtype or DTYPE_ON[self.device.type])
         self.dtype = self.model_dtype if embedding_dtype is None else find_dtype("embedding_dtype", embedding_dtype)
         self.asked_tokens: dict[Role, int | None] = {"query": max_query_tokens, "document": max_document_tokens}
         for role, tokens in self.asked_tokens.items():
             if tokens is not None and tokens < 1:
                 raise UsageError(f"max_{role}_tokens: got {tokens}, need 1 or more")
         self.prompts: dict[Role, str | None] = {"query": query_prompt, "document": document_prompt}
+        if batch_size is not None and batch_size < 1:
+            raise UsageError(f"batch_size: got {batch_size}, need 1 or more")
+        self.texts = TextBatches(name, self.device, batch_size, self.model_dtype, self.dtype)
         self.batches: dict[Kind, Batches] = {
-            "text": Batches(name, self.device, BATCH_SIZE if batch_size is None else batch_size),
-            "page": Batches(name, self.device, PAGE_BATCH_SIZE if batch_size is None else batch_size, "pages"),
+            "text": Batches(name, self.device, batch_size or TEXTS, "texts"),
+            "page": Batches(name, self.device, batch_size or PAGE_BATCH_SIZE, "pages"),
         }
+        gpu = self.device.type == "cuda"
+        self.at_once = 3 if gpu else 1  # one is read, one is on the GPU, one is written
+        self.chunk = GPU_CHUNK if gpu else None
+        # A tokenizer and a model serve one thread at a time, and the model is loaded once.
+        self.reading, self.running, self.loading = threading.Lock(), threading.Lock(), threading.Lock()
 
     def prepare(self, documents: Sequence[Any]) -> None:
         """Nothing: the embeddings do not depend on the corpus."""
@@ -192,15 +181,8 @@ class ModelEncoder:
         if not bool(finite.all()):
             first = int(torch.nonzero(~finite)[0])
             item = int((packed.lengths.cumsum(0) <= first).sum())
-            if bool(torch.isfinite(rows[item]).all()):
-                raise DataError(
-                    f"{self.name}: item {item} of {len(rows)} has values up to {float(rows[item].abs().max()):.4g}, which "
-                    f"{dtype_name(self.dtype)} cannot hold; store --embedding-dtype float32 or bfloat16"
-                )
-            raise DataError(
-                f"{self.name}: the model gave NaN or infinity for item {item} of {len(rows)} in {dtype_name(self.model_dtype)}; "
-                "use --dtype float32 or bfloat16, or check its weights"
-            )
+            largest = float(rows[item].abs().max())
+            raise not_finite(self.name, f"item {item} of {len(rows)}", largest, self.model_dtype, self.dtype)
         return packed
 
 

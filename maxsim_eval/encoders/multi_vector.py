@@ -14,14 +14,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import torch
 
 from maxsim_eval.encoders.checkpoints import Checkpoint, find_checkpoint, require_weights
 from maxsim_eval.encoders.model_encoder import Kind, ModelEncoder, dtype_name, require, sort_kinds
+from maxsim_eval.encoders.text_batches import Read
 from maxsim_eval.encoders.token_texts import image_token, piece_texts, processor_grid, processor_ids
-from maxsim_eval.errors import MissingPackageError, UsageError
+from maxsim_eval.errors import DataError, MissingPackageError, UsageError
 from maxsim_eval.types import PatchGrid, Role
-from maxsim_kernels import Packed
+from maxsim_kernels import Packed, pack
 
 CODE_VERSION = 1
 Layout = Literal["stanford", "modules", "pages"]
@@ -106,26 +108,60 @@ class MultiVectorEncoder(ModelEncoder):
             raise UsageError(f"{self.name} reads page images as documents; item {kinds['text'][0]} is a text")
         if kinds["page"] and self._facts.layout == "stanford":
             raise UsageError(f"{self.name} reads text; item {kinds['page'][0]} is a page image")
+        if not any(kinds.values()):
+            return pack([torch.empty(0, self.dim)] * len(items), dim=self.dim, dtype=self.dtype)
+        library = self._library()
+        if kinds["page"] and not (library.supports("image") or library.supports("message")):
+            raise UsageError(f"{self.name} reads text; item {kinds['page'][0]} is a page image")
+        if not kinds["page"] and self._facts.layout != "pages":
+            read, others = self._read_texts(items, kinds["text"], role)
+            return self.texts.run(read, self.dim, lambda batch: self._forward({**others, **batch}, role))
         rows = [torch.empty(0, self.dim)] * len(items)
         kind: Kind
         for kind, places in kinds.items():
-            if not places:
-                continue
-            library = self._library()
-            if kind == "page" and not (library.supports("image") or library.supports("message")):
-                raise UsageError(f"{self.name} reads text; item {places[0]} is a page image")
-            call = library.encode_query if role == "query" else library.encode_document
 
-            def forward(batch: list[int], call: Any = call) -> list[torch.Tensor]:
+            def forward(batch: list[int]) -> list[torch.Tensor]:
                 inputs = [item if isinstance(item, str) else item.convert("RGB") for item in (items[at] for at in batch)]
-                found: list[torch.Tensor] = call(
-                    inputs, prompt=self.prompts[role], batch_size=len(inputs), show_progress_bar=False
-                )
-                return found
+                features = library.preprocess(inputs, prompt=self._prompt(role), task=role)  # images: beside the GPU's work
+                with self.running:
+                    tokens, kept = self._forward(features, role)
+                    return [found[keep] for found, keep in zip(tokens, kept)]
 
             for place, tokens in self.in_batches(kind, items, places, forward):
                 rows[place] = tokens
         return self.hand_out(rows, self.dim)
+
+    def _read_texts(self, items: Sequence[str], places: list[int], role: Role) -> tuple[Read, dict[str, Any]]:
+        """Texts as the library preprocesses them, and what it says beside tensors; those of no place have no tokens."""
+        with self.reading:
+            features = self._library().preprocess([items[place] for place in places], prompt=self._prompt(role), task=role)
+        shape = features["input_ids"].shape
+        tensors = {name: values for name, values in features.items() if isinstance(values, torch.Tensor)}
+        for name, values in tensors.items():
+            if values.shape != shape:
+                raise DataError(f"{self.name}: its {name} of texts is {list(values.shape)}, need one row a text, {list(shape)}")
+        used = tensors["attention_mask"].bool()
+        if "query_expansion_positions" in tensors:
+            used = used | tensors["query_expansion_positions"].bool()
+        left = getattr(self._library().tokenizer, "padding_side", "right") == "left"
+        others = {name: value for name, value in features.items() if name not in tensors}
+        read = Read.of(tensors, used, left)
+        return (read if len(places) == len(items) else read.among(np.array(places), len(items))), others
+
+    def _forward(self, features: dict[str, Any], role: Role) -> tuple[torch.Tensor, torch.Tensor]:
+        """Embeddings `[b, l, d]` and which of them count, of preprocessed items, as the library's own `encode` does it."""
+        moved = {name: value.to(self.device) if isinstance(value, torch.Tensor) else value for name, value in features.items()}
+        found = self._library()(moved, task=role)
+        return found["token_embeddings"], found["attention_mask"].bool()
+
+    def _prompt(self, role: Role) -> str | None:
+        """The text before every item: what was asked for, else the checkpoint's own by the library's rule."""
+        if self.prompts[role] is not None:
+            return self.prompts[role]
+        library = self._library()
+        names = ("query",) if role == "query" else ("document", "passage", "corpus")
+        own = next((name for name in names if name in library.prompts), library.default_prompt_name)
+        return None if own is None else library.prompts.get(own)
 
     def token_texts(self, item: Any, role: Role) -> list[str] | None:
         """The word piece (or patch) of each token, in order; None where weights would have to be downloaded for it.
@@ -163,7 +199,9 @@ class MultiVectorEncoder(ModelEncoder):
             return AutoProcessor.from_pretrained(str(self._checkpoint.folder), trust_remote_code=False, local_files_only=True)
 
     def _library(self) -> Any:
-        if self._model is None:
+        with self.loading:
+            if self._model is not None:
+                return self._model
             folder = self._checkpoint.weights()
             if self._facts.layout == "stanford" and "linear.weight" not in _weight_names(self._checkpoint, folder):
                 raise self._checkpoint.refused("its weights hold no 'linear.weight': the projection layer is missing")
@@ -188,7 +226,7 @@ class MultiVectorEncoder(ModelEncoder):
                 )
             self._set_limits(model)
             self._model = model.eval()
-        return self._model
+            return self._model
 
     def _set_limits(self, model: Any) -> None:
         """Put the lengths that were asked for in the place of the checkpoint's."""

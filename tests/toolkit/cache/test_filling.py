@@ -15,6 +15,7 @@ import filelock
 import pytest
 import torch
 
+from maxsim_eval.cache import filling
 from maxsim_eval.cache.sides import Entry, fill_entry, open_entry
 from maxsim_eval.errors import CacheError
 from maxsim_eval.files import atomic_path
@@ -334,3 +335,55 @@ def test_two_processes_fill_one_entry_at_once(tmp_path: Path, child: Callable[[P
     assert sorted(line for line in said if line.startswith("encoded")) == [f"encoded {n}" for n in (0, 3, 6, 9)]
     assert files(folder) == [*SHARDS, "manifest.json"]
     assert_right(open_entry(folder))
+
+
+# Several shards at once ------------------------------------------------------------------------------------------------
+
+
+def test_shards_are_worked_on_together(tmp_path: Path) -> None:
+    """The first waits for the third to begin: one after the other would wait for ever."""
+    third = threading.Event()
+
+    def encode(start: int, stop: int) -> Packed:
+        if start == 6:
+            third.set()
+        elif start == 0:
+            assert third.wait(20), "the third shard never began"
+        return tokens(start, stop)
+
+    switch = sys.getswitchinterval()
+    assert_right(fill(tmp_path, encode, at_once=3))
+    assert files(tmp_path) == [*SHARDS, "manifest.json"]
+    assert sys.getswitchinterval() == switch
+
+
+@pytest.mark.parametrize("error", [RuntimeError("a bug"), KeyboardInterrupt()], ids=["bug", "Ctrl-C"])
+def test_one_failure_ends_all_and_keeps_what_is_finished(error: BaseException, tmp_path: Path) -> None:
+    """The others stop at their next piece, write no half shard, and the next call goes on."""
+    first, failed, late = threading.Event(), threading.Event(), []
+
+    def encode(start: int, stop: int) -> Packed:
+        if start >= 6 and not failed.is_set():
+            assert first.wait(20)
+            failed.set()
+            raise error
+        if start == 3:
+            assert failed.wait(20)
+        elif failed.is_set():
+            late.append(start)
+        return tokens(start, stop)
+
+    def watched(path: Path, *rest: object) -> int:
+        size = written(path, *rest)  # type: ignore[arg-type]
+        first.set()
+        return size
+
+    written = filling.write_shard
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(filling, "write_shard", watched)
+        with pytest.raises(type(error)):
+            fill(tmp_path, encode, at_once=3, chunk=1)
+    assert SHARDS[0] in files(tmp_path)
+    assert not any(name.endswith(".tmp") for name in files(tmp_path))
+    assert 4 not in late
+    assert_right(fill(tmp_path, at_once=3))

@@ -10,10 +10,13 @@ import warnings
 import pytest
 import torch
 
+from maxsim_eval.cache.embeddings import embeddings
+from maxsim_eval.encoders import model_encoder
 from maxsim_eval.encoders.checkpoints import checkpoint_revision
 from maxsim_eval.encoders.hf import HfEncoder
 from maxsim_eval.encoders.names import get_encoder
 from maxsim_eval.errors import DataError, MissingPackageError, UsageError
+from maxsim_eval.types import Task
 
 WORDS = ["glacier", "melt", "valley", "cat", "two", "the", "un", "##known", "##s", "a"]
 TEXTS = ["glacier melt", "", "cats", "two cat valley the glacier melt a cat", "unknown zebra", "[SEP] cat"]
@@ -64,6 +67,58 @@ def test_batching_changes_nothing_but_rounding_and_repeats_exactly(checkpoint):
     assert torch.allclose(first.values, one.encode(TEXTS, "document").values, atol=1e-5)
     assert len(many.encode([], "query")) == 0
     assert many.encode(["", ""], "query").lengths.tolist() == [0, 0]
+
+
+def test_batches_are_of_so_many_tokens_and_the_longest_come_first(checkpoint, monkeypatch):
+    encoder = HfEncoder(str(checkpoint), device="cpu")
+    encoder.texts.tokens = 12
+    expected = HfEncoder(str(checkpoint), device="cpu", batch_size=1).encode(TEXTS, "document")
+    original, seen = encoder._forward, []
+
+    def watched(batch):
+        seen.append(tuple(batch["input_ids"].shape))
+        return original(batch)
+
+    monkeypatch.setattr(encoder, "_forward", watched)
+    packed = encoder.encode(TEXTS, "document")
+    assert seen == [(1, 10), (2, 5), (2, 4)], "texts and their longest: 12 tokens, or one text alone"
+    assert packed.lengths.tolist() == expected.lengths.tolist()
+    assert torch.allclose(packed.values, expected.values, atol=1e-5)
+
+
+def test_several_shards_at_once_are_the_same_cache(checkpoint, tmp_path):
+    """What a shard holds depends on its texts alone, whoever encodes beside it."""
+    texts = [" ".join(TEXTS[n % 6] for n in range(k % 7)) for k in range(1200)]
+    ids = [f"d{n}" for n in range(len(texts))]
+    task = Task("local", "toy", "test", ["q"], ["what"], ids, texts, {"q": {"d1": 1}})
+    stored = {}
+    for at_once in (1, 3):
+        encoder = HfEncoder(str(checkpoint), device="cpu")
+        encoder.at_once, encoder.chunk = at_once, 200
+        folder = embeddings(task, encoder, tmp_path / str(at_once), quiet=True).documents.folder
+        stored[at_once] = {path.name: path.read_bytes() for path in sorted(folder.glob("*.h5"))}
+    assert len(stored[1]) == 3
+    assert stored[1] == stored[3]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a machine without a GPU")
+def test_a_gpu_computes_in_half_precision_unless_told_otherwise(checkpoint, tmp_path, monkeypatch):
+    """And a cache that was encoded there is found here, though the default differs."""
+    assert HfEncoder(str(checkpoint)).model_dtype == torch.float32
+    monkeypatch.setitem(model_encoder.DTYPE_ON, "cpu", "float16")  # as on a GPU
+    name = f"hf:{checkpoint}"
+    assert get_encoder(name).fingerprint("document")["model_dtype"] == "float16"
+    assert get_encoder(name, dtype="float32").model_dtype == torch.float32
+    task = Task("local", "toy", "test", ["q"], ["cat"], ["a", "b"], ["glacier", "cat"], {"q": {"b": 1}})
+    made = embeddings(task, name, tmp_path, quiet=True)
+    monkeypatch.undo()
+    found = embeddings(task, name, tmp_path, quiet=True)
+    assert (found.documents.folder, found.queries.folder) == (made.documents.folder, made.queries.folder)
+    assert found.documents.dtype == torch.float16
+    exact = embeddings(task, name, tmp_path, quiet=True, dtype="float32")
+    assert exact.documents.dtype == torch.float32
+    again = embeddings(task, name, tmp_path, quiet=True)
+    assert again.documents.folder == exact.documents.folder, "this device's own comes first"
 
 
 def test_limits(checkpoint):
@@ -155,7 +210,8 @@ def test_out_of_memory_halves_the_batch_and_says_so_once(checkpoint, error):
     with pytest.warns(RuntimeWarning, match="out of memory on cpu with 4 texts at once; continuing with 2") as said:
         packed = encoder.encode(TEXTS, "document")
     assert len(said) == 1
-    assert sizes == [4, 2, 1, 1, 1, 1, 1]
+    assert sizes[:3] == [4, 2, 1]
+    assert sizes[-1] == 1
     assert torch.allclose(packed.values, expected.values, atol=1e-5)
 
 

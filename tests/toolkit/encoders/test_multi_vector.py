@@ -13,6 +13,7 @@ import tiny_checkpoints as tiny
 from maxsim_eval.encoders.multi_vector import MultiVectorEncoder
 from maxsim_eval.encoders.names import get_encoder
 from maxsim_eval.errors import UsageError
+from maxsim_eval.types import Role
 
 TEXTS = ["glacier melt", "a", "two cats . , the valley", "cat " * 90, "the melt of a glacier, unknown.", "zebra"]
 LAYOUTS = ("stanford", "pylate")
@@ -68,16 +69,17 @@ def test_empty_texts_have_no_tokens(folder: Path) -> None:
 def test_batches_are_of_similar_length_and_order_comes_back(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     one, many = (MultiVectorEncoder(str(folder), batch_size=size) for size in (1, 4))
     expected = one.encode(TEXTS, "document")
-    model, seen = many._library(), []
-    original = model.encode_document
+    original, seen = many._forward, []
 
-    def watched(texts: list[str], **options: Any) -> Any:
-        seen.append([len(text) for text in texts])
-        return original(texts, **options)
+    def watched(features: dict[str, Any], role: Role) -> Any:
+        seen.append(features["attention_mask"].sum(1).tolist())
+        return original(features, role)
 
-    monkeypatch.setattr(model, "encode_document", watched)
+    monkeypatch.setattr(many, "_forward", watched)
     packed = many.encode(TEXTS, "document")
-    assert seen == [[360, 31, 23, 12], [5, 1]]
+    assert [len(batch) for batch in seen] == [4, 2]
+    lengths = [length for batch in seen for length in batch]
+    assert lengths == sorted(lengths, reverse=True), "the longest first"
     assert packed.lengths.tolist() == expected.lengths.tolist()
     assert torch.allclose(packed.values, expected.values, atol=1e-5)
     assert torch.equal(packed.values, many.encode(TEXTS, "document").values)
@@ -178,20 +180,21 @@ def test_out_of_memory_halves_the_batch_and_says_so_once(
 ) -> None:
     encoder = MultiVectorEncoder(str(folder), batch_size=4)
     expected = encoder.encode(TEXTS, "document")
-    original, sizes = encoder._library().encode_document, []
+    original, sizes = encoder._forward, []
 
-    def small(texts: list[str], **options: Any) -> Any:
-        sizes.append(len(texts))
-        if len(texts) > 1:
+    def small(features: dict[str, Any], role: Role) -> Any:
+        sizes.append(len(features["input_ids"]))
+        if len(features["input_ids"]) > 1:
             raise error
-        return original(texts, **options)
+        return original(features, role)
 
-    monkeypatch.setattr(encoder._library(), "encode_document", small)
+    monkeypatch.setattr(encoder, "_forward", small)
     with pytest.warns(RuntimeWarning, match=r"out of memory on cpu with 4 texts at once; continuing with 2") as said:
         packed = encoder.encode(TEXTS, "document")
     assert len(said) == 1
     assert said[0].filename == __file__, "the warning points at the caller"
-    assert sizes == [4, 2, 1, 1, 1, 1, 1, 1]
+    assert sizes[:3] == [4, 2, 1]
+    assert sizes[-1] == 1
     assert packed.lengths.tolist() == expected.lengths.tolist()
     assert torch.allclose(packed.values, expected.values, atol=1e-5)
 
@@ -200,13 +203,13 @@ def test_no_memory_for_one_text_and_other_errors(folder: Path, monkeypatch: pyte
     encoder = MultiVectorEncoder(str(folder), batch_size=1)
 
     def fail(message: str) -> None:
-        def call(*_: Any, **__: Any) -> None:
+        def call(*_: Any) -> None:
             raise RuntimeError(message)
 
-        monkeypatch.setattr(encoder._library(), "encode_query", call)
+        monkeypatch.setattr(encoder, "_forward", call)
 
     fail("out of memory")
-    with pytest.raises(UsageError, match="with one text of 12 characters; lower max_document_tokens or choose another device"):
+    with pytest.raises(UsageError, match=r"with one text of 1\d tokens; lower max_document_tokens or choose another device"):
         encoder.encode(TEXTS[:1], "query")
     fail("something else")
     with pytest.raises(RuntimeError, match="something else"):

@@ -84,7 +84,7 @@ def test_batches_of_pages(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None
     packed = encoder.encode(pages, "document")
     assert packed.lengths.tolist() == expected.lengths.tolist()
     assert torch.allclose(packed.values, expected.values, atol=1e-5)
-    original, sizes = encoder._library().encode_document, []
+    original, sizes = encoder._library().preprocess, []
 
     def small(items: list[Any], **options: Any) -> Any:
         sizes.append(len(items))
@@ -93,13 +93,13 @@ def test_batches_of_pages(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None
         assert items[0].mode == "RGB"
         return original(items, **options)
 
-    monkeypatch.setattr(encoder._library(), "encode_document", small)
+    monkeypatch.setattr(encoder._library(), "preprocess", small)
     with pytest.warns(RuntimeWarning, match="with 4 pages at once; continuing with 2"):
         again = encoder.encode(pages, "document")
     assert sizes == [4, 2, 1, 1, 1, 1, 1]
     assert encoder.batches["text"].size == 32, "texts have their own batch size"
     assert torch.equal(again.values, expected.values)
-    monkeypatch.setattr(encoder._library(), "encode_document", lambda *_, **__: small([1, 2]))
+    monkeypatch.setattr(encoder._library(), "preprocess", lambda *_, **__: small([1, 2]))
     with pytest.raises(UsageError, match="with one page of 100x60 pixels; choose a smaller dtype or choose another device"):
         encoder.encode(pages, "document")
 

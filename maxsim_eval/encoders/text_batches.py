@@ -1,0 +1,190 @@
+"""Texts through a model: batches of so many tokens, the longest first, put in order where the model runs, one copy to the CPU.
+
+A GPU is kept busy by what is not done: no text's tokens are looked at alone, and nothing waits for the GPU before a whole window of
+texts is launched. Then another thread may launch the next window while this one waits for its tokens (`ModelEncoder.at_once`).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from maxsim_eval.encoders.memory import Halving
+from maxsim_eval.errors import DataError
+from maxsim_kernels import Packed
+
+TOKENS = {"cpu": 4096, "cuda": 32768}  # of one batch, padding counted; a text that is longer is a batch
+Forward = Callable[[dict[str, Tensor]], tuple[Tensor, Tensor]]
+"""A batch `[b, l]` of every feature -> embeddings `[b, l, d]` and which of them count `[b, l]` bool, all where the model runs."""
+
+
+@dataclass(frozen=True)
+class Read:
+    """Texts as a model reads them: whole numbers `[n, L]` on the CPU, padded at one end (`left`: before the text)."""
+
+    features: Mapping[str, Tensor]
+    lengths: np.ndarray  # [n] int64, padding apart
+    left: bool = False
+
+    @staticmethod
+    def of(features: Mapping[str, Tensor], used: Tensor, left: bool) -> Read:
+        """Features whose texts end (or begin) where `used`, `[n, L]` bool, is true for the last (first) time."""
+        places = torch.arange(1, used.shape[1] + 1)
+        lengths = (used * (places.flip(0) if left else places)).amax(1) if used.numel() else torch.zeros(len(used))
+        return Read(features, lengths.numpy().astype(np.int64), left)
+
+    def among(self, places: np.ndarray, items: int) -> Read:
+        """These texts at some places among items; the others have no tokens."""
+        lengths = np.zeros(items, np.int64)
+        lengths[places] = self.lengths
+        features = {name: values.new_zeros(items, values.shape[1]) for name, values in self.features.items()}
+        for name, values in self.features.items():
+            features[name][torch.from_numpy(places)] = values
+        return Read(features, lengths, self.left)
+
+    def batch(self, rows: np.ndarray, device: torch.device) -> dict[str, Tensor]:
+        """Some texts' features `[b, longest]` on a device."""
+        longest, place = int(self.lengths[rows].max()), torch.from_numpy(rows)
+        found = {}
+        for name, values in self.features.items():
+            part = values[place, values.shape[1] - longest :] if self.left else values[place, :longest]
+            found[name] = _moved(part, device)
+        return found
+
+
+class TextBatches:
+    """Runs a model over texts.
+
+    Args:
+        name: the encoder's, for messages.
+        texts: the most in one batch; None: as many as `TOKENS` allows.
+        computed, dtype: what the model computes in, and what is handed out.
+    """
+
+    def __init__(self, name: str, device: torch.device, texts: int | None, computed: torch.dtype, dtype: torch.dtype) -> None:
+        self.name, self.device, self.texts, self.computed, self.dtype = name, device, texts, computed, dtype
+        self.tokens = TOKENS[device.type]
+        self._halving = Halving(name, device, "texts")
+        self._turn = threading.Lock()  # one window is launched at a time: two would share the memory meant for one
+
+    def run(self, read: Read, dim: int, forward: Forward) -> Packed:
+        """Tokens of all texts, in their order, on the CPU; a text of length 0 has none and is not run.
+
+        Raises:
+            UsageError: no memory even for one text. DataError: NaN or infinity (names the text by its number).
+        """
+        ended = None
+        while ended is None:
+            with self._turn, torch.inference_mode():
+                ended = self._launched(read, dim, forward)
+        tokens, counts, peaks = ended()
+        self._require_finite(peaks)
+        offsets = torch.zeros(len(counts) + 1, dtype=torch.int64)
+        torch.cumsum(counts, 0, out=offsets[1:])
+        return Packed(tokens, offsets)
+
+    def _launched(self, read: Read, dim: int, forward: Forward) -> Callable[[], tuple[Tensor, Tensor, Tensor]] | None:
+        """What waits for the tokens of a window whose batches were all launched; None: memory ran out, and batches are smaller now."""
+        order = np.argsort(-read.lengths, kind="stable")[: int((read.lengths > 0).sum())]
+        begin = size = 0
+        parts: list[tuple[Tensor, Tensor, Tensor]] = []
+        try:
+            while begin < len(order):
+                size = self._fitting(int(read.lengths[order[begin]]), len(order) - begin)
+                values, kept = forward(read.batch(order[begin : begin + size], self.device))
+                # NaN stays NaN here; what does not count may be anything.
+                peaks = values.abs().amax(2).float().masked_fill_(~kept, 0).amax(1)
+                parts.append((values.to(self.dtype), kept, peaks))
+                begin += size
+            return self._together(parts, order, len(read.lengths), dim)
+        except RuntimeError as error:
+            self._halving.check(
+                error, size, lambda: f"one text of {int(read.lengths[order[min(begin, len(order) - 1)]])} tokens"
+            )
+        parts.clear()  # outside the except clause, whose traceback keeps the failed batch's tensors
+        begin = min(begin, len(order) - size)  # where not a batch but what all of them gave was too much
+        self._halving.halve(size, depth=4)
+        self.tokens = size // 2 * int(read.lengths[order[begin]])
+        return None
+
+    def _fitting(self, longest: int, left: int) -> int:
+        """Texts of the next batch, of up to `longest` tokens each."""
+        return min(max(1, self.tokens // longest), left, self.texts or left)
+
+    def _together(
+        self, parts: list[tuple[Tensor, Tensor, Tensor]], order: np.ndarray, texts: int, dim: int
+    ) -> Callable[[], tuple[Tensor, Tensor, Tensor]]:
+        """Put every token where it belongs, on the device; returns what waits for that and brings all of it to the CPU."""
+        rows = _moved(torch.from_numpy(order), self.device)
+        counts = torch.zeros(texts, dtype=torch.int64, device=self.device)
+        peaks = torch.zeros(texts, device=self.device)
+        if parts:
+            counts[rows] = torch.cat([kept.sum(1) for _, kept, _ in parts])
+            peaks[rows] = torch.cat([part for *_, part in parts])
+        most = sum(kept.numel() for _, kept, _ in parts)
+        tokens = torch.empty(most + 1, dim, dtype=self.dtype, device=self.device)  # the last row takes what does not count
+        first = (counts.cumsum(0) - counts)[rows]
+        begin = 0
+        for values, kept, _ in parts:
+            place = first[begin : begin + len(kept), None] + kept.cumsum(1) - 1
+            tokens.index_copy_(0, torch.where(kept, place, most).reshape(-1), values.reshape(-1, dim))
+            begin += len(kept)
+        if self.device.type == "cpu":
+            return lambda: (tokens[: int(counts.sum())].clone(), counts, peaks)
+        small = [_to_pinned(each) for each in (counts, peaks)]
+        done = torch.cuda.Event()
+        done.record()
+
+        def ended() -> tuple[Tensor, Tensor, Tensor]:
+            done.synchronize()
+            stream = _copies(self.device)
+            with torch.cuda.stream(stream):
+                held = _to_pinned(tokens[: int(small[0].sum())])
+            stream.synchronize()
+            return held, small[0], small[1]
+
+        return ended
+
+    def _require_finite(self, peaks: Tensor) -> None:
+        """Refuse NaN and infinity, by the largest magnitude of every text's tokens: the model's, or those its dtype cannot hold."""
+        stored = peaks.to(self.dtype)
+        if bool(torch.isfinite(stored).all()):
+            return
+        number = int((~torch.isfinite(stored)).nonzero()[0])
+        raise not_finite(self.name, f"item {number} of {len(peaks)}", float(peaks[number]), self.computed, self.dtype)
+
+
+def not_finite(name: str, item: str, largest: float, computed: torch.dtype, stored: torch.dtype) -> DataError:
+    """The error of embeddings that are not finite, by the largest magnitude that the model gave for the item."""
+    if np.isfinite(largest):
+        return DataError(
+            f"{name}: {item} has values up to {largest:.4g}, which {str(stored).removeprefix('torch.')} cannot hold; "
+            "store --embedding-dtype float32 or bfloat16"
+        )
+    return DataError(
+        f"{name}: the model gave NaN or infinity for {item} in {str(computed).removeprefix('torch.')}; "
+        "use --dtype float32 or bfloat16, or check its weights"
+    )
+
+
+def _moved(values: Tensor, device: torch.device) -> Tensor:
+    """Values of the CPU on their way to a device; nothing waits for them."""
+    return values.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else values
+
+
+def _to_pinned(values: Tensor) -> Tensor:
+    """A copy on its way to pinned memory."""
+    return torch.empty(values.shape, dtype=values.dtype, pin_memory=True).copy_(values, non_blocking=True)
+
+
+_streams: dict[torch.device, torch.cuda.Stream] = {}
+
+
+def _copies(device: torch.device) -> torch.cuda.Stream:
+    """The stream of copies to the CPU: they run beside the next window."""
+    return _streams.setdefault(device, torch.cuda.Stream(device))
