@@ -38,7 +38,7 @@ fallback topk tokens
 """
 BENCHMARKS = """
 page
-paper forward training chamfer streaming parity cpu_forward second
+paper forward training chamfer streaming parity cpu_forward second encoding rehearsal
 cases out_of_core
 tables
 run rivals

@@ -236,6 +236,14 @@ def _each(turns: Iterator[int], fill: Callable[[int, threading.Event], None], at
         for turn in turns:
             fill(turn, stopped)
         return
+
+    def work(turn: int) -> None:
+        try:
+            fill(turn, stopped)
+        except BaseException:
+            stopped.set()
+            raise
+
     switch = sys.getswitchinterval()
     sys.setswitchinterval(_SWITCH)
     try:
@@ -243,7 +251,7 @@ def _each(turns: Iterator[int], fill: Callable[[int, threading.Event], None], at
             running: set[Future[None]] = set()
             try:
                 for turn in turns:
-                    running.add(pool.submit(fill, turn, stopped))
+                    running.add(pool.submit(work, turn))
                     if len(running) >= at_once:
                         done, running = wait(running, return_when=FIRST_COMPLETED)
                         for each in done:

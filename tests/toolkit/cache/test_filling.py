@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -369,6 +370,7 @@ def test_one_failure_ends_all_and_keeps_what_is_finished(error: BaseException, t
             raise error
         if start == 3:
             assert failed.wait(20)
+            time.sleep(0.3)  # the failure is on its way
         elif failed.is_set():
             late.append(start)
         return tokens(start, stop)
