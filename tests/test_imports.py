@@ -38,7 +38,7 @@ fallback topk tokens
 """
 BENCHMARKS = """
 page
-paper forward training chamfer streaming parity cpu_forward second encoding rehearsal
+paper forward training chamfer streaming parity cpu_forward second encoding rehearsal reference_speed
 cases out_of_core
 tables
 run rivals

@@ -30,8 +30,8 @@ _QUERY_ROWS = 4096
 _PADDED_ROWS = 64
 _SLABS = 8  # documents of a product come in whole eights, of whole eights of rows each
 _PRODUCT_ROWS = {"cpu": 1024, "cuda": 16384}  # about what a product has of document rows where it has several documents
-_FEW = 128  # query rows, up to which ...
-_FEW_ROWS = 65536  # ... a GPU's products have this many document rows: they are launches above all
+_FEW = 128  # query rows, up to which a GPU's time is launches above all: products of _FEW_ROWS tokens of any documents
+_FEW_ROWS = 65536
 _HELD_BYTES = 64 << 20  # of maxima that wait to be summed
 
 
@@ -226,8 +226,9 @@ def _score_rows(
         argmax = torch.full((asked.count, total, asked.width) if return_argmax else (asked.count, 0), -1, dtype=torch.int32)
         return torch.zeros(asked.count, total, dtype=dtype, device=device), argmax.to(device)
     track = return_argmax or asked.tokens.requires_grad or documents.values.requires_grad
-    product = _FEW_ROWS if rows <= _FEW and device.type == "cuda" else _PRODUCT_ROWS.get(device.type, _PRODUCT_ROWS["cuda"])
-    product = product if together else 0
+    if device.type == "cuda" and rows <= _FEW and together and not track:
+        return _few(asked, documents, dtype), torch.zeros(asked.count, 0, dtype=torch.int32, device=device)
+    product = _PRODUCT_ROWS.get(device.type, _PRODUCT_ROWS["cuda"]) if together else 0
     if documents.each is None:
         order, spans = _grouped(documents.lengths.cpu().numpy(), product)
         taken = torch.from_numpy(order)
@@ -257,6 +258,31 @@ def _score_rows(
             held, first = [], start + count
     argmax = torch.cat(winners, 1)[:, back] if return_argmax else torch.zeros(asked.count, 0, dtype=torch.int32, device=device)
     return torch.cat(scores, 1)[:, back], argmax
+
+
+def _few(asked: _Asked, documents: _Rows, dtype: torch.dtype) -> Tensor:
+    """Few query tokens against every document: `[Nq, N]`. All products have one shape, and maxima are of whatever rows a document has."""
+    lengths = documents.lengths.cpu().numpy()
+    block = _whole(asked.tokens).t()
+    most = _HELD_BYTES // (block.shape[1] * dtype.itemsize)
+    ends = np.cumsum(lengths)
+    best, begin = [], 0
+    while begin < len(lengths):
+        before = int(ends[begin - 1]) if begin else 0
+        end = max(int(np.searchsorted(ends, before + most, "right")), begin + 1)
+        rows, sizes = int(ends[end - 1]) - before, documents.lengths[begin:end]
+        shift = documents.starts[begin:end] - sizes.cumsum(0) + sizes
+        found = torch.arange(rows, device=sizes.device) + torch.repeat_interleave(shift, sizes, output_size=rows)
+        found = found if documents.index is None else documents.index[found]
+        whole = -(-rows // _FEW_ROWS) * _FEW_ROWS
+        found = torch.nn.functional.pad(found, (0, whole - rows))  # whole products: more of the first token, for nobody
+        products = block.new_empty(whole, block.shape[1])
+        for first in range(0, whole, _FEW_ROWS):
+            tokens = documents.values[found[first : first + _FEW_ROWS]].to(dtype)
+            torch.matmul(tokens, block, out=products[first : first + _FEW_ROWS])
+        best.append(torch.segment_reduce(products[:rows], "max", lengths=sizes, initial=-torch.inf, unsafe=True))
+        begin = end
+    return _summed(torch.cat(best)[:, : asked.tokens.shape[0]], asked)
 
 
 def _shape(slab: int, product: int, total: int) -> tuple[int, int]:

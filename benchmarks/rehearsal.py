@@ -1,0 +1,321 @@
+"""The whole of `python evaluate.py beir hotpotqa`, rehearsed: a corpus with HotpotQA's published counts, by phase, beside its floors.
+
+    python benchmarks/rehearsal.py [--json FILE] [--folder DIR] [--encoded 20] [--scored 5] [--gpus 1]
+
+Nothing is downloaded. Two runs of the real command with its defaults, each in a process of its own with clocks around its phases:
+
+- `encoded`: 1/20 of 5,233,329 passages of made-up words (lognormal, 46 words on average, as published), encoded by a random
+  BERT-base of ColBERTv2's shape, cached, scored by all paths, compared and reported.
+- `scored`: 1/5 of the passages with random unit vectors in the cache under the default encoder's name, and all 7,405 queries of 32
+  tokens: every pair is scored by fp32, fp16 and int8.
+
+Each phase is extrapolated linearly in the documents (what depends on queries alone is not), beside its floor: bytes over
+Each phase is extrapolated linearly in the documents (what depends on queries alone is not), beside its floor: bytes over
+files are in the page cache when they are read back, words are made up, scores of random vectors have no near ties.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from encoding import make_checkpoints
+from results.file import write
+
+SCHEMA = "maxsim-eval/rehearsal/1"
+DOCUMENTS, QUERIES, RELEVANT = 5_233_329, 7_405, 2
+WORDS, SPREAD, LONGEST, QUERY_WORDS = 46.3, 0.6, 250, 17
+TOKENS, MOST_TOKENS, QUERY_TOKENS, DIM = 66.0, 256, 32, 128
+VOCABULARY = 50_000
+ROOT = Path(__file__).resolve().parents[1]
+LAYER_PARAMETERS = 85_054_464  # of BERT-base, which every token passes
+
+
+def lengths_of(count: int, mean: float, most: int, seed: int) -> np.ndarray:
+    """Lognormal lengths `[count]`, 4 to `most`."""
+    drawn = np.random.default_rng(seed).lognormal(np.log(mean) - SPREAD**2 / 2, SPREAD, count)
+    return np.clip(np.rint(drawn), 4, most).astype(np.int64)
+
+
+def make_texts(folder: Path, documents: int, queries: int) -> list[str]:
+    """A BEIR folder of made-up words, frequent ones first as in language; returns some of the texts."""
+    rng = np.random.default_rng(0)
+    letters = np.array(list("etaoinshrdlucmfwypvbgkjqxz"))
+    words = ["".join(rng.choice(letters[: 8 + n % 19], 2 + n % 9)) for n in range(VOCABULARY)]
+    chances = 1 / np.arange(1, VOCABULARY + 1)
+    chances = np.cumsum(chances / chances.sum())
+    (folder / "qrels").mkdir(parents=True)
+
+    def texts(lengths: np.ndarray) -> list[str]:
+        drawn = np.searchsorted(chances, rng.random(int(lengths.sum()))).clip(max=VOCABULARY - 1).tolist()
+        ends = np.cumsum(lengths).tolist()
+        return [" ".join(words[n] for n in drawn[end - size : end]) for end, size in zip(ends, lengths.tolist(), strict=True)]
+
+    some: list[str] = []
+    with (folder / "corpus.jsonl").open("w") as file:
+        for begin in range(0, documents, 100_000):
+            found = texts(lengths_of(min(100_000, documents - begin), WORDS, LONGEST, begin))
+            some = some or found[:5000]
+            file.writelines(
+                f'{{"_id": "{begin + n}", "title": "{text[:20]}", "text": "{text}"}}\n' for n, text in enumerate(found)
+            )
+    with (folder / "queries.jsonl").open("w") as file:
+        found = texts(np.full(queries, QUERY_WORDS))
+        file.writelines(f'{{"_id": "{n:024x}", "text": "{text}"}}\n' for n, text in enumerate(found))
+    judged = rng.integers(0, documents, (queries, RELEVANT)).tolist()
+    rows = [f"{n:024x}\t{document}\t1\n" for n, row in enumerate(judged) for document in dict.fromkeys(row)]
+    (folder / "qrels" / "test.tsv").write_text("query-id\tcorpus-id\tscore\n" + "".join(rows))
+    return some
+
+
+def make_embeddings(data: Path, cache: Path, device: str) -> dict[str, int]:
+    """Random unit tokens for all texts of the folder, in the cache as embeddings imported under the default encoder's name."""
+    from maxsim_eval.cache.filling import fill_entry
+    from maxsim_eval.cache.sides import content_hash, entry_folder
+    from maxsim_eval.data.loading import load_task
+    from maxsim_kernels import Packed
+
+    task = load_task("beir", "hotpotqa", data_dir=data, quiet=True)
+    found = {}
+    for role, ids, items in (("query", task.query_ids, task.queries), ("document", task.document_ids, task.documents)):
+        lengths = np.full(len(ids), QUERY_TOKENS) if role == "query" else lengths_of(len(ids), TOKENS, MOST_TOKENS, 1)
+
+        def encode(start: int, stop: int, lengths: np.ndarray = lengths, salt: int = len(ids)) -> Packed:
+            offsets = torch.from_numpy(np.concatenate([[0], np.cumsum(lengths[start:stop])]))
+            generator = torch.Generator(device).manual_seed(start + salt)
+            values = torch.randn(int(offsets[-1]), DIM, device=device, dtype=torch.float16, generator=generator)
+            return Packed(torch.nn.functional.normalize(values.float(), dim=1).half().cpu(), offsets)
+
+        content = content_hash(ids, items)
+        provenance = {"origin": "imported", "content": content, "encoder": "colbertv2", "role": role, "revision": ""}
+        provenance |= {"source": "beir", "dataset": "hotpotqa", "file": "made from seeds", "files": 1, "notes": []}
+        folder = entry_folder(cache, "beir", "hotpotqa", "colbertv2", role, hashlib.sha256(content.encode()).hexdigest()[:16])
+        fill_entry(
+            folder, ids=ids, key=folder.name, dtype=torch.float16, dim=DIM, provenance=provenance, encode=encode, chunk=1 << 15,
+            quiet=True, at_once=4,
+        )  # fmt: skip
+        found[f"{role}_tokens"] = int(lengths.sum())
+    return found
+
+
+# The command, with clocks
+
+
+def child(arguments: list[str], record: Path) -> int:
+    """Run `evaluate.py ARGUMENTS` here and write what its phases took."""
+    began = time.perf_counter()
+    sys.argv = ["evaluate.py", *arguments]
+    from maxsim_eval import api
+    from maxsim_eval.cache import filling, sides
+    from maxsim_eval.cli import main as command
+    from maxsim_eval.data import loading
+    from maxsim_eval.encoders.multi_vector import MultiVectorEncoder
+
+    seconds: dict[str, float] = {"imports": time.perf_counter() - began}
+
+    def clocked(home: Any, name: str, phase: str) -> None:
+        inner = getattr(home, name)
+
+        def call(*given: Any, **named: Any) -> Any:
+            start = time.perf_counter()
+            try:
+                return inner(*given, **named)
+            finally:
+                seconds[phase] = seconds.get(phase, 0.0) + time.perf_counter() - start
+
+        setattr(home, name, call)
+
+    clocked(loading, "load_task", "read texts")
+    clocked(sides, "content_hash", "hash texts")
+    clocked(api, "embeddings_by", "embeddings")
+    clocked(MultiVectorEncoder, "_read_texts", "tokenise (its threads)")
+    clocked(filling, "write_shard", "write shards (their threads)")
+    clocked(api, "assess", "score and compare")
+    clocked(api, "_write", "write runs and report")
+    code = 0
+    try:
+        command()
+    except SystemExit as ended:
+        code = int(ended.code or 0)
+    seconds["in the process"] = time.perf_counter() - began
+    record.write_text(json.dumps(seconds))
+    return code
+
+
+def run(arguments: list[str], out: Path, gpus: int) -> dict[str, Any]:
+    """Seconds by phase of one command in a process of its own."""
+    record = out.with_suffix(".clocks.json")
+    words = [str(Path(__file__).resolve()), "--child", str(record), *arguments, "--out", str(out)]
+    launcher = (
+        [sys.executable]
+        if gpus == 1
+        else [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={gpus}"]
+    )
+    began = time.perf_counter()
+    ended = subprocess.run([*launcher, *words], check=False, capture_output=True, text=True)
+    wall = time.perf_counter() - began
+    if ended.returncode:
+        raise SystemExit(f"{' '.join(arguments)}: ended with {ended.returncode}\n{ended.stderr[-3000:]}")
+    clocks = json.loads(record.read_text())
+    paths = json.loads((out / "result.json").read_text())["paths"]
+    phases = {name: clocks.pop(name) for name in ("read texts", "hash texts")}
+    threads = {name: clocks.pop(name) for name in list(clocks) if "threads" in name}
+    phases["encode and write"] = clocks.pop("embeddings") - phases["hash texts"]
+    scoring = {name: path["seconds"]["total"] for name, path in paths.items()}
+    phases |= scoring
+    phases["metrics and statistics"] = clocks.pop("score and compare") - sum(scoring.values())
+    phases["runs and report"] = clocks.pop("write runs and report")
+    phases["start and the rest"] = wall - sum(phases.values())
+    return {
+        "command": arguments,
+        "wall": wall,
+        "phases": phases,
+        "threads": threads,
+        "detail": {name: path["seconds"] for name, path in paths.items()},
+    }
+
+
+# Floors
+
+
+def rate_of(amount: float, call: Callable[[], Any], repeats: int = 3) -> float:
+    """Amount a second, the best of some."""
+    best = float("inf")
+    for _ in range(repeats):
+        began = time.perf_counter()
+        call()
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        best = min(best, time.perf_counter() - began)
+    return amount / best
+
+
+def floors(folder: Path, device: str) -> dict[str, float]:
+    """Rates of this machine: bytes a second of hashing and writing, operations a second of products."""
+    block = os.urandom(64 << 20)
+    file = folder / "floor.bin"
+
+    def writing() -> None:
+        with file.open("wb") as handle:
+            for _ in range(8):
+                handle.write(block)
+
+    found = {"sha256": rate_of(len(block), lambda: hashlib.sha256(block)), "write": rate_of(8 * len(block), writing)}
+    found["read"] = (
+        rate_of(8 * len(block), lambda: sum(len(part) for part in iter(lambda: handle.read(8 << 20), b"")))
+        if (handle := file.open("rb"))
+        else 0
+    )
+    handle.close()
+    file.unlink()
+    side = 8192 if device == "cuda" else 1024
+    torch.backends.fp32_precision = "ieee"
+    for dtype, name in ((torch.float32, "fp32"), (torch.float16, "fp16"), (torch.int8, "int8")):
+        left = torch.ones(side, side, device=device, dtype=dtype)
+        product = (
+            (lambda left=left: torch._int_mm(left, left.t())) if dtype == torch.int8 else (lambda left=left: left @ left.t())
+        )  # type: ignore[misc]
+        product()
+        found[name] = rate_of(2 * side**3, product)
+    return found
+
+
+def with_floors(report: dict[str, Any]) -> list[dict[str, Any]]:
+    """A row a phase: measured, at full size, the floor at full size, and which run it is from."""
+    rates, encoded, scored = report["rates"], report["encoded"], report["scored"]
+    pairs = 2.0 * QUERIES * QUERY_TOKENS * DIM * scored["document_tokens"] * report["scored_part"]
+    tokens = encoded["document_tokens"] * report["encoded_part"]
+    text = scored["text_bytes"] * report["scored_part"]
+    floor = {
+        "read texts": text / rates["read"],
+        "hash texts": text / rates["sha256"],
+        "encode and write": 2.0 * LAYER_PARAMETERS * tokens / rates["fp16"],
+        **{name: pairs / rates[name] for name in ("fp32", "fp16", "int8")},
+    }
+    rows = []
+    for phase in scored["phases"]:
+        part, name = (report["encoded_part"], "encoded") if phase == "encode and write" else (report["scored_part"], "scored")
+        seconds = report[name]["phases"][phase]
+        whole = seconds if phase in ("start and the rest", "runs and report") else seconds * part
+        rows.append({"phase": phase, "run": name, "seconds": seconds, "full": whole, "floor": floor.get(phase)})
+    return rows
+
+
+def markdown(rows: list[dict[str, Any]]) -> str:
+    """The table of docs/scale.md."""
+    lines = ["| phase | measured | whole HotpotQA | its floor | share of the floor |", "|---|---|---|---|---|"]
+    for row in [
+        *rows,
+        {"phase": "**all**", "run": "", "seconds": None, "full": sum(row["full"] for row in rows), "floor": None},
+    ]:
+        measured = "" if row["seconds"] is None else f"{row['seconds']:.1f} s ({row['run']})"
+        floor = ("", "") if not row["floor"] else (f"{row['floor'] / 60:.1f} min", f"{row['floor'] / row['full']:.0%}")
+        lines.append(f"| {row['phase']} | {measured} | {row['full'] / 60:.1f} min | {floor[0]} | {floor[1]} |")
+    return "\n".join(lines)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """The command."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", type=Path, help="write the raw figures here")
+    parser.add_argument("--folder", type=Path, help="where data and caches are made, and removed (default: a temporary folder)")
+    parser.add_argument("--encoded", type=float, default=20, help="encode one document in so many (default 20)")
+    parser.add_argument("--scored", type=float, default=5, help="score one document in so many (default 5)")
+    parser.add_argument("--queries", type=int, default=QUERIES, help=f"queries (default {QUERIES})")
+    parser.add_argument("--layers", type=int, default=12, help="of the encoder (default 12)")
+    parser.add_argument("--gpus", type=int, default=1, help="processes, each with a GPU (default 1)")
+    parser.add_argument("--only", choices=("encoded", "scored"), help="one of the two runs")
+    options = parser.parse_args(arguments)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    report: dict[str, Any] = {
+        "schema": SCHEMA, "torch": torch.__version__, "gpus": options.gpus, "encoded_part": options.encoded,
+        "scored_part": options.scored, "device": torch.cuda.get_device_name() if device == "cuda" else "cpu",
+    }  # fmt: skip
+    with tempfile.TemporaryDirectory(dir=options.folder) as place:
+        home = Path(place)
+        report["rates"] = floors(home, device)
+        for name in ("encoded", "scored"):
+            if options.only not in (None, name):
+                continue
+            data, cache, part = home / name, home / f"{name}-cache", getattr(options, name)
+            began = time.perf_counter()
+            some = make_texts(data / "hotpotqa", int(DOCUMENTS / part), options.queries)
+            made: dict[str, Any] = {}
+            words = ["beir", "hotpotqa", "--data-dir", str(data), "--cache-dir", str(cache)]
+            if name == "scored":
+                made = make_embeddings(data, cache, device)
+            else:
+                words += ["--encoder", make_checkpoints(home, some, options.layers, 768)["multi-vector"]]
+            made |= {"made_in": time.perf_counter() - began, "text_bytes": (data / "hotpotqa" / "corpus.jsonl").stat().st_size}
+            print(f"{name}: data made in {made['made_in']:.0f} s", flush=True)
+            report[name] = {**made, **run(words, home / f"{name}-out", options.gpus)}
+            if name == "encoded":
+                result = json.loads((home / "encoded-out" / "result.json").read_text())
+                report[name]["document_tokens"] = result["task"]["document_tokens"]
+            print(json.dumps({key: round(value, 2) for key, value in report[name]["phases"].items()}), flush=True)
+            print(json.dumps({key: round(value, 2) for key, value in report[name]["threads"].items()}), flush=True)
+            write(options.json, report)
+            shutil.rmtree(cache)
+        if options.only is None:
+            report["rows"] = with_floors(report)
+            write(options.json, report)
+            print(markdown(report["rows"]))
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--child"]:
+        sys.exit(child(sys.argv[3:], Path(sys.argv[2])))
+    main()
