@@ -122,6 +122,7 @@ class _Rows:
     size: int  # of the longest row, padding included
     padded: int | None  # rows between two row's beginnings where positions are not 0, 1, 2, ...: masks leave holes
     each: int | None = None  # tokens of every row, where all have as many by their shape
+    end_to_end: bool = False  # row n + 1 begins where row n ends, and row 0 at 0
 
     def place(self, found: Tensor) -> Tensor:
         """Positions in their rows of tokens that are given as numbers of valid tokens (counted over all rows)."""
@@ -130,19 +131,21 @@ class _Rows:
         return self.index[found] % self.padded
 
 
-def _rows(name: str, values: Tensor, starts: Tensor | None, lengths: Tensor | None, mask: Tensor | None) -> _Rows:
+def _rows(
+    name: str, values: Tensor, starts: Tensor | None, lengths: Tensor | None, mask: Tensor | None, end_to_end: bool = False
+) -> _Rows:
     device = values.device
     if starts is not None:
         assert lengths is not None
         check_rows(name, starts, lengths, values.shape[0])
         longest = int(lengths.max()) if lengths.numel() else 0
-        return _Rows(values, None, starts.to(torch.int64), lengths.to(torch.int64), longest, None)
+        return _Rows(values, None, starts.to(torch.int64), lengths.to(torch.int64), longest, None, end_to_end=end_to_end)
     check_padded(name, mask, lengths, values.shape[-2])
     count, size = values.shape[:2]
     if mask is None and lengths is None:
         starts = torch.arange(count, device=device) * size
         return _Rows(
-            values.reshape(count * size, values.shape[-1]), None, starts, torch.full_like(starts, size), size, None, size
+            values.reshape(count * size, values.shape[-1]), None, starts, torch.full_like(starts, size), size, None, size, True
         )
     valid = torch.ones(count, size, dtype=torch.bool, device=device) if mask is None else mask != 0
     if lengths is not None:
@@ -166,6 +169,8 @@ def _asked(queries: _Rows, dtype: torch.dtype) -> _Asked:
     lengths, width = queries.lengths, queries.size
     if queries.each is not None and queries.each * lengths.shape[0] == queries.values.shape[0]:
         return _Asked(queries.values.to(dtype), None, lengths.shape[0], width)
+    if queries.end_to_end and lengths.shape[0] == 1:
+        return _Asked(queries.values[:width].to(dtype), None, 1, width)
     if queries.each is None:
         owner = torch.repeat_interleave(lengths)
     else:
@@ -179,10 +184,12 @@ def _asked(queries: _Rows, dtype: torch.dtype) -> _Asked:
 
 def _scores_of(call: Call, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Scores `[Nq, N]` (pairs: `[N]`) and argmax, int32, the same plus `[max Lq]` (meaningless when not asked for)."""
-    queries = _rows("query", call.queries, call.query_starts, call.query_lengths, call.query_mask)
+    places = call.query_starts, call.query_lengths, call.query_mask
+    queries = _rows("query", call.queries, *places, end_to_end=call.queries_end_to_end)
     width = queries.size
     if call.layout == "shared":
-        documents = _rows("document", call.documents, call.document_starts, call.document_lengths, call.document_mask)
+        places = call.document_starts, call.document_lengths, call.document_mask
+        documents = _rows("document", call.documents, *places, end_to_end=call.end_to_end)
         return _score_rows(_asked(queries, dtype), documents, dtype, call.winners)
     one_by_one = [_one(queries, n) for n in range(call.query_count)]
     if call.layout == "per_query":
@@ -208,7 +215,7 @@ def _scores_of(call: Call, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
 
 
 def _one(rows: _Rows, n: int) -> _Rows:
-    return replace(rows, starts=rows.starts[n : n + 1], lengths=rows.lengths[n : n + 1])
+    return replace(rows, starts=rows.starts[n : n + 1], lengths=rows.lengths[n : n + 1], end_to_end=False)
 
 
 def _slab(length: int) -> int:
@@ -271,14 +278,19 @@ def _few(asked: _Asked, documents: _Rows, dtype: torch.dtype) -> Tensor:
         before = int(ends[begin - 1]) if begin else 0
         end = max(int(np.searchsorted(ends, before + most, "right")), begin + 1)
         rows, sizes = int(ends[end - 1]) - before, documents.lengths[begin:end]
-        shift = documents.starts[begin:end] - sizes.cumsum(0) + sizes
-        found = torch.arange(rows, device=sizes.device) + torch.repeat_interleave(shift, sizes, output_size=rows)
-        found = found if documents.index is None else documents.index[found]
-        whole = -(-rows // _FEW_ROWS) * _FEW_ROWS
-        found = torch.nn.functional.pad(found, (0, whole - rows))  # whole products: more of the first token, for nobody
-        products = block.new_empty(whole, block.shape[1])
-        for first in range(0, whole, _FEW_ROWS):
-            tokens = documents.values[found[first : first + _FEW_ROWS]].to(dtype)
+        if documents.end_to_end:
+            values = documents.values[before : before + rows]
+        else:
+            shift = documents.starts[begin:end] - sizes.cumsum(0) + sizes
+            found = torch.arange(rows, device=sizes.device) + torch.repeat_interleave(shift, sizes, output_size=rows)
+            values = documents.values[found if documents.index is None else documents.index[found]]
+        products = block.new_empty(-(-rows // _FEW_ROWS) * _FEW_ROWS, block.shape[1])
+        for first in range(0, rows, _FEW_ROWS):
+            # A copy in any case: where rows begin in memory must not choose the library's kernel. Zeros fill the last product.
+            tokens = block.new_empty(_FEW_ROWS, block.shape[0])
+            part = values[first : first + _FEW_ROWS]
+            tokens[: len(part)] = part
+            tokens[len(part) :] = 0
             torch.matmul(tokens, block, out=products[first : first + _FEW_ROWS])
         best.append(torch.segment_reduce(products[:rows], "max", lengths=sizes, initial=-torch.inf, unsafe=True))
         begin = end
