@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, Literal, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -210,20 +211,21 @@ def _lift(name: str, tensor: Tensor | None, rank: int) -> Tensor | None:
     return tensor
 
 
-def check_rows(name: str, starts: Tensor, lengths: Tensor, tokens: int) -> None:
-    """Values of packed rows (CPU only: reads them): starts at 0 or above, lengths not negative, ends inside `tokens`."""
-    if starts.numel() == 0:
-        return
-    wrong = {"start": starts < 0, "length": lengths < 0, "end": starts.long() + lengths > tokens}
-    if not bool((wrong["start"] | wrong["length"] | wrong["end"]).any()):  # one answer, which a GPU is waited for
-        return
-    for what, bad in wrong.items():
-        if bool(bad.any()):
-            row = int(bad.nonzero()[0])
+def check_rows(name: str, starts: Tensor, lengths: Tensor, tokens: int) -> np.ndarray:
+    """Values of packed rows (reads them): starts at 0 or above, lengths not negative, ends inside `tokens`.
+
+    Returns:
+        The lengths `[N]`, int64, on the host.
+    """
+    first, count = torch.stack((starts.long(), lengths.long())).cpu().numpy()
+    for what, bad in (("start", first < 0), ("length", count < 0), ("end", first + count > tokens)):
+        if bad.any():
+            row = int(bad.argmax())
             raise ValueError(
-                f"{name}: row {row} has a bad {what} (start {int(starts[row])}, length {int(lengths[row])}); "
+                f"{name}: row {row} has a bad {what} (start {first[row]}, length {count[row]}); "
                 f"need rows inside {tokens} tokens, offsets starting at 0 and never decreasing"
             )
+    return count
 
 
 def check_padded(name: str, mask: Tensor | None, lengths: Tensor | None, size: int) -> None:

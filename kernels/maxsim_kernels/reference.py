@@ -31,7 +31,7 @@ _PADDED_ROWS = 64
 _SLABS = 8  # documents of a product come in whole eights, of whole eights of rows each
 _PRODUCT_ROWS = {"cpu": 1024, "cuda": 16384}  # about what a product has of document rows where it has several documents
 _FEW = 128  # query rows, up to which a GPU's time is launches above all: products of _FEW_ROWS tokens of any documents
-_FEW_ROWS = 65536
+_FEW_ROWS = 131072
 _HELD_BYTES = 64 << 20  # of maxima that wait to be summed
 
 
@@ -98,8 +98,9 @@ def score(
     call = validate(queries, plain, options, dtypes=(*FLOAT_DTYPES, torch.float64))
     with true_precision():
         scores, argmax = _scores_of(call, dtype)
-    # A sum of nothing ties the scores to the inputs, so that "no valid token anywhere" has a gradient too: zero.
-    scores = scores + (call.queries.flatten()[:0].sum() + call.documents.flatten()[:0].sum()).to(dtype)
+    if call.queries.requires_grad or call.documents.requires_grad:
+        # A sum of nothing ties the scores to the inputs, so that "no valid token anywhere" has a gradient too: zero.
+        scores = scores + (call.queries.flatten()[:0].sum() + call.documents.flatten()[:0].sum()).to(dtype)
     if call.single_query:
         scores, argmax = scores[0], argmax[0]
     return (scores, argmax) if call.winners else scores
@@ -123,6 +124,11 @@ class _Rows:
     padded: int | None  # rows between two row's beginnings where positions are not 0, 1, 2, ...: masks leave holes
     each: int | None = None  # tokens of every row, where all have as many by their shape
     end_to_end: bool = False  # row n + 1 begins where row n ends, and row 0 at 0
+    counts: np.ndarray | None = None  # `lengths` on the host, where they are known there
+
+    def host(self) -> np.ndarray:
+        """The lengths `[N]` on the host."""
+        return self.lengths.cpu().numpy() if self.counts is None else self.counts
 
     def place(self, found: Tensor) -> Tensor:
         """Positions in their rows of tokens that are given as numbers of valid tokens (counted over all rows)."""
@@ -137,9 +143,9 @@ def _rows(
     device = values.device
     if starts is not None:
         assert lengths is not None
-        check_rows(name, starts, lengths, values.shape[0])
-        longest = int(lengths.max()) if lengths.numel() else 0
-        return _Rows(values, None, starts.to(torch.int64), lengths.to(torch.int64), longest, None, end_to_end=end_to_end)
+        counts = check_rows(name, starts, lengths, values.shape[0])
+        longest, rows = int(counts.max(initial=0)), (starts.to(torch.int64), lengths.to(torch.int64))
+        return _Rows(values, None, *rows, longest, None, end_to_end=end_to_end, counts=counts)
     check_padded(name, mask, lengths, values.shape[-2])
     count, size = values.shape[:2]
     if mask is None and lengths is None:
@@ -215,7 +221,7 @@ def _scores_of(call: Call, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
 
 
 def _one(rows: _Rows, n: int) -> _Rows:
-    return replace(rows, starts=rows.starts[n : n + 1], lengths=rows.lengths[n : n + 1], end_to_end=False)
+    return replace(rows, starts=rows.starts[n : n + 1], lengths=rows.lengths[n : n + 1], end_to_end=False, counts=None)
 
 
 def _slab(length: int) -> int:
@@ -237,7 +243,7 @@ def _score_rows(
         return _few(asked, documents, dtype), torch.zeros(asked.count, 0, dtype=torch.int32, device=device)
     product = _PRODUCT_ROWS.get(device.type, _PRODUCT_ROWS["cuda"]) if together else 0
     if documents.each is None:
-        order, spans = _grouped(documents.lengths.cpu().numpy(), product)
+        order, spans = _grouped(documents.host(), product)
         taken = torch.from_numpy(order)
         back = torch.empty(total, dtype=torch.int64)
         back[taken] = torch.arange(len(order))  # of a document's repeats any
@@ -268,8 +274,8 @@ def _score_rows(
 
 
 def _few(asked: _Asked, documents: _Rows, dtype: torch.dtype) -> Tensor:
-    """Few query tokens against every document: `[Nq, N]`. All products have one shape, and maxima are of whatever rows a document has."""
-    lengths = documents.lengths.cpu().numpy()
+    """Few query tokens against every document: `[Nq, N]`. All products have one shape; a maximum is of a document's own rows."""
+    lengths = documents.host()
     block = _whole(asked.tokens).t()
     most = _HELD_BYTES // (block.shape[1] * dtype.itemsize)
     ends = np.cumsum(lengths)
@@ -287,11 +293,10 @@ def _few(asked: _Asked, documents: _Rows, dtype: torch.dtype) -> Tensor:
         products = block.new_empty(-(-rows // _FEW_ROWS) * _FEW_ROWS, block.shape[1])
         for first in range(0, rows, _FEW_ROWS):
             # A copy in any case: where rows begin in memory must not choose the library's kernel. Zeros fill the last product.
-            tokens = block.new_empty(_FEW_ROWS, block.shape[0])
-            part = values[first : first + _FEW_ROWS]
-            tokens[: len(part)] = part
-            tokens[len(part) :] = 0
-            torch.matmul(tokens, block, out=products[first : first + _FEW_ROWS])
+            tokens = values[first : first + _FEW_ROWS].to(dtype, copy=True)
+            if len(tokens) < _FEW_ROWS:
+                tokens = torch.nn.functional.pad(tokens, (0, 0, 0, _FEW_ROWS - len(tokens)))
+            torch.mm(tokens, block, out=products[first : first + _FEW_ROWS])
         best.append(torch.segment_reduce(products[:rows], "max", lengths=sizes, initial=-torch.inf, unsafe=True))
         begin = end
     return _summed(torch.cat(best)[:, : asked.tokens.shape[0]], asked)

@@ -246,10 +246,11 @@ def _each(turns: Iterator[int], fill: Callable[[int, threading.Event], None], at
             stopped.set()
             raise
 
-    switch = sys.getswitchinterval()
+    switch, threads = sys.getswitchinterval(), torch.get_num_threads()
     sys.setswitchinterval(_SWITCH)
     try:
-        with ThreadPoolExecutor(at_once, thread_name_prefix="encode") as pool:
+        # One thread of torch's for each: every one of ours would get a pool of as many as there are cores, all of them waiting.
+        with ThreadPoolExecutor(at_once, "encode", torch.set_num_threads, (1,)) as pool:
             running: set[Future[None]] = set()
             try:
                 for turn in turns:
@@ -265,6 +266,7 @@ def _each(turns: Iterator[int], fill: Callable[[int, threading.Event], None], at
                 raise
     finally:
         sys.setswitchinterval(switch)
+        torch.set_num_threads(threads)
 
 
 @contextmanager
