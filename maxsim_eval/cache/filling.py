@@ -125,8 +125,8 @@ def fill_entry(
         dtype, dim: of every token: float16, bfloat16 or float32, dim >= 1.
         provenance: JSON-able; kept in the manifest of a new entry.
         encode: `encode(start, stop)` gives the tokens of documents start to stop, on any device.
-        documents_per_shard: for a new entry (default ceil(N / 64), within 512 and 65536, and within 4 GiB of documents of 256 tokens); one that was begun
-            keeps its own.
+        documents_per_shard: for a new entry (default ceil(N / 64), within 512 and 65536, and within 4 GiB of documents of 256
+            tokens); one that was begun keeps its own.
         chunk: ask `encode` for at most that many documents at a time (default: a shard at a time).
         label, quiet: of the progress bar on stderr.
         lock_timeout: seconds to wait for another process that writes this entry.

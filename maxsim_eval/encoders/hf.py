@@ -7,7 +7,8 @@ inputs. Code inside a checkpoint is never run (`trust_remote_code=False`), and w
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from maxsim_eval.encoders.checkpoints import find_checkpoint, require_weights
 from maxsim_eval.encoders.model_encoder import ModelEncoder, dtype_name, require, sort_kinds
 from maxsim_eval.encoders.text_batches import Read
 from maxsim_eval.encoders.token_texts import piece_texts
-from maxsim_eval.encoders.word_pieces import MANY, Pieces, fast_pieces, some_of
+from maxsim_eval.encoders.word_pieces import MANY, Pieces, fast_pieces, margins, some_of
 from maxsim_eval.errors import UsageError
 from maxsim_eval.types import Role
 from maxsim_kernels import Packed
@@ -115,9 +116,9 @@ class HfEncoder(ModelEncoder):
         if kinds["page"]:
             raise UsageError(f"{self.name} reads text; item {kinds['page'][0]} is a page image")
         with self.reading:
-            pieces = self._pieces([str(item) for item in items], role)
+            listed = self._listed([str(item) for item in items], role)
         blank = np.setdiff1d(np.arange(len(items)), kinds["text"])  # has no token, whatever its prompt has
-        return self.texts.run(self._read(pieces, blank), self.dim, self._forward)
+        return self.texts.run(lambda: self._read(*listed(), blank), self.dim, self._forward)
 
     def token_texts(self, item: Any, role: Role) -> list[str]:
         """The word piece of each token of a text, in order: what the tokenizer alone says, no weights are read."""
@@ -139,20 +140,23 @@ class HfEncoder(ModelEncoder):
         )
         return encoded["input_ids"], encoded["special_tokens_mask"]
 
-    def _pieces(self, texts: list[str], role: Role) -> Pieces:
-        """Word pieces by the quicker way that gives what the tokenizer's own call gives."""
+    def _listed(self, texts: list[str], role: Role) -> Callable[[], tuple[Pieces, np.ndarray]]:
+        """What gives word pieces, and which are special `[sum]`: by the quicker way that gives what the tokenizer's call gives."""
         if len(texts) > MANY:
             some = some_of(texts)
-            asked = Pieces.of(*self._tokenize([texts[row] for row in some], role))
-            found = fast_pieces(self._tokenizer, [f"{self.prompts[role] or ''}{text}" for text in texts])
-            if found is not None and found.same(some, asked):
-                return found
-        return Pieces.of(*self._tokenize(texts, role))
+            asked, special = self._tokenize([texts[row] for row in some], role)
+            around = margins(special)
+            if around is not None and sum(around) == self._tokenizer.num_special_tokens_to_add():
+                found = fast_pieces(self._tokenizer, [f"{self.prompts[role] or ''}{text}" for text in texts], some, asked)
+                if found is not None:
+                    return lambda: _with_margins(Pieces.of([one.ids for one in found]), *around)
+        ids, special = self._tokenize(texts, role)
+        return lambda: (Pieces.of(ids), np.fromiter(chain.from_iterable(special), bool))
 
-    def _read(self, pieces: Pieces, blank: np.ndarray) -> Read:
+    def _read(self, pieces: Pieces, special: np.ndarray, blank: np.ndarray) -> Read:
         """Word pieces, and which of them are no special tokens, `[n, longest]`; texts of special tokens alone are not read."""
         pad = self._tokenizer.pad_token_id or 0  # any valid id: the attention mask hides it
-        kept = pieces.laid_out(~pieces.special, fill=False)
+        kept = pieces.laid_out(~special, fill=False)
         lengths = np.where(kept.any(1), pieces.lengths, 0)
         lengths[blank] = 0
         features = {
@@ -182,3 +186,11 @@ class HfEncoder(ModelEncoder):
             require_weights(self._checkpoint, info["missing_keys"])
             self._model = model.to(self.device).eval()
             return self._model
+
+
+def _with_margins(pieces: Pieces, before: int, behind: int) -> tuple[Pieces, np.ndarray]:
+    """Pieces, and their flags where each text has so many special tokens around it."""
+    ends = np.cumsum(pieces.lengths)
+    place = np.arange(len(pieces.ids))
+    begin, end = np.repeat(ends - pieces.lengths, pieces.lengths), np.repeat(ends, pieces.lengths)
+    return pieces, (place < begin + before) | (place >= end - behind)

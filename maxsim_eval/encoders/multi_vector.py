@@ -9,7 +9,8 @@ weights are read, by the first `encode`. A checkpoint's own code is never run, a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -115,8 +116,10 @@ class MultiVectorEncoder(ModelEncoder):
         if kinds["page"] and not (library.supports("image") or library.supports("message")):
             raise UsageError(f"{self.name} reads text; item {kinds['page'][0]} is a page image")
         if not kinds["page"] and self._facts.layout != "pages":
-            read, others = self._read_texts(items, kinds["text"], role)
-            return self.texts.run(read, self.dim, lambda batch: self._forward({**others, **batch}, role))
+            with self.reading:
+                features = self._features([items[place] for place in kinds["text"]], role)
+            read = functools.partial(self._read, features, np.array(kinds["text"]), len(items))
+            return self.texts.run(read, self.dim, lambda batch: self._forward(batch, role))
         rows = [torch.empty(0, self.dim)] * len(items)
         kind: Kind
         for kind, places in kinds.items():
@@ -132,11 +135,10 @@ class MultiVectorEncoder(ModelEncoder):
                 rows[place] = tokens
         return self.hand_out(rows, self.dim)
 
-    def _read_texts(self, items: Sequence[str], places: list[int], role: Role) -> tuple[Read, dict[str, Any]]:
-        """Texts as the library preprocesses them, and what it says beside tensors; those of no place have no tokens."""
-        with self.reading:
-            features = self._features([items[place] for place in places], role)
-        tensors = {name: values for name, values in features.items() if isinstance(values, torch.Tensor)}
+    def _read(self, features: Callable[[], dict[str, Any]], places: np.ndarray, items: int) -> Read:
+        """Texts as the library preprocesses them, at their places among the items; the others have no tokens."""
+        found = features()
+        tensors = {name: values for name, values in found.items() if isinstance(values, torch.Tensor)}
         shape = tensors["input_ids"].shape
         for name, values in tensors.items():
             if values.shape != shape:
@@ -145,21 +147,23 @@ class MultiVectorEncoder(ModelEncoder):
         if "query_expansion_positions" in tensors:
             used = used | tensors["query_expansion_positions"].bool()
         left = getattr(self._library().tokenizer, "padding_side", "right") == "left"
-        others = {name: value for name, value in features.items() if name not in tensors}
-        read = Read.of(tensors, used, left)
-        return (read if len(places) == len(items) else read.among(np.array(places), len(items))), others
+        read = Read.of(tensors, used, left, {name: value for name, value in found.items() if name not in tensors})
+        return read if len(places) == items else read.among(places, items)
 
-    def _features(self, texts: list[str], role: Role) -> dict[str, Any]:
-        """What the library preprocesses texts to, by the quicker way that gives the same."""
-        library = self._library()
+    def _features(self, texts: list[str], role: Role) -> Callable[[], dict[str, Any]]:
+        """What gives texts as the library preprocesses them: by the quicker way that gives the same."""
+        library, prompt = self._library(), self._prompt(role)
         if role == "document" and len(texts) > MANY:  # queries are few, and may be filled up
             some = some_of(texts)
-            asked = library.preprocess([texts[row] for row in some], prompt=self._prompt(role), task=role)
-            found = fast_pieces(library.tokenizer, [f"{self._prompt(role) or ''}{text}" for text in texts])
-            if found is not None and (made := _as_preprocessed(found, some, asked, library.tokenizer)) is not None:
-                return made
-        made = library.preprocess(texts, prompt=self._prompt(role), task=role)
-        return dict(made)
+            asked = library.preprocess([texts[row] for row in some], prompt=prompt, task=role)
+            ids = _unpadded(asked)
+            found = (
+                None if ids is None else fast_pieces(library.tokenizer, [f"{prompt or ''}{text}" for text in texts], some, ids)
+            )
+            if found is not None:
+                return lambda: _as_preprocessed(Pieces.of([one.ids for one in found]), asked, library.tokenizer)
+        made = dict(library.preprocess(texts, prompt=prompt, task=role))
+        return lambda: made
 
     def _forward(self, features: dict[str, Any], role: Role) -> tuple[torch.Tensor, torch.Tensor]:
         """Embeddings `[b, l, d]` and which of them count, of preprocessed items, as the library's own `encode` does it."""
@@ -262,21 +266,22 @@ class MultiVectorEncoder(ModelEncoder):
                 transformer.query_expansion = {**expansion, "length": tokens if fixed else min(tokens, expansion["length"])}
 
 
-def _as_preprocessed(pieces: Pieces, some: list[int], asked: dict[str, Any], tokenizer: Any) -> dict[str, Any] | None:
-    """Word pieces of all texts as the library would preprocess them, by its answer for some; None where that is not theirs."""
-    left = getattr(tokenizer, "padding_side", "right") == "left"
-    known = {"input_ids", "attention_mask", "token_type_ids"}
-    tensors = {name: values for name, values in asked.items() if isinstance(values, torch.Tensor)}
-    if not {"input_ids", "attention_mask"} <= set(tensors) <= known:
+def _unpadded(features: Mapping[str, Any]) -> list[list[int]] | None:
+    """The ids of every text of preprocessed ones; None where tensors say more of a text than its ids."""
+    tensors = {name: values for name, values in features.items() if isinstance(values, torch.Tensor)}
+    types = tensors.pop("token_type_ids", None)
+    if set(tensors) != {"input_ids", "attention_mask"} or (types is not None and bool(types.any())):
         return None
+    return [ids[mask.bool()].tolist() for ids, mask in zip(tensors["input_ids"], tensors["attention_mask"])]
+
+
+def _as_preprocessed(pieces: Pieces, asked: Mapping[str, Any], tokenizer: Any) -> dict[str, Any]:
+    """Word pieces as the library would preprocess their texts, which it did for some, `asked`."""
+    left = getattr(tokenizer, "padding_side", "right") == "left"
     ids = torch.from_numpy(pieces.laid_out(pieces.ids, tokenizer.pad_token_id or 0, left))
     made = {"input_ids": ids, "attention_mask": torch.from_numpy(pieces.filled(left).astype(np.int64))}
-    if "token_type_ids" in tensors:
+    if "token_type_ids" in asked:
         made["token_type_ids"] = torch.zeros_like(ids)
-    width, longest = tensors["input_ids"].shape[1], ids.shape[1]
-    columns = slice(longest - width, longest) if left else slice(width)
-    if width > longest or any(not torch.equal(made[name][some, columns], values) for name, values in tensors.items()):
-        return None
     return {**asked, **made}
 
 

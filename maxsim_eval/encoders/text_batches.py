@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,7 +20,7 @@ from maxsim_eval.errors import DataError
 from maxsim_kernels import Packed
 
 TOKENS = {"cpu": 4096, "cuda": 32768}  # of one batch, padding counted; a text that is longer is a batch
-Forward = Callable[[dict[str, Tensor]], tuple[Tensor, Tensor]]
+Forward = Callable[[dict[str, Any]], tuple[Tensor, Tensor]]
 """A batch `[b, l]` of every feature -> embeddings `[b, l, d]` and which of them count `[b, l]` bool, all where the model runs."""
 
 
@@ -30,13 +31,14 @@ class Read:
     features: Mapping[str, Tensor]
     lengths: np.ndarray  # [n] int64, padding apart
     left: bool = False
+    others: Mapping[str, Any] = field(default_factory=dict)  # what every batch is given too
 
     @staticmethod
-    def of(features: Mapping[str, Tensor], used: Tensor, left: bool) -> Read:
+    def of(features: Mapping[str, Tensor], used: Tensor, left: bool, others: Mapping[str, Any]) -> Read:
         """Features whose texts end (or begin) where `used`, `[n, L]` bool, is true for the last (first) time."""
         places = torch.arange(1, used.shape[1] + 1)
         lengths = (used * (places.flip(0) if left else places)).amax(1) if used.numel() else torch.zeros(len(used))
-        return Read(features, lengths.numpy().astype(np.int64), left)
+        return Read(features, lengths.numpy().astype(np.int64), left, others)
 
     def among(self, places: np.ndarray, items: int) -> Read:
         """These texts at some places among items; the others have no tokens."""
@@ -45,12 +47,12 @@ class Read:
         features = {name: values.new_zeros(items, values.shape[1]) for name, values in self.features.items()}
         for name, values in self.features.items():
             features[name][torch.from_numpy(places)] = values
-        return Read(features, lengths, self.left)
+        return Read(features, lengths, self.left, self.others)
 
-    def batch(self, rows: np.ndarray, device: torch.device) -> dict[str, Tensor]:
-        """Some texts' features `[b, longest]` on a device."""
+    def batch(self, rows: np.ndarray, device: torch.device) -> dict[str, Any]:
+        """Some texts' features `[b, longest]` on a device, and the others."""
         longest, place = int(self.lengths[rows].max()), torch.from_numpy(rows)
-        found = {}
+        found = dict(self.others)
         for name, values in self.features.items():
             part = values[place, values.shape[1] - longest :] if self.left else values[place, :longest]
             found[name] = _moved(part, device)
@@ -72,16 +74,19 @@ class TextBatches:
         self._halving = Halving(name, device, "texts")
         self._turn = threading.Lock()  # one window is launched at a time: two would share the memory meant for one
 
-    def run(self, read: Read, dim: int, forward: Forward) -> Packed:
+    def run(self, read: Callable[[], Read], dim: int, forward: Forward) -> Packed:
         """Tokens of all texts, in their order, on the CPU; a text of length 0 has none and is not run.
+
+        `read` gives them. It is Python, as launching a model is, and a thread that does one would only hold up a thread that does the
+        other: so both are done in turn, and at the same time there is only what needs no Python.
 
         Raises:
             UsageError: no memory even for one text. DataError: NaN or infinity (names the text by its number).
         """
-        ended = None
-        while ended is None:
-            with self._turn, torch.inference_mode():
-                ended = self._launched(read, dim, forward)
+        with self._turn, torch.inference_mode():
+            texts, ended = read(), None
+            while ended is None:
+                ended = self._launched(texts, dim, forward)
         tokens, counts, peaks = ended()
         self._require_finite(peaks)
         offsets = torch.zeros(len(counts) + 1, dtype=torch.int64)

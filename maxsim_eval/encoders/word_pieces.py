@@ -19,32 +19,16 @@ _COMPARED = 8
 
 @dataclass(frozen=True)
 class Pieces:
-    """Word pieces of n texts, one behind the other: ids and which are special `[sum]`, how many each text has `[n]`."""
+    """Ids of the word pieces of n texts, one behind the other `[sum]`, and how many each text has `[n]`; int64."""
 
     ids: np.ndarray
-    special: np.ndarray
     lengths: np.ndarray
 
     @staticmethod
-    def of(ids: Sequence[Sequence[int]], special: Sequence[Sequence[int]]) -> Pieces:
+    def of(rows: Sequence[Sequence[int]]) -> Pieces:
         """Of lists, a text each."""
-        lengths = np.array([len(row) for row in ids], np.int64)
-        count = int(lengths.sum())
-        return Pieces(
-            np.fromiter(chain.from_iterable(ids), np.int64, count),
-            np.fromiter(chain.from_iterable(special), bool, count),
-            lengths,
-        )
-
-    def same(self, rows: Sequence[int], other: Pieces) -> bool:
-        """Whether these texts have exactly the pieces of `other`'s, in its order."""
-        starts = np.cumsum(self.lengths) - self.lengths
-        mine = np.concatenate([np.arange(starts[row], starts[row] + self.lengths[row]) for row in rows])
-        return (
-            np.array_equal(self.lengths[rows], other.lengths)
-            and np.array_equal(self.ids[mine], other.ids)
-            and np.array_equal(self.special[mine], other.special)
-        )
+        lengths = np.fromiter(map(len, rows), np.int64, len(rows))
+        return Pieces(np.fromiter(chain.from_iterable(rows), np.int64, int(lengths.sum())), lengths)
 
     def laid_out(self, values: np.ndarray, fill: int | bool, left: bool = False) -> np.ndarray:
         """Values of all pieces `[sum]` as `[n, longest]`, `fill` before (`left`) or behind a text's own."""
@@ -64,11 +48,28 @@ def some_of(texts: Sequence[str]) -> list[int]:
     return sorted({*order[:: max(1, len(order) // _COMPARED)], order[-1]})
 
 
-def fast_pieces(tokenizer: Any, texts: Sequence[str]) -> Pieces | None:
-    """Pieces of texts by the tokenizer's Rust part, truncated as its last call was; None: it has none."""
+def fast_pieces(tokenizer: Any, texts: list[str], some: Sequence[int], asked: Sequence[Sequence[int]]) -> list[Any] | None:
+    """The tokenizer's own encodings of texts (`ids`, `special_tokens_mask`), truncated as its last call was.
+
+    None: it has no Rust part, or some of the texts do not come out as that call gave them, `asked`.
+    """
     if not getattr(tokenizer, "is_fast", False):
         return None
     backend = tokenizer.backend_tokenizer
     backend.no_padding()
-    found = backend.encode_batch_fast(list(texts))
-    return Pieces.of([one.ids for one in found], [one.special_tokens_mask for one in found])
+    found: list[Any] = backend.encode_batch_fast(texts)
+    return found if all(found[row].ids == list(ids) for row, ids in zip(some, asked, strict=True)) else None
+
+
+def margins(special: Sequence[Sequence[int]]) -> tuple[int, int] | None:
+    """How many special tokens stand before and behind every text's own; None: they lie otherwise, or not alike in all."""
+    found = set()
+    for row in special:
+        before = next((n for n, flag in enumerate(row) if not flag), len(row))
+        behind = next((n for n, flag in enumerate(reversed(row)) if not flag), len(row))
+        if before == len(row):
+            continue  # special tokens alone say nothing about where the text's own would be
+        if sum(row) != before + behind:
+            return None
+        found.add((before, behind))
+    return found.pop() if len(found) == 1 else None
