@@ -45,7 +45,7 @@ from maxsim_kernels import Packed
 
 LEAST = 512  # documents a shard, by default
 _MOST = 65536
-_MOST_BYTES, _LONG = 4 << 30, 256  # of a shard whose documents all have so many tokens: several are held at a time
+_MOST_BYTES, _LONG = 2 << 30, 256  # of a shard whose documents all have so many tokens: several are held at a time
 _SHARDS = 64  # aimed at
 _SWITCH = 2e-4  # seconds: a thread that launches a model's kernels must not wait long for one that reads texts
 _TICKS = threading.Lock()
@@ -125,7 +125,7 @@ def fill_entry(
         dtype, dim: of every token: float16, bfloat16 or float32, dim >= 1.
         provenance: JSON-able; kept in the manifest of a new entry.
         encode: `encode(start, stop)` gives the tokens of documents start to stop, on any device.
-        documents_per_shard: for a new entry (default ceil(N / 64), within 512 and 65536, and within 4 GiB of documents of 256
+        documents_per_shard: for a new entry (default ceil(N / 64), within 512 and 65536, and within 2 GiB of documents of 256
             tokens); one that was begun keeps its own.
         chunk: ask `encode` for at most that many documents at a time (default: a shard at a time).
         label, quiet: of the progress bar on stderr.

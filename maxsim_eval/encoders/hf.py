@@ -118,7 +118,7 @@ class HfEncoder(ModelEncoder):
         with self.reading:
             listed = self._listed([str(item) for item in items], role)
         blank = np.setdiff1d(np.arange(len(items)), kinds["text"])  # has no token, whatever its prompt has
-        return self.texts.run(lambda: self._read(*listed(), blank), self.dim, self._forward)
+        return self.texts.run(self._read(*listed(), blank), self.dim, self._forward)
 
     def token_texts(self, item: Any, role: Role) -> list[str]:
         """The word piece of each token of a text, in order: what the tokenizer alone says, no weights are read."""

@@ -9,7 +9,6 @@ weights are read, by the first `encode`. A checkpoint's own code is never run, a
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -118,7 +117,7 @@ class MultiVectorEncoder(ModelEncoder):
         if not kinds["page"] and self._facts.layout != "pages":
             with self.reading:
                 features = self._features([items[place] for place in kinds["text"]], role)
-            read = functools.partial(self._read, features, np.array(kinds["text"]), len(items))
+            read = self._read(features(), np.array(kinds["text"]), len(items))
             return self.texts.run(read, self.dim, lambda batch: self._forward(batch, role))
         rows = [torch.empty(0, self.dim)] * len(items)
         kind: Kind
@@ -135,9 +134,8 @@ class MultiVectorEncoder(ModelEncoder):
                 rows[place] = tokens
         return self.hand_out(rows, self.dim)
 
-    def _read(self, features: Callable[[], dict[str, Any]], places: np.ndarray, items: int) -> Read:
+    def _read(self, found: Mapping[str, Any], places: np.ndarray, items: int) -> Read:
         """Texts as the library preprocesses them, at their places among the items; the others have no tokens."""
-        found = features()
         tensors = {name: values for name, values in found.items() if isinstance(values, torch.Tensor)}
         shape = tensors["input_ids"].shape
         for name, values in tensors.items():

@@ -7,7 +7,8 @@ texts is launched. Then another thread may launch the next window while this one
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,7 +20,7 @@ from maxsim_eval.encoders.memory import Halving
 from maxsim_eval.errors import DataError
 from maxsim_kernels import Packed
 
-TOKENS = {"cpu": 4096, "cuda": 32768}  # of one batch, padding counted; a text that is longer is a batch
+TOKENS = {"cpu": 4096, "cuda": 65536}  # of one batch, padding counted; a text that is longer is a batch
 Forward = Callable[[dict[str, Any]], tuple[Tensor, Tensor]]
 """A batch `[b, l]` of every feature -> embeddings `[b, l, d]` and which of them count `[b, l]` bool, all where the model runs."""
 
@@ -52,6 +53,8 @@ class Read:
     def batch(self, rows: np.ndarray, device: torch.device) -> dict[str, Any]:
         """Some texts' features `[b, longest]` on a device, and the others."""
         longest, place = int(self.lengths[rows].max()), torch.from_numpy(rows)
+        if device.type == "cuda":  # whole eights, where there is room: attention kernels copy masks of other widths
+            longest = min(-(-longest // 8) * 8, next(iter(self.features.values())).shape[1])
         found = dict(self.others)
         for name, values in self.features.items():
             part = values[place, values.shape[1] - longest :] if self.left else values[place, :longest]
@@ -74,19 +77,17 @@ class TextBatches:
         self._halving = Halving(name, device, "texts")
         self._turn = threading.Lock()  # one window is launched at a time: two would share the memory meant for one
 
-    def run(self, read: Callable[[], Read], dim: int, forward: Forward) -> Packed:
+    def run(self, read: Read, dim: int, forward: Forward) -> Packed:
         """Tokens of all texts, in their order, on the CPU; a text of length 0 has none and is not run.
 
-        `read` gives them. It is Python, as launching a model is, and a thread that does one would only hold up a thread that does the
-        other: so both are done in turn, and at the same time there is only what needs no Python.
 
         Raises:
             UsageError: no memory even for one text. DataError: NaN or infinity (names the text by its number).
         """
-        with self._turn, torch.inference_mode():
-            texts, ended = read(), None
+        with self._turn, _attention_without_plans(), torch.inference_mode():
+            ended = None
             while ended is None:
-                ended = self._launched(texts, dim, forward)
+                ended = self._launched(read, dim, forward)
         tokens, counts, peaks = ended()
         self._require_finite(peaks)
         offsets = torch.zeros(len(counts) + 1, dtype=torch.int64)
@@ -175,6 +176,17 @@ def not_finite(name: str, item: str, largest: float, computed: torch.dtype, stor
         f"{name}: the model gave NaN or infinity for {item} in {str(computed).removeprefix('torch.')}; "
         "use --dtype float32 or bfloat16, or check its weights"
     )
+
+
+@contextmanager
+def _attention_without_plans() -> Iterator[None]:
+    """No attention by cuDNN: it builds a plan for every new shape, 20 ms each, and nearly every batch has a shape of its own."""
+    before = torch.backends.cuda.cudnn_sdp_enabled()
+    torch.backends.cuda.enable_cudnn_sdp(False)
+    try:
+        yield
+    finally:
+        torch.backends.cuda.enable_cudnn_sdp(before)
 
 
 def _moved(values: Tensor, device: torch.device) -> Tensor:
