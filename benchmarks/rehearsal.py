@@ -141,7 +141,7 @@ def child(arguments: list[str], record: Path) -> int:
     clocked(loading, "load_task", "read texts")
     clocked(sides, "content_hash", "hash texts")
     clocked(api, "embeddings_by", "embeddings")
-    clocked(MultiVectorEncoder, "_read_texts", "tokenise (its threads)")
+    clocked(MultiVectorEncoder, "_features", "tokenise (its threads)")
     clocked(filling, "write_shard", "write shards (their threads)")
     clocked(api, "assess", "score and compare")
     clocked(api, "_write", "write runs and report")

@@ -213,5 +213,5 @@ def test_no_model_stays_in_memory_while_scores_are_computed(
     monkeypatch.setattr(api, "score_job", scored)
     for _ in range(2):  # encoded, then found
         api.evaluate(TASK, f"multi-vector:{stan}", ["fp32"], k=2, cache_dir=tmp_path, quiet=True)
-    assert len(made) == 2
+    assert len(made) == 3, "the first time one more, which looks for embeddings in a GPU's precision"
     assert alive == []
