@@ -213,13 +213,13 @@ def floors(folder: Path, device: str) -> dict[str, float]:
             for _ in range(8):
                 handle.write(block)
 
+    def reading() -> None:
+        with file.open("rb") as handle:
+            while handle.read(8 << 20):
+                pass
+
     found = {"sha256": rate_of(len(block), lambda: hashlib.sha256(block)), "write": rate_of(8 * len(block), writing)}
-    found["read"] = (
-        rate_of(8 * len(block), lambda: sum(len(part) for part in iter(lambda: handle.read(8 << 20), b"")))
-        if (handle := file.open("rb"))
-        else 0
-    )
-    handle.close()
+    found["read"] = rate_of(8 * len(block), reading)
     file.unlink()
     side = 8192 if device == "cuda" else 1024
     torch.backends.fp32_precision = "ieee"
@@ -234,11 +234,12 @@ def floors(folder: Path, device: str) -> dict[str, float]:
 
 
 def with_floors(report: dict[str, Any]) -> list[dict[str, Any]]:
-    """A row a phase: measured, at full size, the floor at full size, and which run it is from."""
-    rates, encoded, scored = report["rates"], report["encoded"], report["scored"]
-    pairs = 2.0 * QUERIES * QUERY_TOKENS * DIM * scored["document_tokens"] * report["scored_part"]
+    """A row a phase: measured, at full size, the floor at full size, and which run it is from; `scored` where it was run."""
+    last = "scored" if "scored" in report else "encoded"
+    rates, encoded, scored = report["rates"], report["encoded"], report[last]
+    pairs = 2.0 * QUERIES * QUERY_TOKENS * DIM * scored["document_tokens"] * report[f"{last}_part"]
     tokens = encoded["document_tokens"] * report["encoded_part"]
-    text = scored["text_bytes"] * report["scored_part"]
+    text = scored["text_bytes"] * report[f"{last}_part"]
     floor = {
         "read texts": text / rates["read"],
         "hash texts": text / rates["sha256"],
@@ -247,8 +248,8 @@ def with_floors(report: dict[str, Any]) -> list[dict[str, Any]]:
     }
     rows = []
     for phase in scored["phases"]:
-        part, name = (report["encoded_part"], "encoded") if phase == "encode and write" else (report["scored_part"], "scored")
-        seconds = report[name]["phases"][phase]
+        name = "encoded" if phase == "encode and write" else last
+        seconds, part = report[name]["phases"][phase], report[f"{name}_part"]
         whole = seconds if phase in ("start and the rest", "runs and report") else seconds * part
         rows.append({"phase": phase, "run": name, "seconds": seconds, "full": whole, "floor": floor.get(phase)})
     return rows
@@ -309,7 +310,7 @@ def main(arguments: list[str] | None = None) -> None:
             print(json.dumps({key: round(value, 2) for key, value in report[name]["threads"].items()}), flush=True)
             write(options.json, report)
             shutil.rmtree(cache)
-        if options.only is None:
+        if "encoded" in report:
             report["rows"] = with_floors(report)
             write(options.json, report)
             print(markdown(report["rows"]))

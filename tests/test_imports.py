@@ -38,7 +38,8 @@ fallback topk tokens
 """
 BENCHMARKS = """
 page
-paper forward training chamfer streaming parity cpu_forward second encoding rehearsal reference_speed
+rehearsal
+paper forward training chamfer streaming parity cpu_forward second encoding reference_speed
 cases out_of_core
 tables
 run rivals

@@ -1,0 +1,107 @@
+"""The scripts around the whole command: encoding, the reference's cost and the rehearsal, at a size for tests."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import encoding
+import reference_speed
+import rehearsal
+from maxsim_eval.data.loading import load_task
+from maxsim_kernels import maxsim_reference
+
+
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("made")
+    rehearsal.make_texts(folder / "hotpotqa", 300, 5)
+    return folder
+
+
+def test_the_made_up_corpus_is_a_dataset_of_the_published_lengths(texts: Path) -> None:
+    task = load_task("beir", "hotpotqa", data_dir=texts, quiet=True)
+    assert (len(task.documents), len(task.queries), task.judged_pairs) == (300, 5, 10)
+    words = np.array([len(text.split()) for text in task.documents])
+    assert words.mean() == pytest.approx(rehearsal.WORDS + 3, rel=0.15), "and a title of a few"
+    assert words.std() > 15
+    lengths = rehearsal.lengths_of(100_000, rehearsal.TOKENS, rehearsal.MOST_TOKENS, 0)
+    assert lengths.mean() == pytest.approx(rehearsal.TOKENS, rel=0.02)
+
+
+def test_phases_are_extrapolated_beside_their_floors() -> None:
+    phases = {"read texts": 1.0, "encode and write": 10.0, "fp32": 20.0, "start and the rest": 3.0}
+    run = {"phases": phases, "document_tokens": 1000, "text_bytes": 100}
+    report: dict[str, Any] = {
+        "rates": {"read": 50.0, "sha256": 1.0, "fp16": 1e9, "fp32": 1e9, "int8": 1e9},
+        "encoded_part": 20.0,
+        "encoded": run,
+    }
+    rows = {row["phase"]: row for row in rehearsal.with_floors(report)}
+    assert [rows[name]["full"] for name in phases] == [20.0, 200.0, 400.0, 3.0], (
+        "the start is the same for any number of documents"
+    )
+    assert rows["read texts"]["floor"] == 100 * 20 / 50
+    assert rows["fp32"]["floor"] == 2 * 7405 * 32 * 128 * 1000 * 20 / 1e9
+    assert "| **all** |  | 10.4 min |" in rehearsal.markdown(list(rows.values()))
+    report |= {"scored": {**run, "phases": {**phases, "fp32": 5.0}}, "scored_part": 10.0}
+    rows = {row["phase"]: row for row in rehearsal.with_floors(report)}
+    assert (rows["fp32"]["full"], rows["encode and write"]["full"]) == (50.0, 200.0)
+
+
+def test_everybody_encodes_the_same_tokens(texts: Path, tmp_path: Path) -> None:
+    some = encoding.read_texts(texts / "hotpotqa" / "corpus.jsonl", 40)
+    names = encoding.make_checkpoints(tmp_path, some, layers=1, hidden=64)
+    found = encoding.measure("hf", names["hf"], some, tmp_path / "cache", "cpu", 1)
+    assert 0 < found["distance"] < found["bound"]
+    assert found["methods"]["ours"]["tokens"] == found["methods"]["plain loop"]["tokens"] > 0
+    found = encoding.measure("multi-vector", names["multi-vector"], some, tmp_path / "cache", "cpu", 1)
+    assert found["methods"]["ours"]["tokens"] == found["methods"]["sentence-transformers"]["tokens"] > 0
+
+
+def test_nothing_is_timed_where_embeddings_are_wrong(texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(encoding, "distance", lambda *_: (0.5, 0.1))
+    with pytest.raises(SystemExit, match=r"tokens are 0\.5 from FP32's .* nothing timed"):
+        encoding.measure("hf", "hf:nothing", ["a"], tmp_path, "cpu", 1)
+
+
+def test_the_reference_is_checked_before_it_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    queries = reference_speed.unit(torch.full((3,), 4), "cpu", torch.float32)
+    documents = reference_speed.unit(torch.arange(1, 40), "cpu", torch.float32)
+    row = reference_speed.row(queries, documents, 2, "cpu")
+    assert row["fp64_error"] < reference_speed.ERROR
+    assert [len(row[name]) for name in ("reference", "products", "fused-fp32", "fused-fp16")] == [2] * 4
+
+    def placed(queries: Any, documents: Any, **options: Any) -> torch.Tensor:
+        scores = maxsim_reference(queries, documents, **options)
+        assert isinstance(scores, torch.Tensor)
+        return scores + torch.arange(scores.shape[1]) * 1e-6
+
+    monkeypatch.setattr(reference_speed, "maxsim_reference", placed)
+    with pytest.raises(SystemExit, match="depend on the order"):
+        reference_speed.check(queries, documents)
+
+
+@pytest.mark.parametrize("name", ["reference_speed", "encoding", "rehearsal"])
+def test_committed_figures_hold_the_bounds_they_are_quoted_for(name: str) -> None:
+    folder = Path(__file__).resolve().parents[2] / "docs" / "results" / "h200"
+    found = json.loads((folder / f"{name}.json").read_text())
+    assert found["schema"] == {"reference_speed": reference_speed, "encoding": encoding, "rehearsal": rehearsal}[name].SCHEMA  # type: ignore[attr-defined]
+    if name == "reference_speed":
+        middle = {
+            case: {key: float(np.median(row[key])) for key in ("reference", "products", "fused-fp16")}
+            for case, row in found["rows"].items()
+        }
+        assert middle["256 x 4096 ragged"]["reference"] < 2.5 * middle["256 x 4096 ragged"]["products"]
+        assert middle["32 x 4096 ragged"]["reference"] < 4 * middle["32 x 4096 ragged"]["products"]
+        assert middle["1 x 4096 ragged"]["reference"] < 3 * middle["1 x 4096 ragged"]["fused-fp16"] + 1e-3
+        assert all(row["extra_bytes"] < 1e9 for row in found["rows"].values())
+    elif name == "encoding":
+        assert all(row["distance"] <= row["bound"] for row in found["rows"].values())
+    else:
+        assert sum(row["full"] for row in found["rows"]) < 3600
