@@ -62,7 +62,11 @@ STOP_WORDS = frozenset(_STOP_WORDS.split())
 
 def split_words(text: str) -> list[str]:
     """Lower-cased runs of letters and digits, stop words dropped. NFKC first: a composed and a decomposed é are one letter."""
-    return [word for word in _WORD.findall(unicodedata.normalize("NFKC", text).lower()) if word not in STOP_WORDS]
+    return [word for word in _words(text) if word not in STOP_WORDS]
+
+
+def _words(text: str) -> list[str]:
+    return _WORD.findall((text if text.isascii() else unicodedata.normalize("NFKC", text)).lower())
 
 
 def _signs(keys: Sequence[str]) -> npt.NDArray[np.int8]:
@@ -101,6 +105,18 @@ def inverse_document_frequency(documents: int, containing: int) -> float:
     return float(_LN.ln(ratio))
 
 
+class _Stems(dict[str, str]):
+    """Stems of words, found once each; of a stop word the empty one."""
+
+    def __init__(self, stemmer: Any) -> None:
+        super().__init__()
+        self._stem = stemmer.stemWord
+
+    def __missing__(self, word: str) -> str:
+        self[word] = stem = "" if word in STOP_WORDS else self._stem(word)
+        return stem
+
+
 class LexicalEncoder:
     """Lexical token embeddings, d = 128, float32 (see the module's docstring).
 
@@ -118,10 +134,9 @@ class LexicalEncoder:
         # The module's own class, not snowballstemmer.stemmer(): that takes PyStemmer, of another version, where installed.
         from snowballstemmer.english_stemmer import EnglishStemmer
 
-        self._stemmer = EnglishStemmer()
         self.revision = f"{CODE_VERSION}+snowball-{metadata.version('snowballstemmer')}"
         self.max_tokens: dict[str, int] = {"query": max_query_tokens, "document": max_document_tokens}
-        self._stems: dict[str, str] = {}
+        self._stems = _Stems(EnglishStemmer())
         self._rows: dict[str, int] = {}
         self._vectors = np.empty((0, DIM), dtype=np.float32)
         self._documents = 0
@@ -183,16 +198,9 @@ class LexicalEncoder:
     def _stems_of(self, text: Any, number: int) -> list[str]:
         if not isinstance(text, str):
             raise UsageError(f"the lexical encoder reads text; item {number} is a {type(text).__name__}")
-        known = self._stems
-        if len(known) > 4 * _CACHED_WORDS:
-            known.clear()
-        result = []
-        for word in split_words(text):
-            stem = known.get(word)
-            if stem is None:
-                stem = known[word] = self._stemmer.stemWord(word)
-            result.append(stem)
-        return result
+        if len(self._stems) > 4 * _CACHED_WORDS:
+            self._stems.clear()
+        return [stem for stem in map(self._stems.__getitem__, _words(text)) if stem]
 
     def _lookup(self, stems: Sequence[str]) -> npt.NDArray[np.float32]:
         """`[len(stems), 128]` float32, a copy; vectors of new stems are made and kept."""
