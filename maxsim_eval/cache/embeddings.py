@@ -15,7 +15,6 @@ from maxsim_eval.cache.filling import Begun
 from maxsim_eval.cache.selection import Documents, Selection
 from maxsim_eval.cache.sides import Contents, TaskSide, embed, find_entry, find_imported, imported_names, package_versions
 from maxsim_eval.data.subsets import rows_of
-from maxsim_eval.encoders.model_encoder import DTYPE_ON
 from maxsim_eval.encoders.names import get_encoder
 from maxsim_eval.environment import resolve_device
 from maxsim_eval.errors import DataError, UnknownNameError, UsageError
@@ -182,7 +181,7 @@ def _find(
             raise UnknownNameError("encoder", named, names) from None
         if named.startswith(f"{encoder.name}@") and "revision" not in changing:
             changing.append("revision")
-        if getattr(encoder, "dtype_by_device", False):
+        if getattr(encoder, "other_dtypes", ()):
             encoder = _as_cached(task, kept, encoder, named, cache_dir, (contents, of_kept), {**options, "device": device})
     whole = None if kept.document_ids is task.document_ids else find_entry(task, "document", encoder, cache_dir, contents)
     side = TaskSide(kept, "document", encoder, cache_dir, of_kept) if whole is None else None
@@ -219,7 +218,7 @@ def _as_cached(
 
     if there(own):
         return own
-    for dtype in sorted(set(DTYPE_ON.values()) - {str(own.model_dtype).removeprefix("torch.")}):  # type: ignore[attr-defined]
+    for dtype in own.other_dtypes:  # type: ignore[attr-defined]
         stored = options.get("embedding_dtype") or task.dtype
         other = get_encoder(named, **{**options, "dtype": dtype, "embedding_dtype": stored})
         if there(other):

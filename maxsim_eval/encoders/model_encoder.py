@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import torch
@@ -17,7 +17,7 @@ from maxsim_eval.types import Role
 from maxsim_kernels import Packed, pack
 
 GPU_CHUNK = 2048  # texts that are sorted by length together
-DTYPE_ON = {"cpu": "float32", "cuda": "float16"}
+DTYPE_ON = {"cpu": "float32", "cuda": "float16"}  # what late-interaction models of texts are trained and served in on a GPU
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 TEXTS = 32  # in one batch where a library or a processor takes texts, not tokens
 PAGE_BATCH_SIZE = 4  # page images: about a thousand tokens each
@@ -113,8 +113,7 @@ class ModelEncoder:
         device: where the model runs: auto (a CUDA device that works, else the CPU), cpu, cuda, cuda:<number>. Results are on the CPU.
         batch_size: the most items in one forward pass; None: texts of so many tokens (`text_batches.TOKENS`), 4 pages. Halved, with
             one warning, when memory runs out.
-        dtype: what the model computes in: float32, float16 or bfloat16; None: float16 on a GPU (half the memory and several times
-            the speed; late-interaction models are trained and served so), float32 on a CPU.
+        dtype: what the model computes in: float32, float16 or bfloat16; None: what `dtype_on` says for the kind of device.
         embedding_dtype: what its embeddings are stored in; None: as `dtype`.
         max_query_tokens, max_document_tokens: None: the encoder's or checkpoint's own limits.
         query_prompt, document_prompt: text before every query or document; None: the checkpoint's own.
@@ -135,11 +134,13 @@ class ModelEncoder:
         max_document_tokens: int | None = None,
         query_prompt: str | None = None,
         document_prompt: str | None = None,
+        dtype_on: Mapping[str, str] = DTYPE_ON,
     ) -> None:
         self.name = name
         self.device = torch.device(resolve_device(device, quiet=True))
-        self.dtype_by_device = dtype is None
-        self.model_dtype = find_dtype("dtype", dtype or DTYPE_ON[self.device.type])
+        self.model_dtype = find_dtype("dtype", dtype or dtype_on[self.device.type])
+        # What another kind of device would have computed in, had nobody asked for a dtype either.
+        self.other_dtypes = [] if dtype else sorted(set(dtype_on.values()) - {dtype_name(self.model_dtype)})
         self.dtype = self.model_dtype if embedding_dtype is None else find_dtype("embedding_dtype", embedding_dtype)
         self.asked_tokens: dict[Role, int | None] = {"query": max_query_tokens, "document": max_document_tokens}
         for role, tokens in self.asked_tokens.items():

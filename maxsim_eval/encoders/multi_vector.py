@@ -27,6 +27,7 @@ from maxsim_eval.types import PatchGrid, Role
 from maxsim_kernels import Packed, pack
 
 CODE_VERSION = 1
+PAGES_DTYPE_ON = {"cpu": "float32", "cuda": "bfloat16"}  # large vision models leave the range of float16
 Layout = Literal["stanford", "modules", "pages"]
 _USUAL_DIM = 128  # Stanford's and transformers' default, which their files may leave out
 _PYLATE_DENSE = "pylate.models.Dense.Dense"  # the library reads it as its own Dense
@@ -64,9 +65,11 @@ class MultiVectorEncoder(ModelEncoder):
         require("sentence_transformers", named, "sentence-transformers>=6.2")
         require("transformers", named, "transformers")
         self._checkpoint = find_checkpoint(named, model, revision, wide=True)
+        self._facts = _read_facts(self._checkpoint)
+        if self._facts.layout == "pages":
+            options["dtype_on"] = PAGES_DTYPE_ON
         super().__init__(name or f"multi-vector:{self._checkpoint.shown}", **options)
         self.revision = self._checkpoint.revision
-        self._facts = _read_facts(self._checkpoint)
         self.dim = self._facts.dim
         if self._facts.layout == "pages":
             self._require_no_page_options()

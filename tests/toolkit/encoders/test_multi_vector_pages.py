@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import tiny_checkpoints as tiny
+from maxsim_eval.encoders import multi_vector
 from maxsim_eval.encoders.multi_vector import MultiVectorEncoder
 from maxsim_eval.encoders.names import get_encoder
 from maxsim_eval.errors import UsageError
@@ -123,3 +124,10 @@ def test_half_precision(folder: Path) -> None:
     exact = get_encoder(f"multi-vector:{folder}").encode(tiny.pages(), "document")
     assert packed.lengths.tolist() == exact.lengths.tolist()
     assert float((packed.values.float() - exact.values).abs().max()) < 0.1
+
+
+def test_the_default_on_a_gpu_has_the_range_of_float32(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(multi_vector.PAGES_DTYPE_ON, "cpu", multi_vector.PAGES_DTYPE_ON["cuda"])
+    encoder = MultiVectorEncoder(str(folder), device="cpu")
+    assert (encoder.model_dtype, encoder.other_dtypes) == (torch.bfloat16, [])
+    assert MultiVectorEncoder(str(folder), device="cpu", dtype="float32").model_dtype == torch.float32
