@@ -54,10 +54,11 @@ class Sizes:
 
 @dataclass(frozen=True)
 class Rate:
-    """A rate per second and how it was found."""
+    """A rate per second, how it was found, and its spread: 0.2 where the fastest measurement was 1.2 times the slowest."""
 
     value: float
     how: str = ""
+    spread: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -70,44 +71,52 @@ class PathRates:
 
 @dataclass(frozen=True)
 class Rates:
-    """Rates of a machine. Bytes a second but for `topk` and `compare` (pairs a second); None: not measured.
+    """Rates of a machine: bytes a second, or pairs (`topk`, `compare`), documents (`encode`), rankings (`finish`); None: unknown.
 
-    `disk`, `host`, `memory`, `output` and `compare` are of the machine, however many processes share it; `link`, `topk` and
-    `paths` are of one process with a GPU of its own.
+    `link`, `topk` and `paths` are of one process with a GPU of its own, the others of the machine, however many processes share it.
     """
 
     device: str  # "cpu" or "cuda"
     paths: Mapping[str, PathRates]
     disk: Rate | None = None  # file to memory, past the page cache
     host: Rate | None = None  # page cache to the buffer a block is scored or copied from
-    memory: Rate | None = None  # memory to memory
     link: Rate | None = None  # pinned host memory to the GPU
     topk: Rate | None = None
     output: Rate | None = None  # kept score rows to the output folder
-    compare: Rate | None = None  # rank correlation of two full score rows
+    encode: Rate | None = None  # with all that it takes: loading the model, the queries
+    compare: Rate | None = None  # two full score rows
+    finish: Rate | None = None  # metrics, statistics, run files and report, of one query by one path
     network: Rate | None = None  # between ranks; None: they share a memory
 
 
 @dataclass(frozen=True)
 class Stage:
-    """One stage of a path: the resource it uses, how much goes through it, and for how long (None: rate unknown)."""
+    """One stage of a path: the resource it uses, how much goes through it, and for how long (None: rate unknown).
+
+    `more` are the seconds it may take beyond, or be quicker by, where its rate was not steady.
+    """
 
     name: str
     resource: str
     amount: float
     unit: str
     seconds: float | None
+    more: float = 0.0
 
 
 @dataclass(frozen=True)
 class PathPlan:
-    """One path: stages, what bounds it (`unknown` where the rate of scoring is), seconds expected (None: unknown)."""
+    """One path: stages, what bounds it (`unknown` where the rate of scoring is), seconds expected (None: unknown).
+
+    Of other phases of an evaluation too: these have no stages, and `bound` says what they do.
+    """
 
     name: str
     stages: tuple[Stage, ...]
     bound: str
     fill: float
     seconds: float | None
+    more: float = 0.0  # as of a stage
 
     def of(self, stage: str) -> float:
         """Seconds of one stage; 0 where the path has none or its rate is unknown."""
@@ -203,7 +212,13 @@ def path_plan(
     if name not in rates.paths:
         return PathPlan(name, stages, "unknown", fill, None)
     bound = max((stage for stage in stages if stage.resource in (slowest, "alone")), key=lambda stage: stage.seconds or 0.0)
-    return PathPlan(name, stages, bound.name, fill, busy[slowest] + fill + alone)
+    more = sum(stage.more for stage in stages if stage.resource in (slowest, "alone"))
+    return PathPlan(name, stages, bound.name, fill, busy[slowest] + fill + alone, more)
+
+
+def _stage(name: str, resource: str, amount: float, unit: str, rate: Rate | None, share: float = 1.0) -> Stage:
+    seconds = seconds_of(amount, rate, share)
+    return Stage(name, resource, amount, unit, seconds, (seconds or 0.0) * (rate.spread if rate else 0.0))
 
 
 def _stages(
@@ -213,26 +228,23 @@ def _stages(
     gpu, path, stored = rates.device == "cuda", rates.paths.get(name), sizes.stored
     unit, host = ("GPU", "host") if gpu else ("CPU", "CPU")
     if passes(name) > 1:  # the corpus is read for its scale before anything is scored
-        copied, disk = seconds_of(stored, rates.host), seconds_of(min(cold, stored), rates.disk)
-        looked = seconds_of(stored, rates.link, share) if gpu else seconds_of(stored, rates.memory)
-        known = None
-        if copied is not None and disk is not None and looked is not None:
-            known = max(disk, copied, looked) if gpu else max(disk, copied + looked)
-        yield Stage("corpus scale", "alone", stored, "B", known)
+        read = [seconds_of(stored, rates.host), seconds_of(min(cold, stored), rates.disk)]
+        read += [seconds_of(stored, rates.link, share)] if gpu else []
+        known = [seconds for seconds in read if seconds is not None]
+        yield Stage("corpus scale", "alone", stored, "B", max(known) if len(known) == len(read) else None)
         cold -= min(cold, stored)
-    yield Stage("disk", "disk", cold, "B", seconds_of(cold, rates.disk))
-    yield Stage("host copy", host, stored, "B", seconds_of(stored, rates.host))
+    yield _stage("disk", "disk", cold, "B", rates.disk)
+    yield _stage("host copy", host, stored, "B", rates.host)
     if gpu:
-        yield Stage("link", "link", stored, "B", seconds_of(stored, rates.link, share))
+        yield _stage("link", "link", stored, "B", rates.link, share)
     if path is None or path.prepare is not None:
-        yield Stage("prepare", unit, stored, "B", seconds_of(stored, path.prepare if path else None, share))
+        yield _stage("prepare", unit, stored, "B", path.prepare if path else None, share)
     work = operations(sizes.query_tokens, sizes.document_tokens, sizes.dim)
-    yield Stage("score", unit, work, "operations", seconds_of(work, path.score if path else None, share))
-    pairs = sizes.queries * sizes.documents
-    yield Stage("top-k", unit, pairs, "pairs", seconds_of(pairs, rates.topk, share))
+    yield _stage("score", unit, work, "operations", path.score if path else None, share)
+    yield _stage("top-k", unit, sizes.queries * sizes.documents, "pairs", rates.topk, share)
     if rows:
-        kept = rows * sizes.documents * 4
-        yield Stage("kept scores", "output", kept, "B", seconds_of(kept, rates.output))
+        yield _stage("kept scores", "output", rows * sizes.documents * 4, "B", rates.output)
     if processes > 1:
-        merged = merge_bytes(processes, sizes.queries, min(k, sizes.documents))
-        yield Stage("merge", "alone", merged, "B", seconds_of(merged, rates.network or rates.memory))
+        yield _stage(
+            "merge", "alone", merge_bytes(processes, sizes.queries, min(k, sizes.documents)), "B", rates.network or rates.host
+        )

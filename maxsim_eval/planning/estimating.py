@@ -14,6 +14,7 @@ import torch
 from maxsim_eval.cache.selection import Documents
 from maxsim_eval.planning.costs import Rates, Sizes, operations, path_plan
 from maxsim_eval.planning.rates import path_rates
+from maxsim_eval.quantities import about_text
 from maxsim_eval.scoring.candidates import Candidates
 from maxsim_eval.scoring.paths import ScoringPath
 from maxsim_kernels import Packed
@@ -54,16 +55,16 @@ def estimate(
         dim=queries.dim,
         form=str(documents.dtype).removeprefix("torch."),
     )
-    found, topk = path_rates(sizes, names, lengths, device, k)
+    found, topk, _ = path_rates(sizes, names, documents, device, k)
     rates = Rates(kind, found, topk=topk)
     seconds = {name: (path_plan(name, sizes, rates, cold=0, k=k, processes=processes).seconds or 0) * part for name in names}
     if sum(seconds.values()) < LEAST_SECONDS:
         return None
-    each = ", ".join(f"{name} {duration(value)}" for name, value in seconds.items())
+    each = ", ".join(f"{name} {about_text(value)}" for name, value in seconds.items())
     left = [name for name, path in paths.items() if path.own]
     own = f"; {', '.join(left)} not counted" if left else ""
     about = "less than" if resumed else "about"
-    total = f"{about} {duration(sum(seconds.values()))}"
+    total = f"{about} {about_text(sum(seconds.values()))}"
     return f"scoring takes {total} at the rates measured now ({each}{own}), beside reading and comparing"
 
 
@@ -71,14 +72,6 @@ def _listed(candidates: Candidates, asked: np.ndarray, lengths: np.ndarray, dim:
     """Operations of the listed pairs."""
     each = np.repeat(asked, np.diff(candidates.offsets)) * lengths[candidates.rows]
     return 2.0 * dim * float(each.sum())
-
-
-def duration(seconds: float) -> str:
-    """Seconds for people, no more exact than an estimate is."""
-    for unit, size in (("h", 3600.0), ("min", 60.0)):
-        if seconds >= 2 * size:
-            return f"{seconds / size:.2g} {unit}" if seconds < 10 * size else f"{seconds / size:,.0f} {unit}"
-    return f"{seconds:.2g} s" if seconds < 10 else f"{seconds:.0f} s"
 
 
 def say_estimate(line: str | None) -> None:

@@ -1,0 +1,123 @@
+"""What an evaluation does before it scores and after it: each timed on a sample of the real thing."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from maxsim_eval.comparison.assessing import assess
+from maxsim_eval.comparison.metrics import DEFAULT_METRICS
+from maxsim_eval.comparison.scores import compare_scores
+from maxsim_eval.data.trec import write_trec_run
+from maxsim_eval.errors import DataError, MissingPackageError
+from maxsim_eval.planning.costs import Rate, Sizes
+from maxsim_eval.planning.rates import SECONDS, steady, timed
+from maxsim_eval.planning.sizes import FoundSizes, offline
+from maxsim_eval.scoring.job import Outcome
+from maxsim_eval.scoring.own_functions import find_paths
+from maxsim_eval.scoring.stream import Asked
+from maxsim_eval.types import Encoder, Result, Role, Run
+
+_ENCODED = 256  # items an encoder gets at a time, as when the cache is filled
+_QUERIES = 200  # of the made-up evaluation that is compared and written
+_ROWS, _COLUMNS = 4, 200_000  # of score rows that are compared
+
+
+def encoding(found: FoundSizes) -> tuple[FoundSizes, Rate | None]:
+    """Documents a second that encoding is worth, loading the model and the queries in it; and sizes by the tokens of what was tried.
+
+    None where nothing has to be encoded, or the encoder or the texts are not on this machine.
+    """
+    encoder, kept, sizes = found.encoder, found.kept, found.sizes
+    if encoder is None or kept is None or not sizes.documents or not sizes.queries:
+        return found, None
+    seconds, lengths = 0.0, found.lengths
+    started = time.perf_counter()
+    try:
+        with offline():
+            if found.entry is None:
+                seconds, lengths, dtype = _encoding(encoder, kept.documents, "document")
+                sizes = replace(sizes, document_tokens=round(lengths.mean() * sizes.documents), form=dtype, source="sample")
+            sample = _evenly(kept.documents, _ENCODED)
+            seconds += timed(lambda: encoder.prepare(sample)) * sizes.documents / len(sample)
+            more, asked, _ = _encoding(encoder, kept.queries, "query")
+    except (DataError, MissingPackageError) as error:
+        return replace(found, notes=(*found.notes, str(error))), None
+    sizes = replace(sizes, query_tokens=round(asked.mean() * sizes.queries), dim=encoder.dim)
+    note = f"ESTIMATE: embeddings are not in the cache; a sample was encoded in {time.perf_counter() - started:.1f} s"
+    rate = Rate(sizes.documents / (seconds + more), note.removeprefix("ESTIMATE: "))
+    return replace(found, sizes=sizes, lengths=lengths, notes=(note, *found.notes[1:])), rate
+
+
+def _encoding(encoder: Encoder, items: Sequence[Any], role: Role) -> tuple[float, np.ndarray, str]:
+    """Seconds for all items: of those tried, and at the pace of the last of them for the rest (words become known, batches full)."""
+    tried, spent, count, lengths = 0, 0.0, 4, np.zeros(0, np.int64)
+    chosen = _evenly(items, 16 * _ENCODED)
+    while True:
+        batch = chosen[tried : tried + count]
+        started = time.perf_counter()
+        found = encoder.encode(batch, role)
+        seconds = time.perf_counter() - started
+        tried, spent, lengths = tried + len(batch), spent + seconds, np.concatenate([lengths, found.lengths.cpu().numpy()])
+        if spent > SECONDS or tried == len(chosen):
+            return spent + (len(items) - tried) * seconds / len(batch), lengths, str(found.dtype).removeprefix("torch.")
+        count = min(2 * count, _ENCODED)
+
+
+def _evenly(items: Sequence[Any], count: int) -> list[Any]:
+    return [
+        items[place] for place in np.linspace(0, len(items), min(count, len(items)), endpoint=False).astype(np.int64).tolist()
+    ]
+
+
+def compare_rate(documents: int) -> Rate | None:
+    """Pairs a second of comparing two paths' full score rows; None of fewer than two documents."""
+    if documents < 2:
+        return None
+    rows = np.random.default_rng(0).random((_ROWS, min(documents, _COLUMNS)), np.float32)
+    seconds, spread = steady(lambda: timed(lambda: compare_scores(rows, rows[::-1], None, None)))
+    return Rate(rows.size / seconds, f"{_ROWS} rows of {rows.shape[1]:,} scores", spread)
+
+
+def finish_rate(sizes: Sizes, names: Sequence[str], k: int, report: Callable[[Result, Path], None]) -> Rate | None:
+    """Rankings (a query by a path) a second that become metrics, statistics, run files and a report; None where there is nothing.
+
+    Args:
+        report: writes a Result into a folder.
+    """
+    count, depth = min(sizes.queries, _QUERIES), min(k, sizes.documents)
+    if not count or not depth:
+        return None
+    asked = Asked([f"q{n}" for n in range(count)], (), depth, np.zeros(0, np.int64), np.zeros(0, np.int64))
+    random = np.random.default_rng(0)
+    tops = np.sort(random.random((count, depth)))[:, ::-1]
+    chosen = [random.choice(sizes.documents, depth, replace=False).tolist() for _ in range(count)]
+    qrels = {query: {f"d{chosen[n][n % depth]}": 1} for n, query in enumerate(asked.query_ids)}
+
+    def outcome(name: str) -> Outcome:
+        orders = np.argsort(-(tops + random.random(tops.shape) * 1e-3), axis=1)  # some neighbours change places
+        ids = ([f"d{chosen[n][place]}" for place in row] for n, row in enumerate(orders.tolist()))
+        rankings = {
+            query: list(zip(row, tops[n].tolist(), strict=True)) for n, (query, row) in enumerate(zip(asked.query_ids, ids))
+        }
+        return Outcome(Run(name, rankings), {"total": 1.0}, None)
+
+    outcomes, paths = [outcome(name) for name in names], find_paths(names)
+
+    def finish() -> None:
+        results, runs = assess(outcomes, asked, paths, (), qrels, torch.float32, DEFAULT_METRICS)
+        with tempfile.TemporaryDirectory() as folder:
+            for number, run in enumerate(runs.values()):
+                write_trec_run(Path(folder) / str(number), run)
+            task = {"source": "", "dataset": "", "split": "", "queries": count, "documents": sizes.documents, "warnings": []}
+            report(Result(task, {"name": ""}, depth, results, {}, [], reference=next(iter(results))), Path(folder))
+
+    seconds, spread = steady(lambda: timed(finish))
+    return Rate(count * len(names) / seconds, f"{count} queries x {len(names)} paths, k = {depth}", spread)
