@@ -80,30 +80,23 @@ def plan(source: str, dataset: str, as_json: bool, quiet: bool, **given: Any) ->
         check_device(given["device"])
     budget = None if given["memory_budget"] is None else bytes_of(given["memory_budget"])
     name = given["encoder"] or (COMMANDS[source][2] if source in COMMANDS else "lexical")
-    found = find_sizes(
-        source,
-        dataset,
-        name,
-        data_dir=given["data_dir"],
-        cache_dir=given["cache_dir"],
-        split=given["split"],
-        limits={"queries": given["limit_queries"], "documents": given["limit_documents"]},
-        seed=given["limit_seed"],
-        quiet=quiet or as_json,
-        device="cpu" if elsewhere else given["device"],
-    )
+    device = "cpu" if elsewhere else given["device"]
+    limits = {side: given[f"limit_{side}"] for side in ("queries", "documents")}
+    where = {option: given[option] for option in ("data_dir", "cache_dir", "split")}
+    silent = quiet or as_json
+    found = find_sizes(source, dataset, name, **where, limits=limits, seed=given["limit_seed"], quiet=silent, device=device)
     start = time.process_time()  # the imports too, which the evaluation does as well
     if elsewhere is None:
-        found, rates, room = _measured(found, names, **given)
+        found, rates, room = _measured(found, names, given)
     else:
         rates, room = elsewhere.rates(names, given["readers"]), elsewhere.room()
     finish = finish_rate(found.sizes, names, k, write_reports)
     rates = replace(rates, compare=compare_rate(found.sizes.documents), finish=finish)
     count = elsewhere.gpus if elsewhere else given["processes"]
     made = make_plan(found.sizes, rates, room, names, k=k, processes=count, memory_budget=budget, start=start)
-    answer = Answer(found, name, str(elsewhere or f"this machine, {given['device']}, measured now"), rates, room, made)
+    answer = Answer(found, name, str(elsewhere or f"this machine, {given['device']}, measured now"), made)
     if as_json:
-        print_json(answer.as_json("cpu" if elsewhere else given["device"]))
+        print_json(answer.as_json(device))
     else:
         answer.render()
     if not made.fits:
@@ -113,27 +106,17 @@ def plan(source: str, dataset: str, as_json: bool, quiet: bool, **given: Any) ->
 with_options(plan, _ASKED, PLACES, _HERE, _ELSEWHERE, ANSWERS)
 
 
-def _measured(
-    found: FoundSizes,
-    names: Sequence[str],
-    *,
-    cache_dir: Path,
-    out: Path,
-    device: str,
-    k: int,
-    readers: int,
-    processes: int,
-    **_: Any,
-) -> tuple[FoundSizes, Rates, Room]:
+def _measured(found: FoundSizes, names: Sequence[str], given: Mapping[str, Any]) -> tuple[FoundSizes, Rates, Room]:
     """Sizes (of a sample, where it was encoded), rates and room of this machine."""
     from maxsim_eval.planning.around import encoding
     from maxsim_eval.planning.rates import measure
     from maxsim_eval.planning.room import read_room
 
     found, encode = encoding(found)
-    of_entry = {"entry": found.entry, "lengths": found.lengths, "folder": cache_dir}
-    rates, resident = measure(found.sizes, names, **of_entry, device=device, k=k, readers=readers * processes)
-    return found, replace(rates, encode=encode), read_room(cache_dir, out, device, resident)
+    folder, device, threads = given["cache_dir"], given["device"], given["readers"] * given["processes"]
+    of_entry = {"entry": found.entry, "lengths": found.lengths, "folder": folder}
+    rates, resident = measure(found.sizes, names, **of_entry, device=device, k=given["k"], readers=threads)
+    return found, replace(rates, encode=encode), read_room(folder, given["out"], device, resident)
 
 
 def _elsewhere(given: Mapping[str, Any]) -> Machine | None:
@@ -160,8 +143,6 @@ class Answer:
     found: FoundSizes
     encoder: str
     where: str
-    rates: Rates
-    room: Room
     plan: Plan
 
     def as_json(self, device: str) -> dict[str, Any]:
@@ -177,8 +158,6 @@ class Answer:
             "task": {**self.found.task, "encoder": self.encoder},
             **made,
             "sizes": {**made["sizes"], "stored_bytes": self.plan.sizes.stored},
-            "rates": asdict(self.rates),
-            "room": asdict(self.room),
             "notes": list(self.found.notes),
             "environment": environment(device),
         }

@@ -31,50 +31,49 @@ _ROWS, _COLUMNS = 4, 200_000  # of score rows that are compared
 
 
 def encoding(found: FoundSizes) -> tuple[FoundSizes, Rate | None]:
-    """Documents a second that encoding is worth, loading the model and the queries in it; and sizes by the tokens of what was tried.
+    """Documents a second that encoding is worth, the model's loading and the queries in it; and sizes by the tokens of those tried.
 
     None where nothing has to be encoded, or the encoder or the texts are not on this machine.
     """
     encoder, kept, sizes = found.encoder, found.kept, found.sizes
     if encoder is None or kept is None or not sizes.documents or not sizes.queries:
         return found, None
-    seconds, lengths = 0.0, found.lengths
-    started = time.perf_counter()
+    seconds, lengths, started = 0.0, found.lengths, time.perf_counter()
     try:
         with offline():
             if found.entry is None:
-                seconds, lengths, dtype = _encoding(encoder, kept.documents, "document")
-                sizes = replace(sizes, document_tokens=round(lengths.mean() * sizes.documents), form=dtype, source="sample")
-            sample = _evenly(kept.documents, _ENCODED)
+                seconds, lengths, form = _encoding(encoder, kept.documents, "document")
+                sizes = replace(sizes, document_tokens=round(lengths.mean() * sizes.documents), form=form, source="sample")
+            sample = [kept.documents[place] for place in range(min(_ENCODED, sizes.documents))]
             seconds += timed(lambda: encoder.prepare(sample)) * sizes.documents / len(sample)
             more, asked, _ = _encoding(encoder, kept.queries, "query")
     except (DataError, MissingPackageError) as error:
         return replace(found, notes=(*found.notes, str(error))), None
     sizes = replace(sizes, query_tokens=round(asked.mean() * sizes.queries), dim=encoder.dim)
-    note = f"ESTIMATE: embeddings are not in the cache; a sample was encoded in {time.perf_counter() - started:.1f} s"
-    rate = Rate(sizes.documents / (seconds + more), note.removeprefix("ESTIMATE: "))
-    return replace(found, sizes=sizes, lengths=lengths, notes=(note, *found.notes[1:])), rate
+    note = f"ESTIMATE: not in the cache; seconds and tokens are those of a sample, encoded in {time.perf_counter() - started:.1f} s"
+    return replace(found, sizes=sizes, lengths=lengths, notes=(note, *found.notes[1:])), Rate(
+        sizes.documents / (seconds + more)
+    )
 
 
 def _encoding(encoder: Encoder, items: Sequence[Any], role: Role) -> tuple[float, np.ndarray, str]:
-    """Seconds for all items: of those tried, and at the pace of the last of them for the rest (words become known, batches full)."""
-    tried, spent, count, lengths = 0, 0.0, 4, np.zeros(0, np.int64)
-    chosen = _evenly(items, 16 * _ENCODED)
+    """Seconds for all items: of those tried, and at the pace of the last of them for the rest (words become known, batches full).
+
+    With the tokens of those tried, and the dtype.
+    """
+    places = np.random.default_rng(0).permutation(len(items)).tolist()
+    tried, spent, count, lengths = 0, 0.0, 4, []
     while True:
-        batch = chosen[tried : tried + count]
+        batch = [items[place] for place in places[tried : tried + count]]
         started = time.perf_counter()
         found = encoder.encode(batch, role)
         seconds = time.perf_counter() - started
-        tried, spent, lengths = tried + len(batch), spent + seconds, np.concatenate([lengths, found.lengths.cpu().numpy()])
-        if spent > SECONDS or tried == len(chosen):
-            return spent + (len(items) - tried) * seconds / len(batch), lengths, str(found.dtype).removeprefix("torch.")
+        tried, spent = tried + len(batch), spent + seconds
+        lengths.append(found.lengths.cpu().numpy())
+        if spent > SECONDS or tried == len(items):
+            form = str(found.dtype).removeprefix("torch.")
+            return spent + (len(items) - tried) * seconds / len(batch), np.concatenate(lengths), form
         count = min(2 * count, _ENCODED)
-
-
-def _evenly(items: Sequence[Any], count: int) -> list[Any]:
-    return [
-        items[place] for place in np.linspace(0, len(items), min(count, len(items)), endpoint=False).astype(np.int64).tolist()
-    ]
 
 
 def compare_rate(documents: int) -> Rate | None:
@@ -96,18 +95,13 @@ def finish_rate(sizes: Sizes, names: Sequence[str], k: int, report: Callable[[Re
     if not count or not depth:
         return None
     asked = Asked([f"q{n}" for n in range(count)], (), depth, np.zeros(0, np.int64), np.zeros(0, np.int64))
+    qrels = {query: {f"d{n % depth}": 1} for n, query in enumerate(asked.query_ids)}
     random = np.random.default_rng(0)
-    tops = np.sort(random.random((count, depth)))[:, ::-1]
-    chosen = [random.choice(sizes.documents, depth, replace=False).tolist() for _ in range(count)]
-    qrels = {query: {f"d{chosen[n][n % depth]}": 1} for n, query in enumerate(asked.query_ids)}
 
     def outcome(name: str) -> Outcome:
-        orders = np.argsort(-(tops + random.random(tops.shape) * 1e-3), axis=1)  # some neighbours change places
-        ids = ([f"d{chosen[n][place]}" for place in row] for n, row in enumerate(orders.tolist()))
-        rankings = {
-            query: list(zip(row, tops[n].tolist(), strict=True)) for n, (query, row) in enumerate(zip(asked.query_ids, ids))
-        }
-        return Outcome(Run(name, rankings), {"total": 1.0}, None)
+        orders = np.argsort(np.arange(depth) + 2 * random.random((count, depth)), axis=1)  # neighbours change places
+        rows = ([(f"d{place}", float(-rank)) for rank, place in enumerate(row)] for row in orders.tolist())
+        return Outcome(Run(name, dict(zip(asked.query_ids, rows, strict=True))), {"total": 1.0}, None)
 
     outcomes, paths = [outcome(name) for name in names], find_paths(names)
 

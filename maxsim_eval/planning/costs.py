@@ -12,7 +12,7 @@ The model of one scoring path:
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from maxsim_eval.errors import UsageError
 
@@ -91,25 +91,18 @@ class Rates:
 
 @dataclass(frozen=True)
 class Stage:
-    """One stage of a path: the resource it uses, how much goes through it, and for how long (None: rate unknown).
-
-    `more` are the seconds it may take beyond, or be quicker by, where its rate was not steady.
-    """
+    """One stage of a path: the resource it uses, how much goes through it, and for how long (None: rate unknown)."""
 
     name: str
     resource: str
     amount: float
-    unit: str
     seconds: float | None
-    more: float = 0.0
+    more: float = 0.0  # seconds that it may take beyond, or less, since its rate was not steady
 
 
 @dataclass(frozen=True)
 class PathPlan:
-    """One path: stages, what bounds it (`unknown` where the rate of scoring is), seconds expected (None: unknown).
-
-    Of other phases of an evaluation too: these have no stages, and `bound` says what they do.
-    """
+    """One path, what bounds it (`unknown` where the rate of scoring is), its seconds (None: unknown); or a phase without stages."""
 
     name: str
     stages: tuple[Stage, ...]
@@ -195,9 +188,7 @@ def path_plan(
     """
     share = largest_share(units(sizes.stored, sizes.documents), processes) if rates.device == "cuda" else 1.0
     stages = tuple(_stages(name, sizes, rates, cold, k, processes, rows, share))
-    block = (
-        min(1.0, BLOCK_BYTES[rates.device] / sizes.stored) if sizes.stored else 0.0
-    )  # the part of the corpus that fills the chain
+    block = min(1.0, BLOCK_BYTES[rates.device] / max(sizes.stored, 1))  # the part of the corpus that fills the chain
     whole = {stage.name: share if stage.resource in ("link", "GPU") else 1.0 for stage in stages}
     busy: dict[str, float] = {}
     first: dict[str, float] = {}
@@ -216,9 +207,9 @@ def path_plan(
     return PathPlan(name, stages, bound.name, fill, busy[slowest] + fill + alone, more)
 
 
-def _stage(name: str, resource: str, amount: float, unit: str, rate: Rate | None, share: float = 1.0) -> Stage:
+def _stage(name: str, resource: str, amount: float, rate: Rate | None, share: float = 1.0) -> Stage:
     seconds = seconds_of(amount, rate, share)
-    return Stage(name, resource, amount, unit, seconds, (seconds or 0.0) * (rate.spread if rate else 0.0))
+    return Stage(name, resource, amount, seconds, (seconds or 0.0) * (rate.spread if rate else 0.0))
 
 
 def _stages(
@@ -228,23 +219,22 @@ def _stages(
     gpu, path, stored = rates.device == "cuda", rates.paths.get(name), sizes.stored
     unit, host = ("GPU", "host") if gpu else ("CPU", "CPU")
     if passes(name) > 1:  # the corpus is read for its scale before anything is scored
-        read = [seconds_of(stored, rates.host), seconds_of(min(cold, stored), rates.disk)]
-        read += [seconds_of(stored, rates.link, share)] if gpu else []
-        known = [seconds for seconds in read if seconds is not None]
-        yield Stage("corpus scale", "alone", stored, "B", max(known) if len(known) == len(read) else None)
+        read = [_stage("", "", stored, rates.host), _stage("", "", min(cold, stored), rates.disk)]
+        read += [_stage("", "", stored, rates.link, share)] if gpu else []
+        slowest = max(read, key=lambda stage: float("inf") if stage.seconds is None else stage.seconds)
+        yield replace(slowest, name="corpus scale", resource="alone", amount=stored)
         cold -= min(cold, stored)
-    yield _stage("disk", "disk", cold, "B", rates.disk)
-    yield _stage("host copy", host, stored, "B", rates.host)
+    yield _stage("disk", "disk", cold, rates.disk)
+    yield _stage("host copy", host, stored, rates.host)
     if gpu:
-        yield _stage("link", "link", stored, "B", rates.link, share)
+        yield _stage("link", "link", stored, rates.link, share)
     if path is None or path.prepare is not None:
-        yield _stage("prepare", unit, stored, "B", path.prepare if path else None, share)
+        yield _stage("prepare", unit, stored, path.prepare if path else None, share)
     work = operations(sizes.query_tokens, sizes.document_tokens, sizes.dim)
-    yield _stage("score", unit, work, "operations", path.score if path else None, share)
-    yield _stage("top-k", unit, sizes.queries * sizes.documents, "pairs", rates.topk, share)
+    yield _stage("score", unit, work, path.score if path else None, share)
+    yield _stage("top-k", unit, sizes.queries * sizes.documents, rates.topk, share)
     if rows:
-        yield _stage("kept scores", "output", rows * sizes.documents * 4, "B", rates.output)
+        yield _stage("kept scores", "output", rows * sizes.documents * 4, rates.output)
     if processes > 1:
-        yield _stage(
-            "merge", "alone", merge_bytes(processes, sizes.queries, min(k, sizes.documents)), "B", rates.network or rates.host
-        )
+        merged = merge_bytes(processes, sizes.queries, min(k, sizes.documents))
+        yield _stage("merge", "alone", merged, rates.network or rates.host)

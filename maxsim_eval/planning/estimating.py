@@ -42,19 +42,16 @@ def estimate(
     kind = torch.device(device).type
     lengths = documents.lengths()
     asked = queries.lengths.cpu().numpy().astype(np.int64)
-    work = operations(int(asked.sum()), int(lengths.sum()), queries.dim)
-    part = 1.0 if candidates is None or not work else _listed(candidates, asked, lengths, queries.dim) / work
+    tokens = int(asked.sum()), int(lengths.sum())
+    work = operations(*tokens, queries.dim)
+    part = 1.0
+    if candidates is not None and work:  # the listed pairs alone
+        pairs = np.repeat(asked, np.diff(candidates.offsets)) * lengths[candidates.rows]
+        part = 2.0 * queries.dim * float(pairs.sum()) / work
     names = [name for name, path in paths.items() if not path.own]
     if work * part < LEAST_OPERATIONS[kind] or not names:
         return None
-    sizes = Sizes(
-        queries=len(asked),
-        documents=len(lengths),
-        query_tokens=int(asked.sum()),
-        document_tokens=int(lengths.sum()),
-        dim=queries.dim,
-        form=str(documents.dtype).removeprefix("torch."),
-    )
+    sizes = Sizes(len(asked), len(lengths), *tokens, queries.dim, str(documents.dtype).removeprefix("torch."))
     found, topk, _ = path_rates(sizes, names, documents, device, k)
     rates = Rates(kind, found, topk=topk)
     seconds = {name: (path_plan(name, sizes, rates, cold=0, k=k, processes=processes).seconds or 0) * part for name in names}
@@ -66,12 +63,6 @@ def estimate(
     about = "less than" if resumed else "about"
     total = f"{about} {about_text(sum(seconds.values()))}"
     return f"scoring takes {total} at the rates measured now ({each}{own}), beside reading and comparing"
-
-
-def _listed(candidates: Candidates, asked: np.ndarray, lengths: np.ndarray, dim: int) -> float:
-    """Operations of the listed pairs."""
-    each = np.repeat(asked, np.diff(candidates.offsets)) * lengths[candidates.rows]
-    return 2.0 * dim * float(each.sum())
 
 
 def say_estimate(line: str | None) -> None:

@@ -66,34 +66,23 @@ class Machine:
             raise UnknownNameError("--gpu", self.name, GPUS)
 
     def __str__(self) -> str:
-        memory = "memory not known: every path reads the disk" if self.ram is None else f"{size_text(self.ram)} of memory"
-        found = (
-            "shares measured on one"
-            if self.name == MEASURED
-            else f"from the table, not measured: shares are those of the {MEASURED}"
-        )
-        return f"{self.gpus} x {self.name} ({found}), disk {size_text(self.disk)}/s, {memory}"
+        whose = "shares measured on one" if self.name == MEASURED else f"from the table, not measured: shares of the {MEASURED}"
+        memory = "memory not known, so every path reads the disk" if self.ram is None else f"memory {size_text(self.ram)}"
+        return f"{self.gpus} x {self.name} ({whose}), disk {size_text(self.disk)}/s, {memory}"
 
     def rates(self, paths: Iterable[str], readers: int) -> Rates:
         """Rates of its GPUs, disk and links; paths that the table knows nothing of (a user's function, FP8 on an A100) are left out."""
         gpu, found = GPUS[self.name], {}
+        # Preparing reads a block, writes it in another form and reads that once or twice; the top-k passes over scores a few times.
+        prepare, topk = Rate(gpu.bandwidth / 4), Rate(gpu.bandwidth / 16)
         for path in paths:
             unit, share, spread = SHARES.get(path, ("", 0.0, 0.0))
-            peak: float | None = getattr(gpu, unit) if unit else None
+            peak: float | None = getattr(gpu, unit, None)
             if peak is not None:
-                # Preparing reads a block, writes it in another form and reads that once or twice on its way.
-                found[path] = PathRates(
-                    Rate(peak * share, f"{share} of the peak", spread), Rate(gpu.bandwidth / 4, "a quarter of the memory's")
-                )
-        return Rates(
-            device="cuda",
-            paths=found,
-            disk=Rate(self.disk, "given"),
-            host=Rate(HOST_THREAD * readers * self.gpus, f"{readers} threads a GPU"),
-            link=Rate(self.link or gpu.link, "from the table" if self.link is None else "given"),
-            topk=Rate(gpu.bandwidth / 16, "a few passes over the scores"),
-            output=Rate(self.disk, "as the disk reads"),
-        )
+                found[path] = PathRates(Rate(peak * share, f"{share} of the peak", spread), prepare)
+        disk, link = Rate(self.disk), Rate(self.link or gpu.link)
+        host = Rate(HOST_THREAD * readers * self.gpus, f"{readers} threads a GPU")
+        return Rates("cuda", found, disk=disk, host=host, link=link, topk=topk, output=disk)
 
     def room(self) -> Room:
         """Its memory and GPUs; of its disks nothing is known."""

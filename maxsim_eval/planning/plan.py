@@ -5,7 +5,7 @@ Pure functions, no I/O: `rates.py` measures, the command `plan` (cli/plan.py) as
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from maxsim_eval.planning.costs import (
@@ -55,6 +55,8 @@ class Plan:
     """Everything `evaluate.py plan` prints. `phases` in their order: start, encode, every path, compare, finish."""
 
     sizes: Sizes
+    rates: Rates
+    room: Room
     k: int
     processes: int
     kept_rows: int
@@ -71,29 +73,23 @@ class Plan:
         return all(check.ok is not False for check in self.checks)
 
 
-def cold_bytes(sizes: Sizes, room: Room, names: Iterable[str], needed: int = 0) -> dict[str, float]:
+def cold_bytes(sizes: Sizes, room: Room, names: Sequence[str], needed: int = 0) -> dict[str, float]:
     """Bytes each path has to fetch from the disk, in order of the paths.
 
     A corpus that fits into free memory beside `needed` bytes is read from the disk once, and not where it is in the page cache
     already (or was only just written); a larger one is gone from there whenever it is read again from its beginning.
     """
-    found: dict[str, float] = {}
+    if room.memory is None or sizes.stored > room.memory - needed:
+        return {name: float(sizes.stored * passes(name)) for name in names}
     there = (room.in_page_cache or 0.0) if sizes.encoded else 1.0
-    stays = room.memory is not None and sizes.stored <= room.memory - needed
-    for name in names:
-        if stays:
-            found[name] = sizes.stored * (1.0 - there)
-            there = 1.0
-        else:
-            found[name] = float(sizes.stored * passes(name))
-    return found
+    return {name: 0.0 if number else sizes.stored * (1.0 - there) for number, name in enumerate(names)}
 
 
 def make_plan(
     sizes: Sizes,
     rates: Rates,
     room: Room,
-    names: Iterable[str],
+    names: Sequence[str],
     *,
     k: int = 100,
     processes: int = 1,
@@ -107,7 +103,6 @@ def make_plan(
         memory_budget: bytes of GPU memory that blocks in flight may take; None: the default of streaming.
         start: seconds that importing and loading took just now; the evaluation does the same first.
     """
-    names = list(names)
     rows = kept_rows(sizes.queries, sizes.documents, names)
     results = sizes.query_tokens * sizes.dim * 4 + 3 * sizes.queries * 100 * KEY_BYTES
     memory = processes * (room.process + HOST_BYTES[rates.device] + results) + (sizes.documents * 8 * 6 if rows else 0)
@@ -125,7 +120,9 @@ def make_plan(
     unknown = [phase.name for phase in phases if phase.seconds is None]
     unknown += [f"{stage.name} of {path.name}" for path in paths for stage in path.stages if stage.seconds is None]
     return Plan(
-        sizes=sizes,
+        sizes,
+        rates,
+        room,
         k=k,
         processes=processes,
         kept_rows=rows,

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -28,6 +29,7 @@ from maxsim_eval.cache.selection import Documents, Selection
 from maxsim_eval.cache.shards import DTYPES
 from maxsim_eval.errors import CacheError
 from maxsim_eval.planning.costs import PathRates, Rate, Rates, Sizes, operations
+from maxsim_eval.planning.room import nearest
 from maxsim_eval.scoring.own_functions import find_paths
 from maxsim_eval.scoring.stream import Asked, score_units
 from maxsim_kernels import Packed
@@ -94,7 +96,7 @@ def measure(
         if kind == "cuda":  # there reading goes on beside the scoring
             host = [read_rate(asked[:16], threads, direct=False) for _ in range(4)][-1]
     link = link_rate(device) if kind == "cuda" else None
-    return Rates(device=kind, paths=paths, disk=disk, host=host, link=link, topk=topk, output=output), resident
+    return Rates(kind, paths, disk=disk, host=host, link=link, topk=topk, output=output), resident
 
 
 # Reading and writing ----------------------------------------------------------------------------------------------------
@@ -108,7 +110,7 @@ def _made_up(
 
     None where the folder (or the nearest one above that exists) cannot be written, as on a full disk, or nothing is to be scored.
     """
-    beside = next(path for path in (folder, *folder.resolve().parents) if path.is_dir())
+    beside = nearest(folder)
     if not sizes.document_tokens or not os.access(beside, os.W_OK):
         yield None, None
         return
@@ -121,11 +123,11 @@ def _made_up(
     def encode(start: int, stop: int) -> Packed:
         return tokens.select(torch.arange(start, stop)).compact()
 
-    manifest = {"ids": list(map(str, range(count))), "key": "plan", "dtype": dtype, "dim": sizes.dim, "provenance": {}}
+    manifest: dict[str, Any] = {"key": "plan", "dtype": dtype, "dim": sizes.dim, "provenance": {}}
     with tempfile.TemporaryDirectory(prefix=".plan-", dir=beside) as place:
         started = time.perf_counter()
         try:
-            entry = fill_entry(place, **manifest, encode=encode, quiet=True)
+            entry = fill_entry(place, ids=list(map(str, range(count))), **manifest, encode=encode, quiet=True)
         except CacheError:
             yield None, None
             return
@@ -229,10 +231,9 @@ def path_rates(
     each = np.full(count, max(1, round(sizes.query_tokens / sizes.queries)))
     queries = _tokens(each, sizes.dim, DTYPES[sizes.form])
     found = {name: _Slice(name, queries, documents, device, k) for name in names}
-    paths = {name: part.rates() for name, part in found.items()}
-    return paths, *(
-        max((part.rate_of(phase) for part in found.values()), key=lambda rate: rate.value) for phase in ("topk", "read")
-    )
+    paths = {name: PathRates(part.rate_of("score"), part.rate_of("prepare")) for name, part in found.items()}
+    topk, read = ((part.rate_of(phase) for part in found.values()) for phase in ("topk", "read"))
+    return paths, max(topk, key=lambda rate: rate.value), max(read, key=lambda rate: rate.value)
 
 
 class _Slice:
@@ -268,7 +269,7 @@ class _Slice:
         self.phases: dict[str, float] = {}
         for unit in score_units(self.name, self.queries, self.corpus, self.asked, self.units, keep=False):
             self.phases = dict(unit.seconds)
-        return self.phases["score"] + self.phases["prepare"]
+        return self.phases["score"]
 
     def rate_of(self, phase: str) -> Rate:
         """Bytes a second of reading and preparing, operations of scoring, pairs of the top-k."""
@@ -276,13 +277,6 @@ class _Slice:
         pairs = len(self.queries) * (self.units[0][1] - self.units[0][0])
         work = operations(int(self.queries.values.shape[0]), self.tokens, self.documents.dim)
         amount = {"read": stored, "prepare": stored, "score": work, "topk": pairs}[phase]
-        # Of the slice that `seconds` are of: the last one's phases, in proportion.
-        seconds = max(self.phases[phase], 1e-9)
-        if phase == "score":
-            seconds *= self.seconds / (self.phases["score"] + self.phases["prepare"])
+        seconds = max(self.phases[phase], 1e-9) if phase != "score" else self.seconds
         how = f"{len(self.queries)} queries x {pairs // len(self.queries)} documents ({self.tokens:,} tokens)"
         return Rate(amount / seconds, f"{how}, {seconds * 1e3:.3g} ms", self.spread if phase == "score" else 0.0)
-
-    def rates(self) -> PathRates:
-        """Of scoring and of preparing."""
-        return PathRates(self.rate_of("score"), self.rate_of("prepare"))

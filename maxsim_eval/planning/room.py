@@ -15,7 +15,7 @@ def read_room(cache_dir: Path, out_dir: Path, device: str, in_page_cache: float 
     """Free memory, disk (of the nearest folder that exists) and GPU memory; what cannot be told is None."""
     process = _resident()
     available = available_memory()
-    cache, out = _existing(cache_dir), _existing(out_dir)
+    cache, out = nearest(cache_dir), nearest(out_dir)
     cuda = torch.device(device).type == "cuda"
     return Room(
         memory=None if available is None else available + process,
@@ -29,7 +29,8 @@ def read_room(cache_dir: Path, out_dir: Path, device: str, in_page_cache: float 
     )
 
 
-def _existing(folder: Path) -> Path:
+def nearest(folder: Path) -> Path:
+    """The folder, or the nearest one above it that exists."""
     return next(path for path in (folder, *folder.resolve().parents) if path.is_dir())
 
 

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -32,29 +33,29 @@ CARD_DOCUMENT_TOKENS = 120  # of a passage, where not even its text is here
 CARD_QUERY_TOKENS = 32
 _SAMPLED_TEXTS = 20_000
 _DIM = 128
+_NOBODY = ModuleType("nobody")
 
 
 @dataclass(frozen=True)
 class Rule:
-    """How words become tokens where nothing can be encoded: a factor and a most for documents and for queries, and the dtype."""
+    """What is assumed where nothing can be encoded: tokens a word of a document and at most, tokens of a query, and the dtype."""
 
-    document: float
-    most_document: int
-    query: float
-    most_query: int
+    factor: float
+    most: int
+    query: int
     form: str
 
 
 # Stems or BERT's word pieces a word, on SciFact (abstracts of 212 words; everyday text makes fewer pieces). 0: always the most.
 RULES = {
-    "lexical": Rule(0.42, 256, 0.71, 128, "float32"),
-    "hf": Rule(1.57, 256, 1.67, 64, "float32"),
-    "colbertv2": Rule(1.57, 180, 0.0, 32, "float32"),
-    "multi-vector": Rule(1.57, 300, 0.0, 32, "float32"),
-    "colpali": Rule(0.0, 1030, 0.0, 32, "bfloat16"),  # patches and the prompt of a page
-    "gve": Rule(0.0, 729, 0.0, 32, "float16"),
+    "lexical": Rule(0.42, 256, 9, "float32"),
+    "hf": Rule(1.57, 256, 20, "float32"),
+    "colbertv2": Rule(1.57, 180, 32, "float32"),
+    "multi-vector": Rule(1.57, 300, 32, "float32"),
+    "colpali": Rule(0.0, 1030, 32, "bfloat16"),  # patches and the prompt of a page
+    "gve": Rule(0.0, 729, 32, "float16"),
 }
-IMPORTED = Rule(1.57, 300, 0.0, 32, "float16")
+IMPORTED = Rule(1.57, 300, 32, "float16")
 
 
 @dataclass(frozen=True)
@@ -105,8 +106,8 @@ def find_sizes(
     queries, documents, made, notes = _entries(task, kept, encoder, cache_dir, device)
     if queries is not None and documents is not None:
         lengths = documents.lengths()
-        asked, form = _query_tokens(queries, task, kept), _form(documents)
-        sizes = Sizes(len(kept.query_ids), len(kept.document_ids), asked, int(lengths.sum()), documents.dim, form)
+        tokens = int(queries.lengths()[rows_of(task.query_ids, kept.query_ids)].sum()), int(lengths.sum())
+        sizes = Sizes(len(kept.query_ids), len(kept.document_ids), *tokens, documents.dim, _form(documents))
         return FoundSizes(sizes, documents, lengths, facts, notes)
     return _by_texts(kept, encoder, made, documents, queries, facts, notes)
 
@@ -117,12 +118,11 @@ def _task(source: str, dataset: str, data_dir: Path, split: str | None, quiet: b
         raise UnknownNameError("source", source, LOADERS)
     if source == "local":
         return load_task(source, dataset, data_dir=data_dir, split=split, quiet=quiet)
+    there = [path for path in (data_dir / dataset, data_dir / source / dataset) if path.is_dir()]
     if source == "real-mm-rag":
-        places = (data_dir / dataset, data_dir / source / dataset)
-        here = any(place.is_dir() for place in places)
-        return load_task(source, dataset, data_dir=data_dir, split=split, quiet=quiet) if here else None
+        return load_task(source, dataset, data_dir=data_dir, split=split, quiet=quiet) if there else None
     card = load_card(source, dataset)
-    there = [path for path in (data_dir / dataset, data_dir / source / dataset) if (path / "corpus.jsonl").is_file()]
+    there = [path for path in there if (path / "corpus.jsonl").is_file()]
     if card.subsets or (there and source == "beir"):
         return load_task(source, dataset, data_dir=data_dir, split=split, quiet=quiet)
     return load_folder(source, dataset, there[-1], split=split, card=card, quiet=quiet) if there else None
@@ -151,12 +151,6 @@ def _form(documents: Documents) -> str:
     return str(documents.dtype).removeprefix("torch.")
 
 
-def _query_tokens(entry: Entry, task: Task, kept: Task) -> int:
-    if kept.query_ids is task.query_ids:
-        return entry.tokens
-    return int(entry.lengths()[rows_of(task.query_ids, kept.query_ids)].sum())
-
-
 def _encoder(name: str, dtype: str | None, device: str = "cpu") -> tuple[Encoder | None, tuple[str, ...]]:
     """The encoder without its weights, or why it is not to be had here."""
     try:
@@ -169,22 +163,17 @@ def _encoder(name: str, dtype: str | None, device: str = "cpu") -> tuple[Encoder
 @contextmanager
 def offline() -> Iterator[None]:
     """Keep Hugging Face's libraries from the network: a plan downloads nothing."""
-    before = os.environ.get("HF_HUB_OFFLINE")
-    constants: Any = sys.modules.get("huggingface_hub.constants")
-    known = before in ("1", "ON", "YES", "TRUE") if constants is None else constants.HF_HUB_OFFLINE
-    os.environ["HF_HUB_OFFLINE"] = "1"
-    if constants is not None:
-        constants.HF_HUB_OFFLINE = True
+    name, module = "HF_HUB_OFFLINE", "huggingface_hub.constants"  # which is read once, when it is imported
+    before = os.environ.get(name)
+    known = getattr(sys.modules.get(module), name, before in ("1", "ON", "YES", "TRUE"))
+    os.environ[name] = "1"
+    vars(sys.modules.get(module, _NOBODY))[name] = True
     try:
         yield
     finally:
-        constants = sys.modules.get("huggingface_hub.constants")
-        if constants is not None:
-            constants.HF_HUB_OFFLINE = known
-        if before is None:
-            del os.environ["HF_HUB_OFFLINE"]
-        else:
-            os.environ["HF_HUB_OFFLINE"] = before
+        vars(sys.modules.get(module, _NOBODY))[name] = known
+        os.environ.pop(name)
+        os.environ |= {} if before is None else {name: before}
 
 
 def _rule(name: str, dtype: str | None) -> Rule:
@@ -214,16 +203,14 @@ def _by_texts(
 ) -> FoundSizes:
     """Where a side is not in the cache: that side by its words, the other as it is."""
     rule = _rule(name, kept.dtype)
-    limit = getattr(encoder, "max_tokens", {}).get("document", rule.most_document)
-    lengths = estimate_lengths(kept.documents, rule.document, limit) if documents is None else documents.lengths()
-    asked = estimate_lengths(kept.queries, rule.query, rule.most_query)
+    lengths = estimate_lengths(kept.documents, rule.factor, rule.most) if documents is None else documents.lengths()
     missing = " and ".join(side for side, entry in (("documents", documents), ("queries", queries)) if entry is None)
     dim = encoder.dim if encoder is not None else documents.dim if documents is not None else _DIM
     count, searched = len(kept.query_ids), len(kept.document_ids)
-    tokens = round(float(asked.mean()) * count), round(float(lengths.mean()) * searched)
+    tokens = count * rule.query, round(float(lengths.mean()) * searched)
     form = rule.form if documents is None else _form(documents)
     sizes = Sizes(count, searched, *tokens, dim, form, "texts", exact=False, encoded=False)
-    said = f"ESTIMATE: {missing} not in the cache; tokens by words, {rule.document} a word of a document, at most {limit}"
+    said = f"ESTIMATE: {missing} not in the cache; tokens by words: {rule.factor} a word of a document, at most {rule.most}"
     return FoundSizes(sizes, documents, lengths, facts, (said, *notes), kept, encoder)
 
 
