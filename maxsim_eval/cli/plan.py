@@ -31,9 +31,9 @@ if TYPE_CHECKING:
     from maxsim_eval.planning.sizes import FoundSizes
 
 SCHEMA = "maxsim-eval/plan/2"
+HERE = "this machine"
 DISK = "3GB/s"  # assumed of a machine that is not here
 BUSY = 0.25  # the part of the total from which rates that were not steady are said to be a busy machine's
-
 
 _ASKED = {
     "source": (Annotated[str, typer.Argument(help="beir, real-mm-rag, local or demo.")], Parameter.empty),
@@ -51,10 +51,7 @@ _ELSEWHERE = {
     "gpus": (Annotated[int | None, typer.Option(help="With --gpu: how many, a process each. Default: 1.")], None),
     "disk": (Annotated[str | None, typer.Option(help=f"With --gpu: what its disk reads. Default: {DISK}.")], None),
     "link": (Annotated[str | None, typer.Option(help="With --gpu: from memory to a GPU. Default: as the GPU's.")], None),
-    "ram": (
-        Annotated[str | None, typer.Option(help="With --gpu: its memory, as 512GB. Default: every path reads the disk.")],
-        None,
-    ),
+    "ram": (Annotated[str | None, typer.Option(help="With --gpu: its memory. Default: every path reads the disk.")], None),
 }
 
 
@@ -94,7 +91,7 @@ def plan(source: str, dataset: str, as_json: bool, quiet: bool, **given: Any) ->
     rates = replace(rates, compare=compare_rate(found.sizes.documents), finish=finish)
     count = elsewhere.gpus if elsewhere else given["processes"]
     made = make_plan(found.sizes, rates, room, names, k=k, processes=count, memory_budget=budget, start=start)
-    answer = Answer(found, name, str(elsewhere or f"this machine, {given['device']}, measured now"), made)
+    answer = Answer(found, name, str(elsewhere or f"{HERE}, {given['device']}, measured now"), made)
     if as_json:
         print_json(answer.as_json(device))
     else:
@@ -122,7 +119,7 @@ def _measured(found: FoundSizes, names: Sequence[str], given: Mapping[str, Any])
 def _elsewhere(given: Mapping[str, Any]) -> Machine | None:
     """The machine that the options describe; None: this one."""
     if given["gpu"] is None:
-        for name in set(_ELSEWHERE) & {name for name, value in given.items() if value is not None}:
+        for name in (name for name in _ELSEWHERE if given[name] is not None):
             raise UsageError(f"--{name}: got {given[name]!r} without --gpu, need --gpu NAME too: this machine is measured")
         return None
     if given["processes"] > 1:
@@ -149,15 +146,13 @@ class Answer:
         """Everything, in full figures: seconds, bytes; rates in what `Rates` says, a second."""
         from maxsim_eval.environment import environment
 
-        made = asdict(self.plan)
         return {
             "schema": SCHEMA,
             "answer": self.sentence(),
             "where": self.where,
             "fits": self.plan.fits,
             "task": {**self.found.task, "encoder": self.encoder},
-            **made,
-            "sizes": {**made["sizes"], "stored_bytes": self.plan.sizes.stored},
+            **asdict(self.plan),
             "notes": list(self.found.notes),
             "environment": environment(device),
         }
@@ -171,7 +166,7 @@ class Answer:
             return f"How long is not known; {fits}."
         longest = max(made.phases, key=lambda phase: phase.seconds or 0.0)
         bound = f" (bound by {longest.bound})" if longest.stages else ""
-        busy = "Busy machine: about" if made.more > BUSY * made.total and not self.where.count("table") else "About"
+        busy = "Busy machine: about" if made.more > BUSY * made.total and self.where.startswith(HERE) else "About"
         left = ", without encoding" if "encode" in made.unknown else ""
         return f"{busy} {about_text(made.total, made.more)} in all{left}; {fits}; {longest.name} takes the most{bound}."
 

@@ -51,9 +51,9 @@ def encoding(found: FoundSizes) -> tuple[FoundSizes, Rate | None]:
         return replace(found, notes=(*found.notes, str(error))), None
     sizes = replace(sizes, query_tokens=round(asked.mean() * sizes.queries), dim=encoder.dim)
     note = f"ESTIMATE: not in the cache; seconds and tokens are those of a sample, encoded in {time.perf_counter() - started:.1f} s"
-    return replace(found, sizes=sizes, lengths=lengths, notes=(note, *found.notes[1:])), Rate(
-        sizes.documents / (seconds + more)
-    )
+    # Without the encoder: its model's memory is for scoring now.
+    found = replace(found, sizes=sizes, lengths=lengths, notes=(note, *found.notes[1:]), kept=None, encoder=None)
+    return found, Rate(sizes.documents / (seconds + more))
 
 
 def _encoding(encoder: Encoder, items: Sequence[Any], role: Role) -> tuple[float, np.ndarray, str]:
@@ -76,10 +76,8 @@ def _encoding(encoder: Encoder, items: Sequence[Any], role: Role) -> tuple[float
         count = min(2 * count, _ENCODED)
 
 
-def compare_rate(documents: int) -> Rate | None:
-    """Pairs a second of comparing two paths' full score rows; None of fewer than two documents."""
-    if documents < 2:
-        return None
+def compare_rate(documents: int) -> Rate:
+    """Pairs a second of comparing two paths' full score rows."""
     rows = np.random.default_rng(0).random((_ROWS, min(documents, _COLUMNS)), np.float32)
     seconds, spread = steady(lambda: timed(lambda: compare_scores(rows, rows[::-1], None, None)))
     return Rate(rows.size / seconds, f"{_ROWS} rows of {rows.shape[1]:,} scores", spread)

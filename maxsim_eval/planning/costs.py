@@ -42,14 +42,10 @@ class Sizes:
     exact: bool = True
     encoded: bool = True  # nothing has to be encoded first
 
-    def bytes_as(self, form: str) -> int:
-        """Bytes of all documents' tokens in a form."""
-        return corpus_bytes(self.document_tokens, self.documents, self.dim, form)
-
     @property
     def stored(self) -> int:
         """Bytes of all documents' tokens as they lie in the cache: what each path reads, copies and prepares."""
-        return self.bytes_as(self.form)
+        return corpus_bytes(self.document_tokens, self.documents, self.dim, self.form)
 
 
 @dataclass(frozen=True)

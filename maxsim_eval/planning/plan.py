@@ -5,11 +5,10 @@ Pure functions, no I/O: `rates.py` measures, the command `plan` (cli/plan.py) as
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from maxsim_eval.planning.costs import (
-    FORMS,
     KEY_BYTES,
     PathPlan,
     Rates,
@@ -60,7 +59,6 @@ class Plan:
     k: int
     processes: int
     kept_rows: int
-    bytes: Mapping[str, int]
     phases: tuple[PathPlan, ...]
     total: float | None  # seconds of all phases that are known; None where a path's are not
     more: float  # as of a phase
@@ -126,7 +124,6 @@ def make_plan(
         k=k,
         processes=processes,
         kept_rows=rows,
-        bytes={form: sizes.bytes_as(form) for form in FORMS},
         phases=tuple(phases),
         total=None if any(path.seconds is None for path in paths) else sum(phase.seconds or 0.0 for phase in phases),
         more=sum(phase.more for phase in phases),

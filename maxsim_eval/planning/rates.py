@@ -1,8 +1,7 @@
 """Rates of this machine, each by short runs of the real thing until they agree: an evaluation's own reading and scoring, of a slice.
 
-Nothing is changed: direct reads do not touch the page cache, and what must be written goes to a temporary folder beside the cache,
-removed at the end. Every measurement is bounded in bytes and time and says how it was done; what a file system or machine cannot do
-is None, never a guess.
+Direct reads do not touch the page cache, and what is written goes to a temporary folder beside the cache, removed at the end. What a
+file system or machine cannot do is None, never a guess.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ import statistics
 import tempfile
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -232,8 +231,10 @@ def path_rates(
     queries = _tokens(each, sizes.dim, DTYPES[sizes.form])
     found = {name: _Slice(name, queries, documents, device, k) for name in names}
     paths = {name: PathRates(part.rate_of("score"), part.rate_of("prepare")) for name, part in found.items()}
-    topk, read = ((part.rate_of(phase) for part in found.values()) for phase in ("topk", "read"))
-    return paths, max(topk, key=lambda rate: rate.value), max(read, key=lambda rate: rate.value)
+    topk, read = ([part.rate_of(phase) for part in found.values()] for phase in ("topk", "read"))
+    topk.sort(key=lambda rate: rate.value)
+    read.sort(key=lambda rate: rate.value)
+    return paths, topk[len(topk) // 2], read[len(read) // 2]
 
 
 class _Slice:
@@ -241,42 +242,39 @@ class _Slice:
 
     def __init__(self, name: str, queries: Packed, documents: Documents, device: str, k: int) -> None:
         self.queries, self.documents, self.name = queries, documents, name
-        self.asked = Asked(
-            query_ids=[str(number) for number in range(len(queries))],
-            document_ids=range(documents.documents),  # type: ignore[arg-type]  # only for the message about a NaN
-            k=min(k, documents.documents),
-            excluded=np.full(len(queries), -1, np.int64),
-            kept_rows=np.zeros(0, np.int64),
-            paths=find_paths([name]),
-        )
+        ids, searched = [str(number) for number in range(len(queries))], documents.documents
+        named: Any = range(searched)  # for the message about a NaN alone
+        nothing = np.full(len(queries), -1, np.int64), np.zeros(0, np.int64)
+        self.asked = Asked(ids, named, min(k, searched), *nothing, paths=find_paths([name]))
+        self.runs: list[Mapping[str, float]] = []
         self.corpus = Corpus(documents, quiet=True, device=device)
         self.lengths, least = documents.lengths(), _CALL[torch.device(device).type]
-        count = max(1, min(documents.documents, int(4096 / max(self.lengths.mean(), 1.0))))
+        count = max(1, min(searched, int(4096 / max(self.lengths.mean(), 1.0))))
         while True:
-            first = (documents.documents - count) // 2
+            first = (searched - count) // 2
             self.units, self.corpus.spans = [(first, first + count)], [(first, first + count)]
             self.run()  # compiles, allocates, looks for the scale
             # The quicker of two: on a busy machine one slow call would end this with far too little work.
             seconds = min(self.run() for _ in range(2))
             self.tokens = int(self.lengths[first : first + count].sum())
-            if (self.tokens and seconds >= least) or count == documents.documents:
+            if (self.tokens and seconds >= least) or count == searched:
                 break
-            count = min(count * (4 if seconds < least / 8 else 2), documents.documents)
-        self.seconds, self.spread = steady(self.run)
+            count = min(count * (4 if seconds < least / 8 else 2), searched)
+        self.runs.clear()
+        _, self.spread = steady(self.run)
 
     def run(self) -> float:
-        """Seconds of scoring the slice; `phases` holds where they went."""
-        self.phases: dict[str, float] = {}
+        """Seconds of scoring the slice; `runs` holds where those of all runs went."""
         for unit in score_units(self.name, self.queries, self.corpus, self.asked, self.units, keep=False):
-            self.phases = dict(unit.seconds)
-        return self.phases["score"]
+            self.runs.append(unit.seconds)
+        return self.runs[-1]["score"]
 
     def rate_of(self, phase: str) -> Rate:
-        """Bytes a second of reading and preparing, operations of scoring, pairs of the top-k."""
+        """Bytes a second of reading and preparing, operations of scoring, pairs of the top-k: medians of the last three runs."""
         stored = self.tokens * self.documents.dim * self.documents.dtype.itemsize
         pairs = len(self.queries) * (self.units[0][1] - self.units[0][0])
         work = operations(int(self.queries.values.shape[0]), self.tokens, self.documents.dim)
         amount = {"read": stored, "prepare": stored, "score": work, "topk": pairs}[phase]
-        seconds = max(self.phases[phase], 1e-9) if phase != "score" else self.seconds
-        how = f"{len(self.queries)} queries x {pairs // len(self.queries)} documents ({self.tokens:,} tokens)"
-        return Rate(amount / seconds, f"{how}, {seconds * 1e3:.3g} ms", self.spread if phase == "score" else 0.0)
+        seconds = max(statistics.median(run[phase] for run in self.runs[-3:]), 1e-9)
+        how = f"{len(self.queries)} queries x {pairs // len(self.queries)} documents ({self.tokens:,} tokens), {seconds * 1e3:.3g} ms"
+        return Rate(amount / seconds, how, self.spread if phase == "score" else 0.0)

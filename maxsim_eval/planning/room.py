@@ -23,7 +23,7 @@ def read_room(cache_dir: Path, out_dir: Path, device: str, in_page_cache: float 
         cache_disk=shutil.disk_usage(cache).free,
         output_disk=shutil.disk_usage(out).free,
         one_disk=cache.stat().st_dev == out.stat().st_dev,
-        gpu=torch.cuda.mem_get_info(device)[0] if cuda else None,
+        gpu=torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device) if cuda else None,
         gpus=torch.cuda.device_count() if cuda else 0,
         in_page_cache=in_page_cache,
     )
