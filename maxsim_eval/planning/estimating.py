@@ -55,14 +55,14 @@ def estimate(
     found, topk, _ = path_rates(sizes, names, documents, device, k)
     rates = Rates(kind, found, topk=topk)
     seconds = {name: (path_plan(name, sizes, rates, cold=0, k=k, processes=processes).seconds or 0) * part for name in names}
-    if sum(seconds.values()) < LEAST_SECONDS:
+    total = sum(seconds.values())
+    if total < LEAST_SECONDS:
         return None
     each = ", ".join(f"{name} {about_text(value)}" for name, value in seconds.items())
     left = [name for name, path in paths.items() if path.own]
     own = f"; {', '.join(left)} not counted" if left else ""
-    about = "less than" if resumed else "about"
-    total = f"{about} {about_text(sum(seconds.values()))}"
-    return f"scoring takes {total} at the rates measured now ({each}{own}), beside reading and comparing"
+    about = f"{'less than' if resumed else 'about'} {about_text(total)}"
+    return f"scoring takes {about} at the rates measured now ({each}{own}), beside reading and comparing"
 
 
 def say_estimate(line: str | None) -> None:

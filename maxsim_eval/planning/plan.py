@@ -6,14 +6,13 @@ Pure functions, no I/O: `rates.py` measures, the command `plan` (cli/plan.py) as
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from maxsim_eval.planning.costs import (
     KEY_BYTES,
     PathPlan,
     Rates,
     Sizes,
-    corpus_bytes,
     kept_rows,
     passes,
     path_plan,
@@ -146,7 +145,8 @@ def _checks(
     if room.memory is not None:  # too little: every path reads the disk
         left = max(room.memory - memory, 0)
         yield Check("page cache", sizes.stored, left, True if sizes.stored <= left else None)
-    written = 0 if sizes.encoded else sizes.stored + corpus_bytes(sizes.query_tokens, sizes.queries, sizes.dim, sizes.form)
+    queries = replace(sizes, documents=sizes.queries, document_tokens=sizes.query_tokens)
+    written = 0 if sizes.encoded else sizes.stored + queries.stored
     scratch = scratch_bytes(sizes, rows, k, paths)
     if room.one_disk:
         yield check("disk", written + scratch, room.cache_disk)

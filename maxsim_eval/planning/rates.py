@@ -34,6 +34,7 @@ from maxsim_eval.scoring.stream import Asked, score_units
 from maxsim_kernels import Packed
 
 STEADY = 0.1  # measurements that differ by less agree
+BUSY = 0.1  # of all processors: others that take more make a busy machine
 SECONDS = 1.2  # after which one that does not agree with itself is left as it is
 _PAGE = 4096
 _CHUNK = 8 << 20  # one sequential read
@@ -46,15 +47,31 @@ _MADE_UP = {"cpu": 32 << 20, "cuda": 128 << 20}
 
 
 def steady(call: Callable[[], float]) -> tuple[float, float]:
-    """Seconds of a call that returns them, repeated until the last three agree: their median, and their spread (`Rate.spread`)."""
+    """Seconds of a call that returns them, repeated until the last three agree: their median, and their spread (`Rate.spread`).
+
+    Where other programs took much of the machine's processors meanwhile, which they may cease to do, the spread is at least 1.
+    """
     found: list[float] = []
-    deadline = time.perf_counter() + SECONDS
+    started, others = time.perf_counter(), _others()
     while True:
         found.append(max(call(), 1e-9))
-        last = found[-3:]
+        last, passed = found[-3:], time.perf_counter() - started
         spread = max(last) / min(last) - 1
-        if len(found) > 2 and (spread <= STEADY or time.perf_counter() > deadline):
-            return statistics.median(last), spread
+        if len(found) > 2 and (spread <= STEADY or passed > SECONDS):
+            busy = (_others() - others) / max(passed, 0.1) > BUSY * (os.cpu_count() or 1)
+            return statistics.median(last), max(spread, 1.0) if busy else spread
+
+
+def _others() -> float:
+    """Seconds that processors have worked for others than this process since some time; 0 where the system does not say."""
+    try:
+        words = Path("/proc/stat").read_text(encoding="ascii").split(maxsplit=9)
+    except OSError:
+        return 0.0
+    ticks = [
+        int(word) for word in words[1:9]
+    ]  # user, nice, system, idle, waiting for a disk, interrupts (2), stolen by other guests
+    return (sum(ticks) - ticks[3] - ticks[4]) / os.sysconf("SC_CLK_TCK") - time.process_time()
 
 
 def timed(call: Callable[[], object]) -> float:
