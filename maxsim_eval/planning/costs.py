@@ -5,8 +5,6 @@ The model of one scoring path:
 - every document goes through a chain of stages (disk, host copy, link, prepare, score, top-k, kept scores);
 - stages of one resource share it, so their seconds add; resources work at the same time, so the slowest one sets the pace;
 - filling the chain (the first block is read, copied and scored before anything overlaps) and the merge of ranks are added.
-
-`plan.py` makes the plan of an evaluation from it, `scale.py` the tables of docs/scale.md.
 """
 
 from __future__ import annotations

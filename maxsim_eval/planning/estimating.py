@@ -51,7 +51,7 @@ def estimate(
     names = [name for name, path in paths.items() if not path.own]
     if work * part < LEAST_OPERATIONS[kind] or not names:
         return None
-    sizes = Sizes(len(asked), len(lengths), *tokens, queries.dim, str(documents.dtype).removeprefix("torch."))
+    sizes = Sizes(len(asked), len(lengths), *tokens, queries.dim, documents.manifest["dtype"])
     found, topk, _ = path_rates(sizes, names, documents, device, k)
     rates = Rates(kind, found, topk=topk)
     seconds = {name: (path_plan(name, sizes, rates, cold=0, k=k, processes=processes).seconds or 0) * part for name in names}

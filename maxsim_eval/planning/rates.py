@@ -68,9 +68,8 @@ def _others() -> float:
         words = Path("/proc/stat").read_text(encoding="ascii").split(maxsplit=9)
     except OSError:
         return 0.0
-    ticks = [
-        int(word) for word in words[1:9]
-    ]  # user, nice, system, idle, waiting for a disk, interrupts (2), stolen by other guests
+    # User, nice, system, idle, waiting for a disk, interrupts (2), stolen by other guests.
+    ticks = [int(word) for word in words[1:9]]
     return (sum(ticks) - ticks[3] - ticks[4]) / os.sysconf("SC_CLK_TCK") - time.process_time()
 
 
@@ -113,9 +112,6 @@ def measure(
             host = [read_rate(asked[:16], threads, direct=False) for _ in range(4)][-1]
     link = link_rate(device) if kind == "cuda" else None
     return Rates(kind, paths, disk=disk, host=host, link=link, topk=topk, output=output), resident
-
-
-# Reading and writing ----------------------------------------------------------------------------------------------------
 
 
 @contextmanager
@@ -219,8 +215,7 @@ def read_rate(asked: Sequence[Place], readers: int, *, direct: bool) -> Rate | N
 
 def link_rate(device: str, size: int = 256 << 20) -> Rate:
     """Pinned host memory to the GPU."""
-    source = torch.empty(size, dtype=torch.uint8, pin_memory=True)
-    target = torch.empty(size, dtype=torch.uint8, device=device)
+    source, target = torch.empty(size // 4, pin_memory=True), torch.empty(size // 4, device=device)
 
     def copy() -> None:
         target.copy_(source, non_blocking=True)
@@ -229,9 +224,6 @@ def link_rate(device: str, size: int = 256 << 20) -> Rate:
     copy()
     seconds, spread = steady(lambda: timed(copy))
     return Rate(size / seconds, f"copy of {size / 1e6:,.0f} MB from pinned memory", spread)
-
-
-# Scoring ----------------------------------------------------------------------------------------------------------------
 
 
 def path_rates(

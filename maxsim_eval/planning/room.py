@@ -13,8 +13,7 @@ from maxsim_eval.planning.plan import Room
 
 def read_room(cache_dir: Path, out_dir: Path, device: str, in_page_cache: float | None = None) -> Room:
     """Free memory, disk (of the nearest folder that exists) and GPU memory; what cannot be told is None."""
-    process = _resident()
-    available = available_memory()
+    process, available = _resident(), available_memory()
     cache, out = nearest(cache_dir), nearest(out_dir)
     cuda = torch.device(device).type == "cuda"
     return Room(

@@ -107,7 +107,7 @@ def find_sizes(
     if queries is not None and documents is not None:
         lengths = documents.lengths()
         tokens = int(queries.lengths()[rows_of(task.query_ids, kept.query_ids)].sum()), int(lengths.sum())
-        sizes = Sizes(len(kept.query_ids), len(kept.document_ids), *tokens, documents.dim, _form(documents))
+        sizes = Sizes(len(kept.query_ids), len(kept.document_ids), *tokens, documents.dim, documents.manifest["dtype"])
         return FoundSizes(sizes, documents, lengths, facts, notes)
     return _by_texts(kept, encoder, made, documents, queries, facts, notes)
 
@@ -145,10 +145,6 @@ def _entries(
     if found is None and kept.document_ids is not task.document_ids:
         found = find_entry(kept, "document", encoder, cache_dir)
     return find_entry(task, "query", encoder, cache_dir, contents), found, encoder, notes
-
-
-def _form(documents: Documents) -> str:
-    return str(documents.dtype).removeprefix("torch.")
 
 
 def _encoder(name: str, dtype: str | None, device: str = "cpu") -> tuple[Encoder | None, tuple[str, ...]]:
@@ -208,7 +204,7 @@ def _by_texts(
     dim = encoder.dim if encoder is not None else documents.dim if documents is not None else _DIM
     count, searched = len(kept.query_ids), len(kept.document_ids)
     tokens = count * rule.query, round(float(lengths.mean()) * searched)
-    form = rule.form if documents is None else _form(documents)
+    form = rule.form if documents is None else documents.manifest["dtype"]
     sizes = Sizes(count, searched, *tokens, dim, form, "texts", exact=False, encoded=False)
     said = f"ESTIMATE: {missing} not in the cache; tokens by words: {rule.factor} a word of a document, at most {rule.most}"
     return FoundSizes(sizes, documents, lengths, facts, (said, *notes), kept, encoder)
