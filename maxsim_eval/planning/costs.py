@@ -17,6 +17,7 @@ from maxsim_eval.errors import UsageError
 ALL_PAIRS = 10**9  # more (query, document) pairs than this: full score rows are kept for a sample of the queries
 SAMPLED_QUERIES = 200
 REFERENCE = "fp32"
+READ_TWICE = ("int8-corpus",)  # looks for its scale first
 KEY_BYTES = 8  # of one kept (score, document): `maxsim_kernels.topk` packs both into an int64
 BLOCK_BYTES = {"cuda": 128 << 20, "cpu": 16 << 20}  # a piece of the ring, as `maxsim_kernels.streaming` cuts them by default
 LEAST_UNIT, MOST_UNIT = 64 << 20, 1 << 30  # bytes of a unit of work (`units.py`); in between a 256th of the corpus
@@ -164,11 +165,6 @@ def seconds_of(amount: float, rate: Rate | None, share: float = 1.0) -> float | 
     return None if rate is None else amount * share / rate.value
 
 
-def passes(path: str) -> int:
-    """How often a path reads the corpus: `int8-corpus` looks for its scale first."""
-    return 2 if path == "int8-corpus" else 1
-
-
 def path_plan(
     name: str, sizes: Sizes, rates: Rates, *, cold: float, k: int = 100, processes: int = 1, rows: int = 0
 ) -> PathPlan:
@@ -212,7 +208,7 @@ def _stages(
     """Stages of a path; those of the resource `alone` overlap with nothing."""
     gpu, path, stored = rates.device == "cuda", rates.paths.get(name), sizes.stored
     unit, host = ("GPU", "host") if gpu else ("CPU", "CPU")
-    if passes(name) > 1:  # the corpus is read for its scale before anything is scored
+    if name in READ_TWICE:  # the corpus is read for its scale before anything is scored
         read = [_stage("", "", stored, rates.host), _stage("", "", min(cold, stored), rates.disk)]
         read += [_stage("", "", stored, rates.link, share)] if gpu else []
         slowest = max(read, key=lambda stage: float("inf") if stage.seconds is None else stage.seconds)

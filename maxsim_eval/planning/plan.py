@@ -10,11 +10,11 @@ from dataclasses import dataclass, replace
 
 from maxsim_eval.planning.costs import (
     KEY_BYTES,
+    READ_TWICE,
     PathPlan,
     Rates,
     Sizes,
     kept_rows,
-    passes,
     path_plan,
     scratch_bytes,
     seconds_of,
@@ -77,7 +77,7 @@ def cold_bytes(sizes: Sizes, room: Room, names: Sequence[str], needed: int = 0) 
     already (or was only just written); a larger one is gone from there whenever it is read again from its beginning.
     """
     if room.memory is None or sizes.stored > room.memory - needed:
-        return {name: float(sizes.stored * passes(name)) for name in names}
+        return {name: float(sizes.stored * (2 if name in READ_TWICE else 1)) for name in names}
     there = (room.in_page_cache or 0.0) if sizes.encoded else 1.0
     return {name: 0.0 if number else sizes.stored * (1.0 - there) for number, name in enumerate(names)}
 

@@ -46,20 +46,26 @@ _CALL = {"cpu": 0.2, "cuda": 0.01}
 _MADE_UP = {"cpu": 32 << 20, "cuda": 128 << 20}
 
 
-def steady(call: Callable[[], float]) -> tuple[float, float]:
-    """Seconds of a call that returns them, repeated until the last three agree: their median, and their spread (`Rate.spread`).
+def steady(*calls: Callable[[], float]) -> list[tuple[float, float]]:
+    """Of calls that return seconds, made in turn until the last three of each agree: medians, and spreads (`Rate.spread`).
 
-    Where other programs took much of the machine's processors meanwhile, which they may cease to do, the spread is at least 1.
+    Where some never agreed, of all that were made. Where other programs took much of the machine's processors meanwhile, which they
+    may cease to do, a spread is at least 1.
     """
-    found: list[float] = []
+    found: list[list[float]] = [[] for _ in calls]
     started, others = time.perf_counter(), _others()
     while True:
-        found.append(max(call(), 1e-9))
-        last, passed = found[-3:], time.perf_counter() - started
-        spread = max(last) / min(last) - 1
-        if len(found) > 2 and (spread <= STEADY or passed > SECONDS):
-            busy = (_others() - others) / max(passed, 0.1) > BUSY * (os.cpu_count() or 1)
-            return statistics.median(last), max(spread, 1.0) if busy else spread
+        for call, seconds in zip(calls, found, strict=True):
+            seconds.append(max(call(), 1e-9))
+        last, passed = [seconds[-3:] for seconds in found], time.perf_counter() - started
+        agree = all(_spread(seconds) <= STEADY for seconds in last)
+        if len(found[0]) > 2 and (agree or passed > SECONDS * len(calls)):
+            least = 1.0 if (_others() - others) / max(passed, 0.1) > BUSY * (os.cpu_count() or 1) else 0.0
+            return [(statistics.median(seconds), max(_spread(seconds), least)) for seconds in (last if agree else found)]
+
+
+def _spread(seconds: Sequence[float]) -> float:
+    return max(seconds) / min(seconds) - 1
 
 
 def _others() -> float:
@@ -222,7 +228,7 @@ def link_rate(device: str, size: int = 256 << 20) -> Rate:
         torch.cuda.synchronize(device)
 
     copy()
-    seconds, spread = steady(lambda: timed(copy))
+    ((seconds, spread),) = steady(lambda: timed(copy))
     return Rate(size / seconds, f"copy of {size / 1e6:,.0f} MB from pinned memory", spread)
 
 
@@ -239,11 +245,11 @@ def path_rates(
     each = np.full(count, max(1, round(sizes.query_tokens / sizes.queries)))
     queries = _tokens(each, sizes.dim, DTYPES[sizes.form])
     found = {name: _Slice(name, queries, documents, device, k) for name in names}
+    for part, (_, least) in zip(found.values(), steady(*(part.run for part in found.values())), strict=True):
+        part.spread = max(least, _spread([run["score"] for run in part.runs]))
     paths = {name: PathRates(part.rate_of("score"), part.rate_of("prepare")) for name, part in found.items()}
-    topk, read = ([part.rate_of(phase) for part in found.values()] for phase in ("topk", "read"))
-    topk.sort(key=lambda rate: rate.value)
-    read.sort(key=lambda rate: rate.value)
-    return paths, topk[len(topk) // 2], read[len(read) // 2]
+    last = found[names[-1]]  # one is as good as another
+    return paths, last.rate_of("topk"), last.rate_of("read")
 
 
 class _Slice:
@@ -255,7 +261,7 @@ class _Slice:
         named: Any = range(searched)  # for the message about a NaN alone
         nothing = np.full(len(queries), -1, np.int64), np.zeros(0, np.int64)
         self.asked = Asked(ids, named, min(k, searched), *nothing, paths=find_paths([name]))
-        self.runs: list[Mapping[str, float]] = []
+        self.spread, self.runs = 0.0, list[Mapping[str, float]]()
         self.corpus = Corpus(documents, quiet=True, device=device)
         self.lengths, least = documents.lengths(), _CALL[torch.device(device).type]
         count = max(1, min(searched, int(4096 / max(self.lengths.mean(), 1.0))))
@@ -263,14 +269,13 @@ class _Slice:
             first = (searched - count) // 2
             self.units, self.corpus.spans = [(first, first + count)], [(first, first + count)]
             self.run()  # compiles, allocates, looks for the scale
+            self.runs.clear()
             # The quicker of two: on a busy machine one slow call would end this with far too little work.
             seconds = min(self.run() for _ in range(2))
             self.tokens = int(self.lengths[first : first + count].sum())
             if (self.tokens and seconds >= least) or count == searched:
                 break
             count = min(count * (4 if seconds < least / 8 else 2), searched)
-        self.runs.clear()
-        _, self.spread = steady(self.run)
 
     def run(self) -> float:
         """Seconds of scoring the slice; `runs` holds where those of all runs went."""
@@ -279,11 +284,11 @@ class _Slice:
         return self.runs[-1]["score"]
 
     def rate_of(self, phase: str) -> Rate:
-        """Bytes a second of reading and preparing, operations of scoring, pairs of the top-k: medians of the last three runs."""
+        """Bytes a second of reading and preparing, operations of scoring, pairs of the top-k: medians of all runs."""
         stored = self.tokens * self.documents.dim * self.documents.dtype.itemsize
         pairs = len(self.queries) * (self.units[0][1] - self.units[0][0])
         work = operations(int(self.queries.values.shape[0]), self.tokens, self.documents.dim)
         amount = {"read": stored, "prepare": stored, "score": work, "topk": pairs}[phase]
-        seconds = max(statistics.median(run[phase] for run in self.runs[-3:]), 1e-9)
+        seconds = max(statistics.median(run[phase] for run in self.runs), 1e-9)
         how = f"{len(self.queries)} queries x {pairs // len(self.queries)} documents ({self.tokens:,} tokens), {seconds * 1e3:.3g} ms"
         return Rate(amount / seconds, how, self.spread if phase == "score" else 0.0)

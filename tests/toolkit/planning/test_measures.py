@@ -175,18 +175,18 @@ def test_measurements_are_repeated_until_they_agree(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(measuring, "SECONDS", 60)
     monkeypatch.setattr(measuring, "_others", lambda: 0.0)
     times = iter([9.0, 3.0, 1.0, 2.0, 2.1, 2.0, 7.0])
-    assert steady(lambda: next(times)) == (2.0, pytest.approx(0.05))
+    assert steady(lambda: next(times)) == [(2.0, pytest.approx(0.05))]
     assert next(times) == 7.0
     monkeypatch.setattr(measuring, "SECONDS", 0)
     times = iter([1.0, 3.0, 2.0, 7.0])
-    assert steady(lambda: next(times)) == (2.0, 2.0)  # as it is after the time for it: three times as long, or a third
+    assert steady(lambda: next(times)) == [(2.0, 2.0)]  # as it is after the time for it: three times as long, or a third
 
 
 def test_other_programs_make_a_busy_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     taken = iter([0.0, 1000.0, 0.0, 0.001])
     monkeypatch.setattr(measuring, "_others", lambda: next(taken))
-    assert steady(lambda: 1.0) == (1.0, 1.0)
-    assert steady(lambda: 1.0) == (1.0, 0.0)
+    assert steady(lambda: 1.0, lambda: 2.0) == [(1.0, 1.0), (2.0, 1.0)]
+    assert steady(lambda: 1.0) == [(1.0, 0.0)]
     monkeypatch.undo()
     before = measuring._others()
     deadline = time.process_time() + 0.2
