@@ -6,18 +6,19 @@ import re
 
 from maxsim_eval.errors import UsageError
 
+_TIMES = (("days", 86400.0), ("h", 3600.0), ("min", 60.0))
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "KI": 2**10, "MI": 2**20, "GI": 2**30, "TI": 2**40}
 
 
-def bytes_of(text: str) -> int:
-    """`8GB`, `500 MB`, `2GiB`, `1000000` as bytes.
+def bytes_of(text: str, what: str = "memory budget", *, rate: bool = False) -> int:
+    """`8GB`, `500 MB`, `2GiB`, `1000000` as bytes; as a rate `3GB/s` too. `what` is named where it is anything else.
 
     Raises:
         UsageError: anything else, or nothing.
     """
-    found = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([KMGT]?I?)B?\s*", text.upper())
+    found = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([KMGT]?I?)B?" + (r"(?:/S)?" if rate else "") + r"\s*", text.upper())
     if not found or found[2] not in _UNITS or (size := int(float(found[1]) * _UNITS[found[2]])) < 1:
-        raise UsageError(f"memory budget: got {text!r}, need a size as 8GB, 500MB or 2GiB")
+        raise UsageError(f"{what}: got {text!r}, need {'a rate as 3GB/s' if rate else 'a size as 8GB, 500MB or 2GiB'}")
     return size
 
 
@@ -43,3 +44,18 @@ def time_text(seconds: float | None) -> str:
     if seconds >= 100:
         return f"{seconds:.0f} s"
     return f"{seconds:.3g} s" if seconds >= 1 or seconds == 0 else f"{seconds * 1e3:.3g} ms"
+
+
+def about_text(seconds: float | None, more: float = 0.0) -> str:
+    """Estimated seconds, to two digits: `42 s`, `2.2 min`; a range, `30 to 42 s`, where `more` (or less) of them may be many."""
+    if seconds is None:
+        return "unknown"
+    low, high = seconds * seconds / (seconds + more) if seconds else 0.0, seconds + more
+    name, size = next(((name, size) for name, size in _TIMES if high >= 2 * size), ("s", 1.0))
+    if more > 0.15 * seconds and (texts := (_two_digits(low / size), _two_digits(high / size)))[0] != texts[1]:
+        return f"{texts[0]} to {texts[1]} {name}"
+    return f"{_two_digits(seconds / size)} {name}"
+
+
+def _two_digits(value: float) -> str:
+    return f"{value:.2g}" if value < 10 else f"{value:,.0f}"

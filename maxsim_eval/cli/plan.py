@@ -1,235 +1,206 @@
-"""The command `plan`: what an evaluation will take on this machine, before anything long starts.
+"""The command `plan`: what an evaluation will take, on this machine or on one with GPUs of a table, before anything long starts.
 
-Prints sizes, rates measured here, seconds of every path by stage, and whether memory, disks and GPU suffice. Exit code 1 when they
-do not. Nothing is downloaded, generated, encoded or left on a disk.
+The answer first, then the seconds of every phase, and what memory and disks must hold. Exit code 1 when they do not. Nothing is
+downloaded, generated or left on a disk.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from inspect import Parameter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich import box
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from maxsim_eval.cli.options import AsJson, NoBars, require_counts
+from maxsim_eval.cli.options import ANSWERS, LIMITS, PLACES, SCORING, Split, require_counts, with_options
 from maxsim_eval.cli.output import console, print_json
 from maxsim_eval.cli.sources import COMMANDS
 from maxsim_eval.errors import EXIT_GATE, UsageError
-from maxsim_eval.planning.costs import Rate, Rates
-from maxsim_eval.planning.plan import Plan, Room, make_plan
-from maxsim_eval.quantities import bytes_of, size_text, time_text
+from maxsim_eval.planning.costs import PathPlan, Rates
+from maxsim_eval.planning.hardware import GPUS, Machine
+from maxsim_eval.planning.plan import Check, Plan, Room, make_plan
+from maxsim_eval.quantities import about_text, bytes_of, size_text
 
 if TYPE_CHECKING:
     from maxsim_eval.planning.sizes import FoundSizes
 
-SCHEMA = "maxsim-eval/plan/1"
+SCHEMA = "maxsim-eval/plan/2"
+HERE = "this machine"
+DISK = "3GB/s"  # assumed of a machine that is not here
+BUSY = 0.25  # the part of the total from which rates that were not steady are said to be a busy machine's
+
+_ASKED = {
+    "source": (Annotated[str, typer.Argument(help="beir, real-mm-rag, local or demo.")], Parameter.empty),
+    "dataset": (Annotated[str, typer.Argument(help="Name of the dataset (local: or its path).")], "small"),
+}
+_HERE = {
+    "out": (Annotated[Path, typer.Option(help="Folder below which reports go: its disk is looked at.")], Path("results")),
+    "encoder": (Annotated[str | None, typer.Option(help="As of the evaluation. Default: its default.")], None),
+    "split": (Split, None),
+    **{name: SCORING[name] for name in ("paths", "k", "device", *LIMITS, "memory_budget", "readers")},
+    "processes": (Annotated[int, typer.Option(help="Processes torchrun would start on this machine.")], 1),
+}
+_ELSEWHERE = {
+    "gpu": (Annotated[str | None, typer.Option(help=f"Plan for a machine with this GPU: {', '.join(GPUS)}.")], None),
+    "gpus": (Annotated[int | None, typer.Option(help="With --gpu: how many, a process each. Default: 1.")], None),
+    "disk": (Annotated[str | None, typer.Option(help=f"With --gpu: what its disk reads. Default: {DISK}.")], None),
+    "link": (Annotated[str | None, typer.Option(help="With --gpu: from memory to a GPU. Default: as the GPU's.")], None),
+    "ram": (Annotated[str | None, typer.Option(help="With --gpu: its memory. Default: every path reads the disk.")], None),
+}
 
 
-def plan(
-    source: Annotated[str, typer.Argument(help="beir, real-mm-rag, local or demo.")],
-    dataset: Annotated[str, typer.Argument(help="Name of the dataset (local: or its path).")] = "small",
-    data_dir: Annotated[Path, typer.Option(help="Folder of datasets (BEIR layout).")] = Path("datasets"),
-    cache_dir: Annotated[Path, typer.Option(help="Folder of the HDF5 embedding cache.")] = Path("embeddings_cache"),
-    out: Annotated[Path, typer.Option(help="Folder below which reports go: its disk is looked at.")] = Path("results"),
-    encoder: Annotated[str | None, typer.Option(help="As of the evaluation. Default: its default.")] = None,
-    paths: Annotated[str, typer.Option(help="Comma-separated, as of the evaluation.")] = "fp32,fp16,int8",
-    k: Annotated[int, typer.Option("--k", help="Documents kept for each query.")] = 100,
-    device: Annotated[str, typer.Option(help="Where scores would be computed: auto, cpu, cuda, cuda:1, ...")] = "auto",
-    split: Annotated[str | None, typer.Option(help="Split of the judgements.")] = None,
-    limit_queries: Annotated[int | None, typer.Option(help="As of the evaluation.")] = None,
-    limit_documents: Annotated[int | None, typer.Option(help="As of the evaluation.")] = None,
-    limit_seed: Annotated[int, typer.Option(help="As of the evaluation.")] = 0,
-    processes: Annotated[int, typer.Option(help="Processes torchrun would start on this machine.")] = 1,
-    memory_budget: Annotated[str | None, typer.Option(help="GPU memory for blocks in flight, as 8GB.")] = None,
-    readers: Annotated[int, typer.Option(help="Threads that read the cache, in each process.")] = 8,
-    as_json: AsJson = False,
-    quiet: NoBars = False,
-) -> None:
-    """Say what an evaluation will take on this machine. Exit code 1 when memory, disk or GPU do not suffice.
+def plan(source: str, dataset: str, as_json: bool, quiet: bool, **given: Any) -> None:
+    """Say what an evaluation will take. Exit code 1 when memory, disk or GPU do not suffice.
 
     Example: python evaluate.py plan beir nq --encoder colbertv2
+
+    Example: python evaluate.py plan beir nq --encoder colbertv2 --gpu h200 --gpus 4 --disk 3GB/s
     """
     from maxsim_eval.environment import resolve_device
-    from maxsim_eval.planning.rates import measure
-    from maxsim_eval.planning.room import read_room
+    from maxsim_eval.planning.around import compare_rate, finish_rate
     from maxsim_eval.planning.sizes import find_sizes
+    from maxsim_eval.report.writing import write_reports
     from maxsim_eval.scoring.scoring import check_paths
 
-    names = check_paths([name.strip() for name in paths.split(",") if name.strip()])
+    names = check_paths([name.strip() for name in given["paths"].split(",") if name.strip()])
     if not names:
         raise UsageError("--paths: got none, need at least one")
-    limits = {"queries": limit_queries, "documents": limit_documents}
-    numbers = {"k": k, "processes": processes, "readers": readers}
-    numbers |= {f"limit-{side}": limit for side, limit in limits.items() if limit is not None}
-    require_counts(numbers, *numbers)
-    device = resolve_device(device, quiet=True)
-    budget = None if memory_budget is None else bytes_of(memory_budget)
-    name = encoder or (COMMANDS[source][2] if source in COMMANDS else "lexical")
-    started = time.perf_counter()
-    found = find_sizes(
-        source,
-        dataset,
-        name,
-        data_dir=data_dir,
-        cache_dir=cache_dir,
-        split=split,
-        limits=limits,
-        seed=limit_seed,
-        quiet=quiet or as_json,
-    )
-    start = time.perf_counter() - started
-    rates, resident = measure(
-        found.sizes,
-        names,
-        entry=found.entry,
-        lengths=found.lengths,
-        folder=cache_dir,
-        device=device,
-        k=k,
-        readers=readers * processes,
-    )
-    room = read_room(cache_dir, out, device, resident)
-    made = make_plan(found.sizes, rates, room, names, k=k, processes=processes, memory_budget=budget, start=start)
-    answer = Answer(found, name, device, rates, room, made)
-    if as_json:
-        print_json(answer.as_json())
+    require_counts(given, "k", "processes", "readers", "gpus", "limit_queries", "limit_documents")
+    elsewhere, k = _elsewhere(given), given["k"]
+    if elsewhere is None:
+        given["device"] = resolve_device(given["device"], quiet=True)
+    budget = None if given["memory_budget"] is None else bytes_of(given["memory_budget"])
+    name = given["encoder"] or (COMMANDS[source][2] if source in COMMANDS else "lexical")
+    device = "cpu" if elsewhere else given["device"]
+    limits = {side: given[f"limit_{side}"] for side in ("queries", "documents")}
+    where = {option: given[option] for option in ("data_dir", "cache_dir", "split")}
+    silent = quiet or as_json
+    found = find_sizes(source, dataset, name, **where, limits=limits, seed=given["limit_seed"], quiet=silent, device=device)
+    start = time.process_time()  # the imports too, which the evaluation does as well
+    if elsewhere is None:
+        found, rates, room = _measured(found, names, given)
     else:
-        answer.render(console())
+        rates, room = elsewhere.rates(names, given["readers"]), elsewhere.room()
+    finish = finish_rate(found.sizes, names, k, write_reports)
+    rates = replace(rates, compare=compare_rate(found.sizes.documents), finish=finish)
+    count = elsewhere.gpus if elsewhere else given["processes"]
+    made = make_plan(found.sizes, rates, room, names, k=k, processes=count, memory_budget=budget, start=start)
+    answer = Answer(found, name, str(elsewhere or f"{HERE}, {given['device']}, measured now"), made)
+    if as_json:
+        print_json(answer.as_json(device))
+    else:
+        answer.render()
     if not made.fits:
         raise typer.Exit(EXIT_GATE)
 
 
-def _rate_text(rate: Rate | None, unit: str) -> str:
-    if rate is None:
-        return "not measured"
-    if unit == "B":
-        return f"{size_text(rate.value)}/s"
-    value, prefixes = rate.value, iter(("K", "M", "G", "T", "P"))
-    prefix = ""
-    while value >= 1000:
-        value, prefix = value / 1000, next(prefixes)
-    return f"{value:.3g} {prefix}{unit}/s"
+with_options(plan, _ASKED, PLACES, _HERE, _ELSEWHERE, ANSWERS)
+
+
+def _measured(found: FoundSizes, names: Sequence[str], given: Mapping[str, Any]) -> tuple[FoundSizes, Rates, Room]:
+    """Sizes (of a sample, where it was encoded), rates and room of this machine."""
+    from maxsim_eval.planning.around import encoding
+    from maxsim_eval.planning.rates import measure
+    from maxsim_eval.planning.room import read_room
+
+    found, encode = encoding(found)
+    folder, device, threads = given["cache_dir"], given["device"], given["readers"] * given["processes"]
+    of_entry = {"entry": found.entry, "lengths": found.lengths, "folder": folder}
+    rates, resident = measure(found.sizes, names, **of_entry, device=device, k=given["k"], readers=threads)
+    return found, replace(rates, encode=encode), read_room(folder, given["out"], device, resident)
+
+
+def _elsewhere(given: Mapping[str, Any]) -> Machine | None:
+    """The machine that the options describe; None: this one."""
+    if given["gpu"] is None:
+        for name in (name for name in _ELSEWHERE if given[name] is not None):
+            raise UsageError(f"--{name}: got {given[name]!r} without --gpu, need --gpu NAME too: this machine is measured")
+        return None
+    if given["processes"] > 1:
+        raise UsageError(f"--processes: got {given['processes']} with --gpu, need --gpus: each of them has a process")
+    return Machine(
+        given["gpu"],
+        given["gpus"] or 1,
+        disk=bytes_of(given["disk"] or DISK, "--disk", rate=True),
+        link=None if given["link"] is None else bytes_of(given["link"], "--link", rate=True),
+        ram=None if given["ram"] is None else bytes_of(given["ram"], "--ram"),
+    )
 
 
 @dataclass(frozen=True)
 class Answer:
-    """A plan with what it was made from, as JSON or as tables."""
+    """A plan with what it was made from, as JSON or in a few lines."""
 
     found: FoundSizes
     encoder: str
-    device: str
-    rates: Rates
-    room: Room
+    where: str
     plan: Plan
 
-    def as_json(self) -> dict[str, Any]:
-        """Everything the tables say and more; rates in bytes, operations or pairs a second."""
+    def as_json(self, device: str) -> dict[str, Any]:
+        """Everything, in full figures: seconds, bytes; rates in what `Rates` says, a second."""
         from maxsim_eval.environment import environment
 
-        made = asdict(self.plan)
         return {
             "schema": SCHEMA,
+            "answer": self.sentence(),
+            "where": self.where,
             "fits": self.plan.fits,
             "task": {**self.found.task, "encoder": self.encoder},
-            **made,
-            "sizes": {**made["sizes"], "stored_bytes": self.plan.sizes.stored},
-            "rates": asdict(self.rates),
-            "room": asdict(self.room),
+            **asdict(self.plan),
             "notes": list(self.found.notes),
-            "environment": environment(self.device),
+            "environment": environment(device),
         }
 
-    def render(self, console: Console) -> None:
-        """Print the tables and the verdict."""
-        sizes, made, task = self.plan.sizes, self.plan, self.found.task
-        about = "" if sizes.exact else "about "
-        console.print(Text(f"{task['source']}/{task['dataset']} {task['split']}, encoder {self.encoder}", style="bold"))
-        for note in self.found.notes:
-            console.print(Text(note, style="yellow"))
-        console.print(
-            Text(
-                f"{sizes.queries:,} queries of {about}{sizes.query_tokens:,} tokens, {sizes.documents:,} documents of {about}"
-                f"{sizes.document_tokens:,} tokens, d = {sizes.dim}; {self._state()}"
-            )
-        )
-        for title, heads, rows in (
-            ("Documents in bytes", ["", "size"], [[form, size_text(count)] for form, count in made.bytes.items()]),
-            ("Rates measured now", ["", "rate", "how"], list(self._rate_rows())),
-            (f"Seconds ({made.processes} process{'es' if made.processes > 1 else ''})", *self._path_rows()),
-            ("Does it fit?", ["", "needed", "available", "", ""], [list(row) for row in self._check_rows()]),
-        ):
-            console.print(_table(title, heads, rows))
-        for line in self._verdict():
-            console.print(Text(line))
-
-    def _state(self) -> str:
-        sizes, cached = self.plan.sizes, self.room.in_page_cache
-        if not sizes.encoded:
-            return f"to be encoded into {size_text(sizes.stored)} of {sizes.form}; every path reads that"
-        now = "" if cached is None else f", {cached:.0%} of it in memory now"
-        return f"in the cache as {sizes.form}, {size_text(sizes.stored)}{now}; every path reads that"
-
-    def _rate_rows(self) -> Iterator[list[str]]:
-        rates = self.rates
-        for name, rate, unit in (
-            ("disk", rates.disk, "B"),
-            ("page cache to buffer", rates.host, "B"),
-            ("memory copy", rates.memory, "B"),
-            *((("host to GPU", rates.link, "B"),) if rates.device == "cuda" else ()),
-            ("writing", rates.output, "B"),
-            ("top-k", rates.topk, "scores"),
-            ("comparison", rates.compare, "scores"),
-        ):
-            yield [name, _rate_text(rate, unit), "" if rate is None else rate.how]
-        for name, path in rates.paths.items():
-            yield [f"{name}: score", _rate_text(path.score, "op"), path.score.how]
-            if path.prepare is not None:
-                yield [f"{name}: prepare", _rate_text(path.prepare, "B"), path.prepare.how]
-
-    def _path_rows(self) -> tuple[list[str], list[list[str]]]:
-        names = list(dict.fromkeys(stage.name for path in self.plan.paths for stage in path.stages))
-        rows = []
-        for name in names:
-            row = [name]
-            for path in self.plan.paths:
-                found = [stage for stage in path.stages if stage.name == name]
-                row.append(time_text(found[0].seconds) if found else "-")
-            rows.append(row)
-        rows.append(["bound by", *(path.bound for path in self.plan.paths)])
-        rows.append(["expected", *(time_text(path.seconds) for path in self.plan.paths)])
-        return ["", *(path.name for path in self.plan.paths)], rows
-
-    def _check_rows(self) -> Iterator[list[str]]:
-        for check in self.plan.checks:
-            verdict = {True: "yes", False: "NO", None: ""}[check.ok]
-            count = str if check.what == "GPUs" else size_text
-            yield [check.what, count(check.needed), count(check.available), verdict, check.note]
-
-    def _verdict(self) -> Iterator[str]:
+    def sentence(self) -> str:
+        """How long in all, whether it fits, what takes the most and what bounds that."""
         made = self.plan
-        if made.kept_rows:
-            yield (
-                f"full scores of {made.kept_rows:,} queries are kept; comparing them takes {time_text(made.compare)} after "
-                "the paths"
-            )
-        yield f"in all {time_text(made.total)}, {time_text(made.start)} of it loading; metrics and reports are not counted"
-        for line in made.unknown:
-            yield f"not known: {line}"
         short = [check.what for check in made.checks if check.ok is False]
-        yield f"NO, it does not fit: not enough {', '.join(short)}" if short else "it fits"
+        fits = f"NO, it does not fit: not enough {', '.join(short)}" if short else "it fits"
+        if made.total is None:
+            return f"How long is not known; {fits}."
+        longest = max(made.phases, key=lambda phase: phase.seconds or 0.0)
+        bound = f" (bound by {longest.bound})" if longest.stages else ""
+        busy = "Busy machine: about" if made.more > BUSY * made.total and self.where.startswith(HERE) else "About"
+        left = ", without encoding" if "encode" in made.unknown else ""
+        return f"{busy} {about_text(made.total, made.more)} in all{left}; {fits}; {longest.name} takes the most{bound}."
+
+    def render(self) -> None:
+        """Print the sentence, the phases, and what must be known beside."""
+        sizes, task, screen = self.plan.sizes, self.found.task, console()
+        about = "" if sizes.exact else "about "
+        lines = [
+            f"{task['source']}/{task['dataset']} {task['split']}, encoder {self.encoder}: {sizes.queries:,} queries of {about}"
+            f"{sizes.query_tokens:,} tokens, {sizes.documents:,} documents of {about}{sizes.document_tokens:,}, d = {sizes.dim}; "
+            f"{size_text(sizes.stored)} {'cached' if sizes.encoded else 'to be encoded'} as {sizes.form}",
+            f"on {self.where}",
+        ]
+        screen.print(Text(self.sentence(), style="bold"), *map(Text, lines), sep="\n")
+        table = Table(box=box.SIMPLE_HEAD, show_edge=False)
+        for head in ("phase", "in all", "read", "score", "bound by"):
+            table.add_column(head, justify="left" if head in ("phase", "bound by") else "right")
+        for phase in self.plan.phases:
+            table.add_row(phase.name, about_text(phase.seconds, phase.more), *_parts(phase), phase.bound)
+        screen.print(table)
+        screen.print(Text("needs " + "; ".join(map(_check_text, self.plan.checks))))
+        unknown = [f"not known: {', '.join(self.plan.unknown)}"] if self.plan.unknown else []
+        for line in (*self.found.notes, *unknown):
+            screen.print(Text(line if len(line) < 180 else f"{line[:150]} ... (all of it: --json)", style="yellow"))
 
 
-def _table(title: str, heads: list[str], rows: list[list[str]]) -> Table:
-    drawn = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
-    for index, head in enumerate(heads):
-        drawn.add_column(Text(head), justify="left" if index == 0 or head in ("how", "") else "right")
-    for row in rows:
-        drawn.add_row(*(Text(cell) for cell in row))
-    return drawn
+def _parts(phase: PathPlan) -> tuple[str, str]:
+    """Seconds of reading, which go on beside each other, and of scoring; nothing of phases that are no paths."""
+    if not phase.stages or phase.seconds is None:
+        return "", ""
+    read = max(phase.of(stage) for stage in ("disk", "host copy", "link", "corpus scale"))
+    return about_text(read), about_text(sum(phase.of(stage) for stage in ("prepare", "score", "top-k")))
+
+
+def _check_text(check: Check) -> str:
+    text = str if check.what == "GPUs" else size_text
+    return f"{check.what} {text(check.needed)}" + ("" if check.available is None else f" of {text(check.available)}")

@@ -5,20 +5,19 @@ The model of one scoring path:
 - every document goes through a chain of stages (disk, host copy, link, prepare, score, top-k, kept scores);
 - stages of one resource share it, so their seconds add; resources work at the same time, so the slowest one sets the pace;
 - filling the chain (the first block is read, copied and scored before anything overlaps) and the merge of ranks are added.
-
-`plan.py` makes the plan of an evaluation from it, `scale.py` the tables of docs/scale.md.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from maxsim_eval.errors import UsageError
 
 ALL_PAIRS = 10**9  # more (query, document) pairs than this: full score rows are kept for a sample of the queries
 SAMPLED_QUERIES = 200
 REFERENCE = "fp32"
+READ_TWICE = ("int8-corpus",)  # looks for its scale first
 KEY_BYTES = 8  # of one kept (score, document): `maxsim_kernels.topk` packs both into an int64
 BLOCK_BYTES = {"cuda": 128 << 20, "cpu": 16 << 20}  # a piece of the ring, as `maxsim_kernels.streaming` cuts them by default
 LEAST_UNIT, MOST_UNIT = 64 << 20, 1 << 30  # bytes of a unit of work (`units.py`); in between a 256th of the corpus
@@ -42,22 +41,19 @@ class Sizes:
     exact: bool = True
     encoded: bool = True  # nothing has to be encoded first
 
-    def bytes_as(self, form: str) -> int:
-        """Bytes of all documents' tokens in a form."""
-        return corpus_bytes(self.document_tokens, self.documents, self.dim, form)
-
     @property
     def stored(self) -> int:
         """Bytes of all documents' tokens as they lie in the cache: what each path reads, copies and prepares."""
-        return self.bytes_as(self.form)
+        return corpus_bytes(self.document_tokens, self.documents, self.dim, self.form)
 
 
 @dataclass(frozen=True)
 class Rate:
-    """A rate per second and how it was found."""
+    """A rate per second, how it was found, and its spread: 0.2 where the fastest measurement was 1.2 times the slowest."""
 
     value: float
     how: str = ""
+    spread: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -70,21 +66,21 @@ class PathRates:
 
 @dataclass(frozen=True)
 class Rates:
-    """Rates of a machine. Bytes a second but for `topk` and `compare` (pairs a second); None: not measured.
+    """Rates of a machine: bytes a second, or pairs (`topk`, `compare`), documents (`encode`), rankings (`finish`); None: unknown.
 
-    `disk`, `host`, `memory`, `output` and `compare` are of the machine, however many processes share it; `link`, `topk` and
-    `paths` are of one process with a GPU of its own.
+    `link`, `topk` and `paths` are of one process with a GPU of its own, the others of the machine, however many processes share it.
     """
 
     device: str  # "cpu" or "cuda"
     paths: Mapping[str, PathRates]
     disk: Rate | None = None  # file to memory, past the page cache
     host: Rate | None = None  # page cache to the buffer a block is scored or copied from
-    memory: Rate | None = None  # memory to memory
     link: Rate | None = None  # pinned host memory to the GPU
     topk: Rate | None = None
     output: Rate | None = None  # kept score rows to the output folder
-    compare: Rate | None = None  # rank correlation of two full score rows
+    encode: Rate | None = None  # with all that it takes: loading the model, the queries
+    compare: Rate | None = None  # two full score rows
+    finish: Rate | None = None  # metrics, statistics, run files and report, of one query by one path
     network: Rate | None = None  # between ranks; None: they share a memory
 
 
@@ -95,19 +91,20 @@ class Stage:
     name: str
     resource: str
     amount: float
-    unit: str
     seconds: float | None
+    more: float = 0.0  # seconds that it may take beyond, or less, since its rate was not steady
 
 
 @dataclass(frozen=True)
 class PathPlan:
-    """One path: stages, what bounds it (`unknown` where the rate of scoring is), seconds expected (None: unknown)."""
+    """One path, what bounds it (`unknown` where the rate of scoring is), its seconds (None: unknown); or a phase without stages."""
 
     name: str
     stages: tuple[Stage, ...]
     bound: str
     fill: float
     seconds: float | None
+    more: float = 0.0  # as of a stage
 
     def of(self, stage: str) -> float:
         """Seconds of one stage; 0 where the path has none or its rate is unknown."""
@@ -168,11 +165,6 @@ def seconds_of(amount: float, rate: Rate | None, share: float = 1.0) -> float | 
     return None if rate is None else amount * share / rate.value
 
 
-def passes(path: str) -> int:
-    """How often a path reads the corpus: `int8-corpus` looks for its scale first."""
-    return 2 if path == "int8-corpus" else 1
-
-
 def path_plan(
     name: str, sizes: Sizes, rates: Rates, *, cold: float, k: int = 100, processes: int = 1, rows: int = 0
 ) -> PathPlan:
@@ -186,9 +178,7 @@ def path_plan(
     """
     share = largest_share(units(sizes.stored, sizes.documents), processes) if rates.device == "cuda" else 1.0
     stages = tuple(_stages(name, sizes, rates, cold, k, processes, rows, share))
-    block = (
-        min(1.0, BLOCK_BYTES[rates.device] / sizes.stored) if sizes.stored else 0.0
-    )  # the part of the corpus that fills the chain
+    block = min(1.0, BLOCK_BYTES[rates.device] / max(sizes.stored, 1))  # the part of the corpus that fills the chain
     whole = {stage.name: share if stage.resource in ("link", "GPU") else 1.0 for stage in stages}
     busy: dict[str, float] = {}
     first: dict[str, float] = {}
@@ -203,7 +193,13 @@ def path_plan(
     if name not in rates.paths:
         return PathPlan(name, stages, "unknown", fill, None)
     bound = max((stage for stage in stages if stage.resource in (slowest, "alone")), key=lambda stage: stage.seconds or 0.0)
-    return PathPlan(name, stages, bound.name, fill, busy[slowest] + fill + alone)
+    more = sum(stage.more for stage in stages if stage.resource in (slowest, "alone"))
+    return PathPlan(name, stages, bound.name, fill, busy[slowest] + fill + alone, more)
+
+
+def _stage(name: str, resource: str, amount: float, rate: Rate | None, share: float = 1.0) -> Stage:
+    seconds = seconds_of(amount, rate, share)
+    return Stage(name, resource, amount, seconds, (seconds or 0.0) * (rate.spread if rate else 0.0))
 
 
 def _stages(
@@ -212,27 +208,23 @@ def _stages(
     """Stages of a path; those of the resource `alone` overlap with nothing."""
     gpu, path, stored = rates.device == "cuda", rates.paths.get(name), sizes.stored
     unit, host = ("GPU", "host") if gpu else ("CPU", "CPU")
-    if passes(name) > 1:  # the corpus is read for its scale before anything is scored
-        copied, disk = seconds_of(stored, rates.host), seconds_of(min(cold, stored), rates.disk)
-        looked = seconds_of(stored, rates.link, share) if gpu else seconds_of(stored, rates.memory)
-        known = None
-        if copied is not None and disk is not None and looked is not None:
-            known = max(disk, copied, looked) if gpu else max(disk, copied + looked)
-        yield Stage("corpus scale", "alone", stored, "B", known)
+    if name in READ_TWICE:  # the corpus is read for its scale before anything is scored
+        read = [_stage("", "", stored, rates.host), _stage("", "", min(cold, stored), rates.disk)]
+        read += [_stage("", "", stored, rates.link, share)] if gpu else []
+        slowest = max(read, key=lambda stage: float("inf") if stage.seconds is None else stage.seconds)
+        yield replace(slowest, name="corpus scale", resource="alone", amount=stored)
         cold -= min(cold, stored)
-    yield Stage("disk", "disk", cold, "B", seconds_of(cold, rates.disk))
-    yield Stage("host copy", host, stored, "B", seconds_of(stored, rates.host))
+    yield _stage("disk", "disk", cold, rates.disk)
+    yield _stage("host copy", host, stored, rates.host)
     if gpu:
-        yield Stage("link", "link", stored, "B", seconds_of(stored, rates.link, share))
+        yield _stage("link", "link", stored, rates.link, share)
     if path is None or path.prepare is not None:
-        yield Stage("prepare", unit, stored, "B", seconds_of(stored, path.prepare if path else None, share))
+        yield _stage("prepare", unit, stored, path.prepare if path else None, share)
     work = operations(sizes.query_tokens, sizes.document_tokens, sizes.dim)
-    yield Stage("score", unit, work, "operations", seconds_of(work, path.score if path else None, share))
-    pairs = sizes.queries * sizes.documents
-    yield Stage("top-k", unit, pairs, "pairs", seconds_of(pairs, rates.topk, share))
+    yield _stage("score", unit, work, path.score if path else None, share)
+    yield _stage("top-k", unit, sizes.queries * sizes.documents, rates.topk, share)
     if rows:
-        kept = rows * sizes.documents * 4
-        yield Stage("kept scores", "output", kept, "B", seconds_of(kept, rates.output))
+        yield _stage("kept scores", "output", rows * sizes.documents * 4, rates.output)
     if processes > 1:
         merged = merge_bytes(processes, sizes.queries, min(k, sizes.documents))
-        yield Stage("merge", "alone", merged, "B", seconds_of(merged, rates.network or rates.memory))
+        yield _stage("merge", "alone", merged, rates.network or rates.host)

@@ -14,6 +14,7 @@ import torch
 from maxsim_eval.cache.selection import Documents
 from maxsim_eval.planning.costs import Rates, Sizes, operations, path_plan
 from maxsim_eval.planning.rates import path_rates
+from maxsim_eval.quantities import about_text
 from maxsim_eval.scoring.candidates import Candidates
 from maxsim_eval.scoring.paths import ScoringPath
 from maxsim_kernels import Packed
@@ -41,44 +42,27 @@ def estimate(
     kind = torch.device(device).type
     lengths = documents.lengths()
     asked = queries.lengths.cpu().numpy().astype(np.int64)
-    work = operations(int(asked.sum()), int(lengths.sum()), queries.dim)
-    part = 1.0 if candidates is None or not work else _listed(candidates, asked, lengths, queries.dim) / work
+    tokens = int(asked.sum()), int(lengths.sum())
+    work = operations(*tokens, queries.dim)
+    part = 1.0
+    if candidates is not None and work:  # the listed pairs alone
+        pairs = np.repeat(asked, np.diff(candidates.offsets)) * lengths[candidates.rows]
+        part = 2.0 * queries.dim * float(pairs.sum()) / work
     names = [name for name, path in paths.items() if not path.own]
     if work * part < LEAST_OPERATIONS[kind] or not names:
         return None
-    sizes = Sizes(
-        queries=len(asked),
-        documents=len(lengths),
-        query_tokens=int(asked.sum()),
-        document_tokens=int(lengths.sum()),
-        dim=queries.dim,
-        form=str(documents.dtype).removeprefix("torch."),
-    )
-    found, topk = path_rates(sizes, names, lengths, device, k)
+    sizes = Sizes(len(asked), len(lengths), *tokens, queries.dim, documents.manifest["dtype"])
+    found, topk, _ = path_rates(sizes, names, documents, device, k)
     rates = Rates(kind, found, topk=topk)
     seconds = {name: (path_plan(name, sizes, rates, cold=0, k=k, processes=processes).seconds or 0) * part for name in names}
-    if sum(seconds.values()) < LEAST_SECONDS:
+    total = sum(seconds.values())
+    if total < LEAST_SECONDS:
         return None
-    each = ", ".join(f"{name} {duration(value)}" for name, value in seconds.items())
+    each = ", ".join(f"{name} {about_text(value)}" for name, value in seconds.items())
     left = [name for name, path in paths.items() if path.own]
     own = f"; {', '.join(left)} not counted" if left else ""
-    about = "less than" if resumed else "about"
-    total = f"{about} {duration(sum(seconds.values()))}"
-    return f"scoring takes {total} at the rates measured now ({each}{own}), beside reading and comparing"
-
-
-def _listed(candidates: Candidates, asked: np.ndarray, lengths: np.ndarray, dim: int) -> float:
-    """Operations of the listed pairs."""
-    each = np.repeat(asked, np.diff(candidates.offsets)) * lengths[candidates.rows]
-    return 2.0 * dim * float(each.sum())
-
-
-def duration(seconds: float) -> str:
-    """Seconds for people, no more exact than an estimate is."""
-    for unit, size in (("h", 3600.0), ("min", 60.0)):
-        if seconds >= 2 * size:
-            return f"{seconds / size:.2g} {unit}" if seconds < 10 * size else f"{seconds / size:,.0f} {unit}"
-    return f"{seconds:.2g} s" if seconds < 10 else f"{seconds:.0f} s"
+    about = f"{'less than' if resumed else 'about'} {about_text(total)}"
+    return f"scoring takes {about} at the rates measured now ({each}{own}), beside reading and comparing"
 
 
 def say_estimate(line: str | None) -> None:

@@ -5,18 +5,16 @@ Pure functions, no I/O: `rates.py` measures, the command `plan` (cli/plan.py) as
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
 from maxsim_eval.planning.costs import (
-    FORMS,
     KEY_BYTES,
+    READ_TWICE,
     PathPlan,
     Rates,
     Sizes,
-    corpus_bytes,
     kept_rows,
-    passes,
     path_plan,
     scratch_bytes,
     seconds_of,
@@ -42,30 +40,29 @@ class Room:
 
 @dataclass(frozen=True)
 class Check:
-    """Whether something suffices: None where nobody can say."""
+    """Whether something suffices: None where nobody can say, or where it only costs time."""
 
     what: str
     needed: int
     available: int | None
     ok: bool | None
-    note: str = ""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Everything `evaluate.py plan` prints."""
+    """Everything `evaluate.py plan` prints. `phases` in their order: start, encode, every path, compare, finish."""
 
     sizes: Sizes
+    rates: Rates
+    room: Room
     k: int
     processes: int
     kept_rows: int
-    bytes: Mapping[str, int]
-    paths: tuple[PathPlan, ...]
-    compare: float | None
-    start: float
-    total: float | None  # None where a path's seconds are unknown
+    phases: tuple[PathPlan, ...]
+    total: float | None  # seconds of all phases that are known; None where a path's are not
+    more: float  # as of a phase
     checks: tuple[Check, ...]
-    unknown: tuple[str, ...] = field(default=())
+    unknown: tuple[str, ...]  # what is not in the total
 
     @property
     def fits(self) -> bool:
@@ -73,115 +70,90 @@ class Plan:
         return all(check.ok is not False for check in self.checks)
 
 
-def cold_bytes(sizes: Sizes, room: Room, names: Iterable[str], needed: int = 0) -> dict[str, float]:
+def cold_bytes(sizes: Sizes, room: Room, names: Sequence[str], needed: int = 0) -> dict[str, float]:
     """Bytes each path has to fetch from the disk, in order of the paths.
 
     A corpus that fits into free memory beside `needed` bytes is read from the disk once, and not where it is in the page cache
     already (or was only just written); a larger one is gone from there whenever it is read again from its beginning.
     """
-    found: dict[str, float] = {}
+    if room.memory is None or sizes.stored > room.memory - needed:
+        return {name: float(sizes.stored * (2 if name in READ_TWICE else 1)) for name in names}
     there = (room.in_page_cache or 0.0) if sizes.encoded else 1.0
-    stays = room.memory is not None and sizes.stored <= room.memory - needed
-    for name in names:
-        if stays:
-            found[name] = sizes.stored * (1.0 - there)
-            there = 1.0
-        else:
-            found[name] = float(sizes.stored * passes(name))
-    return found
+    return {name: 0.0 if number else sizes.stored * (1.0 - there) for number, name in enumerate(names)}
 
 
 def make_plan(
     sizes: Sizes,
     rates: Rates,
     room: Room,
-    names: Iterable[str],
+    names: Sequence[str],
     *,
     k: int = 100,
     processes: int = 1,
     memory_budget: int | None = None,
     start: float = 0.0,
 ) -> Plan:
-    """The whole plan: every path, the comparison after them, and whether it fits.
+    """The whole plan: encoding, every path, what comes after them, and whether it fits.
 
     Args:
         names: paths in the order they will run (the reference first).
         memory_budget: bytes of GPU memory that blocks in flight may take; None: the default of streaming.
-        start: seconds that loading the task and opening the cache took just now; the evaluation does the same first.
+        start: seconds that importing and loading took just now; the evaluation does the same first.
     """
-    names = list(names)
     rows = kept_rows(sizes.queries, sizes.documents, names)
-    needed = memory_needed(sizes, room, rates.device, processes, rows)
-    cold = cold_bytes(sizes, room, names, needed)
-    paths = tuple(path_plan(name, sizes, rates, cold=cold[name], k=k, processes=processes, rows=rows) for name in names)
-    pairs = rows * sizes.documents * (len(names) - 1) if rows else 0
-    compared = seconds_of(pairs, rates.compare)
-    unknown = list(dict.fromkeys(f"{stage.name}: no rate" for path in paths for stage in path.stages if stage.seconds is None))
-    if compared is None:
-        unknown.append("comparing full scores: no rate")
+    results = sizes.query_tokens * sizes.dim * 4 + 3 * sizes.queries * 100 * KEY_BYTES
+    memory = processes * (room.process + HOST_BYTES[rates.device] + results) + (sizes.documents * 8 * 6 if rows else 0)
+    cold = cold_bytes(sizes, room, names, memory)
+    paths = [path_plan(name, sizes, rates, cold=cold[name], k=k, processes=processes, rows=rows) for name in names]
+    phases = [_phase("start", "imports and loading", start), *paths]
     if not sizes.encoded:
-        unknown.append("encoding: its rate depends on the model and is not known before it runs")
-    known = [path.seconds for path in paths if path.seconds is not None]
-    total = start + sum(known) + (compared or 0.0) if len(known) == len(paths) else None
+        made, written = seconds_of(sizes.documents, rates.encode), seconds_of(sizes.stored, rates.output)
+        phases.insert(1, _phase("encode", "the encoder", None if made is None or written is None else made + written))
+    if rows:
+        pairs = rows * sizes.documents * (len(names) - 1)
+        phases.append(_phase("compare", f"full scores of {rows:,} queries", seconds_of(pairs, rates.compare)))
+    finish = seconds_of(sizes.queries * len(names), rates.finish)
+    phases.append(_phase("finish", "metrics, statistics, report", finish))
+    unknown = [phase.name for phase in phases if phase.seconds is None]
+    unknown += [f"{stage.name} of {path.name}" for path in paths for stage in path.stages if stage.seconds is None]
     return Plan(
-        sizes=sizes,
+        sizes,
+        rates,
+        room,
         k=k,
         processes=processes,
         kept_rows=rows,
-        bytes={form: sizes.bytes_as(form) for form in FORMS},
-        paths=paths,
-        compare=compared,
-        start=start,
-        total=total,
-        checks=tuple(_checks(sizes, room, rates.device, names, k, processes, rows, needed, memory_budget)),
+        phases=tuple(phases),
+        total=None if any(path.seconds is None for path in paths) else sum(phase.seconds or 0.0 for phase in phases),
+        more=sum(phase.more for phase in phases),
+        checks=tuple(_checks(sizes, room, rates.device, k, processes, memory, memory_budget, rows, len(names))),
         unknown=tuple(unknown),
     )
 
 
-def memory_needed(sizes: Sizes, room: Room, device: str, processes: int, rows: int) -> int:
-    """Bytes of RAM that all processes need beyond the page cache: task, buffers, results; one row's ranks for parity."""
-    results = sizes.query_tokens * sizes.dim * 4 + 3 * sizes.queries * 100 * KEY_BYTES
-    return processes * (room.process + HOST_BYTES[device] + results) + (sizes.documents * 8 * 6 if rows else 0)
-
-
-def _enough(needed: int, available: int | None) -> bool | None:
-    return None if available is None else needed <= available
+def _phase(name: str, bound: str, seconds: float | None) -> PathPlan:
+    return PathPlan(name, (), bound, 0.0, seconds)
 
 
 def _checks(
-    sizes: Sizes,
-    room: Room,
-    device: str,
-    names: list[str],
-    k: int,
-    processes: int,
-    rows: int,
-    needed: int,
-    memory_budget: int | None,
-) -> Iterable[Check]:
-    yield Check("memory", needed, room.memory, _enough(needed, room.memory), "task, buffers and results of every process")
-    if room.memory is not None:
-        left = max(room.memory - needed, 0)
-        stays = sizes.stored <= left
-        note = "stays in memory: read from disk once" if stays else "does not stay in memory: every path reads the disk"
-        yield Check("page cache", sizes.stored, left, True if stays else None, note)
-    written = 0 if sizes.encoded else sizes.stored + corpus_bytes(sizes.query_tokens, sizes.queries, sizes.dim, sizes.form)
-    scratch = scratch_bytes(sizes, rows, k, len(names))
+    sizes: Sizes, room: Room, device: str, k: int, processes: int, memory: int, budget: int | None, rows: int, paths: int
+) -> Iterator[Check]:
+    def check(what: str, needed: int, available: int | None) -> Check:
+        return Check(what, needed, available, None if available is None else needed <= available)
+
+    yield check("memory", memory, room.memory)
+    if room.memory is not None:  # too little: every path reads the disk
+        left = max(room.memory - memory, 0)
+        yield Check("page cache", sizes.stored, left, True if sizes.stored <= left else None)
+    queries = replace(sizes, documents=sizes.queries, document_tokens=sizes.query_tokens)
+    written = 0 if sizes.encoded else sizes.stored + queries.stored
+    scratch = scratch_bytes(sizes, rows, k, paths)
     if room.one_disk:
-        both = written + scratch
-        yield Check("disk", both, room.cache_disk, _enough(both, room.cache_disk), "cache to be written, and kept scores")
+        yield check("disk", written + scratch, room.cache_disk)
     else:
-        yield Check("cache disk", written, room.cache_disk, _enough(written, room.cache_disk), "embeddings to be written")
-        yield Check("output disk", scratch, room.output_disk, _enough(scratch, room.output_disk), "kept scores, top-k of units")
-    if device == "cuda":
-        wanted = gpu_needed(sizes, k, memory_budget)
-        note = "the memory budget and the queries" if memory_budget else "what streaming wants at least, and the queries"
-        yield Check("GPU memory", wanted, room.gpu, _enough(wanted, room.gpu), note)
-        yield Check("GPUs", processes, room.gpus, processes <= room.gpus, "one a process")
-
-
-def gpu_needed(sizes: Sizes, k: int, memory_budget: int | None) -> int:
-    """Bytes of GPU memory: what is in flight (the budget, else what streaming wants at least) and the queries, in FP32."""
-    kept = 4 * KEY_BYTES * sizes.queries * min(k, sizes.documents)
-    flight = LEAST_GPU + kept if memory_budget is None else memory_budget
-    return flight + sizes.query_tokens * sizes.dim * 4
+        yield check("cache disk", written, room.cache_disk)
+        yield check("output disk", scratch, room.output_disk)
+    if device == "cuda":  # what is in flight (the budget, else what streaming wants at least) and the queries, in FP32
+        flight = LEAST_GPU + 4 * KEY_BYTES * sizes.queries * min(k, sizes.documents) if budget is None else budget
+        yield check("GPU memory", flight + sizes.query_tokens * sizes.dim * 4, room.gpu)
+        yield check("GPUs", processes, room.gpus)

@@ -13,9 +13,8 @@ from maxsim_eval.planning.plan import Room
 
 def read_room(cache_dir: Path, out_dir: Path, device: str, in_page_cache: float | None = None) -> Room:
     """Free memory, disk (of the nearest folder that exists) and GPU memory; what cannot be told is None."""
-    process = _resident()
-    available = available_memory()
-    cache, out = _existing(cache_dir), _existing(out_dir)
+    process, available = _resident(), available_memory()
+    cache, out = nearest(cache_dir), nearest(out_dir)
     cuda = torch.device(device).type == "cuda"
     return Room(
         memory=None if available is None else available + process,
@@ -23,13 +22,14 @@ def read_room(cache_dir: Path, out_dir: Path, device: str, in_page_cache: float 
         cache_disk=shutil.disk_usage(cache).free,
         output_disk=shutil.disk_usage(out).free,
         one_disk=cache.stat().st_dev == out.stat().st_dev,
-        gpu=torch.cuda.mem_get_info(device)[0] if cuda else None,
+        gpu=torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device) if cuda else None,
         gpus=torch.cuda.device_count() if cuda else 0,
         in_page_cache=in_page_cache,
     )
 
 
-def _existing(folder: Path) -> Path:
+def nearest(folder: Path) -> Path:
+    """The folder, or the nearest one above it that exists."""
     return next(path for path in (folder, *folder.resolve().parents) if path.is_dir())
 
 

@@ -1,6 +1,6 @@
 """How large an evaluation is: exact where its embeddings are cached, estimated from texts or a card where not.
 
-Reads only: nothing is encoded, generated or downloaded, and no model is loaded.
+Reads only: nothing is encoded, generated or downloaded, and no model is loaded (`around.py` encodes a sample).
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -32,42 +33,45 @@ CARD_DOCUMENT_TOKENS = 120  # of a passage, where not even its text is here
 CARD_QUERY_TOKENS = 32
 _SAMPLED_TEXTS = 20_000
 _DIM = 128
+_NOBODY = ModuleType("nobody")
 
 
 @dataclass(frozen=True)
 class Rule:
-    """How words become tokens where nothing is encoded: a factor and a most for documents and for queries, and the dtype."""
+    """What is assumed where nothing can be encoded: tokens a word of a document and at most, tokens of a query, and the dtype."""
 
-    document: float
-    most_document: int
-    query: float
-    most_query: int
+    factor: float
+    most: int
+    query: int
     form: str
-    why: str
 
 
-# Factors measured on SciFact (scientific abstracts, 212 words; plain words of everyday text make fewer pieces).
-_PIECES = "1.57 word pieces a word of a document, 1.67 of a query (SciFact, BERT's vocabulary)"
+# Stems or BERT's word pieces a word, on SciFact (abstracts of 212 words; everyday text makes fewer pieces). 0: always the most.
 RULES = {
-    "lexical": Rule(0.42, 256, 0.71, 128, "float32", "0.42 stems a word of a document, 0.71 of a query (SciFact)"),
-    "hf": Rule(1.57, 256, 1.67, 64, "float32", _PIECES),
-    "colbertv2": Rule(1.57, 180, 0.0, 32, "float32", f"{_PIECES[: _PIECES.index(',')]}; queries of 32 tokens"),
-    "multi-vector": Rule(1.57, 300, 0.0, 32, "float32", f"{_PIECES[: _PIECES.index(',')]}; queries of 32 tokens"),
-    "colpali": Rule(0.0, 1030, 0.0, 32, "bfloat16", "1024 patches and the prompt a page; queries of 32 tokens"),
-    "gve": Rule(0.0, 729, 0.0, 32, "float16", "729 patches a page; queries of 32 tokens"),
+    "lexical": Rule(0.42, 256, 9, "float32"),
+    "hf": Rule(1.57, 256, 20, "float32"),
+    "colbertv2": Rule(1.57, 180, 32, "float32"),
+    "multi-vector": Rule(1.57, 300, 32, "float32"),
+    "colpali": Rule(0.0, 1030, 32, "bfloat16"),  # patches and the prompt of a page
+    "gve": Rule(0.0, 729, 32, "float16"),
 }
-IMPORTED = Rule(1.57, 300, 0.0, 32, "float16", f"{_PIECES[: _PIECES.index(',')]}; queries of 32 tokens")
+IMPORTED = Rule(1.57, 300, 32, "float16")
 
 
 @dataclass(frozen=True)
 class FoundSizes:
-    """Sizes, the documents in the cache (None: not there), a sample of document lengths, and what the reader must know."""
+    """Sizes, the documents in the cache (None: not there), a sample of document lengths, and what the reader must know.
+
+    `kept` and `encoder` are there where something has to be encoded and both are on this machine.
+    """
 
     sizes: Sizes
     entry: Documents | None
     lengths: np.ndarray | None
     task: dict[str, Any]
     notes: tuple[str, ...]
+    kept: Task | None = None
+    encoder: Encoder | None = None
 
 
 def find_sizes(
@@ -81,10 +85,12 @@ def find_sizes(
     limits: dict[str, int | None] | None = None,
     seed: int = 0,
     quiet: bool = False,
+    device: str = "cpu",
 ) -> FoundSizes:
     """Sizes of an evaluation.
 
     Args:
+        device: where the encoder's model would run.
         limits: of `queries` and `documents`, as `--limit-queries` and `--limit-documents` give them.
 
     Raises:
@@ -97,17 +103,11 @@ def find_sizes(
         return _by_card(source, dataset, encoder, asked)
     kept = limit_task(task, **asked, seed=seed)
     facts = {"source": task.source, "dataset": task.dataset, "split": task.split, "limits": asked, "seed": seed}
-    queries, documents, made, notes = _entries(task, kept, encoder, cache_dir)
+    queries, documents, made, notes = _entries(task, kept, encoder, cache_dir, device)
     if queries is not None and documents is not None:
         lengths = documents.lengths()
-        sizes = Sizes(
-            queries=len(kept.query_ids),
-            documents=len(kept.document_ids),
-            query_tokens=_query_tokens(queries, task, kept),
-            document_tokens=int(lengths.sum()),
-            dim=documents.dim,
-            form=str(documents.dtype).removeprefix("torch."),
-        )
+        tokens = int(queries.lengths()[rows_of(task.query_ids, kept.query_ids)].sum()), int(lengths.sum())
+        sizes = Sizes(len(kept.query_ids), len(kept.document_ids), *tokens, documents.dim, documents.manifest["dtype"])
         return FoundSizes(sizes, documents, lengths, facts, notes)
     return _by_texts(kept, encoder, made, documents, queries, facts, notes)
 
@@ -118,19 +118,18 @@ def _task(source: str, dataset: str, data_dir: Path, split: str | None, quiet: b
         raise UnknownNameError("source", source, LOADERS)
     if source == "local":
         return load_task(source, dataset, data_dir=data_dir, split=split, quiet=quiet)
+    there = [path for path in (data_dir / dataset, data_dir / source / dataset) if path.is_dir()]
     if source == "real-mm-rag":
-        places = (data_dir / dataset, data_dir / source / dataset)
-        here = any(place.is_dir() for place in places)
-        return load_task(source, dataset, data_dir=data_dir, split=split, quiet=quiet) if here else None
+        return load_task(source, dataset, data_dir=data_dir, split=split, quiet=quiet) if there else None
     card = load_card(source, dataset)
-    there = [path for path in (data_dir / dataset, data_dir / source / dataset) if (path / "corpus.jsonl").is_file()]
+    there = [path for path in there if (path / "corpus.jsonl").is_file()]
     if card.subsets or (there and source == "beir"):
         return load_task(source, dataset, data_dir=data_dir, split=split, quiet=quiet)
     return load_folder(source, dataset, there[-1], split=split, card=card, quiet=quiet) if there else None
 
 
 def _entries(
-    task: Task, kept: Task, name: str, cache_dir: Path
+    task: Task, kept: Task, name: str, cache_dir: Path, device: str
 ) -> tuple[Entry | None, Documents | None, Encoder | None, tuple[str, ...]]:
     """What `api.embeddings` would find without encoding anything, and the encoder where it can be asked."""
     contents = Contents(task)
@@ -138,7 +137,7 @@ def _entries(
     queries, documents = imported.get("query"), imported.get("document")
     if queries is not None and documents is not None:
         return queries, chosen_rows(documents, task, kept), None, ()
-    encoder, notes = _encoder(name, task.dtype)
+    encoder, notes = _encoder(name, task.dtype, device)
     if encoder is None:
         return queries, None if documents is None else chosen_rows(documents, task, kept), None, notes
     whole = find_entry(task, "document", encoder, cache_dir, contents)
@@ -148,40 +147,29 @@ def _entries(
     return find_entry(task, "query", encoder, cache_dir, contents), found, encoder, notes
 
 
-def _query_tokens(entry: Entry, task: Task, kept: Task) -> int:
-    if kept.query_ids is task.query_ids:
-        return entry.tokens
-    return int(entry.lengths()[rows_of(task.query_ids, kept.query_ids)].sum())
-
-
-def _encoder(name: str, dtype: str | None) -> tuple[Encoder | None, tuple[str, ...]]:
+def _encoder(name: str, dtype: str | None, device: str = "cpu") -> tuple[Encoder | None, tuple[str, ...]]:
     """The encoder without its weights, or why it is not to be had here."""
     try:
-        with _offline():
-            return get_encoder(name, default_dtype=dtype), ()
+        with offline():
+            return get_encoder(name, default_dtype=dtype, device=device), ()
     except (DataError, MissingPackageError) as error:
         return None, (str(error),)
 
 
 @contextmanager
-def _offline() -> Iterator[None]:
+def offline() -> Iterator[None]:
     """Keep Hugging Face's libraries from the network: a plan downloads nothing."""
-    before = os.environ.get("HF_HUB_OFFLINE")
-    constants: Any = sys.modules.get("huggingface_hub.constants")
-    known = before in ("1", "ON", "YES", "TRUE") if constants is None else constants.HF_HUB_OFFLINE
-    os.environ["HF_HUB_OFFLINE"] = "1"
-    if constants is not None:
-        constants.HF_HUB_OFFLINE = True
+    name, module = "HF_HUB_OFFLINE", "huggingface_hub.constants"  # which is read once, when it is imported
+    before = os.environ.get(name)
+    known = getattr(sys.modules.get(module), name, before in ("1", "ON", "YES", "TRUE"))
+    os.environ[name] = "1"
+    vars(sys.modules.get(module, _NOBODY))[name] = True
     try:
         yield
     finally:
-        constants = sys.modules.get("huggingface_hub.constants")
-        if constants is not None:
-            constants.HF_HUB_OFFLINE = known
-        if before is None:
-            del os.environ["HF_HUB_OFFLINE"]
-        else:
-            os.environ["HF_HUB_OFFLINE"] = before
+        vars(sys.modules.get(module, _NOBODY))[name] = known
+        os.environ.pop(name)
+        os.environ |= {} if before is None else {name: before}
 
 
 def _rule(name: str, dtype: str | None) -> Rule:
@@ -211,24 +199,15 @@ def _by_texts(
 ) -> FoundSizes:
     """Where a side is not in the cache: that side by its words, the other as it is."""
     rule = _rule(name, kept.dtype)
-    limit = getattr(encoder, "max_tokens", {}).get("document", rule.most_document)
-    lengths = estimate_lengths(kept.documents, rule.document, limit) if documents is None else documents.lengths()
-    asked = estimate_lengths(kept.queries, rule.query, rule.most_query)
+    lengths = estimate_lengths(kept.documents, rule.factor, rule.most) if documents is None else documents.lengths()
     missing = " and ".join(side for side, entry in (("documents", documents), ("queries", queries)) if entry is None)
     dim = encoder.dim if encoder is not None else documents.dim if documents is not None else _DIM
-    sizes = Sizes(
-        queries=len(kept.query_ids),
-        documents=len(kept.document_ids),
-        query_tokens=round(float(asked.mean()) * len(kept.query_ids)),
-        document_tokens=round(float(lengths.mean()) * len(kept.document_ids)),
-        dim=dim,
-        form=rule.form if documents is None else str(documents.dtype).removeprefix("torch."),
-        source="texts",
-        exact=False,
-        encoded=False,
-    )
-    said = f"ESTIMATE: {missing} not in the cache; tokens by words: {rule.why}, at most {limit} a document"
-    return FoundSizes(sizes, documents, lengths, facts, (said, *notes))
+    count, searched = len(kept.query_ids), len(kept.document_ids)
+    tokens = count * rule.query, round(float(lengths.mean()) * searched)
+    form = rule.form if documents is None else documents.manifest["dtype"]
+    sizes = Sizes(count, searched, *tokens, dim, form, "texts", exact=False, encoded=False)
+    said = f"ESTIMATE: {missing} not in the cache; tokens by words: {rule.factor} a word of a document, at most {rule.most}"
+    return FoundSizes(sizes, documents, lengths, facts, (said, *notes), kept, encoder)
 
 
 def _by_card(source: str, dataset: str, name: str, asked: dict[str, int | None]) -> FoundSizes:
@@ -242,17 +221,8 @@ def _by_card(source: str, dataset: str, name: str, asked: dict[str, int | None])
     encoder, notes = _encoder(name, card.dtype or None)
     rule = _rule(name, card.dtype or None)
     documents, queries = (min(n, asked[side] or n) for n, side in ((card.documents, "documents"), (card.queries, "queries")))
-    sizes = Sizes(
-        queries=queries,
-        documents=documents,
-        query_tokens=queries * CARD_QUERY_TOKENS,
-        document_tokens=documents * CARD_DOCUMENT_TOKENS,
-        dim=_DIM if encoder is None else encoder.dim,
-        form=rule.form,
-        source="card",
-        exact=False,
-        encoded=False,
-    )
+    tokens, dim = (queries * CARD_QUERY_TOKENS, documents * CARD_DOCUMENT_TOKENS), _DIM if encoder is None else encoder.dim
+    sizes = Sizes(queries, documents, *tokens, dim, rule.form, "card", exact=False, encoded=False)
     said = (
         f"ESTIMATE: {source} {dataset} is not on this machine; counts are its card's, {CARD_DOCUMENT_TOKENS} tokens a document "
         f"and {CARD_QUERY_TOKENS} a query are assumed (nothing was downloaded)"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,9 @@ import pytest
 
 from maxsim_eval.cli.plan import SCHEMA
 from maxsim_eval.errors import UsageError
+from maxsim_eval.planning import around
 from maxsim_eval.planning import rates as measuring
-from maxsim_eval.quantities import bytes_of, size_text, time_text
+from maxsim_eval.quantities import about_text, bytes_of, size_text, time_text
 
 NO, USAGE, DATA = 1, 2, 3
 
@@ -19,9 +21,10 @@ NO, USAGE, DATA = 1, 2, 3
 @pytest.fixture(autouse=True)
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
     """Measurements of milliseconds."""
-    monkeypatch.setattr(measuring, "_TEMPORARY_BYTES", 16 << 20)
-    monkeypatch.setattr(measuring, "_SECONDS", 0.2)
+    monkeypatch.setattr(measuring, "SECONDS", 0.02)
+    monkeypatch.setattr(around, "SECONDS", 0.02)
     monkeypatch.setattr(measuring, "_CALL", {"cpu": 0.005})
+    monkeypatch.setattr(measuring, "_MADE_UP", {"cpu": 1 << 20})
 
 
 def files(folder: Path) -> list[str]:
@@ -39,36 +42,79 @@ def test_the_plan_knows_the_sizes_that_the_evaluation_reports(demo: Any, cli: An
     for name in ("queries", "documents", "query_tokens", "document_tokens"):
         assert sizes[name] == task[name]
     assert (sizes["exact"], sizes["encoded"], sizes["form"]) == (True, True, "float32")
-    assert sizes["stored_bytes"] == task["document_tokens"] * 128 * 4 == found["bytes"]["float32"]
-    assert found["bytes"]["int8-token"] == task["document_tokens"] * 130
     assert found["fits"] is True
     assert found["kept_rows"] == 40
-    assert [path["name"] for path in found["paths"]] == ["fp32", "int8-corpus", "fp16"]
-    for path in found["paths"]:
+    assert [phase["name"] for phase in found["phases"]] == ["start", "fp32", "int8-corpus", "fp16", "compare", "finish"]
+    for path in found["phases"][1:4]:
         stages = {stage["name"]: stage for stage in path["stages"]}
         assert stages["score"]["amount"] == 2 * task["query_tokens"] * task["document_tokens"] * 128
         assert stages["score"]["seconds"] == pytest.approx(
             stages["score"]["amount"] / found["rates"]["paths"][path["name"]]["score"]["value"]
         )
         assert ("corpus scale" in stages) == (path["name"] == "int8-corpus")
-    known = sum(path["seconds"] for path in found["paths"])
-    assert found["total"] == pytest.approx(found["start"] + known + found["compare"])
+    assert found["total"] == pytest.approx(sum(phase["seconds"] for phase in found["phases"]))
+    assert found["unknown"] == []
     assert "nan" not in outcome.out.lower()
 
 
-def test_people_get_tables_and_a_verdict(demo: Any, cli: Any, tmp_path: Path) -> None:
+def test_people_get_the_answer_first_and_few_lines(demo: Any, cli: Any, tmp_path: Path) -> None:
     demo.copy(tmp_path, "datasets", "embeddings_cache")
-    said = " ".join(cli("plan", "demo", cwd=tmp_path).fine().out.split())
-    for text in ("Documents in bytes", "Rates measured now", "Seconds (1 process)", "Does it fit?", "bound by", "it fits"):
+    lines = cli("plan", "demo", cwd=tmp_path).fine().out.splitlines()
+    assert re.match(r"(About|Busy machine: about) [\d.]+( to [\d.]+)? s in all; it fits; \w+ takes the most", lines[0])
+    assert len(lines) <= 20
+    said = " ".join(" ".join(lines).split())
+    for text in (
+        "on this machine, cpu, measured now",
+        "full scores of 40 queries",
+        "metrics, statistics, report",
+        "needs memory",
+    ):
         assert text in said
     assert "ESTIMATE" not in said
-    assert "full scores of 40 queries are kept" in said
+
+
+def test_what_is_not_cached_is_encoded_in_a_sample(
+    demo: Any, cli: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(around, "SECONDS", 60)
+    demo.copy(tmp_path, "datasets")
+    found = json.loads(cli("plan", "demo", "--json", cwd=tmp_path).fine().out)
+    (encode,) = [phase for phase in found["phases"] if phase["name"] == "encode"]
+    assert 0 < encode["seconds"] < 60
+    assert found["rates"]["encode"]["value"] > 0
+    assert found["unknown"] == []
+    # Every document of so few is tried, so that the estimate is exact.
+    assert found["sizes"]["document_tokens"] == demo.result["task"]["document_tokens"]
+    assert found["sizes"]["encoded"] is False
+    assert not (tmp_path / "embeddings_cache").exists()
 
 
 def test_an_estimate_says_so_and_nothing_is_made(cli: Any, tmp_path: Path) -> None:
     outcome = cli("plan", "demo", "--quiet", cwd=tmp_path).fine()
     assert "ESTIMATE: demo small is not on this machine" in " ".join(outcome.out.split())
-    assert "not known: encoding" in outcome.out
+    assert ", without encoding;" in outcome.out
+    assert "not known: encode" in outcome.out
+    assert files(tmp_path) == []
+
+
+def test_a_machine_of_the_table_needs_no_device(cli: Any, tmp_path: Path) -> None:
+    asked = ("plan", "beir", "nq", "--encoder", "colbertv2", "--gpu", "h200", "--gpus", "4", "--disk", "3GB/s")
+    outcome = cli(*asked, cwd=tmp_path).fine()
+    assert "on 4 x h200 (shares measured on one), disk 3 GB/s, memory not known, so every path reads the disk" in outcome.out
+    assert len(outcome.out.splitlines()) <= 20
+    found = json.loads(cli(*asked, "--ram", "1TB", "--json", cwd=tmp_path).fine().out)
+    phases = {phase["name"]: phase["seconds"] for phase in found["phases"]}
+    assert 2 * found["sizes"]["query_tokens"] * found["sizes"]["document_tokens"] * 128 / 4 / 22e12 == pytest.approx(
+        phases["fp32"], rel=0.1
+    )
+    assert phases["fp16"] < phases["fp32"] / 10
+    assert (found["processes"], found["room"]["gpus"], found["fits"]) == (4, 4, True)
+    slow = json.loads(cli(*asked, "--link", "1GB/s", "--ram", "1TB", "--json", cwd=tmp_path).fine().out)
+    (half,) = [phase for phase in slow["phases"] if phase["name"] == "fp16"]
+    assert half["bound"] == "link"
+    other = cli("plan", "beir", "nq", "--gpu", "a100-80gb", "--paths", "fp16,fp8", cwd=tmp_path).fine().out
+    assert "from the table, not measured" in other
+    assert "How long is not known" in other  # no FP8 products there
     assert files(tmp_path) == []
 
 
@@ -77,8 +123,7 @@ def test_a_local_set_is_planned_before_it_is_encoded(collection: Any, cli: Any, 
     found = json.loads(cli("plan", "local", folder, "--limit-queries", "2", "--json", cwd=tmp_path).fine().out)
     assert found["sizes"]["queries"] == 2
     assert found["sizes"]["exact"] is False
-    # 3, 3, 0, 3, 3 and 2 words at 0.42 stems a word, each rounded up.
-    assert found["sizes"]["document_tokens"] == 2 + 2 + 0 + 2 + 2 + 1
+    assert found["sizes"]["source"] == "sample"
     assert found["notes"][0].startswith("ESTIMATE")
     assert not (tmp_path / "embeddings_cache").exists()
 
@@ -109,6 +154,13 @@ def test_what_does_not_fit_ends_with_no(demo: Any, cli: Any, tmp_path: Path, mon
         (("demo", "--limit-documents", "0"), USAGE, ["--limit-documents: got 0"]),
         (("demo", "--memory-budget", "much"), USAGE, ["'much'", "8GB"]),
         (("demo", "--device", "tpu"), USAGE, ["device 'tpu'"]),
+        (("demo", "--gpu", "h2000"), USAGE, ["unknown --gpu 'h2000'", "h200"]),
+        (("demo", "--gpu", "h200", "--disk", "3 apples"), USAGE, ["--disk: got '3 apples'", "3GB/s"]),
+        (("demo", "--gpu", "h200", "--link", "0"), USAGE, ["--link: got '0'", "3GB/s"]),
+        (("demo", "--gpu", "h200", "--ram", "1GB/s"), USAGE, ["--ram: got '1GB/s'", "8GB"]),
+        (("demo", "--gpu", "h200", "--gpus", "0"), USAGE, ["--gpus: got 0, need 1"]),
+        (("demo", "--gpu", "h200", "--processes", "2"), USAGE, ["--processes: got 2 with --gpu", "--gpus"]),
+        (("demo", "--disk", "3GB/s"), USAGE, ["--disk: got '3GB/s' without --gpu"]),
         (("demo", "--encoder", "lexicl"), USAGE, ["unknown encoder 'lexicl'"]),
         (("local", "nowhere"), DATA, ["nowhere", "no such folder"]),
     ],
@@ -144,3 +196,25 @@ def test_numbers_for_people() -> None:
     assert {count: size_text(count) for count in sizes} == sizes
     times = {0: "0 s", 0.0021: "2.1 ms", 2.5: "2.5 s", 250: "250 s", 480: "8.0 min", 9000: "2.5 h", None: "unknown"}
     assert {seconds: time_text(seconds) for seconds in times} == times
+
+
+@pytest.mark.parametrize(
+    ("seconds", "more", "text"),
+    [
+        (0.12345, 0, "0.12 s"),
+        (42.3, 0, "42 s"),
+        (119, 0, "119 s"),
+        (130, 0, "2.2 min"),
+        (3000, 0, "50 min"),
+        (9000, 0, "2.5 h"),
+        (1e6, 0, "12 days"),
+        (0, 0, "0 s"),
+        (None, 0, "unknown"),
+        (40, 4, "40 s"),
+        (40, 20, "27 to 60 s"),
+        (100, 100, "0.83 to 3.3 min"),
+        (0.001, 0.001, "0.0005 to 0.002 s"),
+    ],
+)
+def test_estimates_for_people(seconds: float | None, more: float, text: str) -> None:
+    assert about_text(seconds, more) == text

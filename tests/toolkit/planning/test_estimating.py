@@ -14,7 +14,8 @@ from maxsim_eval.api import evaluate
 from maxsim_eval.cache.embeddings import cached_embeddings
 from maxsim_eval.planning import estimating
 from maxsim_eval.planning.costs import PathRates, Rate
-from maxsim_eval.planning.estimating import duration, estimate
+from maxsim_eval.planning.estimating import estimate
+from maxsim_eval.quantities import about_text
 from maxsim_eval.scoring.candidates import Candidates
 from maxsim_eval.scoring.own_functions import find_paths
 from maxsim_eval.types import Task
@@ -28,7 +29,7 @@ def slow(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
 
     def rates(sizes: Any, names: Any, *_: Any) -> Any:
         measured.append(list(names))
-        return {name: PathRates(Rate(1e5 if name == "fp32" else 1e6)) for name in names}, Rate(1e12)
+        return {name: PathRates(Rate(1e5 if name == "fp32" else 1e6)) for name in names}, Rate(1e12), None
 
     monkeypatch.setattr(estimating, "path_rates", rates)
     monkeypatch.setattr(estimating, "LEAST_OPERATIONS", {"cpu": 1, "cuda": 1})
@@ -54,7 +55,7 @@ def test_the_line_is_arithmetic_over_the_rates(demo_home: Path, demo_task: Task,
     assert line is not None
     assert slow == [["fp32", "int8"]]
     assert line.startswith(
-        f"scoring takes about {duration(seconds * 1.1)} at the rates measured now (fp32 {duration(seconds)}, int8 "
+        f"scoring takes about {about_text(seconds * 1.1)} at the rates measured now (fp32 {about_text(seconds)}, int8 "
     )
     assert "; mine not counted)" in line
     resumed = estimate(find_paths(["fp32"]), queries, found.documents, device="cpu", k=10, resumed=True)
@@ -67,7 +68,7 @@ def test_the_line_is_arithmetic_over_the_rates(demo_home: Path, demo_task: Task,
     part = int(lengths[rows].sum()) / int(lengths.sum())
     listed = estimate(find_paths(["fp32"]), queries, found.documents, device="cpu", k=10, candidates=few)
     assert listed is not None
-    assert f"fp32 {duration(seconds * part)}" in listed
+    assert f"fp32 {about_text(seconds * part)}" in listed
     assert estimate(find_paths([("mine", never)]), queries, found.documents, device="cpu", k=10) is None
 
 
@@ -95,11 +96,3 @@ def test_measured_rates_give_a_line_too(demo_home: Path, demo_task: Task, monkey
     )
     monkeypatch.setattr(estimating, "LEAST_SECONDS", 1e9)
     assert estimate(find_paths(["int8"]), found.queries.load(), found.documents, device="cpu", k=10) is None
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [(0.12345, "0.12 s"), (42.3, "42 s"), (119, "119 s"), (130, "2.2 min"), (3000, "50 min"), (9000, "2.5 h"), (1e6, "278 h")],
-)
-def test_durations_for_people(seconds: float, text: str) -> None:
-    assert duration(seconds) == text

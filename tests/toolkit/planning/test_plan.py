@@ -40,7 +40,7 @@ FAST = Rate(1e30)
 def rates(**changed: Any) -> Rates:
     """A GPU on which everything takes no time but what is given."""
     paths = {name: PathRates(FAST) for name in ("fp32", "fp16", "int8", "int8-corpus")}
-    known = dict.fromkeys(("disk", "host", "memory", "link", "topk", "output", "compare"), FAST)
+    known = dict.fromkeys(("disk", "host", "link", "topk", "output", "encode", "compare", "finish", "network"), FAST)
     return Rates(**{"device": "cuda", "paths": paths, **known, **changed})
 
 
@@ -144,7 +144,7 @@ def test_a_cpu_copies_and_scores_with_the_same_cores() -> None:
 
 
 def test_gpus_share_disk_and_host_but_not_links() -> None:
-    one = rates(link=Rate(GIB), host=Rate(2 * GIB), memory=Rate(500 * 100 * 8 * 8.0))
+    one = rates(link=Rate(GIB), host=Rate(2 * GIB), network=Rate(500 * 100 * 8 * 8.0))
     found = path_plan("fp16", SIZES, one, cold=0, processes=8)
     assert found.of("link") == pytest.approx(1)
     assert found.of("host copy") == pytest.approx(4)
@@ -179,7 +179,7 @@ def test_an_unknown_rate_of_scoring_is_never_a_number() -> None:
     assert (found.bound, found.seconds) == ("unknown", None)
     made = make_plan(SIZES, rates(compare=None, topk=None), Room(), ["fp32", "fp8"])
     assert made.total is None
-    assert set(made.unknown) == {"prepare: no rate", "score: no rate", "top-k: no rate", "comparing full scores: no rate"}
+    assert set(made.unknown) == {"fp8", "prepare of fp8", "score of fp8", "top-k of fp32", "top-k of fp8", "compare"}
 
 
 def test_nothing_to_score() -> None:
@@ -204,11 +204,24 @@ def test_who_reads_the_disk() -> None:
 
 def test_the_total_is_start_paths_and_comparison() -> None:
     sizes = replace(SIZES, queries=10, query_tokens=320)
-    made = make_plan(sizes, rates(link=Rate(GIB), compare=Rate(2**18)), Room(memory=100 * GIB), ["fp32", "fp16"], start=3.0)
+    known = rates(link=Rate(GIB), compare=Rate(2**18), finish=Rate(5), encode=Rate(2**17), output=Rate(GIB))
+    made = make_plan(sizes, known, Room(memory=100 * GIB), ["fp32", "fp16"], start=3.0)
     assert made.kept_rows == 10
-    assert made.compare == pytest.approx(10)  # one path beside the reference
-    assert made.total == pytest.approx(3 + 8 + 8 + 10)
-    assert made.bytes["float16"] == 8 * GIB
+    assert {phase.name: phase.seconds for phase in made.phases} == pytest.approx(
+        # Comparing: one path beside the reference; finishing: 10 queries by 2 paths.
+        {"start": 3, "fp32": 8, "fp16": 8, "compare": 10, "finish": 4}
+    )
+    assert made.total == pytest.approx(3 + 8 + 8 + 10 + 4)
+    encoded = make_plan(replace(sizes, encoded=False), known, Room(memory=100 * GIB), ["fp16"])
+    assert [phase.name for phase in encoded.phases] == ["start", "encode", "fp16", "finish"]
+    assert encoded.phases[1].seconds == pytest.approx(2 + 8)  # and written
+
+
+def test_rates_that_were_not_steady_give_a_range() -> None:
+    shaky = rates(link=Rate(GIB, spread=0.5), paths={"fp32": PathRates(FAST), "fp16": PathRates(Rate(1e30, spread=9.0))})
+    made = make_plan(SIZES, shaky, Room(memory=100 * GIB), ["fp32", "fp16"])
+    assert [phase.more for phase in made.phases if phase.stages] == pytest.approx([4, 4])  # of what bounds it alone
+    assert made.more == pytest.approx(8)
 
 
 ROOMY = Room(memory=100 * GIB, cache_disk=100 * GIB, output_disk=100 * GIB, gpu=80 * GIB, gpus=8)
@@ -249,7 +262,8 @@ def test_what_must_be_encoded_needs_the_cache_disk() -> None:
     assert verdicts(replace(ROOMY, cache_disk=8 * GIB + queries - 1), new)["cache disk"] is False
     assert verdicts(replace(ROOMY, cache_disk=8 * GIB + queries), new)["cache disk"] is True
     made = make_plan(new, rates(), ROOMY, ["fp16"])
-    assert any(line.startswith("encoding") for line in made.unknown)
+    assert "encode" not in made.unknown
+    assert "encode" in make_plan(new, rates(encode=None), ROOMY, ["fp16"]).unknown
 
 
 def test_one_disk_must_hold_both() -> None:

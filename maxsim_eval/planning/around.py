@@ -1,0 +1,116 @@
+"""What an evaluation does before it scores and after it: each timed on a sample of the real thing."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from maxsim_eval.comparison.assessing import assess
+from maxsim_eval.comparison.metrics import DEFAULT_METRICS
+from maxsim_eval.comparison.scores import compare_scores
+from maxsim_eval.data.trec import write_trec_run
+from maxsim_eval.errors import DataError, MissingPackageError
+from maxsim_eval.planning.costs import Rate, Sizes
+from maxsim_eval.planning.rates import SECONDS, steady, timed
+from maxsim_eval.planning.sizes import FoundSizes, offline
+from maxsim_eval.scoring.job import Outcome
+from maxsim_eval.scoring.own_functions import find_paths
+from maxsim_eval.scoring.stream import Asked
+from maxsim_eval.types import Encoder, Result, Role, Run
+
+_ENCODED = 256  # items an encoder gets at a time, as when the cache is filled
+_QUERIES = 200  # of the made-up evaluation that is compared and written
+_ROWS, _COLUMNS = 4, 200_000  # of score rows that are compared
+
+
+def encoding(found: FoundSizes) -> tuple[FoundSizes, Rate | None]:
+    """Documents a second that encoding is worth, the model's loading and the queries in it; and sizes by the tokens of those tried.
+
+    None where nothing has to be encoded, or the encoder or the texts are not on this machine.
+    """
+    encoder, kept, sizes = found.encoder, found.kept, found.sizes
+    if encoder is None or kept is None or not sizes.documents or not sizes.queries:
+        return found, None
+    seconds, lengths, started = 0.0, found.lengths, time.perf_counter()
+    try:
+        with offline():
+            if found.entry is None:
+                seconds, lengths, form = _encoding(encoder, kept.documents, "document")
+                sizes = replace(sizes, document_tokens=round(lengths.mean() * sizes.documents), form=form, source="sample")
+            sample = [kept.documents[place] for place in range(min(_ENCODED, sizes.documents))]
+            seconds += timed(lambda: encoder.prepare(sample)) * sizes.documents / len(sample)
+            more, asked, _ = _encoding(encoder, kept.queries, "query")
+    except (DataError, MissingPackageError) as error:
+        return replace(found, notes=(*found.notes, str(error))), None
+    sizes = replace(sizes, query_tokens=round(asked.mean() * sizes.queries), dim=encoder.dim)
+    note = f"ESTIMATE: not in the cache; seconds and tokens are those of a sample, encoded in {time.perf_counter() - started:.1f} s"
+    # Without the encoder: its model's memory is for scoring now.
+    found = replace(found, sizes=sizes, lengths=lengths, notes=(note, *found.notes[1:]), kept=None, encoder=None)
+    return found, Rate(sizes.documents / (seconds + more))
+
+
+def _encoding(encoder: Encoder, items: Sequence[Any], role: Role) -> tuple[float, np.ndarray, str]:
+    """Seconds for all items: of those tried, and at the pace of the last of them for the rest (words become known, batches full).
+
+    With the tokens of those tried, and the dtype.
+    """
+    places = np.random.default_rng(0).permutation(len(items)).tolist()
+    tried, spent, count, lengths = 0, 0.0, 4, []
+    while True:
+        batch = [items[place] for place in places[tried : tried + count]]
+        started = time.perf_counter()
+        found = encoder.encode(batch, role)
+        seconds = time.perf_counter() - started
+        tried, spent = tried + len(batch), spent + seconds
+        lengths.append(found.lengths.cpu().numpy())
+        if spent > SECONDS or tried == len(items):
+            form = str(found.dtype).removeprefix("torch.")
+            return spent + (len(items) - tried) * seconds / len(batch), np.concatenate(lengths), form
+        count = min(2 * count, _ENCODED)
+
+
+def compare_rate(documents: int) -> Rate:
+    """Pairs a second of comparing two paths' full score rows."""
+    rows = np.random.default_rng(0).random((_ROWS, min(documents, _COLUMNS)), np.float32)
+    other = rows + np.float32(1e-3) * rows[::-1]  # nearly the same order, as another path's scores are
+    ((seconds, spread),) = steady(lambda: timed(lambda: compare_scores(rows, other, None, None)))
+    return Rate(rows.size / seconds, f"{_ROWS} rows of {rows.shape[1]:,} scores", spread)
+
+
+def finish_rate(sizes: Sizes, names: Sequence[str], k: int, report: Callable[[Result, Path], None]) -> Rate | None:
+    """Rankings (a query by a path) a second that become metrics, statistics, run files and a report; None where there is nothing.
+
+    Args:
+        report: writes a Result into a folder.
+    """
+    count, depth = min(sizes.queries, _QUERIES), min(k, sizes.documents)
+    if not count or not depth:
+        return None
+    asked = Asked([f"q{n}" for n in range(count)], (), depth, np.zeros(0, np.int64), np.zeros(0, np.int64))
+    qrels = {query: {f"d{n % depth}": 1} for n, query in enumerate(asked.query_ids)}
+    random = np.random.default_rng(0)
+
+    def outcome(name: str) -> Outcome:
+        orders = np.argsort(np.arange(depth) + 2 * random.random((count, depth)), axis=1)  # neighbours change places
+        rows = ([(f"d{place}", float(-rank)) for rank, place in enumerate(row)] for row in orders.tolist())
+        return Outcome(Run(name, dict(zip(asked.query_ids, rows, strict=True))), {"total": 1.0}, None)
+
+    outcomes, paths = [outcome(name) for name in names], find_paths(names)
+
+    def finish() -> None:
+        results, runs = assess(outcomes, asked, paths, (), qrels, torch.float32, DEFAULT_METRICS)
+        with tempfile.TemporaryDirectory() as folder:
+            for number, run in enumerate(runs.values()):
+                write_trec_run(Path(folder) / str(number), run)
+            task = {"source": "", "dataset": "", "split": "", "queries": count, "documents": sizes.documents, "warnings": []}
+            report(Result(task, {"name": ""}, depth, results, {}, [], reference=next(iter(results))), Path(folder))
+
+    ((seconds, spread),) = steady(lambda: timed(finish))
+    return Rate(count * len(names) / seconds, f"{count} queries x {len(names)} paths, k = {depth}", spread)
