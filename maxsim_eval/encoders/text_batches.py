@@ -6,9 +6,10 @@ texts is launched. Then another thread may launch the next window while this one
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -80,15 +81,17 @@ class TextBatches:
     def run(self, read: Read, dim: int, forward: Forward) -> Packed:
         """Tokens of all texts, in their order, on the CPU; a text of length 0 has none and is not run.
 
-
         Raises:
             UsageError: no memory even for one text. DataError: NaN or infinity (names the text by its number).
         """
-        with self._turn, _attention_without_plans(), torch.inference_mode():
-            ended = None
-            while ended is None:
-                ended = self._launched(read, dim, forward)
-        tokens, counts, peaks = ended()
+        with (
+            torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext()
+        ):  # a thread begins on the first GPU
+            with self._turn, _attention_without_plans(), torch.inference_mode():
+                ended = None
+                while ended is None:
+                    ended = self._launched(read, dim, forward)
+            tokens, counts, peaks = ended()
         self._require_finite(peaks)
         offsets = torch.zeros(len(counts) + 1, dtype=torch.int64)
         torch.cumsum(counts, 0, out=offsets[1:])
@@ -148,7 +151,7 @@ class TextBatches:
 
         def ended() -> tuple[Tensor, Tensor, Tensor]:
             done.synchronize()
-            stream = _copies(self.device)
+            stream = _copies(torch.cuda.current_device())
             with torch.cuda.stream(stream):
                 held = _to_pinned(tokens[: int(small[0].sum())])
             stream.synchronize()
@@ -199,9 +202,7 @@ def _to_pinned(values: Tensor) -> Tensor:
     return torch.empty(values.shape, dtype=values.dtype, pin_memory=True).copy_(values, non_blocking=True)
 
 
-_streams: dict[torch.device, torch.cuda.Stream] = {}
-
-
-def _copies(device: torch.device) -> torch.cuda.Stream:
-    """The stream of copies to the CPU: they run beside the next window."""
-    return _streams.setdefault(device, torch.cuda.Stream(device))
+@functools.cache
+def _copies(device: int) -> torch.cuda.Stream:
+    """A GPU's stream of copies to the CPU: they run beside the next window."""
+    return torch.cuda.Stream(device)
