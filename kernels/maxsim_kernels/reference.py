@@ -22,7 +22,7 @@ from torch import Tensor
 
 from maxsim_kernels.checks import Call, Documents, Options, check_padded, check_rows, validate
 from maxsim_kernels.quantize import quantize_fp8, quantize_int8
-from maxsim_kernels.tokens import FLOAT_DTYPES, Fp8Tokens, Int8Tokens, Packed
+from maxsim_kernels.tokens import FLOAT_DTYPES, Fp8Tokens, Int8Tokens, Packed, distinct_rows
 
 _DOCUMENT_ROWS = 4096  # of one product; a longer document takes several
 _QUERY_ROWS = 4096
@@ -169,9 +169,25 @@ class _Asked:
     slots: Tensor | None  # [R], cells of the table; None: 0, 1, 2, ... up to the last
     count: int
     width: int  # columns: the longest query, padding included
+    which: Tensor | None = None  # [R]: row of `tokens` of each token, where those that repeat are there once
+
+    @property
+    def rows(self) -> int:
+        """Query tokens, repeated or not."""
+        return len(self.tokens if self.which is None else self.which)
 
 
 def _asked(queries: _Rows, dtype: torch.dtype) -> _Asked:
+    """Tokens and places; on a CPU, where nobody asks for gradients, tokens that repeat are taken once."""
+    asked = _all_asked(queries, dtype)
+    tokens = asked.tokens
+    if tokens.device.type != "cpu" or tokens.requires_grad or torch.compiler.is_compiling():
+        return asked
+    found = distinct_rows(tokens)
+    return asked if found is None else replace(asked, tokens=found[0], which=found[1])
+
+
+def _all_asked(queries: _Rows, dtype: torch.dtype) -> _Asked:
     lengths, width = queries.lengths, queries.size
     if queries.each is not None and queries.each * lengths.shape[0] == queries.values.shape[0]:
         return _Asked(queries.values.to(dtype), None, lengths.shape[0], width)
@@ -261,7 +277,7 @@ def _score_rows(
         for start in range(begin, end, count):
             span = slice(start, start + count)
             held.append(_maxima(blocks, rows, documents, (starts[span], last[span]), columns[:slab], dtype, track))
-            if start + count < spans[-1][1] and (start + count - first) * rows * dtype.itemsize < _HELD_BYTES:
+            if start + count < spans[-1][1] and (start + count - first) * asked.rows * dtype.itemsize < _HELD_BYTES:
                 continue
             best, number = (torch.cat(side) if len(held) > 1 else side[0] for side in zip(*held, strict=True))
             scores.append(_summed(best, asked))
@@ -396,6 +412,7 @@ def _beside(blocks: list[Tensor], rows: int) -> Tensor:
 
 def _spread(best: Tensor, asked: _Asked, fill: float) -> Tensor:
     """Columns by query, `[n, Nq, width]`, `fill` where a query has no token."""
+    best = best if asked.which is None else best[:, asked.which]
     if asked.slots is None:
         return best.reshape(-1, asked.count, asked.width)
     spread = torch.full((best.shape[0], asked.count * asked.width), fill, dtype=best.dtype, device=best.device)

@@ -11,12 +11,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
 FLOAT_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 INDEX_DTYPES = (torch.int32, torch.int64)
 Granularity = Literal["token", "document", "corpus"]
+_REPEATING = 0.9  # share of distinct rows up to which they are worth gathering
 
 
 def _require_index(name: str, tensor: Tensor, size: int | None, device: torch.device) -> None:
@@ -27,6 +29,24 @@ def _require_index(name: str, tensor: Tensor, size: int | None, device: torch.de
         raise ValueError(f"{name}: got {tensor.numel()} entries, need {size}")
     if tensor.device != device:
         raise ValueError(f"{name}: on {tensor.device}, need the values' device {device}")
+
+
+def distinct_rows(values: Tensor) -> tuple[Tensor, Tensor] | None:
+    """Rows `[D, d]` that differ in some bit, and which of them each row of `values` `[R, d]` is; None where few repeat.
+
+    Encoders whose vectors do not depend on the context (lexical ones, static embeddings) give a word one vector in all queries. On a
+    CPU, slow at products and quick at this, such a row's maxima are found once. `values`: in CPU memory, of 2 bytes or more each.
+    """
+    count, width = values.shape
+    if count < 2 or not width:
+        return None
+    bits = values.detach().contiguous().view(torch.uint8).numpy()
+    halves = bits.view(np.uint16).astype(np.uint64)
+    sums = halves @ (np.arange(1, halves.shape[1] + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15))
+    if len(np.unique(sums)) > _REPEATING * count:  # as most encoders' are: a look that costs little
+        return None
+    _, first, which = np.unique(bits.view(f"V{bits.shape[1]}")[:, 0], return_index=True, return_inverse=True)
+    return values[torch.from_numpy(first)], torch.from_numpy(which)
 
 
 class Packed:

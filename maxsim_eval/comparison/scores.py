@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
-from scipy.stats import rankdata
 
 from maxsim_eval.errors import DataError
 
@@ -88,6 +87,8 @@ def _ranks(scores: np.ndarray) -> np.ndarray:
     """`scipy.stats.rankdata` of scores without NaN; of float32 in half its time and memory."""
     count = len(scores)
     if scores.dtype != np.float32 or not 0 < count < 1 << 30:
+        from scipy.stats import rankdata  # half a second to import, and scores are float32
+
         return np.asarray(rankdata(scores))
     # A score's bits in the order of integers above its place: sorting the keys sorts the scores and carries their places along.
     bits = (scores + np.float32(0)).view(np.int32)  # -0.0 becomes 0.0, which it equals

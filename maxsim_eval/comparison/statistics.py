@@ -32,7 +32,7 @@ from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy import stats
+from scipy import special  # not scipy.stats, which gives the same bits and takes half a second to import
 
 from maxsim_eval.errors import DataError, UsageError
 from maxsim_eval.types import PathResult
@@ -149,7 +149,7 @@ def bootstrap_interval(differences: ArrayLike, level: float = LEVEL, resamples: 
         found = np.full((2, columns.shape[1]), math.inf)
         found[0] = -math.inf
     else:
-        tail = stats.norm.cdf(math.sqrt(queries / (queries - 1)) * stats.t.ppf((1 - level) / 2, queries - 1))
+        tail = special.ndtr(math.sqrt(queries / (queries - 1)) * special.stdtrit(queries - 1, (1 - level) / 2))
         found = np.quantile(_resampled_means(columns, resamples, seed), [tail, 1 - tail], axis=0)
         constant = (columns == columns[0]).all(axis=0)
         found[:, constant] = columns[0, constant]  # the mean of equal numbers may round to a neighbour
@@ -257,8 +257,8 @@ def queries_needed(
     """
     if math.isnan(sd):
         return None
-    half = float(stats.norm.ppf((1 + level) / 2))
-    planned = 0 if bound == 0 else _whole_square((half + float(stats.norm.ppf((1 + power) / 2))) * sd / bound)
+    half = float(special.ndtri((1 + level) / 2))
+    planned = 0 if bound == 0 else _whole_square((half + float(special.ndtri((1 + power) / 2))) * sd / bound)
     if planned is None:
         return None
     if planned > queries or queries < MIN_QUERIES:
@@ -277,7 +277,7 @@ def changed_at_most(changed: int, queries: int, level: float = LEVEL) -> float:
     """Upper confidence limit (one-sided, Clopper-Pearson) of the share of queries that change, where `changed` of `queries` did."""
     if not 0 <= changed <= queries or queries < 1:
         raise UsageError(f"changed: got {changed} of {queries} queries, need 0 to all of 1 or more")
-    return 1.0 if changed == queries else float(stats.beta.ppf(level, changed + 1, queries - changed))
+    return 1.0 if changed == queries else float(special.betaincinv(changed + 1, queries - changed, level))
 
 
 def judge(

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -69,9 +69,12 @@ def _float32(score: float) -> np.float32:
         return np.float32(score)
 
 
-def _number(score: float, ordered: bool) -> str:
-    """Shortest text that reads back as the same number: a float32 in our files, a float64 in others."""
-    return str(_float32(score)) if ordered else repr(float(score))
+def _numbers(scores: Iterable[float], ordered: bool) -> Iterator[str]:
+    """Shortest texts that read back as the same numbers: float32 in our files, float64 in others."""
+    if not ordered:
+        return map(repr, map(float, scores))
+    with np.errstate(over="ignore"):
+        return map(str, np.fromiter(scores, np.float64).astype(np.float32))
 
 
 def _tag(run: Run) -> str:
@@ -85,13 +88,19 @@ def _tag(run: Run) -> str:
 
 
 def _run_lines(run: Run, tag: str) -> Iterator[str]:
+    checked: set[str] = set()  # documents come up again and again
     for query_id, ranking in run.rankings.items():
         _check_name("query id", query_id)
         check_ranking(run, query_id)
         pairs = list(ranking) if run.ordered else trec_order(list(ranking))
-        for rank, (document, score) in enumerate(pairs, start=1):
-            _check_name("document id", document)
-            yield f"{query_id} Q0 {document} {rank} {_number(score, run.ordered)} {tag}\n"
+        documents = [document for document, _ in pairs]
+        for document in documents:
+            if document not in checked:
+                _check_name("document id", document)
+                checked.add(document)
+        numbers = _numbers((score for _, score in pairs), run.ordered)
+        for rank, (document, number) in enumerate(zip(documents, numbers, strict=True), start=1):
+            yield f"{query_id} Q0 {document} {rank} {number} {tag}\n"
 
 
 def write_trec_run(path: Path | str, run: Run) -> None:

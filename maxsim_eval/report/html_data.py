@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from scipy import stats
+from scipy import special
 
 from maxsim_eval.report.values import entries, mapping, number, statistics
 from maxsim_eval.types import PathResult, Result
@@ -79,7 +79,7 @@ def _mean(path: PathResult, metric: str) -> dict[str, Any] | None:
         return {"mean": mean, "half": None}
     centre = math.fsum(values) / len(values)
     variance = math.fsum((value - centre) ** 2 for value in values) / (len(values) - 1)
-    half = float(stats.t.ppf((1 + LEVEL) / 2, len(values) - 1)) * math.sqrt(variance / len(values))
+    half = float(special.stdtrit(len(values) - 1, (1 + LEVEL) / 2)) * math.sqrt(variance / len(values))
     return {"mean": mean, "half": half}
 
 

@@ -36,7 +36,7 @@ from maxsim_eval.scoring.units import shares, units
 from maxsim_eval.types import Run
 from maxsim_kernels import Packed
 
-FORMAT = 2  # of what is kept and how it is computed: a change of either makes records of before worthless
+FORMAT = 3  # of what is kept and how it is computed: a change of either makes records of before worthless
 UNIT_SCORES = 128 << 20  # bytes of a unit's kept score rows: a few are in memory at once
 _PATIENCE = PATIENCE
 KeptRows = np.ndarray | ScoreRows

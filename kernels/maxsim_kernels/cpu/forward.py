@@ -22,6 +22,7 @@ from torch import Tensor
 from maxsim_kernels.checks import Call, check_padded, check_rows
 from maxsim_kernels.cpu.tiles import Corpus, Queries, maxima
 from maxsim_kernels.quantize import quantize_fp8, quantize_int8
+from maxsim_kernels.tokens import distinct_rows
 
 _QUERY_ROWS = 8192  # query tokens held at once
 _GROUP_TOKENS = 1 << 18  # document tokens planned at once
@@ -107,10 +108,13 @@ def _queries(call: Call, numbers: range | list[int]) -> Queries:
     parts = [_query_tokens(call, number) for number in numbers]
     ends = np.cumsum([part.shape[0] for part, _ in parts]).tolist()
     bounds = list(zip([0, *ends[:-1]], ends, strict=True))
-    rows = ends[-1] if ends else 0
-    padded = max(_ROW_MULTIPLE, -(-rows // _ROW_MULTIPLE) * _ROW_MULTIPLE)
     tokens = torch.cat([part for part, _ in parts]) if parts else call.queries.new_empty(0, call.queries.shape[-1])
     places = torch.cat([place for _, place in parts]).numpy() if parts else np.empty(0, np.int64)
+    which = np.arange(len(tokens))
+    if (found := distinct_rows(tokens)) is not None:
+        tokens, which = found[0], found[1].numpy()
+    rows = len(tokens)
+    padded = max(_ROW_MULTIPLE, -(-rows // _ROW_MULTIPLE) * _ROW_MULTIPLE)
     matrix, scales = quantized_queries(call, tokens)
     full = torch.zeros(padded, matrix.shape[1], dtype=matrix.dtype)
     full[:rows] = matrix
@@ -121,7 +125,7 @@ def _queries(call: Call, numbers: range | list[int]) -> Queries:
     if scales is not None:
         spread = np.ones((padded, 1), np.float32)
         spread[:rows, 0] = scales.numpy()
-    return Queries(full, bounds, places, spread, sums)
+    return Queries(full, bounds, which, places, spread, sums)
 
 
 def quantized_queries(call: Call, tokens: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -237,11 +241,11 @@ def _score_corpus(
         for number, (low, high) in enumerate(queries.bounds):
             total = np.zeros(stop - begin, np.float64)
             with np.errstate(invalid="ignore"):  # inf - inf is the NaN it should be
-                for row in range(low, high):  # one fixed order of addition, wherever the document stands
+                for row in queries.rows[low:high]:  # one fixed order of addition, wherever the document stands
                     total += best[row]
             if high > low:
                 total[empty] = -np.inf  # also where a NaN query scale met the empty maximum
             scores[first_query + number, columns] = torch.from_numpy(total.astype(np.float32))
             if argmax is not None and winners is not None:
                 places = torch.from_numpy(queries.places[low:high])
-                argmax[first_query + number, columns, places] = torch.from_numpy(winners[low:high].T.copy())
+                argmax[first_query + number, columns, places] = torch.from_numpy(winners[queries.rows[low:high]].T)

@@ -18,14 +18,16 @@ _INNER = 512  # inner dimension a product: longer sums are split by the matrix l
 
 @dataclass(frozen=True)
 class Queries:
-    """A block of queries as one matrix.
+    """A block of queries as one matrix, tokens that repeat in it once.
 
-    `matrix`: `[R, d]` float32 or int8, rows padded with zeros; `bounds[q]`: rows of query q; `places`: `[rows]` position of each row
-    in its query; `scales`, `sums`: `[R, 1]` float32, the quantised queries' scales and (affine documents) row sums.
+    `matrix`: `[R, d]` float32 or int8, rows padded with zeros; `bounds[q]`: tokens of query q; `rows`, `places`: `[tokens]` row of
+    each token and its position in its query; `scales`, `sums`: `[R, 1]` float32, the quantised queries' scales and (affine
+    documents) row sums.
     """
 
     matrix: Tensor
     bounds: list[tuple[int, int]]
+    rows: np.ndarray
     places: np.ndarray
     scales: np.ndarray | None
     sums: np.ndarray | None
