@@ -39,7 +39,8 @@ fallback topk tokens
 BENCHMARKS = """
 page
 rehearsal
-paper forward training chamfer streaming parity cpu_forward second encoding reference_speed
+paper forward training chamfer streaming parity cpu_forward second encoding cold_start
+reference_speed
 cases out_of_core
 tables
 run rivals

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+import cold_start
 import encoding
 import reference_speed
 import rehearsal
@@ -87,21 +90,50 @@ def test_the_reference_is_checked_before_it_is_timed(monkeypatch: pytest.MonkeyP
         reference_speed.check(queries, documents)
 
 
-@pytest.mark.parametrize("name", ["reference_speed", "encoding", "rehearsal"])
-def test_committed_figures_hold_the_bounds_they_are_quoted_for(name: str) -> None:
-    folder = Path(__file__).resolve().parents[2] / "docs" / "results" / "h200"
-    found = json.loads((folder / f"{name}.json").read_text())
-    assert found["schema"] == {"reference_speed": reference_speed, "encoding": encoding, "rehearsal": rehearsal}[name].SCHEMA  # type: ignore[attr-defined]
-    if name == "reference_speed":
-        middle = {
-            case: {key: float(np.median(row[key])) for key in ("reference", "products", "fused-fp16")}
-            for case, row in found["rows"].items()
-        }
-        assert middle["256 x 4096 ragged"]["reference"] < 2.5 * middle["256 x 4096 ragged"]["products"]
-        assert middle["32 x 4096 ragged"]["reference"] < 4 * middle["32 x 4096 ragged"]["products"]
-        assert middle["1 x 4096 ragged"]["reference"] < 3 * middle["1 x 4096 ragged"]["fused-fp16"] + 1e-3
-        assert all(row["extra_bytes"] < 1e9 for row in found["rows"].values())
-    elif name == "encoding":
-        assert all(row["distance"] <= row["bound"] for row in found["rows"].values())
-    else:
-        assert sum(row["full"] for row in found["rows"]) < 3600
+def _committed(script: ModuleType, machine: str) -> dict[str, Any]:
+    folder = Path(__file__).resolve().parents[2] / "docs" / "results" / machine
+    found = json.loads((folder / f"{Path(str(script.__file__)).stem}.json").read_text())
+    assert found["schema"] == script.SCHEMA
+    return found  # type: ignore[no-any-return]
+
+
+def _middle(rows: dict[str, Any]) -> dict[str, dict[str, float]]:
+    names = ("reference", "products", "fused-fp16", "fused-fp32")
+    return {case: {name: float(np.median(row[name])) for name in names} for case, row in rows.items()}
+
+
+def test_the_committed_reference_holds_its_bounds() -> None:
+    rows = _committed(reference_speed, "h200")["rows"]
+    middle = _middle(rows)
+    assert middle["256 x 4096 ragged"]["reference"] < 2.5 * middle["256 x 4096 ragged"]["products"]
+    assert middle["32 x 4096 ragged"]["reference"] < 4 * middle["32 x 4096 ragged"]["products"]
+    assert middle["1 x 4096 ragged"]["reference"] < 3 * middle["1 x 4096 ragged"]["fused-fp16"] + 1e-3
+    assert all(row["extra_bytes"] < 1e9 for row in rows.values())
+    on_cpu = _middle(_committed(reference_speed, "cpu")["rows"])
+    assert len(on_cpu) == 2
+    assert all(row["reference"] < 2.5 * row["fused-fp32"] for row in on_cpu.values())
+
+
+def test_the_committed_start_holds_its_bounds() -> None:
+    found = _committed(cold_start, "cpu")
+    assert np.median([run["seconds"] for run in found["cold"]]) < 12
+    beyond = np.subtract(found["imports"]["operator"], found["imports"]["torch"])
+    assert np.median(beyond) < 0.05
+
+
+def test_committed_encoding_and_rehearsal() -> None:
+    assert all(row["distance"] <= row["bound"] for row in _committed(encoding, "h200")["rows"].values())
+    assert sum(row["full"] for row in _committed(rehearsal, "h200")["rows"]) < 3600
+
+
+def test_cold_start_refuses_other_rankings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    values = iter((0.7, 0.6))
+    monkeypatch.setattr(cold_start, "evaluated", lambda *_: {"seconds": 1.0, "paths": {}, "ndcg": {"fp32": next(values)}})
+    monkeypatch.setattr(cold_start, "seconds_of", lambda _: 1.0)
+    with pytest.raises(SystemExit, match="nothing written"):
+        cold_start.main(["--data-dir", str(tmp_path), "--runs", "1", "--json", str(tmp_path / "no.json")])
+    assert not (tmp_path / "no.json").exists()
+    assert cold_start.rate(torch.int8) > 0
+    with pytest.raises(SystemExit, match="exit 3"):
+        monkeypatch.undo()
+        cold_start.seconds_of([sys.executable, "-c", "raise SystemExit(3)"])
