@@ -134,6 +134,6 @@ def test_cold_start_refuses_other_rankings(monkeypatch: pytest.MonkeyPatch, tmp_
         cold_start.main(["--data-dir", str(tmp_path), "--runs", "1", "--json", str(tmp_path / "no.json")])
     assert not (tmp_path / "no.json").exists()
     assert cold_start.rate(torch.int8) > 0
+    monkeypatch.undo()
     with pytest.raises(SystemExit, match="exit 3"):
-        monkeypatch.undo()
         cold_start.seconds_of([sys.executable, "-c", "raise SystemExit(3)"])
