@@ -6,6 +6,7 @@ import functools
 import importlib.metadata
 import os
 import platform
+import re
 import sys
 import warnings
 from typing import Any
@@ -74,7 +75,7 @@ def resolve_device(device: str, *, quiet: bool = False) -> str:
         if why and not quiet:
             _say(f"device: {chosen} ({why})")
         return chosen
-    if device.partition(":")[0] not in ("cpu", "cuda"):
+    if not re.fullmatch(r"cpu(:0)?|cuda(:[0-9]{1,3})?", device):
         raise UsageError(f"device {device!r} cannot be used: need auto, cpu, cuda or cuda:<number>")
     if (broken := _broken(device)) is not None:
         raise UsageError(f"device {device!r} cannot be used: {broken}")

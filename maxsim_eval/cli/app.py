@@ -18,7 +18,7 @@ import typer
 from maxsim_eval.cli.bench import SETTINGS as SCRIPTS
 from maxsim_eval.cli.bench import bench
 from maxsim_eval.cli.cache import cache, convert, encode, inspect
-from maxsim_eval.cli.evaluate import command_line, register
+from maxsim_eval.cli.evaluate import command_line, metric_names, register
 from maxsim_eval.cli.explain import explain
 from maxsim_eval.cli.gate import gate
 from maxsim_eval.cli.import_ import import_
@@ -112,9 +112,7 @@ def metrics(
     from maxsim_eval.comparison.metrics import DEFAULT_METRICS, evaluate_run, means
     from maxsim_eval.data.trec import read_qrels, read_trec_run
 
-    chosen = DEFAULT_METRICS if names is None else tuple(name.strip() for name in names.split(",") if name.strip())
-    if not chosen:
-        raise UsageError("--metrics: got no name, need some, as nDCG@10,R@100,AP,RR@10")
+    chosen = metric_names(names) or DEFAULT_METRICS
     values = means(evaluate_run(read_trec_run(run), read_qrels(qrels), chosen))
     if as_json:
         print_json(values)

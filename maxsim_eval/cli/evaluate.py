@@ -26,6 +26,7 @@ from maxsim_eval.cli.options import (
 )
 from maxsim_eval.cli.output import console
 from maxsim_eval.cli.sources import COMMANDS
+from maxsim_eval.errors import UsageError
 
 if TYPE_CHECKING:
     from maxsim_eval.api import Settings
@@ -82,7 +83,7 @@ def evaluate_task(
         encoder=encoder,
         encoder_options=model_options(given),
         paths=check_paths(_names(given.pop("paths"))),
-        metrics=_names(given.pop("metrics")) or DEFAULT_METRICS,
+        metrics=metric_names(given.pop("metrics")) or DEFAULT_METRICS,
         memory_budget=None if budget is None else bytes_of(budget),
         command=command_line(),
         **given,
@@ -122,6 +123,14 @@ def _folder_name(source: str, dataset: str, part: str, encoder: str, settings: S
 
 def _names(text: str | None) -> tuple[str, ...]:
     return tuple(name.strip() for name in (text or "").split(",") if name.strip())
+
+
+def metric_names(text: str | None) -> tuple[str, ...]:
+    """The names of `--metrics`; none where the option was not given."""
+    names = _names(text)
+    if text is not None and not names:
+        raise UsageError(f"--metrics: got {text!r}, which names none; need some, as nDCG@10,R@100,AP,RR@10")
+    return names
 
 
 def say_last(line: str) -> None:

@@ -13,7 +13,8 @@ compared with one of the same definition.
 `nDCG-exp@k`  DCG with gain 2^rel - 1 and discount log2(rank + 1), over that of the best possible ranking. For judgements of 0 and
               1 it equals trec_eval's nDCG, whose gain is rel itself. A query without a relevant document counts 0, as there.
 
-Judgements of 0 and below are not relevant and gain nothing, as in trec_eval.
+Judgements of 0 and below are not relevant and gain nothing, as in trec_eval. A query that is judged by negative numbers alone counts
+0 and never reaches pytrec_eval, which dies of it.
 """
 
 from __future__ import annotations
@@ -220,12 +221,14 @@ def evaluate_run(run: Run, qrels: Qrels, metrics: Iterable[str] = DEFAULT_METRIC
         for document, _ in run.rankings[query_id]:
             _check_id(f"run {run.name!r}: document id", document)
     per_query: dict[str, dict[str, float]] = {metric.name: dict.fromkeys(judged, 0.0) for metric in wanted}
+    safe = {query_id: row for query_id, row in judged.items() if max(row.values()) >= 0}  # trec_eval's own value of others: 0
+    sent = [query_id for query_id in queries if query_id in safe]
     for truncate in dict.fromkeys(metric.truncate for metric in wanted):
         group = [metric for metric in wanted if metric.truncate == truncate]
-        evaluator = pytrec_eval.RelevanceEvaluator(judged, {metric.measure for metric in group})
-        found = evaluator.evaluate({query_id: _trec_scores(run, query_id, truncate) for query_id in queries})
+        evaluator = pytrec_eval.RelevanceEvaluator(safe, {metric.measure for metric in group})
+        found = evaluator.evaluate({query_id: _trec_scores(run, query_id, truncate) for query_id in sent})
         for metric in group:
-            for query_id in queries:
+            for query_id in sent:
                 per_query[metric.name][query_id] = float(found[query_id][metric.measure])
     for metric in asked:
         if metric.measure in PAPER_METRICS:

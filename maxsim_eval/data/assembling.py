@@ -101,7 +101,32 @@ def judgement_warnings(path: Path | str, judgements: Judgements, queries: Part, 
             "so those documents count as judged and never retrieved"
         )
     if judgements.repeated:
-        yield f"{path}: {judgements.repeated} pairs are judged twice with different scores; the later score was taken"
+        yield repeated_warning(path, judgements.repeated)
+    yield from relevance_warnings(path, {name: row for name, row in judgements.qrels.items() if name in query_ids})
+
+
+def repeated_warning(path: Path | str, pairs: int) -> str:
+    """What is said of pairs that a file judges twice, differently: BEIR's rule, whoever reads the file."""
+    return f"{path}: {pairs} pairs are judged twice with different scores; the later score was taken"
+
+
+def relevance_warnings(path: Path | str, qrels: Mapping[str, Mapping[str, int]]) -> Iterator[str]:
+    """Say how many queries have nothing to be found.
+
+    Raises:
+        DataError: no query has a relevant document: every metric would be 0 whatever is retrieved.
+    """
+    nothing = [query for query, row in qrels.items() if not any(relevance > 0 for relevance in row.values())]
+    if nothing and len(nothing) == len(qrels):
+        raise DataError(
+            f"{path}: none of the {len(qrels)} judged queries has a relevant document, so every metric would be 0; need a relevance "
+            f"of 1 or more (query {nothing[0]!r} has {max(qrels[nothing[0]].values(), default=0)} at most)"
+        )
+    if nothing:
+        yield (
+            f"{path}: {len(nothing)} of {len(qrels)} judged queries have no relevant document, first {nothing[0]!r}; they count 0 "
+            "in every metric"
+        )
 
 
 def count_warnings(card: Card | None, split: str, documents: int, queries: int | None, judgements: int | None) -> Iterator[str]:

@@ -75,8 +75,8 @@ def load_task(
     """
     if source not in LOADERS:
         raise UnknownNameError("source", source, LOADERS)
-    if not dataset:
-        raise UsageError(f"dataset: got an empty name, need a dataset of source {source!r}")
+    if not dataset or not dataset.isprintable():
+        raise UsageError(f"dataset {dataset!r}: need the name of a dataset of source {source!r}, of printable characters")
     for option, value in (("queries", queries), ("rephrase", rephrase), ("revision", revision)):
         if value is not None and option not in OPTIONS.get(source, ()):
             owners = ", ".join(name for name, options in OPTIONS.items() if option in options)

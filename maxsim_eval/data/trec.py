@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import math
 import re
+import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
 
+from maxsim_eval.data.assembling import relevance_warnings, repeated_warning
 from maxsim_eval.errors import DataError, UsageError
 from maxsim_eval.files import atomic_path
 from maxsim_eval.types import Run
@@ -233,25 +235,27 @@ def read_qrels(path: Path | str) -> dict[str, dict[str, int]]:
     Returns:
         query id -> document id -> relevance (negative values are kept; they count as not relevant).
 
+    Of two different judgements of a pair the later holds, as where a dataset is loaded; that is warned of, and so are queries
+    without a relevant document.
+
     Raises:
-        DataError: missing or empty file, malformed line (`file:line`), BEIR file without header, two different
-            judgements of one pair.
+        DataError: missing or empty file, malformed line (`file:line`), BEIR file without header, no relevant document at all.
     """
     path = Path(path)
     qrels: dict[str, dict[str, int]] = {}
-    columns = 0
+    columns = repeated = 0
     for number, text in _lines(path):
         if not columns:
             columns, header = _qrels_columns(path, number, text)
             if header:
                 continue
         query_id, document, relevance = _qrels_fields(f"{path}:{number}", text, columns)
-        judged = qrels.setdefault(query_id, {})
-        if judged.setdefault(document, relevance) != relevance:
-            raise DataError(
-                f"{path}:{number}: query {query_id!r}, document {document!r} is judged {relevance} here and "
-                f"{judged[document]} before, need one judgement a pair"
-            )
+        row = qrels.setdefault(query_id, {})
+        repeated += row.get(document, relevance) != relevance
+        row[document] = relevance
     if not qrels:
         raise DataError(f"{path}: holds no judgement, need lines of: query 0 document relevance, or a BEIR qrels file")
+    said = [repeated_warning(path, repeated)] if repeated else []
+    for line in [*said, *relevance_warnings(path, qrels)]:
+        warnings.warn(line, stacklevel=2)
     return qrels

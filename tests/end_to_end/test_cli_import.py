@@ -181,9 +181,22 @@ def test_a_nan_score_names_query_and_document(torch_file: Callable[..., Path], c
     folder = large(tmp_path, torch_file, cli)
     options = ("local", "big", "--encoder", "big", "--k", "3", "--quiet", "--paths")
     text = "path fp32: NaN score for query 'q' and document 'b'"
-    cli(*options, "fp32,int8", cwd=folder).refused(DATA, text, "must be finite")
+    cli(*options, "fp32,int8", cwd=folder).refused(DATA, text, "the embeddings are finite (up to 1e+20)", "scale them")
     clean(folder)
     assert not (folder / "results").exists()
+
+
+@pytest.mark.parametrize("path", ["fp32", "fused-fp32", "bf16"])
+def test_an_infinite_score_is_refused(path: str, torch_file: Callable[..., Path], cli: Any, clean: Any, tmp_path: Path) -> None:
+    big = torch.full((2, WIDTH), 3e19)
+    ones = torch.ones(2, WIDTH)
+    file = torch_file(tmp_path / "big.pt", {"q": big, "r": ones}, {"a": ones, "b": big}, {"q": {"a": 1}, "r": {"a": 1}})
+    cli("import", "local", "big", file, "--encoder", "big", "--quiet", cwd=tmp_path).fine()
+    said = ("infinite score for query 'q' and document 'b'", "the embeddings are finite", "beyond FP32", "scale them")
+    options = ("local", "big", "--encoder", "big", "--k", "2", "--quiet", "--paths", path)
+    cli(*options, cwd=tmp_path).refused(DATA, f"path {path}", *said)
+    cli(*options, cwd=tmp_path).refused(DATA, *said)  # nothing of the first try is taken up
+    clean(tmp_path)
 
 
 def test_what_does_not_fit_fp16_is_refused(torch_file: Callable[..., Path], cli: Any, clean: Any, tmp_path: Path) -> None:

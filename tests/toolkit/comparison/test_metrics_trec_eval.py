@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -108,3 +111,30 @@ def test_reciprocal_rank_cut(folder: Path, run: Run, qrels: dict[str, dict[str, 
         for query, value in values.items():
             uncut = float(outputs[query, "recip_rank"])
             assert value == pytest.approx(uncut if round(1 / uncut) <= k else 0.0, abs=5e-5)
+
+
+_NEGATIVE = """
+import json, sys
+from maxsim_eval.comparison.metrics import evaluate_run
+from maxsim_eval.types import Run
+qrels, names = json.loads(sys.argv[1]), sys.argv[2].split(",")
+run = Run("x", {query: [("a", 2.0), ("b", 1.0), ("c", 0.5)] for query in qrels})
+print(json.dumps(evaluate_run(run, qrels, names)))
+"""
+
+
+@pytest.mark.parametrize("grade", [-1, -2, -3, -10_000])
+def test_queries_judged_by_negative_grades_alone(grade: int) -> None:
+    """In a process of its own: pytrec_eval dies of them, by signal."""
+    names = ["nDCG@10", "Recall@5", "MAP", "MRR@2", "Bpref", "infAP", "P@5", "Success@1", "Rprec", "SetP", "SetF", "AnyHit@5"]
+    qrels = {"q": {"a": grade, "b": grade}, "z": {"b": 1, "c": grade}, "n": {"a": 0, "b": grade}}
+    words = [sys.executable, "-c", _NEGATIVE, json.dumps(qrels), ",".join(names)]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    for name in names[:-1]:
+        assert found[name]["q"] == 0.0, "nothing relevant"
+        assert found[name]["n"] == 0.0
+        assert list(found[name]) == ["q", "z", "n"]
+    assert found["AnyHit@5"] == {"z": 1.0}
+    assert found["MRR@2"]["z"] == 0.5

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import math
 import os
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -151,9 +152,9 @@ def test_missing_files(tmp_path: Path) -> None:
 
 
 def test_qrels_of_both_layouts(tmp_path: Path) -> None:
-    expected = {"1": {"a": 1, "b": -1}, "2": {"a": 0}}
-    trec = write(tmp_path / "trec", "1 0 a 1\n1 0 b -1\r\n\n2 0 a 0\n1 0 a 1\n")
-    beir = write(tmp_path / "beir", "query-id\tcorpus-id\tscore\n1\ta\t1\n1\tb\t-1\n2\ta\t0\n")
+    expected = {"1": {"a": 1, "b": -1}, "2": {"a": 2}}
+    trec = write(tmp_path / "trec", "1 0 a 1\n1 0 b -1\r\n\n2 0 a 2\n1 0 a 1\n")
+    beir = write(tmp_path / "beir", "query-id\tcorpus-id\tscore\n1\ta\t1\n1\tb\t-1\n2\ta\t2\n")
     assert read_qrels(trec) == read_qrels(beir) == expected
     assert read_qrels(write(tmp_path / "spaces", "query-id\tcorpus-id\tscore\n1\tan id\t1\n")) == {"1": {"an id": 1}}
     assert read_qrels(write(tmp_path / "tabs", "1\t0\ta\t1\n")) == {"1": {"a": 1}}
@@ -171,9 +172,20 @@ def test_qrels_of_both_layouts(tmp_path: Path) -> None:
         ("query-id\tcorpus-id\tscore\n1\t\t1\n", r"qrels:2: an empty id"),
         ("1 0 a high\n", r"qrels:1: relevance 'high' is not a whole number"),
         ("1 0 a 0.5\n", "not a whole number"),
-        ("1 0 a 1\n1 0 a 2\n", r"qrels:2: query '1', document 'a' is judged 2 here and 1 before"),
+        ("1 0 a 0\n2 0 b -1\n", r"qrels: none of the 2 judged queries has a relevant document"),
     ],
 )
 def test_damaged_qrels(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(DataError, match=message):
         read_qrels(write(tmp_path / "qrels", text))
+
+
+def test_of_conflicting_judgements_the_later_holds_and_is_warned_of(tmp_path: Path) -> None:
+    file = write(tmp_path / "qrels", "1 0 a 1\n1 0 a 2\n1 0 a 2\n2 0 b 0\n")
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        assert read_qrels(file) == {"1": {"a": 2}, "2": {"b": 0}}
+    assert [str(one.message).partition(": ")[2] for one in said] == [
+        "1 pairs are judged twice with different scores; the later score was taken",
+        "1 of 2 judged queries have no relevant document, first '2'; they count 0 in every metric",
+    ]
