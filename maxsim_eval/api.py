@@ -23,7 +23,7 @@ from maxsim_eval.data.task_facts import task_facts
 from maxsim_eval.data.trec import write_trec_run
 from maxsim_eval.environment import environment, resolve_device
 from maxsim_eval.errors import DataError, UsageError
-from maxsim_eval.files import writing
+from maxsim_eval.files import alone, writing
 from maxsim_eval.planning.costs import ALL_PAIRS as _ALL_PAIRS
 from maxsim_eval.planning.costs import SAMPLED_QUERIES as _SAMPLED_QUERIES
 from maxsim_eval.planning.estimating import estimate, say_estimate
@@ -174,7 +174,7 @@ def evaluate_settings(
     paths = settings.check()
     with joined(settings.device) as world, contextlib.ExitStack() as stack:
         device = resolve_device(world.device(settings.device), quiet=settings.quiet)
-        found = _embeddings(settings, task, out_dir, world, device)
+        found = _embeddings(settings, task, out_dir, world, device, stack)
         ready = None if found is None else _prepare(settings, paths, *found, world, stack)
         job: Job = world.share(None if ready is None else ready.job)
         here = () if ready is None else (ready.documents, ready.subject.document_ids)
@@ -211,13 +211,17 @@ def _embeddings(
     out_dir: OutDir | Callable[[Task], OutDir],
     world: World,
     device: str,
+    stack: contextlib.ExitStack,
 ) -> tuple[_Subject, Embeddings] | None:
     """What is evaluated, and its embeddings; None but on the leader, where texts that were loaded to help are let go."""
 
     @functools.cache
     def subject() -> _Subject:
         loaded = task() if callable(task) else task
-        return _subject_of(settings, loaded, out_dir(loaded) if callable(out_dir) else out_dir, world)
+        found = _subject_of(settings, loaded, out_dir(loaded) if callable(out_dir) else out_dir, world)
+        if world.leader and found.out_dir is not None:
+            stack.enter_context(alone(found.out_dir))  # until the report is written
+        return found
 
     def both() -> tuple[Task, Task]:
         return subject().task, subject().kept

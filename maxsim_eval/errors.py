@@ -12,6 +12,7 @@ EXIT_GATE = 1  # quality or parity fell: the run worked, the answer is "no"
 EXIT_USAGE = 2  # a wrong name, option or value
 EXIT_DATA = 3  # data, cache or embeddings that are missing, damaged or foreign
 EXIT_INTERRUPTED = 130  # Ctrl-C, as shells report it
+EXIT_TERMINATED = 143  # SIGTERM, the same
 
 
 class MaxsimEvalError(Exception):

@@ -1,17 +1,27 @@
-"""Writing files so that nobody ever sees half of one."""
+"""Writing files so that nobody ever sees half of one, one writer a folder, and taking away what killed writers left."""
 
 from __future__ import annotations
 
+import fcntl
+import functools
+import hashlib
 import os
 import re
 import secrets
+import shutil
+import socket
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from maxsim_eval.errors import DataError
 
+LOCK = ".lock"
 _TEMPORARY = re.compile(r"\..+\.\d+-[0-9a-f]{8}\.tmp")  # `atomic_path`
+# `hidden`; of versions before this one: without a host.
+_HIDDEN = re.compile(r"\.(?P<name>.+)\.((?P<host>[0-9a-f]{12})-)?(?P<process>\d{1,9})\.(tmp|old|download)")
+_STALE_SECONDS = 86400.0  # from here on a folder of a machine that we cannot ask is nobody's
 
 
 def fsync_folder(folder: Path) -> None:
@@ -43,11 +53,124 @@ def atomic_path(path: Path | str) -> Iterator[Path]:
         temporary.unlink(missing_ok=True)
 
 
+def delete(path: Path) -> None:
+    """Remove a file, a folder with all that is in it, or a link; what a link points to is never touched."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
 def remove_temporaries(folder: Path) -> None:
     """Delete what writers that were killed in the middle left in `folder`, which nobody else is writing to now."""
     for path in folder.glob(".*.tmp"):
         if _TEMPORARY.fullmatch(path.name):
             path.unlink(missing_ok=True)
+
+
+@functools.cache
+def host() -> str:
+    """What tells process numbers of this machine (or container) from those of others that share a folder."""
+    parts = [socket.gethostname()]
+    with suppress(OSError):  # Linux has these; elsewhere the name has to do
+        parts += [Path("/proc/sys/kernel/random/boot_id").read_text(), os.readlink("/proc/self/ns/pid")]
+    return hashlib.sha256(" ".join(parts).encode()).hexdigest()[:12]
+
+
+def alive(process: int) -> bool:
+    """Whether a process of this machine runs, as far as this user may know."""
+    try:
+        os.kill(process, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except OSError:
+        return True
+    return True
+
+
+def hidden(path: Path, kind: str) -> Path:
+    """The place beside `path` where this process makes it (`tmp`), fetches it (`download`) or puts the one before it (`old`)."""
+    return path.with_name(f".{path.name}.{host()}-{os.getpid()}.{kind}")
+
+
+def leftovers(parent: Path, name: str | None = None) -> list[Path]:
+    """What `hidden` places of `name` (None: of anything) in `parent` processes left that run no more.
+
+    Of a process of another machine, or one that an earlier version did not name, only what is a day old.
+    """
+    found = []
+    for path in sorted(parent.glob(".*")):
+        match = _HIDDEN.fullmatch(path.name)
+        if match is None or name not in (None, match["name"]):
+            continue
+        here = match["host"] == host()
+        with suppress(FileNotFoundError):
+            old = time.time() - path.lstat().st_mtime > _STALE_SECONDS
+            gone = not alive(int(match["process"]))
+            if (here and gone) or (not here and old and (gone or match["host"] is not None)):
+                found.append(path)
+    return found
+
+
+def remove_leftovers(path: Path) -> None:
+    """Delete what killed writers of `path` left beside it."""
+    for left in leftovers(path.parent, path.name):
+        with suppress(OSError):  # another user's, or another process was quicker: it is in nobody's way
+            delete(left)
+
+
+@contextmanager
+def alone(folder: Path | str) -> Iterator[None]:
+    """Hold an output folder against every other writer; where nothing came of it, the folders made for it are gone again.
+
+    The lock of a process that died is free. Unlike `filelock`'s, the lock file does not stay in the user's folder: whoever gets a
+    lock looks whether its file is still the one of that name.
+
+    Raises:
+        DataError: another process writes there, or the folder cannot be made.
+    """
+    folder = Path(folder)
+    made = [place for place in (folder, *folder.parents) if not place.exists()]
+    with writing(folder):
+        descriptor = _locked(folder)
+    try:
+        yield
+    finally:
+        (folder / LOCK).unlink(missing_ok=True)
+        os.close(descriptor)
+        with suppress(OSError):  # not empty: something came of it
+            for place in made:
+                place.rmdir()
+
+
+def _locked(folder: Path) -> int:
+    """The descriptor of the folder's lock file, locked."""
+    path = folder / LOCK
+    while True:
+        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
+        except FileNotFoundError:
+            continue  # its holder ended between the two lines, and took an empty folder along
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.fstat(descriptor).st_ino == os.stat(path).st_ino:
+                os.truncate(descriptor, 0)
+                os.write(descriptor, f"process {os.getpid()} on {socket.gethostname()}".encode())
+                return descriptor
+        except FileNotFoundError:
+            pass  # its holder ended: the file we have locked is nobody's
+        except BlockingIOError:
+            held = os.read(descriptor, 200).decode("utf-8", "replace")
+            os.close(descriptor)
+            owner = f" ({held})" if held.isprintable() and held else ""
+            raise DataError(
+                f"{folder}: another command is writing there{owner}; wait until it ends, or choose another --out"
+            ) from None
+        except BaseException:
+            os.close(descriptor)
+            raise
+        os.close(descriptor)
 
 
 @contextmanager

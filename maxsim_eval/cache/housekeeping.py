@@ -10,8 +10,6 @@ from __future__ import annotations
 import fnmatch
 import json
 import os
-import re
-import shutil
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -26,8 +24,7 @@ from maxsim_eval.cache.entries import MANIFEST, locked, open_entry, read_manifes
 from maxsim_eval.cache.hdf5 import open_hdf5, structure
 from maxsim_eval.cache.shards import shard_name
 from maxsim_eval.errors import CacheError, UsageError, did_you_mean
-
-_OLD = re.compile(r"\..+\.(?P<process>\d+)\.old")
+from maxsim_eval.files import delete, hidden, leftovers
 
 
 @dataclass(frozen=True)
@@ -169,7 +166,9 @@ def chosen(cache_dir: Path, words: list[str], encoder: str | None = None, role: 
 
 
 def require_entry(cache_dir: Path, folder: Path) -> None:
-    """`CacheError` unless `folder` is, links followed, an entry's place in the cache folder and has a manifest of the cache."""
+    """`CacheError` unless `folder` is an entry's place in the cache folder, itself no link, and has a manifest of the cache."""
+    if folder.is_symlink():
+        raise CacheError(f"{folder}: is a link, and what it points to is not removed; remove the link by hand")
     home, place = cache_dir.resolve(), folder.resolve()
     if home not in place.parents or len(place.relative_to(home).parts) != 3:
         raise CacheError(f"{folder}: not an entry of {cache_dir} (<source>/<dataset>/<entry> below it); nothing was removed")
@@ -191,7 +190,7 @@ def remove_entry(cache_dir: Path, folder: Path) -> int:
     require_entry(cache_dir, folder)
     place = folder.resolve()
     size = folder_bytes(place)
-    aside = place.with_name(f".{place.name}.{os.getpid()}.old")
+    aside = hidden(place, "old")
     with locked(place, 0.0):
         try:
             os.replace(place, aside)
@@ -203,7 +202,7 @@ def remove_entry(cache_dir: Path, folder: Path) -> int:
 
 def _delete(folder: Path) -> None:
     try:
-        shutil.rmtree(folder)
+        delete(folder)
     except OSError as error:
         raise CacheError(f"{folder}: cannot be removed: {error}") from error
 
@@ -238,13 +237,14 @@ def _file(path: Path, why: str) -> Iterator[Garbage]:
         yield Garbage(path, why, status.st_size, inode=status.st_ino)
 
 
-def find_garbage(cache_dir: Path, *, partial: bool = False) -> tuple[list[Garbage], list[str]]:
+def find_garbage(cache_dir: Path, data_dir: Path | None = None, *, partial: bool = False) -> tuple[list[Garbage], list[str]]:
     """What nobody can use any more, and what could not be looked at (a line each). Removes nothing.
 
-    These are leftovers of writers that died, quantised copies whose shard has changed and, with `partial`, entries that lack shards.
+    These are leftovers of writers that died (of datasets below `data_dir` too), quantised copies whose shard has changed and, with
+    `partial`, entries that lack shards.
     What another process holds locked is left out.
     """
-    found = [*_removed(cache_dir)]
+    found = [*_removed(cache_dir, data_dir)]
     problems: list[str] = []
     begun = {path.parent for path in cache_dir.glob("[!.]*/[!.]*/[!.]*/.lock")}
     for folder in sorted({*entry_folders(cache_dir), *begun}):
@@ -263,22 +263,15 @@ def find_garbage(cache_dir: Path, *, partial: bool = False) -> tuple[list[Garbag
     return found, problems
 
 
-def _removed(cache_dir: Path) -> Iterator[Garbage]:
-    """Entries that somebody was about to delete when he died."""
-    for path in sorted(cache_dir.glob("[!.]*/[!.]*/.*.old")):
-        match = _OLD.fullmatch(path.name)
-        if match and path.is_dir() and not path.is_symlink() and not _alive(int(match["process"])):
-            yield Garbage(path, "removed, but not to the end", folder_bytes(path), whole=True)
-
-
-def _alive(process: int) -> bool:
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except OSError:
-        return True
-    return True
+def _removed(cache_dir: Path, data_dir: Path | None) -> Iterator[Garbage]:
+    """Entries that somebody was about to delete when he died; datasets that he was fetching or writing."""
+    for parent in sorted(cache_dir.glob("[!.]*/[!.]*")):
+        for path in leftovers(parent):
+            if path.suffix == ".old":
+                yield Garbage(path, "removed, but not to the end", folder_bytes(path), whole=True)
+    for parent in [] if data_dir is None else [data_dir, *sorted(data_dir.glob("[!.]*/"))]:
+        for path in leftovers(parent):
+            yield Garbage(path, "left by a load that died", folder_bytes(path), whole=True)
 
 
 def _held(folder: Path) -> bool:
@@ -318,9 +311,9 @@ def collect(cache_dir: Path, garbage: list[Garbage]) -> int:
     """
     freed = 0
     for item in garbage:
-        if not item.path.exists():  # and locking would make its folder again
+        if not os.path.lexists(item.path):  # and locking would make its folder again
             continue
-        if item.path.name.endswith(".old"):
+        if item.whole and item.path.name.startswith("."):
             _delete(item.path)
         elif item.whole:
             if not _listed(item.path).missing:

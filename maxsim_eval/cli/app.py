@@ -8,8 +8,11 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import signal
 import sys
+import threading
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
@@ -25,7 +28,7 @@ from maxsim_eval.cli.import_ import import_
 from maxsim_eval.cli.options import AsJson
 from maxsim_eval.cli.output import EXAMPLES, EXIT_CODES, console, escape_unwritable, print_json, say, with_examples
 from maxsim_eval.cli.plan import plan
-from maxsim_eval.errors import EXIT_DATA, EXIT_INTERRUPTED, MaxsimEvalError, UsageError
+from maxsim_eval.errors import EXIT_DATA, EXIT_INTERRUPTED, EXIT_TERMINATED, MaxsimEvalError, UsageError
 
 app = typer.Typer(
     name="maxsim-eval",
@@ -131,6 +134,7 @@ def report(
 
     Example: python evaluate.py report results/beir-scifact-lexical/result.json
     """
+    from maxsim_eval.files import alone
     from maxsim_eval.report.console import render_console
     from maxsim_eval.report.result_json import read_result, to_json
     from maxsim_eval.report.writing import write_reports
@@ -141,7 +145,8 @@ def report(
     else:
         render_console(found, console())
     if out is not None:
-        write_reports(found, out)
+        with alone(out):
+            write_reports(found, out)
 
 
 def _show_warning(message: Warning | str, category: type[Warning], filename: str, lineno: int, *_: Any) -> None:
@@ -163,7 +168,32 @@ def main(arguments: list[str] | None = None) -> None:
             with contextlib.redirect_stderr(io.StringIO()), contextlib.redirect_stdout(io.StringIO()):
                 _run(arguments)
             return
-    _run(arguments)
+        _run(arguments)
+        return
+    with _terminable():
+        _run(arguments)
+
+
+class _Terminated(SystemExit):
+    """SIGTERM: what is open is closed, as on Ctrl-C."""
+
+
+@contextlib.contextmanager
+def _terminable() -> Iterator[None]:
+    """Let SIGTERM end the command as Ctrl-C does; a second one ends it at once."""
+    if threading.current_thread() is not threading.main_thread():  # which alone may say what signals do
+        yield
+        return
+
+    def stop(number: int, _: Any) -> NoReturn:
+        signal.signal(number, signal.SIG_DFL)
+        raise _Terminated(EXIT_TERMINATED)
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _size_bars() -> None:
@@ -184,6 +214,8 @@ def _run(arguments: list[str] | None) -> None:
     except SystemExit as exit_:
         if exit_.code == EXIT_INTERRUPTED and type(exit_) is SystemExit:  # a subclass has said it
             say("interrupted; finished parts are kept, the same command continues")
+        if isinstance(exit_, _Terminated):
+            say("terminated (SIGTERM); finished parts are kept, the same command continues")
         raise
 
 

@@ -18,6 +18,7 @@ from maxsim_eval.cli.evaluate import say_last
 from maxsim_eval.cli.options import (
     ANSWERS,
     CACHE,
+    DATA,
     MODEL,
     OF_SOURCES,
     PLACES,
@@ -299,17 +300,18 @@ def _confirmed(question: str) -> bool:
 @cache.command("gc")
 def collect_garbage(
     cache_dir: CacheDir = CACHE,
+    data_dir: Annotated[Path, typer.Option(help="Folder of the datasets: leftovers of loads and downloads.")] = DATA,
     partial: Annotated[bool, typer.Option("--partial", help="Also entries that lack shards and that nobody writes.")] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Remove it. Without this nothing is removed, only listed.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """List what nobody can use any more: leftovers of writers that died, copies of changed shards; with --yes remove it.
+    """List what nobody can use any more: leftovers of writers and loads that died, copies of changed shards; with --yes remove it.
 
     Example: python evaluate.py cache gc --partial --yes
     """
     from maxsim_eval.cache.housekeeping import collect, find_garbage
 
-    found, problems = find_garbage(cache_dir, partial=partial)
+    found, problems = find_garbage(cache_dir, data_dir, partial=partial)
     freed = collect(cache_dir, found) if yes else 0
     if as_json:
         rows = [{"path": str(item.path), "why": item.why, "bytes": item.file_bytes} for item in found]

@@ -27,7 +27,7 @@ Exit codes:
   1    the gate says no; plan: it does not fit
   2    a wrong name, option or value, or a scoring function of yours that failed
   3    data, cache or output that is missing, damaged or cannot be written
-  130  interrupted; the same command continues
+  130  interrupted (143: by SIGTERM); the same command continues
 
 Answers go to stdout, progress and messages to stderr. Colours are left out in a pipe and where NO_COLOR is set."""
 

@@ -13,8 +13,8 @@ import hashlib
 import json
 import os
 import re
-import shutil
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from tqdm import tqdm
 
 from maxsim_eval.data.items import PackedTexts
 from maxsim_eval.errors import DataError, UsageError
-from maxsim_eval.files import fsync_folder
+from maxsim_eval.files import delete, fsync_folder, hidden, remove_leftovers
 
 QRELS_HEADER = ("query-id", "corpus-id", "score")
 PROGRESS_BYTES = 64 << 20  # smaller files load in about a second: no bar
@@ -251,12 +251,13 @@ def dump_qrels(qrels: Mapping[str, Mapping[str, int]]) -> bytes:
 def write_folder(folder: Path | str, files: Mapping[str, bytes]) -> None:
     """Write `files` (relative name -> content) as `folder`, whole or not at all; an existing folder is replaced.
 
-    The files are written beside `folder` under a hidden name with the process id and renamed in one step. Of two processes
+    The files are written beside `folder` under a hidden name and renamed in one step. Of two processes
     that write the same folder at once, the later one wins; a reader never sees half a folder, at worst none for an instant.
     """
     folder = Path(folder)
     folder.parent.mkdir(parents=True, exist_ok=True)
-    temporary = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
+    remove_leftovers(folder)
+    temporary = hidden(folder, "tmp")
     try:
         for name, content in files.items():
             target = temporary / name
@@ -267,12 +268,13 @@ def write_folder(folder: Path | str, files: Mapping[str, bytes]) -> None:
                 os.fsync(handle.fileno())
         publish_folder(temporary, folder)
     finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+        with suppress(OSError):  # the next writer takes it away
+            delete(temporary)
 
 
 def publish_folder(temporary: Path, folder: Path) -> None:
     """Rename `temporary` to `folder`; a folder that already stands there is moved aside first and deleted after."""
-    retired = folder.with_name(f".{folder.name}.{os.getpid()}.old")
+    retired = hidden(folder, "old")
     try:
         while True:
             if folder.exists():
@@ -284,9 +286,10 @@ def publish_folder(temporary: Path, folder: Path) -> None:
                 # Another process published between the two renames: its folder is retired in turn, the later one wins.
                 if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
                     raise
-                shutil.rmtree(retired, ignore_errors=True)
+                delete(retired)
         fsync_folder(folder.parent)
     finally:
         if retired.exists() and not folder.exists():
             os.replace(retired, folder)  # the new one did not arrive: the old one stays
-        shutil.rmtree(retired, ignore_errors=True)
+        with suppress(OSError):  # the new one is there: the next writer takes away what is left of the old one
+            delete(retired)

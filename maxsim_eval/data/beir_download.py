@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import shutil
 import stat
 import urllib.error
 import urllib.request
 import zipfile
+from contextlib import suppress
 from pathlib import Path, PurePosixPath
 from types import ModuleType
 
 from maxsim_eval.data.beir import LAYOUT, publish_folder
 from maxsim_eval.data.cards import Card
 from maxsim_eval.errors import DataError
+from maxsim_eval.files import delete, hidden, remove_leftovers
 
 CONNECT_SECONDS = 20.0
 
@@ -44,7 +45,8 @@ def fetch(card: Card, data_dir: Path) -> Path:
     parent = data_dir if data_dir.name == "beir" else data_dir / "beir"
     target = parent / archive_name
     made = [folder for folder in (parent, *parent.parents) if not folder.exists()]
-    temporary = parent / f".{archive_name}.{os.getpid()}.download"
+    temporary = hidden(target, "download")
+    remove_leftovers(target)
     try:
         temporary.mkdir(parents=True)
         archive = temporary / f"{archive_name}.zip"
@@ -57,7 +59,8 @@ def fetch(card: Card, data_dir: Path) -> Path:
             f"{target}: the dataset {card.name!r} could not be stored ({error.strerror or error}). {by_hand(card, data_dir)}"
         ) from error
     finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+        with suppress(OSError):  # `cache gc` knows it
+            delete(temporary)
         for folder in made:  # innermost first
             if folder.is_dir() and not any(folder.iterdir()):
                 folder.rmdir()

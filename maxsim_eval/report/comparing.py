@@ -18,7 +18,7 @@ from maxsim_eval.data.subsets import describe, describe_candidates
 from maxsim_eval.data.trec import read_qrels, read_trec_run
 from maxsim_eval.environment import environment
 from maxsim_eval.errors import DataError, UnknownNameError, UsageError
-from maxsim_eval.files import writing
+from maxsim_eval.files import alone, writing
 from maxsim_eval.report.console import render_body, shown
 from maxsim_eval.report.result_json import dump_json, jsonable, read_result
 from maxsim_eval.report.writing import write_reports
@@ -352,6 +352,7 @@ def write_comparison(comparison: Comparison, folder: Path | str, command: Sequen
     file = Path(folder) / RESULT_FILE
     if file.exists() and _looks_like_result(file) and read_result(file).task.get("source") != SOURCE:
         raise UsageError(f"{folder}: holds the report of an evaluation, which would be replaced; choose another --out")
-    with writing(folder):
-        file.unlink(missing_ok=True)  # where it exists the rest belongs to it
-    write_reports(comparison.to_result(command), folder)
+    with alone(folder):
+        with writing(folder):
+            file.unlink(missing_ok=True)  # where it exists the rest belongs to it
+        write_reports(comparison.to_result(command), folder)

@@ -20,7 +20,6 @@ import json
 import os
 import queue
 import re
-import socket
 import threading
 import time
 import warnings
@@ -37,7 +36,7 @@ import numpy as np
 from maxsim_eval.cache.hdf5 import LIBVER, Stamp, damaged, fixed, open_hdf5, plain, read_at, reserve, structure
 from maxsim_eval.cache.shards import write_error
 from maxsim_eval.errors import CacheError
-from maxsim_eval.files import fsync_folder
+from maxsim_eval.files import alive, fsync_folder, host
 from maxsim_eval.hashing import canonical
 
 FORMAT = "maxsim-eval/record/1"
@@ -248,7 +247,7 @@ class Records:
     def _write(self, finished: _Finished) -> None:
         path = self._path(finished.start, finished.stop)
         image, position, size = _image(finished, self.fingerprint)
-        temporary = path.with_name(f".{path.name}.{_HOST}-{os.getpid()}.tmp")
+        temporary = path.with_name(f".{path.name}.{host()}-{os.getpid()}.tmp")
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             try:
@@ -346,17 +345,6 @@ def _crc(array: np.ndarray) -> int:
     return zlib.crc32(array.reshape(-1).view(np.uint8).data)
 
 
-def _host() -> str:
-    """What tells process numbers of this machine (or container) from those of others that share the folder."""
-    parts = [socket.gethostname()]
-    with contextlib.suppress(OSError):  # Linux has these; elsewhere the name has to do
-        parts += [Path("/proc/sys/kernel/random/boot_id").read_text(), os.readlink("/proc/self/ns/pid")]
-    return hashlib.sha256(" ".join(parts).encode()).hexdigest()[:12]
-
-
-_HOST = _host()
-
-
 def _abandoned(path: Path) -> bool:
     """Whether nobody writes this temporary file any more: its process ran here and is gone, or it was last written an hour ago."""
     match = _OURS.fullmatch(path.name)
@@ -365,13 +353,7 @@ def _abandoned(path: Path) -> bool:
     try:
         if time.time() - path.stat().st_mtime > _STALE_SECONDS:
             return True
-        if match["host"] != _HOST:
-            return False
-        if int(match["process"]) == os.getpid():
-            return True  # an earlier process with our number: these `Records` have not written yet
-        os.kill(int(match["process"]), 0)
-    except ProcessLookupError:
-        return True
-    except (FileNotFoundError, PermissionError, OverflowError):  # gone already; another user's process; no process number
+    except FileNotFoundError:  # gone already
         return False
-    return False
+    # With our own number: an earlier process, as these `Records` have not written yet.
+    return match["host"] == host() and (int(match["process"]) == os.getpid() or not alive(int(match["process"])))

@@ -22,6 +22,7 @@ from maxsim_eval.cli import app as command_line
 from maxsim_eval.cli.cache import cache, convert, encode, inspect
 from maxsim_eval.encoders.lexical import LexicalEncoder
 from maxsim_eval.encoders.names import OPTIONS
+from maxsim_eval.files import host
 
 Cli = Callable[..., Any]
 
@@ -269,7 +270,7 @@ def test_rm_leaves_everything_else_alone(cli: Cli, home: Path, tmp_path: Path) -
     before = files(home)
     for folder, text in (
         (outside / "lexical-documents-1", "not an entry of embeddings_cache"),
-        (linked, "not an entry of embeddings_cache"),
+        (linked, "is a link, and what it points to is not removed"),
         (other, "not a manifest of the embedding cache"),
         (cache_dir / "a" / "b" / "bare", "no cache entry"),
         (home / "datasets", "no cache entry"),
@@ -291,22 +292,24 @@ def test_gc(cli: Cli, home: Path) -> None:
     leftover.write_bytes(b"half")
     (queries / "00000.h5").unlink()
     done = subprocess.run([sys.executable, "-S", "-c", "import os; print(os.getpid())"], capture_output=True, check=True)
-    dead = entry.parent / f".gone-documents-1.{int(done.stdout)}.old"
-    alive = entry.parent / f".going-documents-1.{os.getpid()}.old"
-    for folder in (dead, alive):
-        folder.mkdir()
+    dead = entry.parent / f".gone-documents-1.{host()}-{int(done.stdout)}.old"
+    alive = entry.parent / f".going-documents-1.{host()}-{os.getpid()}.old"
+    load = home / "datasets" / "beir" / f".nq.{host()}-{int(done.stdout)}.download"
+    for folder in (dead, alive, load):
+        folder.mkdir(parents=True)
         (folder / "manifest.json").write_text("{}")
     before = files(home)
     found = json.loads(cli(*clean, cwd=home).fine().out)
-    assert {Path(row["path"]).name for row in found["garbage"]} == {leftover.name, dead.name}
+    assert {Path(row["path"]).name for row in found["garbage"]} == {leftover.name, dead.name, load.name}
     assert (found["removed"], found["freed_bytes"]) == (False, 0)
-    assert "2 to remove" in cli("cache", "gc", cwd=home).fine().out
+    assert "3 to remove" in cli("cache", "gc", cwd=home).fine().out
     assert files(home) == before
     with filelock.FileLock(entry / ".lock"):
         locked = cli("cache", "gc", "--yes", cwd=home).fine()
     assert f"{entry.name}: another process is writing it" in locked.err
     assert leftover.exists()
     assert not dead.exists()
+    assert not load.exists()
     partial = json.loads(cli(*clean, "--partial", "--yes", cwd=home).fine().out)
     assert {Path(row["path"]).name for row in partial["garbage"]} == {leftover.name, queries.name}
     assert not leftover.exists()
@@ -350,7 +353,7 @@ def test_garbage_that_is_gone_when_it_is_to_be_removed(home: Path) -> None:
     cache_dir, queries = home / "embeddings_cache", entry_of(home, "queries")
     (queries / ".00000.h5.99999.tmp").write_bytes(b"half")
     (entry_of(home) / "00000.h5").unlink()
-    old = queries.parent / ".gone-documents-1.999999999.old"
+    old = queries.parent / f".gone-documents-1.{host()}-999999999.old"
     old.mkdir()
     found, problems = housekeeping.find_garbage(cache_dir, partial=True)
     assert (len(found), problems) == (3, [])

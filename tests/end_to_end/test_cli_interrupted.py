@@ -114,18 +114,22 @@ def many(collection: Callable[..., Path], tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.parametrize(
+    ("sent", "code", "word"), [(signal.SIGINT, INTERRUPTED, "interrupted"), (signal.SIGTERM, 143, "terminated (SIGTERM)")]
+)
 def test_ctrl_c_while_encoding_keeps_finished_shards(
-    many: Path, cli: Any, clean: Any, start: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+    sent: signal.Signals, code: int, word: str, many: Path, cli: Any, clean: Any, start: Callable[..., Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
     child = start(["-c", SLOW, "local", "foxes", "--quiet"], many)
     end = time.monotonic() + 60
     while not (many / "third").exists() and child.poll() is None and time.monotonic() < end:
         time.sleep(0.02)
-    child.send_signal(signal.SIGINT)
+    child.send_signal(sent)
     out, err = child.communicate(timeout=30)
-    assert child.returncode == INTERRUPTED, err
+    assert child.returncode == code, err
     assert out == ""
-    assert err.strip() == "interrupted; finished parts are kept, the same command continues"
+    assert err.strip() == f"{word}; finished parts are kept, the same command continues"
     clean(many)
     (documents,) = (many / "embeddings_cache" / "local" / "foxes").iterdir()
     finished = {path.name: path.read_bytes() for path in documents.glob("*.h5")}

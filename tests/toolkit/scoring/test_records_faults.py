@@ -91,9 +91,9 @@ def test_close_says_what_no_put_has_said(tmp_path: Path, monkeypatch: pytest.Mon
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full (Linux)")
 def test_disk_full_as_the_kernel_says_it(tmp_path: Path) -> None:
-    (tmp_path / f".0-40.h5.{module._HOST}-{os.getpid()}.tmp").symlink_to("/dev/full")
+    (tmp_path / f".0-40.h5.{module.host()}-{os.getpid()}.tmp").symlink_to("/dev/full")
     records = Records(tmp_path, PRINT)  # takes it for a leftover
-    (tmp_path / f".0-40.h5.{module._HOST}-{os.getpid()}.tmp").symlink_to("/dev/full")
+    (tmp_path / f".0-40.h5.{module.host()}-{os.getpid()}.tmp").symlink_to("/dev/full")
     records.put(0, 40, *numbers(0, 40), {})
     with pytest.raises(CacheError, match=r"0-40\.h5: the disk is full"):
         records.close()
@@ -154,7 +154,7 @@ def finished_process() -> int:
 def test_leftovers_of_dead_writers_are_removed(tmp_path: Path) -> None:
     with Records(tmp_path, PRINT) as records:
         records.put(0, 40, *numbers(0, 40), {})
-    dead, host = finished_process(), module._HOST
+    dead, host = finished_process(), module.host()
     away = [f".0-40.h5.{host}-{dead}.tmp", f".0-40.h5.{host}-{os.getpid()}.tmp", ".40-41.h5.0123456789ab-1.tmp"]
     stay = [f".0-40.h5.{host}-{os.getppid()}.tmp", f".0-40.h5.0123456789ab-{dead}.tmp", f".other.{dead}.tmp"]
     for name in away + stay:
