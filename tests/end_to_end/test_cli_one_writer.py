@@ -57,7 +57,7 @@ def test_two_evaluations_on_one_folder(demo: Any, start: Callable[..., Any], tmp
         assert ended in ([0, 0], [0, DATA]), both
         for (code, said), own in zip(both, (7, 9), strict=True):
             if code == DATA:
-                assert said.startswith(f"error: out-{turn}: another command is writing there (process "), said
+                assert said.startswith(f"error: out-{turn}: another command is writing there"), said
                 assert k != own
     assert any(code == DATA for one in codes for code, _ in one), "they never met"
 
