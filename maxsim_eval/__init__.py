@@ -7,6 +7,7 @@ From the top down; a room imports from those below it, never from those above:
 
 cli/             the command line
 studies/         pages and notebooks that show many evaluations together
+in_memory.py     `evaluate_embeddings`: embeddings that are in memory, without a dataset or a file
 api.py           `evaluate`: a task, an encoder and scoring paths in, a Result out
 gate/            the quality gate: bounds on what changed, an exit code
 report/          a Result as something to read: console, Markdown, HTML, CSV, JSON
@@ -30,13 +31,19 @@ quantities.py    sizes and times as people write and read them
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    __version__: str
     from maxsim_eval.api import evaluate
     from maxsim_eval.data.loading import load_task
+    from maxsim_eval.in_memory import evaluate_embeddings
     from maxsim_eval.types import Encoder, PathResult, Result, Run, Task
 
-__all__ = ["Encoder", "PathResult", "Result", "Run", "Task", "evaluate", "load_task"]
+__all__ = ["Encoder", "PathResult", "Result", "Run", "Task", "__version__", "evaluate", "evaluate_embeddings", "load_task"]
 
-_HOMES = {"evaluate": "maxsim_eval.api", "load_task": "maxsim_eval.data.loading"}
+_HOMES = {
+    "evaluate": "maxsim_eval.api",
+    "evaluate_embeddings": "maxsim_eval.in_memory",
+    "load_task": "maxsim_eval.data.loading",
+}
 
 
 def __getattr__(name: str) -> Any:
@@ -45,4 +52,11 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'maxsim_eval' has no attribute {name!r}")
     import importlib
 
+    if name == "__version__":
+        return importlib.import_module("importlib.metadata").version("maxsim-eval")
     return getattr(importlib.import_module(_HOMES.get(name, "maxsim_eval.types")), name)
+
+
+def __dir__() -> list[str]:
+    """What there is to import, before it was."""
+    return sorted({*globals(), *__all__})

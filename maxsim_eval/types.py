@@ -1,9 +1,12 @@
-"""The toolkit's nouns: Task, Encoder, Run, Result. Plain frozen dataclasses and Protocols; no behaviour beyond their own shape."""
+"""The toolkit's nouns: Task, Encoder, Run, Result. Plain frozen dataclasses and Protocols; a Result also shows itself."""
 
 from __future__ import annotations
 
+import html
+import importlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal, Protocol, runtime_checkable
 
 from maxsim_kernels import Packed
@@ -126,9 +129,12 @@ class PathResult:
     memory: Mapping[str, Any] | None = None  # host_peak_bytes, device_peak_bytes
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Result:
-    """One evaluation, as `docs/result.md` documents it; `report/result_json.py` converts it."""
+    """One evaluation, as `docs/result.md` documents it; `report/result_json.py` converts it.
+
+    Shown in a notebook it is a table of paths; `to_dataframe` gives every figure, `report` writes the files of a report.
+    """
 
     task: Mapping[str, Any]
     encoder: Mapping[str, Any]
@@ -138,3 +144,49 @@ class Result:
     command: Sequence[str]
     reference: str | None = "fp32"
     created: str = ""
+
+    def to_dataframe(self) -> Any:
+        """A pandas DataFrame, one row a path and metric: value, change against the reference, its interval, p, verdict.
+
+        Raises:
+            ModuleNotFoundError: pandas is not installed.
+        """
+        rows = []
+        for name, path in self.paths.items():
+            parity = path.parity or {}
+            for metric, value in path.metrics.items():
+                found = (parity.get("statistics") or {}).get(metric) or {}
+                row = {"path": name, "metric": metric, "value": value, "change": (parity.get("delta") or {}).get(metric)}
+                rows.append(row | {key: found.get(key) for key in ("low", "high", "p_adjusted", "verdict")})
+        columns = ["path", "metric", "value", "change", "low", "high", "p_adjusted", "verdict"]
+        return importlib.import_module("pandas").DataFrame(rows, columns=columns)
+
+    def report(self, folder: Path | str) -> Path:
+        """Write report.html, report.md, the CSV files and result.json into a folder; returns the page's path."""
+        importlib.import_module("maxsim_eval.report.writing").write_reports(self, folder)
+        return Path(folder) / "report.html"
+
+    def _table(self) -> list[list[str]]:
+        """A row of text for each path: its first metrics, and how near it is to the reference."""
+        metrics = list(dict.fromkeys(metric for path in self.paths.values() for metric in path.metrics))
+        chosen = [metric for metric in ("nDCG@10", "Recall@100") if metric in metrics] or metrics[:2]
+        rows = [["path", *chosen, "Spearman", "top-10 overlap"]]
+        for name, path in self.paths.items():
+            parity = path.parity or {}
+            near = ((parity.get("spearman") or {}).get("mean"), (parity.get("overlap") or {}).get("@10"))
+            values = [path.metrics.get(metric) for metric in chosen]
+            rows.append([name, *("-" if value is None else f"{value:.4f}" for value in (*values, *near))])
+        return rows
+
+    def __repr__(self) -> str:
+        what = f"{self.task.get('source')}/{self.task.get('dataset')}, {self.encoder.get('name')}, k={self.k}"
+        head, *rows = self._table()
+        paths = [" ".join([row[0], *(f"{of} {cell}" for of, cell in zip(head[1:], row[1:], strict=True))]) for row in rows]
+        return f"Result({what}: {'; '.join(paths)})"
+
+    def _repr_html_(self) -> str:
+        head, *rows = self._table()
+        cells = "".join(f"<th>{html.escape(cell)}</th>" for cell in head)
+        body = "".join("<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
+        what = f"{self.task.get('source')}/{self.task.get('dataset')}, {self.encoder.get('name')}, top {self.k}"
+        return f"<p>{html.escape(what)}</p><table><thead><tr>{cells}</tr></thead><tbody>{body}</tbody></table>"

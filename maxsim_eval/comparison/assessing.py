@@ -64,7 +64,7 @@ def assess(
 
 
 def _result(outcome: Outcome, path: ScoringPath, copied: bool, qrels: Qrels, metrics: Sequence[str]) -> PathResult:
-    per_query = evaluate_run(outcome.run, qrels, metrics)
+    per_query = evaluate_run(outcome.run, qrels, metrics) if metrics else {}
     read = f"; documents read from the {path.copy} copy in the cache" if copied else ""
     return PathResult(
         metrics=means(per_query),

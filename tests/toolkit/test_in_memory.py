@@ -1,0 +1,154 @@
+"""`evaluate_embeddings`, and what a Result shows of itself."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import maxsim_eval
+from maxsim_eval import evaluate, evaluate_embeddings
+from maxsim_eval.errors import DataError, UsageError
+from maxsim_eval.report.result_json import read_result
+from maxsim_eval.types import PathResult, Result
+from maxsim_kernels import Packed, maxsim_reference
+
+WIDTH = 24
+QRELS = {"a": {"d3": 1}, "b": {"d7": 2, "d8": 0}, "z": {"d1": 1}}
+
+
+def unit(count: int, seed: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    values = torch.randn(count, WIDTH, generator=torch.Generator().manual_seed(seed))
+    return torch.nn.functional.normalize(values, dim=1).to(dtype)
+
+
+def made(dtype: torch.dtype = torch.float32) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    documents = [unit(1 + n % 5, n, dtype) for n in range(20)]
+    return [documents[n][:2].clone() for n in (3, 7, 11)], documents
+
+
+def packed(rows: list[torch.Tensor]) -> Packed:
+    return Packed(torch.cat(rows), torch.tensor([0, *map(len, rows)]).cumsum(0))
+
+
+IDS = {"query_ids": ["a", "b", "c"], "document_ids": [f"d{n}" for n in range(20)], "quiet": True, "k": 10}
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
+def test_lists_and_packed_give_the_scores_of_the_operator(dtype: torch.dtype, tmp_path: Path) -> None:
+    queries, documents = made(dtype)
+    result = evaluate_embeddings(queries, documents, QRELS, out_dir=tmp_path / "a", **IDS)
+    same = evaluate_embeddings(packed(queries), packed(documents), QRELS, out_dir=tmp_path / "b", **IDS)
+    assert result.task["queries"] == 2, "those that are judged"
+    assert {name: path.metrics for name, path in result.paths.items()} == {
+        name: path.metrics for name, path in same.paths.items()
+    }
+    assert result.paths["fp32"].metrics["nDCG@10"] == 1.0
+    runs = [(tmp_path / part / "runs" / "fp32.trec").read_text() for part in "ab"]
+    assert runs[0] == runs[1]
+    scores = maxsim_reference(packed(queries), packed(documents))
+    assert isinstance(scores, torch.Tensor)
+    for line in runs[0].splitlines():
+        query, _, document, _, score, _ = line.split()
+        assert np.float32(score) == scores["abc".index(query), int(document[1:])].numpy()
+
+
+def test_a_dense_tensor_and_numbers_as_ids() -> None:
+    documents = torch.stack([unit(4, n) for n in range(6)])
+    result = evaluate_embeddings(documents[:3, :2], documents, {"2": {"2": 1}}, paths=["fp32"], quiet=True, k=3)
+    assert result.paths["fp32"].metrics["nDCG@1"] == 1.0
+
+
+def test_without_judgements_there_is_parity_alone(tmp_path: Path) -> None:
+    queries, documents = made()
+    result = evaluate_embeddings(queries, documents, out_dir=tmp_path, **IDS)
+    assert result.task["queries"] == 3
+    assert all(path.metrics == {} for path in result.paths.values())
+    parity = result.paths["int8"].parity
+    assert parity is not None
+    assert parity["spearman"]["mean"] > 0.99
+    assert read_result(tmp_path / "result.json") == result
+    assert "<table" in (tmp_path / "report.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "text"),
+    [
+        ({"queries": torch.ones(3, WIDTH)}, UsageError, r"queries: got \[3, 24\], need a list of tensors"),
+        ({"queries": []}, UsageError, "queries: got list"),
+        ({"queries": [torch.ones(2, 5)]}, UsageError, "queries: d = 5, documents: d = 24"),
+        (
+            {"documents": [torch.ones(2, WIDTH), torch.ones(2, WIDTH).half()]},
+            UsageError,
+            "documents: tensors of 2 widths, dtypes",
+        ),
+        ({"documents": torch.ones(2, 2, WIDTH, dtype=torch.int8)}, UsageError, "documents: got torch.int8"),
+        ({"documents": [torch.full((1, WIDTH), torch.nan)]}, DataError, "documents: hold a value that is not finite"),
+        ({"query_ids": ["a"]}, UsageError, "query_ids: got 1, need one for each of 3"),
+        ({"query_ids": ["a", "a", "b"]}, UsageError, "query_ids: need texts, each once"),
+        ({"document_ids": list(range(20))}, UsageError, "document_ids: need texts"),
+        ({"qrels": {"nobody": {"d1": 1}}}, DataError, "none of its 1 queries is among the 3 query_ids"),
+        ({"qrels": {"a": {"nothing": 1}}}, DataError, "none of the judged documents"),
+    ],
+)
+def test_what_does_not_fit(change: dict[str, Any], error: type[Exception], text: str) -> None:
+    queries, documents = made()
+    with pytest.raises(error, match=text):
+        evaluate_embeddings(**{"queries": queries, "documents": documents, "qrels": QRELS, **IDS, **change})
+
+
+# What a Result shows of itself ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def result() -> Result:
+    queries, documents = made()
+    return evaluate_embeddings(queries, documents, QRELS, **IDS)
+
+
+def test_its_repr_is_a_line(result: Result) -> None:
+    assert repr(result).startswith(
+        "Result(memory/embeddings, embeddings, k=10: fp32 nDCG@10 1.0000 Recall@100 1.0000 Spearman - "
+    )
+    assert len(repr(result)) < 300
+
+
+def test_a_notebook_shows_a_table_without_markup_of_others(result: Result) -> None:
+    names = {"<script>alert(1)</script>": result.paths["fp32"]}
+    shown = Result({"source": "<b>", "dataset": "&"}, {"name": "<i>"}, 3, names, {}, [])._repr_html_()
+    assert "<script>" not in shown
+    assert "&lt;b&gt;/&amp;, &lt;i&gt;, top 3" in shown
+    assert result._repr_html_().count("<tr>") == 1 + len(result.paths)
+
+
+def test_to_dataframe(result: Result) -> None:
+    pytest.importorskip("pandas")
+    frame = result.to_dataframe()
+    assert list(frame.columns) == ["path", "metric", "value", "change", "low", "high", "p_adjusted", "verdict"]
+    assert len(frame) == sum(len(path.metrics) for path in result.paths.values())
+    row = frame[(frame.path == "int8") & (frame.metric == "nDCG@10")].iloc[0]
+    assert row.value == result.paths["int8"].metrics["nDCG@10"]
+    assert row.change == result.paths["int8"].parity["delta"]["nDCG@10"]  # type: ignore[index]
+    empty = Result({}, {}, 1, {"x": PathResult({}, {}, {})}, {}, []).to_dataframe()
+    assert len(empty) == 0
+
+
+def test_report_writes_the_files(result: Result, tmp_path: Path) -> None:
+    page = result.report(tmp_path / "x")
+    assert page == tmp_path / "x" / "report.html"
+    assert {path.name for path in page.parent.iterdir()} >= {"report.html", "report.md", "result.json", "metrics.csv"}
+    assert json.loads((page.parent / "result.json").read_text())["k"] == 10
+
+
+def test_the_package_says_what_it_has() -> None:
+    assert set(maxsim_eval.__all__) <= set(dir(maxsim_eval))
+    assert maxsim_eval.__version__.count(".") == 2
+    assert maxsim_eval.evaluate is evaluate
+    for name in maxsim_eval.__all__:
+        assert getattr(maxsim_eval, name) is not None
+    with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
+        maxsim_eval.nothing  # noqa: B018
