@@ -13,15 +13,15 @@ compared with one of the same definition.
 `nDCG-exp@k`  DCG with gain 2^rel - 1 and discount log2(rank + 1), over that of the best possible ranking. For judgements of 0 and
               1 it equals trec_eval's nDCG, whose gain is rel itself. A query without a relevant document counts 0, as there.
 
-Judgements of 0 and below are not relevant and gain nothing, as in trec_eval. A query that is judged by negative numbers alone counts
-0 and never reaches pytrec_eval, which dies of it.
+Judgements of 0 and below are not relevant and gain nothing, as in trec_eval. Below 0 a document counts as unjudged where that matters
+(Bpref, infAP), as there.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -221,19 +221,35 @@ def evaluate_run(run: Run, qrels: Qrels, metrics: Iterable[str] = DEFAULT_METRIC
         for document, _ in run.rankings[query_id]:
             _check_id(f"run {run.name!r}: document id", document)
     per_query: dict[str, dict[str, float]] = {metric.name: dict.fromkeys(judged, 0.0) for metric in wanted}
-    safe = {query_id: row for query_id, row in judged.items() if max(row.values()) >= 0}  # trec_eval's own value of others: 0
-    sent = [query_id for query_id in queries if query_id in safe]
     for truncate in dict.fromkeys(metric.truncate for metric in wanted):
         group = [metric for metric in wanted if metric.truncate == truncate]
-        evaluator = pytrec_eval.RelevanceEvaluator(safe, {metric.measure for metric in group})
-        found = evaluator.evaluate({query_id: _trec_scores(run, query_id, truncate) for query_id in sent})
-        for metric in group:
-            for query_id in sent:
-                per_query[metric.name][query_id] = float(found[query_id][metric.measure])
+        for query_id, values in _by_trec_eval(run, judged, queries, {metric.measure for metric in group}, truncate):
+            for metric in group:
+                per_query[metric.name][query_id] = float(values[metric.measure])
     for metric in asked:
         if metric.measure in PAPER_METRICS:
             per_query[metric.name] = _paper_metric(metric, run, judged)
     return {metric.name: per_query[metric.name] for metric in asked}
+
+
+def _by_trec_eval(
+    run: Run, judged: Mapping[str, dict[str, int]], queries: Sequence[str], measures: set[str], truncate: int | None
+) -> Iterator[tuple[str, Mapping[str, float]]]:
+    """(query id, measure -> value) of the queries that have a relevant document; of the others every measure is 0.
+
+    What trec_eval cannot take stays away from it: where the highest grade of a query is below 0 it counts grades in memory that is not
+    its own, and dies of it or keeps the counts of the query before; and it takes a query of its internal names ("no query", "no_query")
+    for one that it has just computed. So queries go by numbers.
+    """
+    number = {
+        query_id: str(place) for place, query_id in enumerate(queries) if any(grade > 0 for grade in judged[query_id].values())
+    }
+    if not number:
+        return
+    evaluator = pytrec_eval.RelevanceEvaluator({place: judged[query_id] for query_id, place in number.items()}, measures)
+    found = evaluator.evaluate({place: _trec_scores(run, query_id, truncate) for query_id, place in number.items()})
+    for query_id, place in number.items():
+        yield query_id, found[place]
 
 
 def _paper_metric(metric: Metric, run: Run, judged: Mapping[str, Mapping[str, int]]) -> dict[str, float]:

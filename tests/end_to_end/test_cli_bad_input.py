@@ -217,3 +217,24 @@ def test_a_data_folder_that_cannot_be_made(cli: Any, clean: Any, tmp_path: Path)
     (tmp_path / "datasets").write_text("a file")
     cli("demo", "--quiet", cwd=tmp_path).refused(DATA, "datasets/demo/small", "cannot be written")
     clean(tmp_path)
+
+
+# Judgements -----------------------------------------------------------------------------------------------------------
+
+COMMAND = ("-c", "from maxsim_eval.cli.app import main; main()")
+NEGATIVE = (("q1", "d1", -2), ("q1", "d5", -3), ("q2", "d4", 1), ("q3", "d6", -1))
+
+
+def test_grades_below_0_do_not_kill_a_command(collection: Callable[..., Path], start: Any, tmp_path: Path) -> None:
+    """Each in a process of its own: trec_eval died of them, after all scoring was done."""
+    pets = collection(tmp_path / "datasets" / "local" / "pets", qrels=NEGATIVE)
+    words = ("local", "pets", "--paths", "fp32", "--k", "6", "--metrics", "MRR,Bpref", "--json", "--out", "out")
+    evaluated = start((*COMMAND, *words), tmp_path)
+    out, err = evaluated.communicate(timeout=300)
+    assert evaluated.returncode == 0, err
+    assert json.loads(out)["paths"]["fp32"]["per_query"]["MRR"] == {"q1": 0.0, "q2": 1.0, "q3": 0.0}
+    words = ("metrics", str(pets / "qrels" / "test.tsv"), "out/runs/fp32.trec", "--metrics", "MRR,Bpref", "--json")
+    measured = start((*COMMAND, *words), tmp_path)
+    out, err = measured.communicate(timeout=300)
+    assert measured.returncode == 0, err
+    assert json.loads(out) == pytest.approx({"MRR": 1 / 3, "Bpref": 1 / 3})
