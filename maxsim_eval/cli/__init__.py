@@ -7,6 +7,7 @@ evaluate.py  the evaluating commands, one a source of data: `beir`, `local`, `re
 explain.py   the command `explain`: which document tokens a score comes from, as a table, as JSON and as a picture
 gate.py      the command `gate`: a Result against a committed baseline and thresholds, for a CI
 import_.py   the command `import`: token embeddings that were computed elsewhere, checked and put into the cache
+metrics.py   the command `metrics`: metrics of TREC runs of any tool, with what was counted, and paired tests
 options.py   options that several commands share, in groups, and how a command gets them: `with_options`
 output.py    what commands print: answers to stdout, everything else to stderr, colours only where somebody looks at them
 plan.py      the command `plan`: what an evaluation will take on this machine, before anything long starts

@@ -21,12 +21,13 @@ import typer
 from maxsim_eval.cli.bench import SETTINGS as SCRIPTS
 from maxsim_eval.cli.bench import bench
 from maxsim_eval.cli.cache import cache, convert, encode, inspect
-from maxsim_eval.cli.evaluate import command_line, metric_names, register
+from maxsim_eval.cli.evaluate import command_line, register
 from maxsim_eval.cli.explain import explain
 from maxsim_eval.cli.gate import gate
 from maxsim_eval.cli.import_ import import_
+from maxsim_eval.cli.metrics import metrics
 from maxsim_eval.cli.options import AsJson
-from maxsim_eval.cli.output import EXAMPLES, EXIT_CODES, console, escape_unwritable, print_json, say, with_examples
+from maxsim_eval.cli.output import EXAMPLES, EXIT_CODES, console, escape_unwritable, say, with_examples
 from maxsim_eval.cli.plan import plan
 from maxsim_eval.errors import EXIT_DATA, EXIT_INTERRUPTED, EXIT_TERMINATED, MaxsimEvalError, UsageError
 
@@ -67,7 +68,7 @@ def _options(
 
 register(app)
 app.command()(plan)
-for _command in (encode, inspect, convert, explain, gate):
+for _command in (encode, inspect, convert, explain, gate, metrics):
     app.command()(_command)
 app.command("import")(import_)
 app.command(context_settings=SCRIPTS)(bench)
@@ -99,29 +100,6 @@ def compare(
         typer.echo(comparison.to_json())
     else:
         render_comparison(comparison, console())
-
-
-@app.command()
-def metrics(
-    qrels: Annotated[Path, typer.Argument(help="Judgements: TREC or BEIR qrels.")],
-    run: Annotated[Path, typer.Argument(help="TREC run file.")],
-    names: Annotated[str | None, typer.Option("--metrics", help="Comma-separated, as nDCG@10,R@100,AP,RR@10.")] = None,
-    as_json: AsJson = False,
-) -> None:
-    """Metrics of a TREC run, by trec_eval's own code; a judged query without results scores 0.
-
-    Example: python evaluate.py metrics qrels.txt run.trec --metrics nDCG@10,R@100
-    """
-    from maxsim_eval.comparison.metrics import DEFAULT_METRICS, evaluate_run, means
-    from maxsim_eval.data.trec import read_qrels, read_trec_run
-
-    chosen = metric_names(names) or DEFAULT_METRICS
-    values = means(evaluate_run(read_trec_run(run), read_qrels(qrels), chosen))
-    if as_json:
-        print_json(values)
-    else:
-        for name, value in values.items():
-            typer.echo(f"{name:12} {value:.4f}")
 
 
 @app.command()

@@ -23,12 +23,14 @@ import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pytrec_eval
 
+from maxsim_eval.comparison import measures
 from maxsim_eval.data.trec import check_ranking, ranked
-from maxsim_eval.errors import DataError, UnknownNameError, UsageError
+from maxsim_eval.errors import DataError, MissingPackageError, UnknownNameError, UsageError
 from maxsim_eval.types import Qrels, Run
 
 DEFAULT_METRICS: tuple[str, ...] = (
@@ -64,6 +66,7 @@ _MEASURES: dict[str, tuple[str | None, str | None]] = {
 }
 _ALIASES = {"R": "Recall", "AP": "MAP", "RR": "MRR"}
 _NAME = re.compile(r"(?P<base>[A-Za-z]+(-exp)?)(@(?P<cutoff>[0-9]+))?")
+_TREC_EVAL = re.compile(r"\A(?P<measure>[A-Za-z_]+?)(_(?P<cutoff>[0-9]+))?\Z")
 _MAX_CUTOFF = 2**31 - 1
 # trec_eval walks over every relevance level up to the highest; a level like 10^6 would take it minutes a query.
 _MAX_RELEVANCE = 10_000
@@ -108,13 +111,14 @@ PAPER_METRICS: dict[str, Callable[[Sequence[str], Mapping[str, int], int], float
 class Metric:
     """One parsed metric: the name as asked for, its canonical name, and how trec_eval is asked for it.
 
-    For one of `PAPER_METRICS`, `measure` is its name there and `truncate` its cutoff.
+    For one of `PAPER_METRICS`, `measure` is its name there and `truncate` its cutoff. `other` is a measure of ir-measures.
     """
 
     name: str
     canonical: str
     measure: str  # pytrec_eval's name in results, e.g. "ndcg_cut_10"
     truncate: int | None = None  # cut the run to this depth first
+    other: Any = None
 
 
 def _known(cutoff: str | None) -> list[str]:
@@ -124,15 +128,30 @@ def _known(cutoff: str | None) -> list[str]:
     return with_cutoff + [base for base, (plain, _) in bases.items() if plain]
 
 
+def _from_trec_eval(found: re.Match[str]) -> str:
+    """`ndcg_cut_10` as `nDCG@10`, `map` as `MAP`: the name here of a measure of trec_eval; others as they are."""
+    measure, cutoff = found["measure"], found["cutoff"]
+    for name, (plain, cut) in _MEASURES.items():
+        if measure == (plain if cutoff is None else cut) and not (cutoff and measure == "recip_rank"):
+            return name if cutoff is None else f"{name}@{cutoff}"
+    return found[0]
+
+
+def known_metrics() -> list[str]:
+    """Every name that `parse_metric` takes, `k` for a cutoff; of ir-measures, where it is installed, without parameters."""
+    return list(dict.fromkeys([*_known(None), *measures.names()]))
+
+
 def parse_metric(name: str) -> Metric:
-    """Parse an ir-measures style name: `nDCG@10`, `R@100` (= `Recall@100`), `AP`, `RR@10`, `Bpref`, ...,
-    or one of the paper's, `AnyHit@10`, `nDCG-exp@10`.
+    """Parse an ir-measures style name: `nDCG@10`, `R@100` (= `Recall@100`), `AP`, `RR@10`, `Bpref`, ..., one of trec_eval's,
+    `ndcg_cut_10`, `map`, or one of the paper's, `AnyHit@10`, `nDCG-exp@10`. Where ir-measures is installed, any that it knows:
+    `ERR@20`, `AP(rel=2)@100`.
 
     Raises:
         UnknownNameError: no such metric, or not in that form (with or without a cutoff); the message offers near names.
         UsageError: a cutoff below 1 or above 2^31 - 1.
     """
-    match = _NAME.fullmatch(name)
+    match = _NAME.fullmatch(_TREC_EVAL.sub(_from_trec_eval, name))
     cutoff = match["cutoff"] if match else None
     base = _ALIASES.get(match["base"], match["base"]) if match else ""
     plain, cut = _MEASURES.get(base, (None, None))
@@ -140,6 +159,11 @@ def parse_metric(name: str) -> Metric:
     if measure is None:
         known = _known(cutoff)
         same_letters = [entry for entry in known if entry.lower() == name.lower()]  # only the case is wrong
+        other = None if same_letters else measures.measure_of(name)
+        if other is not None:
+            return Metric(name, str(other), "", other=other)
+        if "(" in name and measures.library() is None:
+            raise MissingPackageError(f"metric {name!r}", "ir_measures", measures.EXTRA)
         raise UnknownNameError("metric", name, same_letters or known)
     if cutoff is None:
         return Metric(name, base, measure)
@@ -213,7 +237,7 @@ def evaluate_run(run: Run, qrels: Qrels, metrics: Iterable[str] = DEFAULT_METRIC
         DataError: no judgements, an impossible id or relevance, a NaN score, a document twice in a query.
     """
     asked = [parse_metric(name) for name in metrics]
-    wanted = [metric for metric in asked if metric.measure not in PAPER_METRICS]
+    wanted = [metric for metric in asked if metric.measure and metric.measure not in PAPER_METRICS]
     judged = _judgements(qrels)
     queries = [query_id for query_id in judged if run.rankings.get(query_id)]
     for query_id in queries:
@@ -229,6 +253,9 @@ def evaluate_run(run: Run, qrels: Qrels, metrics: Iterable[str] = DEFAULT_METRIC
     for metric in asked:
         if metric.measure in PAPER_METRICS:
             per_query[metric.name] = _paper_metric(metric, run, judged)
+        elif metric.other is not None:
+            scores = {query_id: _trec_scores(run, query_id, None) for query_id in queries}
+            per_query[metric.name] = dict.fromkeys(judged, 0.0) | measures.values_of(metric.other, judged, scores)
     return {metric.name: per_query[metric.name] for metric in asked}
 
 

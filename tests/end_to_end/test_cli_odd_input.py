@@ -48,7 +48,9 @@ def test_one_rule_for_conflicting_judgements(collection: Callable[..., Path], cl
     result = json.loads(file.read_text())
     (run,) = tmp_path.rglob("fp32.trec")
     found = cli("metrics", folder / "qrels" / "test.tsv", run, "--metrics", "nDCG@10", "--json", cwd=tmp_path).fine()
-    assert json.loads(found.out)["nDCG@10"] == result["paths"]["fp32"]["metrics"]["nDCG@10"] == 1.0
+    assert (
+        json.loads(found.out)["runs"]["fp32.trec"]["metrics"]["nDCG@10"] == result["paths"]["fp32"]["metrics"]["nDCG@10"] == 1.0
+    )
     sentence = "1 pairs are judged twice with different scores; the later score was taken"
     assert sentence in found.err
     assert any(sentence in line for line in result["task"]["warnings"])

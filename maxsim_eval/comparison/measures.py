@@ -1,0 +1,76 @@
+"""Measures that trec_eval lacks, by ir-measures where it is installed: `ERR@20`, `RBP(p=0.8)`, `Judged@10`, `Compat(p=0.95)`, ...
+
+ir-measures parses the name and chooses the tool that computes it. `pip install 'maxsim-eval[measures]'`.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from subprocess import SubprocessError
+from typing import Any
+
+from maxsim_eval.errors import DataError
+
+EXTRA = "measures"
+
+
+def library() -> Any | None:
+    """The package ir-measures; None where it is not installed."""
+    try:
+        return importlib.import_module("ir_measures")
+    except ModuleNotFoundError:
+        return None
+
+
+def measure_of(name: str) -> Any | None:
+    """The measure of a name as ir-measures writes it; None where it is not installed, or cannot compute that.
+
+    RBP is binary there and wants to be told from which relevance on: 1, as everywhere else here, unless the name says.
+    """
+    found = library()
+    if found is None:
+        return None
+    try:
+        measure = found.parse_measure(name)
+        if not found.DefaultPipeline.supports(measure) and "rel" in measure.SUPPORTED_PARAMS and "rel" not in measure.params:
+            measure = measure(rel=1)
+        return measure if found.DefaultPipeline.supports(measure) else None
+    except (
+        ValueError,
+        NameError,
+        AssertionError,
+        SyntaxError,
+        TypeError,
+        AttributeError,
+        KeyError,
+    ):  # its parser's ways to say no
+        return None
+
+
+def names() -> list[str]:
+    """Names of its measures, without parameters."""
+    found = library()
+    if found is None:
+        return []
+    held = vars(found.measures)
+    return sorted(name for name, one in held.items() if not name.startswith("_") and isinstance(one, found.measures.Measure))
+
+
+def values_of(
+    measure: Any, judged: Mapping[str, Mapping[str, int]], scores: Mapping[str, Mapping[str, float]]
+) -> dict[str, float]:
+    """Query id -> value of the queries that it gives one for. Queries go by numbers: gdeval (ERR) takes no other ids.
+
+    Raises:
+        DataError: the tool behind the measure failed.
+    """
+    found = library()
+    assert found is not None  # `measure` is one of its own
+    ids = {str(number): query for number, query in enumerate(judged, start=1)}
+    rows = {number: judged[query] for number, query in ids.items()}
+    run = {number: scores[query] for number, query in ids.items() if query in scores}
+    try:
+        return {ids[one.query_id]: float(one.value) for one in found.iter_calc([measure], rows, run)}
+    except (OSError, RuntimeError, ValueError, AssertionError, SubprocessError) as error:
+        raise DataError(f"metric {measure}: ir-measures could not compute it ({type(error).__name__}: {error})") from error
