@@ -43,7 +43,7 @@ from maxsim_eval.scoring.job import (
     score_job,
     sources_of,
 )
-from maxsim_eval.scoring.own_functions import OWN_RUNS, Chosen, environment_of, find_paths, run_file
+from maxsim_eval.scoring.own_functions import OWN_RUNS, Chosen, find_paths, run_file
 from maxsim_eval.scoring.partial import folder_for, remove
 from maxsim_eval.scoring.paths import PATHS, REFERENCE, ScoringPath
 from maxsim_eval.scoring.stream import Asked
@@ -360,7 +360,7 @@ def _finish(settings: Settings, ready: _Ready, outcomes: Iterable[Outcome], devi
     qrels, stored = ready.subject.kept.qrels, found.documents.dtype
     results, runs = assess(outcomes, job.asked, ready.paths, job.searched.copies, qrels, stored, settings.metrics)
     asked = torch.device(device).type if settings.device == "auto" else settings.device
-    machine = {**environment(device), "device": asked, **environment_of(ready.paths)}
+    machine = {**environment(device), "device": asked}
     if len(places) > 1:
         machine |= {"processes": len(places), "devices": list(places)}
     result = Result(

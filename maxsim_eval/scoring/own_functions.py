@@ -13,10 +13,9 @@ import re
 import sys
 import sysconfig
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from importlib import metadata
 from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any
@@ -186,50 +185,25 @@ def _require_own(name: str, module: str) -> None:
 def _digest(module: ModuleType) -> str:
     """SHA-256 over the files of a module and of everything it has imported by name, the standard library and installed packages
     aside."""
-    files, _ = _reached(module)
+    installed = {Path(sysconfig.get_path(kind)).resolve() for kind in ("stdlib", "platstdlib", "purelib", "platlib")}
+    files: dict[str, Path] = {}
+    todo = [module]
+    while todo:
+        one = todo.pop()
+        place = getattr(one, "__file__", None)
+        if not place or one.__name__ in files or one.__name__.partition(".")[0] in ("maxsim_eval", "maxsim_kernels"):
+            continue
+        if installed.isdisjoint(Path(place).resolve().parents):
+            files[one.__name__] = Path(place)
+            for value in list(vars(one).values()):
+                owner = value if isinstance(value, ModuleType) else None
+                if isinstance(value, FunctionType | type):
+                    owner = sys.modules.get(value.__module__)
+                todo += [] if owner is None else [owner]
     found = hashlib.sha256()
     for name, path in sorted(files.items()):
         feed(found, [name.encode(), path.read_bytes()])
     return found.hexdigest()
-
-
-def _reached(module: ModuleType) -> tuple[dict[str, Path], set[str]]:
-    """Files of a module and of those of the user's that it has imported by name, and the packages (first part of their name) that all
-    of these use."""
-    installed = {Path(sysconfig.get_path(kind)).resolve() for kind in ("stdlib", "platstdlib", "purelib", "platlib")}
-    files: dict[str, Path] = {}
-    packages: set[str] = set()
-    todo = [module]
-    while todo:
-        one = todo.pop()
-        place, root = getattr(one, "__file__", None), one.__name__.partition(".")[0]
-        if one.__name__ in files:
-            continue
-        if not place or root in ("maxsim_eval", "maxsim_kernels") or not installed.isdisjoint(Path(place).resolve().parents):
-            packages.add(root)
-            continue
-        files[one.__name__] = Path(place)
-        for value in list(vars(one).values()):
-            owner = value if isinstance(value, ModuleType) else None
-            if isinstance(value, FunctionType | type):
-                owner = sys.modules.get(value.__module__)
-            todo += [] if owner is None else [owner]
-    return files, packages
-
-
-def environment_of(paths: Mapping[str, ScoringPath]) -> dict[str, Any]:
-    """What users' functions rest on: path -> the digest of its source (None: not known) and versions of the packages that it uses."""
-    own = {name: path for name, path in paths.items() if path.own}
-    if not own:
-        return {}
-    distributions = metadata.packages_distributions()
-    found = {}
-    for name, path in own.items():
-        module = sys.modules.get(getattr(path.score.function, "__module__", ""))  # type: ignore[attr-defined]
-        used = set() if module is None else _reached(module)[1]
-        versions = {one: metadata.version(one) for package in used for one in distributions.get(package, [])[:1]}
-        found[name] = {"source": path.source, "packages": dict(sorted(versions.items()))}
-    return {"scorers": found}
 
 
 def _trace(error: BaseException) -> str:

@@ -17,8 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from maxsim_eval.cache.blocks import loaded
-from maxsim_eval.cache.corpus import BLOCK_BYTES, Corpus, largest_of, within_memory
+from maxsim_eval.cache.corpus import Corpus, largest_of, within_memory
 from maxsim_eval.errors import DataError, UsageError
 from maxsim_eval.scoring.candidates import Candidates, pair_scores
 from maxsim_eval.scoring.paths import PATHS, ScoringPath, check_range
@@ -235,35 +234,20 @@ class _Unit:
         return UnitScores(self.start, self.stop, self.keys.numpy(), scores, self.time())
 
     def _refuse(self, keys: Tensor) -> None:
-        """Refuse NaN, which has the highest keys, and infinity, which has the next."""
+        """Refuse NaN, which has the highest keys, and infinity, which has the next, of a user's own function."""
         scores, indices = of_keys(keys)
-        value, bad = "NaN", torch.isnan(scores)
-        if not bool(bad.any()):
+        own, value, bad = self.stream.path.own, "NaN", torch.isnan(scores)
+        if own and not bool(bad.any()):
             value, bad = "infinite", torch.isposinf(scores)
         if bool(bad.any()):
             query = int(bad.any(1).int().argmax())
             document = int(indices[query][bad[query]].min())
             asked = self.stream.asked
+            what = "its function must return finite scores (-inf: not retrieved)" if own else "the embeddings must be finite"
             raise DataError(
                 f"path {self.stream.name}: {value} score for query {asked.query_ids[query]!r} and document "
-                f"{asked.document_ids[document]!r}; {self._why(query, document)}"
+                f"{asked.document_ids[document]!r}; {what}"
             )
-
-    def _why(self, query: int, document: int) -> str:
-        """What is wrong where a score is no number: the function, the tokens, or how large they are."""
-        if self.stream.path.own:
-            return "its function must return finite scores (-inf: not retrieved)"
-        queries, entry = self.stream.queries, self.stream.corpus.entry
-        first = int(queries.starts[query])
-        tokens = [queries.values[first : first + int(queries.lengths[query])]]
-        tokens += [block.values for block in loaded(entry.lazy_blocks(BLOCK_BYTES, document, document + 1))]
-        if not all(bool(part.isfinite().all()) for part in tokens):
-            return "the embeddings must be finite"
-        largest = max(float(part.abs().max()) for part in tokens if part.numel())
-        return (
-            f"the embeddings are finite (up to {largest:.3g}), but the sum of their products is beyond FP32 (3.4e38); scale them, for "
-            "instance to vectors of length 1"
-        )
 
 
 def _to_host(tensor: Tensor | None, aside: Any) -> Any:
