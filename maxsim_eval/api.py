@@ -29,6 +29,7 @@ from maxsim_eval.planning.costs import SAMPLED_QUERIES as _SAMPLED_QUERIES
 from maxsim_eval.planning.estimating import estimate, say_estimate
 from maxsim_eval.processes.world import World, joined
 from maxsim_eval.report.writing import write_reports
+from maxsim_eval.scoring.asked import Asked
 from maxsim_eval.scoring.candidates import Candidates, read_candidates
 from maxsim_eval.scoring.job import (
     Division,
@@ -46,7 +47,6 @@ from maxsim_eval.scoring.job import (
 from maxsim_eval.scoring.own_functions import OWN_RUNS, Chosen, find_paths, run_file
 from maxsim_eval.scoring.partial import folder_for, remove
 from maxsim_eval.scoring.paths import PATHS, REFERENCE, ScoringPath
-from maxsim_eval.scoring.stream import Asked
 from maxsim_eval.types import Encoder, Result, Run, Task
 from maxsim_kernels import Packed
 

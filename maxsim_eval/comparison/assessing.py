@@ -12,9 +12,9 @@ from maxsim_eval.comparison.metrics import evaluate_run, means
 from maxsim_eval.comparison.parity import compare
 from maxsim_eval.comparison.ties import mean_bounds
 from maxsim_eval.comparison.verdicts import with_statistics
+from maxsim_eval.scoring.asked import Asked
 from maxsim_eval.scoring.job import KeptRows, Outcome
 from maxsim_eval.scoring.paths import REFERENCE, ScoringPath
-from maxsim_eval.scoring.stream import Asked
 from maxsim_eval.types import PathResult, Qrels, Run
 
 

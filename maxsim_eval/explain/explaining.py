@@ -17,13 +17,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from maxsim_eval.cache.blocks import loaded
 from maxsim_eval.cache.corpus import Corpus, largest_of
 from maxsim_eval.cache.embeddings import Embeddings, cached_embeddings, check_widths
-from maxsim_eval.cache.selection import Documents
 from maxsim_eval.data.subsets import limit_task
 from maxsim_eval.environment import resolve_device
 from maxsim_eval.errors import DataError, UsageError, did_you_mean
+from maxsim_eval.scoring.finite import one_row, reason
 from maxsim_eval.scoring.job import find_copies
 from maxsim_eval.scoring.own_functions import find_paths
 from maxsim_eval.scoring.paths import check_range
@@ -156,7 +155,7 @@ def explain_pair(
     row, place = _place("query", query, task.query_ids), _place("document", document, kept.document_ids)
     device = resolve_device(device, quiet=quiet)
     found = cached_embeddings(task, encoder, cache_dir, kept=kept, device=device, **dict(encoder_options or {}))
-    queries, tokens = _row(found.queries, row), _row(found.documents, place)
+    queries, tokens = one_row(found.queries, row), one_row(found.documents, place)
     check_widths(found, queries)
     corpus = Corpus(found.documents, quiet, device, copies=find_copies([path], found.documents))
     scored = _Pair(path, queries, tokens, corpus, place)
@@ -199,13 +198,6 @@ def _place(what: str, name: str, ids: Sequence[str]) -> int:
     raise UsageError(f"no {what} {name!r} among the {len(ids):,} here. {hint}They are named as {some}.")
 
 
-def _row(documents: Documents, row: int) -> Packed:
-    """One row of an entry, only its tokens read."""
-    for block in loaded(documents.lazy_blocks(1 << 40, row, row + 1)):
-        return block
-    return Packed(torch.empty(0, documents.dim, dtype=documents.dtype), torch.zeros(2, dtype=torch.int64))
-
-
 @dataclass(frozen=True)
 class _Pair:
     """A query, a document and the path that scores them."""
@@ -229,8 +221,9 @@ class _Pair:
         scores, winners = cast(tuple[Tensor, Tensor], how.score(whole, ready, return_argmax=True))
         parts = cast(Tensor, how.score(alone, ready))[:, 0].cpu() if count else torch.empty(0)
         score = float(scores[0, 0])
-        if math.isnan(score):
-            raise DataError(f"path {self.path}: NaN score; the embeddings must be finite")
+        if math.isnan(score) or score == math.inf or (math.isinf(score) and len(self.document.values)):
+            word = "NaN" if math.isnan(score) else "infinite"
+            raise DataError(f"path {self.path}: {word} score; {reason(self.query.values, self.document.values)}")
         return score, winners[0, 0, :count].tolist(), parts.tolist()
 
     def _document(self, device: str) -> Any:

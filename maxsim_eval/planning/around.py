@@ -20,9 +20,9 @@ from maxsim_eval.errors import DataError, MissingPackageError
 from maxsim_eval.planning.costs import Rate, Sizes
 from maxsim_eval.planning.rates import SECONDS, steady, timed
 from maxsim_eval.planning.sizes import FoundSizes, offline
+from maxsim_eval.scoring.asked import Asked
 from maxsim_eval.scoring.job import Outcome
 from maxsim_eval.scoring.own_functions import find_paths
-from maxsim_eval.scoring.stream import Asked
 from maxsim_eval.types import Encoder, Result, Role, Run
 
 _ENCODED = 256  # items an encoder gets at a time, as when the cache is filled

@@ -29,8 +29,9 @@ from maxsim_eval.cache.shards import DTYPES
 from maxsim_eval.errors import CacheError
 from maxsim_eval.planning.costs import PathRates, Rate, Rates, Sizes, operations
 from maxsim_eval.planning.room import nearest
+from maxsim_eval.scoring.asked import Asked
 from maxsim_eval.scoring.own_functions import find_paths
-from maxsim_eval.scoring.stream import Asked, score_units
+from maxsim_eval.scoring.stream import score_units
 from maxsim_kernels import Packed
 
 STEADY = 0.1  # measurements that differ by less agree

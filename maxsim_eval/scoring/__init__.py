@@ -1,6 +1,8 @@
 """Scores of a corpus by a path: in units, streamed, resumable, the same bits however the work is cut.
 
+asked.py          what every path of one evaluation is asked
 candidates.py     reranking: the (query, document) pairs of an existing run are scored, and only their documents are read
+finite.py         scores that are no finite numbers: which pair, why, and what can be done
 job.py            what the processes of an evaluation share, and the scoring of all paths by it
 own_functions.py  scoring paths by name, and a user's own function as one
 partial.py        where an evaluation keeps its finished units while it runs

@@ -116,6 +116,11 @@ class Candidates:
         span = slice(*np.searchsorted(documents, (first, stop)))
         return queries[span], documents[span] - first
 
+    def block_on(self, first: int, stop: int, device: torch.device) -> tuple[Tensor, Tensor]:
+        """`block` as int64 tensors on a device; nothing waits for a GPU."""
+        row, column = _on_device(np.stack(self.block(first, stop)), device)
+        return row, column
+
     @cached_property
     def _by_document(self) -> tuple[np.ndarray, np.ndarray]:
         order = np.argsort(self.rows, kind="stable")

@@ -27,11 +27,11 @@ from maxsim_eval.hashing import canonical, feed
 from maxsim_eval.processes import peak_memory
 from maxsim_eval.processes.agreement import PATIENCE, blind_ranks, machine_of, require_same_machines
 from maxsim_eval.processes.world import World
+from maxsim_eval.scoring.asked import Asked
 from maxsim_eval.scoring.own_functions import run_file
 from maxsim_eval.scoring.paths import PATHS, ScoringPath
 from maxsim_eval.scoring.records import Records, ScoreRows
 from maxsim_eval.scoring.scoring import Scored, score_path, to_run
-from maxsim_eval.scoring.stream import Asked
 from maxsim_eval.scoring.units import shares, units
 from maxsim_eval.types import Run
 from maxsim_kernels import Packed
@@ -218,9 +218,9 @@ def score_job(
         paths: the job's by name, as this process knows them (`own_functions.find_paths`).
 
     Raises:
-        DataError: a NaN score or an output folder that ranks do not share. CacheError: a cache file that is not what it was, records
-            that cannot be written. UsageError: ranks whose hardware, versions or users' functions differ. RankError: another rank
-            failed.
+        DataError: a score that is no finite number, or an output folder that ranks do not share. CacheError: a cache file that is not
+            what it was, records that cannot be written. UsageError: ranks whose hardware, versions or users' functions differ.
+            RankError: another rank failed.
     """
     prove_shared(job.keeping, world)
     _require_same_functions(job.keeping.sources, world, paths)

@@ -15,10 +15,12 @@ import torch
 from maxsim_eval.cache.corpus import Corpus
 from maxsim_eval.processes.progress import Progress
 from maxsim_eval.processes.world import World
+from maxsim_eval.scoring import finite
+from maxsim_eval.scoring.asked import Asked
 from maxsim_eval.scoring.own_functions import check_paths
 from maxsim_eval.scoring.paths import PATHS, REFERENCE
 from maxsim_eval.scoring.records import Records
-from maxsim_eval.scoring.stream import PHASES, Asked, UnitScores, score_units
+from maxsim_eval.scoring.stream import PHASES, UnitScores, score_units
 from maxsim_eval.types import Run
 from maxsim_kernels import Packed
 from maxsim_kernels.topk import TopK, merge_topk, of_keys
@@ -66,7 +68,7 @@ def score_path(
         The merged top-k, on the leader; None elsewhere.
 
     Raises:
-        DataError: a NaN score, named by query and document. RankError: another rank failed.
+        DataError: a score that is NaN or infinite, named by query and document. RankError: another rank failed.
     """
     world = world or World()
     units = [(0, corpus.entry.documents)] if units is None else units
@@ -78,6 +80,7 @@ def score_path(
         if record is None:
             missing.append((start, stop))
         else:
+            finite.refuse(name, torch.from_numpy(record.keys), None, queries, corpus, asked)
             total.add(UnitScores(start, stop, record.keys, None, record.seconds))
             if kept is not None and record.scores is not None:
                 for row in range(len(kept)):

@@ -10,7 +10,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -18,35 +18,19 @@ import torch
 from torch import Tensor
 
 from maxsim_eval.cache.corpus import Corpus, largest_of, within_memory
-from maxsim_eval.errors import DataError, UsageError
-from maxsim_eval.scoring.candidates import Candidates, pair_scores
-from maxsim_eval.scoring.paths import PATHS, ScoringPath, check_range
+from maxsim_eval.errors import UsageError
+from maxsim_eval.scoring import finite
+from maxsim_eval.scoring.asked import Asked
+from maxsim_eval.scoring.candidates import pair_scores
+from maxsim_eval.scoring.paths import check_range
 from maxsim_eval.scoring.sources import source_of
 from maxsim_kernels import Packed
 from maxsim_kernels.streaming import device_blocks, least_budget
-from maxsim_kernels.topk import TopK, of_keys
+from maxsim_kernels.topk import TopK
 
 PHASES = ("read", "prepare", "score", "topk")
 _IN_FLIGHT = 2  # units whose results are on their way while a further one is scored
 _BUFFERS = 4  # pieces that fill a memory budget (`device_blocks`): on their way, in use, and as much for scores
-
-
-@dataclass(frozen=True)
-class Asked:
-    """What every path of one evaluation is asked.
-
-    `excluded[q]` is the index of the document that query q must not retrieve (-1: none). `kept_rows` are the queries whose full
-    score rows are kept for parity, in order. `candidates`, numbered as the corpus is, limits what is scored to the pairs it lists.
-    `paths` are the scoring paths by name, users' own functions among them.
-    """
-
-    query_ids: Sequence[str]
-    document_ids: Sequence[str]
-    k: int
-    excluded: np.ndarray
-    kept_rows: np.ndarray
-    candidates: Candidates | None = None
-    paths: Mapping[str, ScoringPath] = field(default_factory=lambda: PATHS)
 
 
 @dataclass(frozen=True)
@@ -78,15 +62,16 @@ def score_units(
         tick: called after each block with its number of documents and the bytes of their tokens.
 
     Raises:
-        DataError: a NaN score, named by query and document, or tokens that do not fit the path's format; nothing of that unit, nor of
-            any after it, was yielded. CacheError: a file that cannot be read. UsageError: a memory budget that is too small, or large.
+        DataError: a score that is NaN or infinite, named by query and document, or tokens that do not fit the path's format; nothing of
+            that unit, nor of any after it, was yielded. CacheError: a file that cannot be read. UsageError: a memory budget that is too
+            small, or large.
     """
     path = asked.paths[name]
     if path.may_exceed(queries):
         check_range(float(largest_of(queries.values)))
     waiting: deque[_Unit] = deque()
     with within_memory(f"path {name}"):
-        stream = _Stream(name, path.queries(queries).to(corpus.device), corpus, asked, keep)
+        stream = _Stream(name, queries, corpus, asked, keep)
         try:
             for start, stop in units:
                 waiting.append(stream.score(start, stop, units, tick))
@@ -102,8 +87,9 @@ class _Stream:
     """The blocks of all units, one after the other, and what is done with each."""
 
     def __init__(self, name: str, queries: Packed, corpus: Corpus, asked: Asked, keep: bool) -> None:
-        self.name, self.path, self.queries, self.corpus, self.asked = name, asked.paths[name], queries, corpus, asked
+        self.name, self.path, self.stored, self.corpus, self.asked = name, asked.paths[name], queries, corpus, asked
         self.device = torch.device(corpus.device)
+        self.queries = self.path.queries(queries).to(corpus.device)
         self.rows: Tensor | None = None
         if keep:
             self.rows = torch.from_numpy(asked.kept_rows.astype(np.int64)).to(self.device)
@@ -127,6 +113,8 @@ class _Stream:
             self.clock.lap("prepare")
             scores = self._scores(documents, first)
             assert isinstance(scores, Tensor)
+            if not self.path.own:
+                unit.note_lost(block, scores, first)
             self.clock.lap("score")
             self._exclude(scores, first)
             unit.add(scores, first)
@@ -182,6 +170,7 @@ class _Unit:
         self.best = TopK(len(asked.query_ids), asked.k, device, first=start)
         self.kept = None if stream.rows is None else torch.empty(len(asked.kept_rows), stop - start, device=device)
         self.largest: Tensor | None = None
+        self.lost: Tensor | None = None
         self.event: Any = None
         self.time: Callable[[], dict[str, float]] = dict
 
@@ -193,6 +182,13 @@ class _Unit:
         self.largest = here if self.largest is None else torch.maximum(self.largest, here)
         if self.stream.device.type == "cpu":
             check_range(float(self.largest))
+
+    def note_lost(self, block: Any, scores: Tensor, first: int) -> None:
+        """Remember a pair whose score is -inf though its document has tokens."""
+        tokens, candidates = block if isinstance(block, Packed) else block.codes, self.stream.asked.candidates
+        pairs = None if candidates is None else candidates.block_on(first, first + scores.shape[1], scores.device)
+        here = finite.first_lost(scores, tokens.lengths, pairs, first)
+        self.lost = here if self.lost is None else torch.where(self.lost >= 0, self.lost, here)
 
     def add(self, scores: Tensor, first: int) -> None:
         """Take in the scores of the documents from `first` on."""
@@ -215,7 +211,8 @@ class _Unit:
             return
         aside.wait_stream(torch.cuda.current_stream(self.stream.device))
         with torch.cuda.stream(aside):
-            self.keys, self.kept, self.largest = (_to_host(tensor, aside) for tensor in (self.keys, self.kept, self.largest))
+            self.keys, self.kept = _to_host(self.keys, aside), _to_host(self.kept, aside)
+            self.largest, self.lost = _to_host(self.largest, aside), _to_host(self.lost, aside)
             self.event = torch.cuda.Event()
             self.event.record(aside)
 
@@ -234,20 +231,9 @@ class _Unit:
         return UnitScores(self.start, self.stop, self.keys.numpy(), scores, self.time())
 
     def _refuse(self, keys: Tensor) -> None:
-        """Refuse NaN, which has the highest keys, and infinity, which has the next, of a user's own function."""
-        scores, indices = of_keys(keys)
-        own, value, bad = self.stream.path.own, "NaN", torch.isnan(scores)
-        if own and not bool(bad.any()):
-            value, bad = "infinite", torch.isposinf(scores)
-        if bool(bad.any()):
-            query = int(bad.any(1).int().argmax())
-            document = int(indices[query][bad[query]].min())
-            asked = self.stream.asked
-            what = "its function must return finite scores (-inf: not retrieved)" if own else "the embeddings must be finite"
-            raise DataError(
-                f"path {self.stream.name}: {value} score for query {asked.query_ids[query]!r} and document "
-                f"{asked.document_ids[document]!r}; {what}"
-            )
+        """Refuse scores that are no finite numbers."""
+        stream = self.stream
+        finite.refuse(stream.name, keys, self.lost, stream.stored, stream.corpus, stream.asked)
 
 
 def _to_host(tensor: Tensor | None, aside: Any) -> Any:

@@ -378,7 +378,7 @@ class Words:
     def prepare(self, documents: Sequence[Any]) -> None: ...
 
     def encode(self, items: Sequence[Any], role: Role) -> Packed:
-        huge = {"abyss": 1e20, "zenith": -1e20}
+        huge = {"ocean": 1e20, "abyss": -1e20}  # in no other text
         return pack([torch.tensor([[huge.get(word, 1.0)] * 4 for word in text.split()]).reshape(-1, 4) for text in items])
 
 
@@ -386,10 +386,10 @@ def not_a_number(rank: int) -> None:
     """A NaN score in the share of rank 1, whose process has never loaded the ids."""
     task = load_task("local", "ties", data_dir="datasets")
     documents = list(task.documents)
-    documents[700] = "abyss"
+    documents[700] = "ocean"
     units.LEAST_BYTES = 2000
     queries = list(task.queries)
-    queries[3] = "abyss zenith"
+    queries[3] = "ocean abyss"
     changed = type(task)(**{**task.__dict__, "documents": documents, "queries": queries})
     try:
         evaluate(changed, Words(), ["fp32"], k=5, out_dir="nan", quiet=True)

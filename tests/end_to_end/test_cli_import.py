@@ -181,7 +181,9 @@ def test_a_nan_score_names_query_and_document(torch_file: Callable[..., Path], c
     folder = large(tmp_path, torch_file, cli)
     options = ("local", "big", "--encoder", "big", "--k", "3", "--quiet", "--paths")
     text = "path fp32: NaN score for query 'q' and document 'b'"
-    cli(*options, "fp32,int8", cwd=folder).refused(DATA, text, "the embeddings are finite (up to 1e+20)", "scale them")
+    cli(*options, "fp32,int8", cwd=folder).refused(
+        DATA, text, "the embeddings are finite, but with components up to 1e+20", "normalise them"
+    )
     clean(folder)
     assert not (folder / "results").exists()
 

@@ -138,11 +138,12 @@ def test_a_leader_that_dies_is_named_by_the_others(failures: dict[str, Any]) -> 
 def test_a_nan_score_of_another_rank_is_named_by_its_ids(failures: dict[str, Any]) -> None:
     found = failures["nan"]
     text = (
-        "path fp32: NaN score for query 'q3' and document 'c700'; the embeddings are finite (up to 1e+20), but the sum of their "
-        "products is beyond FP32 (3.4e38); scale them, for instance to vectors of length 1\n"
+        "path fp32: NaN score for query 'q3' and document 'c700'; the embeddings are finite, but with components up to 1e+20 "
     )
     assert found["codes"] == [DATA, DATA]
-    assert found["err"] == [f"RankError: rank 1 of 2: {text}", f"DataError: {text}"]
+    for said, begins in zip(found["err"], (f"RankError: rank 1 of 2: {text}", f"DataError: {text}"), strict=True):
+        assert said.startswith(begins)
+        assert said.count("\n") == 1
 
 
 @pytest.mark.slow

@@ -15,9 +15,10 @@ from maxsim_eval.cache.entries import Entry
 from maxsim_eval.cache.sides import fill_entry
 from maxsim_eval.errors import DataError
 from maxsim_eval.scoring import job, units
+from maxsim_eval.scoring.asked import Asked
 from maxsim_eval.scoring.paths import PATHS
 from maxsim_eval.scoring.scoring import Corpus, score_path, to_run
-from maxsim_eval.scoring.stream import PHASES, Asked, score_units
+from maxsim_eval.scoring.stream import PHASES, score_units
 from maxsim_eval.types import Role, Task
 from maxsim_kernels import Packed, pack
 
