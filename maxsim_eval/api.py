@@ -44,7 +44,7 @@ from maxsim_eval.scoring.job import (
     score_job,
     sources_of,
 )
-from maxsim_eval.scoring.own_functions import OWN_RUNS, Chosen, find_paths, run_file
+from maxsim_eval.scoring.own_functions import OWN_RUNS, Chosen, find_paths, run_file, scorer_facts
 from maxsim_eval.scoring.partial import folder_for, remove
 from maxsim_eval.scoring.paths import PATHS, REFERENCE, ScoringPath
 from maxsim_eval.types import Encoder, Result, Run, Task
@@ -360,7 +360,7 @@ def _finish(settings: Settings, ready: _Ready, outcomes: Iterable[Outcome], devi
     qrels, stored = ready.subject.kept.qrels, found.documents.dtype
     results, runs = assess(outcomes, job.asked, ready.paths, job.searched.copies, qrels, stored, settings.metrics)
     asked = torch.device(device).type if settings.device == "auto" else settings.device
-    machine = {**environment(device), "device": asked}
+    machine = {**environment(device), "device": asked, **scorer_facts(ready.paths)}
     if len(places) > 1:
         machine |= {"processes": len(places), "devices": list(places)}
     result = Result(

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import hashlib
 import importlib
+import importlib.metadata
 import os
 import re
 import sys
 import sysconfig
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any
@@ -111,7 +113,7 @@ def _path_of(name: str) -> ScoringPath:
 
 
 def _own_path(name: str, function: Scorer, source: str | None) -> ScoringPath:
-    called = f"{getattr(function, '__module__', '?')}.{getattr(function, '__qualname__', type(function).__name__)}"
+    called = ".".join(_called(function))
     about = f", source {source[:12]}" if source else ""
     return ScoringPath(
         f"the user's own function {called}{about}, on tokens as they are in the cache",
@@ -183,27 +185,69 @@ def _require_own(name: str, module: str) -> None:
 
 
 def _digest(module: ModuleType) -> str:
-    """SHA-256 over the files of a module and of everything it has imported by name, the standard library and installed packages
-    aside."""
-    installed = {Path(sysconfig.get_path(kind)).resolve() for kind in ("stdlib", "platstdlib", "purelib", "platlib")}
+    """SHA-256 over the files of `_reached`."""
+    found = hashlib.sha256()
+    for name, path in sorted(_reached([module])[0].items()):
+        feed(found, [name.encode(), path.read_bytes()])
+    return found.hexdigest()
+
+
+def _reached(begin: Sequence[ModuleType]) -> tuple[dict[str, Path], set[str]]:
+    """Files, by module, of these modules and of everything that they have imported by name, the standard library and installed packages
+    aside; and the names of those packages."""
+    library, installed = (
+        {Path(sysconfig.get_path(kind)).resolve() for kind in kinds}
+        for kinds in (("stdlib", "platstdlib"), ("purelib", "platlib"))
+    )
     files: dict[str, Path] = {}
-    todo = [module]
+    packages, seen, todo = set[str](), set[str](), list(begin)
     while todo:
         one = todo.pop()
-        place = getattr(one, "__file__", None)
-        if not place or one.__name__ in files or one.__name__.partition(".")[0] in ("maxsim_eval", "maxsim_kernels"):
+        root, place = one.__name__.partition(".")[0], getattr(one, "__file__", None)
+        if one.__name__ in seen or root in ("maxsim_eval", "maxsim_kernels") or root in sys.builtin_module_names:
             continue
-        if installed.isdisjoint(Path(place).resolve().parents):
-            files[one.__name__] = Path(place)
+        seen.add(one.__name__)
+        above = set(Path(place).resolve().parents) if place else set()
+        if above & installed:  # before the standard library, whose folder they lie in
+            packages.add(root)
+        elif not above & library and (place or one in begin):  # what is typed in has no file
+            files |= {one.__name__: Path(place)} if place else {}
             for value in list(vars(one).values()):
                 owner = value if isinstance(value, ModuleType) else None
                 if isinstance(value, FunctionType | type):
                     owner = sys.modules.get(value.__module__)
                 todo += [] if owner is None else [owner]
-    found = hashlib.sha256()
-    for name, path in sorted(files.items()):
-        feed(found, [name.encode(), path.read_bytes()])
-    return found.hexdigest()
+    return files, packages
+
+
+def scorer_facts(paths: Mapping[str, ScoringPath]) -> dict[str, Any]:
+    """`scorers` of a Result's environment (docs/result.md): what users' functions are and use; nothing where there are none."""
+    own = {name: path for name, path in paths.items() if path.own}
+    known = importlib.metadata.packages_distributions() if own else {}
+    found = {}
+    for name, path in own.items():
+        function = getattr(path.score, "function", path.score)
+        while isinstance(function, partial):
+            function = function.func
+        called = _called(function)
+        named = name.removeprefix(PREFIX).partition(":")[0] if name.startswith(PREFIX) else None
+        modules = [sys.modules[one] for one in dict.fromkeys((named, called[0])) if one in sys.modules]
+        files, packages = _reached(modules)
+        versions = (getattr(module, "__version__", None) for module in modules)
+        distributions = sorted({one for package in packages for one in known.get(package, ())})
+        found[name] = {
+            "function": ".".join(called),
+            "version": next((str(version) for version in versions if version is not None), None),
+            "sha256": path.source if files else None,
+            "packages": {one: importlib.metadata.version(one) for one in distributions},
+        }
+    return {"scorers": found} if found else {}
+
+
+def _called(function: Any) -> tuple[str, str]:
+    """Module and name of a function, or of the type of what is called as one."""
+    kind = function if hasattr(function, "__qualname__") else type(function)
+    return str(getattr(kind, "__module__", None) or "?"), str(kind.__qualname__)
 
 
 def _trace(error: BaseException) -> str:

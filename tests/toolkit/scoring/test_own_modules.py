@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+import importlib.metadata
+import importlib.resources
+import json
 import re
 import sys
 from collections.abc import Callable
@@ -9,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from jsonschema import Draft202012Validator
 
 from maxsim_eval.errors import UnknownNameError, UsageError
 from maxsim_eval.scoring import units
@@ -224,3 +229,48 @@ def test_nobody_knows_what_a_function_given_in_python_does(
     (here / "calls").unlink()
     run(demo_home, demo_task, pair, out_dir=here / "whole")
     assert second == len((here / "calls").read_text())
+
+
+# What scored is recorded -------------------------------------------------------------------------------------------------
+
+
+def scorers_of(home: Path, task: Task, *paths: Any, **options: Any) -> dict[str, Any]:
+    return dict(run(home, task, *paths, **options).environment["scorers"])
+
+
+def test_the_environment_of_a_function_is_recorded(demo_home: Path, demo_task: Task, write: Write) -> None:
+    write("import h5py\nWIDTH = 1\n", "helper_of_scorers")
+    module = write("import json\nimport numpy as np\nfrom helper_of_scorers import h5py\n__version__ = '1.2'\n" + NAIVE)
+    path = f"python:{module}:score"
+    found = scorers_of(demo_home, demo_task, path)
+    digest = find_paths([path])[path].source
+    versions = {name: importlib.metadata.version(name) for name in ("h5py", "numpy", "torch")}
+    assert found == {path: {"function": f"{module}.score", "version": "1.2", "sha256": digest, "packages": versions}}
+    assert "scorers" not in run(demo_home, demo_task).environment
+
+
+def test_a_function_given_in_python_has_no_known_source(demo_home: Path, demo_task: Task) -> None:
+    found = scorers_of(demo_home, demo_task, ("mine", naive), ("part", functools.partial(naive)))
+    assert list(found) == ["mine", "part"]
+    for one in found.values():
+        assert (one["function"], one["version"], one["sha256"]) == ("scorer_cases.naive", None, None)
+        assert {"torch", "pytest"} <= set(one["packages"])
+        assert one["packages"]["torch"] == importlib.metadata.version("torch")
+
+
+def test_an_object_that_is_called_and_a_method(demo_home: Path, demo_task: Task, write: Write) -> None:
+    text = "\nclass Kept:\n    __call__ = staticmethod(score)\n    def exact(self, queries, documents):\n        return score(queries, documents)\n"
+    module = write(NAIVE + text + "kept = Kept()\n")
+    found = scorers_of(demo_home, demo_task, f"python:{module}:kept", f"python:{module}:kept.exact")
+    assert [one["function"] for one in found.values()] == [f"{module}.Kept", f"{module}.Kept.exact"]
+    assert {one["sha256"] for one in found.values()} != {None}
+
+
+def test_what_is_recorded_follows_the_schema(demo_home: Path, demo_task: Task, write: Write, here: Path) -> None:
+    text = importlib.resources.files("maxsim_eval").joinpath("schemas", "result.json").read_text(encoding="utf-8")
+    run(demo_home, demo_task, f"python:{write(NAIVE)}:score", ("mine", naive), out_dir=here / "out")
+    document = json.loads((here / "out" / "result.json").read_text(encoding="utf-8"))
+    validator = Draft202012Validator(json.loads(text))
+    assert not list(validator.iter_errors(document))
+    document["environment"]["scorers"]["mine"]["sha256"] = "none"
+    assert [error.json_path for error in validator.iter_errors(document)] == ["$.environment.scorers.mine.sha256"]
