@@ -17,7 +17,8 @@ import torch
 from maxsim_eval.cache.embeddings import Embeddings, check_widths, embeddings, embeddings_by, query_tokens
 from maxsim_eval.cache.selection import Documents
 from maxsim_eval.comparison.assessing import assess
-from maxsim_eval.comparison.metrics import DEFAULT_METRICS, parse_metric
+from maxsim_eval.comparison.metrics import DEFAULT_METRICS, evaluate_run, parse_metric
+from maxsim_eval.data.beir import check_name
 from maxsim_eval.data.subsets import idle_limits, limit_task, limits_of
 from maxsim_eval.data.task_facts import task_facts
 from maxsim_eval.data.trec import write_trec_run
@@ -236,10 +237,14 @@ def _embeddings(
 def _subject_of(settings: Settings, task: Task, out_dir: OutDir, world: World) -> _Subject:
     if world.size > 1 and out_dir is None:
         raise UsageError("out_dir: got None, need a folder that all processes see: what they find is handed over there")
+    for what, name in (("source", task.source), ("dataset", task.dataset), ("split", task.split)):
+        check_name(what, name)
     for what, found in (("documents", task.documents), ("queries", task.queries)):
         if len(found) == 0:
             raise DataError(f"{task.source} {task.dataset}: holds no {what}, need at least one to evaluate")
     kept = limit_task(task, **settings.limits, seed=settings.limit_seed)
+    if settings.metrics:  # judgements that a metric refuses are no news after the scoring
+        evaluate_run(Run("none", {}), kept.qrels, settings.metrics)
     candidates = None
     if settings.candidates is not None and world.leader:
         candidates = read_candidates(settings.candidates, kept)

@@ -13,6 +13,7 @@ import hashlib
 import json
 import os
 import re
+import unicodedata
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -90,6 +91,13 @@ def check_id(where: str, what: str, value: str) -> None:
         value.encode("utf-8")
     except UnicodeEncodeError:
         raise DataError(f"{where}: {what} {value!r} holds half a surrogate pair, need valid Unicode") from None
+
+
+def check_name(what: str, name: str) -> None:
+    """Refuse the name of a dataset, split or encoder that does not stay on one line: reports and messages hold it."""
+    wrong = next((letter for letter in name if unicodedata.category(letter) in ("Cc", "Cs", "Zl", "Zp")), None)
+    if wrong is not None:
+        raise UsageError(f"{what} {name!r}: holds the control character U+{ord(wrong):04X}, need a name on one line")
 
 
 def _record(where: str, text: str) -> dict[str, Any]:
@@ -227,6 +235,7 @@ def read_judgements(path: Path | str, *, quiet: bool = True) -> Judgements:
 
 def check_split(split: str) -> None:
     """Refuse a split that is not the plain name of a file: it becomes part of a path."""
+    check_name("split", split)
     if not split or split in (".", "..") or Path(split).name != split or "\\" in split:
         raise UsageError(f"split {split!r}: need the name of a file qrels/<split>.tsv, without folders")
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from maxsim_eval.data import generated, real_mm_rag
 from maxsim_eval.data.assembling import Part, assemble
-from maxsim_eval.data.beir import LAYOUT, check_split, read_judgements, read_texts, splits
+from maxsim_eval.data.beir import LAYOUT, check_name, check_split, read_judgements, read_texts, splits
 from maxsim_eval.data.beir_download import fetch
 from maxsim_eval.data.cards import Card, known, load_card, read_card
 from maxsim_eval.data.page_folder import FOLDER, QUERIES, load_image_folder
@@ -75,8 +75,9 @@ def load_task(
     """
     if source not in LOADERS:
         raise UnknownNameError("source", source, LOADERS)
-    if not dataset or not dataset.isprintable():
-        raise UsageError(f"dataset {dataset!r}: need the name of a dataset of source {source!r}, of printable characters")
+    if not dataset:
+        raise UsageError(f"dataset: got an empty name, need a dataset of source {source!r}")
+    check_name("dataset", dataset)
     for option, value in (("queries", queries), ("rephrase", rephrase), ("revision", revision)):
         if value is not None and option not in OPTIONS.get(source, ()):
             owners = ", ".join(name for name, options in OPTIONS.items() if option in options)
@@ -113,6 +114,7 @@ def _load_local(dataset: str, data_dir: Path, wanted: Wanted) -> Task:
             "give its path."
         )
     name = folder.resolve().name
+    check_name("dataset", name)  # a path may lead to any folder
     card = read_card(folder / "card.toml", "local") if (folder / "card.toml").is_file() else None
     images, texts = (folder / FOLDER).is_dir(), (folder / "corpus.jsonl").is_file()
     if images and texts:

@@ -100,7 +100,10 @@ def qrels_of(table: FileTable) -> Judgements | None:
     for query, row in value.items():
         if not isinstance(row, dict):
             where.fail(f"query {query!r}: got {type(row).__name__}, need a dict: document id -> relevance")
-        qrels[str(query)] = {str(document): _relevance(where, query, document, v) for document, v in row.items()}
+        named = {str(document): _relevance(where, query, document, v) for document, v in row.items()}
+        if str(query) in qrels or len(named) < len(row):
+            where.fail(f"query {query!r}: it, or a document of its, stands there as a number and as text, need one of the two")
+        qrels[str(query)] = named
     return qrels
 
 

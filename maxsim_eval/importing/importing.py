@@ -18,6 +18,7 @@ import numpy as np
 
 from maxsim_eval.cache.housekeeping import remove_entry
 from maxsim_eval.cache.sides import Entry, content_hash, entry_folder, entry_key, fill_entry
+from maxsim_eval.data.beir import check_name
 from maxsim_eval.data.loading import has_local, load_task, local_path
 from maxsim_eval.errors import CacheError, DataError, UsageError
 from maxsim_eval.importing.file_order import grouped
@@ -128,6 +129,7 @@ def _check_names(source: str, dataset: str, encoder_name: str) -> None:
     for label, value in (("source", source), ("dataset", dataset), ("encoder_name", encoder_name)):
         if not value.strip():
             raise UsageError(f"{label}: got an empty name")
+        check_name(label, value)
 
 
 def _names_task(task: Task, source: str, dataset: str) -> bool:

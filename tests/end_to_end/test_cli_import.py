@@ -194,7 +194,7 @@ def test_an_infinite_score_is_refused(path: str, torch_file: Callable[..., Path]
     ones = torch.ones(2, WIDTH)
     file = torch_file(tmp_path / "big.pt", {"q": big, "r": ones}, {"a": ones, "b": big}, {"q": {"a": 1}, "r": {"a": 1}})
     cli("import", "local", "big", file, "--encoder", "big", "--quiet", cwd=tmp_path).fine()
-    said = ("infinite score for query 'q' and document 'b'", "the embeddings are finite", "beyond FP32", "scale them")
+    said = ("infinite score for query 'q' and document 'b'", "the embeddings are finite", "up to 3e+19", "scale them")
     options = ("local", "big", "--encoder", "big", "--k", "2", "--quiet", "--paths", path)
     cli(*options, cwd=tmp_path).refused(DATA, f"path {path}", *said)
     cli(*options, cwd=tmp_path).refused(DATA, *said)  # nothing of the first try is taken up

@@ -69,16 +69,4 @@ def test_devices_that_are_none(device: str, cli: Any, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["scifact\n::error::x", "a\x1b[31m", "a\rb"])
 def test_names_that_no_dataset_has(name: str, cli: Any, tmp_path: Path) -> None:
-    cli("beir", name, "--encoder", "lexical", cwd=tmp_path).refused(USAGE, "of printable characters", ascii(name)[1:-1])
-
-
-def test_what_a_scorer_rests_on_is_recorded(collection: Callable[..., Path], cli: Any, tmp_path: Path) -> None:
-    collection(local(tmp_path))
-    code = "import torch\nfrom maxsim_kernels import maxsim\n\n\ndef score(queries, documents):\n    return maxsim(queries, documents)\n"
-    (tmp_path / "odd_scorer.py").write_text(code)
-    paths = ("--paths", "fp32,python:odd_scorer:score")
-    cli("local", "mine", "--encoder", "lexical", *paths, "--quiet", cwd=tmp_path).fine()
-    (file,) = tmp_path.rglob("result.json")
-    found = json.loads(file.read_text())["environment"]["scorers"]["python:odd_scorer:score"]
-    assert len(found["source"]) == 64
-    assert {"torch", "maxsim-kernels"} <= found["packages"].keys()
+    cli("beir", name, "--encoder", "lexical", cwd=tmp_path).refused(USAGE, "holds the control character", ascii(name)[1:-1])

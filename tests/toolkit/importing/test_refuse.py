@@ -132,6 +132,14 @@ TORCH_CASES: dict[str, tuple[Any, str]] = {
         {"doc_embeddings": DENSE, "meta": {"qrels": {"q": {"d": 0.5}}}},
         r"query 'q', document 'd': relevance 0.5, need an integer",
     ),
+    "a query judged twice": (
+        {"doc_embeddings": DENSE, "meta": {"qrels": {"1": {"d": 1}, 1: {"d": 2}}}},
+        r"query 1: it, or a document of its, stands there as a number and as text",
+    ),
+    "a document judged twice": (
+        {"doc_embeddings": DENSE, "meta": {"qrels": {"q": {7: 1, "7": 2}}}},
+        r"query 'q': it, or a document of its, stands there as a number and as text",
+    ),
     "relevance NaN": ({"doc_embeddings": DENSE, "meta": {"qrels": {"q": {"d": float("nan")}}}}, r"relevance nan"),
 }
 
