@@ -33,6 +33,7 @@ from maxsim_eval.cache.shards import (
 from maxsim_eval.errors import CacheError
 from maxsim_eval.files import write_text
 from maxsim_eval.hashing import canonical, feed
+from maxsim_eval.parsing import json_of
 from maxsim_kernels import LazyBlock, Packed
 
 MANIFEST = "manifest.json"
@@ -113,7 +114,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     path = folder / MANIFEST
     remove = f"Remove the folder {folder} to encode it again."
     try:
-        manifest = json.loads(path.read_bytes())
+        manifest = json_of(path.read_bytes())
     except FileNotFoundError as error:
         raise CacheError(f"{path}: missing, so {folder} is no cache entry (or one that was never begun)") from error
     except OSError as error:

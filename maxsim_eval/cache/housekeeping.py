@@ -8,7 +8,6 @@ after it was seen: what is gone counts as not there.
 from __future__ import annotations
 
 import fnmatch
-import json
 import os
 import re
 import shutil
@@ -26,6 +25,7 @@ from maxsim_eval.cache.entries import MANIFEST, locked, open_entry, read_manifes
 from maxsim_eval.cache.hdf5 import open_hdf5, structure
 from maxsim_eval.cache.shards import shard_name
 from maxsim_eval.errors import CacheError, UsageError, did_you_mean
+from maxsim_eval.parsing import json_of
 
 _OLD = re.compile(r"\..+\.(?P<process>\d+)\.old")
 
@@ -174,7 +174,7 @@ def require_entry(cache_dir: Path, folder: Path) -> None:
     if home not in place.parents or len(place.relative_to(home).parts) != 3:
         raise CacheError(f"{folder}: not an entry of {cache_dir} (<source>/<dataset>/<entry> below it); nothing was removed")
     try:
-        manifest = json.loads((place / MANIFEST).read_bytes())
+        manifest = json_of((place / MANIFEST).read_bytes())
         ours = isinstance(manifest, dict) and str(manifest.get("format")).startswith("maxsim-eval/cache/")
     except (OSError, ValueError) as error:
         raise CacheError(f"{place / MANIFEST}: cannot be read ({error}), so {folder} is not removed") from error

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich import box
 from rich.table import Table
-from rich.text import Text
 
 from maxsim_eval.cli.options import (
     LIMITS,
@@ -26,9 +25,10 @@ from maxsim_eval.cli.options import (
     require_counts,
     with_options,
 )
-from maxsim_eval.cli.output import console, print_json
+from maxsim_eval.cli.output import answer, console, print_json
 from maxsim_eval.cli.sources import COMMANDS
 from maxsim_eval.errors import UnknownNameError, UsageError
+from maxsim_eval.printing import shown
 
 if TYPE_CHECKING:
     from maxsim_eval.explain.explaining import Explanation
@@ -74,7 +74,7 @@ def explain(source: str, dataset: str, *, query: str, document: str, encoder: st
     else:
         _render(found)
         if out is not None:
-            typer.echo(f"picture: {out}")
+            answer(f"picture: {out}")
 
 
 def _grid(text: str | None, first: int) -> PatchGrid | None:
@@ -94,10 +94,10 @@ def _render(found: Explanation) -> None:
     from maxsim_eval.explain.pictures import title, token_text, winner_text
 
     screen = console()
-    screen.print(Text(title(found), style="bold"))
+    screen.print(shown(title(found), "bold"))
     origin = f"{found.source}/{found.dataset} {found.split}, encoder {found.encoder['name']}"
     relevance = "not judged" if found.relevance is None else f"relevance {found.relevance}"
-    screen.print(Text(f"{origin}; {relevance}; {len(found.tokens)} query tokens, {found.document_tokens} document tokens"))
+    screen.print(shown(f"{origin}; {relevance}; {len(found.tokens)} query tokens, {found.document_tokens} document tokens"))
     table = Table("#", "query token", "contribution", "share", "document token", box=box.SIMPLE_HEAD)
     for column in (0, 2, 3):
         table.columns[column].justify = "right"
@@ -105,11 +105,11 @@ def _render(found: Explanation) -> None:
         added = "-" if match.contribution is None else f"{match.contribution:.6f}"
         share = "-" if match.share is None else f"{match.share:.1%}"
         cells = (str(match.position), token_text(match.text), added, share, winner_text(match, found.patches))
-        table.add_row(*(Text(cell) for cell in cells))
+        table.add_row(*map(shown, cells))
     screen.print(table)
-    screen.print(Text(f"sum of contributions {found.total:.6f}"))
+    screen.print(shown(f"sum of contributions {found.total:.6f}"))
     for note in found.notes:
-        screen.print(Text(f"note: {note}", style="yellow"))
+        screen.print(shown(f"note: {note}", "yellow"))
 
 
 _ARGUMENTS = {

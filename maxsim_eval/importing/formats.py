@@ -23,6 +23,7 @@ import numpy as np
 import torch
 
 from maxsim_eval.errors import DataError
+from maxsim_eval.parsing import json_of
 
 OFFSETS = ".offsets.npy"  # what follows the stem of a npy file in the name of its offsets
 PICKLES = (".pkl", ".pickle", ".joblib")
@@ -254,7 +255,7 @@ def _read_safetensors(path: Path) -> FileTable:
     for key in (*ID_LISTS, "qrels"):
         if key in meta:
             try:
-                meta[key] = json.loads(meta[key])
+                meta[key] = json_of(meta[key])
             except ValueError as error:
                 raise DataError(f"{path}: metadata {key}: not JSON: {error}") from error
     table = FileTable(path, entries, meta, (path,))
