@@ -14,6 +14,7 @@ from rich.table import Table
 from maxsim_eval.cli.options import (
     LIMITS,
     MODEL,
+    MOST,
     OF_SOURCES,
     PLACES,
     AsJson,
@@ -84,9 +85,9 @@ def _grid(text: str | None, first: int) -> PatchGrid | None:
         if first:
             raise UsageError("--grid-first: needs --grid")
         return None
-    said = re.fullmatch(r"([0-9]+)[xX]([0-9]+)", text.strip())
+    said = re.fullmatch(r"([0-9]{1,9})[xX]([0-9]{1,9})", text.strip())
     if said is None:
-        raise UsageError(f"--grid: got {text!r}, need ROWSxCOLUMNS, as 32x32")
+        raise UsageError(f"--grid: got {text[:60]!r}, need ROWSxCOLUMNS, as 32x32")
     return PatchGrid(int(said[1]), int(said[2]), first)
 
 
@@ -122,9 +123,11 @@ _PAIR = {
     "path": (Annotated[str, typer.Option(help="Scoring path to explain: fp32, fp16, int8, ...")], "fp32"),
     "out": (Annotated[Path | None, typer.Option(help="Also draw it: a name that ends in .svg, .png or .html.")], None),
     "grid": (Annotated[str | None, typer.Option(help="Patches of a page, ROWSxCOLUMNS, where nothing else says.")], None),
-    "grid_first": (Annotated[int, typer.Option(help="Document token that --grid begins at.")], 0),
+    "grid_first": (Annotated[int, typer.Option(max=MOST, help="Document token that --grid begins at.")], 0),
     "query_token": (
-        Annotated[int | None, typer.Option(help="Heat map of the similarity to this query token (by its number) instead.")],
+        Annotated[
+            int | None, typer.Option(max=MOST, help="Heat map of the similarity to this query token (by its number) instead.")
+        ],
         None,
     ),
     "device": (Annotated[str, typer.Option(help="Where the pair is scored: auto, cpu, cuda, cuda:1, ...")], "auto"),

@@ -286,7 +286,9 @@ class Records:
             if len(shape) != 2 or shape[1] != stop - start or crcs.shape != shape[:1] or crcs.dtype != _CRCS:
                 raise damaged(path, f"scores are {list(shape)}, need [rows, {stop - start}] and a CRC-32 for each row", _AGAIN)
             stored = StoredScores(path, stamp, position, shape, crcs)
-        seconds = structure(path, _AGAIN, lambda: json_of(attributes["seconds"]))
+        seconds = structure(
+            path, _AGAIN, lambda: {str(key): float(value) for key, value in json_of(attributes["seconds"]).items()}
+        )
         return Record(start, stop, keys, stored, seconds)
 
 
