@@ -21,10 +21,13 @@ data/            collections: queries, documents, judgements
 encoders/        texts and pages to token embeddings
 processes/       what several processes share, and how they fail together
 types.py         Task, Encoder, Run, Result
+ending.py        what a failed command says, and where its traceback goes
 errors.py        what can go wrong, and its exit code
 files.py         files written whole or not at all
 environment.py   the machine and the software a Result was made on
 hashing.py       digests that name cache entries
+parsing.py       JSON and TOML to values, or to one error
+printing.py      names that others gave, as they may be printed
 quantities.py    sizes and times as people write and read them
 """
 

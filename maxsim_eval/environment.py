@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from maxsim_eval.errors import UsageError
+from maxsim_eval.printing import printable
 
 
 def _version(package: str) -> str | None:
@@ -103,4 +104,4 @@ def _broken(device: str) -> str | None:
 
 @functools.cache
 def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
+    print(printable(line), file=sys.stderr, flush=True)

@@ -11,14 +11,19 @@ from collections.abc import Iterable
 EXIT_GATE = 1  # quality or parity fell: the run worked, the answer is "no"
 EXIT_USAGE = 2  # a wrong name, option or value
 EXIT_DATA = 3  # data, cache or embeddings that are missing, damaged or foreign
+EXIT_UNFORESEEN = 4  # a fault of the toolkit itself; its traceback is in a file (`ending.py`)
 EXIT_INTERRUPTED = 130  # Ctrl-C, as shells report it
 EXIT_TERMINATED = 143  # SIGTERM, the same
 
 
 class MaxsimEvalError(Exception):
-    """Base of all deliberate errors; `exit_code` is what `evaluate.py` returns for it."""
+    """Base of all deliberate errors; `exit_code` is what `evaluate.py` returns for it.
+
+    Its message is one line; `many_lines`: it also holds the traceback of code that is the user's own.
+    """
 
     exit_code = EXIT_DATA
+    many_lines = False
 
 
 class UsageError(MaxsimEvalError):

@@ -183,6 +183,6 @@ def writing(path: Path | str) -> Iterator[None]:
 
 
 def write_text(path: Path | str, text: str) -> None:
-    """Write `text` (UTF-8) to `path`, whole or not at all."""
+    """Write `text` (UTF-8) to `path`, whole or not at all; half a surrogate pair, which UTF-8 cannot hold, as JSON's escape of it."""
     with atomic_path(path) as temporary:
-        temporary.write_text(text, encoding="utf-8")
+        temporary.write_text(text, encoding="utf-8", errors="backslashreplace")

@@ -7,6 +7,7 @@ import re
 from maxsim_eval.errors import UsageError
 
 _TIMES = (("days", 86400.0), ("h", 3600.0), ("min", 60.0))
+_MOST = 2**63  # no file and no memory is larger
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "KI": 2**10, "MI": 2**20, "GI": 2**30, "TI": 2**40}
 
 
@@ -17,9 +18,10 @@ def bytes_of(text: str, what: str = "memory budget", *, rate: bool = False) -> i
         UsageError: anything else, or nothing.
     """
     found = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([KMGT]?I?)B?" + (r"(?:/S)?" if rate else "") + r"\s*", text.upper())
-    if not found or found[2] not in _UNITS or (size := int(float(found[1]) * _UNITS[found[2]])) < 1:
-        raise UsageError(f"{what}: got {text!r}, need {'a rate as 3GB/s' if rate else 'a size as 8GB, 500MB or 2GiB'}")
-    return size
+    size = float(found[1]) * _UNITS.get(found[2], 0) if found else 0.0
+    if not 1 <= size < _MOST:
+        raise UsageError(f"{what}: got {text[:60]!r}, need {'a rate as 3GB/s' if rate else 'a size as 8GB, 500MB or 2GiB'}")
+    return int(size)
 
 
 def size_text(count: float | None) -> str:

@@ -23,7 +23,7 @@ importing scoring
 cache
 data
 encoders processes
-files quantities types errors environment hashing
+files quantities types errors environment hashing ending printing parsing
 """
 OPERATOR = """
 warm
@@ -48,7 +48,8 @@ results
 measure
 names
 """
-APART = {"hashing", "errors", "files"}  # small modules of the lowest line, which the others there may use
+# Small modules of the lowest line, which the others there may use.
+APART = {"hashing", "errors", "files", "printing", "parsing"}
 
 
 @dataclass(frozen=True)

@@ -326,6 +326,7 @@ def open_copy(path: Path, shard: Shard, kind: Kind, entry_sha256: str) -> Quanti
         if head[name] != need[name]:
             raise StaleCopyError(f"{path}: stale: {what} has changed since it was converted. Run `evaluate.py convert` again.")
     _require_shapes(path, shapes, places, kind, shard, stamp)
+    _require_stripes(path, crcs, stripe, shard.tokens)
     return QuantisedShard(path, kind, shard, columns, places, crcs, stripe, expected, stamp)
 
 
@@ -364,3 +365,10 @@ def _require_shapes(path: Path, shapes: dict[str, Any], places: dict[str, int], 
         end = place + tokens * (dim if name == "codes" else _SCALE.itemsize)
         if stamp.size < end:
             raise CacheError(f"{path}: truncated: {stamp.size} bytes, need {end}. {_REMOVE}")
+
+
+def _require_stripes(path: Path, crcs: np.ndarray, stripe: int, tokens: int) -> None:
+    if crcs.shape != (-(-tokens // stripe) if stripe > 0 else -1,):
+        raise damaged(
+            path, f"holds checksums {list(crcs.shape)} of stripes of {stripe} tokens, need those of {tokens} tokens", _REMOVE
+        )

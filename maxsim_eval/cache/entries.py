@@ -7,9 +7,10 @@ foreign is refused with its path and the reason; nothing is repaired silently.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -33,6 +34,7 @@ from maxsim_eval.cache.shards import (
 from maxsim_eval.errors import CacheError
 from maxsim_eval.files import write_text
 from maxsim_eval.hashing import canonical, feed
+from maxsim_eval.parsing import json_of
 from maxsim_kernels import LazyBlock, Packed
 
 MANIFEST = "manifest.json"
@@ -113,7 +115,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     path = folder / MANIFEST
     remove = f"Remove the folder {folder} to encode it again."
     try:
-        manifest = json.loads(path.read_bytes())
+        manifest = json_of(path.read_bytes())
     except FileNotFoundError as error:
         raise CacheError(f"{path}: missing, so {folder} is no cache entry (or one that was never begun)") from error
     except OSError as error:
@@ -127,7 +129,53 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     checksum = manifest.pop("checksum", None)
     if set(manifest) != set(_FIELDS) or checksum != _checksum(manifest):
         raise CacheError(f"{path}: damaged or edited: its checksum does not fit what it says. {remove}")
+    for name, (fits, need) in _NEEDED.items():
+        if not fits(manifest[name]):
+            raise CacheError(f"{path}: {name} is {str(manifest[name])[:60]}, need {need}. {remove}")
+    if manifest["boundaries"][-1] != manifest["documents"]:
+        raise CacheError(
+            f"{path}: boundaries end at {manifest['boundaries'][-1]}, need {manifest['documents']} documents. {remove}"
+        )
     return manifest
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and 0 <= value < 2**63
+
+
+def _is_size(value: Any) -> bool:
+    return _is_count(value) and value > 0
+
+
+def _are_boundaries(value: Any) -> bool:
+    if not isinstance(value, list) or not value or not all(map(_is_count, value)):
+        return False
+    return value[0] == 0 and all(low < high for low, high in itertools.pairwise(value))
+
+
+def _is_provenance(value: Any) -> bool:
+    if not isinstance(value, dict) or not all(isinstance(value.get(name, ""), str) for name in _NAMES):
+        return False
+    notes = value.get("notes", [])
+    return isinstance(notes, list) and all(map(_is_text, notes))
+
+
+_NAMES = ("origin", "source", "dataset", "role", "encoder", "revision", "content")
+# A checksum says that nobody changed a manifest since it was written, not that this program wrote it.
+_NEEDED: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "key": (_is_text, "text"),
+    "documents": (_is_count, "a count"),
+    "ids": (_is_text, "text"),
+    "documents_per_shard": (_is_size, "a count of 1 or more"),
+    "boundaries": (_are_boundaries, "ascending counts from 0 on"),
+    "dim": (_is_size, "a width of 1 or more"),
+    "dtype": (lambda value: _is_text(value) and value in DTYPES, f"one of {', '.join(DTYPES)}"),
+    "provenance": (_is_provenance, f"an object whose {', '.join(_NAMES)} are text and whose notes are a list of it"),
+}
 
 
 def _checksum(manifest: Mapping[str, Any]) -> str:

@@ -21,8 +21,8 @@ from maxsim_eval.errors import CacheError
 
 # Object headers of HDF5 1.8 and later carry checksums, so a damaged structure is found by the library itself.
 LIBVER = ("v108", "v108")
-# What h5py raises when a file's structure does not hold what it says.
-READ_ERRORS = (OSError, RuntimeError, KeyError, ValueError, TypeError, OverflowError)
+# What h5py raises when a file's structure does not hold what it says (AttributeError: a group where a dataset must be).
+READ_ERRORS = (OSError, RuntimeError, KeyError, ValueError, TypeError, OverflowError, AttributeError, IndexError)
 _SIGNATURE = b"\x89HDF\r\n\x1a\n"
 
 
@@ -101,7 +101,8 @@ def structure(path: Path, advice: str, read: Callable[[], Any]) -> Any:
     try:
         return read()
     except READ_ERRORS as error:
-        raise damaged(path, f"HDF5 cannot read it ({error})", advice) from error
+        what = "HDF5 cannot read it" if not isinstance(error, AttributeError) else "holds something of another kind"
+        raise damaged(path, f"{what} ({error})", advice) from error
 
 
 def damaged(path: Path, reason: str, advice: str) -> CacheError:

@@ -8,7 +8,6 @@ after it was seen: what is gone counts as not there.
 from __future__ import annotations
 
 import fnmatch
-import json
 import os
 import time
 from collections.abc import Iterator
@@ -25,6 +24,7 @@ from maxsim_eval.cache.hdf5 import open_hdf5, structure
 from maxsim_eval.cache.shards import shard_name
 from maxsim_eval.errors import CacheError, UsageError, did_you_mean
 from maxsim_eval.files import delete, hidden, leftovers
+from maxsim_eval.parsing import json_of
 
 
 @dataclass(frozen=True)
@@ -173,7 +173,7 @@ def require_entry(cache_dir: Path, folder: Path) -> None:
     if home not in place.parents or len(place.relative_to(home).parts) != 3:
         raise CacheError(f"{folder}: not an entry of {cache_dir} (<source>/<dataset>/<entry> below it); nothing was removed")
     try:
-        manifest = json.loads((place / MANIFEST).read_bytes())
+        manifest = json_of((place / MANIFEST).read_bytes())
         ours = isinstance(manifest, dict) and str(manifest.get("format")).startswith("maxsim-eval/cache/")
     except (OSError, ValueError) as error:
         raise CacheError(f"{place / MANIFEST}: cannot be read ({error}), so {folder} is not removed") from error

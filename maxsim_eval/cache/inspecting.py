@@ -12,13 +12,13 @@ import torch
 from rich import box
 from rich.console import Console
 from rich.table import Table
-from rich.text import Text
 from tqdm import tqdm
 
 from maxsim_eval.cache.copies import missing_copies, quantised
 from maxsim_eval.cache.copy_shards import KINDS, Kind, copy_name
 from maxsim_eval.cache.entries import Entry, open_entry
 from maxsim_eval.errors import CacheError
+from maxsim_eval.printing import shown
 from maxsim_kernels import Packed
 
 SCHEMA = "maxsim-eval/inspect/1"
@@ -69,10 +69,10 @@ class Inspection:
 
     def render(self, console: Console) -> None:
         """Print the figures, the histogram of lengths and the quantised copies."""
-        console.print(Text(self.folder), style="bold", soft_wrap=True)
+        console.print(shown(self.folder), style="bold", soft_wrap=True)
         table = Table(box=box.SIMPLE, show_header=False)
         for name, value in self._rows():
-            table.add_row(Text(name), Text(value))
+            table.add_row(shown(name), shown(value))
         console.print(table)
         lengths = Table("tokens", "documents", "", box=box.SIMPLE, title="lengths", title_justify="left")
         most = max((count for _, _, count in self.histogram), default=1)
@@ -87,7 +87,7 @@ class Inspection:
                 scales = "" if copy.scales is None else f"{copy.scales[0]:.3g} to {copy.scales[1]:.3g}"
                 counted = f"{copy.shards} of {self.shards}"
                 row = (copy.kind, copy.granularity, counted, f"{copy.file_bytes / 1e6:,.2f}", ratio, scales, copy.state)
-                copies.add_row(*(Text(cell) for cell in row))
+                copies.add_row(*map(shown, row))
             console.print(copies)
 
     def _rows(self) -> Iterator[tuple[str, str]]:

@@ -233,6 +233,13 @@ def open_shard(path: Path, spec: ShardSpec) -> tuple[Shard, list[bytes]]:
     if shape[1] != spec.dim or dtype != _STORED[spec.dtype]:
         got = f"{list(shape)} {dtype}"
         raise _damaged(path, f"values are {got}, need {[shape[0], spec.dim]} {_STORED[spec.dtype]}")
+    stripes = -(-shape[0] // stripe_tokens) if stripe_tokens > 0 else -1
+    if offsets.shape != (spec.stop - spec.start + 1,) or offsets[0] or offsets[-1] != shape[0] or (np.diff(offsets) < 0).any():
+        raise _damaged(path, f"its offsets do not cut {shape[0]} tokens into {spec.stop - spec.start} documents")
+    if crcs.shape != (stripes,) or len(names) != spec.stop - spec.start:
+        raise _damaged(
+            path, f"holds {len(names)} ids and checksums {list(crcs.shape)}, need {spec.stop - spec.start} and [{stripes}]"
+        )
     end = 0 if position is None else position + shape[0] * spec.row_bytes
     if stamp.size < end:
         raise CacheError(f"{path}: truncated: {stamp.size} bytes, need {end}. {_REMOVE}")

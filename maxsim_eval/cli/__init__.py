@@ -12,6 +12,7 @@ options.py   options that several commands share, in groups, and how a command g
 output.py    what commands print: answers to stdout, everything else to stderr, colours only where somebody looks at them
 plan.py      the command `plan`: what an evaluation will take on this machine, before anything long starts
 sources.py   the evaluating commands as data: each source of data with its default dataset and encoder, and its help
+streams.py   standard streams that may be closed, full or read by nobody
 """
 
 from maxsim_eval.cli.app import main

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import typer
+import typer.core
 
 from maxsim_eval.cli.bench import SETTINGS as SCRIPTS
 from maxsim_eval.cli.bench import bench
@@ -27,12 +28,58 @@ from maxsim_eval.cli.gate import gate
 from maxsim_eval.cli.import_ import import_
 from maxsim_eval.cli.metrics import metrics
 from maxsim_eval.cli.options import AsJson
-from maxsim_eval.cli.output import EXAMPLES, EXIT_CODES, console, escape_unwritable, say, with_examples
+from maxsim_eval.cli.output import (
+    EXAMPLES,
+    EXIT_CODES,
+    console,
+    escape_unwritable,
+    say,
+    say_lines,
+    with_examples,
+    write_json,
+)
 from maxsim_eval.cli.plan import plan
-from maxsim_eval.errors import EXIT_DATA, EXIT_INTERRUPTED, EXIT_TERMINATED, MaxsimEvalError, UsageError
+from maxsim_eval.cli.streams import guard_streams
+from maxsim_eval.ending import ending_of
+from maxsim_eval.errors import EXIT_INTERRUPTED, EXIT_TERMINATED, UsageError
+from maxsim_eval.printing import printable
+
+
+class _PassedError(Exception):
+    """Brings an error past typer, which ends the program for it, and with 1."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+@contextlib.contextmanager
+def _own_endings() -> Iterator[None]:
+    try:
+        yield
+    except (OSError, EOFError) as error:
+        raise _PassedError(error) from error
+    except Exception as error:
+        if hasattr(error, "format_message") and hasattr(error, "message"):  # typer's usage errors print what was given as it is
+            error.message = printable(str(error.message))
+        raise
+
+
+class _Commands(typer.core.TyperGroup):
+    """The commands, whose errors are those of `ending.py`."""
+
+    def make_context(self, *given: Any, **named: Any) -> Any:
+        with _own_endings():
+            return super().make_context(*given, **named)
+
+    def invoke(self, ctx: Any) -> Any:
+        with _own_endings():
+            return super().invoke(ctx)
+
 
 app = typer.Typer(
     name="maxsim-eval",
+    cls=_Commands,
     help=f"Score late-interaction embeddings by several exact and quantised MaxSim paths and compare what they retrieve.\n\n{EXAMPLES}",
     no_args_is_help=True,
     add_completion=False,
@@ -97,7 +144,7 @@ def compare(
     if out is not None:
         write_comparison(comparison, out, command_line())
     if as_json:
-        typer.echo(comparison.to_json())
+        write_json(comparison.to_json() + "\n")
     else:
         render_comparison(comparison, console())
 
@@ -119,7 +166,7 @@ def report(
 
     found = read_result(result)
     if as_json:
-        sys.stdout.write(to_json(found))
+        write_json(to_json(found))
     else:
         render_console(found, console())
     if out is not None:
@@ -136,6 +183,7 @@ with_examples([app, cache])
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line and exit with its code."""
+    guard_streams()
     warnings.showwarning = _show_warning  # type: ignore[assignment]
     escape_unwritable()
     _size_bars()
@@ -184,11 +232,14 @@ def _size_bars() -> None:
 
 def _run(arguments: list[str] | None) -> None:
     try:
-        app(args=arguments)
-    except MaxsimEvalError as error:
-        _fail(str(error), error.exit_code)
-    except OSError as error:  # a file that cannot be written or read: the system's own words and the file's name
-        _fail(str(error), EXIT_DATA)
+        try:
+            app(args=arguments)
+        finally:
+            sys.stdout.flush()  # here, where a failure has a message
+    except _PassedError as passed:
+        _fail(passed.error)
+    except Exception as error:  # noqa: BLE001 - the last net: nothing may end with Python's own 1
+        _fail(error)
     except SystemExit as exit_:
         if exit_.code == EXIT_INTERRUPTED and type(exit_) is SystemExit:  # a subclass has said it
             say("interrupted; finished parts are kept, the same command continues")
@@ -197,6 +248,7 @@ def _run(arguments: list[str] | None) -> None:
         raise
 
 
-def _fail(text: str, code: int) -> NoReturn:
-    say(f"error: {text}", "red")
+def _fail(error: BaseException) -> NoReturn:
+    text, code = ending_of(error)
+    say_lines(f"error: {text}", "red")
     sys.exit(code)

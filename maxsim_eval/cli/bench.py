@@ -6,13 +6,11 @@ installed package without its checkout is told so. Everything that can be refuse
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
 import sys
 import tempfile
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -23,6 +21,7 @@ import typer
 from maxsim_eval.cli.options import AsJson, NoBars
 from maxsim_eval.cli.output import print_json, say
 from maxsim_eval.errors import EXIT_INTERRUPTED, DataError, UnknownNameError, UsageError
+from maxsim_eval.parsing import json_of, toml_of
 
 FOLDER = Path(__file__).resolve().parents[2] / "benchmarks"
 SETTINGS = {"allow_extra_args": True, "ignore_unknown_options": True}  # what the command does not know is the script's
@@ -68,7 +67,7 @@ class Registry:
     """What `registry.toml` names: measured tables, computed ones, evaluations, aliases, and what each answers in a sentence."""
 
     def __init__(self, path: Path) -> None:
-        held = tomllib.loads(path.read_text(encoding="utf-8"))
+        held = toml_of(path.read_text(encoding="utf-8"))
         self._scripts: dict[str, dict[str, Any]] = held["scripts"]
         self.tables = {name: self._bench(name, **said) for name, said in held["tables"].items()}
         self.computed: dict[str, str] = {name: said["shows"] for name, said in held["computed"].items()}
@@ -243,7 +242,7 @@ def _read(path: Path) -> dict[str, Any]:
         DataError: it cannot be read or holds something else.
     """
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = json_of(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as problem:
         raise DataError(f"{path}: not a results file ({problem}); remove it or give another folder with --out") from None
     if not isinstance(found, dict):
@@ -354,16 +353,18 @@ def _run(command: list[str], quiet: bool) -> int:
     child = subprocess.Popen([command[0], "-c", CHILD, *command[1:]], process_group=0, **where)
     try:
         said, _ = child.communicate()
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, SystemExit) as stopped:  # Ctrl-C; SIGTERM (app.py)
         child.send_signal(signal.SIGINT)
         try:
             child.communicate()  # it may have gigabytes of temporary files to remove
         except KeyboardInterrupt:
             child.kill()
             child.communicate()
+        if isinstance(stopped, SystemExit):
+            raise
         return EXIT_INTERRUPTED
     if quiet and child.returncode not in (0, EXIT_INTERRUPTED):
-        say(said[-4000:])
+        typer.echo(said[-4000:], err=True)  # lines of our own script
     return child.returncode
 
 

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich import box
 from rich.table import Table
-from rich.text import Text
 
 from maxsim_eval.cli.evaluate import say_last
 from maxsim_eval.cli.options import (
@@ -31,8 +30,9 @@ from maxsim_eval.cli.options import (
     model_options,
     with_options,
 )
-from maxsim_eval.cli.output import console, print_json
+from maxsim_eval.cli.output import answer, console, print_json, say
 from maxsim_eval.errors import UsageError
+from maxsim_eval.printing import printable, shown
 
 if TYPE_CHECKING:
     from maxsim_eval.cache.embeddings import Embeddings
@@ -105,8 +105,8 @@ def _say_encoded(found: Embeddings, before: set[Path], seconds: float, processes
         if not row["new_shards"]:
             how = "was imported" if row["origin"] == "imported" else "was in the cache"
         about = f"{row['rows']:,} rows, {row['tokens']:,} tokens, d = {row['dim']}, {row['dtype']}"
-        typer.echo(f"{row['role']}: {about}; {how}: {row['folder']}")
-    typer.echo(f"{seconds:.1f} s" + (f", {processes} processes" if processes > 1 else ""))
+        answer(f"{row['role']}: {about}; {how}: {row['folder']}")
+    answer(f"{seconds:.1f} s" + (f", {processes} processes" if processes > 1 else ""))
 
 
 _ENCODED = {
@@ -157,7 +157,7 @@ def inspect(
         for folder in folders:
             entry = open_entry(folder)
             for name, count in zip(entry.ids(), entry.lengths().tolist(), strict=True):
-                typer.echo(f"{name}\t{count}")
+                typer.echo(f"{printable(name)}\t{count}")
         return
     found = []
     for folder in folders:
@@ -209,14 +209,14 @@ def convert(
             continue
         stored = str(entry.dtype).removeprefix("torch.")
         ratio = f": {done.ratio:.2f}x smaller" if entry.tokens else ""
-        typer.echo(
+        answer(
             f"{name}: {entry.tokens:,} tokens, {done.copy.stored_bytes / 1e6:,.2f} MB beside {whole / 1e6:,.2f} MB of {stored}{ratio}"
             f" ({done.written} shards written, {done.replaced} stale ones replaced, {done.kept} were there)"
         )
     if as_json:
         print_json({"schema": "maxsim-eval/convert/1", "folder": str(entry.folder), "copies": made})
     else:
-        typer.echo(str(entry.folder))
+        answer(str(entry.folder))
 
 
 @cache.command("ls")
@@ -234,7 +234,7 @@ def list_(cache_dir: CacheDir = CACHE, as_json: AsJson = False) -> None:
         return
     if found:
         _entry_table(found, cache_dir)
-    typer.echo(f"{len(found)} entries, {sum(entry.file_bytes for entry in found) / 1e6:,.2f} MB in {cache_dir}")
+    answer(f"{len(found)} entries, {sum(entry.file_bytes for entry in found) / 1e6:,.2f} MB in {cache_dir}")
 
 
 def _entry_table(found: list[Listed], cache_dir: Path) -> None:
@@ -248,7 +248,7 @@ def _entry_table(found: list[Listed], cache_dir: Path) -> None:
         place = entry.folder.relative_to(cache_dir) if entry.folder.is_relative_to(cache_dir) else entry.folder
         size, age = f"{entry.file_bytes / 1e6:,.2f}", _age(entry.age_seconds)
         cells = (str(place), entry.encoder, f"{entry.documents:,}", tokens, size, " ".join(entry.copies), age, entry.state)
-        table.add_row(*(Text(cell) for cell in cells))
+        table.add_row(*map(shown, cells))
     console().print(table)
 
 
@@ -277,16 +277,16 @@ def remove(
     folders = chosen(cache_dir, what, encoder, role, what="cache rm")
     for folder in folders:  # before anything is removed
         require_entry(cache_dir, folder)
-        typer.echo(f"{folder}: {folder_bytes(folder) / 1e6:,.2f} MB", err=True)
+        say(f"{folder}: {folder_bytes(folder) / 1e6:,.2f} MB")
     agreed = yes or _confirmed(f"Remove {len(folders)} entries?")
     freed = sum(remove_entry(cache_dir, folder) for folder in folders) if agreed else 0
     if as_json:
         removed = [str(folder) for folder in folders] if agreed else []
         print_json({"schema": "maxsim-eval/cache-rm/1", "removed": removed, "freed_bytes": freed})
     elif agreed:
-        typer.echo(f"{len(folders)} entries removed, {freed / 1e6:,.2f} MB freed")
+        answer(f"{len(folders)} entries removed, {freed / 1e6:,.2f} MB freed")
     else:
-        typer.echo("nothing was removed")
+        answer("nothing was removed")
 
 
 def _confirmed(question: str) -> bool:
@@ -320,11 +320,11 @@ def collect_garbage(
         )
         return
     for item in found:
-        typer.echo(f"{item.path}: {item.why}, {item.file_bytes / 1e6:,.2f} MB")
+        answer(f"{item.path}: {item.why}, {item.file_bytes / 1e6:,.2f} MB")
     for line in problems:
-        typer.echo(f"left alone: {line}", err=True)
+        say(f"left alone: {line}")
     total = sum(item.file_bytes for item in found) / 1e6
     if yes:
-        typer.echo(f"{len(found)} removed, {freed / 1e6:,.2f} MB freed")
+        answer(f"{len(found)} removed, {freed / 1e6:,.2f} MB freed")
     else:
-        typer.echo(f"{len(found)} to remove, {total:,.2f} MB; nothing was removed (--yes does it)")
+        answer(f"{len(found)} to remove, {total:,.2f} MB; nothing was removed (--yes does it)")

@@ -24,7 +24,7 @@ from maxsim_eval.cli.options import (
     require_counts,
     with_options,
 )
-from maxsim_eval.cli.output import console
+from maxsim_eval.cli.output import answer, console, write_json
 from maxsim_eval.cli.sources import COMMANDS
 from maxsim_eval.errors import UsageError
 
@@ -101,15 +101,11 @@ def evaluate_task(
         if not world.leader:
             return
         if as_json:
-            sys.stdout.write(to_json(result))
+            write_json(to_json(result))
         elif not settings.quiet:
             screen, folder = console(), folder_of(result.task["dataset"], result.task["split"])
             render_console(result, screen)
-            screen.print(
-                f"report: {folder}/report.html, {folder}/report.md, {folder}/result.json, {folder}/runs/",
-                soft_wrap=True,
-                highlight=False,
-            )
+            answer(f"report: {folder}/report.html, {folder}/report.md, {folder}/result.json, {folder}/runs/")
 
 
 def _folder_name(source: str, dataset: str, part: str, encoder: str, settings: Settings) -> str:

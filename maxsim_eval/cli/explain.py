@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich import box
 from rich.table import Table
-from rich.text import Text
 
 from maxsim_eval.cli.options import (
     LIMITS,
     MODEL,
+    MOST,
     OF_SOURCES,
     PLACES,
     AsJson,
@@ -26,9 +26,10 @@ from maxsim_eval.cli.options import (
     require_counts,
     with_options,
 )
-from maxsim_eval.cli.output import console, print_json
+from maxsim_eval.cli.output import answer, console, print_json
 from maxsim_eval.cli.sources import COMMANDS
 from maxsim_eval.errors import UnknownNameError, UsageError
+from maxsim_eval.printing import shown
 
 if TYPE_CHECKING:
     from maxsim_eval.explain.explaining import Explanation
@@ -74,7 +75,7 @@ def explain(source: str, dataset: str, *, query: str, document: str, encoder: st
     else:
         _render(found)
         if out is not None:
-            typer.echo(f"picture: {out}")
+            answer(f"picture: {out}")
 
 
 def _grid(text: str | None, first: int) -> PatchGrid | None:
@@ -84,9 +85,9 @@ def _grid(text: str | None, first: int) -> PatchGrid | None:
         if first:
             raise UsageError("--grid-first: needs --grid")
         return None
-    said = re.fullmatch(r"([0-9]+)[xX]([0-9]+)", text.strip())
+    said = re.fullmatch(r"([0-9]{1,9})[xX]([0-9]{1,9})", text.strip())
     if said is None:
-        raise UsageError(f"--grid: got {text!r}, need ROWSxCOLUMNS, as 32x32")
+        raise UsageError(f"--grid: got {text[:60]!r}, need ROWSxCOLUMNS, as 32x32")
     return PatchGrid(int(said[1]), int(said[2]), first)
 
 
@@ -94,10 +95,10 @@ def _render(found: Explanation) -> None:
     from maxsim_eval.explain.pictures import title, token_text, winner_text
 
     screen = console()
-    screen.print(Text(title(found), style="bold"))
+    screen.print(shown(title(found), "bold"))
     origin = f"{found.source}/{found.dataset} {found.split}, encoder {found.encoder['name']}"
     relevance = "not judged" if found.relevance is None else f"relevance {found.relevance}"
-    screen.print(Text(f"{origin}; {relevance}; {len(found.tokens)} query tokens, {found.document_tokens} document tokens"))
+    screen.print(shown(f"{origin}; {relevance}; {len(found.tokens)} query tokens, {found.document_tokens} document tokens"))
     table = Table("#", "query token", "contribution", "share", "document token", box=box.SIMPLE_HEAD)
     for column in (0, 2, 3):
         table.columns[column].justify = "right"
@@ -105,11 +106,11 @@ def _render(found: Explanation) -> None:
         added = "-" if match.contribution is None else f"{match.contribution:.6f}"
         share = "-" if match.share is None else f"{match.share:.1%}"
         cells = (str(match.position), token_text(match.text), added, share, winner_text(match, found.patches))
-        table.add_row(*(Text(cell) for cell in cells))
+        table.add_row(*map(shown, cells))
     screen.print(table)
-    screen.print(Text(f"sum of contributions {found.total:.6f}"))
+    screen.print(shown(f"sum of contributions {found.total:.6f}"))
     for note in found.notes:
-        screen.print(Text(f"note: {note}", style="yellow"))
+        screen.print(shown(f"note: {note}", "yellow"))
 
 
 _ARGUMENTS = {
@@ -122,9 +123,11 @@ _PAIR = {
     "path": (Annotated[str, typer.Option(help="Scoring path to explain: fp32, fp16, int8, ...")], "fp32"),
     "out": (Annotated[Path | None, typer.Option(help="Also draw it: a name that ends in .svg, .png or .html.")], None),
     "grid": (Annotated[str | None, typer.Option(help="Patches of a page, ROWSxCOLUMNS, where nothing else says.")], None),
-    "grid_first": (Annotated[int, typer.Option(help="Document token that --grid begins at.")], 0),
+    "grid_first": (Annotated[int, typer.Option(max=MOST, help="Document token that --grid begins at.")], 0),
     "query_token": (
-        Annotated[int | None, typer.Option(help="Heat map of the similarity to this query token (by its number) instead.")],
+        Annotated[
+            int | None, typer.Option(max=MOST, help="Heat map of the similarity to this query token (by its number) instead.")
+        ],
         None,
     ),
     "device": (Annotated[str, typer.Option(help="Where the pair is scored: auto, cpu, cuda, cuda:1, ...")], "auto"),

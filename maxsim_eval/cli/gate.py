@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from maxsim_eval.cli.options import AsJson
-from maxsim_eval.cli.output import print_json, say
+from maxsim_eval.cli.output import answer, print_json, say
 from maxsim_eval.errors import EXIT_GATE, UsageError
 
 _SUMMARY = "GITHUB_STEP_SUMMARY"
@@ -50,7 +50,8 @@ def gate(
         if as_json:
             print_json({"baseline": str(baseline), "written": True, "changes": changes})
         else:
-            typer.echo("\n".join([f"baseline written: {baseline}", *(f"  {line}" for line in changes or ["nothing changed"])]))
+            for line in (f"baseline written: {baseline}", *(f"  {line}" for line in changes or ["nothing changed"])):
+                answer(line)
     findings = rules.check(found, rules.load_baseline(baseline), bounds, equivalent=require_equivalent)
     if update_baseline:
         failed = [finding.what for finding in findings if not finding.ok]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from maxsim_eval.cli.options import CACHE, DATA, AsJson, CacheDir, DataDir, Quiet, Split
-from maxsim_eval.cli.output import print_json
+from maxsim_eval.cli.output import answer, print_json
 from maxsim_eval.errors import UsageError
 
 if TYPE_CHECKING:
@@ -100,9 +100,9 @@ def import_(
     for role, entry in entries.items():
         row = _facts(role, entry)
         about = f"{row['rows']} rows, {row['tokens']} tokens, d = {row['dim']}, {entry.dtype}"
-        typer.echo(f"{row['role']}: {about}: {entry.folder}")
+        answer(f"{row['role']}: {about}: {entry.folder}")
         for note in row["notes"]:
-            typer.echo(f"  note: {note}")
+            answer(f"  note: {note}")
 
 
 def _facts(role: str, entry: Entry) -> dict[str, Any]:

@@ -11,8 +11,9 @@ import typer
 
 from maxsim_eval.cli.evaluate import metric_names
 from maxsim_eval.cli.options import AsJson
-from maxsim_eval.cli.output import print_json
+from maxsim_eval.cli.output import answer, print_json
 from maxsim_eval.errors import DataError, UsageError
+from maxsim_eval.printing import printable
 
 if TYPE_CHECKING:
     from maxsim_eval.types import PathResult, Qrels, Run
@@ -44,7 +45,8 @@ def metrics(
     from maxsim_eval.types import PathResult
 
     if listed:
-        typer.echo("\n".join(known_metrics()))
+        for name in known_metrics():
+            answer(name)
         return
     judged_in, run_files = _sides(qrels, list(files or ()))
     chosen, judged = metric_names(names), read_qrels(judged_in)
@@ -153,21 +155,21 @@ def _print(paths: Mapping[str, PathResult], counts: Mapping[str, Any], tests: Ma
     wide = [max(len(label), 8) for label in others]
     if others:
         heads = "".join(f"  {label:>{size}} {'change':>8} {'p':>7}" for label, size in zip(others, wide, strict=True))
-        typer.echo(f"{'':{width}}  {first:>8}{heads}")
+        answer(f"{'':{width}}  {first:>8}{heads}")
     for name in names:
         line = f"{name:{width}}  {paths[first].metrics[name]:{max(len(first), 8) if others else 1}.4f}"
         for label, size in zip(others, wide, strict=True):
             test = tests[label].get(name, {})
             line += f"  {paths[label].metrics[name]:{size}.4f} {test.get('mean', float('nan')):+8.4f} {test.get('p_adjusted', 1):7.3f}"
-        typer.echo(line)
+        answer(line)
     for label, count in counts.items():
         of = f" of {label}" if others else ""
         here = f"{count['in_run']} in the run, {count['missing']} missing, {count['not_judged']} not judged"
-        typer.echo(f"queries{of}: {count['judged']} judged, {here}")
+        answer(f"queries{of}: {count['judged']} judged, {here}")
     if per_query:
         for label, path in paths.items():
             for query in next(iter(path.per_query.values())):
                 values = " ".join(
                     f"{name}={path.per_query[name][query]:.4f}" for name in names if query in path.per_query[name]
                 )
-                typer.echo(f"{label}\t{query}\t{values}")
+                typer.echo("\t".join(map(printable, (label, query, values))))

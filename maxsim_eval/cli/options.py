@@ -22,6 +22,7 @@ DATA = Path("datasets")
 CACHE = Path("embeddings_cache")
 PATHS = "fp32,fp16,int8"
 READERS = 8
+MOST = 2**63 - 1  # of what is counted, and of seeds: manifests and results hold them
 
 Group = Mapping[str, tuple[Any, Any]]
 """Parameter name -> its annotation (as typer takes it) and default."""
@@ -80,7 +81,10 @@ LIMITS: Group = {
         None,
     ),
     "limit_seed": (
-        Annotated[int, typer.Option(help="Seed of both samples: it and the ids decide what is drawn, nothing else.")],
+        Annotated[
+            int,
+            typer.Option(min=-MOST, max=MOST, help="Seed of both samples: it and the ids alone decide what is drawn."),
+        ],
         0,
     ),
 }
@@ -163,7 +167,8 @@ def model_options(given: dict[str, Any]) -> dict[str, Any]:
 
 
 def require_counts(given: Mapping[str, Any], *names: str) -> None:
-    """Refuse options below 1, by a `UsageError`."""
+    """Refuse options below 1 or beyond 64 bits, by a `UsageError`."""
     for name in names:
-        if given[name] is not None and given[name] < 1:
-            raise UsageError(f"--{name.replace('_', '-')}: got {given[name]}, need 1 or more")
+        if given[name] is not None and not 1 <= given[name] <= MOST:
+            more = "" if given[name] < 1 else f", and {MOST} at most"
+            raise UsageError(f"--{name.replace('_', '-')}: got {str(given[name])[:40]}, need 1 or more{more}")

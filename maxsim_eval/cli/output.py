@@ -14,6 +14,8 @@ from typing import IO, Any
 import typer
 from rich.console import Console
 
+from maxsim_eval.printing import printable, printable_json
+
 PIPE_WIDTH = 200  # a pipe has no width to keep to
 _ESCAPES = "maxsim_eval.escapes"
 EXAMPLES = """\b
@@ -26,7 +28,8 @@ Exit codes:
   0    fine
   1    the gate says no; plan: it does not fit
   2    a wrong name, option or value, or a scoring function of yours that failed
-  3    data, cache or output that is missing, damaged or cannot be written
+  3    data, cache or output that is missing, damaged or cannot be written; too little memory
+  4    a fault of this program; the message names the file with its traceback
   130  interrupted (143: by SIGTERM); the same command continues
 
 Answers go to stdout, progress and messages to stderr. Colours are left out in a pipe and where NO_COLOR is set."""
@@ -43,14 +46,29 @@ def coloured(stream: IO[Any]) -> bool:
     return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
+def answer(line: str) -> None:
+    """Print one line on stdout, the names in it as they may be printed."""
+    typer.echo(printable(line))
+
+
 def say(text: str, colour: str | None = None) -> None:
-    """Print a message on stderr, in colour where somebody looks at it."""
+    """Print a message of one line on stderr, in colour where somebody looks at it."""
+    say_lines(printable(text), colour)
+
+
+def say_lines(text: str, colour: str | None = None) -> None:
+    """As `say`, of lines whose names are as they may be printed already."""
     typer.echo(typer.style(text, fg=colour) if colour and coloured(sys.stderr) else text, err=True)
 
 
 def print_json(value: Any) -> None:
     """An answer as JSON: no NaN, no infinity, letters as they are."""
-    sys.stdout.write(json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+    write_json(json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def write_json(text: str) -> None:
+    """JSON on stdout: the same value, nothing in it that a terminal or a CI's log would obey."""
+    sys.stdout.write(printable_json(text))
 
 
 def escape_unwritable() -> None:

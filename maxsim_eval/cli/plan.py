@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich import box
 from rich.table import Table
-from rich.text import Text
 
 from maxsim_eval.cli.options import ANSWERS, LIMITS, PLACES, SCORING, Split, require_counts, with_options
 from maxsim_eval.cli.output import console, print_json
@@ -25,6 +24,7 @@ from maxsim_eval.errors import EXIT_GATE, UsageError
 from maxsim_eval.planning.costs import PathPlan, Rates
 from maxsim_eval.planning.hardware import GPUS, Machine
 from maxsim_eval.planning.plan import Check, Plan, Room, make_plan
+from maxsim_eval.printing import shown
 from maxsim_eval.quantities import about_text, bytes_of, size_text
 
 if TYPE_CHECKING:
@@ -180,17 +180,17 @@ class Answer:
             f"{size_text(sizes.stored)} {'cached' if sizes.encoded else 'to be encoded'} as {sizes.form}",
             f"on {self.where}",
         ]
-        screen.print(Text(self.sentence(), style="bold"), *map(Text, lines), sep="\n")
+        screen.print(shown(self.sentence(), "bold"), *map(shown, lines), sep="\n")
         table = Table(box=box.SIMPLE_HEAD, show_edge=False)
         for head in ("phase", "in all", "read", "score", "bound by"):
             table.add_column(head, justify="left" if head in ("phase", "bound by") else "right")
         for phase in self.plan.phases:
-            table.add_row(phase.name, about_text(phase.seconds, phase.more), *_parts(phase), phase.bound)
+            table.add_row(shown(phase.name), about_text(phase.seconds, phase.more), *_parts(phase), phase.bound)
         screen.print(table)
-        screen.print(Text("needs " + "; ".join(map(_check_text, self.plan.checks))))
+        screen.print(shown("needs " + "; ".join(map(_check_text, self.plan.checks))))
         unknown = [f"not known: {', '.join(self.plan.unknown)}"] if self.plan.unknown else []
         for line in (*self.found.notes, *unknown):
-            screen.print(Text(line if len(line) < 180 else f"{line[:150]} ... (all of it: --json)", style="yellow"))
+            screen.print(shown(line if len(line) < 180 else f"{line[:150]} ... (all of it: --json)", "yellow"))
 
 
 def _parts(phase: PathPlan) -> tuple[str, str]:

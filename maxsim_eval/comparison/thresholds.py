@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fnmatch
 import importlib.resources
-import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 from maxsim_eval.comparison.metrics import parse_metric
 from maxsim_eval.comparison.rankings import OVERLAPS
 from maxsim_eval.errors import UnknownNameError, UsageError
+from maxsim_eval.parsing import toml_of
 
 THRESHOLDS_SCHEMA = "maxsim-eval/thresholds/1"
 DEFAULT_THRESHOLDS = "thresholds.toml"
@@ -96,11 +96,12 @@ def load_thresholds(path: Path | str | None = None) -> Mapping[str, Any]:
             text = importlib.resources.files("maxsim_eval").joinpath(DEFAULT_THRESHOLDS).read_text(encoding="utf-8")
         else:
             text = Path(path).read_text(encoding="utf-8")
-        return check_thresholds(tomllib.loads(text), str(path or DEFAULT_THRESHOLDS))
+        found = toml_of(text)
     except OSError as error:
         raise UsageError(f"thresholds {path}: cannot be read ({error.strerror})") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except ValueError as error:
         raise UsageError(f"thresholds {path}: not valid TOML: {error}") from error
+    return check_thresholds(found, str(path or DEFAULT_THRESHOLDS))
 
 
 def class_of(path: str, classes: Mapping[str, Mapping[str, Any]]) -> str | None:

@@ -25,6 +25,8 @@ from tqdm import tqdm
 from maxsim_eval.data.items import PackedTexts
 from maxsim_eval.errors import DataError, UsageError
 from maxsim_eval.files import delete, fsync_folder, hidden, remove_leftovers
+from maxsim_eval.parsing import json_line
+from maxsim_eval.printing import printable
 
 QRELS_HEADER = ("query-id", "corpus-id", "score")
 PROGRESS_BYTES = 64 << 20  # smaller files load in about a second: no bar
@@ -60,7 +62,7 @@ def _lines(path: Path, digest: Any, quiet: bool) -> Iterator[tuple[int, str]]:
                 total=(size := os.fstat(handle.fileno()).st_size),
                 unit="B",
                 unit_scale=True,
-                desc=path.name,
+                desc=printable(path.name),
                 disable=quiet or size < PROGRESS_BYTES,
             ) as bar,
         ):
@@ -102,11 +104,11 @@ def check_name(what: str, name: str) -> None:
 
 def _record(where: str, text: str) -> dict[str, Any]:
     try:
-        record = json.loads(text)
+        record = json_line(text)
     except json.JSONDecodeError as error:
         raise DataError(f"{where}: not JSON: {error.msg} at column {error.colno}. Need one JSON object a line.") from None
-    except RecursionError:
-        raise DataError(f"{where}: not usable JSON: nested too deeply. Need one flat JSON object a line.") from None
+    except ValueError as error:
+        raise DataError(f"{where}: not usable JSON: {error}. Need one flat JSON object a line.") from None
     if not isinstance(record, dict):
         raise DataError(f"{where}: a JSON {type(record).__name__}, need an object with '_id' and 'text'")
     return record

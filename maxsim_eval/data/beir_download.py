@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import lzma
 import shutil
 import stat
+import struct
 import urllib.error
 import urllib.request
 import zipfile
+import zlib
 from contextlib import suppress
 from pathlib import Path, PurePosixPath
 from types import ModuleType
@@ -18,6 +21,8 @@ from maxsim_eval.errors import DataError
 from maxsim_eval.files import delete, hidden, remove_leftovers
 
 CONNECT_SECONDS = 20.0
+# What unpacking raises: for damage, encryption (RuntimeError), methods and versions it does not know (NotImplementedError).
+_BAD_ZIP = (zipfile.BadZipFile, RuntimeError, ValueError, EOFError, OverflowError, struct.error, zlib.error, lzma.LZMAError)
 
 
 def by_hand(card: Card, data_dir: Path) -> str:
@@ -129,8 +134,10 @@ def _unpack(card: Card, archive: Path, folder: Path, data_dir: Path) -> Path:
         if need > free:
             raise DataError(f"{archive.parent.parent}: {free} bytes free, unpacking {card.name!r} needs {need}")
         _beir_util(card, data_dir).unzip(str(archive), str(folder))
-    except zipfile.BadZipFile as error:
-        raise DataError(f"{card.url}: not a whole zip archive ({error}). {by_hand(card, data_dir)}") from None
+    except _BAD_ZIP as error:
+        raise DataError(
+            f"{card.url}: not a whole zip archive that can be read ({type(error).__name__}: {error}). {by_hand(card, data_dir)}"
+        ) from None
     inner = folder / card.name.split("/")[0]
     if not (folder / card.name / "corpus.jsonl").is_file():
         held = ", ".join(sorted(path.name for path in folder.iterdir())[:5]) or "nothing"

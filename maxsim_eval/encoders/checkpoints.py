@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import importlib
-import json
 import pickle
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from maxsim_eval.errors import DataError, MissingPackageError, UsageError
+from maxsim_eval.parsing import json_of
 
 _GENERIC = {"model", "models", "checkpoint", "snapshot", "main", "transformer", "0_transformer"}
 _TOKENIZER_FILES = ("*token*.json", "vocab.*", "merges.txt", "*.model", "special_tokens_map.json", "*.tiktoken")
@@ -49,7 +49,7 @@ class Checkpoint:
         if not path.is_file():
             return None
         try:
-            found: dict[str, Any] | list[Any] = json.loads(path.read_text(encoding="utf-8"))
+            found: dict[str, Any] | list[Any] = json_of(path.read_text(encoding="utf-8"))
         except ValueError as error:
             raise self.refused(f"{name} is no JSON: {error}") from error
         return found
@@ -151,7 +151,10 @@ def _module_folders(folder: Path) -> list[str]:
     path = folder / "modules.json"
     if not path.is_file():
         return []
-    modules = json.loads(path.read_text(encoding="utf-8"))
+    try:
+        modules = json_of(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise DataError(f"{path}: no JSON: {error}") from error
     return [module["path"] for module in modules if str(module.get("type", "")).endswith("Dense") and module.get("path")]
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from maxsim_eval.files import writing
 from maxsim_eval.gate.checking import Finding, passed
+from maxsim_eval.printing import printable
 from maxsim_eval.report.markdown import cell, table
 from maxsim_eval.report.values import entry, figure, known
 from maxsim_eval.report.words import headline
@@ -47,6 +48,7 @@ def overview(result: Result) -> str:
     metric = _metric(result)
     rows = [["", *_COLUMNS[1:]], *_rows(result, metric)]
     rows[0][1] = metric
+    rows = [[printable(text) for text in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     drawn = (
         "  ".join(
@@ -54,7 +56,7 @@ def overview(result: Result) -> str:
         )
         for row in rows
     )
-    return "\n".join([*headline(result), *(line.rstrip() for line in drawn)])
+    return "\n".join([*map(printable, headline(result)), *(line.rstrip() for line in drawn)])
 
 
 def render(findings: Iterable[Finding], *, every: bool = False) -> str:
@@ -66,7 +68,7 @@ def render(findings: Iterable[Finding], *, every: bool = False) -> str:
     lines.append(verdict(findings))
     if _acceptable(failed):
         lines.append(_ACCEPT)
-    return "\n".join(lines)
+    return "\n".join(map(printable, lines))
 
 
 def verdict(findings: Iterable[Finding]) -> str:

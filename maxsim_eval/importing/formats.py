@@ -7,6 +7,8 @@ files are mapped (torch zip files, npy, safetensors), so opening one costs its i
 from __future__ import annotations
 
 import json
+import lzma
+import math
 import pickle
 import re
 import shlex
@@ -14,7 +16,7 @@ import struct
 import tokenize
 import zipfile
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,6 +25,9 @@ import numpy as np
 import torch
 
 from maxsim_eval.errors import DataError
+from maxsim_eval.parsing import json_of
+from maxsim_eval.processes.free_memory import available_memory
+from maxsim_eval.quantities import size_text
 
 OFFSETS = ".offsets.npy"  # what follows the stem of a npy file in the name of its offsets
 PICKLES = (".pkl", ".pickle", ".joblib")
@@ -41,6 +46,7 @@ DAMAGE = (
     OverflowError,
     MemoryError,
     struct.error,
+    lzma.LZMAError,
     SyntaxError,  # numpy parses its headers as Python literals
     tokenize.TokenError,
     zlib.error,
@@ -145,11 +151,15 @@ def _can_map(path: Path) -> bool:
         raise DataError(f"{path}: cannot be read as a torch file (it begins with {head[:8]!r})")
     try:
         with zipfile.ZipFile(path) as archive:
-            return all(info.compress_type == zipfile.ZIP_STORED for info in archive.infolist())
-    except (zipfile.BadZipFile, OSError, ValueError, struct.error) as error:
+            held = archive.infolist()
+    except DAMAGE as error:
         raise DataError(
             f"{path}: cannot be read as a torch file (damaged or truncated, its index is missing): {_first_line(error)}"
         ) from error
+    mapped = all(info.compress_type == zipfile.ZIP_STORED for info in held)
+    if not mapped:
+        _require_memory(path, ((info.filename, info.file_size) for info in held))
+    return mapped
 
 
 def _refused_pickle(path: Path, message: str) -> DataError:
@@ -179,6 +189,7 @@ def _read_npz(path: Path) -> FileTable:
             if not isinstance(archive, np.lib.npyio.NpzFile):
                 raise DataError(f"{path}: holds a single array, need an npz archive (or name it .npy)")
             with archive:
+                _require_memory(path, _unpacked_sizes(archive))
                 for name in archive.files:
                     array = archive[name]
                     if not isinstance(array, np.ndarray):
@@ -187,6 +198,32 @@ def _read_npz(path: Path) -> FileTable:
         except DAMAGE as error:
             raise _numpy_error(path, f"{name}: " if name else "", error) from error
     return FileTable(path, entries, {}, (path,))
+
+
+def _unpacked_sizes(archive: Any) -> Iterator[tuple[str, int]]:
+    """Name and bytes of every array of an npz archive, as their headers say; a header that says more than there is, is damage."""
+    for info in archive.zip.infolist():
+        with archive.zip.open(info) as member:
+            if member.peek(len(np.lib.format.MAGIC_PREFIX)).startswith(np.lib.format.MAGIC_PREFIX):
+                version = np.lib.format.read_magic(member)
+                read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+                shape, _, dtype = read(member)
+                size = math.prod(shape) * dtype.itemsize
+                if not dtype.hasobject and size > info.file_size:
+                    raise ValueError(f"{info.filename}: its header says {size:,} bytes, the archive holds {info.file_size:,}")
+        yield info.filename.removesuffix(".npy"), info.file_size
+
+
+def _require_memory(path: Path, sizes: Iterable[tuple[str, int]]) -> None:
+    """Refuse what must be unpacked as a whole and does not fit: a small archive may hold any number of zeros."""
+    held, free = dict(sizes), available_memory()
+    need = sum(held.values())
+    if free is not None and need > free:
+        largest = max(held, key=lambda name: held[name])
+        raise DataError(
+            f"{path}: unpacks to {size_text(need)} ({largest} alone to {size_text(held[largest])}), and {size_text(free)} of memory "
+            "are free. Save it as .npy, .safetensors or an uncompressed torch file, which are mapped"
+        )
 
 
 def _read_npy(path: Path) -> FileTable:
@@ -205,6 +242,8 @@ def _read_npy(path: Path) -> FileTable:
 
 
 def _numpy_error(path: Path, key: str, error: BaseException) -> DataError:
+    if isinstance(error, MemoryError):
+        return DataError(f"{path}: {key}needs more memory than there is: {_first_line(error)}")
     if "pickle" in str(error).lower() or "Python objects" in str(error):
         own = _own_conversion(path, "numpy") if path.suffix.lower() == ".npy" else ""
         return DataError(f"{path}: {key}refused, it holds pickled Python objects (dtype object): {NO_CODE}{own}")
@@ -254,7 +293,7 @@ def _read_safetensors(path: Path) -> FileTable:
     for key in (*ID_LISTS, "qrels"):
         if key in meta:
             try:
-                meta[key] = json.loads(meta[key])
+                meta[key] = json_of(meta[key])
             except ValueError as error:
                 raise DataError(f"{path}: metadata {key}: not JSON: {error}") from error
     table = FileTable(path, entries, meta, (path,))

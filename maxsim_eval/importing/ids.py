@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,6 +12,7 @@ from torch import Tensor
 from maxsim_eval.errors import DataError
 from maxsim_eval.importing.formats import FileTable, read_id_file
 from maxsim_eval.importing.rows import INTEGERS, Where
+from maxsim_eval.parsing import json_of
 
 Judgements = dict[str, dict[str, int]]
 
@@ -91,7 +91,7 @@ def qrels_of(table: FileTable) -> Judgements | None:
     where = Where(table.path, key, [])
     if isinstance(value, str):
         try:
-            value = json.loads(value)
+            value = json_of(value)
         except ValueError as error:
             where.fail(f"not JSON: {error}")
     if not isinstance(value, dict):

@@ -6,7 +6,6 @@ order and fills the cache entries that evaluation finds. Without a dataset, a fi
 
 from __future__ import annotations
 
-import json
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -27,6 +26,7 @@ from maxsim_eval.importing.many_files import FileRows, Files, chunks_or_roles, r
 from maxsim_eval.importing.origins import Origin, names_and_digests, origins_of
 from maxsim_eval.importing.tables import Imported, ImportedSide
 from maxsim_eval.importing.token_checks import UNIT_TOLERANCE
+from maxsim_eval.parsing import json_of
 from maxsim_eval.types import Role, Task
 from maxsim_kernels import Packed
 
@@ -291,7 +291,7 @@ def _folders_like(dataset_folder: Path, need: Mapping[str, str]) -> list[Path]:
     found = []
     for path in sorted(dataset_folder.glob("[!.]*/manifest.json")):
         try:
-            manifest = json.loads(path.read_bytes())
+            manifest = json_of(path.read_bytes())
         except (OSError, ValueError):
             continue  # damaged: whoever opens that entry is told; it is no reason to refuse this file
         provenance = manifest.get("provenance") if isinstance(manifest, dict) else None
@@ -302,7 +302,7 @@ def _folders_like(dataset_folder: Path, need: Mapping[str, str]) -> list[Path]:
 
 def _refuse_rivals(new: _NewEntry) -> None:
     for rival in new.rivals:
-        provenance = json.loads((rival / "manifest.json").read_bytes())["provenance"]
+        provenance = json_of((rival / "manifest.json").read_bytes())["provenance"]
         raise DataError(
             f"{new.side.origin}: {provenance['source']}/{provenance['dataset']} already has imported {new.role} "
             f"embeddings of {provenance['encoder']!r}, from {provenance.get('file')!r} (revision "

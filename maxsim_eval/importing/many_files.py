@@ -34,6 +34,7 @@ from maxsim_eval.importing.tables import (
     where_of,
 )
 from maxsim_eval.importing.token_checks import Norms, check_tokens
+from maxsim_eval.printing import printable
 from maxsim_eval.types import Role
 from maxsim_kernels import Packed
 
@@ -172,7 +173,7 @@ class _Set:
             beside = self.folder / ID_FILE
         self.listed = None if beside is None else listed_in(beside)
         with tqdm(
-            total=len(self.files), desc=f"checking {Path(self.origin).name}", unit="files", disable=quiet, delay=1
+            total=len(self.files), desc=f"checking {printable(Path(self.origin).name)}", unit="files", disable=quiet, delay=1
         ) as bar:
             for number, path in enumerate(self.files):
                 self._scan(number, path)

@@ -12,6 +12,7 @@ from tqdm import tqdm
 from maxsim_eval.hashing import canonical, feed
 from maxsim_eval.importing.many_files import FileRows
 from maxsim_eval.importing.tables import Imported, ImportedSide
+from maxsim_eval.printing import printable
 from maxsim_eval.types import Role
 
 
@@ -63,7 +64,9 @@ def _sha256(path: Path, quiet: bool) -> str:
     digest = hashlib.sha256()
     with (
         open(path, "rb") as handle,
-        tqdm(total=path.stat().st_size, desc=f"hashing {path.name}", unit="B", unit_scale=True, disable=quiet, delay=1) as bar,
+        tqdm(
+            total=path.stat().st_size, desc=f"hashing {printable(path.name)}", unit="B", unit_scale=True, disable=quiet, delay=1
+        ) as bar,
     ):
         while block := handle.read(8 << 20):
             digest.update(block)

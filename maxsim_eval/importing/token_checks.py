@@ -12,6 +12,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from maxsim_eval.importing.rows import SLICE_TOKENS, TokenRows, Where, spans
+from maxsim_eval.printing import printable
 from maxsim_kernels import Packed
 
 # A unit vector whose model worked in bfloat16 (norm, quotient and result rounded, 2^-9 each) is off by 0.006 at most.
@@ -56,7 +57,7 @@ class Norms:
 def check_tokens(where: Where, rows: TokenRows, quiet: bool) -> Norms:
     """Norms of all tokens; `DataError` for NaN and Inf in any of them, naming the first and its document."""
     norms = Norms()
-    with tqdm(total=len(rows), desc=f"checking {where.key}", unit="rows", disable=quiet, delay=1) as bar:
+    with tqdm(total=len(rows), desc=f"checking {printable(where.key)}", unit="rows", disable=quiet, delay=1) as bar:
         for start, stop in spans(rows.lengths, SLICE_TOKENS):
             part = rows.span(start, stop)
             if part.values.numel():
@@ -117,7 +118,9 @@ def without_zeros(where: Where, rows: TokenRows, lengths: np.ndarray | None, qui
     """`rows` without tokens that are exactly zero; `lengths` are those found by an earlier look, if any."""
     if lengths is None:
         lengths = np.zeros(len(rows), np.int64)
-        with tqdm(total=len(rows), desc=f"looking for zeros in {where.key}", unit="rows", disable=quiet, delay=1) as bar:
+        with tqdm(
+            total=len(rows), desc=f"looking for zeros in {printable(where.key)}", unit="rows", disable=quiet, delay=1
+        ) as bar:
             for start, stop in spans(rows.lengths, SLICE_TOKENS):
                 kept = (rows.span(start, stop).values != 0).any(-1).numpy()
                 before = np.concatenate([[0], np.cumsum(kept)])  # of every token, those kept in front of it

@@ -14,6 +14,7 @@ import torch
 from maxsim_eval.cache.selection import Documents
 from maxsim_eval.planning.costs import Rates, Sizes, operations, path_plan
 from maxsim_eval.planning.rates import path_rates
+from maxsim_eval.printing import printable
 from maxsim_eval.quantities import about_text
 from maxsim_eval.scoring.candidates import Candidates
 from maxsim_eval.scoring.paths import ScoringPath
@@ -68,4 +69,4 @@ def estimate(
 def say_estimate(line: str | None) -> None:
     """One line on stderr; nothing for a small job."""
     if line is not None:
-        print(line, file=sys.stderr, flush=True)
+        print(printable(line), file=sys.stderr, flush=True)

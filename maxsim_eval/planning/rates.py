@@ -10,7 +10,6 @@ import errno
 import mmap
 import os
 import statistics
-import tempfile
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -27,6 +26,7 @@ from maxsim_eval.cache.filling import fill_entry
 from maxsim_eval.cache.selection import Documents, Selection
 from maxsim_eval.cache.shards import DTYPES
 from maxsim_eval.errors import CacheError
+from maxsim_eval.files import delete, hidden, remove_leftovers
 from maxsim_eval.planning.costs import PathRates, Rate, Rates, Sizes, operations
 from maxsim_eval.planning.room import nearest
 from maxsim_eval.scoring.asked import Asked
@@ -122,6 +122,16 @@ def measure(
 
 
 @contextmanager
+def _temporary(place: Path) -> Iterator[Path]:
+    """A folder that is gone afterwards; that of a process which was killed goes with the next plan."""
+    place.mkdir()
+    try:
+        yield place
+    finally:
+        delete(place)
+
+
+@contextmanager
 def _made_up(
     sizes: Sizes, lengths: np.ndarray | None, folder: Path, size: int
 ) -> Iterator[tuple[Documents | None, Rate | None]]:
@@ -143,7 +153,8 @@ def _made_up(
         return tokens.select(torch.arange(start, stop)).compact()
 
     manifest: dict[str, Any] = {"key": "plan", "dtype": dtype, "dim": sizes.dim, "provenance": {}}
-    with tempfile.TemporaryDirectory(prefix=".plan-", dir=beside) as place:
+    remove_leftovers(beside / "plan")
+    with _temporary(hidden(beside / "plan", "tmp")) as place:
         started = time.perf_counter()
         try:
             entry = fill_entry(place, ids=list(map(str, range(count))), **manifest, encode=encode, quiet=True)

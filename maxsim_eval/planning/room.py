@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 from maxsim_eval.planning.plan import Room
+from maxsim_eval.processes.free_memory import available_memory
 
 
 def read_room(cache_dir: Path, out_dir: Path, device: str, in_page_cache: float | None = None) -> Room:
@@ -40,22 +41,3 @@ def _resident() -> int:
     except OSError:
         return 0
     return pages * os.sysconf("SC_PAGE_SIZE")
-
-
-def available_memory(proc: Path = Path("/proc/meminfo"), group: Path = Path("/sys/fs/cgroup")) -> int | None:
-    """Bytes that may still be taken, page cache included: of the machine, or of the container where that is less."""
-    try:
-        lines = proc.read_text(encoding="ascii").splitlines()
-    except OSError:
-        return None
-    found = [int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")]
-    try:
-        limit = (group / "memory.max").read_text(encoding="ascii").strip()
-        used = int((group / "memory.current").read_text(encoding="ascii"))
-        parts = dict(line.split() for line in (group / "memory.stat").read_text(encoding="ascii").splitlines())
-    except (OSError, ValueError):  # no limit of that kind
-        return min(found, default=None)
-    if limit != "max":
-        cached = int(parts.get("inactive_file", 0)) + int(parts.get("active_file", 0))  # page cache: can be had back
-        found.append(max(int(limit) - used + cached, 0))
-    return min(found, default=None)

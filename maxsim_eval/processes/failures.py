@@ -7,6 +7,7 @@ import signal
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from maxsim_eval.ending import ending_of
 from maxsim_eval.errors import EXIT_DATA, EXIT_INTERRUPTED, MaxsimEvalError
 
 CONTINUES = "finished parts are kept, the same command continues"
@@ -18,7 +19,7 @@ class Failure:
     """Why an evaluation of several processes ended: which rank, what it said and its exit code."""
 
     rank: int
-    text: str
+    text: str  # as it is printed
     code: int
 
 
@@ -55,13 +56,9 @@ def failure_of(error: BaseException, rank: int) -> Failure:
     if isinstance(error, Terminated):
         text = f"stopped from outside (SIGTERM), as torchrun does when another process has died (it says which); {CONTINUES}"
         return Failure(rank, text, 128 + signal.SIGTERM)
-    if isinstance(error, MaxsimEvalError):
-        return Failure(rank, str(error), error.exit_code)
-    if isinstance(error, OSError):  # the system's own words and the file's name
-        return Failure(rank, str(error), EXIT_DATA)
     if isinstance(error, SystemExit):
         return Failure(rank, f"ended with exit code {error.code}", error.code if isinstance(error.code, int) else EXIT_DATA)
-    return Failure(rank, f"{type(error).__name__}: {error}", EXIT_DATA)
+    return Failure(rank, *ending_of(error))
 
 
 def line_of(error: BaseException) -> str:

@@ -9,6 +9,7 @@ from typing import Any, Self
 
 from tqdm import tqdm
 
+from maxsim_eval.printing import printable
 from maxsim_eval.processes.world import World
 
 
@@ -27,7 +28,13 @@ class Progress:
 
     def _bar(self, documents: int, hidden: bool) -> tqdm:
         return tqdm(
-            total=documents, initial=self.restored, desc=self.name, unit="doc", unit_scale=True, disable=hidden, leave=False
+            total=documents,
+            initial=self.restored,
+            desc=printable(self.name),
+            unit="doc",
+            unit_scale=True,
+            disable=hidden,
+            leave=False,
         )
 
     def _rate(self, a_second: float) -> str:
@@ -80,7 +87,9 @@ class EncodeProgress(Progress):
         super().__init__(name, documents, restored, world, quiet)
 
     def _bar(self, documents: int, hidden: bool) -> tqdm:
-        return tqdm(total=documents, initial=self.restored, desc=self.label or None, unit=f" {self.unit}", disable=hidden)
+        return tqdm(
+            total=documents, initial=self.restored, desc=printable(self.label) or None, unit=f" {self.unit}", disable=hidden
+        )
 
     def _rate(self, a_second: float) -> str:
         return f"{a_second:,.0f} tokens/s"

@@ -28,6 +28,7 @@ from torch import Tensor
 
 from maxsim_eval.environment import resolve_device
 from maxsim_eval.errors import EXIT_DATA, EXIT_INTERRUPTED, MaxsimEvalError, UsageError
+from maxsim_eval.printing import printable
 from maxsim_eval.processes.failures import (
     CONTINUES,
     LOST,
@@ -134,7 +135,7 @@ def joined(device: str = "auto", speak: Callable[[str], None] | None = None) -> 
     except JoinError as error:
         if speak is None:
             raise
-        speak(f"error: {error}")
+        speak(f"error: {printable(str(error))}")
         raise Ended(error.exit_code) from None
     try:
         with _terminated(world):

@@ -19,7 +19,8 @@ from maxsim_eval.data.trec import read_qrels, read_trec_run
 from maxsim_eval.environment import environment
 from maxsim_eval.errors import DataError, UnknownNameError, UsageError
 from maxsim_eval.files import alone, writing
-from maxsim_eval.report.console import render_body, shown
+from maxsim_eval.printing import shown
+from maxsim_eval.report.console import render_body
 from maxsim_eval.report.result_json import dump_json, jsonable, read_result
 from maxsim_eval.report.writing import write_reports
 from maxsim_eval.types import PathResult, Qrels, Result, Run

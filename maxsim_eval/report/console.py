@@ -2,23 +2,14 @@
 
 from __future__ import annotations
 
-import re
-
 from rich import box
 from rich.console import Console
 from rich.table import Table as RichTable
-from rich.text import Text
 
+from maxsim_eval.printing import shown
 from maxsim_eval.report.tables import Table, every_table
 from maxsim_eval.report.words import headline, verdicts, warnings
 from maxsim_eval.types import Result
-
-_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
-
-
-def shown(text: str, style: str = "") -> Text:
-    """Text for a terminal as it is: no markup, no emoji names, and characters that control a terminal as escapes."""
-    return Text(_CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), text), style=style)
 
 
 def _rich_table(table: Table) -> RichTable:

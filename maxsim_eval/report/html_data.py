@@ -77,10 +77,13 @@ def _mean(path: PathResult, metric: str) -> dict[str, Any] | None:
     values = [value for value in map(number, path.per_query.get(metric, {}).values()) if value is not None]
     if len(values) < 2:
         return {"mean": mean, "half": None}
-    centre = math.fsum(values) / len(values)
-    variance = math.fsum((value - centre) ** 2 for value in values) / (len(values) - 1)
+    try:
+        centre = math.fsum(values) / len(values)
+        variance = math.fsum((value - centre) ** 2 for value in values) / (len(values) - 1)
+    except OverflowError:  # values near the largest double
+        return {"mean": mean, "half": None}
     half = float(special.stdtrit(len(values) - 1, (1 + LEVEL) / 2)) * math.sqrt(variance / len(values))
-    return {"mean": mean, "half": half}
+    return {"mean": mean, "half": number(half)}
 
 
 def histogram(value: Any) -> dict[str, Any] | None:

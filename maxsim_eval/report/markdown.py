@@ -5,10 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
+from maxsim_eval.printing import printable
+
 
 def cell(text: str) -> str:
-    """Text safe inside a Markdown table cell: no column or line break, no HTML, no markup."""
-    text = text.replace("&", "&amp;").replace("<", "&lt;").replace("\\", "\\\\").replace("|", "\\|")
+    """Text safe inside a Markdown table cell: nothing unseen, no column or line break, no HTML, no markup."""
+    text = printable(text).replace("&", "&amp;").replace("<", "&lt;").replace("\\", "\\\\").replace("|", "\\|")
     text = text.replace("](", "]\\(")  # a link, or an image that is fetched when the page is looked at
     return " ".join(re.sub(r"[`*_~]", r"\\\g<0>", text).split())
 

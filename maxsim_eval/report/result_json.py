@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from maxsim_eval.errors import DataError
+from maxsim_eval.parsing import json_of
 from maxsim_eval.types import PathResult, Result
 
 SCHEMA = "maxsim-eval/result/1"
@@ -78,30 +79,15 @@ def to_json(result: Result) -> str:
     return dump_json(jsonable(document)) + "\n"
 
 
-def load_json(text: str, origin: str) -> Any:
-    """Parse strict JSON (no NaN, no Infinity, no number that overflows).
+def load_json(text: str | bytes, origin: str) -> Any:
+    """Parse strict JSON (`json_of`).
 
     Raises:
         DataError: not JSON; the message names `origin`.
     """
-
-    def refuse(constant: str) -> float:
-        raise ValueError(f"holds {constant}, which is not JSON")
-
-    def number(digits: str) -> float:
-        value = float(digits)
-        if math.isinf(value):
-            raise ValueError(f"holds {digits[:60]}, which is too large a number")
-        return value
-
-    def whole(digits: str) -> int:
-        if len(digits) > 300:  # a float holds up to 309 digits
-            number(digits)
-        return int(digits)
-
     try:
-        return json.loads(text, parse_constant=refuse, parse_float=number, parse_int=whole)
-    except (ValueError, RecursionError) as error:
+        return json_of(text)
+    except ValueError as error:
         raise DataError(f"{origin}: not valid JSON: {error}") from None
 
 

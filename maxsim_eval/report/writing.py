@@ -7,6 +7,7 @@ from pathlib import Path
 
 from maxsim_eval.errors import DataError
 from maxsim_eval.files import write_text
+from maxsim_eval.printing import printable
 from maxsim_eval.report.csv_files import CSV_FILES
 from maxsim_eval.report.html import to_html
 from maxsim_eval.report.markdown import cell as _cell
@@ -34,7 +35,8 @@ def to_markdown(result: Result) -> str:
         lines += ["## Warnings", "", *(f"- {_cell(line)}" for line in warnings(result)), ""]
     for title, entries in (("Task", result.task), ("Encoder", result.encoder), ("Environment", result.environment)):
         lines += [f"## {title}", "", *_markdown_table(("", ""), facts(entries))]
-    lines += ["## Command", "", *(f"    {line}" for line in (shlex.join(result.command) or "(none)").splitlines()), ""]
+    command = (shlex.join(result.command) or "(none)").splitlines()
+    lines += ["## Command", "", *(f"    {printable(line)}" for line in command), ""]
     return "\n".join(lines)
 
 

@@ -45,6 +45,8 @@ _sources: dict[str, tuple[ModuleType, str]] = {}
 class ScorerError(UsageError):
     """A user's function, or its module, raised something or returned what is no scores."""
 
+    many_lines = True
+
 
 def check_paths(chosen: Sequence[Chosen]) -> tuple[str, ...]:
     """Names of the chosen paths without repeats, reference first; errors as of `find_paths`."""

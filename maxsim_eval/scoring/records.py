@@ -16,7 +16,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import io
-import json
 import os
 import queue
 import re
@@ -38,6 +37,7 @@ from maxsim_eval.cache.shards import write_error
 from maxsim_eval.errors import CacheError
 from maxsim_eval.files import alive, fsync_folder, host
 from maxsim_eval.hashing import canonical
+from maxsim_eval.parsing import json_of
 
 FORMAT = "maxsim-eval/record/1"
 _KEYS, _SCORES, _CRCS = np.dtype("<i8"), np.dtype("<f4"), np.dtype("<u4")
@@ -285,7 +285,9 @@ class Records:
             if len(shape) != 2 or shape[1] != stop - start or crcs.shape != shape[:1] or crcs.dtype != _CRCS:
                 raise damaged(path, f"scores are {list(shape)}, need [rows, {stop - start}] and a CRC-32 for each row", _AGAIN)
             stored = StoredScores(path, stamp, position, shape, crcs)
-        seconds = structure(path, _AGAIN, lambda: json.loads(attributes["seconds"]))
+        seconds = structure(
+            path, _AGAIN, lambda: {str(key): float(value) for key, value in json_of(attributes["seconds"]).items()}
+        )
         return Record(start, stop, keys, stored, seconds)
 
 

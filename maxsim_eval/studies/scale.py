@@ -10,7 +10,6 @@ Every figure is a formula of this file over a rate of the JSON, which says where
 from __future__ import annotations
 
 import argparse
-import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from typing import Any
 from maxsim_eval.data.cards import load_card
 from maxsim_eval.errors import DataError
 from maxsim_eval.files import write_text
+from maxsim_eval.parsing import json_of
 from maxsim_eval.planning.costs import (
     PathPlan,
     PathRates,
@@ -89,7 +89,7 @@ def read_rates(path: Path) -> Figures:
         DataError: not there, or not such a file.
     """
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
+        document = json_of(path.read_text(encoding="utf-8"))
         if document["schema"] != SCHEMA:
             raise DataError(f"{path}: schema {document['schema']!r}, need {SCHEMA!r}")
         entries = {**document["measured"], **document["assumed"]}
@@ -296,7 +296,7 @@ TABLES: dict[str, Callable[[Figures], list[str]]] = {
 
 def rates_table(path: Path) -> list[str]:
     """The rates themselves, with where they come from."""
-    document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    document: dict[str, Any] = json_of(path.read_text(encoding="utf-8"))
     lines = ["| rate | value | | where from |", "| --- | ---: | --- | --- |"]
     for kind in ("measured", "assumed"):
         for name, entry in document[kind].items():

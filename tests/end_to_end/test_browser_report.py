@@ -303,6 +303,22 @@ def test_hostile_texts_do_nothing(opened: Callable[..., Opened]) -> None:
     assert page.evaluate("window.broken === undefined")
 
 
+def test_names_that_objects_have_already(opened: Callable[..., Opened]) -> None:
+    made = made_results.full()
+    names = [*made.paths, *made_results.METRICS]
+    for first in range(len(made_results.INHERITED)):
+        others = (*made_results.INHERITED[first:], *made_results.INHERITED[:first])
+        odd = made_results.renamed(made, dict(zip(names, others, strict=False)))
+        view = opened(odd)
+        for plot in PLOTS:
+            assert view.marks(plot) > 0, (plot, others)
+        for place in range(len(made_results.METRICS)):
+            view.page.select_option("#table-metric", index=place)
+            assert view.column(1) != [], others
+        view.page.select_option("#shift-path", index=0)
+        assert view.complaints == [], others
+
+
 def test_the_policy_refuses_other_scripts_and_any_connection(browser: Any, tmp_path: Path) -> None:
     file = tmp_path / "report.html"
     file.write_text(to_html(made_results.bare()), encoding="utf-8")

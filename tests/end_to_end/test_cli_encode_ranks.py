@@ -16,7 +16,7 @@ import pytest
 
 from places import ROOT
 
-USAGE, DATA, INTERRUPTED, KILLED = 2, 3, 130, -9
+USAGE, DATA, UNFORESEEN, INTERRUPTED, KILLED = 2, 3, 4, 130, -9
 KEPT = "finished parts are kept, the same command continues"
 SHARDS = 23  # of documents, each of 5 calls of the encoder, but for the last; and one of queries
 CALLS = 22 * 5 + 3
@@ -178,9 +178,11 @@ def test_a_failure_of_one_rank_ends_all_with_one_message(name: str, code: int, m
 
 def test_a_bug_in_one_rank_ends_all(failures: dict[str, Any]) -> None:
     found = failures["bug"]
-    assert (found["codes"][0], found["codes"][2]) == (DATA, DATA)
+    assert (found["codes"][0], found["codes"][2]) == (UNFORESEEN, UNFORESEEN)
     assert found["codes"][1] != 0
-    assert found["err"][0] == "error: rank 1 of 3: ZeroDivisionError: a bug\n"
+    assert found["err"][0].startswith(
+        "error: rank 1 of 3: unforeseen: ZeroDivisionError: a bug. Please report it with its traceback"
+    )
 
 
 def test_finished_shards_outlive_a_failure(failures: dict[str, Any]) -> None:

@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from maxsim_eval.printing import printable
+
 USAGE, DATA = 2, 3
 LEXICAL = ("--encoder", "lexical", "--paths", "fp32", "--k", "3", "--quiet")
 
@@ -69,4 +71,4 @@ def test_devices_that_are_none(device: str, cli: Any, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["scifact\n::error::x", "a\x1b[31m", "a\rb"])
 def test_names_that_no_dataset_has(name: str, cli: Any, tmp_path: Path) -> None:
-    cli("beir", name, "--encoder", "lexical", cwd=tmp_path).refused(USAGE, "holds the control character", ascii(name)[1:-1])
+    cli("beir", name, "--encoder", "lexical", cwd=tmp_path).refused(USAGE, "holds the control character", printable(name))

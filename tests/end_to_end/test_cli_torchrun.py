@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from itertools import pairwise
@@ -17,7 +18,7 @@ import pytest
 
 from places import ROOT
 
-USAGE, DATA, INTERRUPTED, KILLED = 2, 3, 130, -9
+USAGE, DATA, UNFORESEEN, INTERRUPTED, KILLED = 2, 3, 4, 130, -9
 KEPT = "finished parts are kept, the same command continues"
 
 
@@ -111,10 +112,14 @@ def test_a_failure_of_one_rank_ends_all_with_one_message(name: str, code: int, m
 
 def test_a_bug_in_one_rank_ends_all(failures: dict[str, Any]) -> None:
     found = failures["bug"]
-    assert found["codes"][:2] == [DATA, DATA]
+    assert found["codes"][:2] == [UNFORESEEN, UNFORESEEN]
     assert found["codes"][2] != 0
-    assert found["err"][0] == "error: rank 2 of 3: ZeroDivisionError: a bug\n"
-    assert "Traceback" in found["err"][2], "whoever has to find the bug needs to see where it is"
+    assert found["err"][0].startswith(
+        "error: rank 2 of 3: unforeseen: ZeroDivisionError: a bug. Please report it with its traceback"
+    )
+    (log,) = re.findall(r"which is in (\S+)", found["err"][0])
+    assert "Traceback" in Path(log).read_text(encoding="utf-8"), "whoever has to find the bug needs to see where it is"
+    Path(log).unlink()
 
 
 def test_a_rank_that_dies_without_a_word_is_missed(failures: dict[str, Any]) -> None:

@@ -47,6 +47,8 @@ def zero_padding(queries: Packed, documents: Packed) -> Tensor:
 
 
 def shuffled_ids(queries: Packed, documents: Packed) -> Tensor:
-    """Sound scores under the ids of other documents."""
-    order = torch.randperm(len(documents), generator=torch.Generator().manual_seed(0))
-    return sound(queries, documents)[:, order]
+    """Sound scores under the ids of other documents that have tokens: one with tokens that scores -inf is refused before any gate."""
+    scores = sound(queries, documents)
+    (held,) = (documents.lengths > 0).nonzero(as_tuple=True)
+    scores[:, held] = scores[:, held[torch.randperm(len(held), generator=torch.Generator().manual_seed(0))]]
+    return scores

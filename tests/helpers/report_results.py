@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from maxsim_eval.types import PathResult, Result
@@ -137,6 +139,37 @@ def bare() -> Result:
         command=[],
         reference="a",
     )
+
+
+# Properties that every object of JavaScript has, a number (which objects put before other names), white space that a form changes.
+INHERITED = ("__proto__", "constructor", "toString", "hasOwnProperty", "7", "two  spaces\r\nand a line")
+
+
+def renamed(made: Result, names: Mapping[str, str]) -> Result:
+    """The result with other names for its paths and metrics."""
+
+    def again(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {names.get(key, key): again(entry) for key, entry in value.items()}
+        return (
+            [again(entry) for entry in value]
+            if isinstance(value, list)
+            else names.get(value, value)
+            if isinstance(value, str)
+            else value
+        )
+
+    paths = {
+        names.get(name, name): replace(
+            path,
+            metrics=again(path.metrics),
+            per_query=again(path.per_query),
+            parity=again(path.parity),
+            tie_bounds=again(path.tie_bounds),
+        )
+        for name, path in made.paths.items()
+    }
+    return replace(made, paths=paths, reference=names.get(made.reference or "", made.reference))
 
 
 def hostile() -> Result:

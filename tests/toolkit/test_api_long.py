@@ -266,13 +266,13 @@ HOLD = "import sys, filelock\nwith filelock.FileLock(sys.argv[1]):\n    print('h
 
 
 def test_two_evaluations_do_not_write_one_folder(tmp_path: Path) -> None:
-    lock = tmp_path / "out" / ".partial" / ".lock"
+    lock = tmp_path / "out" / ".lock"
     lock.parent.mkdir(parents=True)
     words = [sys.executable, "-c", HOLD, str(lock)]
     with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
         assert other.stdout is not None
         assert other.stdout.readline() == "held\n"
-        with pytest.raises(DataError, match="another evaluation is writing there"):
+        with pytest.raises(DataError, match="another command is writing there"):
             run(tmp_path)
         other.kill()
     run(tmp_path)

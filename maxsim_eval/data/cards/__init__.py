@@ -8,7 +8,6 @@ local dataset may bring its own as `card.toml` in its folder.
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from maxsim_eval.errors import DataError, UnknownNameError
+from maxsim_eval.parsing import toml_of
 
 _FIELDS: dict[str, type] = {
     "name": str,
@@ -137,8 +137,8 @@ def _figure(where: str, row: Any) -> PaperFigure:
 
 def _parse(source: str, origin: str, text: str) -> tuple[Card, dict[str, dict[str, int]]]:
     try:
-        values = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+        values = toml_of(text)
+    except ValueError as error:
         raise DataError(f"card {origin}: not TOML: {error}") from None
     _check(origin, values, _FIELDS)
     for key in ("name", "title"):

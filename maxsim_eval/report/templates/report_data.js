@@ -1,7 +1,9 @@
 // What plots and tables share: the page's data, the metric that is looked at, the values of a path.
 const report = (() => {
   "use strict";
-  const data = JSON.parse(document.getElementById("data").textContent);
+  // Objects without a prototype: a path, a metric or a query may be called __proto__ or constructor.
+  const bare = (_, value) => (value === null || typeof value !== "object" || Array.isArray(value) ? value : Object.assign(Object.create(null), value));
+  const data = JSON.parse(document.getElementById("data").textContent, bare);
   const listeners = [];
   const columns = new Map();
   let metric = data.metric;
@@ -38,10 +40,10 @@ const report = (() => {
   // The selects of plots and table show one metric.
   const selects = [...document.querySelectorAll("select.metric")];
   for (const select of selects) {
-    select.value = metric;
+    select.selectedIndex = data.metrics.indexOf(metric); // not by its value: browsers change white space in that
     select.addEventListener("change", () => {
-      metric = select.value;
-      for (const other of selects) other.value = metric;
+      metric = data.metrics[select.selectedIndex];
+      for (const other of selects) other.selectedIndex = select.selectedIndex;
       for (const listener of listeners) listener();
     });
   }

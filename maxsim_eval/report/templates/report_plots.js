@@ -131,7 +131,7 @@
 
     shifts(colours) {
       const select = document.getElementById("shift-path");
-      const path = select === null ? Object.keys(data.shifts)[0] : select.value;
+      const path = data.paths.filter((name) => name in data.shifts)[select === null ? 0 : select.selectedIndex];
       const cells = grouped(data.shifts[path]);
       const within = cells.filter(({ from, to }) => from !== 0 && to !== 0);
       const edge = Math.max(2, ...within.map(({ from, to }) => Math.abs(from - to))) * 1.25;

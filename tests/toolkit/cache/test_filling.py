@@ -179,7 +179,7 @@ def test_disk_full_as_the_kernel_says_it(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_disk_full_at_the_manifest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(path: Path, text: str, encoding: str) -> None:
+    def full(path: Path, text: str, **options: str) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(Path, "write_text", full)

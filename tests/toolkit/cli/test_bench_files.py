@@ -171,7 +171,16 @@ def test_folders_and_files_are_looked_at_before_anything_is_measured(app: typer.
 
 
 @pytest.mark.skipif(not hasattr(os, "killpg"), reason="POSIX signals")
-def test_interrupted_in_one_line_and_what_was_measured_is_kept(scripts: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("sent", "code", "words"),
+    [
+        (signal.SIGINT, 130, "interrupted; what was measured is in {}"),
+        (signal.SIGTERM, 143, "terminated (SIGTERM); finished parts are kept, the same command continues"),
+    ],
+)
+def test_interrupted_in_one_line_and_what_was_measured_is_kept(
+    sent: signal.Signals, code: int, words: str, scripts: Path, tmp_path: Path
+) -> None:
     body = "path.write_text('{\"cases\": {}}')\nimport time\ntry:\n    time.sleep(60)\nfinally:\n    path.with_name('cleaned').touch()\n    print('stopped', file=sys.stderr)\n"
     (scripts / "cpu_forward.py").write_text(STARTS + body, encoding="utf-8")
     out = tmp_path / "out"
@@ -183,11 +192,11 @@ def test_interrupted_in_one_line_and_what_was_measured_is_kept(scripts: Path, tm
         assert time.monotonic() < end
         assert child.poll() is None
         time.sleep(0.05)
-    child.send_signal(signal.SIGINT)
+    child.send_signal(sent)
     said, messages = child.communicate(timeout=60)
-    assert child.returncode == 130
+    assert child.returncode == code
     assert said == ""
     started, *rest = messages.splitlines()
     assert started.endswith(f"--json {out / 'cpu.json'}")
-    assert rest == [f"interrupted; what was measured is in {out / 'cpu.json'}"]
+    assert rest == [words.format(out / "cpu.json")]
     assert (out / "cleaned").exists()

@@ -1,0 +1,44 @@
+"""How names that others gave (datasets, ids, paths, files) are shown: on a terminal, in a log that a CI reads, in JSON on a stream.
+
+Such a name may hold anything: line ends, sequences that control a terminal, marks that turn the reading direction, commands that
+GitHub and Azure take out of a log (`::error::`, `##[group]`), halves of surrogate pairs. Whatever prints one prints what this gives.
+"""
+
+from __future__ import annotations
+
+import re
+
+from rich.text import Text
+
+# Control characters, line and paragraph separators, marks of direction and other invisible ones, halves of surrogate pairs.
+# Not the two joiners (U+200C, U+200D), which words of several languages and emoji are spelt with.
+_UNSEEN = (
+    "\x7f-\x9f\xad\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\ud800-\udfff\U000e0000-\U000e007f"
+)
+_HIDDEN = re.compile(f"[\x00-\x1f{_UNSEEN}]")
+# A line that begins with `::` is a command to GitHub's runner, and `##[` is one anywhere (Azure: also `##vso[`). A table may fold a
+# name anywhere, so both are broken wherever they stand.
+_ANYWHERE = r"(?<=#)#(?=\[|vso\[)"
+_COMMAND = re.compile(rf"(?<=:):|{_ANYWHERE}")
+_HIDDEN_IN_JSON = re.compile(f"[{_UNSEEN}]|{_ANYWHERE}")
+
+
+def printable(text: str) -> str:
+    """The text on one line, as it may be printed: what is unseen, or would be a command, is written as Python's escapes."""
+    text = _HIDDEN.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+    return _COMMAND.sub(lambda found: f"\\x{ord(found[0]):02x}", text)
+
+
+def shown(text: str, style: str = "") -> Text:
+    """`printable` for rich: no markup, no emoji names."""
+    return Text(printable(text), style=style)
+
+
+def printable_json(text: str) -> str:
+    """JSON as it may be printed: the same value, what `printable` escapes inside its strings as JSON's escapes; lines stay."""
+    return _HIDDEN_IN_JSON.sub(_json_escape, text)
+
+
+def _json_escape(found: re.Match[str]) -> str:
+    units = found[0].encode("utf-16-be", "surrogatepass")
+    return "".join(f"\\u{units[place : place + 2].hex()}" for place in range(0, len(units), 2))
