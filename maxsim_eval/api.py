@@ -76,6 +76,7 @@ class Settings:
     memory_budget: int | None = None
     readers: int = 8
     fresh: bool = False
+    verify: bool = True
     command: Sequence[str] = ()
     quiet: bool = False
 
@@ -115,6 +116,7 @@ def evaluate(
     memory_budget: int | None = None,
     readers: int = 8,
     fresh: bool = False,
+    verify: bool = True,
     command: Sequence[str] = (),
     quiet: bool = False,
 ) -> Result:
@@ -140,6 +142,7 @@ def evaluate(
         memory_budget: bytes of GPU memory for documents on their way, in use, and their scores; None: up to 2 GiB.
         readers: threads that read the cache.
         fresh: ignore, and remove, the finished parts of an interrupted evaluation.
+        verify: check every stored value by its checksum while it is read; without it the Result warns of that.
 
     Raises:
         MaxsimEvalError: one clear message for bad names, data, caches and embeddings.
@@ -159,6 +162,7 @@ def evaluate(
         memory_budget=memory_budget,
         readers=readers,
         fresh=fresh,
+        verify=verify,
         command=command,
         quiet=quiet,
     )
@@ -230,8 +234,11 @@ def _embeddings(
     found = embeddings_by(
         world, both, settings.encoder, settings.cache_dir, device=device, quiet=settings.quiet, **settings.encoder_options
     )
-    # The model's memory is for scoring now.
-    return None if found is None else (subject(), replace(found, made_by=None))
+    if found is None:
+        return None
+    if not settings.verify:
+        found = replace(found, queries=found.queries.unchecked(), documents=found.documents.unchecked())
+    return subject(), replace(found, made_by=None)  # the model's memory is for scoring now
 
 
 def _subject_of(settings: Settings, task: Task, out_dir: OutDir, world: World) -> _Subject:
@@ -276,6 +283,8 @@ def _prepare(
     queries = query_tokens(task, kept, found.queries)
     check_widths(found, queries)
     said = [*kept.warnings, *idle_limits(task, **settings.limits)]
+    if not settings.verify:
+        said.append("values not verified: stored embeddings were read without a look at their checksums (--no-verify)")
     documents, listed = found.documents, None
     if candidates is not None:
         said += candidates.warnings

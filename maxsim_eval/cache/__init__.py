@@ -14,4 +14,5 @@ inspecting.py    `inspect`: what a cache entry holds, read block by block
 selection.py     some documents of a cache entry, read where they lie
 shards.py        one shard of the embedding cache
 sides.py         the embedding cache: encode a collection once, keep its tokens in HDF5
+stripes.py       stored rows proven while they are read, by the CRC-32 of stripes
 """

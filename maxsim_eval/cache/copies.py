@@ -82,7 +82,7 @@ class Quantised:
                 first = last
 
     def verify(self, *, quiet: bool = True) -> None:
-        """Read everything and check every stripe's CRC; `CacheError` names the file and the tokens that changed."""
+        """Read everything; `CacheError` names the file and the tokens that changed."""
         total, name = _entry(self.documents).tokens, f"verify {self.kind.name}"
         with tqdm(total=total, desc=name, unit=" tokens", unit_scale=True, disable=quiet) as bar:
             for shard in self.shards:

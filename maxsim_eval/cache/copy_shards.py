@@ -3,7 +3,7 @@
     codes    [T, d]  int8 (or uint8 that holds float8_e4m3fn bits), contiguous, on a page boundary, the end of the file
     scales   [T] (token), [N] (document) or [] (corpus), float16: a token is codes * scale
     offset   as scales; affine copies alone: codes * scale + offset
-    crc32    [S]     uint32, one for every `stripe_tokens` (its attribute) rows: codes, then scales and offsets of single tokens
+    running_crc32 [C, S] uint32, every `stripe_tokens` (its attribute) rows: of codes, scales and offsets of single tokens
     attributes       format, key, shard, dtype, granularity, source_sha256, entry_sha256, metadata_sha256
 
 Which tokens are whose document, and the ids, are the float shard's alone: `source_sha256` is its `metadata_sha256`, and a copy of
@@ -15,9 +15,9 @@ from __future__ import annotations
 
 import hashlib
 import io
-import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -28,13 +28,14 @@ from torch import Tensor
 
 from maxsim_eval.cache.hdf5 import LIBVER, Stamp, damaged, fixed, open_hdf5, plain, read_at, reserve, structure
 from maxsim_eval.cache.shards import Shard, write_error
+from maxsim_eval.cache.stripes import Stripes, add_crcs, stripe_rows
 from maxsim_eval.errors import CacheError, DataError, UnknownNameError
 from maxsim_eval.files import atomic_path
 from maxsim_eval.hashing import canonical, feed
 from maxsim_kernels import Fp8Tokens, Int8Tokens, Packed, quantize_fp8, quantize_int8
 
-FORMAT = "maxsim-eval/quantised/1"
-STRIPE_BYTES = 16 << 20
+FORMAT = "maxsim-eval/quantised/2"
+_CRCS = "running_crc32"
 _PAGE = 4096
 _SCALE = np.dtype("<f2")
 _CODES = {"int8": (np.dtype("<i1"), torch.int8), "float8_e4m3fn": (np.dtype("<u1"), torch.float8_e4m3fn)}
@@ -110,7 +111,7 @@ class QuantisedShard:
     shard: Shard  # the float shard
     columns: dict[str, np.ndarray] = field(repr=False)  # scales (and offset) of documents or of the corpus; empty for tokens
     places: dict[str, int] = field(repr=False)  # byte of the file where codes, and those of tokens, begin
-    crcs: np.ndarray = field(repr=False)  # [S] uint32
+    crcs: np.ndarray = field(repr=False)  # [C, S] uint32, running, a row for every one of `places`
     stripe_tokens: int
     metadata_sha256: str
     stamp: Stamp = field(repr=False)
@@ -125,14 +126,10 @@ class QuantisedShard:
         offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(stops - starts)])
         codes = torch.empty(int(offsets[-1]), self.shard.spec.dim, dtype=torch.uint8)
         own = {name: np.empty(len(codes), _SCALE) for name in self.places if name != "codes"}
-        buffers = {"codes": codes.numpy(), **own}
-        parts = []
-        for first, stop, place in _runs(starts, stops):
-            for name, buffer in buffers.items():
-                row = buffer[:1].nbytes
-                target = buffer[place : place + stop - first].reshape(-1).view(np.uint8)
-                parts.append((self.places[name] + first * row, target.data))
-        read_at(self.path, self.stamp, parts)
+        firsts, counts = _runs(starts, stops)
+        for name, buffer in {"codes": codes.numpy(), **own}.items():
+            target = buffer.reshape(-1).view(np.uint8).data
+            self._stripes[name].read(firsts, counts, target, checked=self.shard.checked)
         chosen = {
             name: values[rows] if self.kind.granularity == "document" else values for name, values in self.columns.items()
         }
@@ -143,21 +140,20 @@ class QuantisedShard:
         return Fp8Tokens(held, columns["scales"], self.kind.granularity)
 
     def verify(self) -> Iterator[int]:
-        """Check the CRC of every stripe: yields the tokens of each one that is right, else raises `CacheError`."""
-        tokens, dim = self.shard.tokens, self.shard.spec.dim
-        for number, crc in enumerate(self.crcs.tolist()):
-            first = number * self.stripe_tokens
-            count = min(self.stripe_tokens, tokens - first)
-            found = 0
-            for name in ("codes", *(name for name in self.kind.columns if name in self.places)):
-                row = dim if name == "codes" else _SCALE.itemsize
-                buffer = bytearray(count * row)
-                read_at(self.path, self.stamp, [(self.places[name] + first * row, memoryview(buffer))])
-                found = zlib.crc32(buffer, found)
-            if found != crc:
-                what = f"tokens {first} to {first + count - 1} do not have the CRC-32 they were written with"
-                raise damaged(self.path, what, _REMOVE)
-            yield count
+        """Read and check everything: yields the tokens of each part of codes that is right, else raises `CacheError`."""
+        for name, stripes in self._stripes.items():
+            for count in stripes.verify():
+                if name == "codes":
+                    yield count
+
+    @cached_property
+    def _stripes(self) -> dict[str, Stripes]:
+        found = {}
+        for crcs, (name, place) in zip(self.crcs, self.places.items(), strict=True):
+            row = self.shard.spec.dim if name == "codes" else _SCALE.itemsize
+            fetch = partial(_read_at, self.path, self.stamp, place, row)
+            found[name] = Stripes(self.path, self.shard.tokens, row, self.stripe_tokens, crcs, fetch, _REMOVE)
+        return found
 
     def scale_range(self) -> tuple[float, float] | None:
         """Smallest and largest scale, those of empty documents left out; None where there is none."""
@@ -166,22 +162,23 @@ class QuantisedShard:
             scales = scales[np.diff(self.shard.offsets) > 0] if self.kind.granularity == "document" else scales
         else:
             scales = np.empty(self.shard.tokens, _SCALE)
-            read_at(self.path, self.stamp, [(self.places["scales"], scales.view(np.uint8).data)])
+            self._stripes["scales"].read([0], [len(scales)], scales.view(np.uint8).data, checked=self.shard.checked)
         return (float(scales.min()), float(scales.max())) if scales.size else None
 
 
-def _runs(starts: np.ndarray, stops: np.ndarray) -> Iterator[tuple[int, int, int]]:
-    """Tokens of documents as runs that follow each other in the shard: (first, stop, place among those read)."""
+def _read_at(path: Path, stamp: Stamp, place: int, row: int, parts: Iterable[tuple[int, memoryview]]) -> None:
+    read_at(path, stamp, ((place + first * row, target) for first, target in parts))
+
+
+def _runs(starts: np.ndarray, stops: np.ndarray) -> tuple[list[int], list[int]]:
+    """Tokens of documents as runs that follow each other in the shard: where each begins, and how many they are."""
     filled = stops > starts
     starts, stops = starts[filled], stops[filled]
     if not len(starts):
-        return
+        return [], []
     begins = np.flatnonzero(np.concatenate([[True], starts[1:] != stops[:-1]]))
     ends = np.concatenate([begins[1:], [len(starts)]]) - 1
-    place = 0
-    for first, stop in zip(starts[begins].tolist(), stops[ends].tolist(), strict=True):
-        yield first, stop, place
-        place += stop - first
+    return starts[begins].tolist(), (stops[ends] - starts[begins]).tolist()
 
 
 def entry_digest(stamp: Any) -> str:
@@ -201,8 +198,8 @@ def write_copy(path: Path, shard: Shard, kind: Kind, entry_sha256: str, pieces: 
     """
     tokens, dim, documents = shard.tokens, shard.spec.dim, len(shard.offsets) - 1
     head = _head(shard, kind, entry_sha256)
-    stripe = max(1, STRIPE_BYTES // dim)
-    crcs = np.zeros(-(-tokens // stripe), np.uint32)
+    stripe, own = stripe_rows(dim), len(kind.columns) if kind.granularity == "token" else 0
+    crcs = np.zeros((1 + own, -(-tokens // stripe)), np.uint32)
     shape = {"token": (tokens,), "document": (documents,), "corpus": ()}[kind.granularity]
     columns = {name: np.zeros(shape, _SCALE) for name in kind.columns}
     _, position, size = _image(
@@ -218,7 +215,7 @@ def write_copy(path: Path, shard: Shard, kind: Kind, entry_sha256: str, pieces: 
                     raise CacheError(f"{path}: got more tokens than the {tokens} of {shard.path.name}, or of another width")
                 codes = piece.token_values.view(torch.uint8).numpy()
                 handle.write(codes.data)
-                _add_crcs(crcs, codes, seen, stripe)
+                add_crcs(crcs[0], codes, seen, stripe)
                 first = {"token": seen, "document": seen_documents}.get(kind.granularity)
                 for name, column in columns.items():
                     values = getattr(piece, name).numpy()
@@ -227,11 +224,8 @@ def write_copy(path: Path, shard: Shard, kind: Kind, entry_sha256: str, pieces: 
             if (seen, seen_documents) != (tokens, documents):
                 raise CacheError(f"{path}: got {seen_documents} documents of {seen} tokens, need {documents} of {tokens}")
             _require_finite(path, columns["scales"], shard)
-            if kind.granularity == "token":
-                for number, crc in enumerate(crcs.tolist()):
-                    for column in columns.values():
-                        crc = zlib.crc32(column[number * stripe : (number + 1) * stripe].tobytes(), crc)  # noqa: PLW2901
-                    crcs[number] = crc
+            for number, column in enumerate(list(columns.values())[:own], 1):
+                add_crcs(crcs[number], column[:, None].view(np.uint8), 0, stripe)
             image, *place = _image(head, tokens, dim, columns, crcs, stripe)
             assert place == [position, size]
             assert not position or len(image) <= position
@@ -255,15 +249,6 @@ def _head(shard: Shard, kind: Kind, entry_sha256: str) -> dict[str, Any]:
     }
 
 
-def _add_crcs(crcs: np.ndarray, codes: np.ndarray, first: int, stripe: int) -> None:
-    done = 0
-    while done < len(codes):
-        number, within = divmod(first + done, stripe)
-        count = min(len(codes) - done, stripe - within)
-        crcs[number] = zlib.crc32(codes[done : done + count].data, int(crcs[number]))
-        done += count
-
-
 def _require_finite(path: Path, scales: np.ndarray, shard: Shard) -> None:
     if not np.isfinite(scales).all():
         token = int(np.flatnonzero(~np.isfinite(scales.reshape(-1)))[0])
@@ -279,9 +264,9 @@ def _image(
     """The HDF5 file without its codes, the byte where those begin, and the size of the whole file."""
     buffer = io.BytesIO()
     with h5py.File(buffer, "w", libver=LIBVER, alignment_threshold=_PAGE, alignment_interval=_PAGE) as file:
-        file["crc32"] = crcs
-        file["crc32"].attrs["stripe_tokens"] = stripe
-        file["codes"] = file["crc32"]  # keeps a place for the name, so that codes are the end of the file
+        file[_CRCS] = crcs
+        file[_CRCS].attrs["stripe_tokens"] = stripe
+        file["codes"] = file[_CRCS]  # keeps a place for the name, so that codes are the end of the file
         for name, values in columns.items():
             file[name] = values
         for name, value in {**head, "metadata_sha256": _digest(head, tokens, dim, stripe, crcs, columns)}.items():
@@ -326,7 +311,7 @@ def open_copy(path: Path, shard: Shard, kind: Kind, entry_sha256: str) -> Quanti
         if head[name] != need[name]:
             raise StaleCopyError(f"{path}: stale: {what} has changed since it was converted. Run `evaluate.py convert` again.")
     _require_shapes(path, shapes, places, kind, shard, stamp)
-    _require_stripes(path, crcs, stripe, shard.tokens)
+    _require_stripes(path, crcs, len(places), stripe, shard.tokens)
     return QuantisedShard(path, kind, shard, columns, places, crcs, stripe, expected, stamp)
 
 
@@ -339,7 +324,9 @@ def _require_format(path: Path, head: dict[str, Any]) -> None:
     if not isinstance(found, str) or not found.startswith(FORMAT.rpartition("/")[0] + "/"):
         raise CacheError(f"{path}: an HDF5 file, but no quantised shard (format {found!r}, need {FORMAT!r})")
     if found != FORMAT:
-        raise CacheError(f"{path}: format {found!r}, this version of maxsim-eval reads {FORMAT!r}. {_REMOVE}")
+        raise StaleCopyError(
+            f"{path}: stale: format {found!r}, this version of maxsim-eval reads {FORMAT!r}. Run `evaluate.py convert` again."
+        )
 
 
 def _parts(file: Any, head: dict[str, Any]) -> tuple[np.ndarray, int, dict[str, np.ndarray], dict[str, Any], dict[str, int]]:
@@ -352,7 +339,7 @@ def _parts(file: Any, head: dict[str, Any]) -> tuple[np.ndarray, int, dict[str, 
     columns = {} if single else {name: np.asarray(file[name][()]) for name in names[1:]}
     shapes = {name: (file[name].shape, file[name].dtype) for name in names}
     held = {name: place or 0 for name, place in places.items()}  # None: nothing to read, at any place
-    return file["crc32"][:], int(file["crc32"].attrs["stripe_tokens"]), columns, shapes, held
+    return file[_CRCS][:], int(file[_CRCS].attrs["stripe_tokens"]), columns, shapes, held
 
 
 def _require_shapes(path: Path, shapes: dict[str, Any], places: dict[str, int], kind: Kind, shard: Shard, stamp: Stamp) -> None:
@@ -367,8 +354,8 @@ def _require_shapes(path: Path, shapes: dict[str, Any], places: dict[str, int], 
             raise CacheError(f"{path}: truncated: {stamp.size} bytes, need {end}. {_REMOVE}")
 
 
-def _require_stripes(path: Path, crcs: np.ndarray, stripe: int, tokens: int) -> None:
-    if crcs.shape != (-(-tokens // stripe) if stripe > 0 else -1,):
+def _require_stripes(path: Path, crcs: np.ndarray, columns: int, stripe: int, tokens: int) -> None:
+    if crcs.shape != (columns, -(-tokens // stripe) if stripe > 0 else -1):
         raise damaged(
             path, f"holds checksums {list(crcs.shape)} of stripes of {stripe} tokens, need those of {tokens} tokens", _REMOVE
         )

@@ -12,7 +12,7 @@ import json
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -93,6 +93,15 @@ class Entry:
             if first < last:
                 yield Span(shard, shard.offsets[first:last], shard.offsets[first + 1 : last + 1])
 
+    @property
+    def checked(self) -> bool:
+        """Whether values are proven whenever they are read."""
+        return all(shard.checked for shard in self.shards)
+
+    def unchecked(self) -> Entry:
+        """The entry, whose values are read as they are."""
+        return replace(self, shards=tuple(replace(shard, checked=False) for shard in self.shards))
+
     def load(self) -> Packed:
         """The whole entry in memory: values `[tokens, dim]`, offsets `[documents + 1]` int64."""
         values = torch.empty(self.tokens, self.dim, dtype=self.dtype)
@@ -103,7 +112,7 @@ class Entry:
         return Packed(values, torch.from_numpy(np.concatenate([np.zeros(1, np.int64), np.cumsum(self.lengths())])))
 
     def verify(self, *, quiet: bool = True) -> None:
-        """Read everything and check every stripe's CRC; `CacheError` names the file and the tokens that changed."""
+        """Read everything; `CacheError` names the file and the tokens that changed."""
         with tqdm(total=self.tokens, desc="verify", unit=" tokens", unit_scale=True, disable=quiet) as bar:
             for shard in self.shards:
                 for count in shard.verify():

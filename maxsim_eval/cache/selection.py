@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +43,15 @@ class Selection:
     def folder(self) -> Path:
         """Folder of the whole entry."""
         return self.entry.folder
+
+    @property
+    def checked(self) -> bool:
+        """As of the whole entry."""
+        return self.entry.checked
+
+    def unchecked(self) -> Selection:
+        """The selection, whose values are read as they are."""
+        return replace(self, entry=self.entry.unchecked())
 
     @property
     def manifest(self) -> dict[str, Any]:

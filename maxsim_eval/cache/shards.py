@@ -2,14 +2,15 @@
 
     offsets  [N + 1] int64: document n is values[offsets[n]:offsets[n + 1]]
     ids      [N]     UTF-8 strings of one fixed length, padded with NUL
-    crc32    [S]     uint32, one CRC-32 for every `stripe_tokens` (its attribute) rows of values
+    running_crc32 [S] uint32, the CRC-32 of values from the first on, every `stripe_tokens` (its attribute) rows (`stripes.py`);
+                     files of before have `crc32`, of every stripe by itself
     values   [T, d]  contiguous, page-aligned, uncompressed; float16, float32, or uint16 that holds bfloat16 bits
     attributes       format, key, shard, start, stop, dim, dtype, metadata_sha256
 
 Embeddings barely compress, so values lie in the file as they lie in memory and are read at their offset straight into a
 torch buffer, past HDF5 (several times faster for single documents than any other way), by any number of threads at once.
-Metadata is proven by `metadata_sha256` whenever a shard is opened, values by `Shard.verify`; a file that was replaced, cut or
-written to after it was opened is refused (`hdf5.Stamp`).
+Metadata is proven by `metadata_sha256` whenever a shard is opened, values by their CRCs whenever they are read; a file that was
+replaced, cut or written to after it was opened is refused (`hdf5.Stamp`).
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ import hashlib
 import io
 import shutil
 import threading
-import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ import torch
 from torch import Tensor
 
 from maxsim_eval.cache.hdf5 import LIBVER, Stamp, damaged, fixed, open_hdf5, plain, read_at, reserve, structure
+from maxsim_eval.cache.stripes import Stripes, add_crcs, running, stripe_rows
 from maxsim_eval.errors import CacheError, DataError
 from maxsim_eval.files import atomic_path
 from maxsim_eval.hashing import canonical, feed
@@ -38,8 +40,9 @@ from maxsim_kernels import Packed
 
 FORMAT = "maxsim-eval/cache/1"
 DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
-STRIPE_BYTES = 16 << 20
+_RUNNING, _SINGLE = "running_crc32", "crc32"
 _PAGE = 4096
+_SCAN_BYTES = 1 << 20  # looked at for NaN and checksums at once: fits the processor's cache
 _MAX_ID_BYTES = 4096  # ids take the length of the longest in their shard
 _STORED: dict[str, np.dtype[Any]] = {
     "float16": np.dtype("<f2"),
@@ -76,11 +79,12 @@ class Shard:
     path: Path
     spec: ShardSpec
     offsets: np.ndarray = field(repr=False)  # [N + 1] int64
-    crcs: np.ndarray = field(repr=False)  # [S] uint32
+    crcs: np.ndarray = field(repr=False)  # [S] uint32, running
     stripe_tokens: int
     position: int | None  # byte of the file where values begin; None: only HDF5 can read them (chunked, compressed)
     metadata_sha256: str  # over everything but the values, their CRCs included: what tells one content from another
     stamp: Stamp = field(repr=False)  # of the file that was proven
+    checked: bool = True  # whether values are proven whenever they are read
 
     @property
     def tokens(self) -> int:
@@ -96,7 +100,8 @@ class Shard:
         """Fill `out` `[n, d]` (contiguous, CPU) with tokens `first` to `first + n`. Any number of threads may read at once.
 
         Raises:
-            CacheError: a file that cannot be read, ends too early, or is no longer the one that was opened.
+            CacheError: a file that cannot be read, ends too early, is no longer the one that was opened, or does not hold the values
+                that were written.
         """
         self.read_runs([first], [out.shape[0]], out)
 
@@ -108,36 +113,28 @@ class Shard:
         for first, count in zip(firsts, counts, strict=True):
             if first < 0 or count < 0 or first + count > self.tokens:
                 raise ValueError(f"{self.path}: got tokens {first} to {first + count}, need some of 0 to {self.tokens}")
-        if self.position is None:
-            self._read_hdf5(firsts, counts, out)
-            return
-        rest, parts = _as_bytes(out).reshape(-1).data, []
-        for first, count in zip(firsts, counts, strict=True):
-            size = count * self.spec.row_bytes
-            parts.append((self.position + first * self.spec.row_bytes, rest[:size]))
-            rest = rest[size:]
-        read_at(self.path, self.stamp, parts)
-
-    def _read_hdf5(self, firsts: Sequence[int], counts: Sequence[int], out: Tensor) -> None:
-        rest = _as_bytes(out).view(_STORED[self.spec.dtype])
-        with _HDF5, open_hdf5(self.path, _REMOVE, self.stamp) as (file, _):
-            values = structure(self.path, _REMOVE, lambda: file["values"])
-            for first, count in zip(firsts, counts, strict=True):
-                if count:
-                    _read_rows(self.path, values, first, rest[:count])
-                    rest = rest[count:]
+        self._stripes.read(firsts, counts, _as_bytes(out).reshape(-1).data, checked=self.checked)
 
     def verify(self) -> Iterator[int]:
-        """Check the CRC of every stripe: yields the tokens of each one that is right, else raises `CacheError`."""
-        buffer = torch.empty(min(self.stripe_tokens, self.tokens), self.spec.dim, dtype=DTYPES[self.spec.dtype])
-        for number, crc in enumerate(self.crcs.tolist()):
-            first = number * self.stripe_tokens
-            stripe = buffer[: min(self.stripe_tokens, self.tokens - first)]
-            self.read(first, stripe)
-            if zlib.crc32(_as_bytes(stripe).data) != crc:
-                last = first + stripe.shape[0] - 1
-                raise _damaged(self.path, f"tokens {first} to {last} do not have the CRC-32 they were written with")
-            yield stripe.shape[0]
+        """Read and check everything: yields the tokens of each part that is right, else raises `CacheError`."""
+        return self._stripes.verify()
+
+    @cached_property
+    def _stripes(self) -> Stripes:
+        fetch = self._read_hdf5 if self.position is None else self._read_at
+        return Stripes(self.path, self.tokens, self.spec.row_bytes, self.stripe_tokens, self.crcs, fetch, _REMOVE)
+
+    def _read_at(self, parts: Iterable[tuple[int, memoryview]]) -> None:
+        assert self.position is not None
+        position, row = self.position, self.spec.row_bytes
+        read_at(self.path, self.stamp, ((position + first * row, target) for first, target in parts))
+
+    def _read_hdf5(self, parts: Iterable[tuple[int, memoryview]]) -> None:
+        with _HDF5, open_hdf5(self.path, _REMOVE, self.stamp) as (file, _):
+            values = structure(self.path, _REMOVE, lambda: file["values"])
+            for first, target in parts:
+                rows = np.frombuffer(target, _STORED[self.spec.dtype]).reshape(-1, self.spec.dim)
+                _read_rows(self.path, values, first, rows)
 
 
 def shard_name(number: int) -> str:
@@ -192,7 +189,7 @@ def write_shard(path: Path, spec: ShardSpec, ids: Sequence[str], pieces: Sequenc
         got = f"{len(names)} ids and embeddings of {len(offsets) - 1}"
         raise CacheError(f"{path}: got {got} documents, need {spec.stop - spec.start} (documents {spec.start} to {spec.stop})")
     values = [part for part, _ in parts]
-    stripe_tokens = max(1, STRIPE_BYTES // spec.row_bytes)
+    stripe_tokens = stripe_rows(spec.row_bytes)
     crcs = _scan(values, offsets, ids, stripe_tokens)
     tokens = int(offsets[-1])
     image, position, size = _image(spec, offsets, names, crcs, stripe_tokens)
@@ -217,14 +214,15 @@ def open_shard(path: Path, spec: ShardSpec) -> tuple[Shard, list[bytes]]:
     with open_hdf5(path, _REMOVE) as (file, stamp):
         attributes = structure(path, _REMOVE, lambda: {name: plain(value) for name, value in file.attrs.items()})
         _require_format(path, attributes)
-        offsets, crcs, names = structure(path, _REMOVE, lambda: (file["offsets"][:], file["crc32"][:], _names(file)))
-        stripe_tokens = structure(path, _REMOVE, lambda: int(file["crc32"].attrs["stripe_tokens"]))
+        offsets, names = structure(path, _REMOVE, lambda: (file["offsets"][:], _names(file)))
+        kind = _SINGLE if _SINGLE in file else _RUNNING
+        crcs, stripe_tokens = structure(path, _REMOVE, lambda: (file[kind][:], int(file[kind].attrs["stripe_tokens"])))
         shape, dtype, position = structure(path, _REMOVE, lambda: _layout(file["values"]))
     expected = attributes.pop("metadata_sha256", None)
     if set(attributes) != set(_ATTRIBUTES) or len(shape) != 2:
         found = f"values are {list(shape)}, attributes {', '.join(sorted(attributes))}"
         raise _damaged(path, f"{found}; need [tokens, dim] and {', '.join(_ATTRIBUTES)}")
-    parts = (attributes, shape[0], stripe_tokens, offsets, names, crcs)
+    parts = (attributes, shape[0], kind, stripe_tokens, offsets, names, crcs)
     if structure(path, _REMOVE, lambda: _metadata_digest(*parts)) != expected:
         raise _damaged(path, "offsets, ids or attributes do not have the checksum they were written with")
     for name, need in asdict(spec).items():
@@ -243,6 +241,9 @@ def open_shard(path: Path, spec: ShardSpec) -> tuple[Shard, list[bytes]]:
     end = 0 if position is None else position + shape[0] * spec.row_bytes
     if stamp.size < end:
         raise CacheError(f"{path}: truncated: {stamp.size} bytes, need {end}. {_REMOVE}")
+    if kind == _SINGLE:
+        last = shape[0] - (len(crcs) - 1) * stripe_tokens
+        crcs = running(crcs, stripe_tokens * spec.row_bytes, last * spec.row_bytes)
     if shape[0] == 0:
         position = 0  # nothing to read, at any place
     return Shard(path, spec, offsets.astype(np.int64), crcs, stripe_tokens, position, expected, stamp), names
@@ -291,21 +292,19 @@ def _checked(piece: Packed, spec: ShardSpec) -> tuple[Tensor, np.ndarray]:
 
 
 def _scan(parts: Sequence[Tensor], offsets: np.ndarray, ids: Sequence[str], stripe_tokens: int) -> np.ndarray:
-    """CRC-32 of every stripe, `[S]` uint32; a NaN or infinity is a `DataError` that names the document."""
+    """Running CRC-32s, `[S]` uint32; a NaN or infinity is a `DataError` that names the document."""
     crcs = np.zeros(-(-int(offsets[-1]) // stripe_tokens), np.uint32)
+    step = max(1, _SCAN_BYTES // parts[0].shape[1] // parts[0].element_size()) if parts else 1
     first = 0
     for part in parts:
-        rest = part
-        while rest.shape[0]:
-            rows, rest = rest.tensor_split((stripe_tokens - first % stripe_tokens,))
+        for rows in part.split(step):
             # Smallest and largest keep a NaN, and cost a tenth of isfinite over everything.
-            if not bool(torch.isfinite(torch.stack(torch.aminmax(rows))).all()):
+            if rows.shape[0] and not bool(torch.isfinite(torch.stack(torch.aminmax(rows))).all()):
                 token = first + int((~torch.isfinite(rows).all(dim=1)).nonzero()[0])
                 document = int(np.searchsorted(offsets, token, side="right")) - 1
                 place = f"token {token - int(offsets[document])} of {ids[document]!r}"
                 raise DataError(f"embeddings: {place} holds NaN or infinity, need finite numbers; nothing of it was stored")
-            stripe = first // stripe_tokens
-            crcs[stripe] = zlib.crc32(_as_bytes(rows).data, int(crcs[stripe]))
+            add_crcs(crcs, _as_bytes(rows), first, stripe_tokens)
             first += rows.shape[0]
     return crcs
 
@@ -315,15 +314,15 @@ def _image(
 ) -> tuple[memoryview, int, int]:
     """The HDF5 file without its values, the byte where those begin, and the size of the whole file."""
     attributes, tokens = {"format": FORMAT, **asdict(spec)}, int(offsets[-1])
-    digest = _metadata_digest(attributes, tokens, stripe_tokens, offsets, names, crcs)
+    digest = _metadata_digest(attributes, tokens, _RUNNING, stripe_tokens, offsets, names, crcs)
     buffer = io.BytesIO()
     with h5py.File(buffer, "w", libver=LIBVER, alignment_threshold=_PAGE, alignment_interval=_PAGE) as file:
         file["offsets"] = offsets
         # Keeps a place for the name, so that values are the end of the file and the image ends before them.
         file["values"] = file["offsets"]
         file["ids"] = fixed(names)
-        file["crc32"] = crcs
-        file["crc32"].attrs["stripe_tokens"] = stripe_tokens
+        file[_RUNNING] = crcs
+        file[_RUNNING].attrs["stripe_tokens"] = stripe_tokens
         for name, value in {**attributes, "metadata_sha256": digest}.items():
             file.attrs[name] = fixed([value.encode()])[0] if isinstance(value, str) else value
         position, size = reserve(file, "values", (tokens, spec.dim), _STORED[spec.dtype])
@@ -333,6 +332,7 @@ def _image(
 def _metadata_digest(
     attributes: dict[str, Any],
     tokens: int,
+    kind: str,
     stripe_tokens: int,
     offsets: np.ndarray,
     names: Sequence[bytes],
@@ -340,7 +340,7 @@ def _metadata_digest(
 ) -> str:
     """SHA-256 over everything in a shard that is not values."""
     digest = hashlib.sha256()
-    head = canonical([attributes, tokens, stripe_tokens])
+    head = canonical([attributes, tokens, stripe_tokens, *([] if kind == _SINGLE else [kind])])
     feed(digest, [head, offsets.astype("<i8").tobytes(), crcs.astype("<u4").tobytes()])
     feed(digest, names)
     return digest.hexdigest()

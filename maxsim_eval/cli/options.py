@@ -126,6 +126,12 @@ SCORING: Group = {
         None,
     ),
     "readers": (Annotated[int, typer.Option(help="Threads that read the cache, in each process.")], READERS),
+    "verify": (
+        Annotated[
+            bool, typer.Option("--verify/--no-verify", help="Check stored values by their checksums while they are read.")
+        ],
+        True,
+    ),
     "fresh": (Annotated[bool, typer.Option("--fresh", help="Forget the finished parts of an interrupted evaluation.")], False),
 }
 

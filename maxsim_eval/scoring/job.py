@@ -36,7 +36,7 @@ from maxsim_eval.scoring.units import shares, units
 from maxsim_eval.types import Run
 from maxsim_kernels import Packed
 
-FORMAT = 3  # of what is kept and how it is computed: a change of either makes records of before worthless
+FORMAT = 4  # of what is kept and how it is computed: a change of either makes records of before worthless
 UNIT_SCORES = 128 << 20  # bytes of a unit's kept score rows: a few are in memory at once
 _PATIENCE = PATIENCE
 KeptRows = np.ndarray | ScoreRows
@@ -46,20 +46,22 @@ KeptRows = np.ndarray | ScoreRows
 class Searched:
     """Which documents are searched: every rank opens them itself, and finds the same or refuses.
 
-    `rows` are documents of the entry (None: all), `copies` the stamps of the quantised copies that paths read, by path.
+    `rows` are documents of the entry (None: all), `copies` the stamps of the quantised copies that paths read, by path; `checked`
+    says whether values are proven whenever they are read.
     """
 
     entry: Path
     rows: np.ndarray | None
     stamp: Mapping[str, Any]
     copies: Mapping[str, Mapping[str, Any]]
+    checked: bool
 
     @classmethod
     def of(cls, documents: Documents, paths: Iterable[str]) -> Searched:
         """These documents, and their copies that these paths read."""
         rows = documents.rows if isinstance(documents, Selection) else None
         copies = {name: copy.stamp() for name, copy in find_copies(paths, documents).items()}
-        return cls(documents.folder, rows, documents.stamp(), copies)
+        return cls(documents.folder, rows, documents.stamp(), copies, documents.checked)
 
     def open(self) -> Documents:
         """The documents, opened by this process and proven to be the job's."""
@@ -67,7 +69,7 @@ class Searched:
         documents: Documents = entry if self.rows is None else Selection(entry, self.rows)
         if documents.stamp() != self.stamp:
             raise CacheError(f"{self.entry}: not the entry that rank 0 has opened; all processes need the same cache")
-        return documents
+        return documents if self.checked else documents.unchecked()
 
     def open_copies(self, documents: Documents) -> dict[str, Quantised]:
         """The quantised copies, opened by this process and proven to be the job's."""
@@ -191,6 +193,7 @@ def identity_of(documents: Documents, queries: Packed, asked: Asked) -> dict[str
     candidates = asked.candidates
     return {
         "documents": documents.stamp(),
+        "checked": documents.checked,
         "queries": digest(queries.values, queries.lengths),
         "k": asked.k,
         "excluded": digest(asked.excluded),

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+import checksums
 import cold_start
 import encoding
 import reference_speed
@@ -137,3 +138,12 @@ def test_cold_start_refuses_other_rankings(monkeypatch: pytest.MonkeyPatch, tmp_
     monkeypatch.undo()
     with pytest.raises(SystemExit, match="exit 3"):
         cold_start.seconds_of([sys.executable, "-c", "raise SystemExit(3)"])
+
+
+def test_checksums_are_measured_with_the_same_answers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "checksums.json"
+    checksums.main(["--gigabytes", "0.005", "--runs", "1", "--device", "cpu", "--folder", str(tmp_path), "--json", str(file)])
+    found = json.loads(file.read_text())
+    assert set(found["seconds"]) == {"read", "stream fp16", "stream int8-token", "every seventh document"}
+    assert capsys.readouterr().out.count("unchecked: ") == 4
+    assert list(tmp_path.iterdir()) == [file]

@@ -136,3 +136,26 @@ def test_an_edited_text_is_another_entry(collection: Callable[..., Path], cli: A
         cli(*options, cwd=tmp_path).fine()
     entries = sorted(path.name.rpartition("-")[0] for path in (tmp_path / "embeddings_cache" / "local" / "pets").iterdir())
     assert entries == ["lexical-documents", "lexical-documents", "lexical-queries", "lexical-queries"]
+
+
+@pytest.mark.parametrize("role", ["documents", "queries"])
+@pytest.mark.parametrize("size", [1, 4096])
+def test_damaged_values_are_not_scored(role: str, size: int, cached: Path, cli: Any, clean: Any) -> None:
+    shard = entry(cached, role) / "00000.h5"
+    data = bytearray(shard.read_bytes())
+    data[-size:] = bytes(byte ^ 4 for byte in data[-size:])  # values are the end of a file
+    shard.write_bytes(data)
+    refused(cli, clean, cached, str(shard.relative_to(cached)), "damaged: tokens", "CRC-32", "Remove the file to encode")
+    cli("demo", "--quiet", "--no-verify", cwd=cached).fine()
+    report = cached / "results" / "demo-small-lexical"
+    assert any("values not verified" in line for line in json.loads((report / "result.json").read_text())["task"]["warnings"])
+    assert "values not verified" in (report / "report.md").read_text()
+    shutil.rmtree(report)
+    refused(cli, clean, cached, "CRC-32")  # nothing that was kept without a look is taken for proven
+
+
+def test_damaged_codes_are_not_scored(cached: Path, cli: Any, clean: Any) -> None:
+    folder = entry(cached, "documents")
+    cli("convert", folder, "--to", "int8-token", "--quiet", cwd=cached).fine()
+    flip(folder / "00000.int8-token.h5", -100)
+    refused(cli, clean, cached, "00000.int8-token.h5", "damaged: tokens", "CRC-32", "run `evaluate.py convert` again")

@@ -175,7 +175,7 @@ def test_a_manifest_whose_checksum_fits(name: str, value: object, demo: Any, cli
     evaluated(tmp_path / "home", cli).refused(DATA, "manifest.json", name, "need")
 
 
-@pytest.mark.parametrize("name", ["values", "offsets", "ids", "crc32"])
+@pytest.mark.parametrize("name", ["values", "offsets", "ids", "running_crc32"])
 def test_a_group_where_a_dataset_must_be(name: str, demo: Any, cli: Any, tmp_path: Path) -> None:
     demo.copy(tmp_path, "datasets", "embeddings_cache")
     shard = min(documents_of(tmp_path).glob("*.h5"))

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from maxsim_eval.cache import converting, copy_shards
+from maxsim_eval.cache import converting, stripes
 from maxsim_eval.cache.converting import Converted, convert_entry
 from maxsim_eval.cache.copies import Quantised, quantised
 from maxsim_eval.cache.copy_shards import KINDS, Kind, Tokens
@@ -86,7 +86,7 @@ def test_codes_and_scales_are_those_of_quantising_at_once(
     tmp_path: Path, name: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(converting, "_PIECE_BYTES", 700)  # several pieces a shard
-    monkeypatch.setattr(copy_shards, "STRIPE_BYTES", 11 * DIM)  # pieces and stripes meet nowhere
+    monkeypatch.setattr(stripes, "BYTES", 11 * DIM)  # pieces and stripes meet nowhere
     tokens, kind = packed(dtype), KINDS[name]
     copy = convert(fill(tmp_path / "entry", tokens), name)
     want = at_once(tokens, kind)
@@ -152,7 +152,7 @@ def test_layout_of_the_file(tmp_path: Path) -> None:
     path = entry.folder / "00001.int8-token-affine.h5"
     first, last = (int(tokens.offsets[n]) for n in (5, 10))  # type: ignore[index]
     with h5py.File(path) as file:
-        assert set(file) == {"codes", "scales", "offset", "crc32"}
+        assert set(file) == {"codes", "scales", "offset", "running_crc32"}
         assert np.array_equal(file["codes"][:], want.token_values[first:last].numpy())
         assert np.array_equal(file["scales"][:], want.scales[first:last].numpy())
         assert want.offset is not None
@@ -160,7 +160,7 @@ def test_layout_of_the_file(tmp_path: Path) -> None:
         assert file["codes"].dtype == np.int8
         assert file["codes"].chunks is None
         assert file["scales"].dtype == np.float16
-        assert file["crc32"].attrs["stripe_tokens"] == (16 << 20) // DIM
+        assert file["running_crc32"].attrs["stripe_tokens"] == stripes.BYTES // DIM
         assert file.attrs["source_sha256"].decode() == entry.shards[1].metadata_sha256
         assert file.attrs["granularity"] == b"token"
         assert file["codes"].id.get_offset() + (last - first) * DIM == path.stat().st_size  # the end of the file

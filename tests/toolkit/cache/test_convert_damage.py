@@ -148,11 +148,11 @@ def widen(file: h5py.File) -> None:
 
 
 def later(file: h5py.File) -> None:
-    file.attrs["format"] = np.bytes_(b"maxsim-eval/quantised/2")
+    file.attrs["format"] = np.bytes_(b"maxsim-eval/quantised/3")
 
 
 def strip(file: h5py.File) -> None:
-    del file["crc32"]
+    del file["running_crc32"]
 
 
 def empty(file: h5py.File) -> None:
@@ -169,7 +169,7 @@ def empty(file: h5py.File) -> None:
         (edit_attribute, "do not have the checksum"),
         (compress, "chunked or compressed"),
         (widen, "damaged: holds"),
-        (later, "format 'maxsim-eval/quantised/2', this version"),
+        (later, "stale: format 'maxsim-eval/quantised/3', this version"),
         (strip, "HDF5 cannot read it"),
         (empty, "no quantised shard"),
     ],
@@ -331,13 +331,13 @@ from maxsim_eval.cache.entries import open_entry
 from maxsim_eval.cache import converting
 from maxsim_eval.cache import copy_shards as quantised_shards
 
-add, seen = quantised_shards._add_crcs, []
+add, seen = quantised_shards.add_crcs, []
 def die(*arguments):
     seen.append(1)
     if len(seen) == 2:  # in the middle of the second shard
         os.kill(os.getpid(), signal.SIGKILL)
     add(*arguments)
-quantised_shards._add_crcs = die
+quantised_shards.add_crcs = die
 converting.convert_entry(open_entry(Path(sys.argv[1])), "int8-corpus", quiet=True)
 """
 

@@ -65,7 +65,7 @@ def test_flipped_bit_in_values_is_found_by_verify(entry: Path) -> None:
 
 
 def test_verify_names_the_stripe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("maxsim_eval.cache.shards.STRIPE_BYTES", 320)  # 10 tokens of 32 bytes
+    monkeypatch.setattr("maxsim_eval.cache.stripes.BYTES", 320)  # 10 tokens of 32 bytes
     fill(tmp_path / "entry")
     shard = tmp_path / "entry" / "00000.h5"
     flip(shard, values_position(shard) + 32 * 27)
@@ -95,7 +95,7 @@ def test_any_flipped_bit_is_found_or_harmless(entry: Path) -> None:
     assert refused_at_open > 50
 
 
-@pytest.mark.parametrize("name", ["offsets", "ids", "crc32"])
+@pytest.mark.parametrize("name", ["offsets", "ids", "running_crc32"])
 def test_flipped_bit_in_metadata_is_found_at_open(entry: Path, name: str) -> None:
     shard = entry / "00000.h5"
     with h5py.File(shard) as file:

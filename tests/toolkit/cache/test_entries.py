@@ -188,7 +188,7 @@ def test_format_on_disk(tmp_path: Path) -> None:
         assert file["offsets"].dtype == np.int64
         assert file["offsets"][:].tolist() == [0, 100, 200, 300, 400]
         assert file["ids"].asstr()[:].tolist() == ["d0", "d1", "d2", "d3"]
-        assert len(file["crc32"]) == 1
+        assert file["running_crc32"].attrs["stripe_tokens"] == (16 << 10) // 48
         attributes = dict(file.attrs)
     assert attributes["format"].decode() == FORMAT
     assert attributes["dtype"].decode() == "bfloat16"
@@ -196,7 +196,7 @@ def test_format_on_disk(tmp_path: Path) -> None:
 
 
 def test_stripes_cross_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("maxsim_eval.cache.shards.STRIPE_BYTES", 1000)  # 20 tokens of 48 bytes
+    monkeypatch.setattr("maxsim_eval.cache.stripes.BYTES", 1000)  # 20 tokens of 48 bytes
     packed = tokens(RAGGED)
     entry = fill(tmp_path / "entry", packed, chunk=2)
     entry.verify()
@@ -208,7 +208,7 @@ def rewrite(path: Path, **storage) -> None:
     other = path.with_suffix(".new")
     with h5py.File(path) as source, h5py.File(other, "w") as target:
         target.attrs.update(source.attrs)
-        for name in ("offsets", "ids", "crc32"):
+        for name in ("offsets", "ids", "running_crc32"):
             source.copy(name, target)
         target.create_dataset("values", data=source["values"][:], **storage)
     other.replace(path)

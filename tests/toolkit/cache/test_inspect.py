@@ -129,7 +129,8 @@ def test_verify_reads_entry_and_copies(tmp_path: Path, name: str) -> None:
     content = bytearray(path.read_bytes())
     content[-1] ^= 4  # values, and codes, are the end of a file
     path.write_bytes(content)
-    inspect_entry(entry.folder, quiet=True)
+    if "int8" in name:
+        inspect_entry(entry.folder, quiet=True)  # described, not refused: only its scales are read
     with pytest.raises(CacheError, match=f"{name}: damaged: tokens 0 to 151 do not have"):
         inspect_entry(entry.folder, verify=True, quiet=True)
 
