@@ -22,6 +22,7 @@ encoders/        texts and pages to token embeddings
 processes/       what several processes share, and how they fail together
 types.py         Task, Encoder, Run, Result
 ending.py        what a failed command says, and where its traceback goes
+bars.py          progress bars
 errors.py        what can go wrong, and its exit code
 files.py         files written whole or not at all
 environment.py   the machine and the software a Result was made on

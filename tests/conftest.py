@@ -9,6 +9,7 @@ import pytest
 
 from places import ROOT
 
+os.environ.pop("COLUMNS", None)  # pytest-xdist sets it in its workers
 os.environ["HF_HUB_OFFLINE"] = "1"  # no test reaches the network, whatever encoder it names; subprocesses inherit it
 
 
@@ -34,3 +35,9 @@ def scifact_data(shared_data: Path) -> Path:
     if not (shared_data / "beir" / "scifact" / "corpus.jsonl").is_file():
         pytest.skip(f"no SciFact in {shared_data / 'beir' / 'scifact'}: see datasets/README.md")
     return shared_data / "beir"
+
+
+@pytest.fixture
+def every_bar(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bars print every line that half a minute would bring, and their last one, however short the work is."""
+    monkeypatch.setattr("maxsim_eval.bars.SECONDS", 0.0)

@@ -23,7 +23,7 @@ importing scoring
 cache
 data
 encoders processes
-files quantities types errors environment hashing ending printing parsing
+files quantities types errors environment hashing ending printing parsing bars
 """
 OPERATOR = """
 warm
@@ -39,7 +39,7 @@ fallback topk tokens
 BENCHMARKS = """
 page
 rehearsal
-paper forward training chamfer streaming parity cpu_forward second encoding cold_start
+paper forward training chamfer streaming parity cpu_forward second encoding checksums cold_start
 reference_speed
 cases out_of_core
 tables

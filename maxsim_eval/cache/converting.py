@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
+from maxsim_eval.bars import Bar
 from maxsim_eval.cache.blocks import loaded
 from maxsim_eval.cache.copies import Quantised, quantised
 from maxsim_eval.cache.copy_shards import (
@@ -114,7 +114,7 @@ def _scale(entry: Entry, quiet: bool) -> Tensor:
 
 def _write(entry: Entry, kind: Kind, digest: str, todo: list[Shard], scale: Tensor | None, quiet: bool) -> None:
     documents = sum(shard.spec.stop - shard.spec.start for shard in todo)
-    with tqdm(
+    with Bar(
         total=entry.documents, initial=entry.documents - documents, desc=kind.name, unit=" documents", disable=quiet
     ) as bar:
         for shard in todo:

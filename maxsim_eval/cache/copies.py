@@ -11,8 +11,8 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from tqdm import tqdm
 
+from maxsim_eval.bars import Bar
 from maxsim_eval.cache.copy_shards import Kind, QuantisedShard, Tokens, copy_name, entry_digest, get_kind, open_copy
 from maxsim_eval.cache.entries import Entry
 from maxsim_eval.cache.selection import Documents, Selection
@@ -84,7 +84,7 @@ class Quantised:
     def verify(self, *, quiet: bool = True) -> None:
         """Read everything; `CacheError` names the file and the tokens that changed."""
         total, name = _entry(self.documents).tokens, f"verify {self.kind.name}"
-        with tqdm(total=total, desc=name, unit=" tokens", unit_scale=True, disable=quiet) as bar:
+        with Bar(total=total, desc=name, unit=" tokens", unit_scale=True, disable=quiet) as bar:
             for shard in self.shards:
                 for count in shard.verify():
                     bar.update(count)

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
+from maxsim_eval.bars import Bar
 from maxsim_eval.cache.copies import Quantised
 from maxsim_eval.cache.copy_shards import corpus_scale
 from maxsim_eval.cache.selection import Documents
@@ -65,7 +65,7 @@ class Corpus:
         whole = self.entry if self.scaled is None else self.scaled
         spans = [(0, whole.documents)] if self.spans is None else self.spans
         lazy = (block for span in spans for block in whole.lazy_blocks(BLOCK_BYTES, *span))
-        with tqdm(
+        with Bar(
             total=sum(stop - start for start, stop in spans), desc="corpus scale", unit="doc", disable=self.quiet, leave=False
         ) as bar:
             try:

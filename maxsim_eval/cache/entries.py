@@ -19,8 +19,8 @@ from typing import Any
 import filelock
 import numpy as np
 import torch
-from tqdm import tqdm
 
+from maxsim_eval.bars import Bar
 from maxsim_eval.cache.blocks import Span, lazy_blocks, loaded
 from maxsim_eval.cache.shards import (
     DTYPES,
@@ -113,7 +113,7 @@ class Entry:
 
     def verify(self, *, quiet: bool = True) -> None:
         """Read everything; `CacheError` names the file and the tokens that changed."""
-        with tqdm(total=self.tokens, desc="verify", unit=" tokens", unit_scale=True, disable=quiet) as bar:
+        with Bar(total=self.tokens, desc="verify", unit=" tokens", unit_scale=True, disable=quiet) as bar:
             for shard in self.shards:
                 for count in shard.verify():
                     bar.update(count)

@@ -12,8 +12,8 @@ import torch
 from rich import box
 from rich.console import Console
 from rich.table import Table
-from tqdm import tqdm
 
+from maxsim_eval.bars import Bar
 from maxsim_eval.cache.copies import missing_copies, quantised
 from maxsim_eval.cache.copy_shards import KINDS, Kind, copy_name
 from maxsim_eval.cache.entries import Entry, open_entry
@@ -147,7 +147,7 @@ def inspect_entry(folder: Path | str, *, verify: bool = False, quiet: bool = Fal
     if verify:
         entry.verify(quiet=quiet)
     found = _Values()
-    with tqdm(total=entry.tokens, desc="inspect", unit=" tokens", unit_scale=True, disable=quiet) as bar:
+    with Bar(total=entry.tokens, desc="inspect", unit=" tokens", unit_scale=True, disable=quiet) as bar:
         for block in entry.blocks(_BLOCK_BYTES):
             assert isinstance(block, Packed)
             found.add(block.values)

@@ -27,7 +27,7 @@ from maxsim_eval.cli.explain import explain
 from maxsim_eval.cli.gate import gate
 from maxsim_eval.cli.import_ import import_
 from maxsim_eval.cli.metrics import metrics
-from maxsim_eval.cli.options import AsJson
+from maxsim_eval.cli.options import AsJson, Verbose
 from maxsim_eval.cli.output import (
     EXAMPLES,
     EXIT_CODES,
@@ -129,6 +129,7 @@ def compare(
     names: Annotated[str | None, typer.Option("--metrics", help="With --qrels: comma-separated, as nDCG@10,R@100.")] = None,
     out: Annotated[Path | None, typer.Option(help="Also write the reports of an evaluation into this folder.")] = None,
     as_json: AsJson = False,
+    verbose: Verbose = False,
 ) -> None:
     """Compare Results or runs with the first of them: intervals, tests and verdicts over all.
 
@@ -146,7 +147,7 @@ def compare(
     if as_json:
         write_json(comparison.to_json() + "\n")
     else:
-        render_comparison(comparison, console())
+        render_comparison(comparison, console(), verbose=verbose)
 
 
 @app.command()
@@ -154,6 +155,7 @@ def report(
     result: Annotated[Path, typer.Argument(help="result.json of an evaluation.")],
     out: Annotated[Path | None, typer.Option(help="Also write the reports (docs/result.md) into this folder.")] = None,
     as_json: AsJson = False,
+    verbose: Verbose = False,
 ) -> None:
     """Render a Result again; reads nothing but the file.
 
@@ -168,7 +170,7 @@ def report(
     if as_json:
         write_json(to_json(found))
     else:
-        render_console(found, console())
+        render_console(found, console(), verbose=verbose)
     if out is not None:
         with alone(out):
             write_reports(found, out)

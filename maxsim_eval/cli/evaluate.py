@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from maxsim_eval.cli.options import (
-    ANSWERS,
     MODEL,
     PLACES,
+    RESULTS,
     SCORING,
     SOURCES,
     Split,
@@ -58,12 +58,21 @@ def _command_of(source: str) -> Callable[..., None]:
     dataset = {"dataset": (Annotated[str, typer.Argument(help=about)], default)}
     split = {"split": (Split, None)}
     return with_options(
-        command, dataset, PLACES, _OUT, encoder_option(encoder), SCORING, split, SOURCES[source], MODEL, ANSWERS
+        command, dataset, PLACES, _OUT, encoder_option(encoder), SCORING, split, SOURCES[source], MODEL, RESULTS
     )
 
 
 def evaluate_task(
-    source: str, *, dataset: str, data_dir: Path, out: Path | None, encoder: str, split: str | None, as_json: bool, **given: Any
+    source: str,
+    *,
+    dataset: str,
+    data_dir: Path,
+    out: Path | None,
+    encoder: str,
+    split: str | None,
+    as_json: bool,
+    verbose: bool,
+    **given: Any,
 ) -> None:
     """Every evaluating command; `given` are the options of `SCORING`, `MODEL`, of the source, the cache folder and `quiet`."""
     from maxsim_eval.api import Settings, evaluate_settings
@@ -74,6 +83,7 @@ def evaluate_task(
     from maxsim_eval.quantities import bytes_of
     from maxsim_eval.report.console import render_console
     from maxsim_eval.report.result_json import to_json
+    from maxsim_eval.report.words import brief
     from maxsim_eval.scoring.scoring import check_paths
 
     loading = loading_options(given, SOURCES[source])
@@ -102,10 +112,12 @@ def evaluate_task(
             return
         if as_json:
             write_json(to_json(result))
-        elif not settings.quiet:
-            screen, folder = console(), folder_of(result.task["dataset"], result.task["split"])
-            render_console(result, screen)
-            answer(f"report: {folder}/report.html, {folder}/report.md, {folder}/result.json, {folder}/runs/")
+        elif settings.quiet:
+            for line in brief(result):
+                answer(line)
+        else:
+            render_console(result, console(), verbose=verbose)
+            answer(f"report: {folder_of(result.task['dataset'], result.task['split'])}/report.html")
 
 
 def _folder_name(source: str, dataset: str, part: str, encoder: str, settings: Settings) -> str:

@@ -15,6 +15,8 @@ DataDir = Annotated[Path, typer.Option(help="Folder of datasets (BEIR layout).")
 CacheDir = Annotated[Path, typer.Option(help="Folder of the HDF5 embedding cache.")]
 Split = Annotated[str | None, typer.Option(help="Split of the judgements. Default: test (a card may say otherwise).")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
+Verbose = Annotated[bool, typer.Option("--verbose", help="Print every table of the report.")]
+Brief = Annotated[bool, typer.Option("--quiet", help="No progress bars, and one line a path.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="No progress bars and no tables.")]
 NoBars = Annotated[bool, typer.Option("--quiet", help="No progress bars.")]
 
@@ -28,6 +30,7 @@ Group = Mapping[str, tuple[Any, Any]]
 """Parameter name -> its annotation (as typer takes it) and default."""
 
 PLACES: Group = {"data_dir": (DataDir, DATA), "cache_dir": (CacheDir, CACHE)}
+RESULTS: Group = {"as_json": (AsJson, False), "verbose": (Verbose, False), "quiet": (Brief, False)}
 ANSWERS: Group = {"as_json": (AsJson, False), "quiet": (Quiet, False)}
 
 SOURCES: Mapping[str, Group] = {

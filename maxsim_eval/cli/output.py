@@ -36,9 +36,11 @@ Answers go to stdout, progress and messages to stderr. Colours are left out in a
 
 
 def console() -> Console:
-    """Standard output, for tables: as wide as the terminal, wide in a pipe; no colours in a pipe or with NO_COLOR (rich's rule)."""
+    """Standard output, for tables: as wide as COLUMNS says, or the terminal is; wide in a pipe; colours by rich's rules (NO_COLOR)."""
     found = Console()
-    return found if found.is_terminal else Console(width=max(found.width, PIPE_WIDTH))
+    return (
+        found if found.is_terminal or os.environ.get("COLUMNS", "").isdecimal() else Console(width=max(found.width, PIPE_WIDTH))
+    )
 
 
 def coloured(stream: IO[Any]) -> bool:

@@ -1,6 +1,7 @@
 """Runs against judgements and against the reference: metrics, intervals, parity, verdicts.
 
 assessing.py   from rankings to what a Result says of each path
+bounds.py      what the bounds of a path's class say of it: findings, which the gate counts and the verdicts name
 measures.py    measures that trec_eval lacks (`ERR@20`, `RBP(p=0.8)`), by ir-measures where it is installed
 metrics.py     retrieval metrics per query: trec_eval's through pytrec_eval, under ir-measures' names, and the paper's own
 parity.py      how far a scoring path is from the reference path: the `parity` object of a Result

@@ -20,8 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tqdm import tqdm
-
+from maxsim_eval.bars import Bar
 from maxsim_eval.data.items import PackedTexts
 from maxsim_eval.errors import DataError, UsageError
 from maxsim_eval.files import delete, fsync_folder, hidden, remove_leftovers
@@ -58,7 +57,7 @@ def _lines(path: Path, digest: Any, quiet: bool) -> Iterator[tuple[int, str]]:
     try:
         with (
             open(path, "rb") as handle,
-            tqdm(
+            Bar(
                 total=(size := os.fstat(handle.fileno()).st_size),
                 unit="B",
                 unit_scale=True,

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from maxsim_eval.comparison.bounds import NAMES
 from maxsim_eval.files import writing
 from maxsim_eval.gate.checking import Finding, passed
 from maxsim_eval.printing import printable
@@ -16,7 +17,7 @@ from maxsim_eval.report.words import headline
 from maxsim_eval.types import PathResult, Result
 
 _SHOWN = "nDCG@10"
-_COLUMNS = ("path", _SHOWN, "change", "Spearman", "top-10 overlap", "top-20 overlap", "largest score error")
+_COLUMNS = ("path", _SHOWN, "change", "Spearman", "top-10 overlap", "top-20 overlap", NAMES["max_rel_error"])
 _ACCEPT = "to accept this as the new baseline, on purpose: the same command with --update-baseline"
 _TEXT_BYTES = 900 << 10  # GitHub refuses a step's summary above 1 MiB as a whole
 

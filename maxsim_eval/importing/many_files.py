@@ -14,8 +14,8 @@ from pathlib import Path
 import numpy as np
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
+from maxsim_eval.bars import Bar
 from maxsim_eval.errors import DataError, UsageError
 from maxsim_eval.importing.file_order import ID_FILE, files_of, ids_by_file, in_order, numbers_of
 from maxsim_eval.importing.formats import FileTable, open_table
@@ -172,7 +172,7 @@ class _Set:
         if beside is None and self.folder is not None and (self.folder / ID_FILE).is_file():
             beside = self.folder / ID_FILE
         self.listed = None if beside is None else listed_in(beside)
-        with tqdm(
+        with Bar(
             total=len(self.files), desc=f"checking {printable(Path(self.origin).name)}", unit="files", disable=quiet, delay=1
         ) as bar:
             for number, path in enumerate(self.files):

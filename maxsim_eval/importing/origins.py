@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from tqdm import tqdm
-
+from maxsim_eval.bars import Bar
 from maxsim_eval.hashing import canonical, feed
 from maxsim_eval.importing.many_files import FileRows
 from maxsim_eval.importing.tables import Imported, ImportedSide
@@ -32,7 +31,7 @@ def origins_of(merged: Imported, quiet: bool) -> dict[Role, Origin]:
     sides = merged.sides.items()
     several = len({file for _, side in sides for file in side.files}) > len(sides) * 4
     files = [file for _, side in sides for file in side.files if file not in digests]
-    with tqdm(total=len(files), desc="hashing", unit="files", disable=quiet or not several, delay=1) as bar:
+    with Bar(total=len(files), desc="hashing", unit="files", disable=quiet or not several, delay=1) as bar:
         for file in files:
             if file not in digests:
                 digests[file] = _sha256(file, quiet or several)
@@ -64,7 +63,7 @@ def _sha256(path: Path, quiet: bool) -> str:
     digest = hashlib.sha256()
     with (
         open(path, "rb") as handle,
-        tqdm(
+        Bar(
             total=path.stat().st_size, desc=f"hashing {printable(path.name)}", unit="B", unit_scale=True, disable=quiet, delay=1
         ) as bar,
     ):

@@ -16,8 +16,8 @@ from typing import Any, NoReturn
 import numpy as np
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
+from maxsim_eval.bars import Bar
 from maxsim_eval.errors import DataError
 from maxsim_eval.printing import printable
 from maxsim_kernels import Packed, pack
@@ -308,7 +308,7 @@ def _lengths_from_zeros(where: Where, chunks: Sequence[Tensor], quiet: bool) -> 
     lengths: list[np.ndarray] = []
     label = where.key.rsplit("_", 1)[0] + "_lengths"
     done = padded = 0
-    bar = tqdm(total=sum(map(len, chunks)), desc=f"reading {printable(where.key)}", unit="rows", disable=quiet, delay=1)
+    bar = Bar(total=sum(map(len, chunks)), desc=f"reading {printable(where.key)}", unit="rows", disable=quiet, delay=1)
     with bar:
         for chunk in chunks:
             step = max(1, SLICE_TOKENS // max(1, chunk.shape[1]))

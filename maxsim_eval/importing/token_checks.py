@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
+from maxsim_eval.bars import Bar
 from maxsim_eval.importing.rows import SLICE_TOKENS, TokenRows, Where, spans
 from maxsim_eval.printing import printable
 from maxsim_kernels import Packed
@@ -57,7 +57,7 @@ class Norms:
 def check_tokens(where: Where, rows: TokenRows, quiet: bool) -> Norms:
     """Norms of all tokens; `DataError` for NaN and Inf in any of them, naming the first and its document."""
     norms = Norms()
-    with tqdm(total=len(rows), desc=f"checking {printable(where.key)}", unit="rows", disable=quiet, delay=1) as bar:
+    with Bar(total=len(rows), desc=f"checking {printable(where.key)}", unit="rows", disable=quiet, delay=1) as bar:
         for start, stop in spans(rows.lengths, SLICE_TOKENS):
             part = rows.span(start, stop)
             if part.values.numel():
@@ -118,7 +118,7 @@ def without_zeros(where: Where, rows: TokenRows, lengths: np.ndarray | None, qui
     """`rows` without tokens that are exactly zero; `lengths` are those found by an earlier look, if any."""
     if lengths is None:
         lengths = np.zeros(len(rows), np.int64)
-        with tqdm(
+        with Bar(
             total=len(rows), desc=f"looking for zeros in {printable(where.key)}", unit="rows", disable=quiet, delay=1
         ) as bar:
             for start, stop in spans(rows.lengths, SLICE_TOKENS):

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Any, Self
 
-from tqdm import tqdm
-
+from maxsim_eval.bars import Bar
 from maxsim_eval.printing import printable
 from maxsim_eval.processes.world import World
 
@@ -26,8 +25,8 @@ class Progress:
         self.bar = self._bar(documents, quiet or not world.leader)
         self._tell()
 
-    def _bar(self, documents: int, hidden: bool) -> tqdm:
-        return tqdm(
+    def _bar(self, documents: int, hidden: bool) -> Bar:
+        return Bar(
             total=documents,
             initial=self.restored,
             desc=printable(self.name),
@@ -86,8 +85,8 @@ class EncodeProgress(Progress):
         self.label, self.unit = label, unit
         super().__init__(name, documents, restored, world, quiet)
 
-    def _bar(self, documents: int, hidden: bool) -> tqdm:
-        return tqdm(
+    def _bar(self, documents: int, hidden: bool) -> Bar:
+        return Bar(
             total=documents, initial=self.restored, desc=printable(self.label) or None, unit=f" {self.unit}", disable=hidden
         )
 

@@ -336,12 +336,12 @@ def _encoder(inputs: Sequence[Input]) -> dict[str, Any]:
     return {"name": ", ".join(dict.fromkeys(str(one.get("name")) for one in known)) or "unknown"}
 
 
-def render_comparison(comparison: Comparison, console: Console) -> None:
-    """Print what was compared, then the tables and verdicts of every report."""
+def render_comparison(comparison: Comparison, console: Console, *, verbose: bool = False) -> None:
+    """Print what was compared, then what `render_console` prints."""
     judged = f"judgements {comparison.qrels}" if comparison.qrels else "metrics as in the results"
     first = comparison.inputs[0]
     console.print(shown(f"{comparison.queries} judged queries, {judged}; compared with {first.label}", "bold"))
-    render_body(comparison.to_result(), console)
+    render_body(comparison.to_result(), console, verbose=verbose)
 
 
 def write_comparison(comparison: Comparison, folder: Path | str, command: Sequence[str] = ()) -> None:

@@ -6,11 +6,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from maxsim_eval.comparison.bounds import NAMES
+from maxsim_eval.comparison.verdicts import canonical_name
 from maxsim_eval.report.values import about, entries, entry, figure, known, mapping, p_value
+from maxsim_eval.report.words import change_text, metric_shown, verdict
 from maxsim_eval.types import Result
 
 _QUERIES, _DOCUMENTS = 5, 3  # of each path, among those that changed most; result.json names more
 _MIB = 1 << 20
+INTERVAL = "interval"
 
 
 @dataclass(frozen=True)
@@ -30,6 +34,41 @@ def _change(value: Any) -> str:
 
 def _signed(value: Any) -> str:
     return f"{round(value, 5) + 0.0:+.5f}" if known(value) else "-"  # never -0.00000
+
+
+def summary(result: Result) -> Table:
+    """A row for each path: what most readers want to know first."""
+    metric = metric_shown(result)
+    recalls = [name for path in result.paths.values() for name in path.metrics if canonical_name(name).startswith("Recall@")]
+    recall = "Recall@100" if "Recall@100" in recalls else next(iter(recalls[::-1]), None)
+    level, rows = None, []
+    for name, path in result.paths.items():
+        found = mapping(path.parity, "statistics", metric or "")
+        level = entry(path.parity, "statistics_settings", "level") or level
+        low, high = (entry(found, end) for end in ("low", "high"))
+        wide = known(low) and known(high) and (low or high)
+        row = [name, *(figure(path.metrics.get(shown), ".4f") for shown in (metric,) if shown)]
+        row += ["" if path.parity is None or metric is None else change_text(result, name, metric)]
+        row += [f"{low:+.4f} to {high:+.4f}" if wide else ""]
+        row += [figure(path.metrics.get(shown), ".4f") for shown in (recall,) if shown]
+        row += [
+            figure(entry(path.parity, "spearman", "mean"), ".6f", ""),
+            figure(entry(path.parity, "overlap", "@10"), ".4f", ""),
+        ]
+        rows.append([*row, verdict(result, name)])
+    interval = f"{level:.0%} interval" if known(level) else INTERVAL
+    heads = [
+        "path",
+        *([metric] if metric else []),
+        "change",
+        interval,
+        *([recall] if recall else []),
+        "Spearman",
+        "top-10",
+        "verdict",
+    ]
+    keep = [place for place, head in enumerate(heads) if place in (0, len(heads) - 1) or any(row[place] for row in rows)]
+    return Table("", [heads[place] for place in keep], [[row[place] for place in keep] for row in rows])
 
 
 def _metric_table(result: Result) -> Table:
@@ -111,11 +150,11 @@ def _parity_table(result: Result) -> Table:
             for cut in every("same_order")
         ),
         (f"same top-{result.k} order", _order_text),
-        ("score error, max", lambda p: figure(entry(p, "max_abs_error"), ".3g")),
-        ("score error, mean", lambda p: figure(entry(p, "mean_abs_error"), ".3g")),
-        ("relative error, max", lambda p: figure(entry(p, "max_rel_error"), ".3g")),
-        ("relative error, mean", lambda p: figure(entry(p, "mean_rel_error"), ".3g")),
-        ("retrieved by one only", lambda p: figure(entry(p, "mismatched_finite"), "d")),
+        (NAMES["max_abs_error"], lambda p: figure(entry(p, "max_abs_error"), ".3g")),
+        (NAMES["mean_abs_error"], lambda p: figure(entry(p, "mean_abs_error"), ".3g")),
+        (NAMES["max_rel_error"], lambda p: figure(entry(p, "max_rel_error"), ".3g")),
+        (NAMES["mean_rel_error"], lambda p: figure(entry(p, "mean_rel_error"), ".3g")),
+        (NAMES["mismatched_finite"], lambda p: figure(entry(p, "mismatched_finite"), "d")),
     ]
     body = [[name, *(text(parity) for parity in compared.values())] for name, text in rows] if compared else []
     body = [row for row in body if any(cell != "-" for cell in row[1:])]  # a comparison of run files has no scores

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from maxsim_eval.comparison.bounds import Finding, outside
 from maxsim_eval.data.subsets import describe, describe_candidates
-from maxsim_eval.report.values import about, entries, entry, known
+from maxsim_eval.report.values import about, entries, entry, figure, known, mapping
 from maxsim_eval.types import Result
+
+METRIC = "nDCG@10"
 
 
 def _shared(parity: Mapping[str, Any]) -> str:
@@ -15,17 +18,53 @@ def _shared(parity: Mapping[str, Any]) -> str:
     return f", top-10 overlap {share:.4f}" if known(share) else ""
 
 
+def metric_shown(result: Result) -> str | None:
+    """The metric that stands for all where there is room for one: nDCG@10, else the first."""
+    names = list(dict.fromkeys(name for path in result.paths.values() for name in path.metrics))
+    return METRIC if METRIC in names else next(iter(names), None)
+
+
+def change_text(result: Result, name: str, metric: str) -> str:
+    """How a path's mean differs from the reference's: `=`, `+0.0012`, `?` where that is not known."""
+    change = entry(result.paths[name].parity, "delta", metric)
+    return "?" if not known(change) else "=" if change == 0 else f"{change:+.4f}"
+
+
+def verdict(result: Result, name: str) -> str:
+    """One of `reference`, `equivalent`, `different`, `inconclusive`, `fails gate` (outside the packaged bounds); `-`: not known."""
+    path = result.paths[name]
+    if path.parity is None:
+        return "reference" if name == result.reference else "-"
+    if outside(result).get(name):
+        return "fails gate"
+    found = {str(entry(one, "verdict")) for one in mapping(path.parity, "statistics").values()}
+    return next((word for word in ("different", "inconclusive", "equivalent") if word in found), "-")
+
+
+def brief(result: Result) -> list[str]:
+    """A line for each path: the metric, how it changed, the verdict."""
+    metric = metric_shown(result)
+    lines = []
+    for name, path in result.paths.items():
+        value = "" if metric is None else f" {metric} {figure(path.metrics.get(metric), '.4f')}"
+        if path.parity is not None and metric is not None:
+            value += f" ({change_text(result, name, metric)})"
+        lines.append(f"{name}:{value}, {verdict(result, name)}")
+    return lines
+
+
 def verdicts(result: Result) -> list[str]:
-    """A line for each compared path: whether its ranking is the reference's, what that did to nDCG@10, and the metrics' verdicts."""
+    """A line for each compared path: its ranking, nDCG@10 and the metrics beside the reference's, and what the gate would refuse."""
+    bad = outside(result)
     lines = []
     for name, path in result.paths.items():
         if path.parity is None:
             continue
         order = entry(path.parity, "identical_order")
-        change = entry(path.parity, "delta", "nDCG@10")
-        effect = f"nDCG@10 changes by {change:+.4f}" if known(change) else "change of nDCG@10 unknown"
+        change = entry(path.parity, "delta", METRIC)
+        effect = f"{METRIC} changes by {change:+.4f}" if known(change) else f"change of {METRIC} unknown"
         if change == 0:
-            effect = "nDCG@10 is the same"
+            effect = f"{METRIC} is the same"
         if not isinstance(order, Mapping) or not all(known(order.get(key)) for key in ("k", "identical", "queries")):
             said = f"order not compared with {result.reference}"
         elif order["identical"] == order["queries"]:
@@ -33,25 +72,41 @@ def verdicts(result: Result) -> list[str]:
         else:
             changed = f"{order['queries'] - order['identical']} of {order['queries']} queries"
             said = f"order of the top {order['k']} differs from {result.reference} in {changed}{_shared(path.parity)}"
-        lines.append(f"{name}: {said}; {effect}.{_judged(path.parity)}")
+        lines.append(f"{name}: {said}; {effect}.{_judged(path.parity)}{_refused(bad.get(name, []))}")
     return lines
 
 
-def _judged(parity: Mapping[str, Any]) -> str:
-    """What the statistics say of all metrics: how many are equivalent, and which are not."""
-    found = entry(parity, "statistics")
-    if not isinstance(found, Mapping) or not found:
+def _refused(findings: Sequence[Finding]) -> str:
+    """What lies outside the bounds, under the gate's own names."""
+    if not findings:
         return ""
-    by_verdict: dict[str, list[str]] = {}
-    for metric, one in found.items():
-        needed = entry(one, "queries_needed")
-        more = f" (needs about {about(needed)} queries)" if known(needed) else ""
-        by_verdict.setdefault(str(entry(one, "verdict")), []).append(f"{metric}{more}")
-    same = len(by_verdict.pop("equivalent", []))
-    if not by_verdict:
-        return f" Equivalent in all {same} metrics."
-    others = "; ".join(f"{verdict}: {', '.join(names)}" for verdict, names in by_verdict.items())
-    return f" Equivalent in {same} of {len(found)} metrics; {others}."
+    each = "; ".join(f"{one.what.partition(': ')[2]} {one.found}, need {one.needed}" for one in findings)
+    return f" NOT within bounds ({each}): the gate would fail."
+
+
+def _judged(parity: Mapping[str, Any]) -> str:
+    """What the statistics say of all metrics: how many are equivalent, which are different, what would decide the rest."""
+    found = mapping(parity, "statistics")
+    if not found:
+        return ""
+    kinds = {metric: str(entry(one, "verdict")) for metric, one in found.items()}
+    same = [metric for metric, kind in kinds.items() if kind == "equivalent"]
+    if len(same) == len(found):
+        return f" Equivalent in all {len(found)} metrics."
+    said = [f"Equivalent in {len(same)} of {len(found)} metrics"]
+    different = [metric for metric, kind in kinds.items() if kind == "different"]
+    if different:
+        said.append(f"different in {', '.join(different)}")
+    open_ = {
+        metric: entry(found[metric], "queries_needed")
+        for metric, kind in kinds.items()
+        if kind not in ("equivalent", "different")
+    }
+    if open_:
+        needed = [value for value in open_.values() if known(value)]
+        more = f" (about {about(max(needed))} queries would decide)" if len(needed) == len(open_) else ""
+        said.append(f"inconclusive in {', '.join(open_)}{more}")
+    return f" {', '.join(said)}."
 
 
 def _scalar(value: Any) -> str | None:
@@ -68,12 +123,12 @@ def facts(given: Mapping[str, Any]) -> list[tuple[str, str]]:
     return [(key, text) for key, text in found if text is not None]
 
 
-def headline(result: Result) -> list[str]:
-    """What was evaluated, a line each: task and counts, subset, reranking, encoder."""
+def headline(result: Result, *, brief: bool = False) -> list[str]:
+    """What was evaluated, a line each: task and counts (`brief`: of queries and documents), subset, reranking, encoder."""
     task, encoder = result.task, result.encoder
     counts = ", ".join(
         f"{task[key]:,} {key.replace('_', ' ')}"
-        for key in ("queries", "documents", "query_tokens", "document_tokens", "judged_pairs")
+        for key in ("queries", "documents", *(() if brief else ("query_tokens", "document_tokens", "judged_pairs")))
         if known(task.get(key))
     )
     revision = f" ({encoder['revision']})" if encoder.get("revision") else ""

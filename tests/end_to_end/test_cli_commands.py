@@ -50,7 +50,19 @@ def test_compare_two_paths_of_a_result(report: Path, cli: Any, tmp_path: Path) -
 def test_compare_results_of_two_runs(report: Path, demo: Any, cli: Any, tmp_path: Path) -> None:
     outcome = cli("compare", report / "result.json", demo.results / "result.json", cwd=tmp_path).fine()
     assert "ranking identical" in outcome.out
-    assert "(=)" in outcome.out
+    assert "Equivalent in all 10 metrics" in outcome.out
+
+
+@pytest.mark.parametrize(("columns", "most"), [("80", 80), ("100", 100), ("", 200)])
+def test_the_report_is_as_wide_as_columns_says(
+    columns: str, most: int, report: Path, cli: Any, tmp_path: Path, monkeypatch: Any
+) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    for options in ((), ("--verbose",)):
+        lines = cli("report", report / "result.json", *options, cwd=tmp_path).fine().out.splitlines()
+        assert max(map(len, lines)) <= most
+        assert (len(lines) > 40) == bool(options)
+    assert max(map(len, lines)) > most - 10, "sentences take the room there is"
 
 
 def test_compare_trec_runs(report: Path, qrels: Path, demo: Any, cli: Any, tmp_path: Path) -> None:
@@ -85,11 +97,11 @@ def test_ids_that_the_terminal_has_no_letters_for(
         (tmp_path / name).write_text(text, encoding="utf-8")
     monkeypatch.setenv("PYTHONIOENCODING", encoding)
     words = ("-c", "from maxsim_eval.cli import main; main()", "compare", "one.trec", "two.trec", "--qrels", "qrels")
-    for options in ((), ("--json",)):
+    for options in (("--verbose",), ("--json",)):
         process = start([*words, *options], tmp_path)
         out, err = process.communicate(timeout=120)
         assert process.returncode == 0, err
-        if options:
+        if options == ("--json",):
             found = json.loads(out)["inputs"]["two"]["parity"]["most_changed"][0]["moved"]
             assert [moved["document"] for moved in found] == ["中😀", "b"], "escapes of JSON"
         else:
@@ -99,12 +111,12 @@ def test_ids_that_the_terminal_has_no_letters_for(
 def test_compare_writes_the_reports_of_an_evaluation(report: Path, qrels: Path, cli: Any, tmp_path: Path) -> None:
     inputs = (report / "result.json", f"{report}/result.json:int8", report / "runs" / "fp16.trec")
     options = ("--qrels", qrels, "--metrics", "nDCG@10,R@100", "--out", "both")
-    outcome = cli("compare", *inputs, *options, cwd=tmp_path).fine()
+    outcome = cli("compare", *inputs, *options, "--verbose", cwd=tmp_path).fine()
     assert "fp16, R@100" in outcome.out
     written = json.loads((tmp_path / "both" / "result.json").read_text(encoding="utf-8"))
     assert written["command"][:2] == ["evaluate.py", "compare"]
     assert list(written["paths"]) == ["demo-small-lexical:fp32", "demo-small-lexical:int8", "fp16"]
-    again = cli("report", tmp_path / "both" / "result.json", cwd=tmp_path).fine()
+    again = cli("report", tmp_path / "both" / "result.json", "--verbose", cwd=tmp_path).fine()
     assert "Differences from demo-small-lexical:fp32" in again.out
     assert "nDCG@10" in (tmp_path / "both" / "metrics.csv").read_text(encoding="utf-8")
     cli("compare", *inputs, *options[:-1], report, cwd=tmp_path).refused(USAGE, "report of an evaluation", "--out")

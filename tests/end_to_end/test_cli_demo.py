@@ -66,7 +66,7 @@ def files(folder: Path) -> set[str]:
 
 def test_from_nothing_to_the_report(demo: Any) -> None:
     said = demo.outcome.fine().out
-    for text in ("fp32", "fp16", "int8", "nDCG@10", "Recall@100", "MRR@10", "Spearman", "overlap", "report.md"):
+    for text in ("fp32", "fp16", "int8", "nDCG@10", "Recall@100", "Spearman", "top-10", "report.html"):
         assert text in said
     assert "warning" not in said
     assert files(demo.results) == {*REPORTS, "runs/fp32.trec", "runs/fp16.trec", "runs/int8.trec"}
@@ -170,17 +170,28 @@ def test_json_is_all_that_is_on_stdout_and_a_second_run_gives_the_same(
     assert same_but_times(strict(outcome.out), demo.result)
 
 
-def test_quiet_prints_nothing(demo: Any, cli: Any, tmp_path: Path) -> None:
+def test_quiet_keeps_a_line_for_each_path(demo: Any, cli: Any, tmp_path: Path) -> None:
     outcome = cli("demo", "--quiet", cwd=demo.copy(tmp_path, "datasets")).fine()
-    assert outcome == type(outcome)(0, "", "")
+    lines = [
+        "fp32: nDCG@10 0.6224, reference",
+        "fp16: nDCG@10 0.6224 (=), equivalent",
+        "int8: nDCG@10 0.6224 (=), inconclusive",
+    ]
+    assert (outcome.out.splitlines(), outcome.err) == (lines, "")
     result = tmp_path / "results" / "demo-small-lexical" / "result.json"
     assert same_but_times(strict(result.read_text(encoding="utf-8")), demo.result)
 
 
-def test_progress_goes_to_stderr(demo: Any) -> None:
-    for text in ("encode small", "documents", "queries", "tokens/s"):
-        assert text in demo.outcome.err
-    assert "it/s" not in demo.outcome.out
+def test_progress_goes_to_stderr(every_bar: None, cli: Any, tmp_path: Path) -> None:
+    said = cli("demo", cwd=tmp_path).fine()
+    for text in ("encode small: 100%, 300 of 300", "documents", "queries", "tokens/s"):
+        assert text in said.err
+    assert "\r" not in said.err
+    assert "%" not in said.out
+
+
+def test_a_short_evaluation_says_nothing_on_its_way(demo: Any) -> None:
+    assert demo.outcome.err == ""
 
 
 def test_folders_of_ones_choice(cli: Any, tmp_path: Path) -> None:

@@ -64,12 +64,7 @@ def test_several_ranks_fill_the_cache_as_one(encoder: str, count: int, same: dic
 def test_only_the_first_rank_speaks(count: int, same: dict[str, Any]) -> None:
     found = same["lexical"][str(count)]
     assert found["out"][1:] == found["err"][1:] == [""] * (count - 1)
-    drawn = found["err"][0].replace("\r", "\n").splitlines()
-    assert "Traceback" not in found["err"][0]
-    last = [line for line in drawn if line.startswith("encode ties: 100%") and " documents/s" in line][-1]
-    assert "| 900/900 [" in last, "the bar counts what all ranks encoded"
-    assert "tokens/s" in last
-    assert any(line.startswith("encode ties: 100%") and "| 6/6 [" in line for line in drawn)
+    assert found["err"][0] == ""
     assert found["out"][0].startswith("documents: 900 rows, 2,011 tokens, d = 128, float32; 23 of 23 shards are new: ")
     assert found["out"][0].rstrip().endswith(f"s, {count} processes")
 

@@ -107,7 +107,7 @@ def test_imported_then_evaluated_without_a_flag(hotpotqa: Path, saved: Any, cli:
 
     outcome = cli("beir", "hotpotqa", cwd=hotpotqa).fine()
     folder = hotpotqa / "results" / "beir-hotpotqa-colbertv2"
-    assert "results/beir-hotpotqa-colbertv2/result.json" in outcome.out
+    assert "results/beir-hotpotqa-colbertv2/report.html" in outcome.out
     assert (folder / "report.md").is_file()
     result = json.loads((folder / "result.json").read_text(encoding="utf-8"))
     assert result["command"] == ["evaluate.py", "beir", "hotpotqa"]

@@ -28,7 +28,7 @@ PAIR = """if True:
             time.sleep(0.0005)
         said = io.StringIO()
         try:
-            with contextlib.redirect_stderr(said):
+            with contextlib.redirect_stderr(said), contextlib.redirect_stdout(io.StringIO()):
                 main(["demo", "--quiet", "--k", k, "--paths", "fp32,fp16", "--out", f"out-{turn}"])
         except SystemExit as ended:
             codes.append([ended.code or 0, said.getvalue()])

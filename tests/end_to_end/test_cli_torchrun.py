@@ -70,8 +70,7 @@ def test_several_ranks_rerank_as_one(ranks: dict[str, Any]) -> None:
 def test_only_the_first_rank_speaks(count: int, ranks: dict[str, Any]) -> None:
     found = ranks[str(count)]
     assert "report: " in found["out"][0]
-    assert "GB/s" in found["err"][0]
-    assert "/900 [" in found["err"][0]
+    assert found["err"][0] == "", "a short evaluation says nothing on its way, off a terminal"
     assert found["out"][1:] == found["err"][1:] == [""] * (count - 1)
     assert found["environment"]["processes"] == count
     assert found["environment"]["devices"] == ["cpu"] * count

@@ -13,6 +13,8 @@ import pytest
 import torch
 
 import damaged_scorers as scorers
+from maxsim_eval.report.result_json import from_json
+from maxsim_eval.report.words import verdicts
 from maxsim_eval.scoring import job
 from maxsim_eval.scoring.paths import PATHS, ScoringPath
 from maxsim_eval.types import Run
@@ -124,9 +126,11 @@ def test_a_damaged_path_is_caught(damage: str, gated: Any, monkeypatch: pytest.M
 @pytest.mark.parametrize("function", ["bf16_sums", "zero_padding", "shuffled_ids"])
 def test_a_users_damaged_function_is_caught(function: str, gated: Any, importable: None) -> None:
     path = f"python:damaged_scorers_of_a_user:{function}"
-    code, failed, _ = gated(f"fp32,fp16,int8,{path}")
+    code, failed, result = gated(f"fp32,fp16,int8,{path}")
     assert code == GATE
     assert failed
+    refused = [line for line in verdicts(from_json(json.dumps(result), "result.json")) if "the gate would fail" in line]
+    assert [line.startswith(f"{path}: ") for line in refused] == [True], "and the report says it, too"
     assert all(line.startswith(f"{path}: ") for line in failed)
     assert f"{path}: max rel error" in failed
 

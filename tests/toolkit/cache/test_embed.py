@@ -278,6 +278,7 @@ def test_nothing_to_embed(tmp_path: Path) -> None:
     assert encoder.calls == []
 
 
+@pytest.mark.usefixtures("every_bar")
 def test_progress(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     embed(task(), "query", LetterEncoder(), tmp_path)
     captured = capsys.readouterr()

@@ -104,7 +104,7 @@ def test_a_fall_of_the_reference_fails(result: Result, metric: str, fallen: floa
         ("fp16", path_of(parity_of(spearman={"mean": 0.99989, "constant_in_one": 0})), "fp16: Spearman, mean"),
         ("fp16", path_of(parity_of(overlap={"@10": 0.9989})), "fp16: top-10 overlap"),
         ("fp16", path_of(parity_of(max_rel_error=0.0006)), "fp16: max rel error"),
-        ("fp16", path_of(parity_of(mismatched_finite=1)), "fp16: mismatched finite"),
+        ("fp16", path_of(parity_of(mismatched_finite=1)), "fp16: finite in one only"),
         ("fused-fp32", path_of(parity_of(), nDCG_10=0.6194), "fused-fp32: |delta nDCG@10|"),
         ("python:my.kernel:score", path_of(parity_of(), nDCG_10=0.6194), "python:my.kernel:score: |delta nDCG@10|"),
         ("int8", path_of(parity_of(), nDCG_10=0.6169), "int8: |delta nDCG@10|"),

@@ -159,7 +159,7 @@ def test_wrong_int8_scale_is_caught_although_the_ranking_is_the_same(collection:
 def test_documents_dropped_by_one_path_are_caught(collection: Collection) -> None:
     damaged = score(collection)
     damaged[:, 399] = -np.inf
-    assert "fp16: mismatched finite" in failures(collection, "fp16", damaged)
+    assert "fp16: finite in one only" in failures(collection, "fp16", damaged)
 
 
 def test_constant_scores_are_caught(collection: Collection) -> None:

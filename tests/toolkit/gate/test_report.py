@@ -173,7 +173,7 @@ def test_the_log_shows_what_was_evaluated_and_a_row_a_path(result: Result) -> No
     lines = overview(result).splitlines()
     assert lines[0].startswith("demo/small test: 40 queries, 300 documents")
     assert len(lines) == 2 + 1 + len(result.paths)
-    assert " ".join(lines[2].split()) == "nDCG@10 change Spearman top-10 overlap top-20 overlap largest score error"
+    assert " ".join(lines[2].split()) == "nDCG@10 change Spearman top-10 overlap top-20 overlap max rel error"
     parity: Any = result.paths["int8"].parity
     value, ranks = f"{result.paths['int8'].metrics['nDCG@10']:.4f}", f"{parity['spearman']['mean']:.7f}"
     overlaps = [f"{parity['overlap'][cutoff]:.4f}" for cutoff in ("@10", "@20")]

@@ -72,6 +72,7 @@ def test_the_line_is_arithmetic_over_the_rates(demo_home: Path, demo_task: Task,
     assert estimate(find_paths([("mine", never)]), queries, found.documents, device="cpu", k=10) is None
 
 
+@pytest.mark.usefixtures("every_bar")
 def test_it_comes_once_before_scoring_on_stderr_and_not_when_quiet(
     demo_home: Path, demo_task: Task, slow: list[list[str]], capfd: pytest.CaptureFixture[str]
 ) -> None:

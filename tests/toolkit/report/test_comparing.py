@@ -57,7 +57,7 @@ def plain_run(tmp_path: Path) -> Path:
 
 def console_text(comparison: Comparison) -> str:
     stream = io.StringIO()
-    render_comparison(comparison, Console(file=stream, width=150, color_system=None))
+    render_comparison(comparison, Console(file=stream, width=150, color_system=None), verbose=True)
     return stream.getvalue()
 
 
@@ -339,7 +339,7 @@ def test_written_reports(result_file: Path, many: tuple[list[Path], Path], tmp_p
     assert names >= {"metrics.csv", "per_query.csv", "report.md", "result.json"}
     written = from_json((tmp_path / "out" / "result.json").read_text())
     assert written.paths["second"].metrics == comparison.inputs[1].metrics
-    assert "different: nDCG@1" in (tmp_path / "out" / "report.md").read_text()
+    assert "different in nDCG@1" in (tmp_path / "out" / "report.md").read_text()
     (tmp_path / "out" / "per_query.csv").unlink()
     (tmp_path / "out" / "per_query.csv").mkdir()  # in the way
     with pytest.raises(DataError, match="cannot be written"):

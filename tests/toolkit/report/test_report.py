@@ -89,7 +89,7 @@ def result() -> Result:
 
 def console_text(result: Result, width: int = 120) -> str:
     stream = io.StringIO()
-    render_console(result, Console(file=stream, width=width, color_system=None))
+    render_console(result, Console(file=stream, width=width, color_system=None), verbose=True)
     return stream.getvalue()
 
 
@@ -280,7 +280,8 @@ def test_identical_rankings_are_said_to_be(result: Result) -> None:
         "delta": {"nDCG@10": 0.0},
         "identical_order": {"k": 10, "identical": 2, "queries": 2, "fraction": 1.0},
     }
-    same = replace(result, paths={**result.paths, "int8": replace(result.paths["int8"], parity=parity)})
+    path = replace(result.paths["int8"], parity=parity, metrics=result.paths["fp32"].metrics)
+    same = replace(result, paths={**result.paths, "int8": path})
     assert verdicts(same) == ["int8: ranking identical to fp32 (top 10, all 2 queries); nDCG@10 is the same."]
     assert verdicts(same)[0] in console_text(same)
 
@@ -288,7 +289,8 @@ def test_identical_rankings_are_said_to_be(result: Result) -> None:
 @pytest.mark.parametrize("parity", [{}, {"spearman": None, "overlap": [], "identical_order": 3, "delta": None}])
 def test_foreign_parity_never_breaks_a_report(result: Result, parity: dict[str, Any]) -> None:
     odd = replace(result, paths={**result.paths, "int8": replace(result.paths["int8"], parity=parity)})
-    assert verdicts(odd) == ["int8: order not compared with fp32; change of nDCG@10 unknown."]
+    said = "int8: order not compared with fp32; change of nDCG@10 unknown."
+    assert verdicts(odd) == [f"{said} NOT within bounds (|delta nDCG@10| 0.25, need <= 0.003): the gate would fail."]
     assert "0.5000 (?)" in console_text(odd)
     assert to_markdown(odd)
 

@@ -239,6 +239,7 @@ def test_seconds_add_up(stored: Stored) -> None:
     assert sum(parts.values()) == pytest.approx(scored.seconds["total"], abs=0.05)
 
 
+@pytest.mark.usefixtures("every_bar")
 def test_progress_is_on_stderr_and_quiet_is_quiet(stored: Stored, capsys: pytest.CaptureFixture[str]) -> None:
     plan = plan_of(stored.queries, 30, 3)
     score_path("int8-corpus", stored.queries, Corpus(stored.entries[0], quiet=True), plan, None)
