@@ -8,6 +8,7 @@ From the top down; a room imports from those below it, never from those above:
 cli/             the command line
 studies/         pages and notebooks that show many evaluations together
 in_memory.py     `evaluate_embeddings`: embeddings that are in memory, without a dataset or a file
+many.py          `evaluate_datasets`: several datasets with one encoder, and their averages
 api.py           `evaluate`: a task, an encoder and scoring paths in, a Result out
 gate/            the quality gate: bounds on what changed, an exit code
 report/          a Result as something to read: console, Markdown, HTML, CSV, JSON
@@ -39,12 +40,25 @@ if TYPE_CHECKING:
     from maxsim_eval.api import evaluate
     from maxsim_eval.data.loading import load_task
     from maxsim_eval.in_memory import evaluate_embeddings
+    from maxsim_eval.many import evaluate_datasets
     from maxsim_eval.types import Encoder, PathResult, Result, Run, Task
 
-__all__ = ["Encoder", "PathResult", "Result", "Run", "Task", "__version__", "evaluate", "evaluate_embeddings", "load_task"]
+__all__ = [
+    "Encoder",
+    "PathResult",
+    "Result",
+    "Run",
+    "Task",
+    "__version__",
+    "evaluate",
+    "evaluate_datasets",
+    "evaluate_embeddings",
+    "load_task",
+]
 
 _HOMES = {
     "evaluate": "maxsim_eval.api",
+    "evaluate_datasets": "maxsim_eval.many",
     "evaluate_embeddings": "maxsim_eval.in_memory",
     "load_task": "maxsim_eval.data.loading",
 }

@@ -24,12 +24,13 @@ from maxsim_eval.cli.options import (
     require_counts,
     with_options,
 )
-from maxsim_eval.cli.output import answer, console, write_json
+from maxsim_eval.cli.output import answer, console, say, write_json
 from maxsim_eval.cli.sources import COMMANDS
-from maxsim_eval.errors import UsageError
+from maxsim_eval.errors import MaxsimEvalError, UsageError
 
 if TYPE_CHECKING:
     from maxsim_eval.api import Settings
+    from maxsim_eval.types import Result, Task
 
 _OUT = {
     "out": (
@@ -39,6 +40,11 @@ _OUT = {
         ],
         None,
     )
+}
+
+_SEVERAL = {
+    "every": (Annotated[bool, typer.Option("--all", help="Every public dataset of this source.")], False),
+    "latex": (Annotated[bool, typer.Option("--latex", help="Print the table of averages in LaTeX (booktabs).")], False),
 }
 
 
@@ -52,24 +58,35 @@ def _command_of(source: str) -> Callable[..., None]:
     default, about, encoder, text = COMMANDS[source]
 
     def command(**given: Any) -> None:
-        evaluate_task(source, **given)
+        evaluate_tasks(source, **given)
 
     command.__doc__ = text
-    dataset = {"dataset": (Annotated[str, typer.Argument(help=about)], default)}
-    split = {"split": (Split, None)}
-    return with_options(
-        command, dataset, PLACES, _OUT, encoder_option(encoder), SCORING, split, SOURCES[source], MODEL, RESULTS
+    about = f"{about} Several: one after the other, with their averages." if source != "demo" else about
+    datasets = {"datasets": (Annotated[list[str] | None, typer.Argument(help=about)], default)}
+    groups = (
+        PLACES,
+        _OUT,
+        encoder_option(encoder),
+        SCORING,
+        {"split": (Split, None)},
+        SOURCES[source],
+        MODEL,
+        _SEVERAL,
+        RESULTS,
     )
+    return with_options(command, datasets, *groups)
 
 
-def evaluate_task(
+def evaluate_tasks(
     source: str,
     *,
-    dataset: str,
+    datasets: list[str] | None,
+    every: bool,
     data_dir: Path,
     out: Path | None,
     encoder: str,
     split: str | None,
+    latex: bool,
     as_json: bool,
     verbose: bool,
     **given: Any,
@@ -81,11 +98,9 @@ def evaluate_task(
     from maxsim_eval.environment import resolve_device
     from maxsim_eval.processes.world import joined, several
     from maxsim_eval.quantities import bytes_of
-    from maxsim_eval.report.console import render_console
-    from maxsim_eval.report.result_json import to_json
-    from maxsim_eval.report.words import brief
     from maxsim_eval.scoring.scoring import check_paths
 
+    names = _datasets(source, datasets or [], every)
     loading = loading_options(given, SOURCES[source])
     require_counts(given, "k", "readers", "limit_queries", "limit_documents")
     budget = given.pop("memory_budget")
@@ -100,24 +115,87 @@ def evaluate_task(
     )
     if not several():
         resolve_device(settings.device, quiet=settings.quiet)  # before anything is loaded
-    load = partial(load_task, source, dataset, data_dir=data_dir, split=split, quiet=settings.quiet, **loading)
     named = split is not None or any(value is not None for value in loading.values())
+    places: dict[str, Path] = {}
 
-    def folder_of(dataset: str, split: str) -> Path:
-        return out or Path("results") / _folder_name(source, dataset, split if named else "", encoder, settings)
+    def folder_of(task: Task) -> Path:
+        name = _folder_name(source, task.dataset, task.split if named else "", encoder, settings)
+        return Path("results") / name if out is None else out / name if len(names) > 1 else out
 
+    results: dict[str, Result] = {}
+    failed = 0
     with joined(settings.device, say_last) as world:
-        result = evaluate_settings(settings, load, lambda task: folder_of(task.dataset, task.split))
-        if not world.leader:
-            return
-        if as_json:
-            write_json(to_json(result))
-        elif settings.quiet:
-            for line in brief(result):
-                answer(line)
-        else:
-            render_console(result, console(), verbose=verbose)
-            answer(f"report: {folder_of(result.task['dataset'], result.task['split'])}/report.html")
+        for name in names:
+            load = partial(load_task, source, name, data_dir=data_dir, split=split, quiet=settings.quiet, **loading)
+            try:
+                result = evaluate_settings(settings, load, lambda task: places.setdefault(task.dataset, folder_of(task)))
+            except MaxsimEvalError as error:
+                if len(names) == 1 or world.size > 1:
+                    raise
+                say(f"error: {name}: {error}", "red")
+                failed = max(failed, error.exit_code)
+                continue
+            results[result.task["dataset"]] = result
+            if world.leader and not as_json and not latex and (len(names) == 1 or verbose):
+                _show(result, places[result.task["dataset"]], quiet=settings.quiet, verbose=verbose)
+        if world.leader and results and (as_json or latex or len(names) > 1):
+            _show_all(results, places, as_json=as_json, latex=latex, quiet=settings.quiet, alone=len(names) == 1)
+    if failed:
+        raise typer.Exit(failed)
+
+
+def _datasets(source: str, names: list[str], every: bool) -> list[str]:
+    """The datasets that are meant, each once."""
+    from maxsim_eval.data.cards import public
+
+    if every and names:
+        raise UsageError(f"--all: got {names[0]!r} too; name datasets, or say --all")
+    found = list(dict.fromkeys(public(source) if every else names))
+    if not found:
+        known = ", ".join(public(source)[:5])
+        more = f": {known}, ... (--all: each of them)" if known else f"; source {source!r} has no public ones"
+        raise UsageError(f"datasets: got none, need the name of one{more}")
+    return found
+
+
+def _show(result: Result, folder: Path, *, quiet: bool, verbose: bool) -> None:
+    from maxsim_eval.report.console import render_console
+    from maxsim_eval.report.words import brief
+
+    if quiet:
+        for line in brief(result):
+            answer(line)
+        return
+    render_console(result, console(), verbose=verbose)
+    answer(f"report: {folder}/report.html")
+
+
+def _show_all(
+    results: dict[str, Result], places: dict[str, Path], *, as_json: bool, latex: bool, quiet: bool, alone: bool
+) -> None:
+    """What several datasets have together."""
+    from maxsim_eval.report.averages import Results
+    from maxsim_eval.report.console import render_table
+    from maxsim_eval.report.result_json import dump_json, to_document, to_json
+    from maxsim_eval.report.words import metric_shown
+
+    first = next(iter(results.values()))
+    together = Results(results, metric_shown(first) or "")
+    if as_json:
+        write_json(to_json(first) if alone else dump_json(together.to_json(to_document)) + "\n")
+    elif latex:
+        for line in together.to_latex().splitlines():
+            answer(line)
+    elif quiet:
+        for path, *cells in together.table().rows:
+            answer(f"{path}: {', '.join(map(' '.join, zip(together.table().columns[1:], cells, strict=True)))}")
+    else:
+        for name, result in results.items():
+            for line in result.task["warnings"]:
+                say(f"warning: {name}: {line}", "yellow")
+            answer(f"report: {places[name]}/report.html")
+        render_table(together.table(), console())
+        answer(f"* differs from {first.reference} (p < 0.05, paired randomisation test, Holm-corrected within a dataset)")
 
 
 def _folder_name(source: str, dataset: str, part: str, encoder: str, settings: Settings) -> str:

@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-import inspect
 from typing import Any
 
-_REQUIRED = inspect.Parameter.empty
-
-
-# source -> (default dataset, what the argument is, default encoder, the command's help)
+# source -> (default datasets, what the argument is, default encoder, the command's help)
 COMMANDS: dict[str, tuple[Any, str, str, str]] = {
     "beir": (
-        _REQUIRED,
-        "Name of a BEIR set: scifact, nq, hotpotqa, ...",
+        None,
+        "Name of a BEIR set: scifact, nq, hotpotqa, and others.",
         "colbertv2",
         """Evaluate a BEIR set: from the data folder, or downloaded there.
 
         Example: python evaluate.py beir scifact --encoder lexical --paths fp32,fp16,int8
+
+        Example: python evaluate.py beir scifact nfcorpus fiqa --encoder lexical --latex
         """,
     ),
     "real-mm-rag": (
-        _REQUIRED,
-        "Name of a REAL-MM-RAG set: finreport, finslides, techreport, techslides",
+        None,
+        "Name of a REAL-MM-RAG set: finreport, finslides, techreport, techslides.",
         "colpali",
         """Evaluate one of the four REAL-MM-RAG sets (page images).
 
@@ -29,7 +27,7 @@ COMMANDS: dict[str, tuple[Any, str, str, str]] = {
         """,
     ),
     "local": (
-        _REQUIRED,
+        None,
         "Folder in BEIR layout, or of page images: a path, or a name below the data folder.",
         "lexical",
         """Evaluate a dataset of your own: corpus.jsonl (or pages/), queries.jsonl, qrels/<split>.tsv.
@@ -38,7 +36,7 @@ COMMANDS: dict[str, tuple[Any, str, str, str]] = {
         """,
     ),
     "demo": (
-        "small",
+        ["small"],
         "Name of the generated collection.",
         "lexical",
         """Generate a small collection with ties, empty and very long documents, and evaluate it. Needs no download.

@@ -1,5 +1,6 @@
 """A Result as something to read: console, Markdown, HTML, CSV, JSON.
 
+averages.py     results of several datasets as one table: a column each and their average
 comparing.py    the `compare` command: Results and TREC runs of any tool side by side, each against the first
 console.py      A Result on a terminal: the headline, the tables, the warnings and the verdicts
 csv_files.py    CSV of a Result: `metrics.csv`, one row for each path and metric, and `per_query.csv`, one for each path

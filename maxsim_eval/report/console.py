@@ -44,6 +44,11 @@ def _width(table: Table, gap: int) -> int:
     return sum(max(map(len, column)) + gap for column in zip(table.columns, *table.rows, strict=True)) - gap
 
 
+def render_table(table: Table, console: Console) -> None:
+    """Print one table."""
+    console.print(_rich_table(table))
+
+
 def render_console(result: Result, console: Console, *, verbose: bool = False) -> None:
     """Print the report: task and encoder, a row a path, warnings, a sentence a path; `verbose`: every table of `tables.py`."""
     for line in headline(result, brief=not verbose):

@@ -65,18 +65,25 @@ def _path_json(path: PathResult) -> dict[str, Any]:
 
 def to_json(result: Result) -> str:
     """Result as JSON text (docs/result.md); non-finite numbers become null."""
-    document = {
-        "schema": SCHEMA,
-        "created": result.created,
-        "task": result.task,
-        "encoder": result.encoder,
-        "k": result.k,
-        "reference": result.reference,
-        "paths": {name: _path_json(path) for name, path in result.paths.items()},
-        "environment": result.environment,
-        "command": list(result.command),
-    }
-    return dump_json(jsonable(document)) + "\n"
+    return dump_json(to_document(result)) + "\n"
+
+
+def to_document(result: Result) -> dict[str, Any]:
+    """As `to_json`, before it is text."""
+    document: dict[str, Any] = jsonable(
+        {
+            "schema": SCHEMA,
+            "created": result.created,
+            "task": result.task,
+            "encoder": result.encoder,
+            "k": result.k,
+            "reference": result.reference,
+            "paths": {name: _path_json(path) for name, path in result.paths.items()},
+            "environment": result.environment,
+            "command": list(result.command),
+        }
+    )
+    return document
 
 
 def load_json(text: str | bytes, origin: str) -> Any:

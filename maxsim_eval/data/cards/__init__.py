@@ -192,6 +192,11 @@ def known(source: str) -> list[str]:
     return sorted(_cards(source))
 
 
+def public(source: str) -> list[str]:
+    """As `known`, without collections that can only be evaluated in their parts."""
+    return [name for name, card in sorted(_cards(source).items()) if not card.subsets]
+
+
 def load_card(source: str, name: str) -> Card:
     """The card of one dataset.
 
