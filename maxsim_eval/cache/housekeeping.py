@@ -22,6 +22,7 @@ from maxsim_eval.cache.copy_shards import KINDS, StaleCopyError, copy_name, entr
 from maxsim_eval.cache.entries import MANIFEST, locked, open_entry, read_manifest
 from maxsim_eval.cache.hdf5 import open_hdf5, structure
 from maxsim_eval.cache.shards import shard_name
+from maxsim_eval.encoders.checkpoints import looks_like_path, shown_name
 from maxsim_eval.errors import CacheError, UsageError, did_you_mean
 from maxsim_eval.files import delete, hidden, leftovers
 from maxsim_eval.parsing import json_of
@@ -155,7 +156,8 @@ def chosen(cache_dir: Path, words: list[str], encoder: str | None = None, role: 
             held = ", ".join(sorted({f"{entry.source} {entry.dataset}" for entry in everything})) or "nothing"
             hint = did_you_mean(" ".join(words), [f"{entry.source} {entry.dataset}" for entry in everything])
             raise CacheError(f"{cache_dir}: holds no embeddings of {words[0]} {words[1]}. {hint}It holds {held}")
-    fitting = [entry.folder for entry in listed if encoder in (None, entry.encoder) and role in (None, entry.role)]
+    meant = None if encoder is None else {encoder, _cached_name(encoder)}
+    fitting = [entry.folder for entry in listed if (meant is None or entry.encoder in meant) and role in (None, entry.role)]
     if not fitting:
         held = ", ".join(sorted({f"{entry.encoder} ({entry.role})" for entry in listed}))
         hint = did_you_mean(encoder or "", [entry.encoder for entry in listed])
@@ -163,6 +165,12 @@ def chosen(cache_dir: Path, words: list[str], encoder: str | None = None, role: 
             f"{' '.join(words)}: no entry of encoder {encoder or 'any'}, role {role or 'any'}. {hint}There are {held}"
         )
     return fitting
+
+
+def _cached_name(encoder: str) -> str:
+    """The name under which embeddings of `hf:<path>` or `multi-vector:<path>` are cached, as an evaluation was given it."""
+    prefix, _, model = encoder.partition(":")
+    return f"{prefix}:{shown_name(Path(model).expanduser().resolve())}" if looks_like_path(model) else encoder
 
 
 def require_entry(cache_dir: Path, folder: Path) -> None:

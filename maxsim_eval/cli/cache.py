@@ -171,7 +171,10 @@ def inspect(
 def convert(
     what: Words,
     *,
-    to: Annotated[str, typer.Option(help="Comma-separated: int8-token, int8-document, int8-corpus, ... (docs)")],
+    to: Annotated[
+        str,
+        typer.Option(help="Comma-separated: int8-token, int8-document, ...; or the path that reads it: int8, fp8."),
+    ],
     encoder: OfEncoder = None,
     role: OfRole = None,
     cache_dir: CacheDir = CACHE,
@@ -189,8 +192,10 @@ def convert(
     from maxsim_eval.cache.copy_shards import get_kind
     from maxsim_eval.cache.entries import open_entry
     from maxsim_eval.cache.housekeeping import chosen
+    from maxsim_eval.scoring.paths import PATHS
 
-    kinds = list(dict.fromkeys(name.strip() for name in to.split(",") if name.strip()))
+    copies = {name: path.copy for name, path in PATHS.items() if path.copy is not None}
+    kinds = list(dict.fromkeys(copies.get(name.strip(), name.strip()) for name in to.split(",") if name.strip()))
     if not kinds:
         raise UsageError("--to: got none, need at least one, as int8-token")
     for name in kinds:

@@ -33,14 +33,23 @@ from maxsim_eval.printing import shown
 
 if TYPE_CHECKING:
     from maxsim_eval.explain.explaining import Explanation
+    from maxsim_eval.explain.ranking import QueryExplanation
     from maxsim_eval.types import PatchGrid
 
+_MOST, _WORDS = 160, 6  # letters of a text, and query tokens, where only a part is shown
 
-def explain(source: str, dataset: str, *, query: str, document: str, encoder: str | None, data_dir: Path, **given: Any) -> None:
+
+def explain(
+    source: str, dataset: str, *, query: str, document: str | None, encoder: str | None, data_dir: Path, **given: Any
+) -> None:
     """Explain the score of one (query, document) pair: the winning document token and the contribution of every query token.
+
+    Without --document: the query's top hit, its best relevant document and the first relevant one beyond rank 10, in short.
 
     Embeddings are read from the cache; nothing is encoded. For a page image --out draws the heat map over the page. Its patches are
     known from the encoder's processor; else a square number of tokens is taken for a square grid, and --grid says it otherwise.
+
+    Example: python evaluate.py explain beir scifact --query 1 --encoder lexical
 
     Example: python evaluate.py explain beir scifact --query 1 --document 13 --encoder lexical --path int8 --out pair.svg
     """
@@ -48,6 +57,7 @@ def explain(source: str, dataset: str, *, query: str, document: str, encoder: st
     from maxsim_eval.environment import resolve_device
     from maxsim_eval.explain.explaining import explain_pair
     from maxsim_eval.explain.pictures import check_picture, write_picture
+    from maxsim_eval.explain.ranking import explain_query
     from maxsim_eval.scoring.own_functions import check_paths
 
     if source not in COMMANDS:
@@ -64,10 +74,15 @@ def explain(source: str, dataset: str, *, query: str, document: str, encoder: st
         check_picture(out)
     elif token is not None:
         raise UsageError("--query-token: needs --out, the picture whose heat map it is for")
+    if document is None and (out is not None or grid is not None):
+        raise UsageError(f"{'--out' if out is not None else '--grid'}: needs --document, the one it is for")
+    name = encoder or COMMANDS[source][2]
     task = load_task(source, dataset, data_dir=data_dir, split=split, quiet=quiet, **loading)
-    found = explain_pair(
-        task, encoder or COMMANDS[source][2], query, document, encoder_options=options, grid=grid, quiet=quiet, **given
-    )
+    if document is None:
+        ranked = explain_query(task, name, query, encoder_options=options, quiet=quiet, **given)
+        print_json(ranked.as_json()) if as_json else _render_query(ranked)
+        return
+    found = explain_pair(task, name, query, document, encoder_options=options, grid=grid, quiet=quiet, **given)
     if out is not None:
         write_picture(found, out, token)
     if as_json:
@@ -99,6 +114,9 @@ def _render(found: Explanation) -> None:
     origin = f"{found.source}/{found.dataset} {found.split}, encoder {found.encoder['name']}"
     relevance = "not judged" if found.relevance is None else f"relevance {found.relevance}"
     screen.print(shown(f"{origin}; {relevance}; {len(found.tokens)} query tokens, {found.document_tokens} document tokens"))
+    for what, text in (("query", found.query_text), ("document", found.document_text)):
+        if text is not None:
+            screen.print(shown(f"{what}: {_short(text)}"))
     table = Table("#", "query token", "contribution", "share", "document token", box=box.SIMPLE_HEAD)
     for column in (0, 2, 3):
         table.columns[column].justify = "right"
@@ -113,13 +131,52 @@ def _render(found: Explanation) -> None:
         screen.print(shown(f"note: {note}", "yellow"))
 
 
+def _short(text: str) -> str:
+    words = " ".join(text.split())
+    return words if len(words) <= _MOST else words[:_MOST].rpartition(" ")[0] + " ..."
+
+
+def _render_query(ranked: QueryExplanation) -> None:
+    """Each document in three lines: what it is, its text, the words that win."""
+    from maxsim_eval.explain.pictures import token_text, winner_text
+
+    screen = console()
+    if not ranked.documents:
+        answer(f"query {ranked.query}: nothing is retrieved")
+        return
+    first = ranked.documents[0].explanation
+    screen.print(shown(f"query {ranked.query}: {_short(first.query_text or '(no text)')}", "bold"))
+    about = f"{first.source}/{first.dataset} {first.split}, encoder {first.encoder['name']}, path {first.path}"
+    screen.print(shown(f"{about}; {ranked.found} of {ranked.relevant} relevant documents are among the first 10"))
+    for one in ranked.documents:
+        found = one.explanation
+        rank = "not retrieved" if one.rank is None else f"rank {one.rank}"
+        relevance = "not judged" if found.relevance is None else f"relevance {found.relevance}"
+        score = "" if found.score is None else f", score {found.score:.4f}"
+        screen.print(shown(f"{one.why}: {found.document} ({rank}, {relevance}{score})", "bold"))
+        if found.document_text is not None:
+            screen.print(shown(f"  {_short(found.document_text)}"))
+        best = sorted(
+            (token for token in found.tokens if token.contribution is not None), key=lambda token: -(token.contribution or 0)
+        )
+        pairs = (
+            f"{token_text(token.text)} > {winner_text(token, found.patches)} {token.contribution:.3f}"
+            for token in best[:_WORDS]
+        )
+        screen.print(
+            shown(f"  {'; '.join(pairs) or 'no tokens'}" + (f"; {len(best) - _WORDS} more" if len(best) > _WORDS else ""))
+        )
+    for note in first.notes:
+        screen.print(shown(f"note: {note}", "yellow"))
+
+
 _ARGUMENTS = {
     "source": (Annotated[str, typer.Argument(help="beir, real-mm-rag, local or demo.")], Parameter.empty),
     "dataset": (Annotated[str, typer.Argument(help="Name of the dataset (local: or its path).")], Parameter.empty),
 }
 _PAIR = {
     "query": (Annotated[str, typer.Option(help="Id of the query.")], Parameter.empty),
-    "document": (Annotated[str, typer.Option(help="Id of the document or page.")], Parameter.empty),
+    "document": (Annotated[str | None, typer.Option(help="Id of the document or page. Default: three of them.")], None),
     "path": (Annotated[str, typer.Option(help="Scoring path to explain: fp32, fp16, int8, ...")], "fp32"),
     "out": (Annotated[Path | None, typer.Option(help="Also draw it: a name that ends in .svg, .png or .html.")], None),
     "grid": (Annotated[str | None, typer.Option(help="Patches of a page, ROWSxCOLUMNS, where nothing else says.")], None),

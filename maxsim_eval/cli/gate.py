@@ -16,7 +16,7 @@ _SUMMARY = "GITHUB_STEP_SUMMARY"
 
 
 def gate(
-    result: Annotated[Path, typer.Argument(help="result.json of a fresh evaluation.")],
+    result: Annotated[Path, typer.Argument(help="result.json of a fresh evaluation, or its folder.")],
     baseline: Annotated[Path, typer.Option(help="Committed baseline JSON.")],
     thresholds: Annotated[Path | None, typer.Option(help="Thresholds TOML. Default: the paper's bounds.")] = None,
     require_equivalent: Annotated[
@@ -30,6 +30,9 @@ def gate(
     replace: Annotated[
         bool, typer.Option("--replace", help="With --update-baseline: also over the baseline of something else.")
     ] = False,
+    accept: Annotated[
+        bool, typer.Option("--accept", help="With --update-baseline: also where the gate fails, on purpose.")
+    ] = False,
     verbose: Annotated[bool, typer.Option("--verbose", help="Also show the checks that passed.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="Only what failed and the verdict.")] = False,
     as_json: AsJson = False,
@@ -42,22 +45,27 @@ def gate(
     from maxsim_eval.gate.report import append_summary, overview, render, to_json, to_summary
     from maxsim_eval.report.result_json import read_result
 
-    if replace and not update_baseline:
-        raise UsageError("--replace: only with --update-baseline")
+    for name, given in (("--replace", replace), ("--accept", accept)):
+        if given and not update_baseline:
+            raise UsageError(f"{name}: only with --update-baseline")
     found, bounds = read_result(result), rules.load_thresholds(thresholds)
     if update_baseline:
+        failed = [] if accept else rules.refused_update(baseline, found, bounds, equivalent=require_equivalent, replace=replace)
+        if failed:
+            if as_json:
+                print_json(to_json(failed))
+            else:
+                typer.echo(render(failed))
+            say(f"{baseline}: not written; --accept writes it all the same")
+            raise typer.Exit(EXIT_GATE)
         changes = rules.update_baseline(baseline, found, replace=replace)
         if as_json:
             print_json({"baseline": str(baseline), "written": True, "changes": changes})
         else:
             for line in (f"baseline written: {baseline}", *(f"  {line}" for line in changes or ["nothing changed"])):
                 answer(line)
-    findings = rules.check(found, rules.load_baseline(baseline), bounds, equivalent=require_equivalent)
-    if update_baseline:
-        failed = [finding.what for finding in findings if not finding.ok]
-        if failed:
-            say(f"warning: this result does not pass with its own baseline either: {', '.join(failed)}", "yellow")
         return
+    findings = rules.check(found, rules.load_baseline(baseline), bounds, equivalent=require_equivalent)
     if as_json:
         print_json(to_json(findings))
     else:

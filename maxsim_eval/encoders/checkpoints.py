@@ -105,7 +105,7 @@ def find_checkpoint(encoder: str, model: str, revision: str | None = None, *, wi
     """
     if not model:
         raise UsageError(f"encoder {encoder!r}: need an id or a path after the colon, for example {encoder}/path/to/checkpoint")
-    if _looks_like_path(model):
+    if looks_like_path(model):
         if revision is not None:
             raise UsageError(f"encoder {encoder}: revision {revision!r} of a folder; only models of the hub have revisions")
         return _local(encoder, model, wide)
@@ -129,12 +129,16 @@ def _local(encoder: str, model: str, wide: bool) -> Checkpoint:
             f"encoder {encoder}: {folder / 'config.json'} is missing: not a checkpoint. {what_to_do(encoder, model)}"
         )
     folder = folder.resolve()
-    # Never the machine's path: a moved checkpoint finds its cache.
-    shown = f"{folder.parent.name}/{folder.name}" if folder.name.lower() in _GENERIC else folder.name
-    return Checkpoint(encoder, shown, checkpoint_revision(folder, wide=wide), folder, None)
+    return Checkpoint(encoder, shown_name(folder), checkpoint_revision(folder, wide=wide), folder, None)
 
 
-def _looks_like_path(model: str) -> bool:
+def shown_name(folder: Path) -> str:
+    """What names a checkpoint's folder; never the machine's path: a moved checkpoint finds its cache."""
+    return f"{folder.parent.name}/{folder.name}" if folder.name.lower() in _GENERIC else folder.name
+
+
+def looks_like_path(model: str) -> bool:
+    """Whether this is a folder rather than the id of a model on the hub."""
     return model.startswith((".", "~", "/", "\\")) or model.count("/") > 1 or Path(model).expanduser().exists()
 
 

@@ -152,7 +152,7 @@ def explain_pair(
     if how.own:
         raise UsageError(f"path {path}: a function of your own gives scores alone, no winners; explain needs one of our paths")
     kept = limit_task(task, queries=limit_queries, documents=limit_documents, seed=limit_seed)
-    row, place = _place("query", query, task.query_ids), _place("document", document, kept.document_ids)
+    row, place = place_of("query", query, task.query_ids), place_of("document", document, kept.document_ids)
     device = resolve_device(device, quiet=quiet)
     found = cached_embeddings(task, encoder, cache_dir, kept=kept, device=device, **dict(encoder_options or {}))
     queries, tokens = one_row(found.queries, row), one_row(found.documents, place)
@@ -189,7 +189,8 @@ def explain_pair(
     )
 
 
-def _place(what: str, name: str, ids: Sequence[str]) -> int:
+def place_of(what: str, name: str, ids: Sequence[str]) -> int:
+    """Where an id is among others; `UsageError` with similar ones where it is not."""
     for place, one in enumerate(ids):
         if one == name:
             return place

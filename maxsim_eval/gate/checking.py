@@ -127,6 +127,19 @@ def passed(findings: Iterable[Finding]) -> bool:
     return bool(results) and all(results)
 
 
+def refused_update(
+    path: Path | str, result: Result, thresholds: Mapping[str, Any], *, equivalent: bool = False, replace: bool = False
+) -> list[Finding]:
+    """What speaks against making the Result the baseline: how it fails against the one there is, or, without one, its own parity.
+
+    Errors of a baseline of something else are `update_baseline`'s.
+    """
+    old = None if replace or not Path(path).exists() else load_baseline(path)
+    if old is None or not all(finding.ok for finding in _fit(result, old)):
+        old = baseline_of(result)
+    return [finding for finding in check(result, old, thresholds, equivalent=equivalent) if not finding.ok]
+
+
 def update_baseline(path: Path | str, result: Result, *, replace: bool = False) -> list[str]:
     """Make the Result the baseline: write the file, whole or not at all.
 

@@ -18,7 +18,7 @@ from maxsim_eval.types import PathResult, Result
 
 _SHOWN = "nDCG@10"
 _COLUMNS = ("path", _SHOWN, "change", "Spearman", "top-10 overlap", "top-20 overlap", NAMES["max_rel_error"])
-_ACCEPT = "to accept this as the new baseline, on purpose: the same command with --update-baseline"
+_ACCEPT = "to accept this as the new baseline, on purpose: the same command with --update-baseline --accept"
 _TEXT_BYTES = 900 << 10  # GitHub refuses a step's summary above 1 MiB as a whole
 
 

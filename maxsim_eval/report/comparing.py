@@ -21,12 +21,11 @@ from maxsim_eval.errors import DataError, UnknownNameError, UsageError
 from maxsim_eval.files import alone, writing
 from maxsim_eval.printing import shown
 from maxsim_eval.report.console import render_body
-from maxsim_eval.report.result_json import dump_json, jsonable, read_result
+from maxsim_eval.report.result_json import RESULT_FILE, dump_json, jsonable, read_result
 from maxsim_eval.report.writing import write_reports
 from maxsim_eval.types import PathResult, Qrels, Result, Run
 
 SCHEMA = "maxsim-eval/comparison/1"
-RESULT_FILE = "result.json"
 SOURCE = "comparison"  # `task.source` of a comparison's Result
 
 

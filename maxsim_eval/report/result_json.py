@@ -15,6 +15,7 @@ from maxsim_eval.parsing import json_of
 from maxsim_eval.types import PathResult, Result
 
 SCHEMA = "maxsim-eval/result/1"
+RESULT_FILE = "result.json"
 _INDENTED_LEVELS = 4  # deeper objects (one metric's queries, one overlap table) stand on one line
 
 
@@ -226,13 +227,16 @@ def from_json(text: str, origin: str = "result") -> Result:
 
 
 def read_result(path: Path | str) -> Result:
-    """The Result of a `result.json`.
+    """The Result of a `result.json`, or of the folder that holds one.
 
     Raises:
         DataError: unreadable, or not such a file.
     """
+    path = Path(path)
+    if path.is_dir():
+        path = path / RESULT_FILE
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"{path}: cannot be read as a result ({error})") from error
     return from_json(text, origin=str(path))

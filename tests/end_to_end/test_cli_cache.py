@@ -17,7 +17,7 @@ import filelock
 import pytest
 
 from maxsim_eval.cache import housekeeping
-from maxsim_eval.cache.entries import open_entry
+from maxsim_eval.cache.entries import open_entry, write_manifest
 from maxsim_eval.cli import app as command_line
 from maxsim_eval.cli.cache import cache, convert, encode, inspect
 from maxsim_eval.encoders.lexical import LexicalEncoder
@@ -195,7 +195,7 @@ def test_damage_is_said(cli: Cli, home: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "code", "text"),
     [
-        (("convert", "demo", "small", "--to", "int8"), 2, "unknown quantised copy 'int8'"),
+        (("convert", "demo", "small", "--to", "int9"), 2, "unknown quantised copy 'int9'"),
         (("convert", "demo", "small", "--to", ","), 2, "--to: got none"),
         (("convert", "embeddings_cache", "--to", "int8-token"), 2, "name the folder of one"),
         (("convert", "demo", "large", "--to", "int8-token"), 3, "It holds demo small"),
@@ -213,6 +213,24 @@ def test_convert_and_inspect_refuse(cli: Cli, home: Path, words: tuple, code: in
 
 
 # cache ----------------------------------------------------------------------------------------------------------------
+
+
+def test_convert_takes_the_path_that_reads_the_copy(home: Path, cli: Any) -> None:
+    said = json.loads(cli("convert", "demo", "small", "--to", "int8,fp8,int8-token", "--json", "--quiet", cwd=home).fine().out)
+    assert [copy["kind"] for copy in said["copies"]] == ["int8-token", "fp8-document"]
+
+
+@pytest.mark.parametrize("typed", ["hf:{}/my-encoder", "hf:my-encoder", "hf:./my-encoder/", "multi-vector:my-encoder"])
+def test_entries_are_removed_by_the_encoder_s_name_as_typed(typed: str, home: Path, cli: Any) -> None:
+    (home / "my-encoder").mkdir()
+    folder = entry_of(home, "documents")
+    manifest = json.loads((folder / "manifest.json").read_text())
+    del manifest["checksum"]
+    manifest["provenance"]["encoder"] = "hf:my-encoder"
+    write_manifest(folder, manifest)
+    outcome = cli("cache", "rm", "demo", "small", "--encoder", typed.format(home), "--yes", cwd=home)
+    assert outcome.code == (3 if typed.startswith("multi") else 0), outcome.err
+    assert folder.exists() == typed.startswith("multi")
 
 
 def test_ls(cli: Cli, home: Path) -> None:

@@ -38,6 +38,48 @@ def test_a_picture_is_written_whole(name: str, demo: Any, cli: Any, tmp_path: Pa
     cli("explain", "demo", "small", *PAIR, "--out", tmp_path / name / "x.svg", cwd=demo.folder).refused(3, "cannot be written")
 
 
+def test_a_query_alone_shows_three_documents_of_its_ranking(demo: Any, cli: Any) -> None:
+    """Ranks, scores and relevance are those of the evaluation; the texts are the dataset's."""
+    texts = {}
+    for line in (demo.folder / "datasets" / "demo" / "small" / "corpus.jsonl").read_text().splitlines():
+        record = json.loads(line)
+        texts[record["_id"]] = record["text"]
+    for query in ("q07", "q00", "q33"):
+        found = json.loads(
+            cli("explain", "demo", "small", "--query", query, "--path", "int8", "--json", cwd=demo.folder).fine().out
+        )
+        run = [
+            line.split()
+            for line in (demo.results / "runs" / "int8.trec").read_text().splitlines()
+            if line.startswith(f"{query} ")
+        ]
+        rows = (demo.folder / "datasets" / "demo" / "small" / "qrels" / "test.tsv").read_text().splitlines()[1:]
+        relevant = {row.split("\t")[1] for row in rows if row.startswith(f"{query}\t") and int(row.split("\t")[2]) > 0}
+        ranks = {row[2]: int(row[3]) for row in run}
+        top = found["documents"][0]
+        assert (top["document"], top["rank"]) == (run[0][2], 1)
+        best = min(relevant, key=lambda name: ranks.get(name, 1000))
+        missed = sorted(ranks[name] for name in relevant if ranks.get(name, 0) > 10)
+        whys = {one["why"]: one for one in found["documents"]}
+        assert next(one["document"] for why, one in whys.items() if "best relevant document" in why) == best
+        assert [one["rank"] for why, one in whys.items() if "beyond rank 10" in why] == missed[:1]
+        assert found["relevant_in_first_10"] == sum(ranks.get(name, 1000) <= 10 for name in relevant)
+        for one in found["documents"]:
+            assert one["score"] == pytest.approx(float(run[one["rank"] - 1][4]), rel=1e-6)
+            assert one["document_text"].endswith(texts[one["document"]])
+        shown = cli("explain", "demo", "small", "--query", query, "--path", "int8", cwd=demo.folder).fine().out
+        for one in found["documents"]:
+            assert f"{one['why']}: {one['document']} (rank {one['rank']}, relevance" in shown or one["relevance"] is None
+        assert f"{found['relevant_in_first_10']} of {found['relevant']} relevant documents are among the first 10" in shown
+        assert len(shown.splitlines()) <= 2 + 3 * len(found["documents"])
+
+
+def test_what_is_for_one_document_needs_it(demo: Any, cli: Any, tmp_path: Path) -> None:
+    for option in (("--out", tmp_path / "x.svg"), ("--grid", "2x2")):
+        cli("explain", "demo", "small", "--query", "q07", *option, cwd=demo.folder).refused(2, f"{option[0]}: needs --document")
+    cli("explain", "demo", "small", "--query", "q7", cwd=demo.folder).refused(2, "no query 'q7'", "Did you mean")
+
+
 def test_nothing_is_encoded(demo: Any, cli: Any, tmp_path: Path) -> None:
     outcome = cli("explain", "demo", "small", *PAIR, "--cache-dir", tmp_path / "none", cwd=demo.folder)
     outcome.refused(3, "no complete embeddings of the queries and documents", "evaluate.py encode demo small --encoder lexical")

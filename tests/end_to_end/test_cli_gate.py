@@ -87,10 +87,28 @@ def test_a_baseline_is_replaced_on_purpose_only(result: Path, demo: Any, cli: An
     assert load_baseline(tmp_path / "base.json")["encoder"]["name"] == "colbertv2"
 
 
-def test_a_baseline_of_a_broken_result_comes_with_a_warning(demo: Any, cli: Any, tmp_path: Path) -> None:
+def test_a_failing_result_becomes_the_baseline_on_purpose_only(result: Path, demo: Any, cli: Any, tmp_path: Path) -> None:
     bad = changed(demo, tmp_path / "bad.json", without_overlap)
-    outcome = cli("gate", bad, "--baseline", "base.json", "--update-baseline", cwd=tmp_path).fine()
-    assert "warning: this result does not pass with its own baseline either: int8: top-20 overlap" in outcome.err
+    words = ("--baseline", "base.json", "--update-baseline")
+    outcome = cli("gate", bad, *words, cwd=tmp_path)
+    assert outcome.code == 1
+    assert "FAIL  int8: top-20 overlap" in outcome.out
+    assert outcome.err == "base.json: not written; --accept writes it all the same\n"
+    assert not (tmp_path / "base.json").exists()
+    cli("gate", result.parent, *words, cwd=tmp_path).fine()  # the folder of a result is one
+    before = (tmp_path / "base.json").read_bytes()
+
+    def lower(content: dict[str, Any]) -> None:
+        for path in content["paths"].values():
+            path["metrics"]["nDCG@10"] -= 0.1
+
+    fallen = changed(demo, tmp_path / "fallen.json", lower)
+    outcome = cli("gate", fallen, *words, "--json", cwd=tmp_path)
+    assert outcome.code == 1
+    assert [finding["what"] for finding in json.loads(outcome.out)["findings"]] == ["fp32: nDCG@10 against the baseline"]
+    assert (tmp_path / "base.json").read_bytes() == before
+    assert "fp32: nDCG@10: 0.6" in cli("gate", fallen, *words, "--accept", cwd=tmp_path).fine().out
+    cli("gate", fallen, *words[:2], "--accept", cwd=tmp_path).refused(USAGE, "--accept: only with --update-baseline")
 
 
 def test_equivalence_can_be_asked_for(result: Path, cli: Any, tmp_path: Path) -> None:
