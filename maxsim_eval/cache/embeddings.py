@@ -13,11 +13,20 @@ import torch
 from maxsim_eval.cache.entries import Entry, open_entry
 from maxsim_eval.cache.filling import Begun
 from maxsim_eval.cache.selection import Documents, Selection
-from maxsim_eval.cache.sides import Contents, TaskSide, embed, find_entry, find_imported, imported_names, package_versions
+from maxsim_eval.cache.sides import (
+    Contents,
+    TaskSide,
+    cached_names,
+    embed,
+    find_entry,
+    find_imported,
+    imported_names,
+    package_versions,
+)
 from maxsim_eval.data.subsets import rows_of
 from maxsim_eval.encoders.names import get_encoder
 from maxsim_eval.environment import resolve_device
-from maxsim_eval.errors import DataError, UnknownNameError, UsageError
+from maxsim_eval.errors import DataError, MissingPackageError, UnknownNameError, UsageError
 from maxsim_eval.processes.agreement import machine_of, require_same_machines
 from maxsim_eval.processes.world import World
 from maxsim_eval.types import Encoder, Role, Task
@@ -179,6 +188,11 @@ def _find(
         except UnknownNameError as error:
             names = [*error.known, *imported_names(cache_dir, task.source, task.dataset)]
             raise UnknownNameError("encoder", named, names) from None
+        except (DataError, MissingPackageError) as error:
+            there_by = ", ".join(cached_names(cache_dir, task.source, task.dataset))
+            if not there_by:
+                raise
+            raise DataError(f"{error} Embeddings of {task.source} {task.dataset} that are cached: by {there_by}.") from error
         if named.startswith(f"{encoder.name}@") and "revision" not in changing:
             changing.append("revision")
         if getattr(encoder, "other_dtypes", ()):

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from importlib import metadata
@@ -33,6 +34,7 @@ from maxsim_eval.data.items import Pages
 from maxsim_eval.errors import CacheError, UsageError
 from maxsim_eval.hashing import canonical, feed
 from maxsim_eval.processes.world import World
+from maxsim_eval.quantities import size_text
 from maxsim_eval.types import Encoder, Role, Task
 from maxsim_kernels import Packed
 
@@ -141,12 +143,26 @@ def find_imported(
     return open_entry(found[0]) if found else None
 
 
+def cached_names(cache_dir: Path | str, source: str, dataset: str) -> list[str]:
+    """Encoder names that the cache holds document embeddings of this dataset by."""
+    found = {
+        str(provenance.get("encoder"))
+        for _, provenance in _provenances(cache_dir, source, dataset)
+        if provenance.get("role", "document") == "document" and provenance.get("encoder")
+    }
+    return sorted(found)
+
+
+def _provenances(cache_dir: Path | str, source: str, dataset: str) -> Iterator[tuple[Path, dict[str, Any]]]:
+    """Folder and provenance of every entry of a dataset; a damaged one is said where it is used."""
+    for path in sorted((Path(cache_dir) / _safe(source) / _safe(dataset)).glob(f"*/{MANIFEST}")):
+        with suppress(CacheError):
+            yield path.parent, read_manifest(path.parent)["provenance"]
+
+
 def imported_names(cache_dir: Path | str, source: str, dataset: str) -> list[str]:
     """Encoder names that embeddings of this dataset were imported under, whatever their texts."""
-    found = []
-    for path in sorted((Path(cache_dir) / _safe(source) / _safe(dataset)).glob(f"*/{MANIFEST}")):
-        with suppress(CacheError):  # a damaged one is said where it is used
-            found.append(read_manifest(path.parent)["provenance"])
+    found = [provenance for _, provenance in _provenances(cache_dir, source, dataset)]
     return sorted({str(said["encoder"]) for said in found if said.get("origin") == "imported" and "encoder" in said})
 
 
@@ -190,6 +206,28 @@ class TaskSide:
             require_same(imported.folder, imported.manifest, wanted)
         return imported
 
+    def say_anew(self) -> None:
+        """A warning where the same items are cached by this encoder with other options: it names these, and what is there."""
+        if (self.folder / MANIFEST).exists():
+            return  # begun with these options
+        mine = _provenance(self.task, self.role, self.encoder, self.content)
+        for folder, theirs in _provenances(self.cache_dir, self.task.source, self.task.dataset):
+            if any(theirs.get(name) != mine[name] for name in ("origin", "content", "role", "encoder")):
+                continue
+            told = [{"revision": one.get("revision"), **(one.get("fingerprint") or {})} for one in (theirs, mine)]
+            differ = [name for name in dict.fromkeys([*told[0], *told[1]]) if told[0].get(name) != told[1].get(name)]
+            if not differ:
+                continue  # of another corpus, whose statistics it depends on
+            said = ", ".join(f"{name} {told[0].get(name)} there, {told[1].get(name)} here" for name in differ[:3])
+            size = size_text(sum(path.stat().st_size for path in folder.glob("[0-9]*.h5")))
+            what = "queries" if self.role == "query" else "documents"
+            warnings.warn(
+                f"{self.task.source} {self.task.dataset}: {len(self.ids):,} {what} are encoded anew, though {folder} ({size}) holds "
+                f"them by {self.encoder.name} with other options: {said}",
+                stacklevel=2,
+            )
+            return
+
     @contextmanager
     def begun(self) -> Iterator[Begun]:
         """The entry with its manifest, and what it lacks; its lock is held in the block.
@@ -197,6 +235,7 @@ class TaskSide:
         Raises:
             CacheError, DataError, UsageError: as `fill_entry` and the encoder.
         """
+        self.say_anew()
         if (self.folder / MANIFEST).exists():
             dtype = DTYPES[read_manifest(self.folder)["dtype"]]
         else:  # only the embeddings themselves say which dtype the encoder yields, and the manifest comes before any shard

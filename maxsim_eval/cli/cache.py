@@ -18,6 +18,7 @@ from maxsim_eval.cli.options import (
     ANSWERS,
     CACHE,
     DATA,
+    LIMITS,
     MODEL,
     OF_SOURCES,
     PLACES,
@@ -28,6 +29,7 @@ from maxsim_eval.cli.options import (
     encoder_option,
     loading_options,
     model_options,
+    require_counts,
     with_options,
 )
 from maxsim_eval.cli.output import answer, console, print_json, say
@@ -56,17 +58,20 @@ def encode(source: str, dataset: str, *, encoder: str, device: str, data_dir: Pa
 
     An interrupted run goes on with the shards that are missing. Under torchrun every process encodes some, each on its own GPU.
     Options of the model default to the encoder's own; all but --device, --batch-size and --trust-remote-code make another entry,
-    which an evaluation finds only with the same ones.
+    which an evaluation finds only with the same ones. With --limit-documents only those of evaluations with that limit.
 
     Example: python evaluate.py encode beir scifact --encoder hf:/models/my-encoder
     """
     from maxsim_eval.cache.embeddings import embeddings_by
     from maxsim_eval.data.loading import load_task
+    from maxsim_eval.data.subsets import limit_task
     from maxsim_eval.environment import resolve_device
     from maxsim_eval.processes.world import joined, several
     from maxsim_eval.types import Task
 
     options = model_options(given)
+    require_counts(given, "limit_queries", "limit_documents")
+    limits = {side: given.pop(f"limit_{side}") for side in ("queries", "documents", "seed")}
     as_json, quiet = given.pop("as_json"), given.pop("quiet")
     given |= loading_options(given)
     if not several():
@@ -78,7 +83,7 @@ def encode(source: str, dataset: str, *, encoder: str, device: str, data_dir: Pa
         nonlocal before, began
         task = load_task(source, dataset, data_dir=data_dir, quiet=quiet, **given)
         before, began = set(cache_dir.glob("*/*/*/[0-9]*.h5")), time.monotonic()
-        return task, task
+        return task, limit_task(task, **limits)
 
     with joined(device, say_last) as world:
         found = embeddings_by(world, tasks, encoder, cache_dir, device=world.device(device), quiet=quiet, **options)
@@ -90,8 +95,8 @@ def _say_encoded(found: Embeddings, before: set[Path], seconds: float, processes
     from maxsim_eval.cache.entries import Entry
 
     made = []
-    for role, entry in (("documents", found.documents), ("queries", found.queries)):
-        assert isinstance(entry, Entry)  # the whole corpus was asked for
+    whole = found.documents if isinstance(found.documents, Entry) else found.documents.entry  # its corpus is there
+    for role, entry in (("documents", whole), ("queries", found.queries)):
         new = [shard for shard in entry.shards if shard.path not in before]
         row = {"role": role, "rows": entry.documents, "tokens": entry.tokens, "dim": entry.dim}
         row |= {"dtype": str(entry.dtype).removeprefix("torch."), "shards": len(entry.shards), "new_shards": len(new)}
@@ -127,6 +132,7 @@ with_options(
     MODEL,
     PLACES,
     {"split": (Split, None)},
+    LIMITS,
     OF_SOURCES,
     ANSWERS,
 )

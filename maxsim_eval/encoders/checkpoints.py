@@ -6,9 +6,15 @@ A hub id becomes the folder of its snapshot, so that everything reads local file
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import hashlib
 import importlib
+import os
 import pickle
+import socket
+import threading
+import urllib.parse
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -22,6 +28,7 @@ _GENERIC = {"model", "models", "checkpoint", "snapshot", "main", "transformer", 
 _TOKENIZER_FILES = ("*token*.json", "vocab.*", "merges.txt", "*.model", "special_tokens_map.json", "*.tiktoken")
 _SMALL = ("*.json", "*.txt", "*.model", "*.jinja", "*.tiktoken", "artifact.metadata")
 _NOT_READ = ("onnx", "openvino", "original", "checkpoint-", ".")  # other copies of the weights, training state, hidden folders
+_PATIENCE = 2.0  # seconds
 _SUFFIXES = {".json", ".txt", ".model", ".jinja", ".tiktoken", ".metadata", ".safetensors", ".py"}
 
 
@@ -143,11 +150,41 @@ def looks_like_path(model: str) -> bool:
 
 
 def _snapshot(hub_id: str, revision: str, wanted: tuple[str, ...]) -> Path:
-    """The hub's files of these patterns; the folder's name is the commit."""
+    """The hub's files of these patterns; the folder's name is the commit. Without a network what was downloaded before."""
     from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import LocalEntryNotFoundError
 
-    skipped = [f"{start}*/*" for start in _NOT_READ]
-    return Path(snapshot_download(hub_id, revision=revision, allow_patterns=list(wanted), ignore_patterns=skipped))
+    what: dict[str, Any] = {"revision": revision, "allow_patterns": list(wanted)}
+    what["ignore_patterns"] = [f"{start}*/*" for start in _NOT_READ]
+    if hub_answers():
+        return Path(snapshot_download(hub_id, **what))
+    try:
+        return Path(snapshot_download(hub_id, local_files_only=True, **what))
+    except LocalEntryNotFoundError as error:
+        raise OSError(f"{_hub()[0]} cannot be reached, and {hub_id} was not downloaded before") from error
+
+
+def _hub() -> tuple[str, int]:
+    """Where the hub listens."""
+    found = urllib.parse.urlsplit(os.environ.get("HF_ENDPOINT") or "https://huggingface.co")
+    return found.hostname or "huggingface.co", found.port or (80 if found.scheme == "http" else 443)
+
+
+@functools.cache
+def hub_answers() -> bool:
+    """Whether the hub can be reached; found out in two seconds, where its own client would try for half a minute."""
+    if any(os.environ.get(name) for name in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy", "HF_HUB_OFFLINE")):
+        return True  # the client knows what to do
+    answered: list[bool] = []
+
+    def ask() -> None:
+        with contextlib.suppress(OSError), socket.create_connection(_hub(), timeout=_PATIENCE):
+            answered.append(True)
+
+    asking = threading.Thread(target=ask, daemon=True)  # looking a name up has no time limit of its own
+    asking.start()
+    asking.join(_PATIENCE)
+    return bool(answered)
 
 
 def _module_folders(folder: Path) -> list[str]:

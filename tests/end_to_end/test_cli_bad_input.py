@@ -81,7 +81,7 @@ def test_weights_that_are_not_here_and_no_network(
 def test_what_the_command_line_itself_refuses(arguments: tuple[str, ...], pets: Path, cli: Any, tmp_path: Path) -> None:
     outcome = cli(*arguments, cwd=tmp_path)
     assert outcome.code == USAGE
-    assert "Error" in outcome.err
+    assert "error: " in outcome.err.lower()
     assert outcome.out == ""
     assert untouched(tmp_path)
 

@@ -202,6 +202,7 @@ def test_provenance(tmp_path: Path) -> None:
     }
 
 
+@pytest.mark.filterwarnings("ignore:.*are encoded anew")
 @pytest.mark.parametrize(
     "changes",
     [

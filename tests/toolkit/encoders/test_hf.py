@@ -101,6 +101,7 @@ def test_several_shards_at_once_are_the_same_cache(checkpoint, tmp_path):
     assert stored[1] == stored[3]
 
 
+@pytest.mark.filterwarnings("ignore:.*are encoded anew")
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a machine without a GPU")
 def test_a_gpu_computes_in_half_precision_unless_told_otherwise(checkpoint, tmp_path, monkeypatch):
     """And a cache that was encoded there is found here, though the default differs."""
