@@ -26,7 +26,7 @@ encoders processes
 files quantities types errors environment hashing ending printing parsing
 """
 OPERATOR = """
-warm
+warm integrations
 training streaming
 api
 autograd
