@@ -73,7 +73,7 @@ def score(
     *,
     pairs: bool = False,
 ) -> Tensor:
-    """`maxsim` or `maxsim_pairs` in float32, in the dtype that autocast asks for, float32 in the precision that `enable` was asked for."""
+    """`maxsim` or `maxsim_pairs`: products in the dtype that autocast asks for, those of float32 as `enable(fp32=)` says."""
     lower = autocast_dtype(queries.device)
     if lower is not None:
         queries, documents = queries.to(lower), documents.to(lower)

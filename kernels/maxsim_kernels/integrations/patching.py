@@ -192,10 +192,10 @@ def _members(
             continue
         if isinstance(function, FunctionType):
             seen.add(id(function))
-            yield from _defaults(f"{name}.{key}", function, table)
+            yield from _defaults(f"{function.__module__}.{function.__qualname__}", function, table)
         elif isinstance(function, type):
             seen.add(id(function))
-            yield from _members(f"{name}.{key}", function, package, table, seen)
+            yield from _members(f"{function.__module__}.{function.__qualname__}", function, package, table, seen)
 
 
 def _defaults(name: str, function: FunctionType, table: Mapping[int, tuple[object, object]]) -> Iterator[_Place]:
