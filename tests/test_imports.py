@@ -18,7 +18,7 @@ TOOLKIT = """
 cli studies in_memory
 api gate
 report planning
-comparison explain
+comparison explain conformance
 importing scoring
 cache
 data
