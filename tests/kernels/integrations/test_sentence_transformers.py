@@ -200,6 +200,17 @@ def test_autocast_multiplies_in_its_dtype() -> None:
     assert not torch.equal(found, similarity.maxsim(a, b)), "the products are those of bfloat16 tokens"
 
 
+@pytest.mark.slow
+def test_compiled_without_a_break() -> None:
+    q, d, q_mask, d_mask = tokens(3, 4, 8), tokens(3, 2, 5, 8, seed=1), mask(3, 4), mask(3, 2, 5)
+    for function in ("colbert_scores", "colbert_kd_scores"):
+        theirs = getattr(scoring, function)
+        truth = scores_and_gradients(theirs, q, d, q_mask, d_mask)
+        with integrations.enable(NAME):
+            compiled = torch.compile(getattr(scoring, function), fullgraph=True, backend="aot_eager")
+            same(scores_and_gradients(compiled, q, d, q_mask, d_mask), truth)
+
+
 @pytest.fixture(scope="module")
 def encoder(tmp_path_factory: pytest.TempPathFactory) -> Any:
     from sentence_transformers import MultiVectorEncoder
