@@ -14,6 +14,7 @@ gate/            the quality gate: bounds on what changed, an exit code
 report/          a Result as something to read: console, Markdown, HTML, CSV, JSON
 planning/        what an evaluation will take: bytes, seconds, whether it fits
 comparison/      metrics, intervals, parity with the reference, verdicts
+conformance/     whether a function that scores keeps the contract
 explain/         which tokens a score comes from
 importing/       embeddings that somebody else computed, into the cache
 scoring/         scores of a corpus by a path: in units, streamed, resumable

@@ -18,7 +18,7 @@ TOOLKIT = """
 cli studies in_memory many
 api gate
 report planning
-comparison explain
+comparison explain conformance
 importing scoring
 cache
 data
@@ -26,7 +26,7 @@ encoders processes
 files quantities types errors environment hashing ending printing parsing bars
 """
 OPERATOR = """
-warm
+warm integrations
 training streaming
 api
 autograd

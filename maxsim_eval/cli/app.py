@@ -22,6 +22,7 @@ import typer.core
 from maxsim_eval.cli.bench import SETTINGS as SCRIPTS
 from maxsim_eval.cli.bench import bench
 from maxsim_eval.cli.cache import cache, convert, encode, inspect
+from maxsim_eval.cli.conform import conform
 from maxsim_eval.cli.evaluate import command_line, register
 from maxsim_eval.cli.explain import explain
 from maxsim_eval.cli.gate import gate
@@ -115,7 +116,7 @@ def _options(
 
 register(app)
 app.command()(plan)
-for _command in (encode, inspect, convert, explain, gate, metrics):
+for _command in (encode, inspect, convert, explain, gate, metrics, conform):
     app.command()(_command)
 app.command("import")(import_)
 app.command(context_settings=SCRIPTS)(bench)

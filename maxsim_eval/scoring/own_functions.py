@@ -76,6 +76,20 @@ def find_paths(chosen: Sequence[Chosen]) -> dict[str, ScoringPath]:
     return {name: found[name] for name in sorted(found, key=lambda name: name != REFERENCE)}
 
 
+def own_function(name: str) -> Scorer:
+    """The function behind `python:<module>:<function>` itself, without the checks of a path; errors as of `find_paths`."""
+    if not name.startswith(PREFIX):
+        raise UsageError(f"scorer: got {name!r}, need python:<module>:<function>, as python:my_kernels:score")
+    call = _path_of(name).score
+    assert isinstance(call, _Call)
+
+    def function(queries: Packed, documents: Packed) -> Tensor:
+        with _importable():
+            return call.function(queries, documents)
+
+    return function
+
+
 def run_file(name: str) -> str:
     """File name of a path's run: `fp16.trec`; of a user's function `python-<what names it>.trec`, safe on every file system."""
     if name in PATHS:

@@ -46,7 +46,7 @@ def options(command: Any) -> set[str]:
 def test_the_commands_are_these() -> None:
     assert set(COMMANDS) == {
         "beir", "real-mm-rag", "local", "demo", "plan", "encode", "import", "convert", "inspect", "cache ls", "cache rm", "cache gc",
-        "metrics", "compare", "gate", "report", "explain", "bench",
+        "metrics", "compare", "gate", "report", "explain", "bench", "conform",
     }  # fmt: skip
 
 
@@ -144,6 +144,7 @@ LINES = {
     "gate": f"gate {RESULT} --baseline base.json",
     "report": f"report {RESULT}",
     "explain": "explain demo small --query q07 --document d032",
+    "conform": "conform python:maxsim_kernels:maxsim",
     "cache rm": "cache rm local mine --yes",
     "bench": "bench list",
 }

@@ -1,0 +1,133 @@
+"""One call of a library: whether the operator takes it, autocast, the precision of float32, counting.
+
+What the operator does not take is left to the library's own code, and counted with the reason (`status`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+
+import torch
+from torch import Tensor
+
+from maxsim_kernels import fallback
+from maxsim_kernels.api import maxsim, maxsim_pairs
+from maxsim_kernels.integrations.patching import Library
+from maxsim_kernels.tokens import FLOAT_DTYPES, Packed
+
+Tokens = Tensor | Packed
+CHUNK = 1 << 24  # elements of a list that are copied into one buffer at a time
+
+
+def untaken(queries: Tokens, documents: Tokens, device: torch.device | None = None) -> str:
+    """Why the operator does not take these tokens, after both are moved to `device` if it is given; empty where it does."""
+    if queries.dtype not in FLOAT_DTYPES:
+        return f"{queries.dtype} queries"
+    if documents.dtype != queries.dtype:
+        return "queries and documents of different dtypes"
+    if device is None:
+        device = queries.device
+        if documents.device != device:
+            return "queries and documents on different devices"
+    if device.type != "cpu" and not (device.type == "cuda" and fallback.HAS_TRITON):
+        return f"{device.type} tensors"
+    if _width(queries) != _width(documents):
+        return "queries and documents of different widths"
+    if _bare(queries) or _bare(documents):
+        return "nothing to score"
+    return ""
+
+
+def _width(tokens: Tokens) -> int:
+    return tokens.dim if isinstance(tokens, Packed) else tokens.shape[-1]
+
+
+def _bare(tokens: Tokens) -> bool:
+    return (tokens.values if isinstance(tokens, Packed) else tokens).numel() == 0
+
+
+def count(library: Library, function: str) -> None:
+    """Note a call that the operator scores; not while it is compiled, where the note would be one of the compiler's guards."""
+    if not torch.compiler.is_compiling():
+        library.calls[function] += 1
+
+
+def leave(library: Library, reason: str) -> None:
+    """Note a call that is left to the library."""
+    if not torch.compiler.is_compiling():
+        library.left[reason] += 1
+
+
+def autocast_dtype(device: torch.device) -> torch.dtype | None:
+    """The dtype that the library's own matrix product would run in under autocast; None outside it."""
+    return torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else None
+
+
+def score(
+    library: Library,
+    queries: Tokens,
+    documents: Tokens,
+    query_mask: Tensor | None = None,
+    document_mask: Tensor | None = None,
+    *,
+    pairs: bool = False,
+) -> Tensor:
+    """`maxsim` or `maxsim_pairs`: products in the dtype that autocast asks for, those of float32 as `enable(fp32=)` says."""
+    lower = autocast_dtype(queries.device)
+    if lower is not None:
+        queries, documents = queries.to(lower), documents.to(lower)
+    function = maxsim_pairs if pairs else maxsim
+    with (
+        torch.autocast(queries.device.type, enabled=False) if lower is not None else nullcontext(),
+        _precision(library, queries),
+    ):
+        scores = function(queries, documents, query_mask=query_mask, document_mask=document_mask)
+    assert isinstance(scores, Tensor)
+    return scores
+
+
+def _precision(library: Library, queries: Tokens) -> AbstractContextManager[None]:
+    fast = queries.dtype == torch.float32 and queries.device.type == "cuda" and not library.exact
+    return _tf32() if fast and not torch.compiler.is_compiling() else nullcontext()
+
+
+@contextmanager
+def _tf32() -> Iterator[None]:
+    """Products of float32 in TF32 while the call is launched; other threads that start one just then may get it too."""
+    setting = torch.backends.cuda.matmul
+    before = setting.fp32_precision
+    setting.fp32_precision = "tf32"
+    try:
+        yield
+    finally:
+        setting.fp32_precision = before
+
+
+def packable(items: object) -> bool:
+    """Whether a list of token matrices can be packed: float tensors `[L, d]` of one dtype, device and width."""
+    if not isinstance(items, list) or not items:
+        return False
+    first = items[0]
+    if not isinstance(first, Tensor) or first.dim() != 2 or first.dtype not in FLOAT_DTYPES:
+        return False
+    dtype, device, width = first.dtype, first.device, first.shape[1]
+    return width > 0 and all(
+        isinstance(item, Tensor)
+        and item.dim() == 2
+        and item.shape[1] == width
+        and item.dtype == dtype
+        and item.device == device
+        for item in items
+    )
+
+
+def slices(lengths: list[int], width: int, limit: int) -> Iterator[slice]:
+    """Runs of a list whose tokens fill at most `limit` elements, one item at least."""
+    start = total = 0
+    for number, length in enumerate(lengths):
+        if number > start and (total + length) * width > limit:
+            yield slice(start, number)
+            start, total = number, 0
+        total += length
+    yield slice(start, len(lengths))

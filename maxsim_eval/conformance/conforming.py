@@ -1,0 +1,51 @@
+"""`conform`: every check on one function."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from maxsim_eval.conformance.checks import CHECKS, Scored, Verdict
+from maxsim_kernels import Packed
+
+
+@dataclass(frozen=True)
+class Row:
+    """One check: what was found, and whether it is a bug."""
+
+    check: str
+    verdict: Verdict
+    found: str
+
+
+class _ShapeError(Exception):
+    """What the function returned is no scores."""
+
+
+def conform(function: Callable[[Packed, Packed], Tensor], device: str = "cpu") -> list[Row]:
+    """Every check on `function(queries, documents) -> [Nq, N]`; what it raises is a row of its own."""
+    place = torch.device(device)
+
+    def scores(queries: Packed, documents: Packed) -> Tensor:
+        found = function(queries, documents)
+        need = (len(queries), len(documents))
+        if not isinstance(found, Tensor) or tuple(found.shape) != need or not found.is_floating_point():
+            got = f"{found.dtype} {list(found.shape)}" if isinstance(found, Tensor) else type(found).__name__
+            raise _ShapeError(f"returned {got}, need floats {list(need)}")
+        return found
+
+    rows = []
+    for name, check in CHECKS.items():
+        try:
+            with torch.no_grad():
+                verdict, found = check(Scored(scores, place))
+        except _ShapeError as error:
+            verdict, found = "bug", str(error)
+        except Exception as error:  # noqa: BLE001 - whatever a user's function raises is what the row says
+            first = (str(error).splitlines() or [""])[0]
+            verdict, found = "refused", f"raised {type(error).__name__}: {first}"[:200]
+        rows.append(Row(name, verdict, found))
+    return rows

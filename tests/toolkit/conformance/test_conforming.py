@@ -1,0 +1,154 @@
+"""`conform`: ours passes everything, and a function damaged in one way fails the check that is about it."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from maxsim_eval.conformance.checks import CHECKS
+from maxsim_eval.conformance.conforming import conform
+from maxsim_kernels import Packed, maxsim
+from maxsim_kernels.reference import maxsim_reference
+from scorer_cases import Write, here, write  # noqa: F401 - fixtures
+
+Scorer = Callable[[Packed, Packed], Tensor]
+
+
+def rows(tokens: Packed) -> list[Tensor]:
+    return list(tokens.values.split(tokens.lengths.tolist()))
+
+
+def padded(queries: Packed, documents: Packed) -> Tensor:
+    q, d = (pad_sequence(rows(side), batch_first=True) for side in (queries, documents))
+    return torch.einsum("ash,bth->abst", q, d).amax(-1).sum(-1)
+
+
+def changes(queries: Packed, documents: Packed) -> Tensor:
+    found = maxsim(queries, documents)
+    documents.values.mul_(2)
+    return found
+
+
+def random(queries: Packed, documents: Packed) -> Tensor:
+    found = maxsim(queries, documents)
+    return found * (1 + 1e-7 * torch.rand_like(found))
+
+
+def filled(value: float) -> Scorer:
+    def score(queries: Packed, documents: Packed) -> Tensor:
+        found = maxsim(queries, documents)
+        return found.masked_fill(found == -math.inf, value)
+
+    return score
+
+
+def normalized(queries: Packed, documents: Packed) -> Tensor:
+    found = maxsim(queries, documents)
+    return found / found[found.isfinite()].max()
+
+
+def no_zero_rows(queries: Packed, documents: Packed) -> Tensor:
+    from maxsim_kernels import pack
+
+    return maxsim(queries, pack([row[row.any(1)] for row in rows(documents)]))
+
+
+def half(queries: Packed, documents: Packed) -> Tensor:
+    return maxsim(queries.to(torch.float16), documents.to(torch.float16))
+
+
+def contiguous(queries: Packed, documents: Packed) -> Tensor:
+    values = documents.values
+    wrong = torch.as_strided(values, values.shape, (values.shape[1], 1), values.storage_offset())
+    return maxsim(queries, documents.with_values(wrong))
+
+
+def verdicts(function: Scorer) -> dict[str, str]:
+    return {row.check: row.verdict for row in conform(function)}
+
+
+def test_ours_passes_every_check() -> None:
+    found = conform(maxsim)
+    assert [row.check for row in found] == list(CHECKS)
+    assert {row.verdict for row in found} == {"pass"}, found
+    others = verdicts(maxsim_reference)
+    assert {name for name, verdict in others.items() if verdict != "pass"} <= {"corpus in parts"}
+
+
+DAMAGED: dict[str, tuple[Scorer, dict[str, str]]] = {
+    "zeros that pad win": (
+        padded,
+        {"negative similarities": "bug", "document without tokens": "convention", "equal tokens": "convention"},
+    ),
+    "scores depend on the block": (normalized, {"corpus in parts": "bug", "float32": "bug"}),
+    "input is changed": (changes, {"determinism": "bug"}),
+    "other bits each time": (random, {"determinism": "convention", "corpus in parts": "convention", "float32": "pass"}),
+    "0 for an empty document": (filled(0.0), {"document without tokens": "convention", "query without tokens": "pass"}),
+    "NaN for an empty document": (filled(math.nan), {"document without tokens": "bug"}),
+    "zeros are padding": (no_zero_rows, {"token of zeros": "convention", "negative similarities": "pass"}),
+    "float16 inside": (half, {"float32": "convention", "float16": "pass", "large values": "bug"}),
+    "strides are not read": (contiguous, {"strides": "bug", "float32": "pass"}),
+    "NaN is lost": (lambda q, d: maxsim(q, d.with_values(d.values.nan_to_num())), {"NaN in a token": "convention"}),
+    "NaN spreads": (lambda q, d: maxsim(q, d) + 0 * d.values.sum(), {"NaN in a token": "bug"}),
+    "no gradient": (lambda q, d: maxsim(q, d).detach(), {"gradients": "convention", "equal tokens": "skipped"}),
+    "wrong gradient": (lambda q, d: maxsim(q, d) * 2 - maxsim(q, d).detach(), {"gradients": "bug", "float32": "pass"}),
+    "wrong shape": (lambda q, d: maxsim(q, d).T, {"float32": "bug"}),
+    "no tensor": (lambda q, d: maxsim(q, d).tolist(), {"float32": "bug"}),
+}
+
+
+@pytest.mark.parametrize("case", DAMAGED)
+def test_what_is_wrong_is_found_where_it_is(case: str) -> None:
+    function, expected = DAMAGED[case]
+    found = verdicts(function)
+    assert {name: found[name] for name in expected} == expected, found
+
+
+def test_what_a_function_raises_is_said() -> None:
+    def only_float32(queries: Packed, documents: Packed) -> Tensor:
+        if documents.dtype != torch.float32:
+            raise TypeError("float32 only\nand more")
+        return maxsim(queries, documents)
+
+    found = {row.check: row for row in conform(only_float32)}
+    assert (found["float16"].verdict, found["float16"].found) == ("refused", "raised TypeError: float32 only")
+    assert found["float32"].verdict == "pass"
+
+
+def test_the_command(write: Write, capsys: pytest.CaptureFixture[str]) -> None:  # noqa: F811
+    from maxsim_eval.cli import main
+
+    name = write(
+        "from maxsim_kernels import maxsim\n\ndef score(q, d):\n    return maxsim(q, d)\n\ndef bad(q, d):\n    return maxsim(q, d) + 1\n"
+    )
+
+    def run(*words: str) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as ended:
+            main(["conform", *words])
+        out, err = capsys.readouterr()
+        return int(ended.value.code or 0), out, err
+
+    code, out, _ = run(f"python:{name}:score")
+    assert code == 0
+    assert f"{len(CHECKS)} pass" in out
+    code, out, _ = run(f"python:{name}:bad", "--json")
+    assert code == 1
+    found = json.loads(out)
+    assert found["schema"] == "maxsim-eval/conform/1"
+    assert found["checks"][0]["verdict"] == "bug"
+    for words in (
+        ["fp32"],
+        [f"python:{name}:score", "--device", "tpu"],
+        [f"python:{name}:none"],
+        ["python:no_such_module:score"],
+    ):
+        code, out, err = run(*words)
+        assert (code, out) == (2, ""), words
+        assert len(err.strip().splitlines()) == 1
+        assert err.startswith("error: ")
