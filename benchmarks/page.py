@@ -1,7 +1,7 @@
 """docs/benchmarks.md of the committed results: every table of the paper, its figures beside ours, and where each of ours comes from.
 
-    python benchmarks/page.py            write the page, the map of its cells, the README's tables, and pictures (by matplotlib)
-    python benchmarks/page.py --check    end with 1 where page, map or README differ from what the results give
+    python benchmarks/page.py            write the page, the map of its cells, the READMEs' tables, and pictures (by matplotlib)
+    python benchmarks/page.py --check    end with 1 where page, map or a README differ from what the results give
     python benchmarks/page.py --table fwd [--files h200/paper.json=FILE]    print one table, of figures of one's own
 
 The map, docs/results/benchmarks_cells.json, names file and key (a JSON pointer) of every figure on the page.
@@ -21,7 +21,7 @@ from tables.cells import FIGURES, Book, Table, cells, markdown, sources, text_of
 from tables.columns import Maker, drawn
 
 ROOT = Path(__file__).resolve().parents[1]
-RESULTS, PAGE, README = ROOT / "docs" / "results", ROOT / "docs" / "benchmarks.md", ROOT / "README.md"
+RESULTS, PAGE = ROOT / "docs" / "results", ROOT / "docs" / "benchmarks.md"
 MAP, PICTURES = RESULTS / "benchmarks_cells.json", ROOT / "docs" / "pictures"
 SCALING = "scaling.png"
 SECTIONS: dict[str, tuple[Maker, ...]] = {
@@ -31,7 +31,7 @@ SECTIONS: dict[str, tuple[Maker, ...]] = {
     "Training": paper_training.SOURCES,
     "The kernels' own script": script.SOURCES,
     "Side studies": summary.STUDIES,
-    "What the README quotes": readme.SOURCES,
+    "What the READMEs quote": readme.SOURCES,
     "Without a GPU": (summary.cpu,),
 }
 INTRODUCTION = """# Benchmarks
@@ -195,7 +195,8 @@ def main(arguments: list[str] | None = None) -> None:
         table, where = known[options.table], places(book)
         print(as_json(table, where) if options.as_json else "\n".join(markdown(table, where)))
         return
-    made = {PAGE: page(book, held), MAP: mapped(held), README: readme.readme(book, README.read_text(encoding="utf-8"))}
+    readmes = {ROOT / name: readme.readme(book, (ROOT / name).read_text(encoding="utf-8"), name) for name in readme.PLACES}
+    made = {PAGE: page(book, held), MAP: mapped(held), **readmes}
     if options.check:
         stale = [path for path, text in made.items() if not path.exists() or path.read_text(encoding="utf-8") != text]
         for path in stale:

@@ -2,7 +2,7 @@
 
 A package with this file, since an installed PyTables is called `tables` too.
 
-Of docs/benchmarks.md and README.md:
+Of docs/benchmarks.md and the READMEs:
 cells.py           numbers that remember their file and key, and a table as Markdown
 rows.py            rows of the results files: the newest file that has a row, the fastest method of a kind
 columns.py         sources of tables, getters of columns, and what draws them
@@ -11,7 +11,7 @@ paper_training.py  the paper's training tables
 script.py          tables of forward.py alone
 losses.py          where somebody else is faster, and shares of cells
 summary.py         who was not timed, the second harness, side studies, the CPU
-readme.py          the tables that the README quotes
+readme.py          the tables that the READMEs quote
 
 Of one script each:
 markdown.py        what the training and Chamfer scripts print in common

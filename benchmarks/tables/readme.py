@@ -1,4 +1,4 @@
-"""The tables that the README quotes: each stands on docs/benchmarks.md too, and `page.py` writes both from the same raw figures."""
+"""The tables that the READMEs quote: each stands on docs/benchmarks.md too, and `page.py` writes both from the same raw figures."""
 
 from __future__ import annotations
 
@@ -111,15 +111,18 @@ SOURCES = (
 TABLES: dict[str, Maker] = {**{source.name: source for source in SOURCES}, "CPU": cpu}
 
 
-def readme(book: Book, text: str) -> str:
-    """The README with its tables written anew between their marks.
+PLACES = {"README.md": ("gpu",), "kernels/README.md": ("CPU", "steps", "streams")}  # which README quotes which
+
+
+def readme(book: Book, text: str, place: str) -> str:
+    """A README with its tables written anew between their marks.
 
     Raises:
-        ValueError: a mark names no table, or a table has no mark.
+        ValueError: a mark names no table of this README, or a table has no mark.
     """
     found = [name for _, name, _ in MARKED.findall(text)]
-    if sorted(found) != sorted(TABLES):
-        raise ValueError(f"README.md: got marks of {found}, need one of each: {', '.join(TABLES)}")
+    if sorted(found) != sorted(PLACES[place]):
+        raise ValueError(f"{place}: got marks of {found}, need one of each: {', '.join(PLACES[place])}")
 
     def written(match: re.Match[str]) -> str:
         return match[1] + "\n".join(table_lines(drawn(TABLES[match[2]], book))) + "\n" + match[3]

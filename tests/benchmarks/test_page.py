@@ -54,16 +54,18 @@ def test_the_page_is_what_the_results_give(book: Any) -> None:
     held = page.sections(book)
     assert page.PAGE.read_text(encoding="utf-8") == page.page(book, held), "run benchmarks/page.py"
     assert page.MAP.read_text(encoding="utf-8") == page.mapped(held), "run benchmarks/page.py"
-    text = page.README.read_text(encoding="utf-8")
-    assert page_readme.readme(book, text) == text, "run benchmarks/page.py"
+    for name in page_readme.PLACES:
+        text = (page.ROOT / name).read_text(encoding="utf-8")
+        assert page_readme.readme(book, text, name) == text, "run benchmarks/page.py"
 
 
 def test_the_readme_marks_every_table_once(book: Any) -> None:
-    text = page.README.read_text(encoding="utf-8")
+    assert {name for names in page_readme.PLACES.values() for name in names} == set(page_readme.TABLES)
+    text = (page.ROOT / "README.md").read_text(encoding="utf-8")
     stale = text.replace("| d = 4096, the same |", "| d = 4096, as we wish |")
-    assert page_readme.readme(book, stale) == text != stale
+    assert page_readme.readme(book, stale, "README.md") == text != stale
     with pytest.raises(ValueError, match=r"README\.md: got marks of"):
-        page_readme.readme(book, text.replace("<!-- table: gpu -->", ""))
+        page_readme.readme(book, text.replace("<!-- table: gpu -->", ""), "README.md")
 
 
 def test_a_faster_rival_is_bold() -> None:
@@ -384,6 +386,9 @@ def test_one_table_of_a_file_of_ones_own(campaign: Any, capsys: pytest.CaptureFi
 
 
 def test_a_stale_page_is_noticed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in page_readme.PLACES:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes((page.ROOT / name).read_bytes())
     monkeypatch.setattr(page, "ROOT", tmp_path)
     monkeypatch.setattr(page, "PAGE", tmp_path / "benchmarks.md")
     (tmp_path / "benchmarks.md").write_text("old", encoding="utf-8")

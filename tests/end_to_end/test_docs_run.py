@@ -174,23 +174,23 @@ def world(cli: Any, collection: Any, tmp_path_factory: pytest.TempPathFactory) -
     return World(tmp_path_factory.mktemp("docs"), cli, collection)
 
 
-RAN: dict[str, int] = {}
-
-
 @pytest.mark.parametrize("page", PAGES, ids=[str(page.relative_to(ROOT)) for page in PAGES])
 def test_what_the_documentation_shows_runs(page: Path, world: World) -> None:
     failed = []
     for said in said_in(page, page.read_text(encoding="utf-8")):
         words = world.words_of(said.text) if said.whole else None
         if words is not None:
-            RAN[said.text] = 1
             failed += complaints(said, words, world)
     assert not failed, "\n".join(failed)
 
 
 def complaints(said: Said | str, words: list[str], world: World) -> list[str]:
     outcome = world.cli(*words, cwd=world.home)
-    return [] if outcome.code == 0 else [f"{said}\n  as {shlex.join(words)}\n  exit {outcome.code}: {outcome.err[-600:]} {outcome.out[-500:]}"]
+    return (
+        []
+        if outcome.code == 0
+        else [f"{said}\n  as {shlex.join(words)}\n  exit {outcome.code}: {outcome.err[-600:]} {outcome.out[-500:]}"]
+    )
 
 
 def examples(command: Any, path: tuple[str, ...] = ()) -> Iterator[str]:
@@ -221,10 +221,12 @@ def test_the_examples_of_help_run(world: World) -> None:
             continue
         if words[0] == "gate" and not (world.home / "ci" / "retrieval-baseline.json").exists():
             failed += complaints(line, [*words, "--update-baseline"], world)
-        RAN[line] = 1
         failed += complaints(line, words, world)
     assert not failed, "\n".join(failed)
 
 
-def test_most_of_them_were_run() -> None:
-    assert len(RAN) >= 60, sorted(RAN)
+def test_most_of_them_are_run(world: World) -> None:
+    every = [said for page in PAGES for said in said_in(page, page.read_text(encoding="utf-8")) if said.whole]
+    run = [said for said in every if world.words_of(said.text) is not None]
+    assert len(run) >= 50
+    assert len(run) > 0.8 * len(every)

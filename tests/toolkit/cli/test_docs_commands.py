@@ -17,7 +17,9 @@ from maxsim_eval.data.cards import load_card
 from maxsim_eval.errors import UnknownNameError
 from places import ROOT
 
-PAGES = sorted([*(ROOT / "docs").glob("*.md"), *(ROOT / name / "README.md" for name in (".", "datasets", "embeddings_cache"))])
+PAGES = sorted(
+    [*(ROOT / "docs").glob("*.md"), *(ROOT / name / "README.md" for name in (".", "datasets", "embeddings_cache", "kernels"))]
+)
 CARDS = ("beir", "real-mm-rag", "demo")
 LINE = re.compile(r"\b(?:python|torchrun)\b[^#\n]*?\bevaluate\.py[ \t]+(?P<words>\S.*)")
 MENTION = re.compile(r"(?:(?:python|torchrun)\b[^`]*\s)?evaluate\.py\s+(?P<words>\S[^`]*)")
