@@ -82,6 +82,14 @@ def test_inspect_prints_names_that_nothing_obeys(demo: Any, cli: Any, tmp_path: 
     assert obeyed((outcome := cli("inspect", odd, "--lengths", cwd=tmp_path)).out + outcome.err) == []
 
 
+def test_a_name_as_long_as_a_file_does_not_fill_the_screen(demo: Any, cli: Any, tmp_path: Path) -> None:
+    run = tmp_path / "long.trec"
+    run.write_text(f"q1 Q0 d1 1 1.0 maxsim-eval/a\nq1 Q0 d2 2 0.5 {'x' * 50_000}\n")
+    outcome = cli("metrics", "--qrels", demo.folder / "datasets/demo/small/qrels/test.tsv", run, cwd=tmp_path)
+    outcome.refused(DATA, "long.trec:2: tag 'xxx", "characters) ...", "need one run a file")
+    assert len(outcome.err) < 4100
+
+
 # Values that are none -------------------------------------------------------------------------------------------------
 
 ODD_JSON = {
