@@ -7,6 +7,7 @@ counted by an audit hook in the forked process, so a seed names the same moment 
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import re
@@ -27,7 +28,7 @@ from attacks.endings import HANG, LEFTOVERS, RIGHT, SILENT, UNCLEAR, UNFORESEEN,
 from attacks.specimen import FEW_BYTES, OF_SET, Specimen, evaluation
 from attacks.workers import forked, vm_bytes
 
-_LIMIT = 60.0
+_LIMIT = 12.0  # seconds of a command that takes one
 SIGNALS = (signal.SIGKILL, signal.SIGKILL, signal.SIGTERM, signal.SIGINT)
 _SAID = {signal.SIGTERM: (143, "terminated (SIGTERM)"), signal.SIGINT: (130, "interrupted")}
 _GOES_ON = "finished parts are kept, the same command continues"
@@ -136,7 +137,7 @@ def _wait(pid: int, limit: float = _LIMIT) -> int | None:
     return None
 
 
-def _on_steps(home: Path, step: Callable[[int], None]) -> None:
+def _on_steps(home: Path, step: Callable[[int], None], removals: bool = True) -> None:
     """Call `step(n)` before the n-th thing that changes the disk below `home`."""
     count = 0
     inside = str(home.resolve())
@@ -156,7 +157,7 @@ def _on_steps(home: Path, step: Callable[[int], None]) -> None:
                 path = os.path.abspath(os.fsdecode(name))
                 if path.startswith(inside) and not path.endswith((".steps", ".said", ".out")):
                     one()
-        elif event in ("os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.truncate"):
+        elif event in ("os.rename", "os.mkdir", "os.truncate") or (event in ("os.remove", "os.rmdir") and removals):
             one()
 
     fsync = os.fsync
@@ -183,6 +184,16 @@ def _killing(home: Path, at: int, sent: signal.Signals) -> Callable[[], None]:
             os.kill(os.getpid(), sent)
 
     return lambda: _on_steps(home, step)
+
+
+def _failing(home: Path, at: int, number: int, once: bool) -> Callable[[], None]:
+    """The disk fails from that step on, or there alone; what is there can still be removed."""
+
+    def step(count: int) -> None:
+        if count == at or (count > at and not once):
+            raise OSError(number, os.strerror(number))
+
+    return lambda: _on_steps(home, step, removals=False)
 
 
 # Cases ----------------------------------------------------------------------------------------------------------------
@@ -278,19 +289,26 @@ def _pair(rng: Random, what: str, command: Command, home: Path) -> Ended:
 
 def _fault(rng: Random, what: str, command: Command, home: Path) -> Ended:
     """A limit of the system, then the same command without it."""
-    kind = rng.choice(("file size", "memory", "descriptors", "closed", "full"))
+    kind = rng.choice(("disk", "disk", "disk", "file size", "memory", "descriptors", "closed", "full"))
+    broken = (
+        rng.randrange(1, _expected[what][1] + 1),
+        rng.choice((errno.ENOSPC, errno.EIO, errno.EDQUOT, errno.EROFS)),
+        rng.random() < 0.5,
+    )
     size = rng.randrange(1, 200)
     streams = rng.sample((0, 1, 2), rng.randrange(1, 4))
 
     def change() -> None:
         limits = {
             "file size": (resource.RLIMIT_FSIZE, size * 500),
-            "memory": (resource.RLIMIT_AS, vm_bytes() + size * 300_000 - 20_000_000),
+            # With less, a thread of Python's own dies before it says that it lives, and `Thread.start` waits for ever.
+            "memory": (resource.RLIMIT_AS, vm_bytes() + 30_000_000 + size * 300_000),
             "descriptors": (resource.RLIMIT_NOFILE, 4 + size % 20),
         }
+        if kind == "disk":
+            _failing(home, *broken)()
         if kind in limits:
-            what, most = limits[kind]
-            resource.setrlimit(what, (most, resource.getrlimit(what)[1]))
+            resource.setrlimit(limits[kind][0], (limits[kind][1], resource.getrlimit(limits[kind][0])[1]))
         for number in streams:
             if kind == "closed":
                 with contextlib.suppress(OSError):
@@ -298,9 +316,10 @@ def _fault(rng: Random, what: str, command: Command, home: Path) -> Ended:
             elif kind == "full":
                 os.dup2(os.open("/dev/full", os.O_RDWR), number)
 
-    of = {"file size": size * 500, "memory": size * 300_000 - 20_000_000, "descriptors": 4 + size % 20}.get(kind, streams)
+    of: dict[str, Any] = {"file size": size * 500, "memory": 30_000_000 + size * 300_000, "descriptors": 4 + size % 20}
+    of["disk"] = f"at {broken[0]}, {errno.errorcode[broken[1]]}{' once' if broken[2] else ''}"
     code = _wait(_start(command, home, 0, change))
-    how = f"{kind} {of}: exit {code}"
+    how = f"{kind} {of.get(kind, streams)}: exit {code}"
     said = (home / "0.said").read_text()
     if code is None:
         return how, HANG, said[-300:]

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-LIMIT = 20.0  # seconds that one command may take
+LIMIT = 10.0  # seconds that one command may take
 
 
 class HungError(BaseException):

@@ -25,7 +25,7 @@ from attacks.endings import CRASH, HANG, UNFORESEEN, Case
 from attacks.running import LIMIT
 
 Job = tuple[str, int]
-_PATIENCE = 2.5 * LIMIT  # a command that does not even heed the alarm is killed after this
+_PATIENCE = 6 * LIMIT  # a command that does not even heed the alarm is killed after this
 _ROOM = 3 << 30  # bytes that a case may ask for beyond what this process has
 _CASES = 100  # of one worker: what a library leaks must not reach too many
 Work = Callable[[str, int, Path], Case]
@@ -41,7 +41,6 @@ def forked(work: Callable[[], None], said: Path) -> int:
         return pid
     code = 70
     try:
-        os.setpgid(0, 0)  # a Ctrl-C is the parent's
         signal.signal(signal.SIGINT, signal.default_int_handler)
         for name, descriptor in ((f"{said}.out", 1), (said, 2)):
             os.dup2(os.open(name, os.O_WRONLY | os.O_CREAT | os.O_APPEND), descriptor)
@@ -68,6 +67,7 @@ class _Worker:
         self.killed = False
 
         def works() -> None:
+            os.setpgid(0, 0)  # a Ctrl-C is the parent's; and what a case has started ends with its worker
             os.close(self.pipe)
             limits = vm_bytes() + _ROOM
             resource.setrlimit(resource.RLIMIT_AS, (limits, limits))
@@ -108,7 +108,12 @@ class _Worker:
         """End it if it has said nothing for too long."""
         if time.monotonic() > self.deadline and not self.killed:
             self.killed = True
-            os.kill(self.pid, signal.SIGKILL)
+            self.end()
+
+    def end(self) -> None:
+        """Kill it, and what it has started."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)
 
 
 def vm_bytes() -> int:
@@ -139,7 +144,7 @@ def run_all(jobs: Sequence[Job], work: Work, scratch: Path, workers: int) -> Ite
     finally:
         gc.unfreeze()
         for worker in running.values():
-            os.kill(worker.pid, signal.SIGKILL)
+            worker.end()
             os.waitpid(worker.pid, 0)
 
 
