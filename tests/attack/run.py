@@ -102,7 +102,7 @@ def _report(cases: Sequence[Case], given: argparse.Namespace, seconds: float) ->
         print(f"{target:12} " + ", ".join(f"{row[ending]} {ending}" for ending in endings.ENDINGS if ending in row))
     print(f"{'all':12} " + ", ".join(f"{count} {ending}" for ending, count in total.items() if count))
     if given.json:
-        held = [case.to_json() for case in cases if endings.forbidden(case.ending) or case.ending == endings.SILENT_VALUES]
+        held = [case.to_json() for case in cases if case.ending not in endings.ALLOWED]
         for case in held:
             del case["seconds"]
         document = {

@@ -36,7 +36,6 @@ def attacked(folder: Path, *words: str) -> dict[str, Any]:
     assert done.returncode == 0, "\n".join(bad)[-4000:]
     found = json.loads(counts.read_text())
     assert found["forbidden"] == 0
-    print(f"{endings.SILENT_VALUES}: {found['endings'][endings.SILENT_VALUES]}")
     return dict(found)
 
 
@@ -49,7 +48,7 @@ def enough(found: dict[str, Any], cases: int) -> None:
 
 @pytest.mark.parametrize("targets", [STORED, GIVEN], ids=["stored", "given"])
 def test_damaged_files(targets: tuple[str, ...], tmp_path: Path) -> None:
-    enough(attacked(tmp_path, "--cases", "153", "--targets", ",".join(targets), "--workers", "1"), 153)
+    enough(attacked(tmp_path, "--cases", "153", "--first", "200", "--targets", ",".join(targets), "--workers", "1"), 153)
 
 
 def test_killed_commands_two_at_once_and_limits(tmp_path: Path) -> None:
