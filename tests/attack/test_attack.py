@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -23,7 +24,7 @@ from attacks.targets import TARGETS
 from maxsim_eval.data import trec
 from places import ROOT, TESTS
 
-STORED = ("documents", "queries", "manifest", "copy", "part", "corpus", "asked", "judged", "candidates")
+STORED = ("documents", "queries", "manifest", "copy", "kept", "part", "corpus", "asked", "judged", "candidates")
 GIVEN = tuple(name for name in TARGETS if name not in STORED)
 
 
@@ -48,7 +49,7 @@ def enough(found: dict[str, Any], cases: int) -> None:
 
 @pytest.mark.parametrize("targets", [STORED, GIVEN], ids=["stored", "given"])
 def test_damaged_files(targets: tuple[str, ...], tmp_path: Path) -> None:
-    enough(attacked(tmp_path, "--cases", "153", "--first", "200", "--targets", ",".join(targets), "--workers", "1"), 153)
+    enough(attacked(tmp_path, "--cases", "150", "--first", "200", "--targets", ",".join(targets), "--workers", "1"), 150)
 
 
 def test_killed_commands_two_at_once_and_limits(tmp_path: Path) -> None:
@@ -80,7 +81,7 @@ def in_namespace(script: str, folder: Path, *words: str) -> subprocess.Completed
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kib", [8, 60, 400, 1000])
+@pytest.mark.parametrize("kib", [60, 1000])
 def test_a_full_file_system(kib: int, tmp_path: Path) -> None:
     (tmp_path / "small").mkdir()
     mount = f"mount -t tmpfs -o size={kib}k none small && "
@@ -158,7 +159,11 @@ def test_endings(code: int, out: str, err: str, ending: str) -> None:
 
 def test_a_crash_and_a_hang_cost_one_case(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(workers, "_PATIENCE", 1.0)
-    fates: dict[int, Callable[[], Any]] = {1: os.abort, 3: lambda: time.sleep(60), 4: lambda: 1 / 0}
+    fates: dict[int, Callable[[], Any]] = {
+        1: lambda: os.kill(os.getpid(), signal.SIGKILL),
+        3: lambda: time.sleep(60),
+        4: lambda: 1 / 0,
+    }
 
     def work(name: str, seed: int, _: Path) -> Case:
         fates.get(seed, lambda: None)()

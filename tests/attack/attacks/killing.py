@@ -110,14 +110,14 @@ def _start(command: Command, home: Path, number: int, change: Callable[[], None]
     """The command in a process of its own, in `home`, what it says in `<number>.said`."""
 
     def work() -> None:
-        from maxsim_eval.cache import filling
+        from maxsim_eval.cache import sides
         from maxsim_eval.cli.app import main
         from maxsim_eval.scoring import units
 
         os.chdir(home)
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         sys.argv = ["evaluate.py", *command.words]
-        with mock.patch.object(filling, "LEAST", 8), mock.patch.object(units, "LEAST_BYTES", FEW_BYTES):
+        with mock.patch.object(sides, "LEAST", 8), mock.patch.object(units, "LEAST_BYTES", FEW_BYTES):
             change()
             main(list(command.words))
 

@@ -156,16 +156,17 @@ def fine(*words: str | Path, cwd: Path) -> Outcome:
 def build(folder: Path) -> Specimen:
     """Everything that is attacked: stored embeddings in several shards, copies, a result, a baseline, parts, files to import."""
     import maxsim_eval.api
-    from maxsim_eval.cache import filling
+    from maxsim_eval.cache import sides
     from maxsim_eval.comparison import thresholds
     from maxsim_eval.scoring import units
 
     write_collection(folder)
     _write_imports(folder / "imports")
-    with mock.patch.object(filling, "LEAST", 8):
+    with mock.patch.object(sides, "LEAST", 8):
         fine("encode", *OF_SET, cwd=folder)
     fine(*evaluation(), cwd=folder)  # before there are copies: what they answer must be the same
     first = runs_of(folder / "out")
+    assert len(list((folder / "embeddings_cache").rglob("0000?.h5"))) == 4, "several shards"
     fine("convert", *OF_SET, "--to", "int8-token,int8-corpus", cwd=folder)
     fine(*evaluation(), cwd=folder)
     assert runs_of(folder / "out") == first

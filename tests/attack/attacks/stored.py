@@ -169,6 +169,13 @@ def manifest_entry(rng: Random, path: Path) -> str:
     return "entry" + (" with its checksum" if signed else "")
 
 
+def kept_file(rng: Random, path: Path) -> str:
+    """Any file of an entry in any of the ways above."""
+    if path.suffix == ".json":
+        return manifest_entry(rng, path)
+    return str(rng.choice((shard_bytes, shard_structure, shard_values, other_file))(rng, path))
+
+
 def npz_entry(rng: Random, path: Path) -> str:
     """An array of an archive of another shape, dtype or name, or with values that are none."""
     with np.load(path) as archive:

@@ -15,8 +15,8 @@ from unittest import mock
 import numpy as np
 
 from attacks import mutations, stored, truth
-from attacks.endings import CHANGED, RIGHT, SILENT, SILENT_VALUES, UNCHECKED
-from attacks.running import Outcome
+from attacks.endings import CHANGED, RIGHT, SILENT, SILENT_VALUES, UNCHECKED, refusal
+from attacks.running import Outcome, run
 from attacks.specimen import ASKED, CORPUS, FEW_BYTES, METRICS, OF_SET, PATHS, QRELS, K, Specimen, evaluation
 
 Ending = tuple[str, str]
@@ -241,6 +241,32 @@ def _reranked(attack: Attack, _: Outcome, __: Command) -> Ending:
     return RIGHT, ""
 
 
+def _of_cache(rng: Random, attack: Attack) -> Command:
+    query, document = rng.choice(("q1", "q4")), rng.choice(("d0", "d7", "d23"))
+    read: tuple[Command, ...] = (
+        ("explain", *OF_SET[:-1], "--query", query, "--document", document, "--path", rng.choice(("fp32", "int8")), "--json"),
+        ("inspect", *OF_SET, "--verify", "--json"),
+        ("cache", "ls", "--json"),
+        ("cache", "gc"),
+        ("plan", *OF_SET[:-1], "--json"),
+    )
+    return rng.choice((*read, ("encode", *OF_SET), ("convert", *OF_SET, "--to", "int8-token,int8-document")))
+
+
+def _as_undamaged(attack: Attack, outcome: Outcome, command: Command) -> Ending:
+    """What shows embeddings says the same as of the undamaged cache; after what writes, an evaluation does.
+
+    A manifest whose checksum was made to fit shows what it says now; without one there is no entry to show.
+    """
+    if command[0] in ("cache", "plan") or (command[0] == "inspect" and attack.file.suffix == ".json"):
+        return CHANGED, ""
+    if command[0] in ("encode", "convert"):
+        after = run(evaluation(), attack.home)
+        return _same_answer(attack, after, evaluation()) if after.code == 0 else refusal(after.code, after.out, after.err)
+    need = run(command, attack.specimen.folder)
+    return (RIGHT, "") if outcome.out == need.out else (SILENT, f"{command[0]} shows something else")
+
+
 def _below(*patterns: str) -> Callable[[Path], list[Path]]:
     return lambda home: [path for pattern in patterns for path in sorted(home.glob(pattern))]
 
@@ -271,6 +297,14 @@ TARGETS: dict[str, Target] = {
         (stored.shard_bytes, stored.shard_structure, stored.shard_values, stored.other_file),
         _evaluate("fp32", "int8"),
         _same_answer,
+        fifo=True,
+    ),
+    "kept": Target(
+        (DATA, CACHE),
+        _below(f"{CACHE}/*/*/*/*.h5", f"{CACHE}/*/*/*/manifest.json"),
+        (stored.kept_file,),
+        _of_cache,
+        _as_undamaged,
         fifo=True,
     ),
     "part": Target(

@@ -51,7 +51,8 @@ def beir_qrels(path: Path) -> Qrels:
     """Judgements of a dataset: the later of two holds."""
     found: Qrels = {}
     for line in lines(path)[1:]:
-        query, document, grade = (field.strip() for field in next(csv.reader([line], delimiter="\t")))
+        fields = next(csv.reader([line], delimiter="\t")) if '"' in line else line.split("\t")
+        query, document, grade = (field.strip() for field in fields)
         found.setdefault(query, {})[document] = int(grade)
     return found
 
@@ -241,6 +242,12 @@ def _cut(content: Mapping[str, Any], role: str) -> Rows:
     return [row[: int(length)] for row, length in zip(values, content[f"{role}_lengths"], strict=True)]
 
 
+def _without_padding(row: np.ndarray) -> np.ndarray:
+    """Trailing rows that are exactly zero are padding where nothing says the lengths."""
+    held = np.flatnonzero(row.any(axis=1))
+    return row[: held[-1] + 1] if len(held) else row[:0]
+
+
 def imported(files: Path, name: str) -> dict[str, Rows]:
     """Role -> tokens of every item, as the files say."""
     if name == "e.pt":
@@ -252,7 +259,7 @@ def imported(files: Path, name: str) -> dict[str, Rows]:
     if name == "documents.npy":
         ends = np.load(files / "documents.offsets.npy")
         content = {"doc_values": np.load(files / name), "doc_offsets": ends}
-        return {"doc": _cut(content, "doc"), "query": list(np.load(files / "queries.npy"))}
+        return {"doc": _cut(content, "doc"), "query": [_without_padding(row) for row in np.load(files / "queries.npy")]}
     content = dict(np.load(files / name)) if name.endswith("npz") else safetensors.numpy.load_file(files / name)
     return {role: _cut(content, role) for role in ("query", "doc")}
 
