@@ -109,6 +109,7 @@ def _report(cases: Sequence[Case], given: argparse.Namespace, seconds: float) ->
             "schema": "maxsim-eval/attack/1",
             "cases": sum(case.target in TARGETS for case in cases),
             "kills": sum(case.target in killing.KILLS for case in cases),
+            "killed": sum(case.mutation.count(f"exit {code}") for case in cases for code in killing.STOPPED),
             "pairs": sum(case.target in killing.PAIRS for case in cases),
             "faults": sum(case.target in killing.FAULTS for case in cases),
             "first_seed": given.first,

@@ -31,6 +31,7 @@ from attacks.workers import forked, vm_bytes
 _LIMIT = 12.0  # seconds of a command that takes one
 SIGNALS = (signal.SIGKILL, signal.SIGKILL, signal.SIGTERM, signal.SIGINT)
 _SAID = {signal.SIGTERM: (143, "terminated (SIGTERM)"), signal.SIGINT: (130, "interrupted")}
+STOPPED = (-int(signal.SIGKILL), 143, 130)  # exit codes of a command that was stopped
 _GOES_ON = "finished parts are kept, the same command continues"
 Tree = dict[str, bytes]
 
@@ -221,8 +222,8 @@ def _kill(rng: Random, what: str, command: Command, home: Path) -> Ended:
     moments = []
     for number in range(rng.randrange(1, 4)):
         at, sent = rng.randrange(1, _expected[what][1] + 1), rng.choice(SIGNALS)
-        moments.append(f"{sent.name} at {at} of {_expected[what][1]}")
         code = _wait(_start(command, home, number, _killing(home, at, sent)))
+        moments.append(f"{sent.name} at {at} of {_expected[what][1]}: exit {code}")
         if wrong := _badly_stopped(code, sent, (home / f"{number}.said").read_text()):
             return ", ".join(moments), *wrong
     return ", ".join(moments), *_finally(command, home)
