@@ -250,15 +250,17 @@ def _of_cache(rng: Random, attack: Attack) -> Command:
         ("cache", "gc"),
         ("plan", *OF_SET[:-1], "--json"),
     )
-    return rng.choice((*read, ("encode", *OF_SET), ("convert", *OF_SET, "--to", "int8-token,int8-document")))
+    return rng.choice((*read, ("encode", *OF_SET), ("convert", *OF_SET, "--to", rng.choice(("int8-token", "int8-document")))))
 
 
 def _as_undamaged(attack: Attack, outcome: Outcome, command: Command) -> Ending:
     """What shows embeddings says the same as of the undamaged cache; after what writes, an evaluation does.
 
-    A manifest whose checksum was made to fit shows what it says now; without one there is no entry to show.
+    A manifest whose checksum was made to fit shows what it says now, without one there is no entry to show; a copy is shown with its
+    size.
     """
-    if command[0] in ("cache", "plan") or (command[0] == "inspect" and attack.file.suffix == ".json"):
+    own = attack.file.suffix == ".h5" and ".int8-" not in attack.file.name
+    if command[0] in ("cache", "plan") or (command[0] == "inspect" and not own):
         return CHANGED, ""
     if command[0] in ("encode", "convert"):
         after = run(evaluation(), attack.home)
