@@ -256,10 +256,10 @@ def _of_cache(rng: Random, attack: Attack) -> Command:
 def _as_undamaged(attack: Attack, outcome: Outcome, command: Command) -> Ending:
     """What shows embeddings says the same as of the undamaged cache; after what writes, an evaluation does.
 
-    A manifest whose checksum was made to fit shows what it says now, without one there is no entry to show; a copy is shown with its
-    size.
+    A manifest whose checksum was made to fit shows what it says now, without one there is no entry to show; a copy, and a file that
+    has grown, are shown with their sizes.
     """
-    own = attack.file.suffix == ".h5" and ".int8-" not in attack.file.name
+    own = attack.file.suffix == ".h5" and ".int8-" not in attack.file.name and ": extend" not in attack.mutation
     if command[0] in ("cache", "plan") or (command[0] == "inspect" and not own):
         return CHANGED, ""
     if command[0] in ("encode", "convert"):
