@@ -16,6 +16,7 @@ from maxsim_eval.printing import printable
 
 # What torch's and Python's own RuntimeErrors say when the machine has no more to give.
 _EXHAUSTED = ("can't allocate memory", "not enough memory", "out of memory", "can't start new thread")
+_LONGEST = 4000  # characters of a line: a name in it may be as long as a file
 
 
 def ending_of(error: BaseException) -> tuple[str, int]:
@@ -26,13 +27,20 @@ def ending_of(error: BaseException) -> tuple[str, int]:
     """
     if isinstance(error, MaxsimEvalError):
         text = str(error)
-        return ("\n".join(map(printable, text.splitlines())) if error.many_lines else printable(text)), error.exit_code
+        return ("\n".join(map(_line, text.splitlines())) if error.many_lines else _line(text)), error.exit_code
     if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and any(sign in str(error) for sign in _EXHAUSTED)):
         return f"not enough memory ({_first_line(error)})", EXIT_DATA
     if isinstance(error, OSError):  # the system's own words and the file's name
-        return printable(str(error) or type(error).__name__), EXIT_DATA
+        return _line(str(error) or type(error).__name__), EXIT_DATA
     said = f"{type(error).__name__}: {_first_line(error)}".removesuffix(": ")
     return f"unforeseen: {said}. {_log(error)}", EXIT_UNFORESEEN
+
+
+def _line(text: str) -> str:
+    text = printable(text)
+    if len(text) <= _LONGEST:
+        return text
+    return f"{text[: _LONGEST // 2]} ... ({len(text):,} characters) ... {text[-_LONGEST // 4 :]}"  # what is needed stands last
 
 
 def _first_line(error: BaseException) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import functools
 import hashlib
@@ -10,10 +11,12 @@ import re
 import secrets
 import shutil
 import socket
+import stat
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import BinaryIO
 
 from maxsim_eval.errors import DataError
 
@@ -51,6 +54,15 @@ def atomic_path(path: Path | str) -> Iterator[Path]:
         fsync_folder(path.parent)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def open_regular(path: Path) -> BinaryIO:
+    """Open one of our own files for reading; `OSError`, and at once, where something else lies there: a named pipe is waited for."""
+    handle = open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK))  # noqa: SIM115 - the caller's to close
+    if not stat.S_ISREG(os.fstat(handle.fileno()).st_mode):
+        handle.close()
+        raise OSError(errno.EINVAL, "is no regular file", str(path))
+    return handle
 
 
 def delete(path: Path) -> None:
@@ -123,6 +135,8 @@ def remove_leftovers(path: Path) -> None:
 def alone(folder: Path | str) -> Iterator[None]:
     """Hold an output folder against every other writer; where nothing came of it, the folders made for it are gone again.
 
+    What a writer that was killed left of a file of it is taken away.
+
     The lock of a process that died is free. Unlike `filelock`'s, the lock file does not stay in the user's folder: whoever gets a
     lock looks whether its file is still the one of that name.
 
@@ -134,6 +148,8 @@ def alone(folder: Path | str) -> Iterator[None]:
     with writing(folder):
         descriptor = _locked(folder)
     try:
+        with writing(folder):
+            remove_temporaries(folder)
         yield
     finally:
         (folder / LOCK).unlink(missing_ok=True)

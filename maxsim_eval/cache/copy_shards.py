@@ -331,7 +331,7 @@ def _require_format(path: Path, head: dict[str, Any]) -> None:
 
 def _parts(file: Any, head: dict[str, Any]) -> tuple[np.ndarray, int, dict[str, np.ndarray], dict[str, Any], dict[str, int]]:
     """CRCs, rows of a stripe, what is held in memory, shape and dtype of everything, and where what is not held begins."""
-    names = [name for name in ("codes", "scales", "offset") if name in file]
+    names = ["codes", *(name for name in ("scales", "offset") if name in file)]
     single = head.get("granularity") == "token"
     places = {name: file[name].id.get_offset() for name in (names if single else names[:1])}
     if any(place is None and file[name].size for name, place in places.items()):

@@ -32,7 +32,7 @@ from maxsim_eval.cache.shards import (
     write_error,
 )
 from maxsim_eval.errors import CacheError
-from maxsim_eval.files import write_text
+from maxsim_eval.files import open_regular, write_text
 from maxsim_eval.hashing import canonical, feed
 from maxsim_eval.parsing import json_of
 from maxsim_kernels import LazyBlock, Packed
@@ -124,7 +124,8 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     path = folder / MANIFEST
     remove = f"Remove the folder {folder} to encode it again."
     try:
-        manifest = json_of(path.read_bytes())
+        with open_regular(path) as handle:
+            manifest = json_of(handle.read())
     except FileNotFoundError as error:
         raise CacheError(f"{path}: missing, so {folder} is no cache entry (or one that was never begun)") from error
     except OSError as error:

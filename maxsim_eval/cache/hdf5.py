@@ -18,6 +18,7 @@ import h5py
 import numpy as np
 
 from maxsim_eval.errors import CacheError
+from maxsim_eval.files import open_regular
 
 # Object headers of HDF5 1.8 and later carry checksums, so a damaged structure is found by the library itself.
 LIBVER = ("v108", "v108")
@@ -65,7 +66,7 @@ def open_hdf5(path: Path, advice: str, stamp: Stamp | None = None) -> Iterator[t
     end with.
     """
     try:
-        with open(path, "rb") as handle:
+        with open_regular(path) as handle:
             status = os.fstat(handle.fileno())
             start = handle.read(len(_SIGNATURE))
     except FileNotFoundError as error:

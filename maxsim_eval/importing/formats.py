@@ -152,10 +152,14 @@ def _can_map(path: Path) -> bool:
     try:
         with zipfile.ZipFile(path) as archive:
             held = archive.infolist()
+            changed = archive.testzip()  # torch does not look
     except DAMAGE as error:
+        raise DataError(f"{path}: cannot be read as a torch file (damaged or truncated): {_first_line(error)}") from error
+    if changed is not None:
         raise DataError(
-            f"{path}: cannot be read as a torch file (damaged or truncated, its index is missing): {_first_line(error)}"
-        ) from error
+            f"{path}: damaged: {changed} does not have the CRC-32 it was written with. Get the file again (or, where it was saved with "
+            "torch.serialization.set_crc32_options(False), save it without that)"
+        )
     mapped = all(info.compress_type == zipfile.ZIP_STORED for info in held)
     if not mapped:
         _require_memory(path, ((info.filename, info.file_size) for info in held))

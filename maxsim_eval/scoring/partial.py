@@ -28,8 +28,7 @@ def folder_for(
         return Path(stack.enter_context(tempfile.TemporaryDirectory())) if rows_in_files else None
     folder = Path(out_dir) / PARTIAL
     with writing(folder):
-        for place in (folder.parent, folder.parent / "runs"):
-            remove_temporaries(place)
+        remove_temporaries(folder.parent / "runs")
         if fresh:
             delete(folder)
     if folder.is_symlink():

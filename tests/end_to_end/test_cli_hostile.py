@@ -48,7 +48,7 @@ def obeyed(text: str) -> list[str]:
 def test_the_gate_prints_names_that_nothing_obeys(result: Any, cli: Any, tmp_path: Path) -> None:
     file = result(lambda text: text.replace('"int8"', json.dumps(COMMAND)))
     baseline = tmp_path / "baseline.json"
-    cli("gate", file, "--baseline", baseline, "--update-baseline", cwd=tmp_path).fine()
+    cli("gate", file, "--baseline", baseline, "--update-baseline", "--accept", cwd=tmp_path).fine()
     summary = tmp_path / "summary.md"
     outcome = cli("gate", file, "--baseline", baseline, "--verbose", "--summary", summary, cwd=tmp_path)
     assert SAFE in outcome.out
@@ -61,7 +61,7 @@ def test_json_for_a_pipe_holds_the_same_names(command: str, result: Any, cli: An
     file = result(lambda text: text.replace('"int8"', json.dumps(COMMAND)))
     more = ("--baseline", tmp_path / "baseline.json") if command == "gate" else ()
     if more:
-        cli(command, file, *more, "--update-baseline", cwd=tmp_path).fine()
+        cli(command, file, *more, "--update-baseline", "--accept", cwd=tmp_path).fine()
     outcome = cli(command, file, *more, "--json", cwd=tmp_path)
     assert obeyed(outcome.out) == []
     assert COMMAND in names_in(json.loads(outcome.out))
@@ -80,6 +80,14 @@ def test_inspect_prints_names_that_nothing_obeys(demo: Any, cli: Any, tmp_path: 
     odd = entry.with_name("documents\x1b[2J")
     entry.rename(odd)
     assert obeyed((outcome := cli("inspect", odd, "--lengths", cwd=tmp_path)).out + outcome.err) == []
+
+
+def test_a_name_as_long_as_a_file_does_not_fill_the_screen(demo: Any, cli: Any, tmp_path: Path) -> None:
+    run = tmp_path / "long.trec"
+    run.write_text(f"q1 Q0 d1 1 1.0 maxsim-eval/a\nq1 Q0 d2 2 0.5 {'x' * 50_000}\n")
+    outcome = cli("metrics", "--qrels", demo.folder / "datasets/demo/small/qrels/test.tsv", run, cwd=tmp_path)
+    outcome.refused(DATA, "long.trec:2: tag 'xxx", "characters) ...", "need one run a file")
+    assert len(outcome.err) < 4100
 
 
 # Values that are none -------------------------------------------------------------------------------------------------

@@ -108,3 +108,11 @@ def test_what_a_killed_run_left_is_taken_away(demo: Any, cli: Any, tmp_path: Pat
     cli("demo", "--quiet", cwd=folder).fine()
     assert [path for path in (*left, old, made) if path.exists()] == []
     assert not list(results.rglob(".*"))
+
+
+def test_what_a_killed_report_left_is_taken_away(demo: Any, cli: Any, tmp_path: Path) -> None:
+    left = tmp_path / "again" / ".report.html.999999-0123abcd.tmp"
+    left.parent.mkdir()
+    left.write_text("half")
+    cli("report", demo.results / "result.json", "--out", "again", cwd=tmp_path).fine()
+    assert not list(left.parent.glob(".*"))

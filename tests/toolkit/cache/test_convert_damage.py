@@ -155,6 +155,10 @@ def strip(file: h5py.File) -> None:
     del file["running_crc32"]
 
 
+def without_codes(file: h5py.File) -> None:
+    del file["codes"]
+
+
 def empty(file: h5py.File) -> None:
     for name in list(file):
         del file[name]
@@ -171,6 +175,7 @@ def empty(file: h5py.File) -> None:
         (widen, "damaged: holds"),
         (later, "stale: format 'maxsim-eval/quantised/3', this version"),
         (strip, "HDF5 cannot read it"),
+        (without_codes, "HDF5 cannot read it"),
         (empty, "no quantised shard"),
     ],
 )

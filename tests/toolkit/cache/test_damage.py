@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -52,6 +53,15 @@ def flip(path: Path, place: int, bit: int = 3) -> None:
     content = bytearray(path.read_bytes())
     content[place] ^= 1 << bit
     path.write_bytes(content)
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("name", ["manifest.json", "00001.h5"])
+def test_a_named_pipe_is_not_waited_for(entry: Path, name: str) -> None:
+    (entry / name).unlink()
+    os.mkfifo(entry / name)
+    with pytest.raises(CacheError, match=f"{name}: cannot be .*: .*is no regular file"):
+        open_entry(entry)
 
 
 def test_flipped_bit_in_values_is_found_by_verify(entry: Path) -> None:
