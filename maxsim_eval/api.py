@@ -18,6 +18,7 @@ from maxsim_eval.cache.embeddings import Embeddings, check_widths, embeddings, e
 from maxsim_eval.cache.selection import Documents
 from maxsim_eval.comparison.assessing import assess
 from maxsim_eval.comparison.metrics import DEFAULT_METRICS, evaluate_run, parse_metric
+from maxsim_eval.comparison.texts import shown_texts
 from maxsim_eval.data.beir import check_name
 from maxsim_eval.data.subsets import idle_limits, limit_task, limits_of
 from maxsim_eval.data.task_facts import task_facts
@@ -375,10 +376,16 @@ def _finish(settings: Settings, ready: _Ready, outcomes: Iterable[Outcome], devi
     results, runs = assess(outcomes, job.asked, ready.paths, job.searched.copies, qrels, stored, settings.metrics)
     asked = torch.device(device).type if settings.device == "auto" else settings.device
     machine = {**environment(device), "device": asked, **scorer_facts(ready.paths)}
+    lengths = found.documents.lengths()
+    tokens = float(lengths.mean()) if len(lengths) else 0.0
+    for name, path in results.items():
+        each = ready.paths[name].token_bytes(found.documents.dim)
+        stored_bytes = None if each is None else round(each * tokens, 3)
+        results[name] = replace(path, memory={**(path.memory or {}), "document_bytes": stored_bytes})
     if len(places) > 1:
         machine |= {"processes": len(places), "devices": list(places)}
     result = Result(
-        task=ready.facts,
+        task={**ready.facts, "texts": shown_texts(ready.subject.kept, results)},
         encoder=found.encoder,
         k=job.asked.k,
         paths={name: replace(path, run=f"runs/{run_file(name)}" if out_dir else None) for name, path in results.items()},

@@ -8,6 +8,7 @@ parity.py      how far a scoring path is from the reference path: the `parity` o
 rankings.py    how far a path's rankings are from the reference's
 scores.py      how far a path's scores are from the reference's: rank correlation, score errors and their histogram
 statistics.py  do two paths differ, and by how much at most: intervals, tests and verdicts on per-query metric values
+texts.py       the texts of the queries and documents that a report shows, shortened
 thresholds.py  the gate's thresholds: the TOML file, packaged (`thresholds.toml`) or one's own
 ties.py        what equal scores hide
 verdicts.py    which difference matters, by path and metric, and what the statistics say of every compared path

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import itertools
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -14,6 +15,7 @@ from maxsim_eval.types import PathResult, Qrels, Run
 OVERLAPS = (1, 5, 10, 20, 50, 100)
 SHIFT_DEPTH = 100  # ranks up to which moves are counted
 MOST_CHANGED, MOST_MOVED = 20, 10  # queries that are named, and documents of each
+FIRST = 10  # ranks of these queries that are listed, moved or not
 SHOWN_METRIC = "nDCG@10"
 
 
@@ -116,8 +118,18 @@ def most_changed(
             "value": after[query],
             "delta": after[query] - before[query],
             "moved": _moved(ranked(reference_run, query)[:k], ranked(run, query)[:k], depth, (qrels or {}).get(query, {})),
+            "first": _first(ranked(reference_run, query), ranked(run, query), (qrels or {}).get(query, {})),
         }
         for _, _, _, query in heapq.nsmallest(MOST_CHANGED, changes)
+    ]
+
+
+def _first(left: Sequence[str], right: Sequence[str], judged: Mapping[str, int]) -> list[dict[str, Any]]:
+    """Both lists' first documents, rank by rank (None: the list ends before), with their relevance (None: not judged)."""
+    rows = list(itertools.zip_longest(left[:FIRST], right[:FIRST]))
+    return [
+        {"reference": one, "document": two, "reference_relevance": judged.get(one), "relevance": judged.get(two)}
+        for one, two in rows
     ]
 
 

@@ -19,9 +19,10 @@ from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 from markupsafe import Markup
 
 from maxsim_eval.report import words
-from maxsim_eval.report.html_data import METRIC, metric_names, page_data
+from maxsim_eval.report.html_data import LEVEL, METRIC, metric_names, page_data
 from maxsim_eval.report.tables import tables
 from maxsim_eval.report.values import about, entries, figure, mapping, number, p_value, statistics
+from maxsim_eval.report.values import entry as entry_of
 from maxsim_eval.types import PathResult, Result
 
 SCRIPTS = (
@@ -90,6 +91,37 @@ def _verdict_rows(name: str, path: PathResult) -> list[dict[str, Any]]:
     return rows
 
 
+def _metric_rows(result: Result) -> list[dict[str, Any]]:
+    """One row a metric: the value on every path, beside it the change (nothing where there is none) and the verdict's sign."""
+    names = list(dict.fromkeys(name for path in result.paths.values() for name in path.metrics))
+    rows = []
+    for metric in names:
+        cells = []
+        for path in result.paths.values():
+            delta = number(entry_of(path.parity, "delta", metric))
+            verdict = statistics(path).get(metric, {}).get("verdict")
+            cells.append(
+                {
+                    "value": _text(path.metrics.get(metric), ".4f"),
+                    "change": "" if path.parity is None or delta == 0 else _text(delta, "+.4f"),
+                    "sign": "" if verdict is None else _SIGNS.get(str(verdict), "?"),
+                    "verdict": "" if verdict is None else str(verdict),
+                }
+            )
+        rows.append({"metric": metric, "cells": cells})
+    return rows
+
+
+def _machine(result: Result) -> str:
+    """Paths and environment on one line."""
+    found = result.environment
+    parts = [", ".join(result.paths), *(f"{name} {found[name]}" for name in ("torch", "python") if found.get(name))]
+    device = found.get("gpu") or found.get("cpu") or found.get("device")
+    parts += [str(device)] if device else []
+    parts += [f"{found['threads']} threads"] if number(found.get("threads")) is not None and not found.get("gpu") else []
+    return " \N{MIDDLE DOT} ".join(parts)
+
+
 def _settings_text(result: Result) -> str:
     """How intervals and p-values were made; empty where no path has statistics."""
     for path in result.paths.values():
@@ -118,6 +150,24 @@ def _summary(result: Result) -> list[dict[str, Any]]:
         counts = [{"verdict": kind, "sign": sign, "count": found.count(kind)} for kind, sign in _SIGNS.items() if kind in found]
         cards.append({"path": name, "sentence": sentence.removeprefix(f"{name}: "), "counts": counts, "judged": len(found)})
     return cards
+
+
+def _first(entry: Any, texts: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Both lists side by side: at each rank the reference's document and the path's, with their texts and relevance."""
+    rows = []
+    for rank, found in enumerate(map(mapping, entries(entry)), 1):
+        sides = []
+        for name, judged in (("reference", "reference_relevance"), ("document", "relevance")):
+            document = found.get(name)
+            sides.append(
+                {
+                    "document": NONE if document is None else str(document),
+                    "text": "" if document is None else str(texts.get(str(document), "")),
+                    "relevance": number(found.get(judged)),
+                }
+            )
+        rows.append({"rank": rank, "sides": sides, "same": found.get("reference") == found.get("document")})
+    return rows
 
 
 def _moved(entry: Any) -> list[dict[str, str]]:
@@ -153,6 +203,7 @@ def _largest_changes(result: Result, path: PathResult) -> list[dict[str, Any]]:
 def _most_changed(result: Result) -> list[dict[str, Any]]:
     """Each compared path's most changed queries, as text."""
     found = []
+    texts = {side: mapping(result.task.get("texts"), side) for side in ("queries", "documents")}
     for name, path in result.paths.items():
         if path.parity is None:
             continue
@@ -165,12 +216,15 @@ def _most_changed(result: Result) -> list[dict[str, Any]]:
                 "reference": _text(entry.get("reference"), ".4f"),
                 "value": _text(entry.get("value"), ".4f"),
                 "delta": "=" if entry.get("delta") == 0 else _text(entry.get("delta"), "+.4f"),
+                "text": str(texts["queries"].get(str(entry.get("query")), "")),
+                "first": _first(entry.get("first"), texts["documents"]),
                 "moved": _moved(entry.get("moved")),
             }
             for entry in listed
-            if entry
+            if entry and entry.get("delta") != 0
         ]
-        found.append({"path": name, "queries": queries, "documents_known": known is not None})
+        still = len([entry for entry in listed if entry]) - len(queries)
+        found.append({"path": name, "queries": queries, "documents_known": known is not None, "still": still})
     return found
 
 
@@ -195,17 +249,22 @@ def _context(result: Result) -> dict[str, Any]:
         "title": f"{result.task.get('source')}/{result.task.get('dataset')}",
         "created": result.created,
         "headline": words.headline(result),
+        "machine": _machine(result),
+        "metric_rows": _metric_rows(result),
+        "level": 100 * LEVEL,
         "warnings": words.warnings(result),
         "reference": data["reference"],
         "summary": _summary(result),
         "verdict_rows": [row for name, path in result.paths.items() for row in _verdict_rows(name, path)],
         "settings": _settings_text(result),
-        "tables": tables(result),
+        "tables": [table for table in tables(result) if not table.title.startswith("Metrics")],
         "most_changed": _most_changed(result),
         "described": [(name, path.description) for name, path in result.paths.items() if path.description],
         "provenance": _provenance(result),
         "command": _command(result),
         "runs": [path.run for path in result.paths.values() if path.run],
+        "changes": data["reference"] is not None
+        and any(found["at"] for held in data["values"].values() for found in held["paths"].values()),
         "data": data,
         "style": Markup(_asset("report.css")),
         "scripts": [Markup(script) for script in scripts],

@@ -115,6 +115,18 @@ def _bytes(path: PathResult) -> dict[str, float | None] | None:
     return kept if any(value is not None for value in kept.values()) else None
 
 
+def _costs(result: Result) -> dict[str, dict[str, float]]:
+    """What quality is weighed against, by kind and path: `seconds` of scoring, `bytes` a document; kinds that tell paths apart."""
+    seconds = {name: number(path.seconds.get("total")) for name, path in result.paths.items()}
+    size = {name: number(mapping(path.memory).get("document_bytes")) for name, path in result.paths.items()}
+    found = {}
+    for kind, values in (("seconds", seconds), ("bytes", size)):
+        known = {name: value for name, value in values.items() if value is not None}
+        if len(set(known.values())) > 1 and any(_differences(result.paths[name]) for name in known):
+            found[kind] = known
+    return found
+
+
 def _differences(path: PathResult) -> dict[str, Any] | None:
     kept = {}
     for metric, entry in statistics(path).items():
@@ -156,5 +168,6 @@ def page_data(result: Result) -> dict[str, Any]:
         "shifts": _by_path(result, _shifts),
         "seconds": {name: kept for name, kept in phases.items() if any(value is not None for value in kept.values())},
         "memory": _by_path(result, _bytes),
+        "costs": _costs(result),
         "lengths": {role: drawn for role in ("queries", "documents") if (drawn := histogram(lengths.get(role))) is not None},
     }

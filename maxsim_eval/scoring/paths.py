@@ -40,6 +40,12 @@ class ScoringPath:
     own: bool = False
     source: str | None = None
 
+    def token_bytes(self, dim: int) -> float | None:
+        """Bytes of a token as this path multiplies it; None for a user's function, which may do anything."""
+        if self.own:
+            return None
+        return float(KINDS[self.copy].token_bytes(dim) if self.copy is not None else self.copies * 4 * dim)
+
     def may_exceed(self, tokens: Packed) -> bool:
         """Whether tokens of this dtype may hold what the path's format does not."""
         return self.narrow and tokens.dtype != torch.float16 and tokens.values.numel() > 0

@@ -9,6 +9,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +65,15 @@ class Opened:
         self.page.wait_for_selector(DRAWN, state="attached", timeout=60_000)
         return time.perf_counter() - began
 
+    def unfold(self) -> None:
+        """Open the plots that are folded, and let the table of queries show unchanged ones, 25 at a time."""
+        if self.page.locator("details.more [data-plot]").count():
+            self.page.locator("details.more > summary").click()
+            self.page.wait_for_selector("html[data-plots=all]", state="attached", timeout=60_000)
+        if self.page.locator("#query-changed").count():
+            self.page.select_option("#query-changed", "")
+            self.page.select_option("#page-size", "25")
+
     def wait(self, condition: Callable[[], bool]) -> None:
         """Until it holds; what a page does later than its answer."""
         ends = time.monotonic() + 10
@@ -97,12 +107,14 @@ def opened(browser: Any, tmp_path: Path) -> Iterator[Callable[..., Opened]]:
     """`opened(result, **context)`: the Result's page, loaded; it must have asked for nothing and complained of nothing in the end."""
     pages: list[Opened] = []
 
-    def begin(result: Result, **options: Any) -> Opened:
+    def begin(result: Result, *, folded: bool = False, **options: Any) -> Opened:
         file = tmp_path / f"report-{len(pages)}.html"
         file.write_text(to_html(result), encoding="utf-8")
         context = browser.new_context(**{"viewport": {"width": 1280, "height": 900}, **options})
         pages.append(found := Opened(context.new_page()))
         found.load(file)
+        if not folded:
+            found.unfold()
         return found
 
     yield begin
@@ -206,6 +218,7 @@ def test_ten_thousand_queries_open_in_three_seconds(opened: Callable[..., Opened
         took.append(view.load(tmp_path / "report-0.html"))
     del view.requests[1:]
     assert took[-1] < 3, took
+    view.unfold()
     assert "10,000 of 10,000 queries, rows 1 to 25" in view.count()
     began = time.perf_counter()
     view.page.locator("#query-table").get_by_role("button", name="query").click()
@@ -255,7 +268,7 @@ def test_printing_is_light_and_leaves_the_screen_as_it_was(opened: Callable[...,
 
 
 def test_the_keyboard_reaches_everything(opened: Callable[..., Opened]) -> None:
-    view = opened(made_results.full())
+    view = opened(made_results.full(), folded=True)
     page = view.page
     page.keyboard.press("Tab")
     focused = page.locator(":focus")
@@ -264,16 +277,17 @@ def test_the_keyboard_reaches_everything(opened: Callable[..., Opened]) -> None:
     page.keyboard.press("Enter")
     assert page.evaluate("document.activeElement.id") == "main"
     details = page.locator("#changed details").nth(1)
+    page.locator("#changed details").first.evaluate("(details) => { details.open = false; }")
     assert not details.locator("table").is_visible()
     details.locator("summary").focus()
     page.keyboard.press("Enter")
     assert details.locator("table").is_visible()
     assert "doc0" in details.inner_text()
-    page.locator("#shift-path").focus()
+    page.locator("#plot-metric").focus()
     page.keyboard.press("Tab")
     assert focused.inner_text() == "Skip the plots"
     page.keyboard.press("Tab")
-    assert focused.evaluate("(button) => button.closest('[data-plot]').dataset.plot") == "means"
+    assert focused.evaluate("(button) => button.closest('[data-plot]').dataset.plot") == "gain-seconds"
     page.keyboard.press("Shift+Tab")
     page.keyboard.press("Enter")
     reached = []
@@ -356,3 +370,60 @@ def test_narrow_screens_do_not_scroll_sideways(opened: Callable[..., Opened]) ->
     for width in (1400, 700, 360):
         view.page.set_viewport_size({"width": width, "height": 844})
         view.wait(lambda width=width: view.page.evaluate("document.documentElement.scrollWidth") <= width)  # plots follow later
+
+
+def test_a_page_of_three_paths_is_short_and_tells_the_answer_first(opened: Callable[..., Opened]) -> None:
+    result = made_results.full()
+    view = opened(result, folded=True, viewport={"width": 1400, "height": 900})
+    assert view.page.evaluate("document.documentElement.scrollHeight") <= 4000
+    assert view.marks("gain-seconds") >= 3
+    rows = view.page.locator("#metrics tbody tr")
+    assert rows.count() == len(made_results.METRICS)
+    assert all(row.startswith(metric) for row, metric in zip(rows.all_inner_texts(), made_results.METRICS, strict=True))
+    assert not view.page.locator("details.more [data-plot=means]").is_visible()
+    assert view.page.locator("#query-changed").input_value() == "*"
+
+
+def test_values_of_a_plot_by_keyboard(opened: Callable[..., Opened]) -> None:
+    result = made_results.full()
+    view = opened(result)
+    for plot in (*PLOTS, "gain-seconds"):
+        summary = view.page.locator(f"details[data-values={plot}] > summary")
+        summary.focus()
+        view.page.keyboard.press("Enter")
+        table = view.page.locator(f"details[data-values={plot}] table")
+        assert table.is_visible()
+        assert table.locator("tbody tr").count() > 0, plot
+    cells = view.page.locator("details[data-values=means] tbody tr").first.locator("td").all_inner_texts()
+    assert cells[0] == "fp32"
+    assert float(cells[2]) == pytest.approx(result.paths["fp32"].metrics["nDCG@10"], abs=1e-5)
+
+
+def test_texts_and_both_lists_stand_beside_the_ids(opened: Callable[..., Opened]) -> None:
+    result = made_results.full()
+    entry = next(one for one in result.paths["int8"].parity["most_changed"] if one["delta"] != 0)
+    entry["first"] = [
+        {"reference": "doc<b>1", "document": "doc2", "reference_relevance": 1, "relevance": None},
+        {"reference": None, "document": "doc<b>1", "reference_relevance": None, "relevance": 1},
+    ]
+    texts = {"queries": {entry["query"]: "what <i>is</i> asked"}, "documents": {"doc<b>1": "the <script>text</script> of one"}}
+    view = opened(replace(result, task={**result.task, "texts": texts}))
+    details = view.page.locator("#changed details", has=view.page.locator("table.lists"))
+    assert "what <i>is</i> asked" in details.locator("summary").inner_text()
+    details.locator("summary").click()
+    rows = details.locator("table.lists tbody tr").all_inner_texts()
+    assert [" ".join(row.split()) for row in rows] == [
+        "1 doc<b>1 relevance 1 the <script>text</script> of one doc2",
+        "2 \N{EN DASH} doc<b>1 relevance 1 the <script>text</script> of one",
+    ]
+    assert not any("(=)" in line for line in view.page.locator("#changed summary").all_inner_texts()), (
+        "what did not change is not listed"
+    )
+
+
+def test_tables_that_scroll_show_it(opened: Callable[..., Opened]) -> None:
+    view = opened(made_results.full(), viewport={"width": 420, "height": 900})
+    place = view.page.locator(".scroll").first
+    assert place.evaluate("(place) => place.scrollWidth > place.clientWidth")
+    assert "radial-gradient" in place.evaluate("(place) => getComputedStyle(place).backgroundImage")
+    assert view.page.evaluate("document.documentElement.scrollWidth") <= 420

@@ -138,6 +138,7 @@ def test_the_fp32_path_is_the_reference_bit_for_bit(tmp_path: Path) -> None:
             assert score == float(scores[task.query_ids.index(query), task.document_ids.index(document)])
 
 
+@pytest.mark.filterwarnings("ignore:.*are encoded anew")
 def test_parity_says_when_both_read_the_same_inputs(tmp_path: Path) -> None:
     for dtype, rounded in ((torch.float32, set()), (torch.float16, {"fp16"}), (torch.bfloat16, {"bf16"})):
         result = run(task_of(), Letters(dtype=dtype), tmp_path, ALL)

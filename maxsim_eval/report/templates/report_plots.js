@@ -49,6 +49,9 @@
       return { traces, layout: { height: Math.max(HEIGHT, 130 + 42 * names.length), showlegend: false, xaxis: { title: { text: plain(report.metric() || "") } }, yaxis: rows(names) } };
     },
 
+    "gain-bytes": (colours) => gain(colours, "bytes", "bytes a document"),
+    "gain-seconds": (colours) => gain(colours, "seconds", "seconds of scoring"),
+
     differences(colours) {
       const paths = Object.keys(data.differences);
       const metrics = [...new Set(paths.flatMap((path) => Object.keys(data.differences[path])))];
@@ -191,6 +194,27 @@
     "document-lengths": (colours) => lengths(colours, "documents"),
   };
 
+  // The mean difference of the metric, with its interval, against what a path costs; the reference is the line at 0.
+  function gain(colours, kind, label) {
+    const metric = report.metric();
+    const costs = data.costs[kind];
+    const of = (path) => (path === data.reference ? { mean: 0, low: 0, high: 0 } : (data.differences[path] || {})[metric]);
+    const traces = data.paths.filter((path) => path in costs && of(path) !== undefined).map((path) => {
+      const found = of(path);
+      return {
+        x: [costs[path]], y: [found.mean], name: plain(path), mode: "markers+text", text: [short(path)], textposition: "top center",
+        marker: { size: 11, color: colours.of(path), symbol: symbol(path) },
+        error_y: {
+          symmetric: false, color: colours.of(path), thickness: 2, width: 6,
+          array: [found.high === null ? 0 : found.high - found.mean], arrayminus: [found.low === null ? 0 : found.mean - found.low],
+        },
+        hovertemplate: "%{text}: %{x:.4~g}, %{y:+.5f}<extra></extra>",
+      };
+    });
+    const yaxis = { title: { text: `change of ${plain(metric)}` }, zeroline: true, zerolinecolor: colours.quiet, tickformat: "+.2~g" };
+    return { traces, layout: { showlegend: false, xaxis: { title: { text: label }, rangemode: "tozero", zeroline: false }, yaxis } };
+  }
+
   // Cells of the rank shifts as {from, to, documents}; neighbours become one (at the middle) where there are too many to draw quickly.
   function grouped(cells) {
     if (cells.length <= CELLS) return cells.map(([from, to, documents]) => ({ from, to, documents, near: false }));
@@ -236,31 +260,75 @@
     place.querySelector("svg").setAttribute("aria-hidden", "true"); // title, caption and tables say what it shows
   }
 
-  const places = [...document.querySelectorAll("[data-plot]")];
-  const redraw = (kept, width) => { const colours = theme(); for (const place of kept) draw(place, colours, width); };
-  const named = (...names) => places.filter((place) => names.includes(place.dataset.plot));
+  // What a plot shows, as a table: for those who do not see it, and for the keyboard.
+  const MOST_VALUES = 500;
+  function fillValues(details) {
+    const { traces, layout } = builders[details.dataset.values](theme());
+    const axes = [layout.xaxis, layout.yaxis].map((axis) => axis?.title?.text || "");
+    const lines = [];
+    for (const trace of traces) {
+      if (trace.hoverinfo === "skip") continue;
+      trace.x.forEach((x, i) => {
+        if (x === null || lines.length >= MOST_VALUES) return;
+        const told = Array.isArray(trace.text) ? trace.text[i] : "";
+        lines.push([trace.name || "", told === trace.name ? "" : told || "", x, trace.y[i]]);
+      });
+    }
+    const written = (value) => (typeof value === "number" ? String(Number(value.toPrecision(6))) : String(value));
+    const decoded = document.createElement("textarea"); // plotly's texts are escaped for it
+    const table = document.createElement("table");
+    const row = (cells, kind) => {
+      const found = document.createElement("tr");
+      found.append(...cells.map((text) => {
+        const cell = document.createElement(kind);
+        decoded.innerHTML = text;
+        cell.textContent = decoded.value;
+        return cell;
+      }));
+      return found;
+    };
+    table.createTHead().append(row(["series", "what", axes[0] || "x", axes[1] || "y"], "th"));
+    table.createTBody().append(...lines.map((cells) => row(cells.map(written), "td")));
+    details.querySelector(".scroll").replaceChildren(table);
+  }
+  for (const details of document.querySelectorAll("details.values")) {
+    details.addEventListener("toggle", () => { if (details.open) fillValues(details); });
+  }
 
-  // One plot a task, so that the page answers while they are drawn.
-  function drawFrom(next) {
+  const every = [...document.querySelectorAll("[data-plot]")];
+  const shown = (place) => place.closest("details:not([open])") === null;
+  const redraw = (kept, width) => { const colours = theme(); for (const place of kept) if (shown(place)) draw(place, colours, width); };
+  const named = (...names) => every.filter((place) => names.includes(place.dataset.plot));
+
+  // One plot a task, so that the page answers while they are drawn; those in folded parts when these are opened.
+  function drawFrom(places, next, done) {
     if (next < places.length) {
       redraw([places[next]]);
-      setTimeout(() => drawFrom(next + 1), 0);
+      setTimeout(() => drawFrom(places, next + 1, done), 0);
     } else {
-      document.documentElement.dataset.plots = "drawn";
+      done();
     }
   }
-  setTimeout(() => drawFrom(0), 0);
+  const mark = (drawn) => () => { document.documentElement.dataset.plots = drawn; };
+  setTimeout(() => drawFrom(every.filter(shown), 0, mark("drawn")), 0);
+  for (const details of document.querySelectorAll("details.more")) {
+    details.addEventListener("toggle", () => { if (details.open) drawFrom(every.filter((place) => details.contains(place)), 0, mark("all")); });
+  }
 
-  report.onMetric(() => redraw(named("means", "deltas")));
+  report.onMetric(() => redraw(named("means", "deltas", "gain-bytes", "gain-seconds")));
   const select = document.getElementById("shift-path");
   if (select !== null) select.addEventListener("change", () => redraw(named("shifts")));
-  window.matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => redraw(places));
+  window.matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => redraw(every));
+  let folded = [];
   window.addEventListener("beforeprint", () => {
+    folded = [...document.querySelectorAll("details:not([open], .values)")];
+    for (const details of folded) details.open = true;
     document.documentElement.dataset.theme = "light";
-    redraw(places, PRINT_WIDTH);
+    redraw(every, PRINT_WIDTH);
   });
   window.addEventListener("afterprint", () => {
     delete document.documentElement.dataset.theme;
-    redraw(places);
+    for (const details of folded) details.open = false;
+    redraw(every);
   });
 })();

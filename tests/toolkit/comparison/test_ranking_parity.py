@@ -85,6 +85,10 @@ def test_the_largest_change_comes_first_then_the_most_moved() -> None:
             {"document": "y", "reference_rank": 2, "rank": 1, "relevance": 2},
             {"document": "x", "reference_rank": 1, "rank": 2, "relevance": 0},
         ],
+        "first": [
+            {"reference": "x", "document": "y", "reference_relevance": 0, "relevance": 2},
+            {"reference": "y", "document": "x", "reference_relevance": 2, "relevance": 0},
+        ],
     }
     assert found[1]["moved"][0] == {"document": "x", "reference_rank": 1, "rank": 3, "relevance": None}
 
