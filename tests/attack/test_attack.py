@@ -59,13 +59,14 @@ def test_killed_commands_two_at_once_and_limits(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_many_more_damaged_files(tmp_path: Path) -> None:
-    enough(attacked(tmp_path, "--cases", "1500", "--first", "1000", "--workers", "1"), 1500)
+@pytest.mark.parametrize("first", ["1000", "3000"])
+def test_many_more_damaged_files(first: str, tmp_path: Path) -> None:
+    enough(attacked(tmp_path, "--cases", "1000", "--first", first, "--workers", "1"), 1000)
 
 
 @pytest.mark.slow
 def test_many_killed_commands(tmp_path: Path) -> None:
-    attacked(tmp_path, "--cases", "0", "--kills", "90", "--pairs", "25", "--faults", "50", "--first", "1000", "--workers", "1")
+    attacked(tmp_path, "--cases", "0", "--kills", "60", "--pairs", "15", "--faults", "30", "--first", "1000", "--workers", "1")
 
 
 # A full disk ----------------------------------------------------------------------------------------------------------
