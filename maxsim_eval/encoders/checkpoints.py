@@ -119,7 +119,7 @@ def find_checkpoint(encoder: str, model: str, revision: str | None = None, *, wi
     hub_id, _, named = model.rpartition("@") if "@" in model else (model, "", "")
     if named and revision not in (None, named):
         raise UsageError(f"encoder {encoder}: two revisions, {named!r} in its name and {revision!r} as an option")
-    with _loading(encoder, hub_id, "configuration"):
+    with _loading(encoder, hub_id, "configuration", quiet=hub_answers()):  # without a network there is nothing to hush
         folder = _snapshot(hub_id, named or revision or "main", _SMALL)
     found = Checkpoint(encoder, hub_id, folder.name, folder, hub_id)
     if not (folder / "config.json").is_file():
