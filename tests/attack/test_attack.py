@@ -1,6 +1,6 @@
 """Damaged files, killed commands, two at once and a system without room: a right answer, or one message and exit 2 or 3.
 
-`run.py` does the work in forked processes; here are as many cases as a test may take, and tests that the attack would notice a hole.
+`attack.py` does the work in forked processes; here are as many cases as a test may take, and tests that the attack would notice a hole.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ GIVEN = tuple(name for name in TARGETS if name not in STORED)
 def attacked(folder: Path, *words: str) -> dict[str, Any]:
     """The counts of a run of the script, none of which may be forbidden."""
     counts = folder / "counts.json"
-    command = [sys.executable, str(TESTS / "attack" / "run.py"), "--scratch", str(folder), "--json", str(counts), *words]
+    command = [sys.executable, str(TESTS / "attack" / "attack.py"), "--scratch", str(folder), "--json", str(counts), *words]
     done = subprocess.run(command, capture_output=True, text=True, timeout=290, check=False)
     bad = [line for line in done.stderr.splitlines() if not line.startswith("attack:")]
     assert done.returncode == 0, "\n".join(bad)[-4000:]

@@ -1,7 +1,7 @@
 """The attack: thousands of damaged files and killed commands, and how each of them ended.
 
-python tests/attack/run.py --cases 5000 --kills 300 --json counts.json
-python tests/attack/run.py --only documents:17        # one case, with everything it says
+python tests/attack/attack.py --cases 5000 --kills 300 --json counts.json
+python tests/attack/attack.py --only documents:17        # one case, with everything it says
 """
 
 from __future__ import annotations
