@@ -61,7 +61,7 @@ def test_killed_commands_two_at_once_and_limits(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("first", ["1000", "3000"])
 def test_many_more_damaged_files(first: str, tmp_path: Path) -> None:
-    enough(attacked(tmp_path, "--cases", "1000", "--first", first, "--workers", "1"), 1000)
+    enough(attacked(tmp_path, "--cases", "700", "--first", first, "--workers", "1"), 700)
 
 
 @pytest.mark.slow
@@ -95,7 +95,8 @@ def test_a_full_file_system(kib: int, tmp_path: Path) -> None:
     script = f'{mount} "$0" -c "{COMMAND}" "$@"; echo "exit $?"; find small -name "*.tmp"; '
     again = f'mount -o remount,size=50m small && "$0" -c "{COMMAND}" "$@"; echo "again $?"'
     done = in_namespace((script + again).replace('"$0"', f'"{sys.executable}"'), tmp_path, *words)
-    assert done.stdout.splitlines() == ["exit 3", "again 0"], done.stderr
+    said = [line for line in done.stdout.splitlines() if not line.startswith(("fp", "int8"))]
+    assert said == ["exit 3", "again 0"], done.stderr
     (line,) = done.stderr.splitlines()
     assert line.startswith("error: small/"), line
     assert "full" in line or "No space left" in line

@@ -160,7 +160,7 @@ def test_torchrun_itself(demo: Any, tmp_path: Path) -> None:
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
     ended = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=120, check=False)
     assert ended.returncode == 0, ended.stderr
-    assert ended.stdout == ""
+    assert [line.partition(":")[0] for line in ended.stdout.splitlines()] == ["fp32", "fp16", "int8"], "of the first rank alone"
     assert "Traceback" not in ended.stderr
     for name in ("fp32", "fp16", "int8"):
         assert (folder / "two" / "runs" / f"{name}.trec").read_bytes() == (demo.results / "runs" / f"{name}.trec").read_bytes()
