@@ -392,7 +392,7 @@ def test_values_of_a_plot_by_keyboard(opened: Callable[..., Opened]) -> None:
         summary.focus()
         view.page.keyboard.press("Enter")
         table = view.page.locator(f"details[data-values={plot}] table")
-        assert table.is_visible()
+        table.wait_for(state="visible", timeout=5000)
         assert table.locator("tbody tr").count() > 0, plot
     cells = view.page.locator("details[data-values=means] tbody tr").first.locator("td").all_inner_texts()
     assert cells[0] == "fp32"

@@ -422,6 +422,7 @@ def test_report_reads_nothing_but_the_file(report: Path, demo: Any, cli: Any, tm
 
 def test_report_refuses(report: Path, cli: Any, tmp_path: Path) -> None:
     cli("report", "none.json", cwd=tmp_path).refused(DATA, "none.json", "cannot be read")
-    cli("report", report, cwd=tmp_path).refused(DATA, "demo-small-lexical", "cannot be read")
+    (tmp_path / "empty").mkdir()
+    cli("report", "empty", cwd=tmp_path).refused(DATA, "empty", "result.json")
     newer = doctored(report, lambda result: result.update(schema="maxsim-eval/result/2"))
     cli("report", newer, cwd=tmp_path).refused(DATA, "doctored.json", "maxsim-eval/result/2", "maxsim-eval/result/1")

@@ -93,7 +93,8 @@ def test_it_is_the_default_and_part_of_the_key(task: Task, name: str, tmp_path: 
 )
 def test_an_option_replaces_it(options: dict[str, Any], dtype: torch.dtype, task: Task, name: str, tmp_path: Path) -> None:
     by_card = embeddings(task, name, tmp_path, quiet=True)
-    asked = embeddings(task, name, tmp_path, quiet=True, **options)
+    with pytest.warns(UserWarning, match="are encoded anew"):
+        asked = embeddings(task, name, tmp_path, quiet=True, **options)
     assert stored(asked) == {dtype}
     assert asked.documents.folder != by_card.documents.folder
 
