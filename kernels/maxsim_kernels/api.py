@@ -57,7 +57,7 @@ def maxsim(
     Returns:
         float32 scores, `[B]` for one query `[Lq, d]`, else `[Nq, B]`; accumulated in FP32 whatever the input dtype. A document
         without valid tokens scores -inf, a query without valid tokens 0. With `return_argmax`, also int32 indices of the scores'
-        shape plus `[Lq]`, -1 where the query token is masked or the document empty, the first index among ties.
+        shape plus `[Lq]`, -1 where the query token is masked or the document empty, the first index among ties, the first NaN.
 
     Raises:
         ValueError: names the argument, what it got and what it needs.

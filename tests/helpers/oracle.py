@@ -219,7 +219,7 @@ def check(scores: Tensor, truth: Truth, tolerance: float | None = None, dtype: t
 
 
 def check_argmax(argmax: Tensor, truth: Truth, tolerance: float | None = None) -> None:
-    """Argmax against the truth: exactly, or as good as the best within the bound; any valid index where the best is NaN."""
+    """Argmax against the truth: exactly, or as good as the best within the bound; the first NaN where there is one."""
     assert argmax.dtype == torch.int32, f"argmax: {argmax.dtype}, need int32"
     assert tuple(argmax.shape) == truth.argmax.shape, f"shape {tuple(argmax.shape)}, need {truth.argmax.shape}"
     for index, s, need in _positions(truth):
@@ -233,7 +233,7 @@ def check_argmax(argmax: Tensor, truth: Truth, tolerance: float | None = None) -
         with np.errstate(all="ignore"):
             best = float(query.tokens[s] @ document.tokens[need])
         if math.isnan(best):
-            continue
+            raise AssertionError(at)
         allowed = 0.0 if tolerance is None else tolerance * float(np.linalg.norm(query.tokens[s])) * _longest_token(document)
         if tolerance is None or not document.valid[got] or best - float(query.tokens[s] @ document.tokens[got]) > allowed:
             raise AssertionError(at)

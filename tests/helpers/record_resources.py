@@ -254,8 +254,11 @@ def row_of(case: Case) -> Config:
     return TABLE.get((case.row, f"sm_{case.architecture}")) or TABLE[case.row, "any"]
 
 
-def compiled(launch: Launch, architecture: int) -> Any:
-    """A launch's binary, specialised on its arguments as `JITFunction.run` would on that GPU."""
+def compiled(launch: Launch, architecture: int, fused: bool = True) -> Any:
+    """A launch's binary, specialised on its arguments as `JITFunction.run` would on that GPU.
+
+    `fused`: whether the compiler may turn products that are added into multiply-adds.
+    """
     target = GPUTarget("cuda", architecture, 32)
     backend = CUDABackend(target)
     signature, constants, attributes = {}, {}, {}
@@ -271,7 +274,9 @@ def compiled(launch: Launch, architecture: int) -> Any:
         elif isinstance(special, str):
             attributes[(place,)] = backend.parse_attr(special)
     source = ASTSource(launch.kernel, signature, constants, attributes)
-    options = {"num_warps": launch.warps} | ({"maxnreg": launch.registers} if launch.registers else {})
+    options = {"num_warps": launch.warps, "enable_fp_fusion": fused} | (
+        {"maxnreg": launch.registers} if launch.registers else {}
+    )
     return triton.compile(source, target=target, options=options)
 
 

@@ -99,13 +99,29 @@ def test_packed_queries_without_any_token(impl):
     assert argmax.shape == (2, 2, 0)
 
 
+@pytest.mark.parametrize("function", [maxsim, maxsim_pairs])
 @pytest.mark.parametrize("side", ["queries", "documents"])
-def test_nan_gives_an_index_in_range(impl, side):
-    queries, documents = cases.grid(2, 5, 4), cases.grid(3, 40, 4, seed=1)
+def test_the_first_nan_wins(impl, function, side):
+    """As `torch.max` has it, whatever larger numbers stand around; masked NaN never wins."""
+    queries, documents = cases.grid(3, 5, 4), cases.grid(3, 40, 4, seed=1)
     (queries if side == "queries" else documents)[:, 2:4] = float("nan")
-    argmax = both(queries, documents, document_lengths=torch.tensor([40, 33, 4]), impl=impl)
-    assert argmax.ge(0).all()
-    assert argmax.lt(torch.tensor([40, 33, 4])[:, None]).all()
+    queries[0, 0, :2] = float("inf")
+    mask = torch.ones(3, 40, dtype=torch.bool)
+    for lengths in (torch.tensor([40, 33, 4]), torch.tensor([40, 40, 40])):
+        argmax = both(queries, documents, document_lengths=lengths, impl=impl, function=function)
+        both(queries, documents, document_lengths=lengths, document_mask=mask, impl=impl, function=function)
+        assert argmax[..., 2].eq(0 if side == "queries" else 2).all()
+        mask[:, :3] = False  # the first of both NaN tokens
+
+
+@pytest.mark.parametrize("Ld", [300, 20001])
+def test_the_first_nan_of_a_long_document(impl, Ld):
+    """Beyond the pieces in which a document is scored."""
+    documents = cases.gauss(2, Ld, 8)
+    documents[0, [Ld // 2, Ld - 1], 3] = float("nan")
+    documents[1, [5, Ld // 2], 3] = float("nan")
+    _, argmax = maxsim(cases.gauss(2, 40, 8, seed=1), documents, return_argmax=True, impl=impl)
+    assert argmax.eq(torch.tensor([Ld // 2, 5])[None, :, None]).all()
 
 
 @pytest.mark.parametrize("ragged", ["queries", "documents", "both", "neither"])

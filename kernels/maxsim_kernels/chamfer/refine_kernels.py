@@ -61,7 +61,7 @@ def _scan(
             distance = tl.zeros([SCAN], tl.float32)
             for c in tl.static_range(D):
                 delta = tl.load(at + c, mask=there, other=0.0).to(tl.float32) - tl.load(source + c).to(tl.float32)
-                distance += delta * delta
+                distance = tl.fma(delta, delta, distance)  # one rounding, whatever the compiler may contract
         else:
             # A point's pieces of 32 coordinates stay in the same few threads, whose sums are then exchanged in fewer steps.
             INNER: tl.constexpr = 32 if LANES > 32 else LANES

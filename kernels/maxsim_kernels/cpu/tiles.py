@@ -236,12 +236,12 @@ def _token_places(corpus: Corpus, begin: int, owners: np.ndarray, first: int, la
 
 
 def _first_of(cells: np.ndarray, best: np.ndarray, begins: np.ndarray, places: np.ndarray) -> np.ndarray:
-    """Position of the first cell that equals its piece's maximum; a NaN maximum gives the piece's first position."""
+    """Position of the first cell that equals its piece's maximum: of the first NaN, where there is one."""
     sizes = np.diff(np.append(begins, cells.shape[1]))
     hit = cells == np.repeat(best, sizes, axis=1)
-    last = np.iinfo(np.int32).max
-    first = np.minimum.reduceat(np.where(hit, places.astype(np.int32), last), begins, axis=1)
-    return np.where(first == last, places[begins].astype(np.int32), first)
+    if np.isnan(best).any():
+        hit |= np.isnan(cells)
+    return np.minimum.reduceat(np.where(hit, places.astype(np.int32), np.iinfo(np.int32).max), begins, axis=1)
 
 
 def _merge_pieces(

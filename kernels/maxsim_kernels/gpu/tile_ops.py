@@ -19,6 +19,7 @@ EMPTY = tl.constexpr(-(2**31))  # the integer maximum of no token
 # 1.5 * 2^23: an integer of up to 22 bits added to its bit pattern is, read as a float, exactly that much larger.
 MAGIC = tl.constexpr(0x4B400000)
 MAGIC_FLOAT = tl.constexpr(12582912.0)
+NO_CELL = tl.constexpr(1.1754945e-38)  # a number that no cell is: the least normal one and one bit more
 
 
 @triton.jit
@@ -133,14 +134,29 @@ def hide(cells, inside, KIND: tl.constexpr):
 
 
 @triton.jit
-def first_place(cells, here, place, KIND: tl.constexpr):
-    """The first position whose cell equals the row's maximum; beyond every position where the maximum is NaN."""
-    return tl.min(tl.where(cells == here[:, None], place[None, :], 2147483647), 1)
+def wins(cells, best):
+    """Cells that are the maximum `best` of theirs; where that is NaN, cells that are NaN: every kernel names the first of them.
+
+    One comparison a cell, "equal or unordered": NaN cells pass it whatever they meet, and a maximum that is NaN is replaced by a
+    number that no other cell is.
+    """
+    if cells.dtype == tl.int32:
+        won = cells == best
+    else:
+        sought = tl.where(best == best, best, NO_CELL)
+        won = ((cells < sought) | (cells > sought)) == 0
+    return won
+
+
+@triton.jit
+def first_place(cells, here, place):
+    """The first position that wins its row (`wins`)."""
+    return tl.min(tl.where(wins(cells, here[:, None]), place[None, :], 2147483647), 1)
 
 
 @triton.jit
 def better(here, best, KIND: tl.constexpr):
-    """Rows whose maximum a later tile exceeds: strictly, so that the first of equal maxima stays, and NaN beats any number."""
+    """Where a later maximum exceeds: strictly, so that the first of equal ones stays. NaN beats any number, and stays."""
     if KIND == INT8:
         win = here > best
     else:
@@ -164,7 +180,7 @@ def slots(cells):
 
 @triton.jit
 def first_equal(held, here):
-    """For each slot `[ROWS, SLOTS]` a float whose highest bit is its first cell that equals `here`; 0 where none does (NaN).
+    """For each slot `[ROWS, SLOTS]` a float whose highest bit is its first cell that wins it (`wins`).
 
     A comparison gives 1 or 0; neighbours are merged by one multiply-add, twice as many cells at a time, so that the cells of a slot
     become the bits of an integer below 2^16: exact, and ties keep every bit.
@@ -172,7 +188,7 @@ def first_equal(held, here):
     ROWS: tl.constexpr = held.shape[0]
     SLOTS: tl.constexpr = held.shape[1]
     PER: tl.constexpr = held.shape[2]
-    bits = (held == here[:, :, None]).to(tl.float32)
+    bits = wins(held, here[:, :, None]).to(tl.float32)
     left, right = tl.split(tl.reshape(bits, [ROWS, SLOTS, PER // 2, 2]))
     bits = left * 2.0 + right
     if PER >= 4:
@@ -189,9 +205,9 @@ def first_equal(held, here):
 
 @triton.jit
 def slots_first(best, row, bits, tile, ROWS: tl.constexpr, TOKENS: tl.constexpr):
-    """The first token `[ROWS]` whose product is the row's maximum; beyond every token where that is NaN, 0 where nothing won."""
+    """The first token `[ROWS]` that wins its row, of the winners of its slots; 0 where nothing won."""
     token = tl.where(bits > 0, tile + slot_place(bits, ROWS, TOKENS), 0)
-    return tl.min(tl.where(best == row[:, None], token, 2147483647), 1)
+    return tl.min(tl.where(wins(best, row[:, None]), token, 2147483647), 1)
 
 
 @triton.jit

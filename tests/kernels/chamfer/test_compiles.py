@@ -69,6 +69,15 @@ def test_small_clouds_take_few_launches(d) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("architecture", [80, 90])
+def test_distances_are_multiply_adds_where_the_compiler_fuses_nothing(architecture) -> None:
+    """Which of two nearly equal distances is less must not depend on the compiler's flags."""
+    found = gradients.chamfer_launches(3, torch.float32, (300, 200), architecture)
+    refine = next(one for one in found if one.kernel is nearest.refine_kernel)
+    assert recorder.compiled(refine, architecture, fused=False).asm["ptx"].count("fma.rn.f32") >= 3
+
+
+@pytest.mark.slow
 def test_slots_stay_in_their_threads() -> None:
     """The loop over tiles neither shuffles nor passes maxima through shared memory: accumulators are reduced and stored as they lie."""
     found = gradients.chamfer_launches(128, torch.float32, (300, 200), 90)

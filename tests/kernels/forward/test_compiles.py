@@ -96,6 +96,29 @@ def test_kernels_compile_within_their_resources(case, tmp_path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("key", ["sm_90 dense int8 token: token", "sm_90 ragged int8 token: one query"])
+def test_a_token_scale_is_one_multiply_add_where_the_compiler_fuses_nothing(key) -> None:
+    """`tile_ops.MAGIC`: rounded before the subtraction, the product would have lost the integer."""
+    case = next(case for case in recorder.CASES if case.key == key)
+    for launch in recorder.launches(case)[1]:
+        if launch.kernel.__name__ != "_tiles_kernel":
+            continue
+        text = recorder.compiled(launch, case.architecture, fused=False).asm["ptx"]
+        cells = 2 * launch.arguments["ROWS"] * launch.arguments["TOKENS"] // (32 * launch.warps)  # two query tiles
+        assert text.count("fma.rn.f32") >= cells
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("key", ["sm_80 general: int8 token, affine", "sm_90 general: int8 token, affine"])
+def test_an_affine_offset_is_one_multiply_add_where_the_compiler_fuses_nothing(key) -> None:
+    """Which of two products a compiler rounds before it adds them must not differ between variants of the kernel."""
+    case = next(case for case in recorder.CASES if case.key == key)
+    launch = next(one for one in recorder.launches(case)[1] if one.kernel.__name__ == "_general_kernel")
+    text = recorder.compiled(launch, case.architecture, fused=False).asm["ptx"]
+    assert text.count("fma.rn.f32") >= launch.arguments["ROWS"] * launch.arguments["TOKENS"] // (32 * launch.warps)
+
+
+@pytest.mark.slow
 def test_the_record_holds_no_kernel_that_is_gone() -> None:
     expected = set()
     for case in recorder.CASES:

@@ -2,8 +2,8 @@
 
     TRITON_INTERPRET=1 python interpreted_broken.py GROUP
 
-What comes out is undefined then; that nothing outside the buffers is read or written is not. The forward leaves such documents any
-winner (those that got no tile: what was in memory), so the backward's winners here are any too.
+What comes out is undefined then; that nothing outside the buffers is read or written is not, nor that every score is written: documents
+of which the ragged kernel's table has no tiles score NaN. A forward may leave any winner, so the backward's winners here are any too.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ from maxsim_kernels.gpu.backward import gradients, inverse_grid
 from maxsim_kernels.gpu.forward import dispatch
 
 FENCE = 4096  # numbers on either side
+POISON = 77  # what memory holds that nobody has written,
+LARGE = 1e30  # and where it holds FP32: sums of it show too
 # Layout, queries, documents.
 CASES = (
     ("shared", "dense", "packed"), ("shared", "packed", "dense"), ("shared", "packed", "packed"), ("shared", "views", "views"),
@@ -80,6 +82,11 @@ def unwritten() -> Iterator[None]:
         inverse_grid.launch = launch
 
 
+def poison(dtype: torch.dtype) -> float:
+    """What memory of a dtype holds before anybody writes."""
+    return LARGE if dtype == SINGLE else POISON
+
+
 @contextmanager
 def fences() -> Iterator[list[Tensor]]:
     """What is allocated lies amid numbers that must stay."""
@@ -88,7 +95,7 @@ def fences() -> Iterator[list[Tensor]]:
     def between(*shape: Any, **options: Any) -> Tensor:
         shape = shape[0] if isinstance(shape[0], tuple) else shape
         size = torch.Size(shape).numel()
-        held.append(plain(size + 2 * FENCE, **options).fill_(77))
+        held.append(plain(size + 2 * FENCE, **options).fill_(poison(options["dtype"])))
         return held[-1][FENCE : FENCE + size].view(shape)
 
     torch.empty = between  # type: ignore[assignment]
@@ -102,7 +109,7 @@ def stayed(allocated: list[Tensor], what: tuple[Any, ...]) -> None:
     """Whether every fence is as it was."""
     assert allocated
     for one in allocated:
-        assert bool((torch.cat([one[:FENCE], one[-FENCE:]]) == 77).all()), (*what, "wrote outside")
+        assert bool((torch.cat([one[:FENCE], one[-FENCE:]]) == poison(one.dtype)).all()), (*what, "wrote outside")
 
 
 def check_backward() -> None:
@@ -143,16 +150,30 @@ def spoiled_calls(quantised: bool) -> Iterator[Call]:
 
 def check_forward() -> None:
     pretend(FALSE_PROCESSORS)
+    unscored_documents = 0
     for quantised, kernel in itertools.product((False, True), ("general", "stream", "ragged", "wide")):
         for call, winners in itertools.product(spoiled_calls(quantised), (False, True)):
             if winners and kernel == "stream":
                 continue
             dispatch.choose = lambda *_, kernel=kernel: (kernel, SMALL)
             with fences() as allocated:
-                scores, _ = dispatch.forward(replace(call, winners=winners))
-            assert not bool(scores.isnan().any()), (kernel, quantised, winners, "read outside")
-            stayed(allocated, (kernel, quantised, winners))
+                scores, argmax = dispatch.forward(replace(call, winners=winners))
+            what = (kernel, quantised, winners)
+            assert not bool((scores.abs() >= LARGE / 2).logical_and(scores.isfinite()).any()), (*what, "left a score unwritten")
+            assert not bool((argmax == POISON).any()), (*what, "left a winner unwritten")
+            unscored = scores.isnan()
+            if kernel == "ragged" and call.end_to_end:
+                asking = unscored[unscored.any(1)]  # a query without a token scores 0
+                assert not len(asking) or torch.equal(asking.all(0), asking.any(0)), (
+                    *what,
+                    "a document is scored by some queries",
+                )
+                unscored_documents += int(unscored.any(0).sum())
+            else:
+                assert not bool(unscored.any()), (*what, "read outside")
+            stayed(allocated, what)
             CHECKED.append(kernel)
+    assert unscored_documents, "no document was without room: the case tests nothing"
 
 
 torch.manual_seed(0)

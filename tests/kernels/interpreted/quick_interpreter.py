@@ -88,6 +88,14 @@ def patch_once(patch: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return patched
 
 
+def multiply_add(_: Any, x: Any, y: Any, z: Any) -> Any:
+    """`tl.fma` rounds once, as a GPU does; Triton's interpreter rounds the product too. FP64 holds the product of two FP32 numbers."""
+    assert z.data.dtype == np.float32
+    wide = x.data.astype(np.float64) * y.data.astype(np.float64) + z.data
+    return interpreter.TensorHandle(wide.astype(np.float32), z.dtype.scalar)
+
+
+interpreter.InterpreterBuilder.create_fma = multiply_add
 ReduceOps.generic_reduce = reduce_and_compare
 interpreter._patch_lang = patch_once(patch)
 interpreter._get_np_dtype = lambda kind: np.dtype(np.uint64) if kind.scalar.is_ptr() else numpy_type(kind.scalar)

@@ -46,6 +46,7 @@ from maxsim_kernels.gpu.tile_ops import (
     SCALED_TOKEN,
     as_float,
     best_along,
+    better,
     first_equal,
     half_rows,
     hide,
@@ -71,8 +72,9 @@ def _cells(rows, tokens, scale, KIND: tl.constexpr):
         scale = scale.to(tl.float32)
         start = tl.full([rows.shape[0], tokens.shape[0]], MAGIC, tl.int32)
         shifted = tl.dot(rows, tokens.T, start, out_dtype=tl.int32).to(tl.float32, bitcast=True)
-        # magic * scale is exact for a scale of FP16 (2 + 11 bits), so this is the scaled integer, rounded once.
-        cells = shifted * scale[None, :] - (scale * MAGIC_FLOAT)[None, :]
+        # magic * scale is exact for a scale of FP16 (2 + 11 bits), so this is the scaled integer, rounded once. Left to the compiler's
+        # flags, the product might be rounded before magic is taken away, and the integer lost.
+        cells = tl.fma(shifted, scale[None, :], (scale * -MAGIC_FLOAT)[None, :])
     elif KIND == INT8:
         cells = tl.dot(rows, tokens.T, out_dtype=tl.int32)
     elif KIND == SCALED_TOKEN:
@@ -125,6 +127,43 @@ def _token_scales(row, there, scale_ptr, tokens_total, KIND: tl.constexpr, TOKEN
     return scale
 
 
+@triton.jit
+def _winner_cell(
+    query, token, document, column, out_stride, documents, winner_size, query_size, STORE_ROWS: tl.constexpr
+):  # fmt: skip
+    """Where a row's winner goes: `[Nq, N, Lq]`; rows without a winner size to `combine`, [documents of this launch, rows]."""
+    if STORE_ROWS:
+        cell = column * out_stride + token
+        if winner_size > 0:
+            cell = ((token // winner_size).to(tl.int64) * documents + document) * winner_size + token % winner_size
+    else:
+        cell = (query.to(tl.int64) * documents + document) * query_size + token
+    return cell
+
+
+@triton.jit
+def _leave_unscored(
+    out_ptr, argmax_ptr, bound_ptr, query0, token0, query1, token1, owner, query_count, query_size, first_document, last_document,
+    chunk, chunks, out_stride, documents, winner_size, room, STORE_ROWS: tl.constexpr, ARGMAX: tl.constexpr,
+):  # fmt: skip
+    """NaN, and no winner, for documents whose tiles found no room: offsets that overlap against their promise claim too many."""
+    for document in range(first_document + chunk, last_document, chunks):
+        after = tl.load(bound_ptr + document + 1)
+        if (after > room) & (after > tl.load(bound_ptr + document)):
+            number = tl.full([], 0, tl.int64) + document
+            column = number - first_document
+            if STORE_ROWS:
+                tl.store(out_ptr + column * out_stride + token0, float("nan"), mask=token0 < query_size)
+                tl.store(out_ptr + column * out_stride + token1, float("nan"), mask=token1 < query_size)
+            else:
+                tl.store(out_ptr + owner.to(tl.int64) * out_stride + column, float("nan"), mask=owner < query_count)
+            if ARGMAX:
+                cell0 = _winner_cell(query0, token0, number, column, out_stride, documents, winner_size, query_size, STORE_ROWS)
+                cell1 = _winner_cell(query1, token1, number, column, out_stride, documents, winner_size, query_size, STORE_ROWS)
+                tl.store(argmax_ptr + cell0, -1, mask=(token0 < query_size) & (query0 < query_count))
+                tl.store(argmax_ptr + cell1, -1, mask=(token1 < query_size) & (query1 < query_count))
+
+
 @triton.jit(
     do_not_specialize=[
         "query_count", "query_size", "first_document", "last_document", "document_size", "pitch", "groups", "chunks",
@@ -157,10 +196,18 @@ def _tiles_kernel(
         if DOCUMENT_SCALED == 2:
             weight = tl.load(scale_ptr).to(tl.float32)
     place = tl.arange(0, TOKENS)
+    HALF: tl.constexpr = 1 if STORE_ROWS else PADDED // 2  # rows of a query in one tile, where a tile holds whole ones
+    owner = group * (ROWS // HALF) + tl.arange(0, ROWS // HALF)
     if RAGGED:
         # Tiles are dealt out evenly; a program takes the documents that begin in its share.
         low = tl.minimum(tl.load(bound_ptr + first_document), room)
-        share = tl.cdiv(tl.minimum(tl.load(bound_ptr + last_document), room) - low, chunks)
+        claimed = tl.load(bound_ptr + last_document)
+        if claimed > room:
+            _leave_unscored(
+                out_ptr, argmax_ptr, bound_ptr, query0, token0, query1, token1, owner, query_count, query_size, first_document,
+                last_document, chunk, chunks, out_stride, argmax_documents, winner_size, room, STORE_ROWS, ARGMAX,
+            )  # fmt: skip
+        share = tl.cdiv(tl.minimum(claimed, room) - low, chunks)
         begin = _document_start(low + chunk * share, table_ptr, bound_ptr, last_document, room)
         end = _document_start(low + (chunk + 1) * share, table_ptr, bound_ptr, last_document, room)
         tiles = 1
@@ -215,9 +262,8 @@ def _tiles_kernel(
         here0 = best_along(held0, 2, KIND)
         here1 = best_along(held1, 2, KIND)
         if ARGMAX:
-            # Strictly, so that the first of equal maxima stays; a NaN shows in the maximum, whoever wins.
-            win0 = here0 > best0
-            win1 = here1 > best1
+            win0 = better(here0, best0, KIND)
+            win1 = better(here1, best1, KIND)
             bits0 = tl.where(win0, first_equal(held0, here0), bits0)
             bits1 = tl.where(win1, first_equal(held1, here1), bits1)
             from0 = tl.where(win0, first, from0)
@@ -245,20 +291,12 @@ def _tiles_kernel(
                 index1 = slots_first(best1, row1, bits1, from1, ROWS, TOKENS)
                 index0 = tl.where(valid0, tl.minimum(index0, size - 1), -1)
                 index1 = tl.where(valid1, tl.minimum(index1, size - 1), -1)
-                # Without a winner size rows go to `combine`: [documents of this launch, rows]; else [Nq, N, Lq].
-                cell0 = column * out_stride + token0
-                cell1 = column * out_stride + token1
-                if STORE_ROWS:
-                    if winner_size > 0:
-                        cell0 = (
-                            (token0 // winner_size).to(tl.int64) * argmax_documents + number
-                        ) * winner_size + token0 % winner_size
-                        cell1 = (
-                            (token1 // winner_size).to(tl.int64) * argmax_documents + number
-                        ) * winner_size + token1 % winner_size
-                else:
-                    cell0 = (query0.to(tl.int64) * argmax_documents + number) * query_size + token0
-                    cell1 = (query1.to(tl.int64) * argmax_documents + number) * query_size + token1
+                cell0 = _winner_cell(
+                    query0, token0, number, column, out_stride, argmax_documents, winner_size, query_size, STORE_ROWS
+                )
+                cell1 = _winner_cell(
+                    query1, token1, number, column, out_stride, argmax_documents, winner_size, query_size, STORE_ROWS
+                )
                 tl.store(argmax_ptr + cell0, index0, mask=(token0 < query_size) & (query0 < query_count))
                 tl.store(argmax_ptr + cell1, index1, mask=(token1 < query_size) & (query1 < query_count))
                 bits0 = tl.zeros_like(bits0)
@@ -269,11 +307,9 @@ def _tiles_kernel(
                 tl.store(out_ptr + column * out_stride + token0, sum0, mask=token0 < query_size)
                 tl.store(out_ptr + column * out_stride + token1, sum1, mask=token1 < query_size)
             else:
-                HALF: tl.constexpr = PADDED // 2
                 # In FP64, so that the order of addition cannot show: every kernel gives the same sum of the same maxima.
                 both = sum0.to(tl.float64) + sum1.to(tl.float64)
                 sums = tl.sum(tl.reshape(both, [ROWS // HALF, HALF]), 1).to(tl.float32)
-                owner = group * (ROWS // HALF) + tl.arange(0, ROWS // HALF)
                 tl.store(out_ptr + owner.to(tl.int64) * out_stride + column, sums, mask=owner < query_count)
             best0 = nothing(ROWS, TOKENS, KIND)
             best1 = nothing(ROWS, TOKENS, KIND)

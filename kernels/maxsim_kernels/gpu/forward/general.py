@@ -21,7 +21,7 @@ from maxsim_kernels.gpu.forward.combine import RowMaxima, combine
 from maxsim_kernels.gpu.forward.tuning import Config
 from maxsim_kernels.gpu.geometry import EIGHT_BITS, SCALES, byte_mask, hardware, many_short, padded, pieces_a_document
 from maxsim_kernels.gpu.launch import empty, launch
-from maxsim_kernels.gpu.tile_ops import better, keep_nan, load_rows, query_rows, valid_rows
+from maxsim_kernels.gpu.tile_ops import better, keep_nan, load_rows, query_rows, valid_rows, wins
 
 _MOST_PROGRAMS = 2**31 - 1  # of a launch
 
@@ -86,16 +86,18 @@ def _best_of(
                 source = base + (tl.full([], 0, tl.int64) + slice) * stride_d
                 tokens = _load_tokens(source, place, inner, inside, width - slice, stride_t, stride_d)
                 cells += _product(part, tokens, FLOAT_QUERIES, PRECISION)
+        # Affine: a compiler may round either of two products before it adds them, and another in each variant of the kernel. Said.
         if SCALE == 1:
             cells = cells * tl.load(scale_row_ptr + place, mask=inside, other=0.0).to(tl.float32)[None, :]
             if AFFINE:
-                cells = (
-                    cells + row_sums[:, None] * tl.load(offset_row_ptr + place, mask=inside, other=0.0).to(tl.float32)[None, :]
-                )
+                offset = tl.load(offset_row_ptr + place, mask=inside, other=0.0).to(tl.float32)
+                cells = tl.fma(row_sums[:, None], offset[None, :], cells)
         elif SCALE > 1:
-            cells = cells * tl.load(scale_row_ptr).to(tl.float32)
+            scale = tl.load(scale_row_ptr).to(tl.float32)
             if AFFINE:
-                cells = cells + (row_sums * tl.load(offset_row_ptr).to(tl.float32))[:, None]
+                cells = tl.fma(cells, scale, (row_sums * tl.load(offset_row_ptr).to(tl.float32))[:, None])
+            else:
+                cells = cells * scale
         cells = tl.where(inside[None, :], cells, float("-inf"))
         if APART:
             here = tl.reduce(tl.reshape(cells, [ROWS, TOKENS // 2, 2]), 2, keep_nan)
@@ -104,7 +106,7 @@ def _best_of(
         if ARGMAX:
             # A tile without a valid token leaves no winner, even before there is one.
             any_inside = tl.max(inside.to(tl.int32), 0) > 0
-            where = tl.min(tl.where((cells == here[:, None]) & inside[None, :], place[None, :], 2147483647), 1)
+            where = tl.min(tl.where(wins(cells, here[:, None]) & inside[None, :], place[None, :], 2147483647), 1)
             win = (better(here, best, 0) | (index < 0)) & any_inside
             index = tl.where(win, tl.minimum(where, end - 1), index)
         best = keep_nan(best, here)

@@ -4,7 +4,7 @@ Documents of at least one tile go into one table, shorter ones (the empty too: t
 smaller tiles, because only those need a mask. A tile's entry holds its first row and its document; a document's last tile is
 moved back over the one before it. The host knows only a bound on the number of tiles, ceil(T / tile) + N, which sizes the
 tables: 8 bytes a tile, 16 a document. Lengths are clamped to the buffer here, once. Offsets that break their promise and overlap get no
-tiles beyond that bound; the sum of what they claim must stay below 2^31 tiles.
+tiles beyond that bound, and their documents the score NaN (`dense.py`); what all claim must stay below 2^31 tiles.
 Source: paper section 'Variable-length corpora'.
 """
 
@@ -72,7 +72,7 @@ def _table_kernel(bound_ptr, begin_ptr, size_ptr, table_ptr, pieces, room, TOKEN
     begin = tl.load(begin_ptr + piece, mask=inside, other=0)
     furthest = tl.maximum(tl.load(size_ptr + piece, mask=inside, other=0) - TOKENS, 0)
     for tile in range(0, tl.max(count, 0)):
-        here = inside & (tile < count) & (first + tile < room)  # overlapping offsets, which nobody may pass, end here
+        here = inside & (tile < count) & (first + tile < room)  # offsets that overlap against their promise end here
         to = table_ptr + (first + tile).to(tl.int64) * 2
         tl.store(to, begin + tl.minimum(tile * TOKENS, furthest), mask=here)
         tl.store(to + 1, piece * 2 + (tile + 1 == count).to(tl.int32), mask=here)

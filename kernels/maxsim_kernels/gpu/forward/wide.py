@@ -99,7 +99,7 @@ def _wide_kernel(
                 here = tl.reduce(values, 1, keep_nan)
                 if ARGMAX:
                     win = better(here, best, 0) | (index < 0)
-                    index = tl.where(win, first_place(values, here, first + place, 0), index)
+                    index = tl.where(win, first_place(values, here, first + place), index)
                 best = keep_nan(best, here)
                 cells = tl.zeros([ROWS, TOKENS], tl.int32 if CODES else tl.float32)
                 if tile == tiles - 1:
