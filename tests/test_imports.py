@@ -34,6 +34,7 @@ ops chamfer
 gpu cpu reference
 quantize
 checks
+modes
 fallback topk tokens
 """
 BENCHMARKS = """

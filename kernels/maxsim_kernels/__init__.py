@@ -15,6 +15,7 @@ cpu/           fast exact CPU paths
 reference.py   the truth: plain chunked torch that shares no arithmetic with the fast paths
 quantize.py    INT8 and FP8 codes of tokens
 checks.py      what a call may be given
+modes.py       what torch does around a call: transforms, kinds of tensor, autocast, capture in a CUDA graph
 fallback.py    whether Triton is there, and saying once why a call runs slower code
 topk.py        a running exact top-k
 tokens.py      Packed, Int8Tokens, Fp8Tokens

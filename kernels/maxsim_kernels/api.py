@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from maxsim_kernels import fallback, ops, reference
-from maxsim_kernels.checks import TENSORS, Call, Documents, Layout, Options, is_plain, validate
+from maxsim_kernels.checks import TENSORS, Call, Documents, Layout, Options, is_plain, tensors_of, validate
 from maxsim_kernels.gpu.backward.path_choice import backward_path
+from maxsim_kernels.modes import under_autocast
 from maxsim_kernels.tokens import Fp8Tokens, Int8Tokens, Packed
 
 _SHORT_WINNERS = 0xFFFF  # documents from this length on have winners that 16 bits cannot tell from "none"
@@ -59,8 +60,16 @@ def maxsim(
         without valid tokens scores -inf, a query without valid tokens 0. With `return_argmax`, also int32 indices of the scores'
         shape plus `[Lq]`, -1 where the query token is masked or the document empty, the first index among ties, the first NaN.
 
+    Under autocast tokens of two dtypes are cast to autocast's, as `torch.matmul` casts its operands; tokens of one dtype are left as
+    they are, which is said once where `torch.matmul` would cast them. Scores stay float32.
+
+    Gradients are first ones; `impl="reference"` can be differentiated twice. In a CUDA graph a call can be captured once its kernels
+    are compiled: after one call like it, or `warmup`.
+
     Raises:
-        ValueError: names the argument, what it got and what it needs.
+        ValueError: names the argument, what it got and what it needs; a subclass of Tensor is refused (fake tensors are not).
+        RuntimeError: under a transform of `torch.func` (vmap, grad, jvp), with forward-mode tangents, in a second backward, or where
+            the capture of a CUDA graph would have to compile.
     """
     options = Options(
         query_mask, document_mask, query_lengths, document_lengths, return_argmax, quantize_queries, backward, impl, pairs=False
@@ -96,6 +105,7 @@ def maxsim_pairs(
 
 def _run(queries: Tensor | Packed, documents: Documents, options: Options) -> Tensor | tuple[Tensor, Tensor]:
     """Replay a call that is known (`gpu/launch.py`), or check and run it."""
+    queries, documents = under_autocast(queries, documents)
     inputs = _cuda_inputs(queries, documents, options)
     if inputs is None:
         return _run_checked(queries, documents, options)
@@ -145,18 +155,14 @@ def _parts(side: Any) -> tuple[Tensor, Tensor | None, bool]:
 def _cuda_inputs(queries: object, documents: object, options: Options) -> tuple[Tensor | None, ...] | None:
     """Every tensor of a call that may be replayed (`gpu/launch.py`), in a fixed order: eager, on a GPU; else None."""
     values = queries.values if isinstance(queries, Packed) else queries
-    if not isinstance(values, Tensor) or not values.is_cuda or not is_plain() or not fallback.HAS_TRITON:
+    if not isinstance(values, Tensor) or not values.is_cuda or not fallback.HAS_TRITON:
         return None
     held = documents.codes if isinstance(documents, Int8Tokens | Fp8Tokens) else documents
     tokens = held.values if isinstance(held, Packed) else held
-    if not isinstance(tokens, Tensor):
+    if not isinstance(tokens, Tensor) or values.is_neg() or tokens.is_neg():
         return None
-    parts: list[Tensor | None] = [values, tokens, *options[:TENSORS]]
-    for packed in (queries, held):
-        parts += [packed.starts, packed.lengths] if isinstance(packed, Packed) else []
-    if isinstance(documents, Int8Tokens | Fp8Tokens):
-        parts += [documents.scales, documents.offset if isinstance(documents, Int8Tokens) else None]
-    return tuple(parts)
+    parts = tensors_of(queries, documents, held, options)  # type: ignore[arg-type]
+    return tuple(parts) if is_plain(*parts) else None
 
 
 def _end_to_end(documents: object) -> bool:
@@ -258,6 +264,7 @@ def explain(
     options = Options(
         query_mask, document_mask, query_lengths, document_lengths, False, quantize_queries, backward, impl, pairs=pairs
     )
+    queries, documents = under_autocast(queries, documents)
     call = validate(queries, documents, options)
     found = _implementation(call, impl)
     if found.name == "triton":

@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from maxsim_kernels import ops
 from maxsim_kernels.checks import Layout
@@ -48,7 +47,6 @@ class _Scores(torch.autograd.Function):
         return scores, argmax
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad: Tensor | None, _: Tensor | None) -> tuple[Tensor | None, ...]:
         from maxsim_kernels.gpu.backward.gradients import backward
 
@@ -58,9 +56,10 @@ class _Scores(torch.autograd.Function):
         route: Route = ctx.route
         need_queries, need_documents = ctx.needs_input_grad[:2]
         one = query_starts is None and queries.dim() == 2
-        # Compiled autograd traces this; launches by pointer cannot be traced, the op can.
-        run = ops.backward if torch.compiler.is_compiling() else backward
-        query_grad, document_grad = run(
+        # Compiled autograd traces this, and `is_grads_batched` gives gradients without a pointer: the op takes both.
+        run = ops.backward if torch.compiler.is_compiling() or not torch._C._has_storage(grad) else backward
+        query_grad, document_grad = ops.first_only(
+            run,
             grad[None] if one else grad,
             argmax[None] if one else argmax,
             queries[None] if one else queries,

@@ -5,6 +5,7 @@ Every message names the argument, what it got and what it needs. Nothing here re
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final, Literal, NamedTuple
 
@@ -12,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from maxsim_kernels.modes import check_tensors, ordinary, transformed, unusual
 from maxsim_kernels.tokens import FLOAT_DTYPES, INDEX_DTYPES, Fp8Tokens, Int8Tokens, Packed
 
 Documents = Tensor | Packed | Int8Tokens | Fp8Tokens
@@ -121,6 +123,33 @@ def _packed_side(
     return packed.values, packed.starts, packed.lengths
 
 
+def tensors_of(queries: Tensor | Packed, documents: Documents, held: Tensor | Packed, options: Options) -> list[Tensor | None]:
+    """Every tensor of a call, in a fixed order, queries and documents first. `held`: the documents, or the codes of quantised ones."""
+    values = queries.values if isinstance(queries, Packed) else queries
+    found = [values, held.values if isinstance(held, Packed) else held, *options[:TENSORS]]
+    for packed in (queries, held):
+        if isinstance(packed, Packed):
+            found += [packed.starts, packed.lengths]
+    if held is not documents:
+        found += [documents.scales, getattr(documents, "offset", None)]  # type: ignore[union-attr]
+    return found
+
+
+def _named(queries: Tensor | Packed, documents: Documents, options: Options) -> Iterator[tuple[str, Tensor]]:
+    """Every tensor of a call by name; anything else is left for the checks to name."""
+    sides: list[tuple[str, object]] = [("queries", queries), ("documents", documents)]
+    if isinstance(documents, Int8Tokens | Fp8Tokens):
+        offset = documents.offset if isinstance(documents, Int8Tokens) else None
+        sides[1:] = [("documents", documents.codes), ("documents.scales", documents.scales), ("documents.offset", offset)]
+    for name, side in (*sides, *zip(Options._fields, options[:TENSORS], strict=False)):
+        if isinstance(side, Packed):
+            yield name, side.values
+            yield f"{name}.starts", side.starts
+            yield f"{name}.lengths", side.lengths
+        elif isinstance(side, Tensor):
+            yield name, side
+
+
 def validate(
     queries: Tensor | Packed,
     documents: Documents,
@@ -136,6 +165,9 @@ def validate(
     held: Tensor | Packed = documents.codes if isinstance(documents, Int8Tokens | Fp8Tokens) else documents
     _need(isinstance(queries, Tensor | Packed), "queries", _describe(queries), "a tensor or Packed")
     _need(isinstance(held, Tensor | Packed), "documents", _describe(held), "a tensor, Packed, Int8Tokens or Fp8Tokens")
+
+    if unusual(tensors_of(queries, documents, held, options)):
+        check_tensors("maxsim_pairs" if pairs else "maxsim", _named(queries, documents, options))
 
     single = isinstance(queries, Tensor) and queries.dim() == 2 and not pairs
     if single:
@@ -239,7 +271,6 @@ def check_padded(name: str, mask: Tensor | None, lengths: Tensor | None, size: i
 def is_plain(*tensors: Tensor | None) -> bool:
     """Whether a call may skip the custom op: eager, no gradient, ordinary tensors. The op costs a dispatch, and on its first call
     the import of torch's compiler (over a second)."""
-    if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack():  # someone traces or fakes what runs
+    if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() or transformed():  # someone traces what runs
         return False
-    ordinary = (Tensor, torch.nn.Parameter)
-    return all(tensor is None or type(tensor) in ordinary for tensor in tensors)
+    return ordinary(tensors)

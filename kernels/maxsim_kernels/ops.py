@@ -15,6 +15,7 @@ from maxsim_kernels.checks import Call, Layout
 from maxsim_kernels.cpu import backward as cpu_backward
 from maxsim_kernels.cpu import forward as cpu
 from maxsim_kernels.cpu import pairs
+from maxsim_kernels.modes import check_tensors, unusual
 
 
 @torch.library.custom_op("maxsim_kernels::forward", mutates_args=())
@@ -199,6 +200,27 @@ def _(
     return query_grad, document_grad
 
 
+class _FirstOnly(torch.autograd.Function):
+    """Gradients that cannot be differentiated again, for who keeps their graph (`create_graph=True`): using it is refused."""
+
+    @staticmethod
+    def forward(ctx: Any, run: Any, *arguments: Any) -> Any:
+        return run(*arguments)
+
+    @staticmethod
+    def backward(ctx: Any, *_: Any) -> Any:
+        raise RuntimeError('maxsim: there is no second derivative (double backward); impl="reference" has one')
+
+
+def first_only(run: Any, grad: Tensor, *arguments: Any) -> Any:
+    """`run(grad, *arguments)`: gradients, of an upstream gradient that is an ordinary tensor."""
+    if torch.compiler.is_compiling():
+        return run(grad, *arguments)
+    if unusual((grad, grad)):
+        check_tensors("maxsim's gradient", (("upstream gradient", grad),))
+    return _FirstOnly.apply(run, grad, *arguments) if torch.is_grad_enabled() else run(grad, *arguments)
+
+
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     queries, query_starts, _, _, documents, document_starts = inputs[:6]
     ctx.save_for_backward(queries, query_starts, documents, document_starts, output[1])
@@ -216,7 +238,8 @@ def _backward(ctx: Any, grad: Tensor | None, _: Any) -> tuple[Any, ...]:
     if not ctx.return_argmax:
         raise RuntimeError("maxsim_kernels::forward needs return_argmax=True to have a gradient")
     need_queries, need_documents = ctx.needs_input_grad[0], ctx.needs_input_grad[4]
-    query_grad, document_grad = backward(
+    query_grad, document_grad = first_only(
+        backward,
         grad.contiguous(),
         argmax,
         queries,

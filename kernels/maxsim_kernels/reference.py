@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from maxsim_kernels.checks import Call, Documents, Options, check_padded, check_rows, validate
+from maxsim_kernels.modes import under_autocast
 from maxsim_kernels.quantize import quantize_fp8, quantize_int8
 from maxsim_kernels.tokens import FLOAT_DTYPES, Fp8Tokens, Int8Tokens, Packed, distinct_rows
 
@@ -80,7 +81,7 @@ def maxsim_reference(
     options = Options(
         query_mask, document_mask, query_lengths, document_lengths, return_argmax, quantize_queries, backward, impl, pairs
     )
-    return score(queries, documents, options, dtype)
+    return score(*under_autocast(queries, documents), options, dtype)
 
 
 def score(

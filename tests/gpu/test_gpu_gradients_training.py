@@ -97,6 +97,7 @@ def test_gradient_accumulation(path):
         assert torch.equal(whole, pieces)
 
 
+@pytest.mark.filterwarnings("ignore:maxsim_kernels. autocast")
 @pytest.mark.parametrize("dtype", [HALF, BFLOAT])
 @pytest.mark.parametrize("path", ["auto", *PATHS])
 def test_autocast_leaves_dtypes_alone(path, dtype):

@@ -300,6 +300,7 @@ def test_tensors_on_two_devices_are_refused():
         maxsim(make.gauss(7, 31, D), make.gauss(9, 63, D, dtype=BFLOAT))
 
 
+@pytest.mark.filterwarnings("ignore:maxsim_kernels. autocast")
 def test_autocast_leaves_inputs_alone(calls):
     for function, queries, documents, options in (calls["dense"], workload(SINGLE)["dense"]):
         need = function(queries, documents, **options)

@@ -198,6 +198,7 @@ def test_no_output_is_rounded_to_16_bits(impl, dtype):
     assert maxsim(ones, ones, impl=impl).tolist() == [[771.0]], "257 is no bf16 number, 771 neither"
 
 
+@pytest.mark.filterwarnings("ignore:maxsim_kernels. autocast")
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("cast", [torch.bfloat16, torch.float16])
 def test_autocast_changes_nothing(impl, dtype, cast):

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from maxsim_kernels import fallback
 from maxsim_kernels.checks import is_plain
+from maxsim_kernels.modes import check_tensors, unusual
 from maxsim_kernels.reference import true_precision
 from maxsim_kernels.tokens import FLOAT_DTYPES
 
@@ -32,8 +33,11 @@ def chamfer_distance(p: Tensor, q: Tensor) -> Tensor:
         coordinate gives NaN. Equal distances go to the first index.
 
     Raises:
-        ValueError: names the argument, what it got and what it needs.
+        ValueError: names the argument, what it got and what it needs; a subclass of Tensor is refused.
+        RuntimeError: under a transform of `torch.func` (vmap, grad, jvp), or with forward-mode tangents.
     """
+    if unusual((p, q)):
+        check_tensors("chamfer_distance", (("p", p), ("q", q)))
     for name, cloud in (("p", p), ("q", q)):
         if cloud.dim() != 2 or 0 in cloud.shape or cloud.dtype not in (*FLOAT_DTYPES, torch.float64):
             raise ValueError(f"{name}: got {cloud.dtype} {list(cloud.shape)}, need a floating [points >= 1, d >= 1]")
@@ -177,10 +181,12 @@ class _Distance(torch.autograd.Function):
 
         if grad is None:
             return None, None
+        if unusual((grad, grad)):
+            check_tensors("chamfer_distance's gradient", (("upstream gradient", grad),))
         p, q, nearest = ctx.saved_tensors
         need_p, need_q = ctx.needs_input_grad
-        # The op where the gradient is to be differentiated again, or traced (compiled autograd).
-        through_op = torch.is_grad_enabled() or torch.compiler.is_compiling()
+        # The op where the gradient is to be differentiated again, traced (compiled autograd), or one of many (`is_grads_batched`).
+        through_op = torch.is_grad_enabled() or torch.compiler.is_compiling() or not torch._C._has_storage(grad)
         run = _chamfer_backward if through_op else fused.backward
         grad_p, grad_q = run(grad, p, q, nearest, need_p, need_q)
         return grad_p if need_p else None, grad_q if need_q else None

@@ -209,6 +209,7 @@ def test_with_argmax_and_a_loss(impl):
         assert torch.equal(plain, asked)
 
 
+@pytest.mark.filterwarnings("ignore:maxsim_kernels. autocast")
 def test_autocast(impl):
     queries, documents = cases.grid(2, 5, 4), cases.grid(3, 9, 4, seed=1)
     with torch.autocast("cpu", dtype=torch.bfloat16):
