@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from maxsim_kernels import fallback
 from maxsim_kernels.checks import Call, Documents, Options, check_padded, check_rows, validate
 from maxsim_kernels.modes import under_autocast
 from maxsim_kernels.quantize import quantize_fp8, quantize_int8
@@ -34,6 +35,13 @@ _PRODUCT_ROWS = {"cpu": 1024, "cuda": 16384}  # about what a product has of docu
 _FEW = 128  # query rows, up to which a GPU's time is launches above all: products of _FEW_ROWS tokens of any documents
 _FEW_ROWS = 131072
 _HELD_BYTES = 64 << 20  # of maxima that wait to be summed
+
+
+def has_float64(device: torch.device) -> bool:
+    """Whether the device computes in float64; where it does not, sums are taken on the host."""
+    if device.type == "xpu":
+        return bool(torch.xpu.get_device_properties(device).has_fp64)
+    return device.type != "mps"
 
 
 @contextmanager
@@ -97,6 +105,8 @@ def score(
     else:
         plain = documents
     call = validate(queries, plain, options, dtypes=(*FLOAT_DTYPES, torch.float64))
+    if dtype == torch.float64 and not has_float64(call.queries.device):
+        raise ValueError(f"dtype: got torch.float64, which {call.queries.device.type} devices do not have, need torch.float32")
     with true_precision():
         scores, argmax = _scores_of(call, dtype)
     if call.queries.requires_grad or call.documents.requires_grad:
@@ -126,6 +136,13 @@ class _Rows:
     each: int | None = None  # tokens of every row, where all have as many by their shape
     end_to_end: bool = False  # row n + 1 begins where row n ends, and row 0 at 0
     counts: np.ndarray | None = None  # `lengths` on the host, where they are known there
+
+    def part(self, first: int, last: int) -> _Rows:
+        """Rows `first` to `last`, of the same values."""
+        if first == 0 and last >= self.lengths.shape[0]:
+            return self
+        counts = None if self.counts is None else self.counts[first:last]
+        return replace(self, starts=self.starts[first:last], lengths=self.lengths[first:last], end_to_end=False, counts=counts)
 
     def host(self) -> np.ndarray:
         """The lengths `[N]` on the host."""
@@ -214,7 +231,7 @@ def _scores_of(call: Call, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         places = call.document_starts, call.document_lengths, call.document_mask
         documents = _rows("document", call.documents, *places, end_to_end=call.end_to_end)
         return _score_rows(_asked(queries, dtype), documents, dtype, call.winners)
-    one_by_one = [_one(queries, n) for n in range(call.query_count)]
+    one_by_one = [queries.part(n, n + 1) for n in range(call.query_count)]
     if call.layout == "per_query":
         parts = []
         for n, query in enumerate(one_by_one):
@@ -226,7 +243,7 @@ def _scores_of(call: Call, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     else:
         documents = _rows("document", call.documents, call.document_starts, call.document_lengths, call.document_mask)
         parts = [
-            _score_rows(_asked(query, dtype), _one(documents, n), dtype, call.winners, together=False)
+            _score_rows(_asked(query, dtype), documents.part(n, n + 1), dtype, call.winners, together=False)
             for n, query in enumerate(one_by_one)
         ]
         parts = [(scores[0], argmax[0]) for scores, argmax in parts]
@@ -235,10 +252,6 @@ def _scores_of(call: Call, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         empty = torch.zeros(*shape, width, dtype=torch.int32, device=call.documents.device)
         return call.documents.new_zeros(shape, dtype=dtype), empty
     return torch.cat([part[0] for part in parts]), torch.cat([part[1] for part in parts])
-
-
-def _one(rows: _Rows, n: int) -> _Rows:
-    return replace(rows, starts=rows.starts[n : n + 1], lengths=rows.lengths[n : n + 1], end_to_end=False, counts=None)
 
 
 def _slab(length: int) -> int:
@@ -250,7 +263,33 @@ def _slab(length: int) -> int:
 def _score_rows(
     asked: _Asked, documents: _Rows, dtype: torch.dtype, return_argmax: bool, together: bool = True
 ) -> tuple[Tensor, Tensor]:
-    """Every query against every document: `[Nq, N]`, `[Nq, N, width]`. `together`: several documents may share a product."""
+    """Every query against every document: `[Nq, N]`, `[Nq, N, width]`. `together`: several documents may share a product.
+
+    Where that does not fit into memory, the documents are taken in blocks of half as many, and half again: no score depends on the cut.
+    """
+    total, device = documents.lengths.shape[0], documents.values.device
+    parts: list[tuple[Tensor, Tensor]] = []
+    block, first = total, 0
+    while first < total or not parts:
+        try:
+            parts.append(_score_block(asked, documents.part(first, first + block), dtype, return_argmax, together))
+            first += block
+            continue
+        except torch.OutOfMemoryError:
+            if block < 2:
+                raise
+        block = -(-block // 2)  # out here, where the failed attempt holds no memory any more
+        fallback.say_once(f"out of memory on {device}: the reference goes on with fewer documents at once (slower)")
+    if len(parts) == 1:
+        return parts[0]
+    scores, argmax = zip(*parts, strict=True)
+    return torch.cat(scores, 1), torch.cat(argmax, 1) if return_argmax else argmax[0]
+
+
+def _score_block(
+    asked: _Asked, documents: _Rows, dtype: torch.dtype, return_argmax: bool, together: bool
+) -> tuple[Tensor, Tensor]:
+    """`_score_rows` of documents whose scores fit into memory."""
     total, device, rows = documents.lengths.shape[0], documents.values.device, asked.tokens.shape[0]
     if not rows or not total:
         argmax = torch.full((asked.count, total, asked.width) if return_argmax else (asked.count, 0), -1, dtype=torch.int32)
@@ -422,12 +461,13 @@ def _spread(best: Tensor, asked: _Asked, fill: float) -> Tensor:
 
 def _summed(best: Tensor, asked: _Asked) -> Tensor:
     """Sums over each query's tokens `[Nq, n]`: in float64, by halves, so that their order is one whatever stands beside them."""
-    terms = _spread(best, asked, 0.0).to(torch.float64)
+    terms = _spread(best, asked, 0.0)
+    terms = terms.to(torch.float64) if has_float64(best.device) else terms.to("cpu", torch.float64)
     while terms.shape[2] > 1:
         half, odd = divmod(terms.shape[2], 2)
         paired = terms[..., :half] + terms[..., half : 2 * half]
         terms = torch.cat([paired, terms[..., 2 * half :]], 2) if odd else paired
-    sums = terms[..., 0].to(best.dtype).t()
+    sums = terms[..., 0].to(best.dtype).to(best.device).t()
     return sums.masked_fill(sums.isnan(), torch.nan)  # of one sign
 
 

@@ -4,6 +4,9 @@ Checking arguments, choosing a kernel and Triton's own launcher take over 100 us
 of it follows from shapes, dtypes, strides and alignment; so the first call of a signature leaves a `Plan`: the compiled kernels, their
 grids and scalars, and where each pointer comes from. A replay allocates the outputs, fills in pointers and launches.
 
+A replay calls what Triton's launcher calls, which is no public interface: it is left out under versions of Triton that it was not tried
+with (`TRIED`), and every call then goes through the public `kernel[grid](...)`.
+
 Torch's own operators take part where they go through `call`; a call that does anything else leaves no plan and is prepared each time.
 """
 
@@ -11,15 +14,22 @@ from __future__ import annotations
 
 import copy
 import threading
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+import triton
 from torch import Tensor
 from triton import knobs
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from maxsim_kernels import fallback
+from maxsim_kernels.modes import capturing
+
+TRIED = ("3.6", "3.7")  # versions of Triton whose launcher `Plan.run` calls as they do
+VERSION = ".".join(triton.__version__.split(".")[:2])
 _MOST_PLANS, _MOST_STEPS = 2048, 128  # a call of more launches is long enough for the host to prepare it anew
 Inputs = tuple[Tensor | None, ...]
 
@@ -141,7 +151,7 @@ _recording = _Recording()  # by thread: what one thread launches is no part of a
 
 def ensure_context(device: int) -> None:
     """Give this thread the device's context: a tensor descriptor is encoded before anything else would make one."""
-    if device not in _recording.ready:
+    if device not in _recording.ready and not capturing():  # whoever captures has a context, and must not ask about memory
         torch.cuda.mem_get_info(device)
         _recording.ready.add(device)
 
@@ -152,11 +162,32 @@ def launch(kernel: Any, grid: int, *arguments: Any, warps: int, registers: int =
     `registers`: at most so many a thread; 0: as the compiler likes.
     """
     options = {"num_warps": warps} | ({"maxnreg": registers} if registers else {})
-    compiled = kernel[(grid,)](*arguments, **constants, **options)
+    with _nothing_compiled() if capturing() else nullcontext():
+        compiled = kernel[(grid,)](*arguments, **constants, **options)
     recorder = _recording.recorder
     if recorder is not None and not recorder.broken:
         given = dict(zip(kernel.arg_names, arguments, strict=False)) | constants
         recorder.step(compiled, grid, [given[name] for name in kernel.arg_names])
+
+
+@contextmanager
+def _nothing_compiled() -> Iterator[None]:
+    """While a CUDA graph is captured: compiling and loading a kernel there breaks the capture, so it is refused before."""
+    before = knobs.runtime.jit_cache_hook
+
+    def refuse(**about: Any) -> bool | None:
+        if capturing():  # another thread, which does not capture, may compile
+            raise RuntimeError(
+                "maxsim_kernels: a CUDA graph cannot capture a call whose kernels are not compiled yet; make one call with tensors of "
+                "these shapes and dtypes before the capture, or maxsim_kernels.warmup(...)"
+            )
+        return before(**about) if before is not None else None
+
+    knobs.runtime.jit_cache_hook = refuse
+    try:
+        yield
+    finally:
+        knobs.runtime.jit_cache_hook = before
 
 
 def empty(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -191,6 +222,12 @@ def _watched(hook: Any) -> bool:
 
 def record(key: Hashable, inputs: Inputs, device: torch.device, run: Callable[[], Any]) -> Any:
     """Run a call and keep its plan where it can be replayed. Its results must be its first allocations, whatever their view."""
+    if VERSION not in TRIED:
+        fallback.say_once(
+            f"Triton {VERSION} is not one that launches were replayed with ({', '.join(TRIED)}): every call goes through its own "
+            "launcher, which takes the host about 0.1 ms longer"
+        )
+        return run()
     held = [one.data_ptr() for one in inputs if one is not None]
     if 0 in held or len(set(held)) != len(held):
         return run()  # one tensor in two roles: later calls of this signature need not repeat that

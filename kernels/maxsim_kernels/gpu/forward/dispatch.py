@@ -15,6 +15,7 @@ from maxsim_kernels.gpu.forward.choice import Launch, choose
 from maxsim_kernels.gpu.forward.query_codes import query_codes
 from maxsim_kernels.gpu.geometry import hardware
 from maxsim_kernels.gpu.launch import empty, ensure_context, unrecorded
+from maxsim_kernels.modes import capturing
 
 
 def supported(call: Call, capability: tuple[int, int]) -> str:
@@ -68,6 +69,11 @@ def _with_plain_rows(call: Call) -> Call:
 def _longest(call: Call) -> int:
     """The longest packed query: the shape of its winners is a value on the device, so this, alone, waits for it."""
     assert call.query_lengths is not None
+    if capturing():
+        raise RuntimeError(
+            "queries: got packed ones whose winners are wanted (return_argmax, or a gradient) while a CUDA graph is captured, which "
+            "cannot read how long the longest is: need padded queries with query_lengths"
+        )
     unrecorded()
     return min(int(call.query_lengths.max()), call.queries.shape[0]) if call.query_lengths.numel() else 0
 
