@@ -154,8 +154,10 @@ def _parts(side: Any) -> tuple[Tensor, Tensor | None, bool]:
 
 def _cuda_inputs(queries: object, documents: object, options: Options) -> tuple[Tensor | None, ...] | None:
     """Every tensor of a call that may be replayed (`gpu/launch.py`), in a fixed order: eager, on a GPU; else None."""
+    if torch.compiler.is_compiling() or not fallback.HAS_TRITON:
+        return None
     values = queries.values if isinstance(queries, Packed) else queries
-    if not isinstance(values, Tensor) or not values.is_cuda or not fallback.HAS_TRITON:
+    if not isinstance(values, Tensor) or not values.is_cuda:
         return None
     held = documents.codes if isinstance(documents, Int8Tokens | Fp8Tokens) else documents
     tokens = held.values if isinstance(held, Packed) else held

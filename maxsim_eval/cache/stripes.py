@@ -15,7 +15,10 @@ from zlib_ng import zlib_ng
 
 from maxsim_eval.cache.hdf5 import damaged
 
-BYTES = 16 << 10  # of a stripe: what a single document makes the disk read beside it; with 4 bytes for each, 0.02% of the file
+BYTES = (
+    16 << 10
+)  # of a stripe, at least: what a single document makes the disk read beside it; with 4 bytes for each, 0.02% of a file
+_ROWS = 64  # of a stripe, at least: wide rows in short stripes are many calls
 _CHUNK_BYTES = 1 << 20
 _VERIFY_BYTES = 16 << 20
 Fetch = Callable[[Iterable[tuple[int, memoryview]]], None]  # fills every buffer from its row on, in order, one after the other
@@ -24,7 +27,7 @@ _Runs = list[tuple[int, memoryview]]  # first row of each, and its buffer
 
 def stripe_rows(row_bytes: int) -> int:
     """Rows of a stripe."""
-    return max(1, BYTES // row_bytes)
+    return max(_ROWS, BYTES // row_bytes)
 
 
 def add_crcs(crcs: np.ndarray, rows: np.ndarray, first: int, stripe: int) -> None:

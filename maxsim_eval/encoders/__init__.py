@@ -10,5 +10,6 @@ multi_vector.py   the `multi-vector:<id or path>` encoder
 names.py          ENCODERS: how an encoder's name becomes an encoder
 text_batches.py   texts through a model: batches of so many tokens, one copy a window
 token_texts.py    what tokens stand for: word pieces by a tokenizer, patches of a page by a processor
+unpadded.py       texts one behind the other through a transformer, without padding
 word_pieces.py    many texts to word pieces by the tokenizer's own Rust
 """

@@ -18,6 +18,7 @@ from maxsim_eval.encoders.checkpoints import find_checkpoint, require_weights
 from maxsim_eval.encoders.model_encoder import ModelEncoder, dtype_name, require, sort_kinds
 from maxsim_eval.encoders.text_batches import Read
 from maxsim_eval.encoders.token_texts import piece_texts
+from maxsim_eval.encoders.unpadded import first_position
 from maxsim_eval.encoders.word_pieces import MANY, Pieces, fast_pieces, margins, some_of
 from maxsim_eval.errors import UsageError
 from maxsim_eval.types import Role
@@ -117,6 +118,8 @@ class HfEncoder(ModelEncoder):
             raise UsageError(f"{self.name} reads text; item {kinds['page'][0]} is a page image")
         with self.reading:
             listed = self._listed([str(item) for item in items], role)
+        if kinds["text"]:
+            self._loaded_model()  # which knows whether texts are padded
         blank = np.setdiff1d(np.arange(len(items)), kinds["text"])  # has no token, whatever its prompt has
         return self.texts.run(self._read(*listed(), blank), self.dim, self._forward)
 
@@ -185,6 +188,7 @@ class HfEncoder(ModelEncoder):
             )
             require_weights(self._checkpoint, info["missing_keys"])
             self._model = model.to(self.device).eval()
+            self.texts.first_position = first_position(model, self.device, self.model_dtype)
             return self._model
 
 

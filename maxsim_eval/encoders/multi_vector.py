@@ -21,6 +21,7 @@ from maxsim_eval.encoders.checkpoints import Checkpoint, find_checkpoint, requir
 from maxsim_eval.encoders.model_encoder import Kind, ModelEncoder, dtype_name, require, sort_kinds
 from maxsim_eval.encoders.text_batches import Read
 from maxsim_eval.encoders.token_texts import image_token, piece_texts, processor_grid, processor_ids
+from maxsim_eval.encoders.unpadded import first_position
 from maxsim_eval.encoders.word_pieces import MANY, Pieces, fast_pieces, some_of
 from maxsim_eval.errors import DataError, MissingPackageError, UsageError
 from maxsim_eval.types import PatchGrid, Role
@@ -31,6 +32,7 @@ PAGES_DTYPE_ON = {"cpu": "float32", "cuda": "bfloat16"}  # large vision models l
 Layout = Literal["stanford", "modules", "pages"]
 _USUAL_DIM = 128  # Stanford's and transformers' default, which their files may leave out
 _PYLATE_DENSE = "pylate.models.Dense.Dense"  # the library reads it as its own Dense
+_TOKEN_BY_TOKEN = ("Dense", "Normalize", "MultiVectorMask", "Dropout", "LayerNorm")  # modules that look at one token at a time
 _MULTI_VECTOR_TYPES = ("MultiVectorEncoder", "ColBERT")  # the second is PyLate's name
 
 
@@ -243,6 +245,8 @@ class MultiVectorEncoder(ModelEncoder):
                     f"its files promise embeddings of d = {self._facts.dim}, its weights give {width}"
                 )
             self._set_limits(model)
+            if all(type(module).__name__ in _TOKEN_BY_TOKEN for module in list(model)[1:]):
+                self.texts.first_position = first_position(getattr(model[0], "model", None), self.device, self.model_dtype)
             self._model = model.eval()
             return self._model
 

@@ -1,4 +1,6 @@
-"""Texts through a model: batches of so many tokens, the longest first, put in order where the model runs, one copy to the CPU.
+"""Texts through a model: batches of so many tokens, put in order where the model runs, one copy to the CPU.
+
+Batches are padded, the longest texts first, or not padded where the model takes that (`unpadded.py`).
 
 A GPU is kept busy by what is not done: no text's tokens are looked at alone, and nothing waits for the GPU before a whole window of
 texts is launched. Then another thread may launch the next window while this one waits for its tokens (`ModelEncoder.at_once`).
@@ -18,6 +20,7 @@ import torch
 from torch import Tensor
 
 from maxsim_eval.encoders.memory import Halving
+from maxsim_eval.encoders.unpadded import Ends, unpadded
 from maxsim_eval.errors import DataError
 from maxsim_kernels import Packed
 
@@ -62,6 +65,33 @@ class Read:
             found[name] = _moved(part, device)
         return found
 
+    def can_lie_unpadded(self) -> bool:
+        """Whether every token of a text is attended to."""
+        mask = self.features.get("attention_mask")
+        return mask is not None and int(mask[torch.from_numpy(self.lengths > 0)].sum()) == int(self.lengths.sum())
+
+    def unpadded(self, rows: np.ndarray, first: int, device: torch.device) -> tuple[dict[str, Any], Ends]:
+        """Some texts' features one behind the other `[1, tokens]`, with their positions from `first` on, and where they end."""
+        lengths, place = self.lengths[rows], torch.from_numpy(rows)
+        size = next(iter(self.features.values())).shape[1]
+        places = np.arange(size)
+        used = torch.from_numpy((places[::-1] if self.left else places) < lengths[:, None])
+        found = {**self.others, **{name: _moved(values[place][used][None], device) for name, values in self.features.items()}}
+        ends = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
+        positions = np.arange(ends[-1]) - np.repeat(ends[:-1], lengths) + first
+        found["position_ids"] = _moved(torch.from_numpy(positions)[None], device)
+        return found, Ends(_moved(torch.from_numpy(ends.astype(np.int32)), device), int(lengths.max()))
+
+
+@dataclass(frozen=True)
+class _Part:
+    """What a batch of b texts gave; r is b, or 1 where they lie one behind the other."""
+
+    values: Tensor  # [r, l, d]
+    kept: Tensor  # [r, l] bool
+    counts: Tensor  # [b] int64: tokens that count
+    peaks: Tensor  # [b] float32: the largest magnitude among these
+
 
 class TextBatches:
     """Runs a model over texts.
@@ -75,6 +105,7 @@ class TextBatches:
     def __init__(self, name: str, device: torch.device, texts: int | None, computed: torch.dtype, dtype: torch.dtype) -> None:
         self.name, self.device, self.texts, self.computed, self.dtype = name, device, texts, computed, dtype
         self.tokens = TOKENS[device.type]
+        self.first_position: int | None = None  # of a text's tokens, for a model that reads unpadded texts; None: pad them
         self._halving = Halving(name, device, "texts")
         self._turn = threading.Lock()  # one window is launched at a time: two would share the memory meant for one
 
@@ -99,50 +130,71 @@ class TextBatches:
 
     def _launched(self, read: Read, dim: int, forward: Forward) -> Callable[[], tuple[Tensor, Tensor, Tensor]] | None:
         """What waits for the tokens of a window whose batches were all launched; None: memory ran out, and batches are smaller now."""
-        order = np.argsort(-read.lengths, kind="stable")[: int((read.lengths > 0).sum())]
+        first = self.first_position if read.can_lie_unpadded() else None
+        order = np.arange(len(read.lengths)) if first is not None else np.argsort(-read.lengths, kind="stable")
+        order = order[read.lengths[order] > 0]
+        sizes = read.lengths[order]
         begin = size = 0
-        parts: list[tuple[Tensor, Tensor, Tensor]] = []
+        parts: list[_Part] = []
         try:
             while begin < len(order):
-                size = self._fitting(int(read.lengths[order[begin]]), len(order) - begin)
-                values, kept = forward(read.batch(order[begin : begin + size], self.device))
-                # NaN stays NaN here; what does not count may be anything.
-                peaks = values.abs().amax(2).float().masked_fill_(~kept, 0).amax(1)
-                parts.append((values.to(self.dtype), kept, peaks))
+                size = self._fitting(sizes[begin:], first is None)
+                rows = order[begin : begin + size]
+                parts.append(self._padded(read, rows, forward) if first is None else self._unpadded(read, rows, first, forward))
                 begin += size
             return self._together(parts, order, len(read.lengths), dim)
         except RuntimeError as error:
-            self._halving.check(
-                error, size, lambda: f"one text of {int(read.lengths[order[min(begin, len(order) - 1)]])} tokens"
-            )
+            self._halving.check(error, size, lambda: f"one text of {int(sizes[min(begin, len(order) - 1)])} tokens")
         parts.clear()  # outside the except clause, whose traceback keeps the failed batch's tensors
         begin = min(begin, len(order) - size)  # where not a batch but what all of them gave was too much
         self._halving.halve(size, depth=4)
-        self.tokens = size // 2 * int(read.lengths[order[begin]])
+        half = sizes[begin : begin + size // 2]
+        self.tokens = int(half.sum() if first is not None else len(half) * half[0])
         return None
 
-    def _fitting(self, longest: int, left: int) -> int:
-        """Texts of the next batch, of up to `longest` tokens each."""
-        return min(max(1, self.tokens // longest), left, self.texts or left)
+    def _fitting(self, sizes: np.ndarray, padded: bool) -> int:
+        """Texts of the next batch: as many of the first as it has tokens for, one at least."""
+        if padded:
+            fitting = self.tokens // int(sizes[0])
+        else:
+            fitting = int(np.searchsorted(np.cumsum(sizes[: self.tokens]), self.tokens, side="right"))
+        return min(max(1, fitting), len(sizes), self.texts or len(sizes))
+
+    def _padded(self, read: Read, rows: np.ndarray, forward: Forward) -> _Part:
+        values, kept = forward(read.batch(rows, self.device))
+        return _Part(values.to(self.dtype), kept, kept.sum(1), _peaks(values, kept).amax(1))
+
+    def _unpadded(self, read: Read, rows: np.ndarray, first: int, forward: Forward) -> _Part:
+        batch, ends = read.unpadded(rows, first, self.device)
+        with unpadded(ends):
+            values, kept = forward(batch)
+        lengths = ends.places.diff().long()
+        peaks = _peaks(values, kept)[0].nan_to_num(torch.inf)  # a NaN is told like an infinity: no maximum may lose it
+        counts = torch.segment_reduce(
+            kept[0].float(), "sum", lengths=lengths, unsafe=True
+        )  # lengths are right, and unlooked at
+        peaks = torch.segment_reduce(peaks, "max", lengths=lengths, unsafe=True)
+        return _Part(values.to(self.dtype), kept, counts.long(), peaks)
 
     def _together(
-        self, parts: list[tuple[Tensor, Tensor, Tensor]], order: np.ndarray, texts: int, dim: int
+        self, parts: list[_Part], order: np.ndarray, texts: int, dim: int
     ) -> Callable[[], tuple[Tensor, Tensor, Tensor]]:
         """Put every token where it belongs, on the device; returns what waits for that and brings all of it to the CPU."""
         rows = _moved(torch.from_numpy(order), self.device)
         counts = torch.zeros(texts, dtype=torch.int64, device=self.device)
         peaks = torch.zeros(texts, device=self.device)
         if parts:
-            counts[rows] = torch.cat([kept.sum(1) for _, kept, _ in parts])
-            peaks[rows] = torch.cat([part for *_, part in parts])
-        most = sum(kept.numel() for _, kept, _ in parts)
+            counts[rows] = torch.cat([part.counts for part in parts])
+            peaks[rows] = torch.cat([part.peaks for part in parts])
+        most = sum(part.kept.numel() for part in parts)
         tokens = torch.empty(most + 1, dim, dtype=self.dtype, device=self.device)  # the last row takes what does not count
         first = (counts.cumsum(0) - counts)[rows]
         begin = 0
-        for values, kept, _ in parts:
+        for part in parts:
+            kept = part.kept
             place = first[begin : begin + len(kept), None] + kept.cumsum(1) - 1
-            tokens.index_copy_(0, torch.where(kept, place, most).reshape(-1), values.reshape(-1, dim))
-            begin += len(kept)
+            tokens.index_copy_(0, torch.where(kept, place, most).reshape(-1), part.values.reshape(-1, dim))
+            begin += len(part.counts)
         if self.device.type == "cpu":
             return lambda: (tokens[: int(counts.sum())].clone(), counts, peaks)
         small = [_to_pinned(each) for each in (counts, peaks)]
@@ -179,6 +231,11 @@ def not_finite(name: str, item: str, largest: float, computed: torch.dtype, stor
         f"{name}: the model gave NaN or infinity for {item} in {str(computed).removeprefix('torch.')}; "
         "use --dtype float32 or bfloat16, or check its weights"
     )
+
+
+def _peaks(values: Tensor, kept: Tensor) -> Tensor:
+    """The largest magnitude in every token `[r, l]` float32, 0 where it does not count, which may be anything; NaN stays NaN."""
+    return values.abs().amax(2).float().masked_fill_(~kept, 0)
 
 
 @contextmanager

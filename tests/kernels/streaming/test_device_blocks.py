@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 import textwrap
 import threading
 import time
-from _thread import interrupt_main
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from typing import Any
@@ -150,7 +150,7 @@ def test_an_interrupted_wait_for_a_reader_ends_the_readers(queries: Packed) -> N
         if not started.is_set():
             started.set()
             time.sleep(0.1)  # by now the consumer waits
-            interrupt_main()
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
         time.sleep(0.1)
         out.zero_()
 

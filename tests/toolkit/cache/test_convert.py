@@ -87,6 +87,7 @@ def test_codes_and_scales_are_those_of_quantising_at_once(
 ) -> None:
     monkeypatch.setattr(converting, "_PIECE_BYTES", 700)  # several pieces a shard
     monkeypatch.setattr(stripes, "BYTES", 11 * DIM)  # pieces and stripes meet nowhere
+    monkeypatch.setattr(stripes, "_ROWS", 1)
     tokens, kind = packed(dtype), KINDS[name]
     copy = convert(fill(tmp_path / "entry", tokens), name)
     want = at_once(tokens, kind)

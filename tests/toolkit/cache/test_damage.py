@@ -76,6 +76,7 @@ def test_flipped_bit_in_values_is_found_by_verify(entry: Path) -> None:
 
 def test_verify_names_the_stripe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("maxsim_eval.cache.stripes.BYTES", 320)  # 10 tokens of 32 bytes
+    monkeypatch.setattr("maxsim_eval.cache.stripes._ROWS", 1)
     fill(tmp_path / "entry")
     shard = tmp_path / "entry" / "00000.h5"
     flip(shard, values_position(shard) + 32 * 27)

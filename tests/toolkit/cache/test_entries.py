@@ -14,6 +14,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from maxsim_eval.cache.shards import _all_finite
 from maxsim_eval.cache.sides import FORMAT, Entry, fill_entry, open_entry
 from maxsim_eval.errors import CacheError, DataError, UsageError
 from maxsim_kernels import Packed, pack
@@ -197,6 +198,7 @@ def test_format_on_disk(tmp_path: Path) -> None:
 
 def test_stripes_cross_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("maxsim_eval.cache.stripes.BYTES", 1000)  # 20 tokens of 48 bytes
+    monkeypatch.setattr("maxsim_eval.cache.stripes._ROWS", 1)
     packed = tokens(RAGGED)
     entry = fill(tmp_path / "entry", packed, chunk=2)
     entry.verify()
@@ -283,3 +285,14 @@ def test_a_non_finite_number_is_found_wherever_it_is(tmp_path: Path, dtype: torc
         values.view(-1)[place] = float("nan")
         with pytest.raises(DataError, match=f"of 'd{place // 25}' holds NaN"):
             fill(tmp_path / "entry", Packed(values, torch.arange(41)))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
+def test_every_infinity_and_nan_is_found_by_its_bits(dtype: torch.dtype) -> None:
+    """All 65,536 halves; of float32, the halves' bits in its upper and lower part."""
+    bits = torch.arange(1 << 16, dtype=torch.int32)
+    every = bits.to(torch.int16).view(dtype) if dtype.itemsize == 2 else torch.cat([bits << 16, bits]).view(dtype)
+    finite = torch.isfinite(every)
+    assert _all_finite(every[finite].reshape(1, -1))
+    assert not any(_all_finite(value.reshape(1, 1)) for value in every[~finite][::3])
+    assert _all_finite(every[:0].reshape(0, 4))

@@ -133,6 +133,7 @@ def tokens() -> Packed:
 def entry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Entry:
     """One shard, stripes of 10 tokens."""
     monkeypatch.setattr("maxsim_eval.cache.stripes.BYTES", 320)
+    monkeypatch.setattr("maxsim_eval.cache.stripes._ROWS", 1)
     ids = list(map(str, range(len(LENGTHS))))
 
     def encode(start: int, stop: int) -> Packed:

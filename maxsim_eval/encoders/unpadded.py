@@ -1,0 +1,104 @@
+"""Texts one behind the other through a transformer, none padded: attention stays within each text, by torch's variable-length kernel.
+
+A model takes part when its kind is known (`FIRST_POSITION`), it computes in half precision, and the GPU has the kernel. Its attention
+is then an implementation registered with transformers, which asks here how the tokens of the batch at hand lie; without such a batch it
+is the usual one. Beside the padding this saves the padding masks, each of which makes the host wait for the GPU.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+NAME = "maxsim_eval_unpadded"
+# Encoders whose tokens meet in attention alone. Positions begin at 0, or behind the id of the padding.
+FIRST_POSITION = {"bert": False, "electra": False, "roberta": True, "xlm-roberta": True, "camembert": True}
+_HEAD = 256  # the widest head of the kernel, in steps of 8
+_batch = threading.local()  # a thread's batch at hand: `ends`
+
+
+@dataclass(frozen=True)
+class Ends:
+    """Where each of b texts begins, and the last one ends: `[b + 1]` int32 on the device; and the tokens of the longest."""
+
+    places: Tensor
+    longest: int
+
+
+def first_position(model: Any, device: torch.device, dtype: torch.dtype) -> int | None:
+    """Make a transformers model read unpadded texts: the position of a text's first token; None: it goes on reading padded ones."""
+    config = getattr(model, "config", None)
+    known = FIRST_POSITION.get(getattr(config, "model_type", ""))
+    if config is None or known is None or config.is_decoder or not _has_kernel(device, dtype):
+        return None
+    if config.hidden_size // config.num_attention_heads not in range(8, _HEAD + 1, 8):
+        return None
+    _register()
+    model.set_attn_implementation(NAME)
+    return int(config.pad_token_id) + 1 if known else 0
+
+
+def _has_kernel(device: torch.device, dtype: torch.dtype) -> bool:
+    return (
+        device.type == "cuda"
+        and torch.version.cuda is not None
+        and dtype in (torch.float16, torch.bfloat16)
+        and torch.cuda.get_device_capability(device) >= (8, 0)
+    )
+
+
+def _register() -> None:
+    from transformers import AttentionInterface
+    from transformers.masking_utils import AttentionMaskInterface
+
+    AttentionInterface.register(NAME, _attend)
+    AttentionMaskInterface.register(NAME, _mask)
+
+
+@contextmanager
+def unpadded(ends: Ends) -> Iterator[None]:
+    """Models that this thread runs have one row of texts, which lie as `ends` says."""
+    _batch.ends = ends
+    try:
+        yield
+    finally:
+        del _batch.ends
+
+
+def _attend(
+    module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: Any
+) -> tuple[Tensor, Tensor | None]:
+    """Attention of `[b, heads, l, d]` -> `[b, l, heads, d]`, as transformers asks for it."""
+    ends: Ends | None = getattr(_batch, "ends", None)
+    if ends is None:
+        from transformers import AttentionInterface
+
+        usual: tuple[Tensor, None] = AttentionInterface()["sdpa"](module, query, key, value, attention_mask, **options)
+        return usual
+    found = _attention(query[0].transpose(0, 1), key[0].transpose(0, 1), value[0].transpose(0, 1), ends)
+    return found[None], None
+
+
+def _attention(query: Tensor, key: Tensor, value: Tensor, ends: Ends) -> Tensor:
+    """Of queries, keys and values `[tokens, heads, d]`, scaled by one over the root of d as all these models do."""
+    from torch.nn.attention.varlen import varlen_attn
+
+    found = varlen_attn(query, key, value, ends.places, ends.places, ends.longest, ends.longest)
+    assert isinstance(found, Tensor)
+    return found
+
+
+def _mask(*arguments: Any, **options: Any) -> Tensor | None:
+    """The mask of a batch; unpadded texts need none."""
+    if hasattr(_batch, "ends"):
+        return None
+    from transformers.masking_utils import AttentionMaskInterface
+
+    found: Tensor | None = AttentionMaskInterface()["sdpa"](*arguments, **options)
+    return found
