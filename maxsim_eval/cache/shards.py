@@ -292,21 +292,24 @@ def _checked(piece: Packed, spec: ShardSpec) -> tuple[Tensor, np.ndarray]:
     return piece.values.detach().contiguous(), piece.offsets.numpy().astype(np.int64)
 
 
-def _all_finite(rows: Tensor) -> bool:
-    """Whether contiguous rows hold no NaN and no infinity, by their bits: past the sign, both are above every finite number's."""
+def _all_finite(rows: Tensor, scratch: np.ndarray) -> bool:
+    """Whether contiguous rows hold no NaN and no infinity, by their bits: past the sign, both are above every finite number's.
+
+    `scratch`: bytes to work in, as many as the rows have; new memory for each part of a shard costs more than the looking.
+    """
     kind, infinity = _INFINITY[rows.dtype]
-    bits = _as_bytes(rows).reshape(-1).view(kind)
-    return not len(bits) or int(np.left_shift(bits, 1).max()) < infinity << 1
+    bits = _as_bytes(rows).reshape(-1)
+    return not len(bits) or int(np.left_shift(bits.view(kind), 1, out=scratch[: len(bits)].view(kind)).max()) < infinity << 1
 
 
 def _scan(parts: Sequence[Tensor], offsets: np.ndarray, ids: Sequence[str], stripe_tokens: int) -> np.ndarray:
     """Running CRC-32s, `[S]` uint32; a NaN or infinity is a `DataError` that names the document."""
     crcs = np.zeros(-(-int(offsets[-1]) // stripe_tokens), np.uint32)
     step = max(1, _SCAN_BYTES // parts[0].shape[1] // parts[0].element_size()) if parts else 1
-    first = 0
+    first, scratch = 0, np.empty(step * parts[0].shape[1] * parts[0].element_size() if parts else 0, np.uint8)
     for part in parts:
         for rows in part.split(step):
-            if not _all_finite(rows):
+            if not _all_finite(rows, scratch):
                 token = first + int((~torch.isfinite(rows).all(dim=1)).nonzero()[0])
                 document = int(np.searchsorted(offsets, token, side="right")) - 1
                 place = f"token {token - int(offsets[document])} of {ids[document]!r}"

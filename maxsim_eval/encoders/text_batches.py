@@ -24,7 +24,7 @@ from maxsim_eval.encoders.unpadded import Ends, unpadded
 from maxsim_eval.errors import DataError
 from maxsim_kernels import Packed
 
-TOKENS = {"cpu": 4096, "cuda": 65536}  # of one batch, padding counted; a text that is longer is a batch
+TOKENS = {"cpu": 4096, "cuda": 131072}  # of one batch, padding counted; a text that is longer is a batch
 Forward = Callable[[dict[str, Any]], tuple[Tensor, Tensor]]
 """A batch `[b, l]` of every feature -> embeddings `[b, l, d]` and which of them count `[b, l]` bool, all where the model runs."""
 
@@ -156,8 +156,9 @@ class TextBatches:
         """Texts of the next batch: as many of the first as it has tokens for, one at least."""
         if padded:
             fitting = self.tokens // int(sizes[0])
-        else:
-            fitting = int(np.searchsorted(np.cumsum(sizes[: self.tokens]), self.tokens, side="right"))
+        else:  # batches alike: a short one at the end would keep the GPU waiting for the host
+            ends = np.cumsum(sizes)
+            fitting = int(np.searchsorted(ends, -(-ends[-1] // -(-ends[-1] // self.tokens)), side="right"))
         return min(max(1, fitting), len(sizes), self.texts or len(sizes))
 
     def _padded(self, read: Read, rows: np.ndarray, forward: Forward) -> _Part:

@@ -228,6 +228,7 @@ def test_the_first_call_in_a_cuda_graph(tmp_path, first):
     )
 
 
+@pytest.mark.filterwarnings("ignore:The CUDA Graph is empty")
 def test_winners_of_packed_queries_are_refused_in_a_cuda_graph():
     queries, documents = make.packed([4, 0, 31], D), make.gauss(9, 63, D, seed=1)
     maxsim(queries, documents, return_argmax=True)

@@ -141,7 +141,7 @@ def test_nan_and_infinity_are_counted(tmp_path: Path, monkeypatch: pytest.Monkey
     tokens.values[3, :4] = torch.nan
     tokens.values[9, 1] = -torch.inf
     tokens.values[50, 2] = 1e30  # its square is no FP32 number; it is finite all the same
-    monkeypatch.setattr("maxsim_eval.cache.shards._all_finite", lambda rows: True)  # a writer without the check
+    monkeypatch.setattr("maxsim_eval.cache.shards._all_finite", lambda *_: True)  # a writer without the check
     try:
         entry = fill(tmp_path / "entry", tokens)
     finally:
