@@ -26,7 +26,17 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "helpers"))  # this
 
 import truth
 from inputs import on_gpu as make
-from maxsim_kernels import Fp8Tokens, Int8Tokens, Packed, maxsim, maxsim_pairs, quantize_fp8, quantize_int8
+from maxsim_kernels import (
+    Fp8Tokens,
+    Int8Tokens,
+    Packed,
+    chamfer_distance,
+    maxsim,
+    maxsim_pairs,
+    quantize_fp8,
+    quantize_int8,
+    stream_topk,
+)  # fmt: skip
 
 HALF, BFLOAT, SINGLE = torch.float16, torch.bfloat16, torch.float32
 COUNTS, ASKED = [3, 0, 31, 1, 130, 65], [4, 0, 31, 1, 70, 17]
@@ -169,6 +179,55 @@ def gradients_differ(queries: Any, documents: Any, options: dict[str, Any]) -> s
     return ""
 
 
+def chamfer_cases() -> Iterator[Case]:
+    """Clouds that leave a tail in every tile, of every way through the kernels."""
+    for d, dtype, n, m in ((3, SINGLE, 1, 1), (3, SINGLE, 700, 1301), (3, HALF, 65, 1301), (2, torch.float64, 65, 70),
+                           (128, SINGLE, 300, 517), (128, BFLOAT, 65, 70), (100, HALF, 31, 300)):  # fmt: skip
+        yield f"chamfer d={d} {dtype} {n}x{m}", make.gauss(n, d, dtype=dtype), make.gauss(m, d, dtype=dtype, seed=1), {}
+
+
+def chamfer_differs(p: Any, q: Any, options: dict[str, Any]) -> str:
+    """Distance and gradients against plain torch in float64 on the CPU; what is wrong, or nothing."""
+    leaves = [cloud.clone().requires_grad_() for cloud in (p, q)]
+    found = chamfer_distance(*leaves)
+    found.backward()
+    truths = [cloud.cpu().double().requires_grad_() for cloud in (p, q)]
+    squares = torch.cdist(*truths, compute_mode="donot_use_mm_for_euclid_dist").square()
+    need = squares.amin(1).mean() + squares.amin(0).mean()
+    need.backward()
+    pairs = [(found.detach(), need.detach()), *((leaf.grad, truth_.grad) for leaf, truth_ in zip(leaves, truths, strict=True))]
+    for name, (got, want) in zip(("distance", "dp", "dq"), pairs, strict=True):
+        worst = float((got.cpu().double() - want).abs().max())
+        if not worst <= (1e-4 if p.dtype in (SINGLE, torch.float64) else 2e-2) * float(want.abs().max()) + 1e-6:
+            return f"{name}: {worst} off"
+    return ""
+
+
+def stream_cases() -> Iterator[Case]:
+    """Blocks of the host, of every kind, whose sizes differ."""
+    counts = [[3, 0, 31, 1], [130], [0], [65, 64, 63, 1, 2]]
+    blocks = [make.packed(each, 128, seed=n + 1) for n, each in enumerate(counts)]
+    dense = [make.gauss(n, 70, 128, seed=n) for n in (4, 1, 6)]
+    kinds = {
+        "packed": blocks,
+        "int8": [quantize_int8(one) for one in blocks],
+        "fp8": [quantize_fp8(one) for one in blocks],
+        "dense": dense,
+    }
+    for queries in (1, 6, 40):
+        for kind, given in kinds.items():
+            yield f"stream {kind}, {queries} queries", make.gauss(queries, 17, 128), given, {}
+
+
+def stream_differs(queries: Any, blocks: Any, options: dict[str, Any]) -> str:
+    """The best documents of a stream, against those of the same blocks scored at once; what is wrong, or nothing."""
+    scores, found = stream_topk(queries, [on_cpu(one) for one in blocks], 5, memory_budget=1 << 30)
+    every = torch.cat([maxsim(queries, one) for one in blocks], 1)
+    order = torch.sort(every, dim=1, descending=True, stable=True).indices[:, :5].to(found)
+    best = every.gather(1, order.to(every.device).long()).to(scores)
+    return "" if torch.equal(scores, best) and torch.equal(found, order) else "other documents, or other scores"
+
+
 def broken_offsets() -> int:
     """Offsets and starts that break their promises: what comes out is undefined, that nothing outside is touched is not."""
     values, few = make.gauss(300, 128), make.gauss(6, 17, 128)
@@ -232,6 +291,8 @@ def main() -> int:
         (float_cases(), right, 1),
         (quantized_cases(), right, 1),
         (gradient_cases(), gradients_differ, 3),
+        (chamfer_cases(), chamfer_differs, 1),
+        (stream_cases(), stream_differs, 1),
     ]
     every = ((case, judged, each) for cases, judged, each in checks for case in cases if options.only in case[0])
     calls, wrong = 0, 0
