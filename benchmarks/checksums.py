@@ -1,14 +1,16 @@
-"""What proving stored values while they are read costs: reading alone, and a streamed top-k from the cache, with and without it.
+"""What proving stored values while they are read costs: reading alone, a streamed top-k from the cache, a whole evaluation.
 
-    python benchmarks/checksums.py [--gigabytes 2] [--device auto] [--json FILE] [--runs 7] [--folder DIR]
+    python benchmarks/checksums.py [--gigabytes 2] [--queries 500] [--device auto] [--json FILE] [--runs 5] [--folder DIR]
 
-A cache entry of random FP16 tokens (d = 128, documents of 180) and its INT8 copy are written once; then the ways take turns, from the
-page cache. Top-k lists with and without must be the same, or nothing is written.
+A cache entry of random FP16 tokens (d = 128, documents of 180) and its INT8 copy are written once, and a corpus whose documents have
+HotpotQA's lengths; then every way takes turns with and without the checks, from the page cache: a disk is slower, and hides more. Top-k
+lists and metrics must be the same with and without, or nothing is written.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import statistics
 import sys
 import tempfile
@@ -21,18 +23,22 @@ from typing import Any
 
 import torch
 
+from maxsim_eval.api import DEFAULT_PATHS, evaluate
 from maxsim_eval.cache.converting import convert_entry
 from maxsim_eval.cache.copies import Quantised
 from maxsim_eval.cache.entries import Entry
 from maxsim_eval.cache.filling import fill_entry
 from maxsim_eval.cache.selection import Selection
+from maxsim_eval.data.loading import load_task
 from maxsim_eval.environment import resolve_device
 from maxsim_kernels import Packed
 from maxsim_kernels.streaming import stream_topk
+from rehearsal import DIM, TOKENS, make_embeddings, make_texts
 from results.file import write
 
-SCHEMA = "maxsim-eval/checksums/1"
-DIM, LENGTH, READERS, K = 128, 180, 4, 100
+SCHEMA = "maxsim-eval/checksums/2"
+LENGTH, READERS, K = 180, 8, 100  # threads that read: as many as an evaluation has
+BUDGET = 1 << 30
 
 
 def filled(folder: Path, size: float) -> Entry:
@@ -64,9 +70,9 @@ def read_all(entry: Entry) -> None:
         list(pool.map(one, range(READERS)))
 
 
-def searched(blocks: Iterable[Any], queries: Packed) -> torch.Tensor:
+def searched(blocks: Iterable[Any], queries: Packed) -> list[list[int]]:
     """The best documents of a stream."""
-    return stream_topk(queries, blocks, K, readers=READERS)[1].cpu()
+    return stream_topk(queries, blocks, K, memory_budget=BUDGET, readers=READERS)[1].tolist()
 
 
 def ways(entry: Entry, copy: Quantised, queries: int, device: str) -> dict[str, Callable[[Entry], Any]]:
@@ -86,40 +92,62 @@ def ways(entry: Entry, copy: Quantised, queries: int, device: str) -> dict[str, 
     }
 
 
+def evaluations(folder: Path, size: float, queries: int, device: str) -> dict[str, Callable[[bool], Any]]:
+    """Evaluations of a corpus of about that many bytes, streamed; each gives its metrics."""
+    make_texts(folder / "data" / "beir" / "hotpotqa", max(200, int(size / TOKENS / DIM / 2)), queries)
+    make_embeddings(folder / "data", folder / "cache", device)
+    task = load_task("beir", "hotpotqa", data_dir=folder / "data", quiet=True)
+
+    def run(paths: tuple[str, ...], verify: bool) -> Any:
+        result = evaluate(
+            task, "colbertv2", paths, cache_dir=folder / "cache", device=device, memory_budget=BUDGET, verify=verify, quiet=True
+        )
+        return {name: path.metrics for name, path in result.paths.items()}
+
+    return {"evaluate, " + ", ".join(paths): functools.partial(run, paths) for paths in (tuple(DEFAULT_PATHS), ("fp16",))}
+
+
+def in_turns(call: Callable[[bool], Any], name: str, runs: int) -> dict[str, list[float]]:
+    """Seconds with and without the checks; ends the program where the answers differ."""
+    if call(True) != call(False):
+        raise SystemExit(f"{name}: another answer without the checks; nothing written")
+    found: dict[str, list[float]] = {"checked": [], "unchecked": []}
+    for _ in range(runs):
+        for kind, times in found.items():
+            began = time.perf_counter()
+            call(kind == "checked")
+            times.append(time.perf_counter() - began)
+    return found
+
+
 def main(arguments: list[str] | None = None) -> None:
     """The command."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--gigabytes", type=float, default=2.0)
-    parser.add_argument("--queries", type=int, default=1)
+    parser.add_argument("--queries", type=int, default=500)
     parser.add_argument("--device", default="auto")
     parser.add_argument("--json", type=Path, help="write the raw figures here")
-    parser.add_argument("--runs", type=int, default=7)
+    parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--folder", type=Path, help="where the entry is written (and removed)")
     options = parser.parse_args(arguments)
     device = resolve_device(options.device)
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
         checked = filled(Path(folder) / "entry", options.gigabytes * 1e9)
         copy = convert_entry(checked, "int8-token", quiet=True).copy
-        entries = {"checked": checked, "unchecked": checked.unchecked()}
+        entries = {True: checked, False: checked.unchecked()}
         seconds: dict[str, dict[str, list[float]]] = {}
         for name, way in ways(checked, copy, options.queries, device).items():
-            answers = [way(entry) for entry in entries.values()]
-            if answers[0] is not None and not torch.equal(*answers):
-                raise SystemExit(f"{name}: other documents without the checks; nothing written")
-            seconds[name] = {kind: [] for kind in entries}
-            for _ in range(options.runs):
-                for kind, entry in entries.items():
-                    began = time.perf_counter()
-                    way(entry)
-                    seconds[name][kind].append(time.perf_counter() - began)
+            seconds[name] = in_turns(lambda verify, way=way: way(entries[verify]), name, options.runs)  # type: ignore[misc]
+        for name, call in evaluations(Path(folder), options.gigabytes * 1e9, options.queries, device).items():
+            seconds[name] = in_turns(call, name, options.runs)
         size = sum(shard.stamp.size for shard in checked.shards)
     here = {"torch": torch.__version__, "device": device, "threads": torch.get_num_threads(), "bytes": size}
     if device != "cpu":
         here["device"] = torch.cuda.get_device_name(device)
     write(options.json, {"schema": SCHEMA, **here, "queries": options.queries, "seconds": seconds})
     for name, found in seconds.items():
-        with_, without = (statistics.median(found[kind]) for kind in entries)
-        print(f"{name:24} {size / with_ / 1e9:7.2f} GB/s, {size / without / 1e9:7.2f} unchecked: {with_ / without - 1:+.1%}")
+        with_, without = (statistics.median(found[kind]) for kind in ("checked", "unchecked"))
+        print(f"{name:28} {with_:8.3f} s, {without:8.3f} unchecked: {with_ / without - 1:+.1%}")
 
 
 if __name__ == "__main__":

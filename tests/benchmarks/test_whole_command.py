@@ -142,8 +142,11 @@ def test_cold_start_refuses_other_rankings(monkeypatch: pytest.MonkeyPatch, tmp_
 
 def test_checksums_are_measured_with_the_same_answers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "checksums.json"
-    checksums.main(["--gigabytes", "0.005", "--runs", "1", "--device", "cpu", "--folder", str(tmp_path), "--json", str(file)])
+    asked = ["--gigabytes", "0.005", "--queries", "5", "--runs", "1", "--device", "cpu"]
+    checksums.main([*asked, "--folder", str(tmp_path), "--json", str(file)])
     found = json.loads(file.read_text())
-    assert set(found["seconds"]) == {"read", "stream fp16", "stream int8-token", "every seventh document"}
-    assert capsys.readouterr().out.count("unchecked: ") == 4
+    assert set(found["seconds"]) == {
+        "read", "stream fp16", "stream int8-token", "every seventh document", "evaluate, fp32, fp16, int8", "evaluate, fp16",
+    }  # fmt: skip
+    assert capsys.readouterr().out.count("unchecked: ") == 6
     assert list(tmp_path.iterdir()) == [file]

@@ -181,7 +181,7 @@ def gradients_differ(queries: Any, documents: Any, options: dict[str, Any]) -> s
 
 def chamfer_cases() -> Iterator[Case]:
     """Clouds that leave a tail in every tile, of every way through the kernels."""
-    for d, dtype, n, m in ((3, SINGLE, 1, 1), (3, SINGLE, 700, 1301), (3, HALF, 65, 1301), (2, torch.float64, 65, 70),
+    for d, dtype, n, m in ((3, SINGLE, 1, 1), (3, SINGLE, 700, 1301), (3, HALF, 65, 1301),
                            (128, SINGLE, 300, 517), (128, BFLOAT, 65, 70), (100, HALF, 31, 300)):  # fmt: skip
         yield f"chamfer d={d} {dtype} {n}x{m}", make.gauss(n, d, dtype=dtype), make.gauss(m, d, dtype=dtype, seed=1), {}
 
@@ -198,7 +198,7 @@ def chamfer_differs(p: Any, q: Any, options: dict[str, Any]) -> str:
     pairs = [(found.detach(), need.detach()), *((leaf.grad, truth_.grad) for leaf, truth_ in zip(leaves, truths, strict=True))]
     for name, (got, want) in zip(("distance", "dp", "dq"), pairs, strict=True):
         worst = float((got.cpu().double() - want).abs().max())
-        if not worst <= (1e-4 if p.dtype in (SINGLE, torch.float64) else 2e-2) * float(want.abs().max()) + 1e-6:
+        if not worst <= (1e-4 if p.dtype == SINGLE else 2e-2) * float(want.abs().max()) + 1e-6:
             return f"{name}: {worst} off"
     return ""
 
