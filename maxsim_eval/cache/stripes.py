@@ -18,7 +18,7 @@ from maxsim_eval.cache.hdf5 import damaged
 BYTES = (
     16 << 10
 )  # of a stripe, at least: what a single document makes the disk read beside it; with 4 bytes for each, 0.02% of a file
-_ROWS = 64  # of a stripe, at least: wide rows in short stripes are many calls
+_ROWS = 128  # of a stripe, at least: each is a call, and a thread waits 0.1 ms for its next one while another runs a model
 _CHUNK_BYTES = 2 << 20  # fewer and longer calls than the second-level cache asks for: each has to wait for its turn in Python
 _VERIFY_BYTES = 16 << 20
 Fetch = Callable[[Iterable[tuple[int, memoryview]]], None]  # fills every buffer from its row on, in order, one after the other

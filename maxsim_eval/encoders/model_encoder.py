@@ -155,7 +155,7 @@ class ModelEncoder:
             "page": Batches(name, self.device, batch_size or PAGE_BATCH_SIZE, "pages"),
         }
         gpu = self.device.type == "cuda"
-        self.at_once = 8 if gpu else 1  # one or two are read, as many on the GPU, and writing takes the longest
+        self.at_once = 12 if gpu else 1  # one or two are read, as many on the GPU, and writing takes the longest
         self.chunk = GPU_CHUNK if gpu else None
         # A tokenizer and a model serve one thread at a time, and the model is loaded once.
         self.reading, self.running, self.loading = threading.Lock(), threading.Lock(), threading.Lock()
