@@ -427,3 +427,16 @@ def test_tables_that_scroll_show_it(opened: Callable[..., Opened]) -> None:
     assert place.evaluate("(place) => place.scrollWidth > place.clientWidth")
     assert "radial-gradient" in place.evaluate("(place) => getComputedStyle(place).backgroundImage")
     assert view.page.evaluate("document.documentElement.scrollWidth") <= 420
+
+
+def test_long_names_wrap(opened: Callable[..., Opened]) -> None:
+    """Names of functions, metrics and queries that are one long word: nothing is wider than the page, nothing hides another."""
+    made = made_results.full()
+    names = {name: f"python:{'a_module_' * 6}{n}:{'scores_of_' * 5}" for n, name in enumerate(made.paths)}
+    names |= {made_results.METRICS[0]: "nDCG" + "(cut=10,rel=2)" * 6 + "@10"}
+    view = opened(made_results.renamed(made, names), viewport={"width": 420, "height": 900})
+    for width in (420, 1400):
+        view.page.set_viewport_size({"width": width, "height": 900})
+        view.wait(lambda width=width: view.page.evaluate("document.documentElement.scrollWidth") <= width)
+    head = view.page.locator("#metrics thead th")
+    assert all(box["width"] <= 400 for box in (cell.bounding_box() for cell in head.all()))
