@@ -215,11 +215,13 @@ def _reached(begin: Sequence[ModuleType]) -> tuple[dict[str, Path], set[str]]:
         {Path(sysconfig.get_path(kind)).resolve() for kind in kinds}
         for kinds in (("stdlib", "platstdlib"), ("purelib", "platlib"))
     )
+    installed |= {Path(place).resolve() for place in sys.path if place and any(Path(place).glob("*.dist-info"))}
     files: dict[str, Path] = {}
     packages, seen, todo = set[str](), set[str](), list(begin)
     while todo:
         one = todo.pop()
         root, place = one.__name__.partition(".")[0], getattr(one, "__file__", None)
+        place = place if place and Path(place).is_file() else None  # `torch._classes` names a file that never was
         if one.__name__ in seen or root in ("maxsim_eval", "maxsim_kernels") or root in sys.builtin_module_names:
             continue
         seen.add(one.__name__)

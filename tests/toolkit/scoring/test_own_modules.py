@@ -249,6 +249,27 @@ def test_the_environment_of_a_function_is_recorded(demo_home: Path, demo_task: T
     assert "scorers" not in run(demo_home, demo_task).environment
 
 
+def test_packages_installed_elsewhere_are_no_code_of_the_user(
+    demo_home: Path, demo_task: Task, write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`pip install --target`, and modules that name a file which never was, as torch's `_classes.py`."""
+    elsewhere = tmp_path / "elsewhere"
+    (elsewhere / "beside-1.0.dist-info").mkdir(parents=True)
+    package = elsewhere / "beside_of_scorers.py"
+    package.write_text("import types\nnowhere = types.ModuleType('nowhere')\nnowhere.__file__ = 'nowhere.py'\nWIDTH = 1\n")
+    monkeypatch.syspath_prepend(str(elsewhere))
+    module = write(
+        "import types\nimport beside_of_scorers\nlost = types.ModuleType('lost')\nlost.__file__ = 'lost.py'\n" + NAIVE
+    )
+    path = f"python:{module}:score"
+    before = find_paths([path])[path].source
+    assert scorers_of(demo_home, demo_task, path)[path]["sha256"] == before
+    package.write_text("WIDTH = 2\n")
+    for name in (module, "beside_of_scorers"):
+        sys.modules.pop(name)
+    assert find_paths([path])[path].source == before
+
+
 def test_a_function_given_in_python_has_no_known_source(demo_home: Path, demo_task: Task) -> None:
     found = scorers_of(demo_home, demo_task, ("mine", naive), ("part", functools.partial(naive)))
     assert list(found) == ["mine", "part"]
