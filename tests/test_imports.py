@@ -27,6 +27,7 @@ files quantities types errors environment hashing ending printing parsing bars
 """
 OPERATOR = """
 warm integrations
+search
 training streaming
 api
 autograd

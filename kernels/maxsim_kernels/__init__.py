@@ -4,6 +4,7 @@ From the top down; a room imports from those below it, never from those above:
 
 warm.py        `warmup`: compiling ahead
 integrations/  sentence-transformers, PyLate and colpali-engine score and train with the operator
+search/        certified search: the exact top-k of full precision through a scan of codes
 training.py    contrastive and distillation losses on `maxsim`
 streaming/     `stream_topk`: corpora larger than memory
 api.py         `maxsim`, `maxsim_pairs`, `explain`: validates, chooses, says why

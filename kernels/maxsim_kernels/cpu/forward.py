@@ -240,12 +240,12 @@ def _score_corpus(
         columns = slice(first_document + begin, first_document + stop)
         for number, (low, high) in enumerate(queries.bounds):
             total = np.zeros(stop - begin, np.float64)
-            with np.errstate(invalid="ignore"):  # inf - inf is the NaN it should be
+            with np.errstate(invalid="ignore", over="ignore"):  # inf - inf is the NaN it should be, beyond FP32 lies inf
                 for row in queries.rows[low:high]:  # one fixed order of addition, wherever the document stands
                     total += best[row]
-            if high > low:
-                total[empty] = -np.inf  # also where a NaN query scale met the empty maximum
-            scores[first_query + number, columns] = torch.from_numpy(total.astype(np.float32))
+                if high > low:
+                    total[empty] = -np.inf  # also where a NaN query scale met the empty maximum
+                scores[first_query + number, columns] = torch.from_numpy(total.astype(np.float32))
             if argmax is not None and winners is not None:
                 places = torch.from_numpy(queries.places[low:high])
                 argmax[first_query + number, columns, places] = torch.from_numpy(winners[queries.rows[low:high]].T)

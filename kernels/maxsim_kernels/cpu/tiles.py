@@ -267,10 +267,11 @@ def _merge_pieces(
 
 def _scaled(maxima: np.ndarray, queries: Queries, corpus: Corpus, begin: int, stop: int) -> np.ndarray:
     """Scales that leave the loop: one a document or corpus (positive, so they keep the maximum), one a query token."""
-    if corpus.document_scale is not None:
-        maxima = maxima * corpus.document_scale[begin:stop]
-        if corpus.document_offset is not None and queries.sums is not None:
-            maxima += queries.sums * corpus.document_offset[begin:stop]
-    if queries.scales is not None:
-        maxima = maxima * queries.scales
+    with np.errstate(invalid="ignore", over="ignore"):  # what is beyond FP32 is inf, and its differences NaN
+        if corpus.document_scale is not None:
+            maxima = maxima * corpus.document_scale[begin:stop]
+            if corpus.document_offset is not None and queries.sums is not None:
+                maxima += queries.sums * corpus.document_offset[begin:stop]
+        if queries.scales is not None:
+            maxima = maxima * queries.scales
     return maxima

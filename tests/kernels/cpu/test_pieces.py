@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import tolerances as tol
-from maxsim_kernels import Packed, maxsim, maxsim_reference, quantize_int8
+from maxsim_kernels import Packed, maxsim, maxsim_reference, pack, quantize_int8
 
 # With 32 query rows a tile holds 16384 tokens: a document beyond is two pieces or more, an empty one has none, and here there are
 # as many pieces as documents.
@@ -46,3 +46,14 @@ def test_pieces_of_codes_next_to_empty_documents(granularity, quantize_queries) 
         torch.testing.assert_close(found.double(), truth, rtol=0.0, atol=bound)
     assert torch.equal(winners, places)
     assert winners[1].eq(-1).all()
+
+
+@pytest.mark.parametrize("affine", [None, False, True])
+def test_scores_beyond_float32_are_infinite_without_a_warning(affine):
+    """numpy's casts and products would warn, and a program that turns warnings into errors would stop."""
+    tokens = torch.full((2, 8), 1e19)
+    documents = pack([torch.full((3, 8), 1e4)])
+    held = documents if affine is None else quantize_int8(documents, "document", affine=affine)
+    scores = maxsim((tokens * 1e14).clamp(max=2e38), held, quantize_queries=False)
+    assert torch.isinf(scores).all()
+    assert torch.isfinite(maxsim(tokens, held, quantize_queries=False)).all()
