@@ -51,9 +51,9 @@ def test_pieces_of_codes_next_to_empty_documents(granularity, quantize_queries) 
 @pytest.mark.parametrize("affine", [None, False, True])
 def test_scores_beyond_float32_are_infinite_without_a_warning(affine):
     """numpy's casts and products would warn, and a program that turns warnings into errors would stop."""
-    tokens = torch.full((2, 8), 1e19)
+    tokens = torch.full((8, 8), 1e19)
     documents = pack([torch.full((3, 8), 1e4)])
     held = documents if affine is None else quantize_int8(documents, "document", affine=affine)
-    scores = maxsim((tokens * 1e14).clamp(max=2e38), held, quantize_queries=False)
+    scores = maxsim(tokens * 1e14, held, quantize_queries=False)
     assert torch.isinf(scores).all()
     assert torch.isfinite(maxsim(tokens, held, quantize_queries=False)).all()
