@@ -42,7 +42,7 @@ BENCHMARKS = """
 page
 rehearsal
 paper forward training chamfer streaming parity cpu_forward second encoding checksums cold_start
-reference_speed
+reference_speed pruning
 cases out_of_core
 tables
 run rivals

@@ -30,22 +30,25 @@ _GROUP_CELLS = 1 << 22  # (query token, document piece) maxima held at once: 16 
 _ROW_MULTIPLE = 32  # query rows are padded to a multiple of this
 
 
-def forward(call: Call) -> tuple[Tensor, Tensor]:
-    """Scores `[Nq, N]` float32 and argmax int32 `[Nq, N, max Lq]` (empty when not asked for); shared and per-query layouts."""
+def forward(call: Call, tile_tokens: int | None = None) -> tuple[Tensor, Tensor]:
+    """Scores `[Nq, N]` float32 and argmax int32 `[Nq, N, max Lq]` (empty when not asked for); shared and per-query layouts.
+
+    `tile_tokens`: document tokens a product, where there are too few to fill the usual tile (`search/rescoring.py`).
+    """
     check_values(call)
     count, total = call.query_count, call.document_count
     scores = torch.empty(count, total, dtype=torch.float32)
     argmax = torch.full((count, total, query_width(call)) if call.winners else (0,), -1, dtype=torch.int32)
     with torch.no_grad(), torch.autocast("cpu", enabled=False):
         if call.layout == "shared":
-            for first, block in _query_blocks(call):
+            for first, block in query_blocks(call):
                 for at, corpus in _corpora(call, None):
-                    _score_corpus(block, corpus, first, at, scores, argmax if call.winners else None)
+                    _score_corpus(block, corpus, first, at, scores, argmax if call.winners else None, tile_tokens)
         else:
             for query in range(count):
                 block = _queries(call, [query])
                 for at, corpus in _corpora(call, query):
-                    _score_corpus(block, corpus, query, at, scores, argmax if call.winners else None)
+                    _score_corpus(block, corpus, query, at, scores, argmax if call.winners else None, tile_tokens)
     return scores, argmax
 
 
@@ -96,7 +99,7 @@ def _query_tokens(call: Call, query: int) -> tuple[Tensor, Tensor]:
     return tokens[places], places
 
 
-def _query_blocks(call: Call) -> Iterator[tuple[int, Queries]]:
+def query_blocks(call: Call) -> Iterator[tuple[int, Queries]]:
     """Consecutive queries of about `_QUERY_ROWS` tokens; a longer query is a block of its own."""
     longest = max(1, query_width(call))
     step = max(1, _QUERY_ROWS // longest)
@@ -229,13 +232,19 @@ def _corpus(
 
 
 def _score_corpus(
-    queries: Queries, corpus: Corpus, first_query: int, first_document: int, scores: Tensor, argmax: Tensor | None
+    queries: Queries,
+    corpus: Corpus,
+    first_query: int,
+    first_document: int,
+    scores: Tensor,
+    argmax: Tensor | None,
+    tile_tokens: int | None,
 ) -> None:
     """Score a block of queries against a group of documents, in steps whose maxima fit in memory."""
     step = max(1, _GROUP_CELLS // queries.matrix.shape[0])
     for begin in range(0, len(corpus.lengths), step):
         stop = min(begin + step, len(corpus.lengths))
-        best, winners = maxima(queries, corpus, begin, stop, argmax is not None)
+        best, winners = maxima(queries, corpus, begin, stop, argmax is not None, tile_tokens)
         empty = corpus.lengths[begin:stop] == 0
         columns = slice(first_document + begin, first_document + stop)
         for number, (low, high) in enumerate(queries.bounds):

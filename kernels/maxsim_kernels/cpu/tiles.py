@@ -88,6 +88,19 @@ def _tile_tokens(queries: Queries) -> int:
     return min(_LONGEST_TILE, (_INT8_CELLS if integer else _CELLS) // rows)
 
 
+def product_shapes(queries: Queries, tile_tokens: int | None = None) -> set[tuple[int, int]]:
+    """The shapes (query rows, document tokens) of the products of a block of float queries with packed documents."""
+    rows, tile = queries.matrix.shape[0], tile_tokens or _tile_tokens(queries)
+    return {(min(_TILE_ROWS, rows - low), tile) for low in range(0, rows, _TILE_ROWS)}
+
+
+def product_of(queries: Tensor, tokens: Tensor) -> Tensor:
+    """Similarities `[rows, tokens]` of float32 matrices exactly as a tile of that shape computes them; at most 512 rows."""
+    block = Queries(queries, [], np.empty(0, np.int64), np.empty(0, np.int64), None, None)
+    work = _Products(block, tokens.shape[0], scaled=False, tokens_first=False)
+    return work.cells(work.parts[0], tokens, None, None)
+
+
 def _reduced_dtype(queries: Queries, corpus: Corpus) -> torch.dtype:
     """Maxima of integer products stay integers until a scale has been applied."""
     integer = queries.matrix.dtype == torch.int8 and corpus.token_scale is None
@@ -95,7 +108,7 @@ def _reduced_dtype(queries: Queries, corpus: Corpus) -> torch.dtype:
 
 
 def maxima(
-    queries: Queries, corpus: Corpus, begin: int, stop: int, return_argmax: bool
+    queries: Queries, corpus: Corpus, begin: int, stop: int, return_argmax: bool, tile_tokens: int | None = None
 ) -> tuple[np.ndarray, np.ndarray | None]:
     """Maximum `[R, documents]` for each query row over the tokens of documents `begin..stop`, scaled, and the winning positions.
 
@@ -104,7 +117,7 @@ def maxima(
     integer = queries.matrix.dtype == torch.int8
     lengths = corpus.lengths[begin:stop]
     base = int(corpus.starts[begin])
-    tile_tokens = _tile_tokens(queries)
+    tile_tokens = tile_tokens or _tile_tokens(queries)
     uniform = corpus.uniform if not return_argmax and (corpus.uniform or 0) <= tile_tokens else None
     if uniform:
         tile_tokens = tile_tokens // uniform * uniform

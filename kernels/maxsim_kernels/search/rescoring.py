@@ -1,0 +1,80 @@
+"""Exact scores of a few documents, with the very bits that scoring all queries against all documents gives.
+
+The CPU path's score of a (query, document) pair is a function of its products' cells, and a cell's bits are the same wherever in a
+product it stands (the contract of docs/kernels.md). Here a query is scored alone and in shorter tiles, so products have other shapes.
+Matrix libraries could add in another order then. Whether this machine's does is looked at, once a shape: `same_order`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from maxsim_kernels.checks import Call, Options, validate
+from maxsim_kernels.cpu.forward import check_values, forward, query_blocks
+from maxsim_kernels.cpu.tiles import product_of, product_shapes
+from maxsim_kernels.tokens import Packed
+
+TILE = 1024  # document tokens a product: ten documents or so fill one
+_ROWS = 32  # of the product that others are compared with
+
+
+def packed_queries(call: Call) -> Packed:
+    """The valid tokens of every query, end to end, as the CPU path takes them."""
+    check_values(call)
+    if call.query_starts is not None:
+        assert call.query_lengths is not None
+        return Packed.view(call.queries.detach(), call.query_starts, call.query_lengths).compact()
+    count, size = call.queries.shape[:2]
+    valid = torch.ones(count, size, dtype=torch.bool) if call.query_mask is None else call.query_mask != 0
+    if call.query_lengths is not None:
+        valid = valid & (torch.arange(size) < call.query_lengths[:, None])
+    offsets = torch.zeros(count + 1, dtype=torch.int64)
+    torch.cumsum(valid.sum(1), 0, out=offsets[1:])
+    return Packed(call.queries.detach()[valid], offsets)
+
+
+def rescored(query: Tensor, documents: Packed, chosen: Tensor) -> Tensor:
+    """Exact scores `[c]` of one query `[L, d]` with documents `chosen` `[c]` int64."""
+    few = Packed.view(documents.values, documents.starts[chosen], documents.lengths[chosen])
+    return forward(validate(query, few, Options()), TILE)[0][0]
+
+
+def why_not_alone(queries: Packed, documents: Packed) -> str:
+    """Why scores of single queries would not have the bits of a call with all of them; empty when they do."""
+    precision = torch.backends.mkldnn.matmul.fp32_precision  # type: ignore[attr-defined]
+    asked = torch.backends.fp32_precision if precision == "none" else precision  # type: ignore[attr-defined]
+    if asked not in ("none", "ieee"):
+        return f"products of float32 may be rounded to {asked} (torch.backends.mkldnn), which the bounds do not cover"
+    call = validate(queries, documents, Options())
+    shapes: set[tuple[int, int]] = set()
+    for _, block in query_blocks(call):
+        shapes |= product_shapes(block)
+    longest = int(queries.lengths.max()) if len(queries) else 0
+    rows = {min(512, -(-length // _ROWS) * _ROWS) for length in range(1, max(2, longest + 1))}
+    other = _first_of_another_order(shapes | {(count, TILE) for count in rows}, queries.dim)
+    return "" if other is None else f"the matrix library adds in another order for products of {other[0]} x {other[1]} tokens"
+
+
+def _first_of_another_order(shapes: Iterable[tuple[int, int]], width: int) -> tuple[int, int] | None:
+    threads = torch.get_num_threads()
+    return next((shape for shape in sorted(shapes) if not same_order(shape, width, threads)), None)
+
+
+@lru_cache(maxsize=1024)
+def same_order(shape: tuple[int, int], width: int, threads: int) -> bool:
+    """Whether every cell of a product of this shape has the bits it has in a product of 32 x 1024 tokens.
+
+    Random numbers, whose sums differ in some bit of thousands of cells as soon as the order of addition does; the same tokens
+    again and again, so that every place of the large product is compared.
+    """
+    rows, tokens = shape
+    random = torch.Generator().manual_seed(0)
+    left, right = torch.randn(_ROWS, width, generator=random), torch.randn(TILE, width, generator=random)
+    expected = product_of(left, right).clone()
+    found = product_of(left.repeat(-(-rows // _ROWS), 1)[:rows], right.repeat(-(-tokens // TILE), 1)[:tokens])
+    repeated = expected.repeat(-(-rows // _ROWS), -(-tokens // TILE))[:rows, :tokens]
+    return torch.equal(found, repeated)

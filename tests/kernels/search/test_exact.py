@@ -1,0 +1,283 @@
+"""`exact_topk` gives brute force's bits: every kind of codes, dtype and awkward corpus, in one piece and in blocks."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from inputs import on_cpu as cases
+from maxsim_kernels import Packed, maxsim, pack, quantize_fp8, quantize_int8, stream_topk
+from maxsim_kernels.search import Residuals, exact_topk, rescoring, residuals_of
+from maxsim_kernels.search import exact as exact_module
+
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+KINDS = [f"{kind} {scale}" for kind in ("int8", "affine", "fp8") for scale in ("token", "document", "corpus")]
+SHARES = (0.0, 0.25, 1.0)  # brute force always, as it is, never
+
+
+def coded(documents: Packed, kind: str):
+    name, granularity = kind.split()
+    return quantize_fp8(documents, granularity) if name == "fp8" else quantize_int8(documents, granularity, name == "affine")
+
+
+def same(queries, documents: Packed, k: int, codes, **options):
+    """Compare with brute force, bit for bit; returns the stats."""
+    expected = stream_topk(queries, [documents], k)
+    scores, indices, stats = exact_topk(queries, documents, k, codes=codes, **options)
+    assert cases.same_bits(scores, expected[0])
+    assert torch.equal(indices, expected[1])
+    assert stats.certificate.holds
+    assert bool((stats.survivors <= len(documents)).all())
+    return stats
+
+
+def clustered(count: int, d: int, seed: int, dtype: torch.dtype = torch.float32) -> Packed:
+    """Documents whose tokens lie around a few topics: few of them are near any query."""
+    draw = np.random.default_rng(seed)
+    topics = draw.normal(size=(max(2, count // 4), d))
+    parts = [topics[draw.integers(len(topics))] + 0.4 * draw.normal(size=(draw.integers(1, 12), d)) for _ in range(count)]
+    return pack([torch.from_numpy(part / np.linalg.norm(part, axis=1, keepdims=True)).to(dtype) for part in parts])
+
+
+def about(documents: Packed, count: int, seed: int, noise: float = 0.3) -> Packed:
+    """Queries made of documents' tokens and noise."""
+    draw = torch.Generator().manual_seed(seed)
+    chosen = torch.randint(0, len(documents), (count,), generator=draw).tolist()
+    parts = [documents[n][: 1 + n % 7].float() for n in chosen]
+    return pack(
+        [(part + noise * torch.randn(part.shape, generator=draw) / part.shape[1] ** 0.5).to(documents.dtype) for part in parts]
+    )
+
+
+def corpus(draw: np.random.Generator, d: int, dtype: torch.dtype) -> Packed:
+    """A small awkward corpus: near ties, duplicates, all equal, huge or tiny norms, zeros, empty documents, code values."""
+    count, kind = int(draw.integers(1, 24)), int(draw.integers(0, 10))
+    sizes = draw.integers(0 if kind % 2 else 1, 6, count)
+    parts = [draw.normal(size=(size, d)) for size in sizes]
+    if kind in (1, 2):  # duplicates of a few, nearly or exactly
+        parts = [parts[n % 3 % count] * (1 + (draw.integers(-2, 3) * 2.0**-22 if kind == 2 else 0)) for n in range(count)]
+    elif kind == 3:
+        parts = [np.ones((size, d)) for size in sizes]
+    elif kind == 4:
+        parts = [part * 10.0 ** draw.integers(-20, 4) for part in parts]
+    elif kind == 5:
+        parts = [part * (draw.random((len(part), 1)) < 0.5) for part in parts]
+    elif kind == 6:
+        parts = [draw.integers(-127, 128, part.shape) / draw.choice([1, 64, 127]) for part in parts]
+    elif kind == 7:
+        parts = [part * 1e-38 for part in parts]
+    return pack([torch.from_numpy(np.ascontiguousarray(part)).to(dtype) for part in parts])
+
+
+def one_case(seed: int) -> None:
+    draw = np.random.default_rng(seed)
+    d, dtype = int(draw.choice([1, 2, 5, 16, 64])), DTYPES[draw.integers(3)]
+    documents = corpus(draw, d, dtype)
+    queries = corpus(draw, d, dtype)
+    if draw.random() < 0.5 and len(documents.values):  # queries that are document tokens
+        queries = queries.with_values(documents.values[draw.integers(0, len(documents.values), len(queries.values))])
+    try:
+        codes = coded(documents, KINDS[draw.integers(len(KINDS))])
+    except ValueError:  # values that no scale of this granularity can hold
+        codes = quantize_int8(documents)
+    options = {"quantize_queries": bool(draw.integers(2)), "most_rescored": SHARES[draw.integers(3)]}
+    k = int(draw.choice([1, 2, 3, 10, 30]))
+    expected = stream_topk(queries, [documents], k)
+    cut = int(draw.integers(0, len(documents) + 1))
+    if draw.random() < 0.5:
+        scores, indices, stats = exact_topk(queries, documents, k, codes=codes, **options)
+    else:
+        spans = [torch.arange(cut), torch.arange(cut, len(documents))]
+        blocks = [documents.select(span) for span in spans]
+        halves = [quantize_int8(block) for block in blocks]
+        scores, indices, stats = exact_topk(queries, blocks, k, codes=halves, **options)
+    assert cases.same_bits(scores, expected[0]), seed
+    assert torch.equal(indices, expected[1]), seed
+    assert stats.certificate.holds, seed
+
+
+@pytest.mark.parametrize("part", range(5))
+def test_many_awkward_cases(part, monkeypatch):
+    monkeypatch.setattr(exact_module, "_LEAST_DOCUMENTS", 4)  # several pieces in so small a corpus
+    monkeypatch.setattr(exact_module, "_CELLS", 8)
+    for seed in range(part * 60, part * 60 + 60):
+        one_case(seed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", range(10))
+def test_ten_thousand_awkward_cases(part, monkeypatch):
+    if part % 2:
+        monkeypatch.setattr(exact_module, "_LEAST_DOCUMENTS", 4)
+        monkeypatch.setattr(exact_module, "_CELLS", 8)
+    for seed in range(1000 * (part + 1), 1000 * (part + 2)):
+        one_case(seed)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_corpus_that_prunes(kind, dtype):
+    documents = clustered(600, 64, 3, dtype)
+    queries = about(documents, 20, 4)
+    codes = coded(documents, kind)
+    for quantize_queries in (True, False):
+        stats = same(queries, documents, 5, codes, quantize_queries=quantize_queries)
+        assert stats.scanned == 600
+        if kind.split()[0] != "fp8":
+            assert stats.fell_back == ""
+            assert stats.survivors.double().mean() < 60
+    stored = residuals_of(documents, codes)
+    assert torch.equal(
+        same(queries, documents, 5, codes, residuals=stored).survivors, same(queries, documents, 5, codes).survivors
+    )
+
+
+def test_a_rising_threshold_prunes_later_blocks_harder():
+    documents = clustered(2000, 32, 5)
+    queries = about(documents, 10, 6)
+    expected = stream_topk(queries, [documents], 10)
+    counts = []
+    for size in (2000, 250):
+        blocks = [documents.select(torch.arange(first, first + size)) for first in range(0, 2000, size)]
+        codes = [quantize_int8(block, "document") for block in blocks]
+        # Generators: nothing is held longer than its turn.
+        scores, indices, stats = exact_topk(queries, iter(blocks), 10, codes=iter(codes))
+        assert cases.same_bits(scores, expected[0])
+        assert torch.equal(indices, expected[1])
+        counts.append(int(stats.survivors.sum()))
+    assert (
+        counts[1] < 8 * 10 * 10 / 2
+    )  # with thresholds of their own, 8 blocks would each rescore 10 documents or more for 10 queries
+
+
+def test_views_masks_and_one_query():
+    documents, d = clustered(300, 24, 7), 24
+    codes = quantize_int8(documents)
+    dense = cases.gauss(4, 9, d)
+    lengths, mask = torch.tensor([9, 0, 3, 1]), cases.mask(4, 9)
+    for options in ({}, {"query_lengths": lengths}, {"query_mask": mask}, {"query_lengths": lengths, "query_mask": mask}):
+        expected = stream_topk(dense, [documents], 7, **options)
+        for held in (documents, cases.scattered(documents)):
+            scores, indices, _ = exact_topk(dense, held, 7, codes=codes, **options)
+            assert cases.same_bits(scores, expected[0])
+            assert torch.equal(indices, expected[1])
+    alone = exact_topk(dense[0], documents, 7, codes=codes)
+    assert alone[0].shape == alone[1].shape == (7,)
+    assert cases.same_bits(alone[0], stream_topk(dense[0], [documents], 7)[0])
+    needing = dense.clone().requires_grad_()
+    assert not exact_topk(needing, documents, 7, codes=codes)[0].requires_grad
+
+
+def test_queries_without_tokens_and_documents_without_tokens():
+    documents = pack([torch.randn(n, 8) for n in (2, 0, 3, 0, 1)])
+    queries = pack([torch.randn(0, 8), torch.randn(2, 8)])
+    stats = same(queries, documents, 4, quantize_int8(documents), most_rescored=1.0)
+    assert stats.survivors.tolist() == [0, 3]
+    same(pack([], dim=8), documents, 4, quantize_int8(documents))
+    same(queries, pack([], dim=8), 4, quantize_int8(pack([], dim=8)))
+
+
+def test_all_equal_falls_back_and_says_so():
+    documents = pack([torch.ones(3, 16)] * 50)
+    stats = same(pack([torch.ones(2, 16)]), documents, 5, quantize_int8(documents))
+    assert stats.fell_back == "1 of 1 pieces by brute force: more than 25% of the pairs could still be among the best"
+    assert stats.survivors.tolist() == [50]
+    assert stats.rescored_bytes == 50 * 3 * 16 * 4
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
+@pytest.mark.parametrize("side", ["queries", "documents"])
+def test_what_is_not_finite(side, value):
+    documents, queries = clustered(200, 16, 8), cases.gauss(3, 4, 16)
+    if side == "documents":
+        documents.values[documents.starts[[150, 160]], 3] = value
+    else:
+        queries[1, 2, 5] = value
+    codes = quantize_int8(documents)
+    answers = []
+    for search in (lambda: stream_topk(queries, [documents], 5), lambda: exact_topk(queries, documents, 5, codes=codes)):
+        try:
+            answers.append([one.tolist() for one in search()[:2]])
+        except ValueError as error:
+            answers.append([str(error)])
+    assert answers[0] == answers[1]
+
+
+def test_wrong_residuals_are_seen_to_matter(monkeypatch):
+    """With residuals of nothing the answer is that of the codes: the tests above compare what they should."""
+    documents = clustered(400, 16, 9)
+    queries = about(documents, 30, 10)
+    codes = quantize_fp8(documents)
+    none = Residuals(torch.zeros(400), torch.zeros(400))
+    expected = stream_topk(queries, [documents], 10)
+    found = exact_topk(queries, documents, 10, codes=codes, residuals=none, most_rescored=1.0)
+    assert not torch.equal(found[1], expected[1])
+    same(queries, documents, 10, codes, most_rescored=1.0)
+
+
+def test_scores_of_one_query_have_the_bits_of_a_call_with_all(two_threads):
+    for d in (1, 24, 128, 513):
+        documents = cases.packed([3, 700, 0, 1100, 64, 1], d, make=cases.gauss)
+        queries = pack([cases.gauss(n, d, seed=n) for n in (1, 40, 300, 700, 31)])
+        assert rescoring.why_not_alone(queries, documents) == ""
+        together = maxsim(queries, documents)
+        for n in range(len(queries)):
+            chosen = torch.tensor([5, 1, 3])
+            assert cases.same_bits(rescoring.rescored(queries[n], documents, chosen), together[n, chosen])
+
+
+def test_a_matrix_library_that_adds_in_another_order_is_noticed(monkeypatch):
+    product = rescoring.product_of
+
+    def other(queries, tokens):
+        half = queries.shape[1] // 2
+        if tokens.shape[0] == rescoring.TILE:
+            return product(queries, tokens)
+        return product(queries[:, :half].contiguous(), tokens[:, :half].contiguous()) + product(
+            queries[:, half:].contiguous(), tokens[:, half:].contiguous()
+        )
+
+    monkeypatch.setattr(rescoring, "product_of", other)
+    rescoring.same_order.cache_clear()
+    try:
+        documents = clustered(300, 64, 3)
+        stats = same(about(documents, 5, 4), documents, 5, quantize_int8(documents))
+        assert stats.fell_back.startswith("the matrix library adds in another order for products of 32 x")
+        assert stats.survivors.tolist() == [300] * 5
+    finally:
+        rescoring.same_order.cache_clear()
+
+
+def test_reduced_precision_products_are_not_bounded():
+    documents = clustered(300, 64, 3)
+    setting = torch.backends.mkldnn.matmul
+    before = setting.fp32_precision
+    setting.fp32_precision = "bf16"
+    try:
+        stats = same(about(documents, 5, 4), documents, 5, quantize_int8(documents))
+    finally:
+        setting.fp32_precision = before
+    assert stats.fell_back.startswith("products of float32 may be rounded to bf16")
+
+
+def test_refusals():
+    documents = clustered(10, 8, 1)
+    codes, queries = quantize_int8(documents), cases.gauss(2, 3, 8)
+    halves = [documents.select([0, 1]), documents.select([2, 3])]
+    for match, call in {
+        r"k: got 0, need 1 or more": lambda: exact_topk(queries, documents, 0, codes=codes),
+        r"most_rescored: got 2, need 0 to 1": lambda: exact_topk(queries, documents, 1, codes=codes, most_rescored=2),
+        r"codes: got 10 documents of d = 8, need 2": lambda: exact_topk(queries, halves[0], 1, codes=codes),
+        r"codes, residuals: got one piece": lambda: exact_topk(queries, halves, 1, codes=codes),
+        r"codes, residuals: got blocks": lambda: exact_topk(queries, documents, 1, codes=[codes]),
+        r"codes: got no more blocks as block 1": lambda: exact_topk(queries, halves, 1, codes=[quantize_int8(halves[0])]),
+        r"documents: got Tensor as block 0, need Packed": lambda: exact_topk(queries, [queries], 1, codes=[codes]),
+        r"documents: got no blocks": lambda: exact_topk(queries, [], 1, codes=[]),
+        r"residuals: got 2 documents, need 10": lambda: exact_topk(
+            queries, documents, 1, codes=codes, residuals=Residuals(torch.zeros(2), torch.zeros(2))
+        ),
+        r"documents: got torch.float32, need the queries' dtype": lambda: exact_topk(queries.half(), documents, 1, codes=codes),
+    }.items():
+        with pytest.raises(ValueError, match=match):
+            call()
