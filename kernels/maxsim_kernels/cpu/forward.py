@@ -28,12 +28,14 @@ _QUERY_ROWS = 8192  # query tokens held at once
 _GROUP_TOKENS = 1 << 18  # document tokens planned at once
 _GROUP_CELLS = 1 << 22  # (query token, document piece) maxima held at once: 16 MB
 _ROW_MULTIPLE = 32  # query rows are padded to a multiple of this
+FEW_ROWS, FEW_TOKENS = 8, 512  # the same, and the document tokens a product, where one query meets few documents
 
 
-def forward(call: Call, tile_tokens: int | None = None) -> tuple[Tensor, Tensor]:
+def forward(call: Call, few: bool = False) -> tuple[Tensor, Tensor]:
     """Scores `[Nq, N]` float32 and argmax int32 `[Nq, N, max Lq]` (empty when not asked for); shared and per-query layouts.
 
-    `tile_tokens`: document tokens a product, where there are too few to fill the usual tile (`search/rescoring.py`).
+    `few`: small products, for one query and few documents; whoever asks for them looks whether they keep the bits
+    (`search/rescoring.py`).
     """
     check_values(call)
     count, total = call.query_count, call.document_count
@@ -41,14 +43,14 @@ def forward(call: Call, tile_tokens: int | None = None) -> tuple[Tensor, Tensor]
     argmax = torch.full((count, total, query_width(call)) if call.winners else (0,), -1, dtype=torch.int32)
     with torch.no_grad(), torch.autocast("cpu", enabled=False):
         if call.layout == "shared":
-            for first, block in query_blocks(call):
+            for first, block in query_blocks(call, few):
                 for at, corpus in _corpora(call, None):
-                    _score_corpus(block, corpus, first, at, scores, argmax if call.winners else None, tile_tokens)
+                    _score_corpus(block, corpus, first, at, scores, argmax if call.winners else None, few)
         else:
             for query in range(count):
-                block = _queries(call, [query])
+                block = _queries(call, [query], few)
                 for at, corpus in _corpora(call, query):
-                    _score_corpus(block, corpus, query, at, scores, argmax if call.winners else None, tile_tokens)
+                    _score_corpus(block, corpus, query, at, scores, argmax if call.winners else None, few)
     return scores, argmax
 
 
@@ -99,15 +101,15 @@ def _query_tokens(call: Call, query: int) -> tuple[Tensor, Tensor]:
     return tokens[places], places
 
 
-def query_blocks(call: Call) -> Iterator[tuple[int, Queries]]:
+def query_blocks(call: Call, few: bool = False) -> Iterator[tuple[int, Queries]]:
     """Consecutive queries of about `_QUERY_ROWS` tokens; a longer query is a block of its own."""
     longest = max(1, query_width(call))
     step = max(1, _QUERY_ROWS // longest)
     for first in range(0, call.query_count, step):
-        yield first, _queries(call, range(first, min(first + step, call.query_count)))
+        yield first, _queries(call, range(first, min(first + step, call.query_count)), few)
 
 
-def _queries(call: Call, numbers: range | list[int]) -> Queries:
+def _queries(call: Call, numbers: range | list[int], few: bool) -> Queries:
     parts = [_query_tokens(call, number) for number in numbers]
     ends = np.cumsum([part.shape[0] for part, _ in parts]).tolist()
     bounds = list(zip([0, *ends[:-1]], ends, strict=True))
@@ -117,7 +119,8 @@ def _queries(call: Call, numbers: range | list[int]) -> Queries:
     if (found := distinct_rows(tokens)) is not None:
         tokens, which = found[0], found[1].numpy()
     rows = len(tokens)
-    padded = max(_ROW_MULTIPLE, -(-rows // _ROW_MULTIPLE) * _ROW_MULTIPLE)
+    multiple = FEW_ROWS if few else _ROW_MULTIPLE
+    padded = max(multiple, -(-rows // multiple) * multiple)
     matrix, scales = quantized_queries(call, tokens)
     full = torch.zeros(padded, matrix.shape[1], dtype=matrix.dtype)
     full[:rows] = matrix
@@ -238,13 +241,13 @@ def _score_corpus(
     first_document: int,
     scores: Tensor,
     argmax: Tensor | None,
-    tile_tokens: int | None,
+    few: bool,
 ) -> None:
     """Score a block of queries against a group of documents, in steps whose maxima fit in memory."""
     step = max(1, _GROUP_CELLS // queries.matrix.shape[0])
     for begin in range(0, len(corpus.lengths), step):
         stop = min(begin + step, len(corpus.lengths))
-        best, winners = maxima(queries, corpus, begin, stop, argmax is not None, tile_tokens)
+        best, winners = maxima(queries, corpus, begin, stop, argmax is not None, FEW_TOKENS if few else None)
         empty = corpus.lengths[begin:stop] == 0
         columns = slice(first_document + begin, first_document + stop)
         for number, (low, high) in enumerate(queries.bounds):

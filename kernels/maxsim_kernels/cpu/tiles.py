@@ -88,9 +88,9 @@ def _tile_tokens(queries: Queries) -> int:
     return min(_LONGEST_TILE, (_INT8_CELLS if integer else _CELLS) // rows)
 
 
-def product_shapes(queries: Queries, tile_tokens: int | None = None) -> set[tuple[int, int]]:
+def product_shapes(queries: Queries) -> set[tuple[int, int]]:
     """The shapes (query rows, document tokens) of the products of a block of float queries with packed documents."""
-    rows, tile = queries.matrix.shape[0], tile_tokens or _tile_tokens(queries)
+    rows, tile = queries.matrix.shape[0], _tile_tokens(queries)
     return {(min(_TILE_ROWS, rows - low), tile) for low in range(0, rows, _TILE_ROWS)}
 
 
@@ -180,7 +180,10 @@ class _TileReader:
         for buffer, source in ((self.scale, corpus.token_scale), (self.offset, corpus.token_offset)):
             if buffer is not None and source is not None:
                 buffer[:count] = source[rows]
-        self.buffer[:count] = corpus.values[rows]
+        if isinstance(rows, Tensor) and corpus.values.dtype == self.buffer.dtype:
+            torch.index_select(corpus.values, 0, rows, out=self.buffer[:count])  # one copy, not two
+        else:
+            self.buffer[:count] = corpus.values[rows]
         return self.buffer, self.scale, self.offset, 0
 
 

@@ -14,12 +14,11 @@ import torch
 from torch import Tensor
 
 from maxsim_kernels.checks import Call, Options, validate
-from maxsim_kernels.cpu.forward import check_values, forward, query_blocks
+from maxsim_kernels.cpu.forward import FEW_ROWS, FEW_TOKENS, check_values, forward, query_blocks
 from maxsim_kernels.cpu.tiles import product_of, product_shapes
 from maxsim_kernels.tokens import Packed
 
-TILE = 1024  # document tokens a product: ten documents or so fill one
-_ROWS = 32  # of the product that others are compared with
+_ROWS = 32  # of the product, of `FEW_TOKENS` document tokens, that others are compared with
 
 
 def packed_queries(call: Call) -> Packed:
@@ -40,7 +39,7 @@ def packed_queries(call: Call) -> Packed:
 def rescored(query: Tensor, documents: Packed, chosen: Tensor) -> Tensor:
     """Exact scores `[c]` of one query `[L, d]` with documents `chosen` `[c]` int64."""
     few = Packed.view(documents.values, documents.starts[chosen], documents.lengths[chosen])
-    return forward(validate(query, few, Options()), TILE)[0][0]
+    return forward(validate(query, few, Options()), few=True)[0][0]
 
 
 def why_not_alone(queries: Packed, documents: Packed) -> str:
@@ -54,8 +53,8 @@ def why_not_alone(queries: Packed, documents: Packed) -> str:
     for _, block in query_blocks(call):
         shapes |= product_shapes(block)
     longest = int(queries.lengths.max()) if len(queries) else 0
-    rows = {min(512, -(-length // _ROWS) * _ROWS) for length in range(1, max(2, longest + 1))}
-    other = _first_of_another_order(shapes | {(count, TILE) for count in rows}, queries.dim)
+    alone = {(rows, FEW_TOKENS) for rows in range(FEW_ROWS, min(512, longest + FEW_ROWS) + 1, FEW_ROWS)}
+    other = _first_of_another_order(shapes | alone, queries.dim)
     return "" if other is None else f"the matrix library adds in another order for products of {other[0]} x {other[1]} tokens"
 
 
@@ -66,15 +65,15 @@ def _first_of_another_order(shapes: Iterable[tuple[int, int]], width: int) -> tu
 
 @lru_cache(maxsize=1024)
 def same_order(shape: tuple[int, int], width: int, threads: int) -> bool:
-    """Whether every cell of a product of this shape has the bits it has in a product of 32 x 1024 tokens.
+    """Whether every cell of a product of this shape has the bits it has in a product of 32 x 512 tokens.
 
     Random numbers, whose sums differ in some bit of thousands of cells as soon as the order of addition does; the same tokens
     again and again, so that every place of the large product is compared.
     """
     rows, tokens = shape
     random = torch.Generator().manual_seed(0)
-    left, right = torch.randn(_ROWS, width, generator=random), torch.randn(TILE, width, generator=random)
+    left, right = torch.randn(_ROWS, width, generator=random), torch.randn(FEW_TOKENS, width, generator=random)
     expected = product_of(left, right).clone()
-    found = product_of(left.repeat(-(-rows // _ROWS), 1)[:rows], right.repeat(-(-tokens // TILE), 1)[:tokens])
-    repeated = expected.repeat(-(-rows // _ROWS), -(-tokens // TILE))[:rows, :tokens]
+    found = product_of(left.repeat(-(-rows // _ROWS), 1)[:rows], right.repeat(-(-tokens // FEW_TOKENS), 1)[:tokens])
+    repeated = expected.repeat(-(-rows // _ROWS), -(-tokens // FEW_TOKENS))[:rows, :tokens]
     return torch.equal(found, repeated)
