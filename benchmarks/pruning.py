@@ -1,6 +1,6 @@
 """How many documents a bound on scores over codes leaves in the race, for bounds of different size: SciFact, CPU.
 
-    python benchmarks/pruning.py --data-dir FOLDER [--encoder lexical] [--encoder hf:PATH] [--json FILE] [--queries 30]
+    python benchmarks/pruning.py --data-dir FOLDER [--encoder lexical] [--name NAME] [--codes "int8 token" ...] [--json FILE]
 
 For every query the documents are counted that can still be among its k best: the upper bound is not below the threshold. Two
 thresholds: the k-th best lower bound, and the k-th best *exact* score among the k documents whose lower bounds are best (which have to
@@ -14,6 +14,7 @@ of 2-norms and 1-norm times largest component), and token norms about the corpus
 from __future__ import annotations
 
 import argparse
+import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -168,14 +169,14 @@ def shipped(documents: Packed, queries: list[Tensor], codes: Codes, quantised: b
     return {"bytes_a_document": 8.0, **counts}
 
 
-def cases(queries: Packed, documents: Packed, count: int) -> Iterator[tuple[str, dict[str, Any]]]:
+def cases(queries: Packed, documents: Packed, count: int, kinds: list[str]) -> Iterator[tuple[str, dict[str, Any]]]:
     """Every kind of codes with INT8 (FP8) and float queries."""
     step = max(1, len(queries) // count)
     chosen = [queries[n].float() for n in range(0, len(queries), step)][:count]
     whole = Packed(documents.compact().values.float(), documents.compact().offsets)  # type: ignore[arg-type]
     assert bool((whole.lengths > 0).all())
-    for kind, quantise in KINDS.items():
-        codes = quantise(whole)
+    for kind in kinds:
+        codes = KINDS[kind](whole)
         meant = codes.dequantize()
         assert isinstance(meant, Packed)
         side = Side(whole.values, meant.values, whole.starts.numpy(), whole.values.mean(0))
@@ -198,26 +199,28 @@ def main(arguments: list[str] | None = None) -> None:
     """The command."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data-dir", type=Path, required=True, help="a data folder that holds SciFact")
-    parser.add_argument("--encoder", action="append", help="default: lexical")
+    parser.add_argument("--encoder", default="lexical")
+    parser.add_argument("--name", help="of the encoder in the file (default: as --encoder)")
+    parser.add_argument("--codes", action="append", choices=list(KINDS), help="default: all")
     parser.add_argument("--cache-dir", default="embeddings_cache", help="where embeddings are kept (default: embeddings_cache)")
-    parser.add_argument("--json", type=Path, help="write the raw figures here")
-    parser.add_argument("--queries", type=int, default=30)
+    parser.add_argument("--json", type=Path, help="write the raw figures here; those of other encoders stay")
+    parser.add_argument("--queries", type=int, default=20)
     options = parser.parse_args(arguments)
-    report: dict[str, Any] = {"torch": torch.__version__, "corpus": "SciFact, test", "queries": options.queries, "encoders": {}}
-    for encoder in options.encoder or ["lexical"]:
-        queries, documents = embedded(options.data_dir, encoder, options.cache_dir)
-        name = encoder if "/" not in encoder else f"hf:{Path(encoder).name}"
-        sizes = {"documents": len(documents), "tokens": len(documents.values), "dim": documents.dim}
-        report["encoders"][name] = {**sizes, "cases": {}}
-        for case, found in tqdm(cases(queries, documents, options.queries), total=2 * len(KINDS), desc=name):
-            report["encoders"][name]["cases"][case] = found
-            if options.json is not None:
-                write(options.json, report)
-        for case, found in report["encoders"][name]["cases"].items():
-            print(f"{name}: {case}; mean error / width {found['error_over_width']:.4f}")
-            for variant, row in found["variants"].items():
-                shown = ", ".join(f"{key} {row[key]['mean']:.1f} ({row[key]['most']})" for key in row if key.startswith("k="))
-                print(f"  {variant} ({row['bytes_a_document']:.0f} bytes a document): {shown}")
+    report: dict[str, Any] = {"corpus": "SciFact, test", "encoders": {}}
+    if options.json is not None and options.json.exists():
+        report = json.loads(options.json.read_text(encoding="utf-8"))
+    name, kinds = options.name or options.encoder, options.codes or list(KINDS)
+    queries, documents = embedded(options.data_dir, options.encoder, options.cache_dir)
+    sizes = {"documents": len(documents), "tokens": len(documents.values), "dim": documents.dim}
+    found = report["encoders"][name] = {"torch": torch.__version__, "queries": options.queries, **sizes, "cases": {}}
+    for case, counts in tqdm(cases(queries, documents, options.queries, kinds), total=2 * len(kinds), desc=name):
+        found["cases"][case] = counts
+        write(options.json, report)
+    for case, counts in found["cases"].items():
+        print(f"{name}: {case}; mean error / width {counts['error_over_width']:.4f}")
+        for variant, row in counts["variants"].items():
+            shown = ", ".join(f"{key} {row[key]['mean']:.1f} ({row[key]['most']})" for key in row if key.startswith("k="))
+            print(f"  {variant} ({row['bytes_a_document']:.0f} bytes a document): {shown}")
 
 
 if __name__ == "__main__":
