@@ -39,9 +39,9 @@ modes
 fallback topk tokens
 """
 BENCHMARKS = """
-page
+page checksums
 rehearsal
-paper forward training chamfer streaming parity cpu_forward second encoding checksums cold_start
+paper forward training chamfer streaming parity cpu_forward second encoding cold_start
 reference_speed pruning
 cases out_of_core
 tables
