@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 import sysconfig
+import tarfile
 from pathlib import Path
 
 # colpali-engine imports torchvision, whose wheel of the registry may be built for another torch than the one here; nothing of what
@@ -42,17 +43,30 @@ def environment(library: str, folder: Path) -> Path:
     subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True, capture_output=True, timeout=120)
     python = folder / "bin" / "python"
     command = [str(python), "-m", "pip", "install", "-q", "--no-deps", "--disable-pip-version-check", *REQUIREMENTS[library]]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
-    if done.returncode and any(word in done.stderr for word in UNREACHABLE):
-        raise UnreachableError(done.stderr.strip().splitlines()[-1])
-    assert done.returncode == 0, done.stderr[-3000:]
+    _from_registry(command)
     packages = next((folder / "lib").glob("python*")) / "site-packages"
     # After the environment's own folder, so that its versions win.
     (packages / "zz_ours.pth").write_text(f"{sysconfig.get_paths()['purelib']}\n{NO_REGISTRATION}\n", encoding="utf-8")
     return python
 
 
-def run(python: Path, *arguments: str, cwd: Path, path: list[Path]) -> subprocess.CompletedProcess[str]:
-    """A command of that environment, with folders of ours put first."""
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, path)), "OMP_NUM_THREADS": "1"}
+def source(python: Path, library: str, folder: Path) -> Path:
+    """The library's source distribution, unpacked in `folder`: its own tests are there."""
+    options = ("-q", "--no-deps", "--disable-pip-version-check", "--no-binary", ":all:", "-d", str(folder))
+    _from_registry([str(python), "-m", "pip", "download", *options, REQUIREMENTS[library][0]])
+    with tarfile.open(next(folder.glob("*.tar.gz"))) as archive:
+        archive.extractall(folder, filter="data")
+    return next(path for path in folder.iterdir() if path.is_dir())
+
+
+def _from_registry(command: list[str]) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
+    if done.returncode and any(word in done.stderr for word in UNREACHABLE):
+        raise UnreachableError(done.stderr.strip().splitlines()[-1])
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+def run(python: Path, *arguments: str, cwd: Path, path: list[Path], **more: str) -> subprocess.CompletedProcess[str]:
+    """A command of that environment, with folders of ours put first and `more` variables."""
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, path)), "OMP_NUM_THREADS": "1", **more}
     return subprocess.run([str(python), *arguments], cwd=cwd, env=env, capture_output=True, text=True, timeout=600, check=False)

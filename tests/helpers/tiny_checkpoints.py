@@ -31,11 +31,12 @@ def pages() -> list[Image.Image]:
     return made
 
 
-def _bert(folder: Path, words: list[str]) -> Any:
+def bert(folder: Path, words: list[str], length: int = 40) -> Any:
+    """A random BERT for texts of up to `length` tokens; its tokenizer is written."""
     from transformers import BertConfig, BertModel, BertTokenizerFast
 
     vocabulary = {word: number for number, word in enumerate(words)}
-    BertTokenizerFast(vocab=vocabulary, do_lower_case=True, model_max_length=40).save_pretrained(folder)
+    BertTokenizerFast(vocab=vocabulary, do_lower_case=True, model_max_length=length).save_pretrained(folder)
     torch.manual_seed(0)
     return BertModel(
         BertConfig(
@@ -44,7 +45,7 @@ def _bert(folder: Path, words: list[str]) -> Any:
             num_hidden_layers=2,
             num_attention_heads=2,
             intermediate_size=32,
-            max_position_embeddings=48,
+            max_position_embeddings=length + 8,
         )
     )
 
@@ -52,7 +53,7 @@ def _bert(folder: Path, words: list[str]) -> Any:
 def stanford(folder: Path) -> Path:
     """`HF_ColBERT`: weights behind `bert.`, the projection `linear.weight` beside them, `artifact.metadata`."""
     folder.mkdir(parents=True)
-    model = _bert(folder, [*SPECIAL, *WORDS])
+    model = bert(folder, [*SPECIAL, *WORDS])
     tensors = {f"bert.{name}": tensor.contiguous() for name, tensor in model.state_dict().items()}
     tensors["linear.weight"] = torch.randn(DIM, 16)
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
@@ -65,7 +66,7 @@ def stanford(folder: Path) -> Path:
 def pylate(folder: Path) -> Path:
     """PyLate's: `modules.json` with a Transformer and a Dense, lengths and markers in the top-level configuration."""
     folder.mkdir(parents=True)
-    model = _bert(folder, [*SPECIAL, *WORDS, "[Q]", "[D]"])
+    model = bert(folder, [*SPECIAL, *WORDS, "[Q]", "[D]"])
     model.save_pretrained(folder)
     modules = [("", "sentence_transformers.models.Transformer"), ("1_Dense", "pylate.models.Dense.Dense")]
     write(

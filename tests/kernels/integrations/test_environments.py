@@ -1,17 +1,63 @@
-"""PyLate and colpali-engine in environments of their own, made from the package registry: their files of tests run there."""
+"""PyLate and colpali-engine in environments of their own, made from the package registry: our tests of them, and their own.
+
+Their own tests come with their source distributions. That of sentence-transformers holds none of scores or losses.
+"""
 
 from __future__ import annotations
 
 import importlib.util
+import json
 import re
+import shutil
+import subprocess
+from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
-from library_environment import REQUIREMENTS, UnreachableError, environment, run
-from places import ROOT
+import library_stand_ins
+from library_environment import REQUIREMENTS, UnreachableError, environment, run, source
+from places import ROOT, TESTS
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
+FOLDERS = [ROOT / "kernels", ROOT, TESTS / "helpers"]
+
+
+class Own(NamedTuple):
+    """A library's own tests of scores and losses: its name, files, modules whose docstrings hold examples, how many pass, what they call."""
+
+    name: str
+    files: tuple[str, ...]
+    examples: tuple[str, ...]
+    passed: int  # at least so many of the files' tests; the others need a GPU
+    shown: int  # examples
+    calls: set[str]
+    prepare: Callable[[Path], None] = lambda folder: None
+
+
+OWN = {
+    "pylate": Own(
+        "pylate",
+        tuple(
+            f"test_{name}.py"
+            for name in ("colbert_scores", "contrastive", "cached_contrastive", "kd", "scores_flash", "scores_lik")
+        ),
+        ("scores.colbert", "rank.rank", "losses", "evaluation.colbert_triplet", "evaluation.colbert_distillation"),
+        22,
+        12,
+        {"colbert_scores", "colbert_scores_pairwise", "colbert_kd_scores"},
+        library_stand_ins.pylate,
+    ),
+    "colpali_engine": Own(
+        "colpali-engine",
+        ("loss/test_li_losses.py", "utils/test_maxsim.py", "utils/test_processing_utils.py"),
+        (),
+        28,
+        0,
+        {"maxsim_inbatch", "maxsim_kd", "score_multi_vector"},
+    ),
+}
 
 
 @pytest.mark.parametrize("library", REQUIREMENTS)
@@ -20,9 +66,46 @@ def test_in_an_environment_of_its_own(library: str, tmp_path: Path) -> None:
         pytest.skip(f"{library} is installed here: test_{library}.py runs in this environment")
     try:
         python = environment(library, tmp_path / "venv")
+        theirs = source(python, library, tmp_path / "source")
     except UnreachableError as error:
         pytest.skip(f"no {library} from the package registry: {error}")
     tests = Path(__file__).with_name(f"test_{library}.py")
-    done = run(python, "-m", "pytest", "-p", "no:cacheprovider", str(tests), "-rs", cwd=ROOT, path=[ROOT / "kernels", ROOT])
+    done = run(python, "-m", "pytest", "-p", "no:cacheprovider", str(tests), "-rs", cwd=ROOT, path=FOLDERS[:2])
     assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
-    assert re.search(r"^[1-9]\d* passed in ", done.stdout, re.MULTILINE), done.stdout
+    assert passed(done) > 0, done.stdout
+
+    own, place = OWN[library], tmp_path / "own"
+    shutil.copytree(theirs / "tests", place / "tests")
+    own.prepare(place)
+    done = theirs_with_us(python, own, place, *(f"tests/{name}" for name in own.files))
+    assert passed(done) >= own.passed, done.stdout
+    assert scored(done) >= own.calls, done.stdout
+    if own.examples:
+        numbers = "doctest_optionflags=NORMALIZE_WHITESPACE NUMBER"
+        modules = (f"{library}.{name}" for name in own.examples)
+        done = theirs_with_us(python, own, place, "--doctest-modules", "-o", numbers, "--pyargs", *modules)
+        assert passed(done) >= own.shown, done.stdout
+        assert scored(done) >= own.calls, done.stdout
+
+
+def theirs_with_us(python: Path, own: Own, place: Path, *what: str) -> subprocess.CompletedProcess[str]:
+    """Tests of the library in a session of pytest in which it is enabled."""
+    options = ("-q", "-p", "library_enabled", "-p", "no:cacheprovider", "-c", "/dev/null", "--rootdir", str(place))
+    more = {"MAXSIM_ENABLE": own.name, "HF_HUB_OFFLINE": "1"}
+    done = run(python, "-m", "pytest", *options, *what, cwd=place, path=FOLDERS, **more)
+    assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
+    return done
+
+
+def passed(done: subprocess.CompletedProcess[str]) -> int:
+    """How many tests passed, by pytest's last line."""
+    found = re.search(r"^(\d+) passed\b", done.stdout, re.MULTILINE)
+    assert found is not None, done.stdout
+    return int(found[1])
+
+
+def scored(done: subprocess.CompletedProcess[str]) -> set[str]:
+    """The functions that the operator scored for."""
+    found = re.search(r"^scored here: (.*)$", done.stdout, re.MULTILINE)
+    assert found is not None, done.stdout
+    return set(json.loads(found[1]))
