@@ -8,6 +8,7 @@ From the top down; a room imports from those below it, never from those above:
 cli/             the command line
 studies/         pages and notebooks that show many evaluations together
 in_memory.py     `evaluate_embeddings`: embeddings that are in memory, without a dataset or a file
+mteb.py          a model for mteb, tasks of mteb evaluated here, results in mteb's form
 many.py          `evaluate_datasets`: several datasets with one encoder, and their averages
 api.py           `evaluate`: a task, an encoder and scoring paths in, a Result out
 gate/            the quality gate: bounds on what changed, an exit code

@@ -15,7 +15,7 @@ FULL = 16  # modules a folder may hold
 
 # Each line may import from the lines below it, never from those above; rooms of one line do not know each other.
 TOOLKIT = """
-cli studies in_memory many
+cli studies in_memory many mteb
 api gate
 report planning
 comparison explain conformance

@@ -67,7 +67,11 @@ def _own_endings() -> Iterator[None]:
 
 
 class _Commands(typer.core.TyperGroup):
-    """The commands, whose errors are those of `ending.py`."""
+    """The commands, whose errors are those of `ending.py`; `irds:<id>` is `irds <id>`."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        source, colon, name = args[0].partition(":") if args else ("", "", "")
+        return super().resolve_command(ctx, [source, name, *args[1:]] if colon and source == "irds" else args)
 
     def make_context(self, *given: Any, **named: Any) -> Any:
         with _own_endings():

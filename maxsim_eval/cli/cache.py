@@ -115,7 +115,7 @@ def _say_encoded(found: Embeddings, before: set[Path], seconds: float, processes
 
 
 _ENCODED = {
-    "source": (Annotated[str, typer.Argument(help="beir, real-mm-rag, local or demo.")], Parameter.empty),
+    "source": (Annotated[str, typer.Argument(help="beir, real-mm-rag, local, demo or irds.")], Parameter.empty),
     "dataset": (Annotated[str, typer.Argument(help="Name of the dataset (local: or its path).")], Parameter.empty),
 }
 _MODEL_DEVICE = {

@@ -1,4 +1,4 @@
-"""The evaluating commands, one a source of data: `beir`, `local`, `real-mm-rag`, `demo`."""
+"""The evaluating commands, one a source of data: `beir`, `local`, `real-mm-rag`, `irds`, `demo`."""
 
 from __future__ import annotations
 

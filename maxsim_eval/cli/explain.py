@@ -171,7 +171,7 @@ def _render_query(ranked: QueryExplanation) -> None:
 
 
 _ARGUMENTS = {
-    "source": (Annotated[str, typer.Argument(help="beir, real-mm-rag, local or demo.")], Parameter.empty),
+    "source": (Annotated[str, typer.Argument(help="beir, real-mm-rag, local, demo or irds.")], Parameter.empty),
     "dataset": (Annotated[str, typer.Argument(help="Name of the dataset (local: or its path).")], Parameter.empty),
 }
 _PAIR = {

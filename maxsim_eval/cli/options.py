@@ -36,6 +36,7 @@ ANSWERS: Group = {"as_json": (AsJson, False), "quiet": (Quiet, False)}
 SOURCES: Mapping[str, Group] = {
     "beir": {},
     "demo": {},
+    "irds": {},
     "local": {
         "queries": (Annotated[str | None, typer.Option(help="text or pages: what is asked, in a folder of page images.")], None)
     },

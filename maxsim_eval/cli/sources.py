@@ -35,6 +35,15 @@ COMMANDS: dict[str, tuple[Any, str, str, str]] = {
         Example: python evaluate.py local my-corpus --encoder hf:/models/my-encoder
         """,
     ),
+    "irds": (
+        None,
+        "Id of the package ir_datasets, with documents, queries and judgements: beir/scifact/test.",
+        "colbertv2",
+        """Evaluate a dataset of the package ir_datasets, which downloads it into its own folder. Also written irds:beir/scifact/test.
+
+        Example: python evaluate.py irds beir/scifact/test --encoder lexical
+        """,
+    ),
     "demo": (
         ["small"],
         "Name of the generated collection.",

@@ -4,6 +4,7 @@ assembling.py     a Task from its parts: judgements against queries and corpus, 
 beir.py           BEIR-layout folders: `corpus.jsonl`, `queries.jsonl`, `qrels/<split>.tsv`
 beir_download.py  fetching a public BEIR archive: download through `beir.util`, checksum, safe extraction, one rename into place
 generated.py      the generated collection behind `demo`
+irds.py           datasets of the package ir_datasets, by its ids
 items.py          what a Task holds without holding it whole in memory: texts in one buffer, page images opened one at a time
 loading.py        LOADERS: where a Task comes from
 page_folder.py    a folder of page images as a dataset

@@ -1,8 +1,8 @@
 """LOADERS: where a Task comes from.
 
 `beir` (public sets, by card), `real-mm-rag` (page images, by card), `local` (a folder in BEIR layout or of page images), `demo`
-(generated). A loader is one function `(dataset, data_dir, wanted) -> Task` and one line of `LOADERS`; the options beyond `split`
-and `quiet` that it knows stand in `OPTIONS`.
+(generated), `irds` (ids of the package ir_datasets). A loader is one function `(dataset, data_dir, wanted)
+-> Task` and one line of `LOADERS`; the options beyond `split` and `quiet` that it knows stand in `OPTIONS`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from maxsim_eval.data import generated, real_mm_rag
+from maxsim_eval.data import generated, irds, real_mm_rag
 from maxsim_eval.data.assembling import Part, assemble
 from maxsim_eval.data.beir import LAYOUT, check_name, check_split, read_judgements, read_texts, splits
 from maxsim_eval.data.beir_download import fetch
@@ -179,11 +179,18 @@ def _load_demo(dataset: str, data_dir: Path, wanted: Wanted) -> Task:
     return task
 
 
+def _load_irds(dataset: str, data_dir: Path, wanted: Wanted) -> Task:
+    if wanted.split is not None:
+        raise UsageError(f"split {wanted.split!r}: an id of ir_datasets names its split, as in {dataset}/{wanted.split}")
+    return irds.load(dataset)
+
+
 LOADERS: dict[str, Loader] = {
     "beir": _load_beir,
     "real-mm-rag": _load_real_mm_rag,
     "local": _load_local,
     "demo": _load_demo,
+    irds.SOURCE: _load_irds,
 }
 
 

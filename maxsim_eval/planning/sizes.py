@@ -25,7 +25,7 @@ from maxsim_eval.data.items import Pages
 from maxsim_eval.data.loading import LOADERS, load_folder, load_task
 from maxsim_eval.data.subsets import limit_task, rows_of
 from maxsim_eval.encoders.names import ONE_DTYPE, get_encoder
-from maxsim_eval.errors import DataError, MissingPackageError, UnknownNameError
+from maxsim_eval.errors import DataError, MissingPackageError, UnknownNameError, UsageError
 from maxsim_eval.planning.costs import Sizes
 from maxsim_eval.types import Encoder, Task
 
@@ -116,6 +116,8 @@ def _task(source: str, dataset: str, data_dir: Path, split: str | None, quiet: b
     """The task where it lies on this machine, else None: loaders may download or generate, this must not."""
     if source not in LOADERS:
         raise UnknownNameError("source", source, LOADERS)
+    if source == "irds":
+        raise UsageError("plan: source 'irds': a plan downloads nothing, which ir_datasets may; need another source")
     if source == "local":
         return load_task(source, dataset, data_dir=data_dir, split=split, quiet=quiet)
     there = [path for path in (data_dir / dataset, data_dir / source / dataset) if path.is_dir()]

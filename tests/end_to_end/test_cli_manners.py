@@ -24,7 +24,7 @@ from places import ROOT
 ROOT_COMMAND: Any = typer.main.get_command(app)
 ESCAPE = "\x1b["
 # Commands that take long enough for a bar.
-LONG = {"beir", "real-mm-rag", "local", "demo", "plan", "encode", "import", "convert", "inspect", "explain", "bench"}
+LONG = {"beir", "real-mm-rag", "local", "demo", "irds", "plan", "encode", "import", "convert", "inspect", "explain", "bench"}
 
 
 def commands() -> Iterator[tuple[str, Any]]:
@@ -45,7 +45,7 @@ def options(command: Any) -> set[str]:
 
 def test_the_commands_are_these() -> None:
     assert set(COMMANDS) == {
-        "beir", "real-mm-rag", "local", "demo", "plan", "encode", "import", "convert", "inspect", "cache ls", "cache rm", "cache gc",
+        "beir", "real-mm-rag", "local", "demo", "irds", "plan", "encode", "import", "convert", "inspect", "cache ls", "cache rm", "cache gc",
         "metrics", "compare", "gate", "report", "explain", "bench", "conform",
     }  # fmt: skip
 
@@ -155,7 +155,7 @@ def line(name: str, folder: Path, *more: str) -> list[str]:
 
 
 def test_every_command_has_a_line() -> None:
-    assert set(COMMANDS) - set(LINES) == {"beir", "real-mm-rag"}, (
+    assert set(COMMANDS) - set(LINES) == {"beir", "real-mm-rag", "irds"}, (
         "those need a download; they are made as `demo` and `local` are"
     )
 

@@ -149,6 +149,8 @@ class World:
                 rest.pop(0)
             elif word == "real-mm-rag":
                 found.append("local")
+            elif word == "irds":
+                found += ["beir", rest.pop(0).split("/")[1]]
             elif word == "--encoder" and rest[0].partition(":")[0] not in (*TRAINED, "lexical"):
                 rest[0] = "lexical"
                 found.append(word)

@@ -29,6 +29,7 @@ REQUIREMENTS = {
         "fastkmeans==0.5.0",
         "fast-plaid==1.4.6.2110",
     ),
+    "mteb": ("mteb==2.26.24", "polars==2.1.0", "polars-runtime-32==2.1.0", "ir_datasets==0.6.3", "lxml==6.1.3", "lz4==4.4.5"),
     "colpali_engine": ("colpali-engine==0.3.18", "peft==0.20.0", "accelerate==1.15.0", "torchvision==0.28.0"),
 }
 UNREACHABLE = ("(from versions: none)", "ConnectionError", "Temporary failure", "Read timed out")

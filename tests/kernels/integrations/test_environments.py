@@ -1,4 +1,4 @@
-"""PyLate and colpali-engine in environments of their own, made from the package registry: our tests of them, and their own.
+"""PyLate, colpali-engine and mteb in environments of their own, made from the package registry: our tests of them, and their own.
 
 Their own tests come with their source distributions. That of sentence-transformers holds none of scores or losses.
 """
@@ -17,7 +17,7 @@ from typing import NamedTuple
 import pytest
 
 import library_stand_ins
-from library_environment import REQUIREMENTS, UnreachableError, environment, run, source
+from library_environment import UnreachableError, environment, run, source
 from places import ROOT, TESTS
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
@@ -60,7 +60,7 @@ OWN = {
 }
 
 
-@pytest.mark.parametrize("library", REQUIREMENTS)
+@pytest.mark.parametrize("library", OWN)
 def test_in_an_environment_of_its_own(library: str, tmp_path: Path) -> None:
     if importlib.util.find_spec(library) is not None:
         pytest.skip(f"{library} is installed here: test_{library}.py runs in this environment")
@@ -86,6 +86,19 @@ def test_in_an_environment_of_its_own(library: str, tmp_path: Path) -> None:
         done = theirs_with_us(python, own, place, "--doctest-modules", "-o", numbers, "--pyargs", *modules)
         assert passed(done) >= own.shown, done.stdout
         assert scored(done) >= own.calls, done.stdout
+
+
+def test_mteb_and_ir_datasets(tmp_path: Path) -> None:
+    if all(importlib.util.find_spec(name) is not None for name in ("mteb", "ir_datasets")):
+        pytest.skip("both are installed here: their tests run in this environment")
+    try:
+        python = environment("mteb", tmp_path / "venv")
+    except UnreachableError as error:
+        pytest.skip(f"no mteb from the package registry: {error}")
+    tests = (str(TESTS / "toolkit" / name) for name in ("test_mteb.py", "data/test_irds.py"))
+    done = run(python, "-m", "pytest", "-p", "no:cacheprovider", *tests, cwd=ROOT, path=FOLDERS[:2])
+    assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
+    assert passed(done) >= 10, done.stdout
 
 
 def theirs_with_us(python: Path, own: Own, place: Path, *what: str) -> subprocess.CompletedProcess[str]:

@@ -224,7 +224,7 @@ def test_unknown_source_and_dataset_offer_near_names(tmp_path):
         load_task("local", "", data_dir=tmp_path)
     with pytest.raises(UsageError, match=r"dataset 'two\\nlines': holds the control character U\+000A"):
         load_task("local", "two\nlines", data_dir=tmp_path)
-    assert set(LOADERS) == {"beir", "real-mm-rag", "local", "demo"}
+    assert set(LOADERS) == {"beir", "real-mm-rag", "local", "demo", "irds"}
 
 
 def test_a_collection_must_be_named_by_part(tmp_path):
