@@ -18,9 +18,11 @@ import pytest
 
 import library_stand_ins
 from library_environment import UnreachableError, environment, run, source
+from maxsim_eval.data import generated
 from places import ROOT, TESTS
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
+DEMO = "demo/small"  # a collection in BEIR layout, below the folder of the test
 FOLDERS = [ROOT / "kernels", ROOT, TESTS / "helpers"]
 
 
@@ -33,6 +35,7 @@ class Own(NamedTuple):
     passed: int  # at least so many of the files' tests; the others need a GPU
     shown: int  # examples
     calls: set[str]
+    shows: tuple[str, ...]  # scripts of examples/ with options that keep them small
     prepare: Callable[[Path], None] = lambda folder: None
 
 
@@ -47,6 +50,7 @@ OWN = {
         22,
         12,
         {"colbert_scores", "colbert_scores_pairwise", "colbert_kd_scores"},
+        (f"rerank_pylate.py --folder {DEMO} --queries 3 --candidates 9",),
         library_stand_ins.pylate,
     ),
     "colpali_engine": Own(
@@ -56,6 +60,8 @@ OWN = {
         28,
         0,
         {"maxsim_inbatch", "maxsim_kd", "score_multi_vector"},
+        # The trainer of sentence-transformers needs accelerate, which is there.
+        ("score_pages_colpali.py", f"train_sentence_transformers.py --folder {DEMO} --split test --steps 3 --batch 6"),
     ),
 }
 
@@ -86,6 +92,14 @@ def test_in_an_environment_of_its_own(library: str, tmp_path: Path) -> None:
         done = theirs_with_us(python, own, place, "--doctest-modules", "-o", numbers, "--pyargs", *modules)
         assert passed(done) >= own.shown, done.stdout
         assert scored(done) >= own.calls, done.stdout
+
+    generated.ensure("small", place / "demo")
+    for example in own.shows:
+        script, *words = example.split()
+        options = ("-W", "ignore", str(ROOT / "examples" / script), *words)
+        done = run(python, *options, cwd=place, path=FOLDERS[:2], HF_HUB_OFFLINE="1")
+        assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
+        assert " apart" in done.stdout
 
 
 def test_mteb_and_ir_datasets(tmp_path: Path) -> None:
