@@ -41,7 +41,7 @@ fallback topk tokens
 BENCHMARKS = """
 page checksums
 rehearsal
-paper forward training chamfer streaming parity cpu_forward second encoding cold_start
+paper forward training chamfer streaming parity cpu_forward second encoding cold_start libraries
 reference_speed pruning
 cases out_of_core
 tables
