@@ -4,6 +4,7 @@ choice that others made differently, which changes rankings only where it says s
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple
 
@@ -17,6 +18,7 @@ Verdict = Literal["pass", "convention", "refused", "bug", "skipped"]
 QUERIES = (1, 5, 32)
 DOCUMENTS = (33, 1, 130, 7, 2)
 DIM = 24
+FAR = (70, 2**25 + 8)  # rows, and elements from one to the next: the last lie beyond 2^31
 
 
 class Scored(NamedTuple):
@@ -133,6 +135,35 @@ def _strides(scored: Scored) -> Finding:
     return ("pass", "") if error <= 1e-2 else ("bug", f"error {error:.0e}: strides are not read")
 
 
+def _far(scored: Scored) -> Finding:
+    """Rows far apart in one buffer, of which a CPU touches only the pages they lie on."""
+    count, step = FAR
+    need = 2 * count * step
+    free = torch.cuda.mem_get_info(scored.device)[0] if scored.device.type == "cuda" else _free_memory()
+    if free < need + (1 << 30):
+        return "skipped", f"needs {(need + (1 << 30)) / 1e9:.1f} GB of free memory, there are {free / 1e9:.1f}"
+    queries = drawn(QUERIES, DIM, 26, torch.float16)
+    documents = drawn((20, 1, 30, 7, 12), DIM, 27, torch.float16)
+    held = packed(documents, scored.device)
+    try:
+        buffer = torch.empty(count * step, dtype=torch.float16, device=scored.device)
+    except RuntimeError as problem:  # what may be reserved can be less than what is free
+        return "skipped", f"{need / 1e9:.1f} GB cannot be reserved: {str(problem).splitlines()[0]}"[:200]
+    rows = buffer.view(count, step)[:, :DIM]
+    rows.copy_(held.values)
+    right, sizes = truth(queries, documents)
+    found = scored.scores(packed(queries, scored.device), held.with_values(rows)).cpu().double()
+    error = float(((found - right).abs() / sizes).nan_to_num(math.inf).max())
+    return ("pass", "") if error <= 1e-2 else ("bug", f"error {error:.0e}: 32-bit offsets")
+
+
+def _free_memory() -> int:
+    try:
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, ValueError):  # systems that do not say
+        return 0
+
+
 def _determinism(scored: Scored) -> Finding:
     queries, documents = packed(drawn(QUERIES, DIM, 19), scored.device), packed(drawn(DOCUMENTS * 8, DIM, 20), scored.device)
     kept = queries.values.clone(), documents.values.clone()
@@ -208,6 +239,7 @@ CHECKS: dict[str, Check] = {
     "token of zeros": _zero_rows,
     "large values": _large,
     "strides": _strides,
+    "beyond 2^31 elements": _far,
     "determinism": _determinism,
     "corpus in parts": _cut,
     "gradients": _gradients,

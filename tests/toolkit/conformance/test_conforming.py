@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import re
+import sys
 from collections.abc import Callable
 
 import pytest
@@ -15,6 +17,7 @@ from maxsim_eval.conformance.checks import CHECKS
 from maxsim_eval.conformance.conforming import conform
 from maxsim_kernels import Packed, maxsim
 from maxsim_kernels.reference import maxsim_reference
+from places import ROOT
 from scorer_cases import Write, here, write  # noqa: F401 - fixtures
 
 Scorer = Callable[[Packed, Packed], Tensor]
@@ -69,6 +72,13 @@ def contiguous(queries: Packed, documents: Packed) -> Tensor:
     return maxsim(queries, documents.with_values(wrong))
 
 
+def wraps(queries: Packed, documents: Packed) -> Tensor:
+    values = documents.values
+    starts = [number * values.stride(0) % 2**31 for number in range(len(values))]
+    read = torch.stack([torch.as_strided(values, (values.shape[1],), (values.stride(1),), start) for start in starts])
+    return maxsim(queries, documents.with_values(read))
+
+
 def verdicts(function: Scorer) -> dict[str, str]:
     return {row.check: row.verdict for row in conform(function)}
 
@@ -76,9 +86,11 @@ def verdicts(function: Scorer) -> dict[str, str]:
 def test_ours_passes_every_check() -> None:
     found = conform(maxsim)
     assert [row.check for row in found] == list(CHECKS)
-    assert {row.verdict for row in found} == {"pass"}, found
+    small = {row.check for row in found if row.verdict == "skipped" and "GB" in row.found}
+    assert small <= {"beyond 2^31 elements"}
+    assert {row.verdict for row in found if row.check not in small} == {"pass"}, found
     others = verdicts(maxsim_reference)
-    assert {name for name, verdict in others.items() if verdict != "pass"} <= {"corpus in parts"}
+    assert {name for name, verdict in others.items() if verdict not in ("pass", "skipped")} <= {"corpus in parts"}
 
 
 DAMAGED: dict[str, tuple[Scorer, dict[str, str]]] = {
@@ -92,6 +104,7 @@ DAMAGED: dict[str, tuple[Scorer, dict[str, str]]] = {
     "0 for an empty document": (filled(0.0), {"document without tokens": "convention", "query without tokens": "pass"}),
     "NaN for an empty document": (filled(math.nan), {"document without tokens": "bug"}),
     "zeros are padding": (no_zero_rows, {"token of zeros": "convention", "negative similarities": "pass"}),
+    "32-bit offsets": (wraps, {"beyond 2^31 elements": "bug", "float32": "pass"}),
     "float16 inside": (half, {"float32": "convention", "float16": "pass", "large values": "bug"}),
     "strides are not read": (contiguous, {"strides": "bug", "float32": "pass"}),
     "NaN is lost": (lambda q, d: maxsim(q, d.with_values(d.values.nan_to_num())), {"NaN in a token": "convention"}),
@@ -107,6 +120,8 @@ DAMAGED: dict[str, tuple[Scorer, dict[str, str]]] = {
 def test_what_is_wrong_is_found_where_it_is(case: str) -> None:
     function, expected = DAMAGED[case]
     found = verdicts(function)
+    if found["beyond 2^31 elements"] == "skipped" and "beyond 2^31 elements" in expected:
+        pytest.skip("a machine with too little memory")
     assert {name: found[name] for name in expected} == expected, found
 
 
@@ -119,6 +134,18 @@ def test_what_a_function_raises_is_said() -> None:
     found = {row.check: row for row in conform(only_float32)}
     assert (found["float16"].verdict, found["float16"].found) == ("refused", "raised TypeError: float32 only")
     assert found["float32"].verdict == "pass"
+
+
+def test_a_peers_scorer_is_found_what_the_docs_say_of_it() -> None:
+    sys.path.insert(0, str(ROOT / "examples"))
+    try:
+        import peer_scorers
+    finally:
+        sys.path.remove(str(ROOT / "examples"))
+    found = {row.check: row for row in conform(peer_scorers.sentence_transformers) if row.verdict not in ("pass", "skipped")}
+    assert {row.verdict for row in found.values()} == {"convention"}
+    assert set(found) == {"float16", "bfloat16", "document without tokens"}
+    assert found["document without tokens"].found == "scores -1e+09"
 
 
 def test_the_command(write: Write, capsys: pytest.CaptureFixture[str]) -> None:  # noqa: F811
@@ -136,7 +163,7 @@ def test_the_command(write: Write, capsys: pytest.CaptureFixture[str]) -> None: 
 
     code, out, _ = run(f"python:{name}:score")
     assert code == 0
-    assert f"{len(CHECKS)} pass" in out
+    assert re.search(rf"({len(CHECKS)}|{len(CHECKS) - 1}) pass", out)
     code, out, _ = run(f"python:{name}:bad", "--json")
     assert code == 1
     found = json.loads(out)

@@ -295,3 +295,10 @@ def test_what_is_recorded_follows_the_schema(demo_home: Path, demo_task: Task, w
     assert not list(validator.iter_errors(document))
     document["environment"]["scorers"]["mine"]["sha256"] = "none"
     assert [error.json_path for error in validator.iter_errors(document)] == ["$.environment.scorers.mine.sha256"]
+
+
+def test_a_module_whose_file_is_none_is_no_source(write: Write) -> None:
+    """torch.classes says `_classes.py`, wherever it is: so it is where packages lie outside the interpreter's own folder."""
+    name = write("import types\n\nodd = types.ModuleType('odd')\nodd.__file__ = '_odd.py'\n\ndef score(q, d): ...\n")
+    (found,) = find_paths((f"python:{name}:score",)).values()
+    assert found.source
