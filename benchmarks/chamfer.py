@@ -28,8 +28,8 @@ from maxsim_kernels import chamfer_distance
 from measure import installed
 from measure.gradient_truth import _row_error
 from measure.method import Lineup, Method, Options, Row
+from measure.names import FLASH
 from measure.session import RefusedError
-from names import FLASH
 from results.file import Figures
 from run.command import Tool, main
 from tables.markdown import CELL, Lines, summary, times_and_peaks, verdict_table

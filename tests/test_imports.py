@@ -48,7 +48,6 @@ tables
 run rivals
 results
 measure
-names
 """
 # Small modules of the lowest line, which the others there may use.
 APART = {"hashing", "errors", "files", "printing", "parsing"}

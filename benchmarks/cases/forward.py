@@ -16,10 +16,7 @@ from torch import Tensor
 
 from maxsim_kernels import Packed, quantize_fp8, quantize_int8
 from measure.method import EXACT, FP8_BOUND, Lineup, Method, Options, Row
-from measure.score_truth import Documents, Truth, truth
-from measure.timing import DEVICE
-from measure.work import Work
-from names import (
+from measure.names import (
     COUNTS,
     DEQUANTISED,
     GRANULARITIES,
@@ -32,6 +29,9 @@ from names import (
     quantised_name,
     quantised_row_name,
 )
+from measure.score_truth import Documents, Truth, truth
+from measure.timing import DEVICE
+from measure.work import Work
 from rivals import peers, torch_rivals
 from rivals.torch_rivals import MODES
 

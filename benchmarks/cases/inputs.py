@@ -10,8 +10,8 @@ from torch import Tensor
 
 from maxsim_kernels import Packed
 from measure.method import Options
+from measure.names import SHAPES
 from measure.work import Work
-from names import SHAPES
 
 DIM = 128
 SHORT = {**SHAPES, "textual": (32, 180)}  # 'textual' of op_abl, multiquery and int8

@@ -30,10 +30,10 @@ from cases.inputs import sizes, unit
 from maxsim_kernels import maxsim
 from measure import installed
 from measure.method import EXACT, LOOSE, Options
+from measure.names import FLASH, LIK, SHAPES
 from measure.score_truth import error, truth
 from measure.session import RefusedError, failures, reason
 from measure.timing import Call, Flush
-from names import FLASH, LIK, SHAPES
 from results.paper_file import Findings
 from rivals import paper, peers, torch_rivals
 from run.campaign import Plan

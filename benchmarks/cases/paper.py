@@ -12,9 +12,9 @@ from torch import Tensor
 
 from cases.inputs import RAGGED, SHORT, Sizes, drawn, ragged, sizes, unit
 from measure.method import Lineup, Options, Row
+from measure.names import SHAPES
 from measure.score_truth import truth
 from measure.work import Work
-from names import SHAPES
 from rivals import paper, peers, torch_rivals
 from run.campaign import Plan
 

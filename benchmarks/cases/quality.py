@@ -18,9 +18,9 @@ from cases.inputs import Sizes, sizes, unit
 from maxsim_kernels import maxsim, maxsim_reference, quantize_int8
 from maxsim_kernels.reference import true_precision
 from measure.method import Options
+from measure.names import SHAPES
 from measure.session import reason
 from measure.timing import Call
-from names import SHAPES
 from results.paper_file import Findings
 from rivals import paper, torch_rivals
 from run.campaign import Plan

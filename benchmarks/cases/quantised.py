@@ -16,9 +16,9 @@ from cases.paper import COMPILED_TOO, OP_ABL, cell, compile_seconds, compiled_ha
 from cases.quality import ranked
 from maxsim_kernels import Int8Tokens, quantize_int8
 from measure.method import Options, Row
+from measure.names import GRANULARITIES, quantised_name
 from measure.score_truth import Truth, truth
 from measure.timing import Call
-from names import GRANULARITIES, quantised_name
 from results.paper_file import Findings
 from rivals import paper, peers, torch_rivals
 from run.campaign import Plan

@@ -20,7 +20,7 @@ import torch
 from cases import memory
 from cases.inputs import sizes, unit
 from measure.method import Options
-from names import SHAPES
+from measure.names import SHAPES
 from results.paper_file import Findings
 from run.campaign import Plan
 

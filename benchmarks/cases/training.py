@@ -17,8 +17,8 @@ from torch import Tensor
 
 from maxsim_kernels import maxsim
 from measure.method import Lineup, Options, Row
+from measure.names import LAYOUTS, MEMORY_STEPS, STEPS, memory_name, step_name
 from measure.work import Work
-from names import LAYOUTS, MEMORY_STEPS, STEPS, memory_name, step_name
 from rivals import training as rivals
 from rivals.training import Problem, summed
 

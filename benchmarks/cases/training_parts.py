@@ -17,9 +17,9 @@ from cases.training import row, shared
 from maxsim_kernels import maxsim
 from measure import installed
 from measure.method import Lineup, Method, Options, Row
+from measure.names import ABLATION, FLASH, LIK, WINNERS, ablation_name, parts_name
 from measure.session import RefusedError
 from measure.timing import Call
-from names import ABLATION, FLASH, LIK, WINNERS, ablation_name, parts_name
 from rivals import training as rivals
 from rivals.training import PATHS, Problem, Scores, summed
 

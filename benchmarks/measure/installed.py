@@ -7,7 +7,7 @@ import importlib
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from names import FLASH, LIK
+from measure.names import FLASH, LIK
 
 PEERS = {FLASH: "flash_maxsim", LIK: "late_interaction_kernels"}
 SCORERS = {"PyLate": "pylate.scores", "colpali-engine": "colpali_engine.utils.processing_utils"}  # of libraries that people use

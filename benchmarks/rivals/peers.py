@@ -17,8 +17,8 @@ from torch import Tensor
 from maxsim_kernels import Packed
 from measure import installed
 from measure.method import INT8_LOOSE, LOOSE, Lineup, Method
+from measure.names import FLASH, LIK
 from measure.timing import Call
-from names import FLASH, LIK
 
 LIK_WIDEST = 2048  # above, its smallest tile asks for 256 KiB of shared memory after more than a minute of compiling
 LIK_CELLS = 2**31  # from here on its addresses overflow: 20,000 x 1024 x 128 gave wrong scores, then an illegal memory access

@@ -28,9 +28,9 @@ from maxsim_kernels import Packed, explain, maxsim, maxsim_pairs
 from measure import installed
 from measure.gradient_truth import FULL, HALF, ROUNDED, Bound, Truth
 from measure.method import Lineup, Method
+from measure.names import FLASH, LIK
 from measure.session import RefusedError
 from measure.timing import Call
-from names import FLASH, LIK
 from rivals import torch_rivals
 
 VARIABLE = "FLASH_BWD_PATH"

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from names import (
+from measure.names import (
     COUNTS,
     DEQUANTISED,
     FLASH,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from names import FLASH, GRANULARITIES, LIK, SHAPES, quantised_name
+from measure.names import FLASH, GRANULARITIES, LIK, SHAPES, quantised_name
 from tables.cells import MISSING, Book, Cell, Value, gigabytes, number, percent, ratio, times
 from tables.columns import (
     COMPILED,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-from names import FLASH, LIK, MANY, RAGGED_MANY, quantised_name
+from measure.names import FLASH, LIK, MANY, RAGGED_MANY, quantised_name
 from tables.cells import MISSING, Book, Cell, number, table_lines, times
 from tables.columns import COMPILED, Fastest, Getter, Line, Maker, Source, drawn, ms, picked, rows, value, with_peak
 from tables.paper_training import whole_step

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from names import FLASH, GRANULARITIES, LIK, quantised_name
+from measure.names import FLASH, GRANULARITIES, LIK, quantised_name
 from tables.cells import MISSING, Book, Cell, number, times
 from tables.columns import COMPILED, Fastest, Getter, Line, Lines, Source, each, faster_than, joined, ms, named, value
 from tables.rows import BEFORE, EAGER, MAIN, Held, forward_rows, wide

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from names import FLASH, LIK, SHAPES
+from measure.names import FLASH, LIK, SHAPES
 from tables.cells import MISSING, Book, Cell, Table, Value, number, paper, percent, plain, ratio, times
 from tables.columns import Fastest, Getter, Line, Source, claim, each, faster, joined, ms, over, rows, value, within
 from tables.losses import measured

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from names import (
+from measure.names import (
     ABLATION,
     FLASH,
     LAYOUTS,

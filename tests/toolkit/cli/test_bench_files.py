@@ -41,7 +41,7 @@ def scripts(tmp_path: Path) -> Path:
     folder.mkdir()
     for name in {held.script for held in REGISTRY.tables.values()}:
         (folder / name).write_text("raise SystemExit(3)\n", encoding="utf-8")
-    for name in ("page.py", "names.py", "measure", "results", "tables"):
+    for name in ("page.py", "measure", "results", "tables"):
         (folder / name).symlink_to(bench.FOLDER / name)
     return folder
 
