@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 from places import ROOT
 
@@ -35,6 +37,16 @@ def scifact_data(shared_data: Path) -> Path:
     if not (shared_data / "beir" / "scifact" / "corpus.jsonl").is_file():
         pytest.skip(f"no SciFact in {shared_data / 'beir' / 'scifact'}: see datasets/README.md")
     return shared_data / "beir"
+
+
+@pytest.fixture(autouse=True)
+def same_precision() -> Iterator[None]:
+    """Float32 products are as precise after a test as before it: the benchmarks' commands lower it for their whole process."""
+    settings = [torch.backends, torch.backends.cuda.matmul, torch.backends.mkldnn.matmul]
+    before = [setting.fp32_precision for setting in settings]
+    yield
+    for setting, value in zip(settings, before, strict=True):
+        setting.fp32_precision = value
 
 
 @pytest.fixture

@@ -212,10 +212,13 @@ def fill_shards(
     with bar as progress, _heard(world) as said:
 
         def fill(turn: int, stopped: threading.Event) -> None:
-            spec = specs[begun.missing[turn]]
+            spec, started = specs[begun.missing[turn]], time.monotonic()
             pieces = list(_pieces(begun.folder, spec, encode, chunk, progress, stopped))
             if not stopped.is_set():
+                encoded = time.monotonic()
                 write_shard(begun.folder / shard_name(spec.shard), spec, ids[spec.start : spec.stop], pieces)
+                ended = time.monotonic()
+                progress.spent(ended - encoded, ended - started)
 
         def turns() -> Iterator[int]:
             first = turn

@@ -15,12 +15,15 @@ from maxsim_eval.processes.world import World
 class Progress:
     """Counts what this rank did; on the leader a bar on stderr shows the whole, finished units of earlier runs as already there.
 
-    Every other rank tells the leader its counts by its `note`.
+    Every other rank tells the leader its counts by its `note`. Who is slower, the disk or what computes, is the leader's own finding.
     """
+
+    SLOW = "waiting for the disk"
 
     def __init__(self, name: str, documents: int, restored: int, world: World, quiet: bool) -> None:
         self.name, self.world, self.restored = name, world, restored
         self.documents = self.size = 0
+        self._spent = [0.0, 0.0]  # seconds at the disk, and in all
         self.began = time.monotonic()
         self.bar = self._bar(documents, quiet or not world.leader)
         self._tell()
@@ -47,6 +50,15 @@ class Progress:
         self.show()
         self.world.check()
 
+    def spent(self, disk: float, total: float) -> None:
+        """Count seconds of a finished part, those in which it waited for the disk among them: where they are most, the bar says so."""
+        self._spent = [self._spent[0] + disk, self._spent[1] + total]
+
+    @property
+    def _pace(self) -> str:
+        disk, total = self._spent
+        return f", {self.SLOW}" if total > 0 and disk > total / 2 else ""
+
     def _tell(self) -> None:
         self.world.note = f"{self.restored} {self.documents} {self.size} {self.name}"
 
@@ -64,7 +76,7 @@ class Progress:
     def _draw(self, restored: int, documents: int, size: int) -> None:
         self.bar.initial = restored
         seconds = max(time.monotonic() - self.began, 1e-9)
-        self.bar.set_postfix_str(self._rate(size / seconds), refresh=False)
+        self.bar.set_postfix_str(self._rate(size / seconds) + self._pace, refresh=False)
         self.bar.update(restored + documents - self.bar.n)
 
     def __enter__(self) -> Self:
@@ -78,6 +90,8 @@ class Progress:
 
 class EncodeProgress(Progress):
     """The bar of encoding: its sizes are tokens, and it stays. `name` tells this filling of the cache from every other."""
+
+    SLOW = "the disk is slower than the model"
 
     def __init__(
         self, name: str, documents: int, restored: int, world: World, quiet: bool, *, label: str, unit: str = "documents"

@@ -90,6 +90,7 @@ def score_path(
         wanted = kept is not None or keep
         for unit in score_units(name, queries, corpus, asked, missing, keep=wanted, tick=progress.tick) if missing else ():
             total.add(unit)
+            progress.spent(unit.seconds.get("read", 0.0), unit.seconds.get("total", 0.0))
             if kept is not None:
                 assert unit.scores is not None
                 kept[:, unit.start : unit.stop] = unit.scores

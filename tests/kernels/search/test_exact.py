@@ -127,9 +127,9 @@ def test_a_corpus_that_prunes(kind, dtype):
     codes = coded(documents, kind)
     for quantize_queries in (True, False):
         stats = same(queries, documents, 5, codes, quantize_queries=quantize_queries)
+        assert kind.split()[0] == "fp8" or stats.fell_back == ""
         assert stats.scanned == 600
         if kind.split()[0] != "fp8":
-            assert stats.fell_back == ""
             assert stats.survivors.double().mean() < 60
     stored = residuals_of(documents, codes)
     assert torch.equal(

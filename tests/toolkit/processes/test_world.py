@@ -236,6 +236,21 @@ def test_the_bar_of_encoding_counts_all_ranks_and_ends_whole(capsys: pytest.Capt
     assert "60 of 60" in said
 
 
+@pytest.mark.usefixtures("every_bar")
+def test_the_bars_say_when_the_disk_sets_the_pace() -> None:
+    with Progress("fp16", 100, 0, World(), quiet=False) as progress:
+        progress.spent(1.0, 4.0)
+        progress.tick(10, 1000)
+        assert progress.bar.postfix.endswith("GB/s")
+        progress.spent(3.0, 3.5)
+        progress.tick(10, 1000)
+        assert progress.bar.postfix.endswith("GB/s, waiting for the disk")
+    with EncodeProgress("fp16", 60, 0, World(), quiet=False, label="encode x") as progress:
+        progress.spent(3.0, 4.0)
+        progress.tick(10, 1000)
+        assert progress.bar.postfix.endswith("tokens/s, the disk is slower than the model")
+
+
 def test_a_failure_elsewhere_is_raised_at_the_next_block() -> None:
     class Failed(World):
         def check(self) -> None:
