@@ -10,6 +10,7 @@ studies/         pages and notebooks that show many evaluations together
 in_memory.py     `evaluate_embeddings`: embeddings that are in memory, without a dataset or a file
 mteb.py          a model for mteb, tasks of mteb evaluated here, results in mteb's form
 many.py          `evaluate_datasets`: several datasets with one encoder, and their averages
+atlas/           what every way of storing embeddings costs, with verdicts
 api.py           `evaluate`: a task, an encoder and scoring paths in, a Result out
 gate/            the quality gate: bounds on what changed, an exit code
 report/          a Result as something to read: console, Markdown, HTML, CSV, JSON
@@ -19,8 +20,10 @@ conformance/     whether a function that scores keeps the contract
 explain/         which tokens a score comes from
 importing/       embeddings that somebody else computed, into the cache
 scoring/         scores of a corpus by a path: in units, streamed, resumable
+first_stage/     documents found fast, by words or one vector, for MaxSim to rank again
 cache/           the HDF5 cache of embeddings
 data/            collections: queries, documents, judgements
+codecs/          token embeddings in fewer bytes, stored and read again
 encoders/        texts and pages to token embeddings
 processes/       what several processes share, and how they fail together
 types.py         Task, Encoder, Run, Result

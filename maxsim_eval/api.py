@@ -46,7 +46,7 @@ from maxsim_eval.scoring.job import (
     score_job,
     sources_of,
 )
-from maxsim_eval.scoring.own_functions import OWN_RUNS, Chosen, find_paths, run_file, scorer_facts
+from maxsim_eval.scoring.own_functions import OTHER_RUNS, Chosen, find_paths, run_file, scorer_facts
 from maxsim_eval.scoring.partial import folder_for, remove
 from maxsim_eval.scoring.paths import PATHS, REFERENCE, ScoringPath
 from maxsim_eval.types import Encoder, Result, Run, Task
@@ -381,7 +381,7 @@ def _finish(settings: Settings, ready: _Ready, outcomes: Iterable[Outcome], devi
     for name, path in results.items():
         each = ready.paths[name].token_bytes(found.documents.dim)
         stored_bytes = None if each is None else round(each * tokens, 3)
-        results[name] = replace(path, memory={**(path.memory or {}), "document_bytes": stored_bytes})
+        results[name] = replace(path, memory={"document_bytes": stored_bytes, **(path.memory or {})})
     if len(places) > 1:
         machine |= {"processes": len(places), "devices": list(places)}
     result = Result(
@@ -405,7 +405,7 @@ def _write(result: Result, runs: Mapping[str, Run], folder: Path) -> None:
     with writing(folder):
         (folder / "result.json").unlink(missing_ok=True)
         earlier = [folder / "runs" / f"{name}.trec" for name in PATHS]  # and nothing else that lies there
-        for path in (*earlier, *(folder / "runs").glob(OWN_RUNS)):
+        for path in (*earlier, *(found for form in OTHER_RUNS for found in (folder / "runs").glob(form))):
             path.unlink(missing_ok=True)
     for name, found in runs.items():
         write_trec_run(folder / "runs" / run_file(name), found)

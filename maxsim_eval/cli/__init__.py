@@ -1,6 +1,7 @@
 """The command line: one module for each command, and what they share.
 
 app.py       the command line: `python evaluate.py beir scifact`, also installed as `maxsim-eval`
+atlas.py     the command `atlas`: what every way of storing embeddings costs, with verdicts
 bench.py     the command `bench`: one table of the paper, measured here by the scripts of `benchmarks/`, and shown
 cache.py     the commands of the embedding cache: `encode`, `inspect`, `convert` and `cache ls | rm | gc`
 conform.py   the command `conform`: whether a function that scores keeps the contract, bugs told from conventions

@@ -19,6 +19,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 import typer.core
 
+from maxsim_eval.cli.atlas import atlas
 from maxsim_eval.cli.bench import SETTINGS as SCRIPTS
 from maxsim_eval.cli.bench import bench
 from maxsim_eval.cli.cache import cache, convert, encode, inspect
@@ -120,6 +121,7 @@ def _options(
 
 register(app)
 app.command()(plan)
+app.command()(atlas)
 for _command in (encode, inspect, convert, explain, gate, metrics, conform):
     app.command()(_command)
 app.command("import")(import_)

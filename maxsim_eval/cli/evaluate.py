@@ -208,7 +208,8 @@ def _folder_name(source: str, dataset: str, part: str, encoder: str, settings: S
 
 
 def _names(text: str | None) -> tuple[str, ...]:
-    return tuple(name.strip() for name in (text or "").split(",") if name.strip())
+    """Names between commas; those in parentheses belong to a name."""
+    return tuple(name.strip() for name in re.split(r",(?![^(]*\))", text or "") if name.strip())
 
 
 def metric_names(text: str | None) -> tuple[str, ...]:

@@ -38,7 +38,7 @@ def estimate(
 ) -> str | None:
     """The line that says how long scoring will take; None for a small job. Takes a few seconds itself, where it measures.
 
-    Users' own functions are not run for it, and so not in it. `resumed`: some of it is finished already.
+    Users' own functions and codecs are not run for it, and so not in it. `resumed`: some of it is finished already.
     """
     kind = torch.device(device).type
     lengths = documents.lengths()
@@ -49,7 +49,7 @@ def estimate(
     if candidates is not None and work:  # the listed pairs alone
         pairs = np.repeat(asked, np.diff(candidates.offsets)) * lengths[candidates.rows]
         part = 2.0 * queries.dim * float(pairs.sum()) / work
-    names = [name for name, path in paths.items() if not path.own]
+    names = [name for name, path in paths.items() if not path.own and path.codec is None]
     if work * part < LEAST_OPERATIONS[kind] or not names:
         return None
     sizes = Sizes(len(asked), len(lengths), *tokens, queries.dim, documents.manifest["dtype"])

@@ -28,6 +28,7 @@ from maxsim_eval.processes import peak_memory
 from maxsim_eval.processes.agreement import PATIENCE, blind_ranks, machine_of, require_same_machines
 from maxsim_eval.processes.world import World
 from maxsim_eval.scoring.asked import Asked
+from maxsim_eval.scoring.compressed import document_bytes, fit, fitted_path, state_digest
 from maxsim_eval.scoring.own_functions import run_file
 from maxsim_eval.scoring.paths import PATHS, ScoringPath
 from maxsim_eval.scoring.records import Records, ScoreRows
@@ -142,12 +143,12 @@ class Job:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a path gave: its ranking, where the time went, the kept score rows (None: not kept), and its peaks of memory."""
+    """What a path gave: its ranking, where the time went, the kept score rows (None: not kept), peaks of memory and bytes stored."""
 
     run: Run
     seconds: Mapping[str, float]
     rows: KeptRows | None
-    memory: Mapping[str, int | None] = field(default_factory=dict)
+    memory: Mapping[str, Any] = field(default_factory=dict)
 
 
 def find_copies(names: Iterable[str], documents: Documents) -> dict[str, Quantised]:
@@ -255,12 +256,16 @@ def _score_all(job: Job, world: World, corpus: Corpus, machine: Mapping[str, Any
         outcome = _score(name, job, world, corpus, machine)
         memory = peak_memory.largest(world.collect(watched()))
         if outcome is not None:
-            yield replace(outcome, memory=memory)
+            yield replace(outcome, memory={**outcome.memory, **memory})
 
 
 def _score(name: str, job: Job, world: World, corpus: Corpus, machine: Mapping[str, Any]) -> Outcome | None:
     asked, division, keeping = job.asked, job.division, job.keeping
-    path = asked.paths[name]
+    path, learned, memory = asked.paths[name], None, dict[str, Any]()
+    if path.codec is not None:  # one process learns, so that all have the same
+        state = world.share(fit(path.codec, corpus) if world.leader else None)
+        asked = replace(asked, paths={**asked.paths, name: fitted_path(path, state)})
+        learned, memory = state_digest(state), {"document_bytes": document_bytes(path.codec, state, corpus.entry)}
     # All ranks agree on the scale here, before any of them finds that its units are done.
     scale = corpus.scale(name) if path.corpus_scale else None
     kept = None
@@ -270,13 +275,14 @@ def _score(name: str, job: Job, world: World, corpus: Corpus, machine: Mapping[s
         score_path, name, job.queries, corpus, asked, kept, units=division.units, share=division.shares[world.rank], world=world
     )
     if keeping.folder is None:
-        return _outcome(name, score(), asked, kept)
+        return _outcome(name, score(), asked, kept, memory)
     identity = {
         **keeping.identity,
         "format": FORMAT,
         "path": name,
         "description": path.description,
         "scale": scale,
+        "codec": learned,
         "copy": job.searched.copies.get(name),
         "machine": machine,
     }
@@ -285,11 +291,13 @@ def _score(name: str, job: Job, world: World, corpus: Corpus, machine: Mapping[s
     with Records(keeping.folder / run_file(name).removesuffix(".trec"), identity) as records:
         scored = score(records=records, keep=job.keeps)
     from_files = world.leader and job.keeps and kept is None
-    return _outcome(name, scored, asked, records.rows(division.units) if from_files else kept)
+    return _outcome(name, scored, asked, records.rows(division.units) if from_files else kept, memory)
 
 
-def _outcome(name: str, scored: Scored | None, asked: Asked, rows: KeptRows | None) -> Outcome | None:
-    return None if scored is None else Outcome(to_run(name, scored, asked), scored.seconds, rows)
+def _outcome(
+    name: str, scored: Scored | None, asked: Asked, rows: KeptRows | None, memory: Mapping[str, Any]
+) -> Outcome | None:
+    return None if scored is None else Outcome(to_run(name, scored, asked), scored.seconds, rows, memory)
 
 
 def new_token(folder: Path) -> str:

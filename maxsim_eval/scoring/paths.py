@@ -13,6 +13,7 @@ import torch
 
 from maxsim_eval.cache.copy_shards import KINDS, Kind, corpus_scale
 from maxsim_eval.cache.corpus import Corpus
+from maxsim_eval.codecs.codec import Codec
 from maxsim_eval.errors import DataError
 from maxsim_kernels import Packed, maxsim, maxsim_reference
 
@@ -26,7 +27,8 @@ class ScoringPath:
     `copies` is what preparing a block takes at most, in FP32 copies of it. `narrow` says that wider tokens may not fit the path's
     number format (`check_range`), `corpus_scale` that `documents` asks for `Corpus.absmax`. `copy` names the quantised copy in the
     cache that holds what `documents` would make, to the last bit. `own` marks a user's function (`own_functions.py`), whose `source` is
-    a digest of its code (None: not known).
+    a digest of its code (None: not known). `codec` marks tokens that are stored in fewer bytes and read again (`compressed.py`); it has
+    to be fitted to the corpus first.
     """
 
     description: str
@@ -39,10 +41,11 @@ class ScoringPath:
     copy: str | None = None
     own: bool = False
     source: str | None = None
+    codec: Codec | None = None
 
     def token_bytes(self, dim: int) -> float | None:
-        """Bytes of a token as this path multiplies it; None for a user's function, which may do anything."""
-        if self.own:
+        """Bytes of a token as this path multiplies it; None for a user's function, which may do anything, and for a codec."""
+        if self.own or self.codec is not None:
             return None
         return float(KINDS[self.copy].token_bytes(dim) if self.copy is not None else self.copies * 4 * dim)
 

@@ -1,0 +1,102 @@
+"""The picture of an Atlas: change of the first metric with its interval, against bytes a document and against time. By matplotlib."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from maxsim_eval.atlas.judging import Atlas, Row
+from maxsim_eval.errors import MissingPackageError
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+_COLOURS = {"equivalent": "#2f7d4f", "inconclusive": "#8a8a8a", "different": "#b5473c", "reference": "#222222"}
+_MARKS = {"path": "s", "codec": "o", "first stage": "^", "reranked": "D", "run": "v"}
+_LOWEST = -0.12  # what loses more is drawn at the edge: near the bound is where it matters
+
+
+def to_svg(atlas: Atlas) -> str:
+    """The picture as SVG.
+
+    Raises:
+        MissingPackageError: no matplotlib.
+    """
+    try:
+        from matplotlib import rc_context
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise MissingPackageError("the picture of an atlas", "matplotlib", "pictures") from None
+    with rc_context({"svg.hashsalt": "maxsim-eval", "svg.fonttype": "path", "font.size": 8.5}):
+        figure = Figure(figsize=(12.5, 6.4), layout="constrained")
+        left, right = figure.subplots(1, 2, sharey=True, width_ratios=(3, 2))
+        _draw(left, atlas, lambda row: row.document_bytes, "bytes a document, mean")
+        _draw(right, atlas, lambda row: row.seconds.get("search"), "seconds for all queries, this machine")
+        left.set_ylabel(f"{atlas.metrics[0]}, change from {atlas.rows[0].name}")
+        _legend(right)
+        held = io.StringIO()
+        figure.savefig(held, format="svg", metadata={"Date": None})
+    text = held.getvalue()
+    return text[text.index("<svg") :]
+
+
+def _draw(axes: Axes, atlas: Atlas, cost: Callable[[Row], float | None], label: str) -> None:
+    main = atlas.metrics[0]
+    axes.axhspan(-atlas.within, atlas.within, color="#2f7d4f", alpha=0.10, lw=0)
+    axes.axhline(0, color="#999999", lw=0.7)
+    shown: list[tuple[float, float, Row]] = []
+    for row in atlas.rows:
+        change, at = row.changes.get(main), cost(row)
+        if not at or (change is None and row.verdict != "reference"):
+            continue
+        mean = 0.0 if change is None else change.mean
+        colour = _COLOURS[row.verdict]
+        height = max(mean, _LOWEST)
+        if change is not None and mean > _LOWEST:
+            low, high = max(change.low, _LOWEST), max(change.high, _LOWEST)
+            axes.plot([at, at], [low, high], color=colour, lw=1.1, alpha=0.7, solid_capstyle="butt")
+        inner = "white" if row.control else colour
+        axes.plot([at], [height], _MARKS[row.kind], color=colour, ms=5.5, markerfacecolor=inner)
+        shown.append((at, height, row))
+    axes.set_xscale("log")
+    axes.set_xlabel(label)
+    axes.grid(alpha=0.25, lw=0.5)
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+    ends = [at for at, _, _ in shown] or [1.0]
+    axes.set_xlim(min(ends) / 1.6, max(ends) * 2.2)
+    axes.set_ylim(_LOWEST * 1.06, max([0.03, *(height for _, height, _ in shown)]) * 1.25)
+    _label(axes, shown)
+
+
+def _label(axes: Axes, shown: list[tuple[float, float, Row]]) -> None:
+    """Names beside their marks, moved up or down where they would lie on each other."""
+    axes.figure.canvas.draw()
+    taken: list[Any] = []
+    places = [(7, 0), (7, 8), (7, -8), (7, 16), (7, -16), (7, 24), (7, -24), (7, 32), (7, -32)]
+    for at, height, row in sorted(shown, key=lambda one: -one[1]):
+        name = row.name.replace("(query_codes=int8)", "").replace("(centroids=1024)", "") + (
+            " (lower)" if height <= _LOWEST else ""
+        )
+        for place in places:
+            text = axes.annotate(
+                name, (at, height), place, textcoords="offset points", fontsize=7, va="center", color="#333333",
+                arrowprops={"arrowstyle": "-", "lw": 0.3, "color": "#aaaaaa"} if abs(place[1]) > 8 else None,
+            )  # fmt: skip
+            box = text.get_window_extent()
+            if place == places[-1] or not any(box.overlaps(other) for other in taken):
+                taken.append(box)
+                break
+            text.remove()
+
+
+def _legend(axes: Axes) -> None:
+    from matplotlib.lines import Line2D
+
+    def mark(shape: str, colour: str, name: str) -> Line2D:
+        return Line2D([], [], marker=shape, color=colour, lw=0, ms=5, label=name)
+
+    handles = [mark("o", colour, verdict) for verdict, colour in _COLOURS.items()]
+    handles += [mark(shape, "#666666", kind) for kind, shape in _MARKS.items() if kind != "run"]
+    axes.legend(handles=handles, fontsize=7, loc="lower right", frameon=False, ncols=2)

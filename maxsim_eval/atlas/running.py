@@ -1,0 +1,244 @@
+"""The entries of an atlas, evaluated one by one, each kept as soon as it is finished, under `<out>/entries/`.
+
+An entry that was finished before is read, not evaluated again, while nothing that it depends on has changed; what of an entry was
+scored before an interruption is not scored again either (`api.evaluate`). An entry that cannot be evaluated says why, and the others
+go on.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from maxsim_eval.api import evaluate
+from maxsim_eval.atlas.grid import GridEntry
+from maxsim_eval.cache.embeddings import Embeddings
+from maxsim_eval.comparison.metrics import evaluate_run, means
+from maxsim_eval.comparison.ties import mean_bounds
+from maxsim_eval.data.trec import read_trec_run, write_trec_run
+from maxsim_eval.errors import DataError, MaxsimEvalError
+from maxsim_eval.files import write_text
+from maxsim_eval.first_stage.names import get_first_stage
+from maxsim_eval.first_stage.stage import Texts, Tokens
+from maxsim_eval.hashing import canonical
+from maxsim_eval.report.csv_files import CSV_FILES
+from maxsim_eval.report.result_json import dump_json, load_json
+from maxsim_eval.scoring.own_functions import find_paths, run_file
+from maxsim_eval.scoring.paths import PATHS, REFERENCE
+from maxsim_eval.types import Run, Task
+from maxsim_kernels import Packed
+
+FORMAT = 1
+FOREIGN = "run:"  # before the name of a run that another engine made
+
+
+@dataclass(frozen=True)
+class Finished:
+    """What an entry gave.
+
+    Args:
+        run: its ranking.
+        per_query, metrics, ties: as of a `PathResult`.
+        seconds: `search` (scores and the best of them), `store` (storing, reading back, learning), for all queries.
+        document_bytes: what a document takes, everything that its answers need included; None: not known.
+        description: in one line.
+    """
+
+    run: Run
+    per_query: Mapping[str, Mapping[str, float]]
+    metrics: Mapping[str, float]
+    ties: Mapping[str, Any] | None
+    seconds: Mapping[str, float]
+    document_bytes: float | None
+    description: str
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What all entries have in common; `task` is what is kept of the `whole`, `queries` its tokens."""
+
+    whole: Task
+    task: Task
+    queries: Packed
+    encoder: Any
+    found: Embeddings
+    metrics: Sequence[str]
+    k: int
+    folder: Path
+    device: str
+    options: Mapping[str, Any]  # further ones of `evaluate`
+    quiet: bool
+    done: dict[str, Finished] = field(default_factory=dict)
+
+    @property
+    def token_bytes(self) -> int:
+        """Bytes of a stored token, as the cache holds it."""
+        return self.found.documents.dim * self.found.documents.dtype.itemsize
+
+    def identity(self, entry: GridEntry) -> str:
+        """Digest of everything that an entry's answer depends on."""
+        own = find_paths([entry.name])[entry.name].source if entry.kind == "path" and entry.name not in PATHS else None
+        facts = {
+            "format": FORMAT,
+            "entry": entry.name,
+            "source": own,
+            "documents": self.found.documents.stamp(),
+            "queries": self.found.queries.stamp(),
+            "asked": list(self.task.query_ids),
+            "qrels": {query: dict(row) for query, row in self.task.qrels.items()},
+            "k": self.k,
+            "metrics": list(self.metrics),
+            "device": self.device,
+        }
+        return hashlib.sha256(canonical(facts)).hexdigest()
+
+
+def finished(entry: GridEntry, setting: Setting) -> Finished | str:
+    """What an entry gives: as kept, or evaluated now; why it cannot be, as text."""
+    folder = setting.folder / "entries" / _slug(entry.name)
+    identity = setting.identity(entry)
+    found = _kept(folder, identity)
+    if found is None:
+        try:
+            found = _MAKERS[entry.kind](entry, setting, folder)
+        except MaxsimEvalError as error:
+            return str(error)
+        _keep(found, folder, identity)
+    setting.done[entry.name] = found
+    return found
+
+
+def foreign(path: Path | str, setting: Setting) -> tuple[GridEntry, Finished]:
+    """A run of another engine, as an entry."""
+    run = read_trec_run(path)
+    known = set(setting.task.query_ids)
+    rankings = {query: list(ranking) for query, ranking in run.rankings.items() if query in known}
+    if not rankings:
+        raise DataError(f"{path}: ranks none of the {len(known)} queries of {setting.task.source} {setting.task.dataset}")
+    name = f"{FOREIGN}{Path(path).stem}"
+    found = _of_run(replace(run, name=name, rankings=rankings), setting, {}, None, "a run of another engine")
+    setting.done[name] = found
+    return GridEntry(name, "path"), found
+
+
+def _slug(name: str) -> str:
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-")
+
+
+# Kinds ------------------------------------------------------------------------------------------------------------------
+
+
+def _scored(entry: GridEntry, setting: Setting, folder: Path) -> Finished:
+    """A scoring path or a codec over the whole corpus."""
+    return _evaluated(entry.name, setting, folder, setting.k, None)
+
+
+def _evaluated(path: str, setting: Setting, folder: Path, k: int, candidates: Path | None) -> Finished:
+    result = evaluate(
+        setting.whole,
+        setting.encoder,
+        [path],
+        k=k,
+        metrics=setting.metrics,
+        candidates=candidates,
+        out_dir=folder,
+        device=setting.device,
+        quiet=setting.quiet,
+        **setting.options,
+    ).paths[path]
+    for name in ("report.html", "report.md", "result.json", *CSV_FILES):  # the atlas is the report
+        (folder / name).unlink(missing_ok=True)
+    seconds = result.seconds
+    return Finished(
+        run=read_trec_run(folder / "runs" / run_file(path)),
+        per_query=result.per_query,
+        metrics=result.metrics,
+        ties=result.tie_bounds,
+        seconds={"search": seconds["score"] + seconds["topk"], "store": seconds["prepare"]},
+        document_bytes=(result.memory or {}).get("document_bytes"),
+        description=result.description,
+    )
+
+
+def _first_stage(entry: GridEntry, setting: Setting, folder: Path) -> Finished:
+    """A first stage by itself."""
+    stage, task = get_first_stage(entry.name), setting.task
+    if stage.reads == "texts":
+        source: Texts | Tokens = Texts(task.queries, task.documents)
+    else:
+        source = Tokens(setting.queries, setting.found.documents)
+    found = stage.search(source, setting.k, device=setting.device, quiet=setting.quiet)
+    rankings = {}
+    for row, query in enumerate(task.query_ids):
+        kept = found.indices[row] >= 0
+        documents = (task.document_ids[place] for place in found.indices[row][kept])
+        rankings[query] = list(zip(documents, found.scores[row][kept].astype(np.float32).tolist(), strict=True))
+    seconds = {"search": found.seconds["search"], "store": found.seconds["index"]}
+    size = found.stored_bytes / max(1, len(task.document_ids))
+    return _of_run(Run(entry.name, rankings, ordered=True), setting, seconds, size, stage.description)
+
+
+def _reranked(entry: GridEntry, setting: Setting, folder: Path) -> Finished:
+    """What an entry ranks first, ranked again by the reference: no codec can be blamed for what is lost then."""
+    base = setting.done.get(entry.base)
+    if base is None:
+        raise DataError(f"{entry.name}: {entry.base} gave nothing to rerank")
+    if entry.depth > setting.k and not entry.base.startswith(FOREIGN):
+        raise DataError(f"{entry.name}: only the first {setting.k} documents of {entry.base} are kept, need --k {entry.depth}")
+    first = {query: list(ranking)[: entry.depth] for query, ranking in base.run.rankings.items()}
+    candidates = folder / "candidates.trec"
+    write_trec_run(candidates, replace(base.run, rankings=first))
+    found = _evaluated(REFERENCE, setting, folder, entry.depth, candidates)
+    tokens = setting.found.documents.lengths().mean() * setting.token_bytes
+    return replace(
+        found,
+        run=replace(found.run, name=entry.name),
+        seconds={"search": base.seconds.get("search", 0.0) + found.seconds["search"], "store": base.seconds.get("store", 0.0)},
+        document_bytes=None if base.document_bytes is None else base.document_bytes + float(tokens),
+        description=f"the first {entry.depth} of {entry.base}, ranked by {REFERENCE}",
+    )
+
+
+_MAKERS: Mapping[str, Callable[[GridEntry, Setting, Path], Finished]] = {
+    "path": _scored,
+    "codec": _scored,
+    "first stage": _first_stage,
+    "reranked": _reranked,
+}
+
+
+def _of_run(run: Run, setting: Setting, seconds: Mapping[str, float], size: float | None, description: str) -> Finished:
+    per_query = evaluate_run(run, setting.task.qrels, setting.metrics)
+    ties = mean_bounds(run, setting.task.qrels, per_query)
+    return Finished(run, per_query, means(per_query), ties, seconds, size, description)
+
+
+# Keeping ----------------------------------------------------------------------------------------------------------------
+
+_FACTS = ("per_query", "metrics", "ties", "seconds", "document_bytes", "description")
+
+
+def _keep(found: Finished, folder: Path, identity: str) -> None:
+    """The run first, then what says that all is there."""
+    write_trec_run(folder / "run.trec", found.run)
+    facts = {name: getattr(found, name) for name in _FACTS}
+    write_text(folder / "entry.json", dump_json({"identity": identity, "run": found.run.name, **facts}) + "\n")
+
+
+def _kept(folder: Path, identity: str) -> Finished | None:
+    """What was finished before; None where nothing was, or of something else."""
+    path = folder / "entry.json"
+    try:
+        facts = load_json(path.read_bytes(), str(path))
+    except (OSError, DataError):
+        return None
+    if not isinstance(facts, dict) or facts.get("identity") != identity:
+        return None
+    run = read_trec_run(folder / "run.trec", ordered=True)
+    return Finished(run=replace(run, name=facts["run"]), **{name: facts[name] for name in _FACTS})

@@ -1,0 +1,143 @@
+"""A codec: steps in a row, fitted on a sample of the corpus, then applied to documents and queries."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from maxsim_eval.codecs.scalar import Scaled
+from maxsim_eval.codecs.steps import Coder, Shape, State, Step
+from maxsim_kernels import Int8Tokens, Packed
+
+_ROWS = 1 << 16  # tokens coded at once: a hundred megabytes or so, beside the block itself
+
+Draw = Callable[[int], Packed]
+"""Documents with about so many tokens, always the same ones."""
+
+
+@dataclass(frozen=True)
+class Codec:
+    """A way of storing tokens: `shapes` change them one after the other, `coder` stores their numbers."""
+
+    name: str
+    shapes: tuple[Shape, ...]
+    coder: Coder
+
+    @property
+    def steps(self) -> tuple[Step, ...]:
+        """All steps in order."""
+        return (*self.shapes, self.coder)
+
+    @property
+    def description(self) -> str:
+        """What is done, in one line."""
+        how = (
+            "INT8 queries (one scale a token), exact integer products" if self.coder.int8_queries else "scored as decoded, FP32"
+        )
+        return "; ".join([*(step.summary for step in self.steps), how])
+
+    def check(self, dim: int) -> None:
+        """Refuse embeddings of width `dim`, by a `UsageError`."""
+        for shape in self.shapes:
+            shape.check(dim)
+            dim = shape.width(dim)
+        self.coder.check(dim)
+
+    def width(self, dim: int) -> int:
+        """Width of the tokens that are stored."""
+        for shape in self.shapes:
+            dim = shape.width(dim)
+        return dim
+
+    def lengths(self, lengths: np.ndarray) -> np.ndarray:
+        """Tokens that are stored of every document, at most (`[N]` int64)."""
+        for shape in self.shapes:
+            lengths = shape.lengths(lengths)
+        return lengths
+
+    def fit(self, draw: Draw, dim: int, tokens: int) -> dict[str, Tensor]:
+        """What all steps learn of a corpus of so many tokens: `<number of the step>.<name>` -> tensor.
+
+        Raises:
+            UsageError: a width that does not fit. DataError: too few tokens, or such that a step makes no sense of.
+        """
+        self.check(dim)
+        found: dict[str, Tensor] = {}
+        wanted = max(step.sample_tokens(dim, tokens) for step in self.steps)
+        sample = draw(min(wanted, tokens)) if wanted else Packed(torch.empty(0, dim), torch.zeros(1, dtype=torch.int64))
+        for number, step in enumerate(self.steps):
+            state = step.fit(sample, tokens)
+            found |= {f"{number}.{name}": value for name, value in state.items()}
+            if isinstance(step, Shape):
+                sample = step.documents(sample, state) if wanted else sample.with_values(torch.empty(0, step.width(sample.dim)))
+        return found
+
+    def shared_bytes(self, state: State) -> int:
+        """Bytes that a stored corpus keeps once: codebooks and the like."""
+        kept = (f"{number}.{name}" for number, step in enumerate(self.steps) for name in step.shared)
+        return sum(state[name].numel() * state[name].element_size() for name in kept)
+
+    def token_bytes(self, dim: int, state: State) -> float:
+        """Bytes of a stored token."""
+        return self.coder.token_bytes(self.width(dim), _of(state, len(self.shapes)))
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """A codec with what it learned."""
+
+    codec: Codec
+    state: State
+
+    @cached_property
+    def _on(self) -> dict[torch.device, list[dict[str, Tensor]]]:
+        return {}
+
+    def _states(self, device: torch.device) -> list[dict[str, Tensor]]:
+        if device not in self._on:
+            parts = (_of(self.state, number) for number in range(len(self.codec.steps)))
+            self._on[device] = [{name: value.to(device) for name, value in part.items()} for part in parts]
+        return self._on[device]
+
+    def queries(self, tokens: Packed) -> Packed:
+        """Query tokens as they meet decoded documents: float32."""
+        tokens = tokens.to(torch.float32)
+        for shape, state in zip(self.codec.shapes, self._states(tokens.device), strict=False):
+            tokens = shape.queries(tokens, state)
+        return tokens
+
+    def documents(self, tokens: Packed) -> Packed | Int8Tokens:
+        """Document tokens stored and read again, as they are scored: float32, or whole numbers with a scale a token.
+
+        Those of a document depend on nothing but itself.
+        """
+        states, coder = self._states(tokens.device), self.codec.coder
+        tokens = tokens.compact().to(torch.float32)
+        for shape, state in zip(self.codec.shapes, states, strict=False):
+            tokens = shape.documents(tokens, state)
+        whole = isinstance(coder, Scaled) and coder.int8_queries
+        values = torch.empty(tokens.values.shape, dtype=torch.int8 if whole else torch.float32, device=tokens.device)
+        scales = torch.empty(len(values), dtype=torch.float16, device=tokens.device)
+        for first in range(0, len(values), _ROWS):
+            stored = self.encode(tokens.values[first : first + _ROWS])
+            if isinstance(coder, Scaled) and whole:
+                values[first : first + _ROWS] = coder.levels(stored, tokens.dim)
+                scales[first : first + _ROWS] = stored["scales"]
+            else:
+                values[first : first + _ROWS] = coder.decode(stored, states[-1], tokens.dim)
+        found = tokens.with_values(values)
+        return Int8Tokens(found, scales, granularity="token") if whole else found
+
+    def encode(self, values: Tensor) -> dict[str, Tensor]:
+        """Shaped tokens `[T, d]` float32 as what is stored of them."""
+        return self.codec.coder.encode(values.contiguous(), self._states(values.device)[-1])
+
+
+def _of(state: Mapping[str, Tensor], number: int) -> dict[str, Tensor]:
+    """The state of one step."""
+    return {name.partition(".")[2]: value for name, value in state.items() if name.startswith(f"{number}.")}

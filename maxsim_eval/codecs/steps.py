@@ -1,0 +1,122 @@
+"""What a step of a codec is. A step is a frozen dataclass: its fields are its options, the first one what follows the dash."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from maxsim_eval.errors import UsageError
+from maxsim_kernels import Packed
+
+State = Mapping[str, Tensor]
+"""What a step learned from a sample, by name; also what a stored corpus has to keep once."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """Common to all steps.
+
+    `summary` says in one line what is done, `source` who described it; `shared` names what of its state has to be stored once.
+    """
+
+    summary: ClassVar[str]
+    source: ClassVar[str] = ""
+    shared: ClassVar[tuple[str, ...]] = ()
+
+    def check(self, dim: int) -> None:
+        """Refuse embeddings of width `dim` that this step cannot take, by a `UsageError`."""
+
+    def fit(self, sample: Packed, tokens: int) -> dict[str, Tensor]:
+        """What has to be known of a corpus of so many tokens, from some documents (float32, on the CPU, after the steps before)."""
+        return {}
+
+    def sample_tokens(self, dim: int, tokens: int) -> int:
+        """How many of the corpus's tokens `fit` wants to see; 0: none."""
+        return 0
+
+
+@dataclass(frozen=True)
+class Shape(Step):
+    """A step that changes tokens and leaves them numbers."""
+
+    def width(self, dim: int) -> int:
+        """Width of tokens afterwards."""
+        return dim
+
+    def lengths(self, lengths: np.ndarray) -> np.ndarray:
+        """Tokens of every document afterwards, at most (`[N]` int64)."""
+        return lengths
+
+    def queries(self, tokens: Packed, state: State) -> Packed:
+        """Query tokens, float32."""
+        return tokens
+
+    def documents(self, tokens: Packed, state: State) -> Packed:
+        """Document tokens, float32; each document by itself."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class Coder(Step):
+    """A step that stores numbers. Every token is coded by itself."""
+
+    @property
+    def int8_queries(self) -> bool:
+        """Whether queries are quantised to INT8 and products are of whole numbers; `levels` and `scales` are scored then."""
+        return False
+
+    def token_bytes(self, dim: int, state: State) -> float:
+        """Bytes of a token."""
+        raise NotImplementedError
+
+    def encode(self, values: Tensor, state: State) -> dict[str, Tensor]:
+        """Float32 tokens `[T, d]` to what is stored, by name: each `[T, ...]`."""
+        raise NotImplementedError
+
+    def decode(self, stored: Mapping[str, Tensor], state: State, dim: int) -> Tensor:
+        """What is stored to float32 tokens `[T, d]`."""
+        raise NotImplementedError
+
+
+_ROWS = 2048
+
+
+def row_blocks(values: Tensor) -> Iterator[tuple[int, Tensor]]:
+    """`values` in pieces of as many rows, and where each begins; the last is filled up with zeros.
+
+    Matrix products of one shape give a row the same bits wherever it stands, products of different shapes need not. So tokens are coded
+    in products of one shape: what a token becomes does not depend on the block of documents that it was read with.
+    """
+    for first in range(0, len(values), _ROWS):
+        piece = values[first : first + _ROWS]
+        yield first, piece if len(piece) == _ROWS else torch.nn.functional.pad(piece, (0, 0, 0, _ROWS - len(piece)))
+
+
+def product(values: Tensor, matrix: Tensor) -> Tensor:
+    """`values @ matrix`, `[T, n]`, each row the same bits in every company."""
+    found = values.new_empty(len(values), matrix.shape[1])
+    for first, piece in row_blocks(values):
+        found[first : first + _ROWS] = (piece @ matrix)[: len(found) - first]
+    return found
+
+
+def require(name: str, value: Any, allowed: bool, need: str) -> None:
+    """Refuse the value of an option, by a `UsageError`."""
+    if not allowed:
+        raise UsageError(f"{name}: got {value}, need {need}")
+
+
+def is_unit(sample: Packed) -> bool:
+    """Whether all tokens have length 1, as those of most encoders do."""
+    norms = torch.linalg.vector_norm(sample.values.float(), dim=1)
+    return bool(norms.numel() and ((norms - 1).abs() < 1e-2).all())
+
+
+def unit(values: Tensor) -> Tensor:
+    """Tokens at length 1; those of zeros as they are."""
+    return torch.nn.functional.normalize(values, dim=1)

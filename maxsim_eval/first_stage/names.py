@@ -1,0 +1,45 @@
+"""First stages by name: `bm25`, `bm25(k1=0.9,b=0.4)`, `single`, `fde(repetitions=20)`."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from maxsim_eval.errors import UnknownNameError, UsageError
+from maxsim_eval.first_stage.bm25 import Bm25
+from maxsim_eval.first_stage.fde import Fde
+from maxsim_eval.first_stage.single import Single
+from maxsim_eval.first_stage.stage import FirstStage
+
+FIRST_STAGES: Mapping[str, type[Any]] = {"bm25": Bm25, "single": Single, "fde": Fde}
+_NAME = re.compile(r"(?P<name>\w+)(?:\((?P<options>[^()]*)\))?")
+
+
+def get_first_stage(text: str) -> FirstStage:
+    """The first stage of that name.
+
+    Raises:
+        UnknownNameError: no such stage or option; the message offers the nearest. UsageError: a name that cannot be read.
+    """
+    found = _NAME.fullmatch(text.replace(" ", ""))
+    if found is None:
+        raise UsageError(f"first stage {text!r}: need name or name(option=value,option=value)")
+    name = found["name"]
+    if name not in FIRST_STAGES:
+        raise UnknownNameError("first stage", name, FIRST_STAGES)
+    fields = {field.name: field for field in dataclasses.fields(FIRST_STAGES[name])}
+    options: dict[str, Any] = {}
+    for one in filter(None, (found["options"] or "").split(",")):
+        key, _, value = one.partition("=")
+        if key not in fields:
+            raise UnknownNameError(f"option of {name}", key, fields)
+        kind = int if isinstance(fields[key].default, int) else float
+        try:
+            options[key] = kind(value)
+        except ValueError:
+            need = "a whole number" if kind is int else "a number"
+            raise UsageError(f"{name}: {key} is {value!r}, need {need}") from None
+    stage: FirstStage = FIRST_STAGES[name](**options)
+    return stage
