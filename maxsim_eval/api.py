@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import re
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -26,13 +27,15 @@ from maxsim_eval.data.trec import write_trec_run
 from maxsim_eval.environment import environment, resolve_device
 from maxsim_eval.errors import DataError, UsageError
 from maxsim_eval.files import alone, writing
+from maxsim_eval.first_stage.names import staged
+from maxsim_eval.first_stage.stage import Texts, Tokens
 from maxsim_eval.planning.costs import ALL_PAIRS as _ALL_PAIRS
 from maxsim_eval.planning.costs import SAMPLED_QUERIES as _SAMPLED_QUERIES
 from maxsim_eval.planning.estimating import estimate, say_estimate
 from maxsim_eval.processes.world import World, joined
 from maxsim_eval.report.writing import write_reports
 from maxsim_eval.scoring.asked import Asked
-from maxsim_eval.scoring.candidates import Candidates, read_candidates
+from maxsim_eval.scoring.candidates import Candidates, candidates_of, read_candidates
 from maxsim_eval.scoring.job import (
     Division,
     Job,
@@ -136,7 +139,7 @@ def evaluate(
         limit_queries: score only this many judged queries, a seeded sample.
         limit_documents: search only this many documents: every one judged for these queries, the rest a seeded sample.
         limit_seed: of both samples (`subsets.limit_task`); the Result says what was left out.
-        candidates: a TREC run: only the pairs it lists are scored (reranking).
+        candidates: a TREC run, or a first stage (`bm25`, `bm25:1000`, `single`, `fde`): only the pairs it lists are scored.
         encoder_options: of an encoder given by name (`encoders.names.get_encoder`): batch_size, dtype, prompts, lengths, revision, ...
         device: where scores are computed and the encoder's model runs: auto (a CUDA device that works, else the CPU), cpu, cuda,
             cuda:<number>; with several processes `cuda` is the GPU of each one's LOCAL_RANK.
@@ -239,7 +242,23 @@ def _embeddings(
         return None
     if not settings.verify:
         found = replace(found, queries=found.queries.unchecked(), documents=found.documents.unchecked())
-    return subject(), replace(found, made_by=None)  # the model's memory is for scoring now
+    found = replace(found, made_by=None)  # the model's memory is for scoring now
+    return _with_first_stage(settings, subject(), found, device), found
+
+
+def _with_first_stage(settings: Settings, subject: _Subject, found: Embeddings, device: str) -> _Subject:
+    """The candidates that a first stage finds here, where one is asked for instead of a run."""
+    asked = None if settings.candidates is None else staged(str(settings.candidates))
+    if asked is None:
+        return subject
+    stage, depth = asked
+    source: Texts | Tokens = Texts(subject.kept.queries, subject.kept.documents)
+    if stage.reads == "embeddings":
+        source = Tokens(query_tokens(subject.task, subject.kept, found.queries), found.documents)
+    depth = min(depth, len(subject.kept.document_ids))
+    indices = stage.search(source, depth, device=device, quiet=settings.quiet).indices
+    name = re.sub(r"\s", "", str(settings.candidates))
+    return replace(subject, candidates=candidates_of(name, indices, subject.kept))
 
 
 def _subject_of(settings: Settings, task: Task, out_dir: OutDir, world: World) -> _Subject:
@@ -254,7 +273,7 @@ def _subject_of(settings: Settings, task: Task, out_dir: OutDir, world: World) -
     if settings.metrics:  # judgements that a metric refuses are no news after the scoring
         evaluate_run(Run("none", {}), kept.qrels, settings.metrics)
     candidates = None
-    if settings.candidates is not None and world.leader:
+    if settings.candidates is not None and world.leader and staged(str(settings.candidates)) is None:
         candidates = read_candidates(settings.candidates, kept)
     return _Subject(task, kept, candidates, None if out_dir is None else Path(out_dir))
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from maxsim_eval.atlas.judging import Atlas, Row
 from maxsim_eval.errors import MissingPackageError
+from maxsim_eval.printing import printable
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -76,12 +78,12 @@ def _label(axes: Axes, shown: list[tuple[float, float, Row]]) -> None:
     taken: list[Any] = []
     places = [(7, 0), (7, 8), (7, -8), (7, 16), (7, -16), (7, 24), (7, -24), (7, 32), (7, -32)]
     for at, height, row in sorted(shown, key=lambda one: -one[1]):
-        name = row.name.replace("(query_codes=int8)", "").replace("(centroids=1024)", "") + (
-            " (lower)" if height <= _LOWEST else ""
-        )
+        name = re.sub(r"\([^()]*\)", "", row.name) + (" (lower)" if height <= _LOWEST else "")
+        name = printable(name).encode("ascii", "replace").decode()  # what the font has
         for place in places:
             text = axes.annotate(
-                name, (at, height), place, textcoords="offset points", fontsize=7, va="center", color="#333333",
+                name, (at, height), place, textcoords="offset points", fontsize=7, va="center",
+                parse_math=False, color="#333333",
                 arrowprops={"arrowstyle": "-", "lw": 0.3, "color": "#aaaaaa"} if abs(place[1]) > 8 else None,
             )  # fmt: skip
             box = text.get_window_extent()

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from maxsim_eval.cli.evaluate import command_line
+from maxsim_eval.cli.evaluate import command_line, names_of
 from maxsim_eval.cli.options import (
     ANSWERS,
     LIMITS,
@@ -104,7 +104,7 @@ with_options(atlas, _ASKED, PLACES, _GRID, OF_SOURCES, MODEL, ANSWERS)
 def _split(text: str | None) -> Sequence[str] | None:
     if text is None:
         return None
-    names = [name.strip() for name in re.split(r",(?![^(]*\))", text) if name.strip()]
+    names = names_of(text)
     if not names:
         raise UsageError(f"--entries: got {text!r}, which names none; need some, as int8,rotate+sign,bm25+rerank-100")
     return names

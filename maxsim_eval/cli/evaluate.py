@@ -107,7 +107,7 @@ def evaluate_tasks(
     settings = Settings(
         encoder=encoder,
         encoder_options=model_options(given),
-        paths=check_paths(_names(given.pop("paths"))),
+        paths=check_paths(names_of(given.pop("paths"))),
         metrics=metric_names(given.pop("metrics")) or DEFAULT_METRICS,
         memory_budget=None if budget is None else bytes_of(budget),
         command=command_line(),
@@ -207,14 +207,14 @@ def _folder_name(source: str, dataset: str, part: str, encoder: str, settings: S
     return re.sub(r"[^A-Za-z0-9._-]+", "-", "-".join(filter(None, [source, dataset, part, prefix, model, *limits, *reranked])))
 
 
-def _names(text: str | None) -> tuple[str, ...]:
+def names_of(text: str | None) -> tuple[str, ...]:
     """Names between commas; those in parentheses belong to a name."""
     return tuple(name.strip() for name in re.split(r",(?![^(]*\))", text or "") if name.strip())
 
 
 def metric_names(text: str | None) -> tuple[str, ...]:
     """The names of `--metrics`; none where the option was not given."""
-    names = _names(text)
+    names = names_of(text)
     if text is not None and not names:
         raise UsageError(f"--metrics: got {text!r}, which names none; need some, as nDCG@10,R@100,AP,RR@10")
     return names

@@ -121,7 +121,13 @@ SCORING: Group = {
         "auto",
     ),
     **LIMITS,
-    "candidates": (Annotated[Path | None, typer.Option(help="Rerank: score only the pairs that this TREC run lists.")], None),
+    "candidates": (
+        Annotated[
+            str | None,
+            typer.Option(help="Rerank: score only the pairs that a TREC run lists, or bm25, bm25:1000, single, fde."),
+        ],
+        None,
+    ),
     "memory_budget": (
         Annotated[
             str | None,

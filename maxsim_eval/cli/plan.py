@@ -17,6 +17,7 @@ import typer
 from rich import box
 from rich.table import Table
 
+from maxsim_eval.cli.evaluate import names_of
 from maxsim_eval.cli.options import ANSWERS, LIMITS, PLACES, SCORING, Split, require_counts, with_options
 from maxsim_eval.cli.output import console, print_json
 from maxsim_eval.cli.sources import COMMANDS
@@ -62,13 +63,17 @@ def plan(source: str, dataset: str, as_json: bool, quiet: bool, **given: Any) ->
 
     Example: python evaluate.py plan beir nq --encoder colbertv2 --gpu h200 --gpus 4 --disk 3GB/s
     """
+    from maxsim_eval.codecs.names import names_step
     from maxsim_eval.environment import resolve_device
     from maxsim_eval.planning.around import compare_rate, finish_rate
     from maxsim_eval.planning.sizes import find_sizes
     from maxsim_eval.report.writing import write_reports
-    from maxsim_eval.scoring.scoring import check_paths
+    from maxsim_eval.scoring.scoring import PATHS, check_paths
 
-    names = check_paths([name.strip() for name in given["paths"].split(",") if name.strip()])
+    names = check_paths(names_of(given["paths"]))
+    codecs = [name for name in names if name not in PATHS and names_step(name)]
+    if codecs:
+        raise UsageError(f"--paths: plan knows no rates of codecs, got {', '.join(codecs)}; name paths alone")
     if not names:
         raise UsageError("--paths: got none, need at least one")
     require_counts(given, "k", "processes", "readers", "gpus", "limit_queries", "limit_documents")

@@ -32,6 +32,7 @@ STEPS: Mapping[str, tuple[type[Step], Mapping[str, Any]]] = {
     "control": (Control, {"bits": 4}),
 }
 _STEP = re.compile(r"(?P<name>[a-z]+\d*)(?:-(?P<number>\d+))?(?:\((?P<options>[^()]*)\))?")
+_BEGIN = re.compile(r"(?P<name>[a-z]+\d*)(?:-\d+)?(?:\(|$)")
 _KINDS = {"int": (int, r"-?\d{1,18}"), "Scale": (str, r"\w+"), "Query": (str, r"\w+"), "By": (str, r"\w+")}
 
 
@@ -54,7 +55,7 @@ def codec_of(text: str) -> Codec:
 
 def names_step(text: str) -> bool:
     """Whether a name speaks of codecs: a step is in it, however it goes on."""
-    found = (_STEP.match(part) for part in _parts(text.replace(" ", "")))
+    found = (_BEGIN.match(part) for part in _parts(text.replace(" ", "")))
     return any(one is not None and one["name"] in STEPS for one in found)
 
 

@@ -25,7 +25,7 @@ from maxsim_eval.errors import DataError, UsageError, did_you_mean
 from maxsim_eval.scoring.finite import one_row, reason
 from maxsim_eval.scoring.job import find_copies
 from maxsim_eval.scoring.own_functions import find_paths
-from maxsim_eval.scoring.paths import check_range
+from maxsim_eval.scoring.paths import PATHS, ScoringPath, check_range
 from maxsim_eval.scoring.sources import EmbeddingSource
 from maxsim_eval.types import Encoder, PageGrids, PatchGrid, Role, Task, TokenTexts
 from maxsim_kernels import Packed
@@ -118,6 +118,16 @@ class Explanation:
         }
 
 
+def path_with_winners(name: str) -> dict[str, ScoringPath]:
+    """The path of that name, by name; `UsageError` where it has no winners to show."""
+    found = find_paths([name])
+    if found[name].own:
+        raise UsageError(f"path {name}: a function of your own gives scores alone, no winners; explain needs one of our paths")
+    if found[name].codec is not None:
+        raise UsageError(f"path {name}: a codec's tokens are not the document's; explain needs one of {', '.join(PATHS)}")
+    return found
+
+
 def explain_pair(
     task: Task,
     encoder: Encoder | str,
@@ -148,9 +158,7 @@ def explain_pair(
         UsageError: no such query or document (similar ids are named), a grid that does not fit, a user's function as path.
         DataError: embeddings that are not in the cache, or not finite. CacheError: a cache that is damaged.
     """
-    how = find_paths([path])[path]
-    if how.own:
-        raise UsageError(f"path {path}: a function of your own gives scores alone, no winners; explain needs one of our paths")
+    path_with_winners(path)
     kept = limit_task(task, queries=limit_queries, documents=limit_documents, seed=limit_seed)
     row, place = place_of("query", query, task.query_ids), place_of("document", document, kept.document_ids)
     device = resolve_device(device, quiet=quiet)

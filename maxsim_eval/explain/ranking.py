@@ -13,12 +13,10 @@ from maxsim_eval.cache.corpus import Corpus
 from maxsim_eval.cache.embeddings import cached_embeddings, check_widths
 from maxsim_eval.data.subsets import limit_task
 from maxsim_eval.environment import resolve_device
-from maxsim_eval.errors import UsageError
-from maxsim_eval.explain.explaining import Explanation, explain_pair, place_of
+from maxsim_eval.explain.explaining import Explanation, explain_pair, path_with_winners, place_of
 from maxsim_eval.scoring.asked import Asked
 from maxsim_eval.scoring.finite import one_row
 from maxsim_eval.scoring.job import find_copies
-from maxsim_eval.scoring.own_functions import find_paths
 from maxsim_eval.scoring.scoring import score_path
 from maxsim_eval.types import Encoder, Task
 
@@ -69,9 +67,7 @@ def explain_query(
 
     Arguments and errors are those of `explain_pair`.
     """
-    how = find_paths([path])
-    if how[path].own:
-        raise UsageError(f"path {path}: a function of your own gives scores alone, no winners; explain needs one of our paths")
+    how = path_with_winners(path)
     limits: dict[str, Any] = {"limit_queries": limit_queries, "limit_documents": limit_documents, "limit_seed": limit_seed}
     kept = limit_task(task, queries=limit_queries, documents=limit_documents, seed=limit_seed)
     row = place_of("query", query, task.query_ids)

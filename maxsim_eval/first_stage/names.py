@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from maxsim_eval.errors import UnknownNameError, UsageError
@@ -14,7 +15,25 @@ from maxsim_eval.first_stage.single import Single
 from maxsim_eval.first_stage.stage import FirstStage
 
 FIRST_STAGES: Mapping[str, type[Any]] = {"bm25": Bm25, "single": Single, "fde": Fde}
+_STAGED = re.compile(r"(?P<stage>(?P<name>\w+)(?:\([^()]*\))?)(?::(?P<depth>[1-9]\d{0,8}))?")
 _NAME = re.compile(r"(?P<name>\w+)(?:\((?P<options>[^()]*)\))?")
+
+
+_DEPTH = 100
+
+
+def staged(text: str) -> tuple[FirstStage, int] | None:
+    """The first stage and depth that `bm25`, `fde(bits=5)` or `bm25:1000` ask for; None of anything else, as a file's path.
+
+    Raises:
+        UsageError: options that cannot be; a file of that very name beside.
+    """
+    found = _STAGED.fullmatch(text.replace(" ", ""))
+    if found is None or found["name"] not in FIRST_STAGES:
+        return None
+    if Path(text).exists():
+        raise UsageError(f"candidates {text!r}: the name of a first stage, and a file; ./{text} is the file")
+    return get_first_stage(found["stage"]), int(found["depth"] or _DEPTH)
 
 
 def get_first_stage(text: str) -> FirstStage:

@@ -161,6 +161,22 @@ def read_candidates(path: Path | str, task: Task) -> Candidates:
     return Candidates(run.name, offsets, np.concatenate(parts), _sha256(kept), said)
 
 
+def candidates_of(name: str, indices: np.ndarray, task: Task) -> Candidates:
+    """The documents that a first stage found, `[Nq, n]` int64 in the order of the task's queries (-1: fewer than n)."""
+    parts = [np.sort(row[row >= 0]) for row in indices]
+    offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum([len(part) for part in parts], dtype=np.int64)])
+    kept = {query: [task.document_ids[row] for row in part.tolist()] for query, part in zip(task.query_ids, parts, strict=True)}
+    found = Candidates(name, offsets, np.concatenate(parts) if parts else np.zeros(0, np.int64), _sha256(kept))
+    if not found.pairs:
+        raise DataError(
+            f"candidates {name!r}: nothing was found for any of the {len(parts)} queries, so there is nothing to rerank"
+        )
+    said = tuple(_warnings(task, Run(name, kept), {query: names for query, names in kept.items() if names}))
+    for sentence in said:
+        warnings.warn(sentence, stacklevel=2)
+    return replace(found, warnings=said)
+
+
 def _numbers(path: Path | str, task: Task, kept: Mapping[str, list[str]]) -> dict[str, int]:
     """The number of every listed document in the task; `DataError` names the first that is not there."""
     wanted = {name for names in kept.values() for name in names}

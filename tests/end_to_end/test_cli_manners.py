@@ -24,7 +24,21 @@ from places import ROOT
 ROOT_COMMAND: Any = typer.main.get_command(app)
 ESCAPE = "\x1b["
 # Commands that take long enough for a bar.
-LONG = {"beir", "real-mm-rag", "local", "demo", "irds", "plan", "encode", "import", "convert", "inspect", "explain", "bench"}
+LONG = {
+    "beir",
+    "real-mm-rag",
+    "local",
+    "demo",
+    "irds",
+    "plan",
+    "encode",
+    "import",
+    "convert",
+    "inspect",
+    "explain",
+    "bench",
+    "atlas",
+}
 
 
 def commands() -> Iterator[tuple[str, Any]]:
@@ -46,7 +60,7 @@ def options(command: Any) -> set[str]:
 def test_the_commands_are_these() -> None:
     assert set(COMMANDS) == {
         "beir", "real-mm-rag", "local", "demo", "irds", "plan", "encode", "import", "convert", "inspect", "cache ls", "cache rm", "cache gc",
-        "metrics", "compare", "gate", "report", "explain", "bench", "conform",
+        "metrics", "compare", "gate", "report", "explain", "bench", "conform", "atlas",
     }  # fmt: skip
 
 

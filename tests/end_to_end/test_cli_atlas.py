@@ -1,0 +1,120 @@
+"""`atlas`, codecs among `--paths` and first stages among `--candidates`, as a user types them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from maxsim_eval.data.trec import read_trec_run
+
+USAGE, DATA = 2, 3
+
+
+@pytest.fixture(scope="module")
+def home(demo: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("atlas")
+    demo.copy(folder, "datasets", "embeddings_cache")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def made(home: Path, cli: Any) -> Any:
+    return cli(
+        "atlas", "demo", "--entries", "int8,rotate+int2(query_codes=int8),bm25+rerank-30,control", "--quiet", cwd=home
+    ).fine()
+
+
+def test_the_answer_is_one_sentence_and_where_the_page_is(made: Any, home: Path) -> None:
+    first, second = made.out.splitlines()
+    assert "is the smallest storage that is equivalent within 0.003 in nDCG@10 and Recall@100" in first
+    assert second == "atlas: results/atlas-demo-small-lexical/atlas.html"
+    assert (home / "results" / "atlas-demo-small-lexical" / "atlas.html").is_file()
+
+
+def test_the_table_fits_a_terminal(made: Any, home: Path, cli: Any) -> None:
+    lines = cli("atlas", "demo", "--entries", "int8,control", cwd=home).fine().out.splitlines()
+    assert len(lines) < 15
+    assert any("control" in line and "different (control)" in line for line in lines)
+
+
+def test_as_json(made: Any, home: Path, cli: Any) -> None:
+    held = json.loads(cli("atlas", "demo", "--entries", "int8", "--json", "--quiet", cwd=home).fine().out)
+    assert [row["name"] for row in held["rows"]] == ["fp32", "int8"]
+    assert held["rows"][1]["changes"]["nDCG@10"]["verdict"] == held["rows"][1]["verdict"] == "equivalent"
+
+
+def test_a_run_of_another_engine(made: Any, home: Path, cli: Any) -> None:
+    run = home / "results" / "atlas-demo-small-lexical" / "entries" / "bm25" / "run.trec"
+    (home / "engine.trec").write_text(run.read_text().replace("maxsim-eval/", "other-"))
+    outcome = cli("atlas", "demo", "--entries", "int8", "--run", "engine.trec", "--out", "foreign", "--quiet", cwd=home).fine()
+    assert "warning" not in outcome.err
+    page = (home / "foreign" / "atlas.md").read_text()
+    assert "Where it is lost" in page
+    assert "run:engine" in page
+
+
+def test_first_stages_as_candidates_are_their_runs(made: Any, home: Path, cli: Any) -> None:
+    cli("demo", "--candidates", "bm25:30", "--paths", "fp32", "--quiet", "--out", "by_name", cwd=home).fine()
+    run = home / "results" / "atlas-demo-small-lexical" / "entries" / "bm25-rerank-30" / "candidates.trec"
+    cli("demo", "--candidates", run, "--paths", "fp32", "--quiet", "--out", "by_run", cwd=home).fine()
+    assert (home / "by_name" / "runs" / "fp32.trec").read_bytes() == (home / "by_run" / "runs" / "fp32.trec").read_bytes()
+    named = json.loads((home / "by_name" / "result.json").read_text())["task"]["candidates"]
+    assert named["name"] == "bm25:30"
+    given = json.loads((home / "by_run" / "result.json").read_text())["task"]["candidates"]
+    assert named["sha256"] == given["sha256"]
+
+
+def test_codecs_are_paths(home: Path, cli: Any) -> None:
+    paths = "fp32,pool-2+int4,residual-2(centroids=40,seed=7),rotate+sign(query_codes=int8)"
+    cli("demo", "--paths", paths, "--quiet", "--out", "codecs", cwd=home).fine()
+    result = json.loads((home / "codecs" / "result.json").read_text())
+    assert list(result["paths"]) == ["fp32", "pool-2+int4", "residual-2(centroids=40,seed=7)", "rotate+sign(query_codes=int8)"]
+    for path in result["paths"].values():
+        run = read_trec_run(home / "codecs" / path["run"])
+        assert len(run.rankings) == 40
+    assert result["paths"]["pool-2+int4"]["parity"]["spearman"]["mean"] < 1
+    before = {path.name for path in (home / "codecs" / "runs").iterdir()}
+    cli("demo", "--paths", "fp32,int4", "--quiet", "--out", "codecs", cwd=home).fine()
+    assert {path.name for path in (home / "codecs" / "runs").iterdir()} == {"fp32.trec", "codec-int4.trec"} != before
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "texts"),
+    [
+        (("atlas", "demo", "--entries", "itn8"), USAGE, ("unknown entry 'itn8'", "Did you mean 'int8'")),
+        (("atlas", "demo", "--entries", ","), USAGE, ("--entries: got ','",)),
+        (
+            ("atlas", "demo", "--entries", "residual-2(centroid=3)"),
+            USAGE,
+            ("unknown option of residual", "Did you mean 'centroids'"),
+        ),
+        (("atlas", "demo", "--within", "0"), USAGE, ("within is 0.0",)),
+        (("atlas", "demo", "--grid", "none.toml"), USAGE, ("none.toml: cannot be read",)),
+        (("atlas", "demo", "--k", "0"), USAGE, ("--k: got 0",)),
+        (("atlas", "dmeo"), USAGE, ("unknown source 'dmeo'",)),
+        (("atlas", "demo", "--run", "none.trec"), DATA, ("none.trec: cannot be read",)),
+        (("demo", "--paths", "fp32,pool"), USAGE, ("pool needs a number, as pool-2",)),
+        (("demo", "--paths", "fp32,residual-2(centroids=900)"), DATA, ("too few for 900 centroids", "would do")),
+        (("demo", "--paths", "fp32,pca-999"), USAGE, ("1 to the embeddings' width, 128",)),
+        (("demo", "--candidates", "bm25(k1=x)"), USAGE, ("k1 is 'x'",)),
+        (("plan", "demo", "--paths", "fp32,int4"), USAGE, ("plan knows no rates of codecs, got int4",)),
+        (("explain", "demo", "small", "--query", "q0", "--path", "int4"), USAGE, ("a codec's tokens are not the document's",)),
+    ],
+    ids=lambda value: " ".join(map(str, value)) if isinstance(value, tuple) else None,
+)
+def test_bad_input_gets_one_line(home: Path, cli: Any, words: tuple[str, ...], code: int, texts: tuple[str, ...]) -> None:
+    outcome = cli(*words, "--quiet", cwd=home)
+    assert outcome.code == code, outcome.err
+    lines = [line for line in outcome.err.splitlines() if line.startswith("error")]
+    assert len(lines) == 1
+    assert all(text in lines[0] for text in texts), lines[0]
+
+
+def test_a_name_that_is_also_a_file(home: Path, cli: Any) -> None:
+    (home / "single").write_text("q Q0 d 1 1.0 x\n")
+    outcome = cli("demo", "--candidates", "single", "--quiet", cwd=home)
+    assert outcome.code == USAGE
+    assert "the name of a first stage, and a file; ./single is the file" in outcome.err

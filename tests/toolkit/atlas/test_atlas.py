@@ -1,0 +1,356 @@
+"""The atlas: its rows are those of single evaluations, nothing finished is done twice, a failure loses one row, a broken codec is caught."""
+
+from __future__ import annotations
+
+import csv
+import html.parser
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from maxsim_eval import evaluate, load_task
+from maxsim_eval.atlas import Atlas, Row, atlas
+from maxsim_eval.atlas import running as running_module
+from maxsim_eval.atlas.grid import entries_of, load_grid
+from maxsim_eval.atlas.judging import front
+from maxsim_eval.atlas.page import headline, warnings
+from maxsim_eval.comparison.metrics import evaluate_run, means
+from maxsim_eval.comparison.statistics import bootstrap_interval
+from maxsim_eval.data.trec import read_trec_run, write_trec_run
+from maxsim_eval.errors import DataError, UnknownNameError, UsageError
+from maxsim_eval.types import Run, Task
+
+ENTRIES = [
+    "int8",
+    "rotate+sign(query_codes=int8)",
+    "pool-4",
+    "pool-4+rerank-5",
+    "bm25+rerank-20",
+    "single",
+    "control",
+    "residual-2(centroids=5000)",
+]
+METRICS = ["nDCG@10", "Recall@100"]
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("atlas")
+
+
+@pytest.fixture(scope="module")
+def task(place: Path) -> Task:
+    return load_task("demo", "small", data_dir=place / "datasets", quiet=True)
+
+
+@pytest.fixture(scope="module")
+def options(place: Path) -> dict:
+    return {"cache_dir": place / "cache", "device": "cpu", "quiet": True}
+
+
+@pytest.fixture(scope="module")
+def made(task: Task, place: Path, options: dict) -> Atlas:
+    return atlas(task, "lexical", out_dir=place / "made", entries=ENTRIES, **options)
+
+
+def row_of(made: Atlas, name: str) -> Row:
+    return next(row for row in made.rows if row.name == name)
+
+
+def test_rows_are_those_of_evaluations(made: Atlas, task: Task, place: Path, options: dict):
+    names = ["fp32", "int8", "rotate+sign(query_codes=int8)", "pool-4", "control"]
+    single = evaluate(task, "lexical", names, metrics=METRICS, out_dir=place / "single", **options)
+    for name in names:
+        assert row_of(made, name).metrics == single.paths[name].metrics
+        assert row_of(made, name).document_bytes == pytest.approx(single.paths[name].memory["document_bytes"])
+    first = {
+        query: list(ranking)[:5]
+        for query, ranking in read_trec_run(place / "single" / "runs" / "codec-pool-4.trec").rankings.items()
+    }
+    write_trec_run(place / "five.trec", Run("five", first))
+    five = evaluate(task, "lexical", ["fp32"], k=5, metrics=METRICS, candidates=place / "five.trec", **options)
+    assert row_of(made, "pool-4+rerank-5").metrics == five.paths["fp32"].metrics
+    changes = row_of(made, "pool-4").changes["nDCG@10"]
+    assert changes.mean == pytest.approx(single.paths["pool-4"].metrics["nDCG@10"] - single.paths["fp32"].metrics["nDCG@10"])
+    per_query = [
+        single.paths["pool-4"].per_query["nDCG@10"][query] - value
+        for query, value in single.paths["fp32"].per_query["nDCG@10"].items()
+    ]
+    assert [changes.low, changes.high] == pytest.approx(
+        bootstrap_interval(per_query, made.level, 20_000).ravel().tolist(), abs=2e-3
+    )
+
+
+def test_intervals_hold_together(made: Atlas):
+    judged = sum(len(row.changes) for row in made.rows)
+    assert judged == 2 * sum(not row.error for row in made.rows[1:])
+    assert made.level == pytest.approx(1 - 0.05 / judged)
+    adjusted = [change.p_adjusted for row in made.rows for change in row.changes.values()]
+    raw = [change.p_value for row in made.rows for change in row.changes.values()]
+    order = np.argsort(raw)
+    holm = np.minimum(np.maximum.accumulate([(judged - rank) * raw[place] for rank, place in enumerate(order)]), 1)
+    assert [adjusted[place] for place in order] == pytest.approx(holm.tolist())
+
+
+def test_bytes_are_by_arithmetic(made: Atlas, task: Task):
+    tokens, documents, dim = made.task["document_tokens"], made.task["documents"], made.encoder["dim"]
+    assert row_of(made, "fp32").document_bytes == pytest.approx(tokens / documents * 4 * dim)
+    assert row_of(made, "rotate+sign(query_codes=int8)").document_bytes == pytest.approx(tokens / documents * (dim / 8 + 2))
+    base = row_of(made, "pool-4").document_bytes
+    assert row_of(made, "pool-4+rerank-5").document_bytes == pytest.approx(base + tokens / documents * 4 * dim)
+    assert row_of(made, "single").document_bytes == 2 * dim
+
+
+def test_what_fails_says_why_and_loses_nothing_else(made: Atlas):
+    failed = row_of(made, "residual-2(centroids=5000)")
+    assert "tokens are too few for 5,000 centroids" in failed.error
+    assert failed.verdict == "failed"
+    assert [row.name for row in made.rows if row.error] == [failed.name]
+    assert [row.name for row in made.rows] == ["fp32", *ENTRIES[:4], "bm25", *ENTRIES[4:]], (
+        "what is reranked is there by itself"
+    )
+
+
+def test_the_broken_codec_is_caught(made: Atlas):
+    assert row_of(made, "control").verdict == "different"
+    assert warnings(made) == list(made.task["warnings"])
+    assert "control" not in (made.smallest() or made.rows[0]).name
+    blind = Atlas(
+        {},
+        {},
+        [Row("fp32", "path", ""), Row("control", "codec", "", {"a": 1.0}, {}, 3.0, control=True)],
+        ["a"],
+        0.1,
+        1,
+        0.95,
+        {},
+    )
+    assert "negative control control is not found different" in warnings(blind)[0]
+
+
+def test_losses_add_up(made: Atlas, task: Task, place: Path):
+    (loss, _) = row_of(made, "pool-4").losses
+    assert loss.metric == "nDCG@10"
+    assert loss.total == pytest.approx(loss.truncation + loss.candidates + loss.scores)
+    exact, own, reranked = (row_of(made, name).metrics["nDCG@10"] for name in ("fp32", "pool-4", "pool-4+rerank-5"))
+    assert loss.total == pytest.approx(exact - own)
+    assert loss.scores == pytest.approx(reranked - own)
+    run = read_trec_run(place / "made" / "entries" / "fp32" / "run.trec")
+    cut = means(evaluate_run(Run("cut", {q: list(r)[:5] for q, r in run.rankings.items()}), task.qrels, METRICS))
+    assert loss.truncation == pytest.approx(exact - cut["nDCG@10"])
+    assert row_of(made, "pool-4").losses[1].truncation > 0, "Recall@100 of five documents"
+
+
+def test_a_foreign_run_is_taken_apart(task: Task, place: Path, options: dict, made: Atlas):
+    """Its first two documents in the wrong order, and the last of its ten never found: losses by scores and by candidates."""
+    exact = read_trec_run(place / "made" / "entries" / "fp32" / "run.trec")
+    swapped = {}
+    for query, ranking in exact.rankings.items():
+        kept = [document for document, _ in ranking][1:10]
+        kept[0], kept[1] = kept[1], kept[0]
+        swapped[query] = [(document, float(-place)) for place, document in enumerate(kept)]
+    write_trec_run(place / "plaid.trec", Run("engine", swapped, ordered=False))
+    found = atlas(task, "lexical", out_dir=place / "foreign", entries=["int8"], runs=[place / "plaid.trec"], **options)
+    assert [row.name for row in found.rows] == ["fp32", "run:plaid", "run:plaid+rerank-9", "int8"]
+    (loss, recall) = row_of(found, "run:plaid").losses
+    for one in (loss, recall):
+        assert one.total == pytest.approx(one.truncation + one.candidates + one.scores)
+    assert loss.candidates > 0.05, "the best document is never found"
+    assert loss.scores > 0
+    assert recall.scores == 0, "recall knows no order"
+    assert row_of(found, "run:plaid").document_bytes is None
+    (place / "other.trec").write_text("nobody Q0 d 1 1.0 x\n")
+    with pytest.raises(DataError, match="ranks none of the"):
+        atlas(task, "lexical", out_dir=place / "foreign", entries=["int8"], runs=[place / "other.trec"], **options)
+
+
+def test_what_is_finished_is_not_done_again(made: Atlas, task: Task, place: Path, options: dict, monkeypatch):
+    asked: list[str] = []
+    evaluating = running_module.evaluate
+
+    def counted(*given, **named):
+        asked.append(given[2][0])
+        return evaluating(*given, **named)
+
+    monkeypatch.setattr(running_module, "evaluate", counted)
+    again = atlas(task, "lexical", out_dir=place / "made", entries=ENTRIES, **options)
+    assert asked == ["residual-2(centroids=5000)"], "which may have become possible"
+    assert [(row.name, row.metrics, row.document_bytes, row.verdict) for row in again.rows] == [
+        (row.name, row.metrics, row.document_bytes, row.verdict) for row in made.rows
+    ]
+    atlas(task, "lexical", out_dir=place / "made", entries=["int8"], k=50, **options)
+    assert asked[1:] == ["fp32", "int8"], "another k is another question"
+
+
+def test_an_interrupted_atlas_goes_on_to_the_same_bytes(made: Atlas, task: Task, place: Path, options: dict, monkeypatch):
+    evaluating = running_module.evaluate
+
+    def interrupted(*given, **named):
+        if given[2][0] == "pool-4":
+            raise KeyboardInterrupt
+        return evaluating(*given, **named)
+
+    monkeypatch.setattr(running_module, "evaluate", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        atlas(task, "lexical", out_dir=place / "cut", entries=ENTRIES[:4], **options)
+    assert not (place / "cut" / "atlas.json").exists()
+    monkeypatch.setattr(running_module, "evaluate", evaluating)
+    atlas(task, "lexical", out_dir=place / "cut", entries=ENTRIES[:4], **options)
+    atlas(task, "lexical", out_dir=place / "whole", entries=ENTRIES[:4], **options)
+    for name in ("fp32", "int8", "rotate-sign-query_codes-int8", "pool-4", "pool-4-rerank-5"):
+        cut, whole = ((place / part / "entries" / name / "run.trec").read_bytes() for part in ("cut", "whole"))
+        assert cut == whole
+
+
+def test_damaged_finished_entries_are_done_again(task: Task, place: Path, options: dict):
+    first = atlas(task, "lexical", out_dir=place / "damaged", entries=["int8"], **options)
+    for name, text in (("entry.json", "{"), ("entry.json", "[]")):
+        (place / "damaged" / "entries" / "int8" / name).write_text(text)
+        again = atlas(task, "lexical", out_dir=place / "damaged", entries=["int8"], **options)
+        assert row_of(again, "int8").metrics == row_of(first, "int8").metrics
+
+
+def test_limits_are_those_of_evaluations(task: Task, place: Path, options: dict):
+    limits = {"limit_queries": 7, "limit_documents": 90, "limit_seed": 3, "k": 50}
+    found = atlas(task, "lexical", out_dir=place / "limited", entries=["int4", "single+rerank-10"], **limits, **options)
+    single = evaluate(task, "lexical", ["fp32", "int4"], metrics=METRICS, **limits, **options)
+    assert {name: row_of(found, name).metrics for name in ("fp32", "int4")} == {
+        name: path.metrics for name, path in single.paths.items()
+    }
+    assert (found.task["queries"], found.task["documents"]) == (7, 90)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_fronts_are_those_of_brute_force(seed):
+    random = np.random.default_rng(seed)
+    rows = [Row(str(n), "codec", "", {"m": float(random.integers(6))}, {}, float(random.integers(1, 6))) for n in range(12)]
+    rows += [
+        Row("broken", "codec", "", {"m": 9.0}, {}, 0.1, control=True),
+        Row("failed", "codec", "", error="x"),
+        Row("run", "run", "", {"m": 9.0}),
+    ]
+    known = rows[:12]
+    better = {
+        row.name
+        for row in known
+        if not any(
+            other.document_bytes <= row.document_bytes
+            and other.metrics["m"] >= row.metrics["m"]
+            and (other.document_bytes, -other.metrics["m"]) != (row.document_bytes, -row.metrics["m"])
+            for other in known
+        )
+    }
+    found = front(rows, lambda row: row.document_bytes, "m")
+    points = {(row.document_bytes, row.metrics["m"]) for row in known if row.name in better}
+    assert {(row.document_bytes, row.metrics["m"]) for row in known if row.name in found} == points
+    assert len(found) == len(points)
+
+
+class Page(html.parser.HTMLParser):
+    def __init__(self) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.text = ""
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        assert all(not name.startswith("on") for name, _ in attrs)
+
+    def handle_data(self, data):
+        self.text += data
+
+
+def test_every_file_is_written_and_says_the_same(made: Atlas, place: Path, task: Task, options: dict):
+    folder = made.report(place / "pages").parent
+    assert {path.name for path in folder.iterdir()} == {"atlas.html", "atlas.md", "atlas.csv", "atlas.svg", "atlas.json"}
+    page = Page()
+    page.feed((folder / "atlas.html").read_text())
+    assert "script" not in page.tags
+    assert headline(made) in " ".join(page.text.split())
+    for row in made.rows:
+        assert row.name in page.text
+    held = json.loads((folder / "atlas.json").read_text())
+    assert held["schema"] == "maxsim-eval/atlas/1"
+    assert held["headline"] == headline(made)
+    assert [row["verdict"] for row in held["rows"]] == [row.verdict for row in made.rows]
+    rows = list(csv.DictReader((folder / "atlas.csv").read_text().splitlines()))
+    assert [row["entry"] for row in rows] == [row.name for row in made.rows]
+    assert float(rows[1]["nDCG@10 change"]) == made.rows[1].changes["nDCG@10"].mean
+    again = (folder / "atlas.svg").read_bytes()
+    made.report(folder)
+    assert (folder / "atlas.svg").read_bytes() == again, "one picture of one atlas"
+    assert repr(made).startswith("Atlas(small, lexical, 10 rows: ")
+
+
+def test_as_a_data_frame(made: Atlas):
+    pandas = pytest.importorskip("pandas")
+    found = made.to_dataframe()
+    assert isinstance(found, pandas.DataFrame)
+    assert found.set_index("entry").loc["int8", "verdict"] == row_of(made, "int8").verdict
+
+
+def test_names_are_escaped(made: Atlas, place: Path):
+    from dataclasses import replace
+
+    evil = replace(made.rows[1], name="<script>alert(1)</script>\x1b[31m", description="<b>")
+    replace(made, rows=[made.rows[0], evil]).report(place / "evil")
+    page = Page()
+    page.feed((place / "evil" / "atlas.html").read_text())
+    assert "script" not in page.tags
+    assert "\x1b" not in (place / "evil" / "atlas.md").read_text()
+
+
+def test_the_headline_without_an_equivalent():
+    rows = [Row("fp32", "path", ""), Row("x", "codec", "", error="no")]
+    assert headline(Atlas({}, {}, rows, ["nDCG@10"], 0.003, 1, 0.95, {})) == "no entry is equivalent within 0.003 in nDCG@10"
+
+
+def test_the_packaged_grid_is_large_and_can_be_read():
+    grid = load_grid()
+    assert len(grid.entries) >= 20
+    assert grid.within == 0.003
+    assert any(entry.control for entry in grid.entries)
+    assert math.isclose(grid.changed(None, 0.01).within, 0.01)
+
+
+@pytest.mark.parametrize(
+    ("text", "error", "match"),
+    [
+        ("entries = ['int9']\nmetrics = ['nDCG@10']", UnknownNameError, "unknown entry 'int9'. Did you mean 'int8'"),
+        ("entries = ['bm52+rerank-10']\nmetrics = ['nDCG@10']", UnknownNameError, "Did you mean 'bm25'"),
+        ("entries = ['int4+rerank-10+rerank-5']\nmetrics = ['nDCG@10']", UsageError, "reranked twice"),
+        ("entries = ['int4+rerank-0']\nmetrics = ['nDCG@10']", UnknownNameError, "codec step 'rerank-0'"),
+        ("entries = []\nmetrics = ['nDCG@10']", UsageError, "entries is .*need a list of names"),
+        ("entries = ['fp32']\nmetrics = ['nDCG@10']", UsageError, "entries: got none"),
+        ("entries = ['int4']\nmetrics = ['nDGC@10']", UsageError, "nDGC"),
+        ("entries = ['int4']", UsageError, "metrics is None"),
+        ("entrys = ['int4']", UnknownNameError, "Did you mean 'entries'"),
+        ("entries = ['int4']\nmetrics = ['nDCG@10']\nwithin = 2", UsageError, "within is 2, need a difference"),
+        ("entries = [", UsageError, "not valid TOML"),
+    ],
+)
+def test_grids_that_cannot_be(tmp_path, text, error, match):
+    (tmp_path / "grid.toml").write_text(text)
+    with pytest.raises(error, match=match):
+        load_grid(tmp_path / "grid.toml")
+
+
+def test_a_grid_that_is_not_there(tmp_path):
+    with pytest.raises(UsageError, match=r"none\.toml: cannot be read"):
+        load_grid(tmp_path / "none.toml")
+
+
+def test_entries_are_there_once_and_bases_before():
+    assert [entry.name for entry in entries_of(["bm25 + rerank-5", "int4", "bm25", "int4", "fp32"])] == [
+        "bm25",
+        "bm25+rerank-5",
+        "int4",
+    ]
+
+
+def test_a_depth_beyond_what_is_kept(task: Task, place: Path, options: dict):
+    found = atlas(task, "lexical", out_dir=place / "deep", entries=["single+rerank-20"], k=10, **options)
+    assert "only the first 10 documents of single are kept, need --k 20" in row_of(found, "single+rerank-20").error
