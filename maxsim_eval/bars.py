@@ -37,4 +37,10 @@ class Bar(tqdm.tqdm):
         if not terminal and not options.get("disable"):
             options |= {"file": _Lines(stream), "mininterval": SECONDS, "maxinterval": SECONDS, "miniters": 1}
             options |= {"delay": SECONDS, "bar_format": _LINE}
+        self._terminal = terminal
         super().__init__(*iterable, **options)
+
+    def moveto(self, n: int) -> None:
+        """Move to the line of this bar, where there are lines to move between."""
+        if self._terminal:
+            super().moveto(n)

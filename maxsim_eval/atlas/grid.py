@@ -26,7 +26,7 @@ Kind = Literal["path", "codec", "first stage", "reranked"]
 class GridEntry:
     """One way of storing or finding: `name` as it was given, and what stands behind it.
 
-    `base` and `depth` are of `<base>+rerank-<depth>`: the reference ranks again what the base ranks first.
+    `base` and `depth` are of `<base>+rerank-<depth>`: the operator in FP32 ranks again what the base ranks first.
     """
 
     name: str

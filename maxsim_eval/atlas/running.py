@@ -30,11 +30,12 @@ from maxsim_eval.hashing import canonical
 from maxsim_eval.report.csv_files import CSV_FILES
 from maxsim_eval.report.result_json import dump_json, load_json
 from maxsim_eval.scoring.own_functions import find_paths, run_file
-from maxsim_eval.scoring.paths import PATHS, REFERENCE
+from maxsim_eval.scoring.paths import PATHS
 from maxsim_eval.types import Run, Task
 from maxsim_kernels import Packed
 
-FORMAT = 1
+FORMAT = 2
+RERANKER = "fused-fp32"  # the reference is made to be believed, not to be fast
 FOREIGN = "run:"  # before the name of a run that another engine made
 
 
@@ -185,7 +186,7 @@ def _first_stage(entry: GridEntry, setting: Setting, folder: Path) -> Finished:
 
 
 def _reranked(entry: GridEntry, setting: Setting, folder: Path) -> Finished:
-    """What an entry ranks first, ranked again by the reference: no codec can be blamed for what is lost then."""
+    """What an entry ranks first, ranked again in full precision: no codec can be blamed for what is lost then."""
     base = setting.done.get(entry.base)
     if base is None:
         raise DataError(f"{entry.name}: {entry.base} gave nothing to rerank")
@@ -194,14 +195,14 @@ def _reranked(entry: GridEntry, setting: Setting, folder: Path) -> Finished:
     first = {query: list(ranking)[: entry.depth] for query, ranking in base.run.rankings.items()}
     candidates = folder / "candidates.trec"
     write_trec_run(candidates, replace(base.run, rankings=first))
-    found = _evaluated(REFERENCE, setting, folder, entry.depth, candidates)
+    found = _evaluated(RERANKER, setting, folder, entry.depth, candidates)
     tokens = setting.found.documents.lengths().mean() * setting.token_bytes
     return replace(
         found,
         run=replace(found.run, name=entry.name),
         seconds={"search": base.seconds.get("search", 0.0) + found.seconds["search"], "store": base.seconds.get("store", 0.0)},
         document_bytes=None if base.document_bytes is None else base.document_bytes + float(tokens),
-        description=f"the first {entry.depth} of {entry.base}, ranked by {REFERENCE}",
+        description=f"the first {entry.depth} of {entry.base}, ranked by {RERANKER}",
     )
 
 

@@ -16,6 +16,8 @@ from maxsim_kernels import Int8Tokens, Packed
 
 _ROWS = 1 << 16  # tokens coded at once: a hundred megabytes or so, beside the block itself
 
+_TYPICAL = 240  # tokens of a document
+
 Draw = Callable[[int], Packed]
 """Documents with about so many tokens, always the same ones."""
 
@@ -68,7 +70,9 @@ class Codec:
         """
         self.check(dim)
         found: dict[str, Tensor] = {}
-        wanted = max(step.sample_tokens(dim, tokens) for step in self.steps)
+        typical = np.array([_TYPICAL])
+        thinner = _TYPICAL / max(1, int(self.lengths(typical)[0]))  # later steps see what earlier ones leave
+        wanted = int(max(step.sample_tokens(dim, tokens) for step in self.steps) * thinner)
         sample = draw(min(wanted, tokens)) if wanted else Packed(torch.empty(0, dim), torch.zeros(1, dtype=torch.int64))
         for number, step in enumerate(self.steps):
             state = step.fit(sample, tokens)

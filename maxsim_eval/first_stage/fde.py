@@ -102,14 +102,18 @@ class Fde:
 
     def _fill(self, held: Tensor, counts: Tensor, sketch: Tensor, small: Tensor, tokens: Packed) -> None:
         """Empty parts of documents that have tokens get the token with the fewest planes between, the first of equals."""
-        parts = 2**self.bits
-        owner, total = tokens.document_of_token(), len(sketch)
+        parts, total = 2**self.bits, len(sketch)
+        empty = ((counts == 0) & (tokens.lengths > 0).repeat_interleave(parts)).nonzero()[:, 0]
         every = torch.arange(parts, device=sketch.device)
-        between = torch.zeros(total, parts, dtype=torch.int64, device=sketch.device)
+        between = torch.zeros(parts, parts, dtype=torch.int64, device=sketch.device)
         for bit in range(self.bits):
-            between += (sketch[:, None] ^ every) >> bit & 1
-        ranked = between * total + torch.arange(total, device=sketch.device)[:, None]
-        least = torch.full((len(tokens), parts), torch.iinfo(torch.int64).max, device=sketch.device)
-        least.scatter_reduce_(0, owner[:, None].expand(-1, parts), ranked, "amin")
-        empty = (counts == 0) & (tokens.lengths > 0).repeat_interleave(parts)
-        held[empty] = small[least.view(-1)[empty] % max(total, 1)]
+            between += (every[:, None] ^ every) >> bit & 1
+        # The first token of each part of a document stands for those after it; then the nearest of `parts` parts, the first of equals.
+        cells = tokens.document_of_token() * parts + sketch
+        numbers = torch.arange(total, device=sketch.device)
+        first = torch.full((len(tokens) * parts,), total, device=sketch.device).scatter_reduce_(0, cells, numbers, "amin")
+        of_document = first.view(len(tokens), parts)[empty // parts]
+        ranked = torch.where(
+            of_document < total, between[empty % parts] * (total + 1) + of_document, torch.iinfo(torch.int64).max
+        )
+        held[empty] = small[ranked.amin(1) % (total + 1)]

@@ -71,8 +71,8 @@ def test_rows_are_those_of_evaluations(made: Atlas, task: Task, place: Path, opt
         for query, ranking in read_trec_run(place / "single" / "runs" / "codec-pool-4.trec").rankings.items()
     }
     write_trec_run(place / "five.trec", Run("five", first))
-    five = evaluate(task, "lexical", ["fp32"], k=5, metrics=METRICS, candidates=place / "five.trec", **options)
-    assert row_of(made, "pool-4+rerank-5").metrics == five.paths["fp32"].metrics
+    five = evaluate(task, "lexical", ["fused-fp32"], k=5, metrics=METRICS, candidates=place / "five.trec", **options)
+    assert row_of(made, "pool-4+rerank-5").metrics == five.paths["fused-fp32"].metrics
     changes = row_of(made, "pool-4").changes["nDCG@10"]
     assert changes.mean == pytest.approx(single.paths["pool-4"].metrics["nDCG@10"] - single.paths["fp32"].metrics["nDCG@10"])
     per_query = [
