@@ -3,7 +3,7 @@
 From the top down:
 
 atlas.py        `atlas`: a task, an encoder and a grid in; an Atlas out
-writing.py      an Atlas as HTML, Markdown, CSV and JSON
+writing.py      an Atlas as HTML, Markdown, CSV and JSON, and back
 picture.py      change in quality against bytes and against time, as SVG
 page.py         the words and tables of it
 judging.py      verdicts over the whole grid, Pareto fronts, what is smallest

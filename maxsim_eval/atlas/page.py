@@ -67,7 +67,7 @@ def main_table(atlas: Atlas) -> Table:
     main = atlas.metrics[0]
     rest = list(atlas.metrics[1:])
     heads = ["entry", "bytes a document", "smaller than FP16", main, "change", f"interval ({atlas.level:.2%})"]
-    heads += [f"{metric}, change" for metric in rest] + ["search s", "verdict", "best for its"]
+    heads += [f"{metric}, change" for metric in rest] + ["search s", "verdict", "Pareto front"]
     rows = []
     for row in [*atlas.rows[:1], *sorted(atlas.rows[1:], key=_by_size)]:
         if row.error:
@@ -89,7 +89,7 @@ def brief_table(atlas: Atlas) -> Table:
     kept = [
         place
         for place, head in enumerate(whole.columns)
-        if head not in ("smaller than FP16", "best for its") and not head.endswith(", change")
+        if head not in ("smaller than FP16", "Pareto front") and not head.endswith(", change")
     ]
     return Table("", [whole.columns[place] for place in kept], [[row[place] for place in kept] for row in whole.rows])
 
@@ -105,13 +105,17 @@ def _by_size(row: Row) -> tuple[bool, float]:
 def loss_table(atlas: Atlas) -> Table | None:
     """What is lost by what, where it is known."""
     rows = [
-        [row.name, loss.metric, *(f"{part:+.4f}" for part in (-loss.total, -loss.truncation, -loss.candidates, -loss.scores)),
+        [row.name, loss.metric, *(_part(-part) for part in (loss.total, loss.truncation, loss.candidates, loss.scores)),
          "no effect" if loss.ties == (0.0, 0.0) else f"{loss.ties[0]:+.4f} to {loss.ties[1]:+.4f}"]
         for row in atlas.rows
         for loss in row.losses
     ]  # fmt: skip
     heads = ["entry", "metric", "change", "by length", "by candidates", "by scores", "order of ties"]
     return Table("Where it is lost", heads, rows) if rows else None
+
+
+def _part(change: float) -> str:
+    return f"{change:+.4f}" if abs(change) >= 5e-5 else "0"
 
 
 def error_lines(atlas: Atlas) -> list[str]:

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
 _COLOURS = {"equivalent": "#2f7d4f", "inconclusive": "#8a8a8a", "different": "#b5473c", "reference": "#222222"}
 _MARKS = {"path": "s", "codec": "o", "first stage": "^", "reranked": "D", "run": "v"}
-_LOWEST = -0.12  # what loses more is drawn at the edge: near the bound is where it matters
 
 
 def to_svg(atlas: Atlas) -> str:
@@ -31,12 +30,11 @@ def to_svg(atlas: Atlas) -> str:
     except ImportError:
         raise MissingPackageError("the picture of an atlas", "matplotlib", "pictures") from None
     with rc_context({"svg.hashsalt": "maxsim-eval", "svg.fonttype": "path", "font.size": 8.5}):
-        figure = Figure(figsize=(12.5, 6.4), layout="constrained")
-        left, right = figure.subplots(1, 2, sharey=True, width_ratios=(3, 2))
-        _draw(left, atlas, lambda row: row.document_bytes, "bytes a document, mean")
-        _draw(right, atlas, lambda row: row.seconds.get("search"), "seconds for all queries, this machine")
-        left.set_ylabel(f"{atlas.metrics[0]}, change from {atlas.rows[0].name}")
-        _legend(right)
+        figure = Figure(figsize=(12.5, 11.5), layout="constrained")
+        upper, lower = figure.subplots(2, 1)
+        _draw(upper, atlas, lambda row: row.document_bytes, "bytes a document, mean")
+        _draw(lower, atlas, lambda row: row.seconds.get("search"), "seconds for all queries, this machine")
+        _legend(upper)
         held = io.StringIO()
         figure.savefig(held, format="svg", metadata={"Date": None})
     text = held.getvalue()
@@ -54,21 +52,21 @@ def _draw(axes: Axes, atlas: Atlas, cost: Callable[[Row], float | None], label: 
             continue
         mean = 0.0 if change is None else change.mean
         colour = _COLOURS[row.verdict]
-        height = max(mean, _LOWEST)
-        if change is not None and mean > _LOWEST:
-            low, high = max(change.low, _LOWEST), max(change.high, _LOWEST)
-            axes.plot([at, at], [low, high], color=colour, lw=1.1, alpha=0.7, solid_capstyle="butt")
+        if change is not None:
+            axes.plot([at, at], [change.low, change.high], color=colour, lw=1.0, alpha=0.55, solid_capstyle="butt")
         inner = "white" if row.control else colour
-        axes.plot([at], [height], _MARKS[row.kind], color=colour, ms=5.5, markerfacecolor=inner)
-        shown.append((at, height, row))
+        axes.plot([at], [mean], _MARKS[row.kind], color=colour, ms=5.5, markerfacecolor=inner)
+        shown.append((at, mean, row))
+    axes.set_yscale("symlog", linthresh=atlas.within, linscale=0.6)  # near the bound is where it matters
+    axes.yaxis.set_major_formatter(lambda value, _: f"{value:+g}" if value else "0")
+    axes.set_ylabel(f"{main}, change from {atlas.rows[0].name}")
     axes.set_xscale("log")
     axes.set_xlabel(label)
     axes.grid(alpha=0.25, lw=0.5)
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
     ends = [at for at, _, _ in shown] or [1.0]
-    axes.set_xlim(min(ends) / 1.6, max(ends) * 2.2)
-    axes.set_ylim(_LOWEST * 1.06, max([0.03, *(height for _, height, _ in shown)]) * 1.25)
+    axes.set_xlim(min(ends) / 1.6, max(ends) * 3)
     _label(axes, shown)
 
 
@@ -76,9 +74,9 @@ def _label(axes: Axes, shown: list[tuple[float, float, Row]]) -> None:
     """Names beside their marks, moved up or down where they would lie on each other."""
     axes.figure.canvas.draw()
     taken: list[Any] = []
-    places = [(7, 0), (7, 8), (7, -8), (7, 16), (7, -16), (7, 24), (7, -24), (7, 32), (7, -32)]
+    places = [(7, step * sign) for step in range(0, 80, 8) for sign in ((1, -1) if step else (1,))]
     for at, height, row in sorted(shown, key=lambda one: -one[1]):
-        name = re.sub(r"\([^()]*\)", "", row.name) + (" (lower)" if height <= _LOWEST else "")
+        name = re.sub(r"\([^()]*\)", "", row.name)
         name = printable(name).encode("ascii", "replace").decode()  # what the font has
         for place in places:
             text = axes.annotate(

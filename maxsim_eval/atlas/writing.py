@@ -13,13 +13,15 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from maxsim_eval.atlas import page
-from maxsim_eval.atlas.judging import Atlas
+from maxsim_eval.atlas.attribution import Loss
+from maxsim_eval.atlas.judging import Atlas, Row
 from maxsim_eval.atlas.picture import to_svg
+from maxsim_eval.comparison.statistics import Difference
 from maxsim_eval.errors import DataError
 from maxsim_eval.files import write_text
 from maxsim_eval.printing import printable
 from maxsim_eval.report.markdown import cell, table
-from maxsim_eval.report.result_json import dump_json, jsonable
+from maxsim_eval.report.result_json import dump_json, jsonable, load_json
 
 SCHEMA = "maxsim-eval/atlas/1"
 
@@ -48,6 +50,34 @@ def to_json(atlas: Atlas) -> str:
     for row, made in zip(document["rows"], atlas.rows, strict=True):
         row["verdict"] = made.verdict
     return dump_json(jsonable(document)) + "\n"
+
+
+def read_atlas(path: Path | str) -> Atlas:
+    """The atlas that an atlas.json holds.
+
+    Raises:
+        DataError: no such file, or not an atlas of this version.
+    """
+    try:
+        document = load_json(Path(path).read_bytes(), str(path))
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror})") from error
+    if not isinstance(document, dict) or document.get("schema") != SCHEMA:
+        raise DataError(f"{path}: not an atlas, need the schema {SCHEMA!r}")
+    try:
+        names = {field.name for field in dataclasses.fields(Atlas)}
+        rows = [_row(row) for row in document["rows"]]
+        return Atlas(**{name: value for name, value in document.items() if name in names} | {"rows": rows})
+    except (TypeError, KeyError, AttributeError) as error:
+        raise DataError(f"{path}: not a whole atlas ({error})") from error
+
+
+def _row(row: dict[str, Any]) -> Row:
+    names = {field.name for field in dataclasses.fields(Row)}
+    changes = {metric: Difference(**change) for metric, change in row["changes"].items()}
+    losses = [Loss(**{**loss, "ties": tuple(loss["ties"])}) for loss in row["losses"]]
+    kept = {name: value for name, value in row.items() if name in names}
+    return Row(**kept | {"changes": changes, "losses": losses, "fronts": tuple(row["fronts"])})
 
 
 def to_csv(atlas: Atlas) -> str:

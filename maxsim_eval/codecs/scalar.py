@@ -51,25 +51,21 @@ class Fp16(Coder):
         return stored["values"].float()
 
 
-def _check_queries(value: str) -> None:
-    require("query_codes", value, value in get_args(Query), " or ".join(get_args(Query)))
-
-
 @dataclass(frozen=True)
 class Scaled(Coder):
     """Whole numbers, and one FP16 scale a token: a token is `levels * scale`.
 
-    With `query_codes=int8` queries are quantised too, one scale a token, and products are the operator's own integer ones.
+    With `queries=int8` queries are quantised too, one scale a token, and products are the operator's own integer ones.
     """
 
-    query_codes: Query = "float"
+    queries: Query = "float"
 
     def check(self, dim: int) -> None:
-        require("query_codes", self.query_codes, self.query_codes in get_args(Query), " or ".join(get_args(Query)))
+        require("queries", self.queries, self.queries in get_args(Query), " or ".join(get_args(Query)))
 
     @property
     def int8_queries(self) -> bool:
-        return self.query_codes == "int8"
+        return self.queries == "int8"
 
     def levels(self, stored: Mapping[str, Tensor], dim: int) -> Tensor:
         """The whole numbers `[T, d]` int8 that are stored."""

@@ -23,7 +23,7 @@ def home(demo: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def made(home: Path, cli: Any) -> Any:
     return cli(
-        "atlas", "demo", "--entries", "int8,rotate+int2(query_codes=int8),bm25+rerank-30,control", "--quiet", cwd=home
+        "atlas", "demo", "--entries", "int8,rotate+int2(queries=int8),bm25+rerank-30,control", "--quiet", cwd=home
     ).fine()
 
 
@@ -68,10 +68,10 @@ def test_first_stages_as_candidates_are_their_runs(made: Any, home: Path, cli: A
 
 
 def test_codecs_are_paths(home: Path, cli: Any) -> None:
-    paths = "fp32,pool-2+int4,residual-2(centroids=40,seed=7),rotate+sign(query_codes=int8)"
+    paths = "fp32,pool-2+int4,residual-2(centroids=40,seed=7),rotate+sign(queries=int8)"
     cli("demo", "--paths", paths, "--quiet", "--out", "codecs", cwd=home).fine()
     result = json.loads((home / "codecs" / "result.json").read_text())
-    assert list(result["paths"]) == ["fp32", "pool-2+int4", "residual-2(centroids=40,seed=7)", "rotate+sign(query_codes=int8)"]
+    assert list(result["paths"]) == ["fp32", "pool-2+int4", "residual-2(centroids=40,seed=7)", "rotate+sign(queries=int8)"]
     for path in result["paths"].values():
         run = read_trec_run(home / "codecs" / path["run"])
         assert len(run.rankings) == 40

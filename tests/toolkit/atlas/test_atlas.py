@@ -17,6 +17,7 @@ from maxsim_eval.atlas import running as running_module
 from maxsim_eval.atlas.grid import entries_of, load_grid
 from maxsim_eval.atlas.judging import front
 from maxsim_eval.atlas.page import headline, warnings
+from maxsim_eval.atlas.writing import read_atlas, to_csv, to_json
 from maxsim_eval.comparison.metrics import evaluate_run, means
 from maxsim_eval.comparison.statistics import bootstrap_interval
 from maxsim_eval.data.trec import read_trec_run, write_trec_run
@@ -25,7 +26,7 @@ from maxsim_eval.types import Run, Task
 
 ENTRIES = [
     "int8",
-    "rotate+sign(query_codes=int8)",
+    "rotate+sign(queries=int8)",
     "pool-4",
     "pool-4+rerank-5",
     "bm25+rerank-20",
@@ -61,7 +62,7 @@ def row_of(made: Atlas, name: str) -> Row:
 
 
 def test_rows_are_those_of_evaluations(made: Atlas, task: Task, place: Path, options: dict):
-    names = ["fp32", "int8", "rotate+sign(query_codes=int8)", "pool-4", "control"]
+    names = ["fp32", "int8", "rotate+sign(queries=int8)", "pool-4", "control"]
     single = evaluate(task, "lexical", names, metrics=METRICS, out_dir=place / "single", **options)
     for name in names:
         assert row_of(made, name).metrics == single.paths[name].metrics
@@ -98,7 +99,7 @@ def test_intervals_hold_together(made: Atlas):
 def test_bytes_are_by_arithmetic(made: Atlas, task: Task):
     tokens, documents, dim = made.task["document_tokens"], made.task["documents"], made.encoder["dim"]
     assert row_of(made, "fp32").document_bytes == pytest.approx(tokens / documents * 4 * dim)
-    assert row_of(made, "rotate+sign(query_codes=int8)").document_bytes == pytest.approx(tokens / documents * (dim / 8 + 2))
+    assert row_of(made, "rotate+sign(queries=int8)").document_bytes == pytest.approx(tokens / documents * (dim / 8 + 2))
     base = row_of(made, "pool-4").document_bytes
     assert row_of(made, "pool-4+rerank-5").document_bytes == pytest.approx(base + tokens / documents * 4 * dim)
     assert row_of(made, "single").document_bytes == 2 * dim
@@ -200,7 +201,7 @@ def test_an_interrupted_atlas_goes_on_to_the_same_bytes(made: Atlas, task: Task,
     monkeypatch.setattr(running_module, "evaluate", evaluating)
     atlas(task, "lexical", out_dir=place / "cut", entries=ENTRIES[:4], **options)
     atlas(task, "lexical", out_dir=place / "whole", entries=ENTRIES[:4], **options)
-    for name in ("fp32", "int8", "rotate-sign-query_codes-int8", "pool-4", "pool-4-rerank-5"):
+    for name in ("fp32", "int8", "rotate-sign-queries-int8", "pool-4", "pool-4-rerank-5"):
         cut, whole = ((place / part / "entries" / name / "run.trec").read_bytes() for part in ("cut", "whole"))
         assert cut == whole
 
@@ -354,3 +355,22 @@ def test_entries_are_there_once_and_bases_before():
 def test_a_depth_beyond_what_is_kept(task: Task, place: Path, options: dict):
     found = atlas(task, "lexical", out_dir=place / "deep", entries=["single+rerank-20"], k=10, **options)
     assert "only the first 10 documents of single are kept, need --k 20" in row_of(found, "single+rerank-20").error
+
+
+def test_an_atlas_is_read_as_it_was_written(made: Atlas, place: Path):
+    made.report(place / "read")
+    again = read_atlas(place / "read" / "atlas.json")
+    assert to_json(again) == to_json(made) == (place / "read" / "atlas.json").read_text()
+    assert to_csv(again) == to_csv(made)
+
+
+@pytest.mark.parametrize(
+    ("text", "match"),
+    [("{}", "need the schema"), ("[", "not valid JSON"), ('{"schema": "maxsim-eval/atlas/1"}', "not a whole")],
+)
+def test_files_that_are_no_atlas(tmp_path: Path, text: str, match: str):
+    (tmp_path / "atlas.json").write_text(text)
+    with pytest.raises(DataError, match=match):
+        read_atlas(tmp_path / "atlas.json")
+    with pytest.raises(DataError, match="cannot be read"):
+        read_atlas(tmp_path / "none.json")

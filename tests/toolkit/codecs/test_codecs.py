@@ -69,7 +69,7 @@ def uniform(values: np.ndarray, bits: int, scale: str) -> np.ndarray:
 def test_uniform_levels_are_the_nearest(bits, scale, queries):
     tokens = corpus(40, unit=False)
     tokens.values[3] = 0
-    found = read(f"int{bits}(scale={scale},query_codes={queries})", tokens)
+    found = read(f"int{bits}(scale={scale},queries={queries})", tokens)
     np.testing.assert_allclose(found, uniform(tokens.values.numpy().astype(np.float64), bits, scale), rtol=2e-3, atol=1e-6)
     assert (found[3] == 0).all()
 
@@ -79,7 +79,7 @@ def test_signs_keep_the_mean_magnitude(queries):
     tokens = corpus(40)
     values = tokens.values.numpy()
     expected = np.where(values >= 0, 1, -1) * np.abs(values).mean(1, keepdims=True)
-    np.testing.assert_allclose(read(f"sign(query_codes={queries})", tokens), expected, rtol=1e-3)
+    np.testing.assert_allclose(read(f"sign(queries={queries})", tokens), expected, rtol=1e-3)
 
 
 def test_the_control_swaps_neighbours():
@@ -176,7 +176,7 @@ def test_pruning_keeps_the_first_or_the_longest():
 
 
 NAMES = [
-    "int8", "int4", "int2", "sign", "fp16", "control", "rotate+int4", "rotate+sign(query_codes=int8)", "dims-8+int8(query_codes=int8)",
+    "int8", "int4", "int2", "sign", "fp16", "control", "rotate+int4", "rotate+sign(queries=int8)", "dims-8+int8(queries=int8)",
     "pca-8", "pool-2+int2", "prune-50+sign", "residual-2(centroids=16)", "pool-2+residual-1(centroids=8)", "pq(parts=2)", "rotate+pca-9+pq(parts=3)",
 ]  # fmt: skip
 
@@ -241,7 +241,7 @@ def test_coarser_codecs_lose_more():
         ("int4+rotate", UsageError, "int4 stores numbers, so that no step can follow it"),
         ("residual", UsageError, "residual needs a number, as residual-2"),
         ("int4-4", UsageError, "int4 takes no number"),
-        ("int4(bits=2)", UnknownNameError, "unknown option of int4 'bits'. Known: query_codes, scale"),
+        ("int4(bits=2)", UnknownNameError, "unknown option of int4 'bits'. Known: queries, scale"),
         ("residual-2(centroid=5)", UnknownNameError, "Did you mean 'centroids'"),
         ("residual-2(centroids=x)", UsageError, "centroids is 'x', need a whole number"),
         ("residual-2(seed=1,seed=2)", UsageError, "seed is given twice"),
@@ -268,7 +268,7 @@ def test_names_that_cannot_be(name, error, match):
         ("prune-100", UsageError, "1 to 99 percent"),
         ("prune-50(by=norm)", DataError, "all tokens have length 1"),
         ("prune-50(by=luck)", UsageError, "by: got luck, need norm or position"),
-        ("sign(query_codes=int4)", UsageError, "query_codes: got int4, need float or int8"),
+        ("sign(queries=int4)", UsageError, "queries: got int4, need float or int8"),
         ("int4(scale=min)", UsageError, "scale: got min, need rms or max"),
     ],
 )
