@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 _COLOURS = {"equivalent": "#2f7d4f", "inconclusive": "#8a8a8a", "different": "#b5473c", "reference": "#222222"}
+_PLACES = [
+    (7 * way, step * up, side) for step in range(0, 64, 8) for up in (1, -1) for way, side in ((1, "left"), (-1, "right"))
+]
 _MARKS = {"path": "s", "codec": "o", "first stage": "^", "reranked": "D", "run": "v"}
 
 
@@ -30,10 +33,11 @@ def to_svg(atlas: Atlas) -> str:
     except ImportError:
         raise MissingPackageError("the picture of an atlas", "matplotlib", "pictures") from None
     with rc_context({"svg.hashsalt": "maxsim-eval", "svg.fonttype": "path", "font.size": 8.5}):
-        figure = Figure(figsize=(12.5, 11.5), layout="constrained")
+        figure = Figure(figsize=(12.5, 11.5))
         upper, lower = figure.subplots(2, 1)
-        _draw(upper, atlas, lambda row: row.document_bytes, "bytes a document, mean")
-        _draw(lower, atlas, lambda row: row.seconds.get("search"), "seconds for all queries, this machine")
+        figure.subplots_adjust(left=0.06, right=0.99, top=0.99, bottom=0.05, hspace=0.13)
+        _draw(upper, atlas, lambda row: row.document_bytes, "bytes", "bytes a document, mean")
+        _draw(lower, atlas, lambda row: row.seconds.get("search"), "seconds", "seconds for all queries, this machine")
         _legend(upper)
         held = io.StringIO()
         figure.savefig(held, format="svg", metadata={"Date": None})
@@ -41,7 +45,7 @@ def to_svg(atlas: Atlas) -> str:
     return text[text.index("<svg") :]
 
 
-def _draw(axes: Axes, atlas: Atlas, cost: Callable[[Row], float | None], label: str) -> None:
+def _draw(axes: Axes, atlas: Atlas, cost: Callable[[Row], float | None], front: str, label: str) -> None:
     main = atlas.metrics[0]
     axes.axhspan(-atlas.within, atlas.within, color="#2f7d4f", alpha=0.10, lw=0)
     axes.axhline(0, color="#999999", lw=0.7)
@@ -60,6 +64,8 @@ def _draw(axes: Axes, atlas: Atlas, cost: Callable[[Row], float | None], label: 
     axes.set_yscale("symlog", linthresh=atlas.within, linscale=0.6)  # near the bound is where it matters
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:+g}" if value else "0")
     axes.set_ylabel(f"{main}, change from {atlas.rows[0].name}")
+    best = sorted((at, mean) for at, mean, row in shown if front in row.fronts)
+    axes.plot(*zip(*best, strict=True) if best else ([], []), color="#3b76af", lw=0.9, ls=(0, (4, 3)), zorder=1)
     axes.set_xscale("log")
     axes.set_xlabel(label)
     axes.grid(alpha=0.25, lw=0.5)
@@ -71,24 +77,36 @@ def _draw(axes: Axes, atlas: Atlas, cost: Callable[[Row], float | None], label: 
 
 
 def _label(axes: Axes, shown: list[tuple[float, float, Row]]) -> None:
-    """Names beside their marks, moved up or down where they would lie on each other."""
-    axes.figure.canvas.draw()
-    taken: list[Any] = []
-    places = [(7, step * sign) for step in range(0, 80, 8) for sign in ((1, -1) if step else (1,))]
+    """Names beside their marks, where they lie on no other name and no mark."""
+    from matplotlib.transforms import Bbox
+
+    dots: Any = axes.transData.transform([(at, height) for at, height, _ in shown]) if shown else []
+    taken: list[Any] = [Bbox.from_extents(x - 4, y - 4, x + 4, y + 4) for x, y in dots]
+    inside = axes.get_window_extent()
     for at, height, row in sorted(shown, key=lambda one: -one[1]):
         name = re.sub(r"\([^()]*\)", "", row.name)
         name = printable(name).encode("ascii", "replace").decode()  # what the font has
-        for place in places:
+        best: tuple[int, Any] | None = None
+        for x, y, side in _PLACES:
             text = axes.annotate(
-                name, (at, height), place, textcoords="offset points", fontsize=7, va="center",
-                parse_math=False, color="#333333",
-                arrowprops={"arrowstyle": "-", "lw": 0.3, "color": "#aaaaaa"} if abs(place[1]) > 8 else None,
+                name, (at, height), (x, y), textcoords="offset points", fontsize=7, va="center", ha=side, parse_math=False,
+                color="#333333", bbox={"facecolor": "white", "alpha": 0.75, "lw": 0, "pad": 0.4},
+                arrowprops={"arrowstyle": "-", "lw": 0.4, "color": "#999999", "shrinkB": 3} if abs(y) > 8 else None,
             )  # fmt: skip
             box = text.get_window_extent()
-            if place == places[-1] or not any(box.overlaps(other) for other in taken):
-                taken.append(box)
+            on = sum(box.overlaps(other) for other in taken) + 9 * (
+                not inside.contains(*box.min) or not inside.contains(*box.max)
+            )
+            if best is None or on < best[0]:
+                if best is not None:
+                    best[1].remove()
+                best = on, text
+            else:
+                text.remove()
+            if not on:
                 break
-            text.remove()
+        if best is not None:
+            taken.append(best[1].get_window_extent())
 
 
 def _legend(axes: Axes) -> None:
@@ -99,4 +117,5 @@ def _legend(axes: Axes) -> None:
 
     handles = [mark("o", colour, verdict) for verdict, colour in _COLOURS.items()]
     handles += [mark(shape, "#666666", kind) for kind, shape in _MARKS.items() if kind != "run"]
+    handles.append(Line2D([], [], color="#3b76af", lw=0.9, ls=(0, (4, 3)), label="Pareto front"))
     axes.legend(handles=handles, fontsize=7, loc="lower right", frameon=False, ncols=2)
