@@ -6,7 +6,7 @@ import contextlib
 import functools
 import re
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -52,7 +52,7 @@ from maxsim_eval.scoring.job import (
 from maxsim_eval.scoring.own_functions import OTHER_RUNS, Chosen, find_paths, run_file, scorer_facts
 from maxsim_eval.scoring.partial import folder_for, remove
 from maxsim_eval.scoring.paths import PATHS, REFERENCE, ScoringPath
-from maxsim_eval.types import Encoder, Result, Run, Task
+from maxsim_eval.types import Encoder, Result, Run, Task, TokenTexts
 from maxsim_kernels import Packed
 
 __all__ = ["DEFAULT_PATHS", "Embeddings", "Settings", "embeddings", "evaluate", "evaluate_settings"]
@@ -187,7 +187,8 @@ def evaluate_settings(
         ready = None if found is None else _prepare(settings, paths, *found, world, stack)
         job: Job = world.share(None if ready is None else ready.job)
         here = () if ready is None else (ready.documents, ready.subject.document_ids)
-        outcomes: Iterable[Outcome] = score_job(job, world, device, *here, paths=paths)
+        words = None if ready is None else ready.subject.words
+        outcomes: Iterable[Outcome] = score_job(job, world, device, *here, words=words, paths=paths)
         if ready is not None and not settings.quiet:
             _say_how_long(ready, device, world.size)
         if world.size > 1:
@@ -205,6 +206,7 @@ class _Subject:
     kept: Task
     candidates: Candidates | None
     out_dir: Path | None
+    words: Callable[[], Iterator[Sequence[str]]] | None = None  # what the documents' tokens stand for
 
     @functools.cached_property
     def document_ids(self) -> Sequence[str]:
@@ -242,8 +244,17 @@ def _embeddings(
         return None
     if not settings.verify:
         found = replace(found, queries=found.queries.unchecked(), documents=found.documents.unchecked())
+    named = replace(subject(), words=_words(settings, subject().kept, found.made_by))
     found = replace(found, made_by=None)  # the model's memory is for scoring now
-    return _with_first_stage(settings, subject(), found, device), found
+    return _with_first_stage(settings, named, found, device), found
+
+
+def _words(settings: Settings, kept: Task, encoder: Encoder | None) -> Callable[[], Iterator[Sequence[str]]] | None:
+    """What the documents' tokens stand for; only where a codec asks, as the encoder stays in memory for it."""
+    codecs = [path.codec for path in settings.check().values() if path.codec is not None]
+    if not isinstance(encoder, TokenTexts) or not any(shape.reads_words for codec in codecs for shape in codec.shapes):
+        return None
+    return lambda: (encoder.token_texts(document, "document") or () for document in kept.documents)
 
 
 def _with_first_stage(settings: Settings, subject: _Subject, found: Embeddings, device: str) -> _Subject:

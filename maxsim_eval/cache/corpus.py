@@ -27,7 +27,8 @@ class Corpus:
     `spans` are the documents (start, stop) that this process passes over for it, and `agree` makes one value of those that several
     processes found; by default all documents, and nobody to agree with. `copies` are quantised copies in the cache, by the name of the
     path that reads them instead of `entry`. `scaled` are the documents that a corpus scale is for, where they are not those of `entry`:
-    reranking scores some documents, on the scale of all; `spans` are of these then.
+    reranking scores some documents, on the scale of all; `spans` are of these then. `words` gives what the tokens
+    of each document stand for (None: not known).
     """
 
     entry: Documents
@@ -39,6 +40,7 @@ class Corpus:
     agree: Callable[[float], float] = float
     copies: Mapping[str, Quantised] = field(default_factory=dict)
     scaled: Documents | None = None
+    words: Callable[[], Iterator[Sequence[str]]] | None = None
     _absmax: float | None = field(default=None, init=False)
 
     def absmax(self) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -12,12 +12,14 @@ from torch import Tensor
 
 from maxsim_eval.codecs.scalar import Scaled
 from maxsim_eval.codecs.steps import Coder, Shape, State, Step
+from maxsim_eval.errors import DataError, UsageError
 from maxsim_kernels import Int8Tokens, Packed
 
 _ROWS = 1 << 16  # tokens coded at once: a hundred megabytes or so, beside the block itself
 
 _TYPICAL = 240  # tokens of a document
 
+Words = Callable[[], Iterator[Sequence[str]]]
 Draw = Callable[[int], Packed]
 """Documents with about so many tokens, always the same ones."""
 
@@ -62,8 +64,11 @@ class Codec:
             lengths = shape.lengths(lengths)
         return lengths
 
-    def fit(self, draw: Draw, dim: int, tokens: int) -> dict[str, Tensor]:
+    def fit(self, draw: Draw, dim: int, tokens: int, words: Words | None = None) -> dict[str, Tensor]:
         """What all steps learn of a corpus of so many tokens: `<number of the step>.<name>` -> tensor.
+
+        Args:
+            words: gives, document by document, the words that the tokens stand for; None: they are not known.
 
         Raises:
             UsageError: a width that does not fit. DataError: too few tokens, or such that a step makes no sense of.
@@ -76,9 +81,25 @@ class Codec:
         sample = draw(min(wanted, tokens)) if wanted else Packed(torch.empty(0, dim), torch.zeros(1, dtype=torch.int64))
         for number, step in enumerate(self.steps):
             state = step.fit(sample, tokens)
+            if isinstance(step, Shape) and step.reads_words:
+                state |= self._of_words(number, step, words, tokens)
             found |= {f"{number}.{name}": value for name, value in state.items()}
             if isinstance(step, Shape):
                 sample = step.documents(sample, state) if wanted else sample.with_values(torch.empty(0, step.width(sample.dim)))
+        return found
+
+    def _of_words(self, number: int, step: Shape, words: Words | None, tokens: int) -> dict[str, Tensor]:
+        if number:
+            raise UsageError(f"codec {self.name!r}: what reads words has to be the first step")
+        if words is None:
+            raise DataError(
+                f"codec {self.name!r}: the words that tokens stand for are not known: of imported embeddings, of encoders that do not "
+                "say them, and of candidates"
+            )
+        found = step.fit_words(words())
+        count = int(found["begins"][-1])
+        if count != tokens:
+            raise DataError(f"codec {self.name!r}: the encoder names {count:,} tokens and the cache holds {tokens:,}")
         return found
 
     def shared_bytes(self, state: State) -> int:
@@ -115,25 +136,25 @@ class Fitted:
             tokens = shape.queries(tokens, state)
         return tokens
 
-    def documents(self, tokens: Packed) -> Packed | Int8Tokens:
+    def documents(self, tokens: Packed, first: int = 0) -> Packed | Int8Tokens:
         """Document tokens stored and read again, as they are scored: float32, or whole numbers with a scale a token.
 
-        Those of a document depend on nothing but itself.
+        Those of a document depend on nothing but itself. `first` is the number of the first document in the corpus.
         """
         states, coder = self._states(tokens.device), self.codec.coder
         tokens = tokens.compact().to(torch.float32)
         for shape, state in zip(self.codec.shapes, states, strict=False):
-            tokens = shape.documents(tokens, state)
+            tokens = shape.documents(tokens, state, first)
         whole = isinstance(coder, Scaled) and coder.int8_queries
         values = torch.empty(tokens.values.shape, dtype=torch.int8 if whole else torch.float32, device=tokens.device)
         scales = torch.empty(len(values), dtype=torch.float16, device=tokens.device)
-        for first in range(0, len(values), _ROWS):
-            stored = self.encode(tokens.values[first : first + _ROWS])
+        for row in range(0, len(values), _ROWS):
+            span = slice(row, row + _ROWS)
+            stored = self.encode(tokens.values[span])
             if isinstance(coder, Scaled) and whole:
-                values[first : first + _ROWS] = coder.levels(stored, tokens.dim)
-                scales[first : first + _ROWS] = stored["scales"]
+                values[span], scales[span] = coder.levels(stored, tokens.dim), stored["scales"]
             else:
-                values[first : first + _ROWS] = coder.decode(stored, states[-1], tokens.dim)
+                values[span] = coder.decode(stored, states[-1], tokens.dim)
         found = tokens.with_values(values)
         return Int8Tokens(found, scales, granularity="token") if whole else found
 

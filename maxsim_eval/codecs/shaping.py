@@ -32,7 +32,8 @@ class Rotate(Shape):
     def queries(self, tokens: Packed, state: State) -> Packed:
         return _times(tokens, state["rotation"])
 
-    documents = queries
+    def documents(self, tokens: Packed, state: State, first: int | None = None) -> Packed:
+        return self.queries(tokens, state)
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,8 @@ class Dims(Shape):
     def queries(self, tokens: Packed, state: State) -> Packed:
         return tokens.with_values(tokens.values.float()[:, : self.size].contiguous())
 
-    documents = queries
+    def documents(self, tokens: Packed, state: State, first: int | None = None) -> Packed:
+        return self.queries(tokens, state)
 
 
 @dataclass(frozen=True)
@@ -84,4 +86,5 @@ class Pca(Shape):
     def queries(self, tokens: Packed, state: State) -> Packed:
         return _times(tokens, state["directions"])
 
-    documents = queries
+    def documents(self, tokens: Packed, state: State, first: int | None = None) -> Packed:
+        return self.queries(tokens, state)

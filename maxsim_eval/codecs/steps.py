@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -56,8 +56,17 @@ class Shape(Step):
         """Query tokens, float32."""
         return tokens
 
-    def documents(self, tokens: Packed, state: State) -> Packed:
-        """Document tokens, float32; each document by itself."""
+    @property
+    def reads_words(self) -> bool:
+        """Whether `fit_words` has to be called: what is done depends on what tokens stand for."""
+        return False
+
+    def fit_words(self, words: Iterator[Sequence[str]]) -> dict[str, Tensor]:
+        """What has to be known of the words that the tokens of every document stand for, document by document."""
+        raise NotImplementedError
+
+    def documents(self, tokens: Packed, state: State, first: int | None = None) -> Packed:
+        """Document tokens, float32; each document by itself. `first`: the number of the first in the corpus (None: of a sample)."""
         raise NotImplementedError
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -13,7 +14,7 @@ from maxsim_eval.codecs.steps import Shape, State, is_unit, require
 from maxsim_eval.errors import DataError, MissingPackageError
 from maxsim_kernels import Packed, pack
 
-By = Literal["norm", "position"]
+By = Literal["norm", "idf", "position"]
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,7 @@ class Pool(Shape):
     def sample_tokens(self, dim: int, tokens: int) -> int:
         return 1024
 
-    def documents(self, tokens: Packed, state: State) -> Packed:
+    def documents(self, tokens: Packed, state: State, first: int | None = None) -> Packed:
         try:
             from sentence_transformers.multi_vector_encoder.modules import HierarchicalTokenPooling
         except ImportError:
@@ -61,7 +62,9 @@ class Prune(Shape):
     percent: int
     by: By = "position"
 
-    summary = "a part of every document's tokens is left out: the last ones, or those of the smallest norm"
+    summary = (
+        "a part of every document's tokens is left out: the last ones, those of the smallest norm, or of the commonest words"
+    )
     source = "Lassance et al. 2021, A Study on Token Pruning for ColBERT"
 
     def check(self, dim: int) -> None:
@@ -83,7 +86,23 @@ class Prune(Shape):
             )
         return {}
 
-    def documents(self, tokens: Packed, state: State) -> Packed:
+    @property
+    def reads_words(self) -> bool:
+        return self.by == "idf"
+
+    def fit_words(self, words: Iterator[Sequence[str]]) -> dict[str, Tensor]:
+        """`ranks`: of every token of the corpus, its rank in its document by how few documents hold its word, then by position."""
+        numbers: dict[str, int] = {}
+        rows = [np.fromiter((numbers.setdefault(word, len(numbers)) for word in row), np.int64) for row in words]
+        frequencies = np.zeros(len(numbers), np.int64)
+        for row in rows:
+            frequencies[np.unique(row)] += 1
+        ranks = [np.argsort(np.argsort(frequencies[row], kind="stable"), kind="stable").astype(np.int32) for row in rows]
+        begins = np.concatenate([np.zeros(1, np.int64), np.cumsum([len(row) for row in rows], dtype=np.int64)])
+        whole = np.concatenate(ranks) if ranks else np.zeros(0, np.int32)
+        return {"ranks": torch.from_numpy(whole), "begins": torch.from_numpy(begins)}
+
+    def documents(self, tokens: Packed, state: State, first: int | None = None) -> Packed:
         tokens = tokens.compact()
         assert tokens.offsets is not None
         kept = torch.from_numpy(self.lengths(tokens.lengths.cpu().numpy().astype(np.int64))).to(tokens.device)
@@ -94,6 +113,9 @@ class Prune(Shape):
             order = torch.argsort(norms, descending=True, stable=True)
             order = order[torch.argsort(owner[order], stable=True)]  # within each document: the longest first
             rank = torch.empty_like(order).scatter_(0, order, rank)
+        if self.by == "idf" and first is not None:
+            begins = state["begins"]
+            rank = state["ranks"][int(begins[first]) : int(begins[first + len(tokens)])].long()
         offsets = torch.zeros(len(tokens) + 1, dtype=torch.int64, device=tokens.device)
         torch.cumsum(kept, 0, out=offsets[1:])
         return Packed(tokens.values[rank < kept[owner]], offsets)

@@ -39,13 +39,14 @@ def fitted_path(path: ScoringPath, state: Mapping[str, Tensor]) -> ScoringPath:
     """The path with what its codec learned of a corpus."""
     assert path.codec is not None
     fitted = Fitted(path.codec, state)
-    return replace(path, queries=fitted.queries, documents=lambda block, _: fitted.documents(block))
+    return replace(path, queries=fitted.queries, documents=lambda block, _, first: fitted.documents(block, first))
 
 
 def fit(codec: Codec, corpus: Corpus) -> dict[str, Tensor]:
     """What the codec learns of the whole corpus, by a sample that depends on the corpus alone; errors as of `Codec.fit`."""
     documents = corpus.entry if corpus.scaled is None else corpus.scaled
-    return codec.fit(lambda tokens: sample(documents, tokens), documents.dim, documents.tokens)
+    words = corpus.words if corpus.scaled is None else None
+    return codec.fit(lambda tokens: sample(documents, tokens), documents.dim, documents.tokens, words)
 
 
 def sample(documents: Documents, tokens: int) -> Packed:

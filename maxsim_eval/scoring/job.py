@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import uuid
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -210,6 +210,7 @@ def score_job(
     documents: Documents | None = None,
     document_ids: Sequence[str] | None = None,
     *,
+    words: Callable[[], Iterator[Sequence[str]]] | None = None,
     paths: Mapping[str, ScoringPath] = PATHS,
 ) -> Iterator[Outcome]:
     """Score every path; outcomes come on the leader, elsewhere nothing does (but it must be iterated all the same).
@@ -219,6 +220,7 @@ def score_job(
     Args:
         device: of this rank.
         documents, document_ids: the job's, where this process has them already.
+        words: what the documents' tokens stand for, document by document; None: not known.
         paths: the job's by name, as this process knows them (`own_functions.find_paths`).
 
     Raises:
@@ -245,6 +247,7 @@ def score_job(
         agree=world.largest,
         copies=job.searched.open_copies(documents),
         scaled=scaled,
+        words=words,
     )
     asked = replace(job.asked, document_ids=_Names(documents) if document_ids is None else document_ids, paths=paths)
     return _score_all(replace(job, asked=asked), world, corpus, machine)

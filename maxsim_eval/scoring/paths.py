@@ -33,7 +33,7 @@ class ScoringPath:
 
     description: str
     queries: Callable[[Packed], Packed]
-    documents: Callable[[Packed, Corpus], object]
+    documents: Callable[..., object]  # (block, corpus), of a codec also the number of the block's first document
     score: Callable[..., object]
     copies: float
     narrow: bool = False

@@ -27,10 +27,15 @@ class EmbeddingSource:
         """Whether a block may hold what the path's number format does not."""
         return self.path.may_exceed(block)
 
-    def prepare(self, block: Any) -> Any:
-        """What the path scores, made from a block on its device; `DataError` where no scale holds the values."""
+    def prepare(self, block: Any, first: int = 0) -> Any:
+        """What the path scores, made from a block on its device, whose documents begin with number `first` of the corpus.
+
+        Raises:
+            DataError: no scale holds the values.
+        """
+        placed = () if self.path.codec is None else (first,)
         try:
-            return self.path.documents(block, self.corpus)
+            return self.path.documents(block, self.corpus, *placed)
         except ValueError as error:
             raise DataError(f"path {self.name}: {self.corpus.entry.folder}: {error}") from error
 
@@ -55,7 +60,7 @@ class CopySource:
         """No: codes fit the format that they are of."""
         return False
 
-    def prepare(self, block: Any) -> Any:
+    def prepare(self, block: Any, first: int = 0) -> Any:
         """The block is ready as it is."""
         return block
 

@@ -109,7 +109,7 @@ class _Stream:
             block = next(self.blocks)
             self.clock.lap("read")
             unit.note_range(block)
-            documents = self.source.prepare(block)
+            documents = self.source.prepare(block, first)
             self.clock.lap("prepare")
             scores = self._scores(documents, first)
             assert isinstance(scores, Tensor)

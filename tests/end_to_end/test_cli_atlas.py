@@ -81,6 +81,18 @@ def test_codecs_are_paths(home: Path, cli: Any) -> None:
     assert {path.name for path in (home / "codecs" / "runs").iterdir()} == {"fp32.trec", "codec-int4.trec"} != before
 
 
+def test_pruning_by_words(home: Path, cli: Any) -> None:
+    """Every document keeps the half of its words that fewest documents hold: the same as from a cache of these tokens alone."""
+    cli("demo", "--paths", "fp32,prune-50(by=idf),prune-50", "--quiet", "--out", "idf", cwd=home).fine()
+    whole = json.loads((home / "idf" / "result.json").read_text())["paths"]
+    assert whole["prune-50(by=idf)"]["metrics"]["nDCG@10"] != whole["prune-50"]["metrics"]["nDCG@10"]
+    limited = ("--limit-documents", "200", "--k", "50")
+    cli("demo", "--paths", "fp32,prune-50(by=idf)", "--quiet", "--out", "few", *limited, cwd=home).fine()
+    outcome = cli("demo", "--paths", "prune-50(by=idf)", "--candidates", "bm25", "--quiet", "--out", "c", cwd=home)
+    assert outcome.code == DATA
+    assert "the words that tokens stand for are not known" in outcome.err
+
+
 @pytest.mark.parametrize(
     ("words", "code", "texts"),
     [

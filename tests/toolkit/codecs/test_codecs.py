@@ -175,6 +175,35 @@ def test_pruning_keeps_the_first_or_the_longest():
             assert np.array_equal(found[number].numpy(), one[chosen].astype(np.float16).astype(np.float32))
 
 
+def test_pruning_by_words_keeps_the_rarest():
+    tokens = corpus(30)
+    random = np.random.default_rng(0)
+    words = [[f"w{int(n)}" for n in random.zipf(1.5, len(tokens[number])) % 40] for number in range(len(tokens))]
+    codec = codec_of("prune-60(by=idf)")
+    one = Fitted(codec, codec.fit(lambda _: tokens, DIM, len(tokens.values), lambda: iter(words)))
+    holding = {word: sum(word in row for row in words) for row in words for word in row}
+    for first, last in ((0, 30), (7, 12), (29, 30)):
+        found = one.documents(tokens.select(range(first, last)), first)
+        for number in range(first, last):
+            order = sorted(range(len(words[number])), key=lambda place: (holding[words[number][place]], place))
+            kept = sorted(order[: -(-len(order) * 40 // 100)])
+            assert torch.equal(found[number - first], tokens[number][kept].half().float())
+
+
+@pytest.mark.parametrize(
+    ("name", "words", "error", "match"),
+    [
+        ("prune-50(by=idf)", None, DataError, "the words that tokens stand for are not known"),
+        ("pool-2+prune-50(by=idf)", lambda: iter([]), UsageError, "what reads words has to be the first step"),
+        ("prune-50(by=idf)", lambda: iter([["a"]]), DataError, "names 1 tokens and the cache holds"),
+    ],
+)
+def test_words_that_are_not_there(name, words, error, match):
+    tokens, codec = corpus(30), codec_of(name)
+    with pytest.raises(error, match=match):
+        codec.fit(lambda _: tokens, DIM, len(tokens.values), words)
+
+
 NAMES = [
     "int8", "int4", "int2", "sign", "fp16", "control", "rotate+int4", "rotate+sign(queries=int8)", "dims-8+int8(queries=int8)",
     "pca-8", "pool-2+int2", "prune-50+sign", "residual-2(centroids=16)", "pool-2+residual-1(centroids=8)", "pq(parts=2)", "rotate+pca-9+pq(parts=3)",
@@ -267,7 +296,7 @@ def test_names_that_cannot_be(name, error, match):
         ("pool-1", UsageError, "2 or more"),
         ("prune-100", UsageError, "1 to 99 percent"),
         ("prune-50(by=norm)", DataError, "all tokens have length 1"),
-        ("prune-50(by=luck)", UsageError, "by: got luck, need norm or position"),
+        ("prune-50(by=luck)", UsageError, "by: got luck, need norm or idf or position"),
         ("sign(queries=int4)", UsageError, "queries: got int4, need float or int8"),
         ("int4(scale=min)", UsageError, "scale: got min, need rms or max"),
     ],
