@@ -78,9 +78,18 @@ def main_table(atlas: Atlas) -> Table:
         cells = [row.name, _number(row.document_bytes, ",.0f"), _times(_ratio(atlas, row)), f"{row.metrics[main]:.4f}"]
         cells += ["", ""] if first is None else [f"{first.mean:+.4f}", _interval(first.low, first.high)]
         cells += ["" if change is None else f"{change.mean:+.4f}" for change in changes[1:]]
-        verdict = f"{row.verdict} (control)" if row.control else row.verdict
-        rows.append([*cells, _number(row.seconds.get("search"), ".2f"), verdict, ", ".join(row.fronts)])
+        rows.append([*cells, _number(row.seconds.get("search"), ".2f"), _verdict(row), ", ".join(row.fronts)])
     return Table("Every way of storing", heads, rows)
+
+
+def _verdict(row: Row) -> str:
+    """The verdict, and how many queries would tell where these cannot."""
+    if row.control:
+        return f"{row.verdict} (control)"
+    open_ = [change.queries_needed for change in row.changes.values() if change.verdict == "inconclusive"]
+    if row.verdict != "inconclusive" or not all(open_):
+        return row.verdict
+    return f"inconclusive ({about(max(filter(None, open_)))} queries)"
 
 
 def brief_table(atlas: Atlas) -> Table:
@@ -142,7 +151,8 @@ def reading() -> list[str]:
     return [
         "Bytes: the mean of a document as it is stored, codebooks included; of a reranked entry also the tokens that it reranks with.",
         "Intervals hold together: each is so wide that all of them cover their true values in 95% of samples (Bonferroni).",
-        "Verdict: equivalent where the whole interval of every metric lies within the bound, different where one lies outside.",
+        "Verdict: equivalent where the whole interval of every metric lies within the bound, different where one lies outside; else about how "
+        "many queries would tell.",
         "Search: seconds for all queries on this machine, scores and the best of them; storing and reading back are not in it.",
     ]
 

@@ -61,12 +61,12 @@ def test_killed_commands_two_at_once_and_limits(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("first", ["1000", "3000"])
 def test_many_more_damaged_files(first: str, tmp_path: Path) -> None:
-    enough(attacked(tmp_path, "--cases", "700", "--first", first, "--workers", "1"), 700)
+    enough(attacked(tmp_path, "--cases", "500", "--first", first, "--workers", "1"), 500)
 
 
 @pytest.mark.slow
 def test_many_killed_commands(tmp_path: Path) -> None:
-    attacked(tmp_path, "--cases", "0", "--kills", "60", "--pairs", "15", "--faults", "30", "--first", "1000", "--workers", "1")
+    attacked(tmp_path, "--cases", "0", "--kills", "30", "--pairs", "8", "--faults", "20", "--first", "1000", "--workers", "1")
 
 
 # A full disk ----------------------------------------------------------------------------------------------------------

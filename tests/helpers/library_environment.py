@@ -41,20 +41,20 @@ class UnreachableError(RuntimeError):
 
 def environment(library: str, folder: Path) -> Path:
     """The Python of a new environment in `folder` in which the library can be imported."""
-    subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True, capture_output=True, timeout=120)
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True, capture_output=True, timeout=120)
     python = folder / "bin" / "python"
-    command = [str(python), "-m", "pip", "install", "-q", "--no-deps", "--disable-pip-version-check", *REQUIREMENTS[library]]
-    _from_registry(command)
+    options = ("-q", "--no-deps", "--no-compile", "--disable-pip-version-check")
+    _from_registry([sys.executable, "-m", "pip", "--python", str(python), "install", *options, *REQUIREMENTS[library]])
     packages = next((folder / "lib").glob("python*")) / "site-packages"
     # After the environment's own folder, so that its versions win.
     (packages / "zz_ours.pth").write_text(f"{sysconfig.get_paths()['purelib']}\n{NO_REGISTRATION}\n", encoding="utf-8")
     return python
 
 
-def source(python: Path, library: str, folder: Path) -> Path:
+def source(library: str, folder: Path) -> Path:
     """The library's source distribution, unpacked in `folder`: its own tests are there."""
     options = ("-q", "--no-deps", "--disable-pip-version-check", "--no-binary", ":all:", "-d", str(folder))
-    _from_registry([str(python), "-m", "pip", "download", *options, REQUIREMENTS[library][0]])
+    _from_registry([sys.executable, "-m", "pip", "download", *options, REQUIREMENTS[library][0]])
     with tarfile.open(next(folder.glob("*.tar.gz"))) as archive:
         archive.extractall(folder, filter="data")
     return next(path for path in folder.iterdir() if path.is_dir())

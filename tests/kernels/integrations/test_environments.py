@@ -72,7 +72,7 @@ def test_in_an_environment_of_its_own(library: str, tmp_path: Path) -> None:
         pytest.skip(f"{library} is installed here: test_{library}.py runs in this environment")
     try:
         python = environment(library, tmp_path / "venv")
-        theirs = source(python, library, tmp_path / "source")
+        theirs = source(library, tmp_path / "source")
     except UnreachableError as error:
         pytest.skip(f"no {library} from the package registry: {error}")
     tests = Path(__file__).with_name(f"test_{library}.py")
