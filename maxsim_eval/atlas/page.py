@@ -92,15 +92,20 @@ def _verdict(row: Row) -> str:
     return f"inconclusive ({about(max(filter(None, open_)))} queries)"
 
 
-def brief_table(atlas: Atlas) -> Table:
-    """What fits a terminal: size, change with its interval, verdict."""
-    whole = main_table(atlas)
-    kept = [
-        place
-        for place, head in enumerate(whole.columns)
-        if head not in ("smaller than FP16", "Pareto front") and not head.endswith(", change")
+def brief_lines(atlas: Atlas) -> list[str]:
+    """What fits a terminal, aligned: size, change of the first metric, verdict; smallest first."""
+    lines = [("", "bytes", atlas.metrics[0], "")]
+    for row in [*atlas.rows[:1], *sorted(atlas.rows[1:], key=_by_size)]:
+        change = row.changes.get(atlas.metrics[0])
+        shown = _number(row.metrics.get(atlas.metrics[0]), ".4f") if change is None else f"{change.mean:+.4f}"
+        lines.append(
+            (row.name, _number(row.document_bytes, ",.0f"), shown, f"{row.verdict} (control)" if row.control else row.verdict)
+        )
+    wide = [max(len(line[place]) for line in lines) for place in range(3)]
+    return [
+        f"{name:<{wide[0]}}  {size:>{wide[1]}}  {change:>{wide[2]}}  {verdict}".rstrip()
+        for name, size, change, verdict in lines
     ]
-    return Table("", [whole.columns[place] for place in kept], [[row[place] for place in kept] for row in whole.rows])
 
 
 def _times(ratio: float | None) -> str:
@@ -151,8 +156,8 @@ def reading() -> list[str]:
     return [
         "Bytes: the mean of a document as it is stored, codebooks included; of a reranked entry also the tokens that it reranks with.",
         "Intervals hold together: each is so wide that all of them cover their true values in 95% of samples (Bonferroni).",
-        "Verdict: equivalent where the whole interval of every metric lies within the bound, different where one lies outside; else about how "
-        "many queries would tell.",
+        "Verdict: equivalent where the whole interval of every metric lies within the bound, different where one lies outside; else "
+        "about how many queries would tell.",
         "Search: seconds for all queries on this machine, scores and the best of them; storing and reading back are not in it.",
     ]
 

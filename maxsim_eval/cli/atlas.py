@@ -25,7 +25,7 @@ from maxsim_eval.cli.options import (
     require_counts,
     with_options,
 )
-from maxsim_eval.cli.output import answer, console, say, write_json
+from maxsim_eval.cli.output import answer, say, write_json
 from maxsim_eval.cli.sources import COMMANDS
 from maxsim_eval.errors import UnknownNameError, UsageError
 
@@ -113,7 +113,6 @@ def _split(text: str | None) -> Sequence[str] | None:
 def _show(made: Any, folder: Path, *, as_json: bool, quiet: bool) -> None:
     from maxsim_eval.atlas import page
     from maxsim_eval.atlas.writing import to_json
-    from maxsim_eval.report.console import render_table
 
     if as_json:
         write_json(to_json(made))
@@ -122,6 +121,7 @@ def _show(made: Any, folder: Path, *, as_json: bool, quiet: bool) -> None:
         say(f"warning: {line}", "yellow")
     if not quiet:
         answer(page.facts_line(made))
-        render_table(page.brief_table(made), console())
+        for line in page.brief_lines(made):
+            answer(line)
     answer(f"{page.headline(made)}.")
     answer(f"atlas: {folder}/atlas.html")
