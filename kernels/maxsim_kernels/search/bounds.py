@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from maxsim_kernels.quantize import quantize_fp8, quantize_int8
+from maxsim_kernels.search.rows import Rows
 from maxsim_kernels.tokens import Fp8Tokens, Int8Tokens, Packed
 
 Codes = Int8Tokens | Fp8Tokens
@@ -110,7 +111,7 @@ def _rounded_up(values: Tensor) -> Tensor:
     return torch.where(found.double() < values, torch.nextafter(found, torch.tensor(torch.inf)), found)
 
 
-def check_codes(documents: Packed, codes: Codes) -> Packed:
+def check_codes(documents: Packed | Rows, codes: Codes) -> Packed:
     """The packed codes, refused unless they can be those of `documents`."""
     if not isinstance(codes, Int8Tokens | Fp8Tokens) or not isinstance(codes.codes, Packed) or codes.codes.offsets is None:
         kind = type(codes).__name__

@@ -18,12 +18,13 @@ from maxsim_kernels.api import maxsim
 from maxsim_kernels.checks import Options, validate
 from maxsim_kernels.search.bounds import WIDEST, Codes, QueryTerms, Residuals, check_codes, query_terms, residuals_of
 from maxsim_kernels.search.rescoring import packed_queries, rescored, why_not_alone
+from maxsim_kernels.search.rows import Rows, documents_at, part, whole
 from maxsim_kernels.tokens import Fp8Tokens, Int8Tokens, Packed
 from maxsim_kernels.topk import TopK, keys_of, of_keys, refuse_nan
 
 _CELLS = 1 << 21  # (query, document) pairs bounded at once: about 100 MB of scores, widths and bounds
 _LEAST_DOCUMENTS = 256
-_KINDS: dict[str, tuple[type, ...]] = {"documents": (Packed,), "codes": (Int8Tokens, Fp8Tokens), "residuals": (Residuals,)}
+_KINDS: dict[str, tuple[type, ...]] = {"documents": (Packed, Rows), "codes": (Int8Tokens, Fp8Tokens), "residuals": (Residuals,)}
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,7 @@ class Stats:
 
 def exact_topk(
     queries: Tensor | Packed,
-    documents: Packed | Iterable[Packed],
+    documents: Packed | Rows | Iterable[Packed | Rows],
     k: int,
     *,
     codes: Codes | Iterable[Codes],
@@ -79,11 +80,12 @@ def exact_topk(
 
     Args:
         queries: `[Lq, d]`, `[Nq, Lq, d]` or `Packed`, with mask and lengths as in `maxsim`.
-        documents: float documents of the queries' dtype: `Packed` (a view too), or blocks of them in index order.
+        documents: float documents of the queries' dtype: `Packed` (a view too), `Rows` that are read when they are needed, or blocks of
+            either in index order.
         k: how many documents of each query.
         codes: packed `Int8Tokens` or `Fp8Tokens` of the same documents, in the same blocks.
         residuals: `residuals_of(documents, codes)`, in the same blocks. None: made here, which reads every token in full precision;
-            store them where a corpus is searched more than once.
+            store them where a corpus is searched more than once. Needed with `Rows`.
         quantize_queries: scan with quantised queries (faster) or float ones (narrower bounds); never changes the answer.
         most_rescored: share of a block's (query, document) pairs beyond which the block is scored by brute force instead.
 
@@ -102,13 +104,16 @@ def exact_topk(
     search: _Search | None = None
     with torch.no_grad():
         for block, coded, stored in _blocks(documents, codes, residuals):
-            call = validate(queries, block, Options(query_mask=query_mask, query_lengths=query_lengths))
+            like = block if isinstance(block, Packed) else Packed(block.empty(), torch.zeros(1, dtype=torch.int64))
+            call = validate(queries, like, Options(query_mask=query_mask, query_lengths=query_lengths))
             if call.queries.device.type != "cpu":
                 raise ValueError(
                     f"queries: on {call.queries.device}, need CPU tensors: a GPU rounds otherwise (docs/search.md)"
                 )
             check_codes(block, coded)
-            known = residuals_of(block, coded) if stored is None else stored
+            if stored is None and not isinstance(block, Packed):
+                raise ValueError("residuals: got none with Rows, need residuals_of(documents, codes), stored beside the codes")
+            known = residuals_of(block, coded) if stored is None else stored  # type: ignore[arg-type]
             if len(known) != len(block):
                 raise ValueError(f"residuals: got {len(known)} documents, need {len(block)} as in documents")
             if search is None:
@@ -122,10 +127,12 @@ def exact_topk(
 
 
 def _blocks(
-    documents: Packed | Iterable[Packed], codes: Codes | Iterable[Codes], residuals: Residuals | Iterable[Residuals] | None
-) -> Iterator[tuple[Packed, Codes, Residuals | None]]:
+    documents: Packed | Rows | Iterable[Packed | Rows],
+    codes: Codes | Iterable[Codes],
+    residuals: Residuals | Iterable[Residuals] | None,
+) -> Iterator[tuple[Packed | Rows, Codes, Residuals | None]]:
     """Blocks beside their codes and residuals; a different number of them is refused."""
-    if isinstance(documents, Packed):
+    if isinstance(documents, Packed | Rows):
         if not isinstance(codes, Int8Tokens | Fp8Tokens) or not isinstance(residuals, Residuals | None):
             raise ValueError("codes, residuals: got blocks of them with documents in one piece, need one of each")
         yield documents, codes, residuals
@@ -174,16 +181,16 @@ class _Search:
         certificate = Certificate(kth, self.highest)
         return Stats(self.scanned, self.survivors, self.rescored_bytes, fell_back, certificate)
 
-    def add(self, documents: Packed, codes: Codes, residuals: Residuals) -> None:
+    def add(self, documents: Packed | Rows, codes: Codes, residuals: Residuals) -> None:
         """The next documents, cut into pieces whose bounds fit in memory."""
         if self.pieces == 0 and len(documents):
             wide = f"d = {documents.dim} is more than {WIDEST}" if documents.dim > WIDEST else ""
-            self.never = wide or why_not_alone(self.queries, documents)
+            self.never = wide or why_not_alone(self.queries, documents.dim)
         terms = None if self.never else query_terms(self.queries, codes, self.quantize_queries)
         step = max(_LEAST_DOCUMENTS, _CELLS // max(1, len(self.queries)))
         for first in range(0, len(documents), step):
             span = slice(first, min(first + step, len(documents)))
-            piece = Packed.view(documents.values, documents.starts[span], documents.lengths[span])
+            piece = part(documents, span)
             scores = None
             if terms is not None:
                 coded = codes.select(torch.arange(span.start, span.stop))
@@ -196,16 +203,16 @@ class _Search:
             self.seen += len(piece)
             self.pieces += 1
 
-    def _all(self, documents: Packed) -> Tensor:
+    def _all(self, documents: Packed | Rows) -> Tensor:
         """Brute force: scores `[Nq, n]`."""
         self.brute += 1
         self.survivors += len(documents)
         self.rescored_bytes += len(self.queries) * int(documents.lengths.sum()) * _token_bytes(documents)
-        scores = maxsim(self.queries, documents)
-        assert isinstance(scores, Tensor)
+        found = [maxsim(self.queries, block) for block in whole(documents)]
+        scores = torch.cat([one for one in found if isinstance(one, Tensor)], 1)
         return scores
 
-    def _pruned(self, documents: Packed, codes: Codes, terms: QueryTerms, residuals: Residuals) -> Tensor | None:
+    def _pruned(self, documents: Packed | Rows, codes: Codes, terms: QueryTerms, residuals: Residuals) -> Tensor | None:
         """Scores `[Nq, n]`, exact or -inf where a document cannot be among the best; None where too many can."""
         count, k = len(documents), self.k
         lower, upper = self._bounds(documents, codes, terms, residuals)
@@ -232,7 +239,7 @@ class _Search:
         self.highest = torch.maximum(self.highest, upper.masked_fill_(done, -torch.inf).amax(1))
         return scores
 
-    def _bounds(self, documents: Packed, codes: Codes, terms: QueryTerms, residuals: Residuals) -> tuple[Tensor, Tensor]:
+    def _bounds(self, documents: Packed | Rows, codes: Codes, terms: QueryTerms, residuals: Residuals) -> tuple[Tensor, Tensor]:
         """Lower and upper bounds FP64 `[Nq, n]` of the exact scores; -inf for pairs whose score needs no look at the tokens."""
         approximate = maxsim(self.queries, codes, quantize_queries=self.quantize_queries)
         assert isinstance(approximate, Tensor)
@@ -244,12 +251,14 @@ class _Search:
         known = (documents.lengths == 0)[None, :] | self.void[:, None]
         return lower.masked_fill_(known, -torch.inf), upper.masked_fill_(known, -torch.inf)
 
-    def _rescore(self, documents: Packed, chosen: Tensor, scores: Tensor) -> None:
-        """Write the exact scores of the chosen pairs."""
-        for query in chosen.any(1).nonzero()[:, 0].tolist():
-            which = chosen[query].nonzero()[:, 0]
-            scores[query, which] = rescored(self.queries[query], documents, which)
+    def _rescore(self, documents: Packed | Rows, chosen: Tensor, scores: Tensor) -> None:
+        """Write the exact scores of the chosen pairs; of `Rows` each document is read once, in order."""
+        for numbers, held in documents_at(documents, chosen.any(0).nonzero()[:, 0]):
+            asked = chosen[:, numbers]
+            for query in asked.any(1).nonzero()[:, 0].tolist():
+                which = asked[query].nonzero()[:, 0]
+                scores[query, numbers[which]] = rescored(self.queries[query], held, which)
 
 
-def _token_bytes(documents: Packed) -> int:
+def _token_bytes(documents: Packed | Rows) -> int:
     return documents.dim * documents.dtype.itemsize

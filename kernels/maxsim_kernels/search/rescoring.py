@@ -42,13 +42,14 @@ def rescored(query: Tensor, documents: Packed, chosen: Tensor) -> Tensor:
     return forward(validate(query, few, Options()), few=True)[0][0]
 
 
-def why_not_alone(queries: Packed, documents: Packed) -> str:
+def why_not_alone(queries: Packed, dim: int) -> str:
     """Why scores of single queries would not have the bits of a call with all of them; empty when they do."""
     precision = torch.backends.mkldnn.matmul.fp32_precision  # type: ignore[attr-defined]
     asked = torch.backends.fp32_precision if precision == "none" else precision  # type: ignore[attr-defined]
     if asked not in ("none", "ieee"):
         return f"products of float32 may be rounded to {asked} (torch.backends.mkldnn), which the bounds do not cover"
-    call = validate(queries, documents, Options())
+    nothing = Packed(torch.empty(0, dim, dtype=queries.dtype), torch.zeros(1, dtype=torch.int64))
+    call = validate(queries, nothing, Options())
     shapes: set[tuple[int, int]] = set()
     for _, block in query_blocks(call):
         shapes |= product_shapes(block)

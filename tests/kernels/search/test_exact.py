@@ -10,8 +10,9 @@ import torch
 
 from inputs import on_cpu as cases
 from maxsim_kernels import Packed, maxsim, pack, quantize_fp8, quantize_int8, stream_topk
-from maxsim_kernels.search import Residuals, exact_topk, rescoring, residuals_of
+from maxsim_kernels.search import Residuals, Rows, exact_topk, rescoring, residuals_of
 from maxsim_kernels.search import exact as exact_module
+from maxsim_kernels.search import rows as rows_module
 
 CASES = int(os.environ.get("MAXSIM_SEARCH_CASES", "1000"))
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -224,7 +225,7 @@ def test_scores_of_one_query_have_the_bits_of_a_call_with_all(two_threads):
     for d in (1, 24, 128, 513):
         documents = cases.packed([3, 700, 0, 1100, 64, 1], d, make=cases.gauss)
         queries = pack([cases.gauss(n, d, seed=n) for n in (1, 40, 300, 700, 31)])
-        assert rescoring.why_not_alone(queries, documents) == ""
+        assert rescoring.why_not_alone(queries, d) == ""
         together = maxsim(queries, documents)
         for n in range(len(queries)):
             chosen = torch.tensor([5, 1, 3])
@@ -263,6 +264,71 @@ def test_reduced_precision_products_are_not_bounded():
     finally:
         setting.fp32_precision = before
     assert stats.fell_back.startswith("products of float32 may be rounded to bf16")
+
+
+class Held(Rows):
+    """Documents in memory that count how often each is read."""
+
+    def __init__(self, documents):
+        super().__init__(documents.lengths.long(), documents.dim, documents.dtype)
+        self.documents, self.reads = documents, torch.zeros(len(documents), dtype=torch.int64)
+
+    def read(self, numbers):
+        assert (numbers[1:] > numbers[:-1]).all()
+        self.reads[numbers] += 1
+        return self.documents.select(numbers).compact()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("read", [1, 1 << 14, 1 << 26])
+def test_documents_that_are_read_when_they_are_needed(dtype, read, monkeypatch):
+    monkeypatch.setattr(rows_module, "_READ", read)
+    documents = clustered(900, 64, 3, dtype)
+    queries = about(documents, 20, 4)
+    codes = quantize_int8(documents, "document")
+    residuals = residuals_of(documents, codes)
+    expected = exact_topk(queries, documents, 5, codes=codes)
+    held = Held(documents)
+    found = exact_topk(queries, held, 5, codes=codes, residuals=residuals)
+    assert cases.same_bits(found[0], expected[0])
+    assert torch.equal(found[1], expected[1])
+    assert torch.equal(found[2].survivors, expected[2].survivors)
+    assert found[2].rescored_bytes == expected[2].rescored_bytes
+    assert found[2].certificate.holds
+    assert held.reads.max() <= 2, "once among the best, or once among those that might be"
+    assert (held.reads > 0).sum() < 700, "most are never read"
+    spans = [slice(first, first + 300) for first in range(0, 900, 300)]
+    blocks = [Held(documents.select(range(span.start, span.stop)).compact()) for span in spans]
+    parts = [quantize_int8(block.documents, "document") for block in blocks]
+    again = exact_topk(queries, blocks, 5, codes=parts, residuals=[residuals[span] for span in spans])
+    assert cases.same_bits(again[0], expected[0])
+    assert torch.equal(again[1], expected[1])
+
+
+def test_brute_force_over_documents_that_are_read():
+    documents = Packed(torch.ones(600, 8), torch.arange(0, 601, 2))
+    held, codes = Held(documents), quantize_int8(documents)
+    found = exact_topk(torch.ones(2, 3, 8), held, 4, codes=codes, residuals=residuals_of(documents, codes))
+    assert found[1].tolist() == [[0, 1, 2, 3]] * 2
+    assert found[2].fell_back
+    nothing = Held(documents.select([]).compact())
+    none = exact_topk(
+        torch.ones(2, 3, 8), nothing, 1, codes=quantize_int8(nothing.documents), residuals=Residuals(*torch.zeros(2, 0))
+    )
+    assert none[1].tolist() == [[-1]] * 2
+
+
+def test_rows_that_cannot_be():
+    documents = clustered(20, 8, 1)
+    codes = quantize_int8(documents)
+    with pytest.raises(ValueError, match="residuals: got none with Rows"):
+        exact_topk(torch.ones(1, 1, 8), Held(documents), 1, codes=codes)
+    with pytest.raises(ValueError, match=r"lengths: got torch.int32"):
+        Rows.__init__(Held(documents), torch.zeros(3, dtype=torch.int32), 8, torch.float32)
+    liar = Held(documents)
+    liar.documents = clustered(20, 8, 2)
+    with pytest.raises(ValueError, match="documents: read gave"):
+        exact_topk(torch.ones(1, 1, 8), liar, 1, codes=codes, residuals=residuals_of(documents, codes))
 
 
 def test_refusals():
