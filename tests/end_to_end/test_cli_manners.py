@@ -145,6 +145,7 @@ RESULT = "result/result.json"
 # Each ends well on the demo, in this order; {} is replaced by a folder of its own.
 LINES = {
     "demo": "demo --out {}",
+    "atlas": "atlas demo small --entries int8 --out {}",
     "local": "local datasets/demo/small --out {}",
     "plan": "plan demo small",
     "encode": "encode demo small --encoder lexical",
@@ -258,6 +259,8 @@ def test_colours_on_a_terminal_and_none_with_no_color(work: Path) -> None:
         ("demo --metrics nDGC@10", EXIT_USAGE, ["unknown metric", "Did you mean 'nDCG@10'"]),
         ("demo --device gpu", EXIT_USAGE, ["device 'gpu'"]),
         ("demo --k 0", EXIT_USAGE, ["--k: got 0"]),
+        ("atlas demo small --entries itn8", EXIT_USAGE, ["itn8", "Did you mean 'int8'"]),
+        ("atlas demo small --grid nowhere.toml", EXIT_DATA, ["nowhere.toml"]),
         ("plan bier scifact", EXIT_USAGE, ["unknown source 'bier'", "Did you mean 'beir'"]),
         ("plan demo small --paths fp23", EXIT_USAGE, ["Did you mean 'fp32'"]),
         ("plan demo small --k 0", EXIT_USAGE, ["--k: got 0, need 1 or more"]),
