@@ -82,7 +82,7 @@ def start() -> Callable[..., subprocess.Popen[str]]:
 
     def begin(arguments: Sequence[str | Path], cwd: Path) -> subprocess.Popen[str]:
         words = [sys.executable, *map(str, arguments)]
-        env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+        env = {**os.environ, "OMP_NUM_THREADS": "1"}
         return subprocess.Popen(words, cwd=cwd, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
     return begin

@@ -260,7 +260,7 @@ def test_colours_on_a_terminal_and_none_with_no_color(work: Path) -> None:
         ("demo --device gpu", EXIT_USAGE, ["device 'gpu'"]),
         ("demo --k 0", EXIT_USAGE, ["--k: got 0"]),
         ("atlas demo small --entries itn8", EXIT_USAGE, ["itn8", "Did you mean 'int8'"]),
-        ("atlas demo small --grid nowhere.toml", EXIT_DATA, ["nowhere.toml"]),
+        ("atlas demo small --grid nowhere.toml", EXIT_USAGE, ["nowhere.toml"]),
         ("plan bier scifact", EXIT_USAGE, ["unknown source 'bier'", "Did you mean 'beir'"]),
         ("plan demo small --paths fp23", EXIT_USAGE, ["Did you mean 'fp32'"]),
         ("plan demo small --k 0", EXIT_USAGE, ["--k: got 0, need 1 or more"]),
