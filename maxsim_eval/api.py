@@ -36,6 +36,7 @@ from maxsim_eval.processes.world import World, joined
 from maxsim_eval.report.writing import write_reports
 from maxsim_eval.scoring.asked import Asked
 from maxsim_eval.scoring.candidates import Candidates, candidates_of, read_candidates
+from maxsim_eval.scoring.certified import require_certifiable, require_copies
 from maxsim_eval.scoring.job import (
     Division,
     Job,
@@ -51,7 +52,7 @@ from maxsim_eval.scoring.job import (
 )
 from maxsim_eval.scoring.own_functions import OTHER_RUNS, Chosen, find_paths, run_file, scorer_facts
 from maxsim_eval.scoring.partial import folder_for, remove
-from maxsim_eval.scoring.paths import PATHS, REFERENCE, ScoringPath
+from maxsim_eval.scoring.paths import REFERENCE, ScoringPath, our_paths
 from maxsim_eval.types import Encoder, Result, Run, Task, TokenTexts
 from maxsim_kernels import Packed
 
@@ -93,7 +94,7 @@ class Settings:
         """The paths by name, in order; what cannot work is a `UsageError`."""
         paths = find_paths(self.paths)
         if not paths:
-            raise UsageError("paths: got none, need at least one of " + ", ".join(PATHS))
+            raise UsageError("paths: got none, need at least one of " + ", ".join(our_paths()))
         for name, value in (("k", self.k), ("readers", self.readers), ("memory_budget", self.memory_budget)):
             if value is not None and value < 1:
                 raise UsageError(f"{name}: got {value}, need 1 or more")
@@ -131,7 +132,7 @@ def evaluate(
 
     Args:
         encoder: an Encoder, the name of one (`lexical`, `hf:<id or path>`, ...), or the name embeddings were imported under.
-        paths: names from `scoring.paths.PATHS`, `python:<module>:<function>` for a function of your own, or a pair of a name and a
+        paths: names of `scoring.paths.our_paths`, `python:<module>:<function>` for a function of your own, or a pair of a name and a
             function (docs/scorers.md); parity is against `fp32` where it is among them.
         k: documents kept for each query; clamped to the corpus, said once.
         out_dir: where `result.json`, `report.md` and `runs/<path>.trec` are written; None writes nothing. A long evaluation keeps
@@ -183,6 +184,7 @@ def evaluate_settings(
     paths = settings.check()
     with joined(settings.device) as world, contextlib.ExitStack() as stack:
         device = resolve_device(world.device(settings.device), quiet=settings.quiet)
+        require_certifiable(paths, device, candidates=settings.candidates is not None)
         found = _embeddings(settings, task, out_dir, world, device, stack)
         ready = None if found is None else _prepare(settings, paths, *found, world, stack)
         job: Job = world.share(None if ready is None else ready.job)
@@ -326,7 +328,7 @@ def _prepare(
         said.append(f"k was clamped to the {k} documents of the {what if candidates is None else 'candidates'}")
         warnings.warn(said[-1], stacklevel=4)  # where `evaluate` was called
     asked = _asked(paths, kept, subject.document_ids, k, listed)
-    job = _job(settings, paths, queries, asked, documents, subject.out_dir, world, stack)
+    job = _job(settings, paths, queries, asked, documents, subject, world, stack)
     facts = {
         **task_facts(kept, queries.lengths.cpu().numpy(), found.documents.lengths(), said),
         "limits": limits_of(task, kept, **settings.limits, seed=settings.limit_seed),
@@ -356,15 +358,19 @@ def _job(
     queries: Packed,
     asked: Asked,
     documents: Documents,
-    out_dir: Path | None,
+    subject: _Subject,
     world: World,
     stack: contextlib.ExitStack,
 ) -> Job:
     searched = Searched.of(documents, paths)  # a copy that is damaged ends it before anything of the folder is touched
+    encoder = settings.encoder if isinstance(settings.encoder, str) else settings.encoder.name
+    require_copies(
+        paths, searched.copies, f"evaluate.py convert {subject.task.source} {subject.task.dataset} --encoder {encoder}"
+    )
     division = Division(*divide(documents, len(asked.kept_rows), world.size))
     in_memory = world.size == 1 and len(asked.kept_rows) * documents.documents * 4 <= _IN_MEMORY_BYTES
     in_files = len(asked.kept_rows) > 0 and not in_memory
-    folder = folder_for(out_dir, len(division.units), in_files, settings.fresh, world, stack)
+    folder = folder_for(subject.out_dir, len(division.units), in_files, settings.fresh, world, stack)
     return Job(
         names=tuple(paths),
         queries=queries,
@@ -434,7 +440,7 @@ def _write(result: Result, runs: Mapping[str, Run], folder: Path) -> None:
     """Replace a report: `result.json` goes first and comes last, so where it exists the rest belongs to it."""
     with writing(folder):
         (folder / "result.json").unlink(missing_ok=True)
-        earlier = [folder / "runs" / f"{name}.trec" for name in PATHS]  # and nothing else that lies there
+        earlier = [folder / "runs" / f"{name}.trec" for name in our_paths()]  # and nothing else that lies there
         for path in (*earlier, *(found for form in OTHER_RUNS for found in (folder / "runs").glob(form))):
             path.unlink(missing_ok=True)
     for name, found in runs.items():

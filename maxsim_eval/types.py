@@ -107,12 +107,14 @@ class Run:
     """Ranked documents per query.
 
     `ordered=True` (our own runs): the list order is the ranking, whatever the scores' ties. `ordered=False` (a run of another
-    tool): trec_eval's rule applies, score descending and ties by document id descending.
+    tool): trec_eval's rule applies, score descending and ties by document id descending. `tag` is the name that its file bears, where
+    that is another path's: a certified run is to the last byte the run that it certifies.
     """
 
     name: str
     rankings: Mapping[str, Sequence[tuple[str, float]]]
     ordered: bool = True
+    tag: str = ""
 
 
 @dataclass(frozen=True)
@@ -127,6 +129,7 @@ class PathResult:
     parity: Mapping[str, Any] | None = None  # None for the reference itself
     tie_bounds: Mapping[str, Any] | None = None  # metric -> low, high, queries_affected
     memory: Mapping[str, Any] | None = None  # host_peak_bytes, device_peak_bytes
+    search: Mapping[str, Any] | None = None  # of a certified path: what it took to be sure
 
 
 @dataclass(frozen=True, repr=False)

@@ -15,7 +15,7 @@ from maxsim_eval.errors import UnknownNameError, UsageError
 from maxsim_eval.first_stage.names import FIRST_STAGES, get_first_stage
 from maxsim_eval.parsing import toml_of
 from maxsim_eval.scoring.own_functions import PREFIX, find_paths
-from maxsim_eval.scoring.paths import PATHS, REFERENCE
+from maxsim_eval.scoring.paths import REFERENCE, our_paths
 
 _RERANK = re.compile(r"(?P<base>.+)\+rerank-(?P<depth>[1-9]\d{0,8})")
 _KEYS = ("within", "metrics", "entries")
@@ -120,7 +120,7 @@ def entry_of(name: str) -> GridEntry:
         if base.kind == "reranked":
             raise UsageError(f"entry {name!r}: reranked twice")
         return GridEntry(name, "reranked", base.name, int(reranked["depth"]))
-    if name in PATHS or name.startswith(PREFIX):
+    if name in our_paths() or name.startswith(PREFIX):
         find_paths([name])
         return GridEntry(name, "path")
     if re.split(r"[:(]", name)[0] in FIRST_STAGES:
@@ -129,4 +129,4 @@ def entry_of(name: str) -> GridEntry:
     if names_step(name):
         codec_of(name)
         return GridEntry(name, "codec")
-    raise UnknownNameError("entry", name, [*PATHS, *STEPS, *FIRST_STAGES, "<entry>+rerank-100"])
+    raise UnknownNameError("entry", name, [*our_paths(), *STEPS, *FIRST_STAGES, "<entry>+rerank-100"])

@@ -30,7 +30,7 @@ from maxsim_eval.hashing import canonical
 from maxsim_eval.report.csv_files import CSV_FILES
 from maxsim_eval.report.result_json import dump_json, load_json
 from maxsim_eval.scoring.own_functions import find_paths, run_file
-from maxsim_eval.scoring.paths import PATHS
+from maxsim_eval.scoring.paths import our_paths
 from maxsim_eval.types import Run, Task
 from maxsim_kernels import Packed
 
@@ -84,7 +84,7 @@ class Setting:
 
     def identity(self, entry: GridEntry) -> str:
         """Digest of everything that an entry's answer depends on."""
-        own = find_paths([entry.name])[entry.name].source if entry.kind == "path" and entry.name not in PATHS else None
+        own = find_paths([entry.name])[entry.name].source if entry.kind == "path" and entry.name not in our_paths() else None
         facts = {
             "format": FORMAT,
             "entry": entry.name,

@@ -27,6 +27,7 @@ from maxsim_eval.cache.corpus import Corpus
 from maxsim_eval.cache.entries import Entry, locked, open_entry
 from maxsim_eval.cache.shards import Shard
 from maxsim_eval.errors import CacheError, DataError
+from maxsim_kernels.search import Residuals, residuals_of
 
 _PIECE_BYTES = 8 << 20  # quantising takes some six times that
 
@@ -119,12 +120,13 @@ def _write(entry: Entry, kind: Kind, digest: str, todo: list[Shard], scale: Tens
     ) as bar:
         for shard in todo:
 
-            def pieces(shard: Shard = shard) -> Iterator[Tokens]:
+            def pieces(shard: Shard = shard) -> Iterator[tuple[Tokens, Residuals]]:
                 for block in loaded(entry.lazy_blocks(_PIECE_BYTES, shard.spec.start, shard.spec.stop)):
                     try:
-                        yield kind.quantise(block, scale)
+                        codes = kind.quantise(block, scale)
                     except ValueError as error:
                         raise DataError(f"{shard.path}: {error}") from error
+                    yield codes, residuals_of(block, codes)
                     bar.update(len(block))
 
             write_copy(entry.folder / copy_name(shard.spec.shard, kind), shard, kind, digest, pieces())

@@ -11,12 +11,14 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+import torch
 
 from maxsim_eval.bars import Bar
 from maxsim_eval.cache.copy_shards import Kind, QuantisedShard, Tokens, copy_name, entry_digest, get_kind, open_copy
 from maxsim_eval.cache.entries import Entry
 from maxsim_eval.cache.selection import Documents, Selection
 from maxsim_eval.errors import CacheError, UsageError
+from maxsim_kernels.search import Residuals
 
 BLOCK_BYTES = 16 << 20  # of codes: a few blocks are in memory at once
 
@@ -31,7 +33,7 @@ class Quantised:
 
     @property
     def stored_bytes(self) -> int:
-        """Bytes of all codes, scales and offsets of the entry."""
+        """Bytes of all codes, scales and offsets of the entry; a certified search has 8 more a document."""
         entry = _entry(self.documents)
         others = {"token": 0, "document": entry.documents, "corpus": len(self.shards)}[self.kind.granularity]
         return entry.tokens * self.kind.token_bytes(entry.dim) + others * 2 * len(self.kind.columns)
@@ -67,6 +69,11 @@ class Quantised:
             if not 0 <= start <= stop <= count:
                 raise UsageError(f"documents: got {start} to {stop}, need a range within 0 to {count}")
         return _ahead((read for start, stop in spans for read in self._cut(start, stop, max_bytes)), readers)
+
+    def residuals(self, start: int, stop: int) -> Residuals:
+        """How far the codes of documents `start` to `stop` are from their tokens (docs/search.md)."""
+        parts = [shard.residuals(_rows(self.documents, shard, start, stop)) for shard in self.shards]
+        return Residuals(torch.cat([part.errors for part in parts]), torch.cat([part.norms for part in parts]))
 
     def _cut(self, start: int, stop: int, max_bytes: int) -> Iterator[Callable[[], Tokens]]:
         for shard in self.shards:

@@ -3,6 +3,8 @@
     codes    [T, d]  int8 (or uint8 that holds float8_e4m3fn bits), contiguous, on a page boundary, the end of the file
     scales   [T] (token), [N] (document) or [] (corpus), float16: a token is codes * scale
     offset   as scales; affine copies alone: codes * scale + offset
+    errors   [N] float32, how far a document's codes are from its tokens at most, and norms [N], the largest of a token: both rounded up
+             (`maxsim_kernels.search.Residuals`, what a certified search needs)
     running_crc32 [C, S] uint32, every `stripe_tokens` (its attribute) rows: of codes, scales and offsets of single tokens
     attributes       format, key, shard, dtype, granularity, source_sha256, entry_sha256, metadata_sha256
 
@@ -33,11 +35,14 @@ from maxsim_eval.errors import CacheError, DataError, UnknownNameError
 from maxsim_eval.files import atomic_path
 from maxsim_eval.hashing import canonical, feed
 from maxsim_kernels import Fp8Tokens, Int8Tokens, Packed, quantize_fp8, quantize_int8
+from maxsim_kernels.search import Residuals
 
-FORMAT = "maxsim-eval/quantised/2"
+FORMAT = "maxsim-eval/quantised/3"
 _CRCS = "running_crc32"
 _PAGE = 4096
 _SCALE = np.dtype("<f2")
+_RESIDUALS = ("errors", "norms")
+_BESIDE: dict[str, np.dtype[Any]] = {"scales": _SCALE, "offset": _SCALE, **dict.fromkeys(_RESIDUALS, np.dtype("<f4"))}
 _CODES = {"int8": (np.dtype("<i1"), torch.int8), "float8_e4m3fn": (np.dtype("<u1"), torch.float8_e4m3fn)}
 _ATTRIBUTES = ("format", "key", "shard", "dtype", "granularity", "source_sha256", "entry_sha256")
 _REMOVE = "Remove the file, and run `evaluate.py convert` again."
@@ -109,7 +114,7 @@ class QuantisedShard:
     path: Path
     kind: Kind
     shard: Shard  # the float shard
-    columns: dict[str, np.ndarray] = field(repr=False)  # scales (and offset) of documents or of the corpus; empty for tokens
+    columns: dict[str, np.ndarray] = field(repr=False)  # errors, norms; scales (and offset) where not those of tokens
     places: dict[str, int] = field(repr=False)  # byte of the file where codes, and those of tokens, begin
     crcs: np.ndarray = field(repr=False)  # [C, S] uint32, running, a row for every one of `places`
     stripe_tokens: int
@@ -130,14 +135,17 @@ class QuantisedShard:
         for name, buffer in {"codes": codes.numpy(), **own}.items():
             target = buffer.reshape(-1).view(np.uint8).data
             self._stripes[name].read(firsts, counts, target, checked=self.shard.checked)
-        chosen = {
-            name: values[rows] if self.kind.granularity == "document" else values for name, values in self.columns.items()
-        }
+        held = {name: self.columns[name] for name in self.kind.columns if name in self.columns}
+        chosen = {name: values[rows] if self.kind.granularity == "document" else values for name, values in held.items()}
         columns = {name: torch.from_numpy(np.array(values)) for name, values in {**own, **chosen}.items()}
-        held = Packed(codes.view(_CODES[self.kind.dtype][1]), torch.from_numpy(offsets))
+        tokens = Packed(codes.view(_CODES[self.kind.dtype][1]), torch.from_numpy(offsets))
         if self.kind.dtype == "int8":
-            return Int8Tokens(held, columns["scales"], columns.get("offset"), self.kind.granularity)
-        return Fp8Tokens(held, columns["scales"], self.kind.granularity)
+            return Int8Tokens(tokens, columns["scales"], columns.get("offset"), self.kind.granularity)
+        return Fp8Tokens(tokens, columns["scales"], self.kind.granularity)
+
+    def residuals(self, rows: np.ndarray) -> Residuals:
+        """How far the codes of documents `rows` are from their tokens (docs/search.md)."""
+        return Residuals(*(torch.from_numpy(self.columns[name][rows]) for name in _RESIDUALS))
 
     def verify(self) -> Iterator[int]:
         """Read and check everything: yields the tokens of each part of codes that is right, else raises `CacheError`."""
@@ -186,12 +194,12 @@ def entry_digest(stamp: Any) -> str:
     return hashlib.sha256(canonical(stamp)).hexdigest()
 
 
-def write_copy(path: Path, shard: Shard, kind: Kind, entry_sha256: str, pieces: Iterable[Tokens]) -> int:
+def write_copy(path: Path, shard: Shard, kind: Kind, entry_sha256: str, pieces: Iterable[tuple[Tokens, Residuals]]) -> int:
     """Write the copy of a shard, whole or not at all; in memory are a piece and the scales. Returns the bytes of the file.
 
     Args:
         entry_sha256: `entry_digest` of the whole entry; kept for a corpus scale.
-        pieces: the shard's documents in order, quantised.
+        pieces: the shard's documents in order, quantised, and how far that is from them.
 
     Raises:
         DataError: a token that no FP16 scale can hold. CacheError: pieces that are not the shard's, a file that cannot be written.
@@ -200,8 +208,7 @@ def write_copy(path: Path, shard: Shard, kind: Kind, entry_sha256: str, pieces: 
     head = _head(shard, kind, entry_sha256)
     stripe, own = stripe_rows(dim), len(kind.columns) if kind.granularity == "token" else 0
     crcs = np.zeros((1 + own, -(-tokens // stripe)), np.uint32)
-    shape = {"token": (tokens,), "document": (documents,), "corpus": ()}[kind.granularity]
-    columns = {name: np.zeros(shape, _SCALE) for name in kind.columns}
+    columns = {name: np.zeros(shape, _BESIDE[name]) for name, shape in _shapes(kind, tokens, documents).items()}
     _, position, size = _image(
         head, tokens, dim, columns, crcs, stripe
     )  # where everything will lie: that depends on sizes alone
@@ -209,17 +216,17 @@ def write_copy(path: Path, shard: Shard, kind: Kind, entry_sha256: str, pieces: 
         with atomic_path(path) as temporary, open(temporary, "wb") as handle:
             handle.seek(position)
             seen = seen_documents = 0
-            for piece in pieces:
+            for piece, residuals in pieces:
                 count = piece.token_values.shape[0]
                 if seen + count > tokens or piece.dim != dim:
                     raise CacheError(f"{path}: got more tokens than the {tokens} of {shard.path.name}, or of another width")
                 codes = piece.token_values.view(torch.uint8).numpy()
                 handle.write(codes.data)
                 add_crcs(crcs[0], codes, seen, stripe)
-                first = {"token": seen, "document": seen_documents}.get(kind.granularity)
                 for name, column in columns.items():
-                    values = getattr(piece, name).numpy()
-                    column[... if first is None else slice(first, first + len(values))] = values
+                    values = getattr(residuals if name in _RESIDUALS else piece, name).numpy()
+                    first = seen_documents if name in _RESIDUALS or kind.granularity == "document" else seen
+                    column[slice(first, first + len(values)) if column.ndim else ...] = values
                 seen, seen_documents = seen + count, seen_documents + len(piece)
             if (seen, seen_documents) != (tokens, documents):
                 raise CacheError(f"{path}: got {seen_documents} documents of {seen} tokens, need {documents} of {tokens}")
@@ -235,6 +242,12 @@ def write_copy(path: Path, shard: Shard, kind: Kind, entry_sha256: str, pieces: 
     except OSError as error:
         raise write_error(path, size, error, parts="copies") from error
     return size
+
+
+def _shapes(kind: Kind, tokens: int, documents: int) -> dict[str, tuple[int, ...]]:
+    """What is stored beside the codes."""
+    scales = {"token": (tokens,), "document": (documents,), "corpus": ()}[kind.granularity]
+    return {**dict.fromkeys(kind.columns, scales), **dict.fromkeys(_RESIDUALS, (documents,))}
 
 
 def _head(shard: Shard, kind: Kind, entry_sha256: str) -> dict[str, Any]:
@@ -278,9 +291,9 @@ def _image(
 def _digest(head: dict[str, Any], tokens: int, dim: int, stripe: int, crcs: np.ndarray, columns: dict[str, np.ndarray]) -> str:
     """SHA-256 over everything that the CRCs do not cover, and over them."""
     digest = hashlib.sha256()
-    kept = {} if head["granularity"] == "token" else columns
+    kept = sorted(name for name in columns if name in _RESIDUALS or head["granularity"] != "token")  # others have CRCs
     feed(digest, [canonical([head, tokens, dim, stripe, sorted(columns)]), crcs.astype("<u4").tobytes()])
-    feed(digest, [kept[name].astype(_SCALE).tobytes() for name in sorted(kept)])
+    feed(digest, [columns[name].astype(_BESIDE[name]).tobytes() for name in kept])
     return digest.hexdigest()
 
 
@@ -331,12 +344,13 @@ def _require_format(path: Path, head: dict[str, Any]) -> None:
 
 def _parts(file: Any, head: dict[str, Any]) -> tuple[np.ndarray, int, dict[str, np.ndarray], dict[str, Any], dict[str, int]]:
     """CRCs, rows of a stripe, what is held in memory, shape and dtype of everything, and where what is not held begins."""
-    names = ["codes", *(name for name in ("scales", "offset") if name in file)]
+    names = ["codes", *(name for name in _BESIDE if name in file)]
     single = head.get("granularity") == "token"
-    places = {name: file[name].id.get_offset() for name in (names if single else names[:1])}
+    outside = [name for name in names if name == "codes" or (single and name not in _RESIDUALS)]
+    places = {name: file[name].id.get_offset() for name in outside}
     if any(place is None and file[name].size for name, place in places.items()):
         raise TypeError("codes or scales are chunked or compressed")
-    columns = {} if single else {name: np.asarray(file[name][()]) for name in names[1:]}
+    columns = {name: np.asarray(file[name][()]) for name in names if name not in outside}
     shapes = {name: (file[name].shape, file[name].dtype) for name in names}
     held = {name: place or 0 for name, place in places.items()}  # None: nothing to read, at any place
     return file[_CRCS][:], int(file[_CRCS].attrs["stripe_tokens"]), columns, shapes, held
@@ -344,8 +358,8 @@ def _parts(file: Any, head: dict[str, Any]) -> tuple[np.ndarray, int, dict[str, 
 
 def _require_shapes(path: Path, shapes: dict[str, Any], places: dict[str, int], kind: Kind, shard: Shard, stamp: Stamp) -> None:
     tokens, dim, documents = shard.tokens, shard.spec.dim, len(shard.offsets) - 1
-    scales = {"token": (tokens,), "document": (documents,), "corpus": ()}[kind.granularity]
-    need = {"codes": ((tokens, dim), _CODES[kind.dtype][0]), **dict.fromkeys(kind.columns, (scales, _SCALE))}
+    beside = {name: (shape, _BESIDE[name]) for name, shape in _shapes(kind, tokens, documents).items()}
+    need = {"codes": ((tokens, dim), _CODES[kind.dtype][0]), **beside}
     if shapes != need:
         raise damaged(path, f"holds {shapes}, need {need}", _REMOVE)
     for name, place in places.items():

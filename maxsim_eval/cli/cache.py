@@ -198,9 +198,9 @@ def convert(
     from maxsim_eval.cache.copy_shards import get_kind
     from maxsim_eval.cache.entries import open_entry
     from maxsim_eval.cache.housekeeping import chosen
-    from maxsim_eval.scoring.paths import PATHS
+    from maxsim_eval.scoring.paths import our_paths
 
-    copies = {name: path.copy for name, path in PATHS.items() if path.copy is not None}
+    copies = {name: path.copy for name, path in our_paths().items() if path.copy is not None}
     kinds = list(dict.fromkeys(copies.get(name.strip(), name.strip()) for name in to.split(",") if name.strip()))
     if not kinds:
         raise UsageError("--to: got none, need at least one, as int8-token")

@@ -68,12 +68,17 @@ def plan(source: str, dataset: str, as_json: bool, quiet: bool, **given: Any) ->
     from maxsim_eval.planning.around import compare_rate, finish_rate
     from maxsim_eval.planning.sizes import find_sizes
     from maxsim_eval.report.writing import write_reports
-    from maxsim_eval.scoring.scoring import PATHS, check_paths
+    from maxsim_eval.scoring.certified import require_certifiable
+    from maxsim_eval.scoring.own_functions import find_paths
+    from maxsim_eval.scoring.paths import our_paths
+    from maxsim_eval.scoring.scoring import check_paths
 
     names = check_paths(names_of(given["paths"]))
-    codecs = [name for name in names if name not in PATHS and names_step(name)]
+    codecs = [name for name in names if name not in our_paths() and names_step(name)]
     if codecs:
         raise UsageError(f"--paths: plan knows no rates of codecs, got {', '.join(codecs)}; name paths alone")
+    device = "cuda" if given["gpu"] else resolve_device(given["device"], quiet=True)
+    require_certifiable(find_paths(names), device, candidates=False)
     if not names:
         raise UsageError("--paths: got none, need at least one")
     require_counts(given, "k", "processes", "readers", "gpus", "limit_queries", "limit_documents")

@@ -60,6 +60,10 @@ def assess(
                 qrels=qrels,
             )
             results[name] = replace(results[name], parity=_about_inputs(parity, name, stored, paths[name].own))
+    for name, result in results.items():
+        if result.search is not None:
+            same = {other: runs[other].rankings == runs[name].rankings for other in result.search["certifies"] if other in runs}
+            results[name] = replace(result, search={**result.search, "identical_to": same})
     return with_statistics(results, REFERENCE) if REFERENCE in results else results, runs
 
 
@@ -73,6 +77,7 @@ def _result(outcome: Outcome, path: ScoringPath, copied: bool, qrels: Qrels, met
         description=path.description + read,
         tie_bounds=mean_bounds(outcome.run, qrels, per_query),
         memory=outcome.memory,
+        search=outcome.search,
     )
 
 

@@ -80,7 +80,7 @@ def _numbers(scores: Iterable[float], ordered: bool) -> Iterator[str]:
 
 
 def _tag(run: Run) -> str:
-    tag = f"{TAG_PREFIX}{run.name}" if run.ordered else run.name
+    tag = f"{TAG_PREFIX}{run.tag or run.name}" if run.ordered else run.name
     _check_name("run name", tag)
     if not run.ordered and tag.startswith(TAG_PREFIX):
         raise UsageError(

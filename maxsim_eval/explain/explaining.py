@@ -25,7 +25,7 @@ from maxsim_eval.errors import DataError, UsageError, did_you_mean
 from maxsim_eval.scoring.finite import one_row, reason
 from maxsim_eval.scoring.job import find_copies
 from maxsim_eval.scoring.own_functions import find_paths
-from maxsim_eval.scoring.paths import PATHS, ScoringPath, check_range
+from maxsim_eval.scoring.paths import ScoringPath, check_range, our_paths
 from maxsim_eval.scoring.sources import EmbeddingSource
 from maxsim_eval.types import Encoder, PageGrids, PatchGrid, Role, Task, TokenTexts
 from maxsim_kernels import Packed
@@ -124,7 +124,7 @@ def path_with_winners(name: str) -> dict[str, ScoringPath]:
     if found[name].own:
         raise UsageError(f"path {name}: a function of your own gives scores alone, no winners; explain needs one of our paths")
     if found[name].codec is not None:
-        raise UsageError(f"path {name}: a codec's tokens are not the document's; explain needs one of {', '.join(PATHS)}")
+        raise UsageError(f"path {name}: a codec's tokens are not the document's; explain needs one of {', '.join(our_paths())}")
     return found
 
 
@@ -149,7 +149,7 @@ def explain_pair(
     Args:
         task, encoder, encoder_options, limit_*: as of the evaluation (`api.evaluate`).
         query, document: ids.
-        path: a name of `scoring.paths.PATHS`; a user's own function has no winners to show.
+        path: a name of `scoring.paths.our_paths`; a user's own function has no winners to show.
         device: where the pair is scored.
         grid: where a page's patches are among its tokens, instead of what the encoder says.
         quiet: no progress bar (`int8-corpus` passes over the corpus for its scale, unless a copy in the cache has it).

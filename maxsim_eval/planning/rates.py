@@ -27,7 +27,7 @@ from maxsim_eval.cache.selection import Documents, Selection
 from maxsim_eval.cache.shards import DTYPES
 from maxsim_eval.errors import CacheError
 from maxsim_eval.files import delete, hidden, remove_leftovers
-from maxsim_eval.planning.costs import PathRates, Rate, Rates, Sizes, operations
+from maxsim_eval.planning.costs import SCANS, PathRates, Rate, Rates, Sizes, operations
 from maxsim_eval.planning.room import nearest
 from maxsim_eval.scoring.asked import Asked
 from maxsim_eval.scoring.own_functions import find_paths
@@ -268,11 +268,15 @@ class _Slice:
     """A path over a run of documents in the middle of an entry, enough of them for a rate."""
 
     def __init__(self, name: str, queries: Packed, documents: Documents, device: str, k: int) -> None:
-        self.queries, self.documents, self.name = queries, documents, name
+        self.queries, self.documents, self.name = (
+            queries,
+            documents,
+            SCANS.get(name, name),
+        )  # a scan's rate is that of its codes
         ids, searched = [str(number) for number in range(len(queries))], documents.documents
         named: Any = range(searched)  # for the message about a NaN alone
         nothing = np.full(len(queries), -1, np.int64), np.zeros(0, np.int64)
-        self.asked = Asked(ids, named, min(k, searched), *nothing, paths=find_paths([name]))
+        self.asked = Asked(ids, named, min(k, searched), *nothing, paths=find_paths([self.name]))
         self.spread, self.runs = 0.0, list[Mapping[str, float]]()
         self.corpus = Corpus(documents, quiet=True, device=device)
         self.lengths, least = documents.lengths(), _CALL[torch.device(device).type]
@@ -292,7 +296,7 @@ class _Slice:
     def run(self) -> float:
         """Seconds of scoring the slice; `runs` holds where those of all runs went."""
         for unit in score_units(self.name, self.queries, self.corpus, self.asked, self.units, keep=False):
-            self.runs.append(unit.seconds)
+            self.runs.append(unit.cost)
         return self.runs[-1]["score"]
 
     def rate_of(self, phase: str) -> Rate:

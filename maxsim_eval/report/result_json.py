@@ -54,11 +54,12 @@ def _path_json(path: PathResult) -> dict[str, Any]:
         "seconds": path.seconds,
         "run": path.run,
         "memory": path.memory,
+        "search": path.search,
         "tie_bounds": path.tie_bounds,
         "parity": path.parity,
         "per_query": path.per_query,
     }
-    for name in ("memory", "tie_bounds", "parity"):
+    for name in ("memory", "search", "tie_bounds", "parity"):
         if entry[name] is None:
             del entry[name]
     return entry
@@ -127,7 +128,7 @@ def _path_from(value: Any, where: str) -> PathResult:
     if not isinstance(value, dict):
         raise DataError(f"{where} is {json.dumps(value)[:60]}, need an object")
     run = value.get("run")
-    objects = {name: value.get(name) for name in ("parity", "tie_bounds", "memory")}
+    objects = {name: value.get(name) for name in ("parity", "tie_bounds", "memory", "search")}
     if run is not None and not isinstance(run, str):
         raise DataError(f"{where}: 'run' is {json.dumps(run)[:60]}, need a file name or null")
     for name, entry in objects.items():

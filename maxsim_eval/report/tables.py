@@ -9,7 +9,7 @@ from typing import Any
 from maxsim_eval.comparison.bounds import NAMES
 from maxsim_eval.comparison.verdicts import canonical_name
 from maxsim_eval.report.values import about, entries, entry, figure, known, mapping, p_value
-from maxsim_eval.report.words import change_text, metric_shown, verdict
+from maxsim_eval.report.words import change_text, identical_text, metric_shown, survivors_text, verdict
 from maxsim_eval.types import Result
 
 _QUERIES, _DOCUMENTS = 5, 3  # of each path, among those that changed most; result.json names more
@@ -216,6 +216,37 @@ def _seconds_table(result: Result) -> Table:
     return Table("Seconds", ["", *result.paths], rows)
 
 
+def _search_table(result: Result) -> Table:
+    """What certified paths took to be sure."""
+    found = {name: path.search for name, path in result.paths.items() if path.search is not None}
+    rows: list[tuple[str, Callable[[str, Mapping[str, Any]], str]]] = [
+        ("documents scored exactly, a query", lambda _, search: survivors_text(search)),
+        (
+            "MiB read: codes, full precision",
+            lambda _, search: " + ".join(_mib(search, key) for key in ("code_bytes", "row_bytes")),
+        ),
+        ("MiB of full precision", lambda _, search: _mib(search, "stored_bytes")),
+        (
+            "pieces by brute force",
+            lambda _, search: " of ".join(figure(entry(search, key), "d") for key in ("brute_pieces", "pieces")),
+        ),
+        ("run file", lambda _, search: identical_text(search) or "-"),
+        ("seconds beside that path", lambda name, search: _beside(result, name, search)),
+    ]
+    body = [[title, *(text(name, search) for name, search in found.items())] for title, text in rows] if found else []
+    return Table("Certified search", ["", *found], body)
+
+
+def _mib(found: Mapping[str, Any], key: str) -> str:
+    size = entry(found, key)
+    return f"{size / _MIB:,.1f}" if known(size) else "-"
+
+
+def _beside(result: Result, name: str, search: Mapping[str, Any]) -> str:
+    others = [other for other in mapping(search, "identical_to") if other in result.paths]
+    return " beside ".join(figure(result.paths[path].seconds.get("total"), ".3f") for path in (name, *others[:1]))
+
+
 def _memory_table(result: Result) -> Table:
     rows = []
     for key, name in (("host_peak_bytes", "process"), ("device_peak_bytes", "device")):
@@ -226,8 +257,9 @@ def _memory_table(result: Result) -> Table:
 
 
 def tables(result: Result) -> list[Table]:
-    """Tables of figures by path, empty ones left out: metrics, parity, ties, seconds, memory."""
-    found = [_metric_table(result), _parity_table(result), _tie_table(result), _seconds_table(result), _memory_table(result)]
+    """Tables of figures by path, empty ones left out: metrics, parity, certified search, ties, seconds, memory."""
+    kinds = (_metric_table, _parity_table, _search_table, _tie_table, _seconds_table, _memory_table)
+    found = [kind(result) for kind in kinds]
     return [table for table in found if table.rows]
 
 

@@ -1,6 +1,7 @@
 """Scores of a corpus by a path: in units, streamed, resumable, the same bits however the work is cut.
 
 asked.py          what every path of one evaluation is asked
+certified.py      paths that certify: the exact top-k of the stored embeddings through a scan of their INT8 copy
 candidates.py     reranking: the (query, document) pairs of an existing run are scored, and only their documents are read
 compressed.py     codecs as scoring paths: documents are stored in fewer bytes and read again while they are scored
 finite.py         scores that are no finite numbers: which pair, why, and what can be done

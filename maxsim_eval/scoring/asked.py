@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from maxsim_eval.scoring.candidates import Candidates
-from maxsim_eval.scoring.paths import PATHS, ScoringPath
+from maxsim_eval.scoring.paths import ScoringPath, our_paths
 
 
 @dataclass(frozen=True)
@@ -26,4 +26,4 @@ class Asked:
     excluded: np.ndarray
     kept_rows: np.ndarray
     candidates: Candidates | None = None
-    paths: Mapping[str, ScoringPath] = field(default_factory=lambda: PATHS)
+    paths: Mapping[str, ScoringPath] = field(default_factory=our_paths)

@@ -28,9 +28,10 @@ from maxsim_eval.processes import peak_memory
 from maxsim_eval.processes.agreement import PATIENCE, blind_ranks, machine_of, require_same_machines
 from maxsim_eval.processes.world import World
 from maxsim_eval.scoring.asked import Asked
+from maxsim_eval.scoring.certified import search_facts
 from maxsim_eval.scoring.compressed import document_bytes, fit, fitted_path, state_digest
 from maxsim_eval.scoring.own_functions import run_file
-from maxsim_eval.scoring.paths import PATHS, ScoringPath
+from maxsim_eval.scoring.paths import PATHS, ScoringPath, our_paths
 from maxsim_eval.scoring.records import Records, ScoreRows
 from maxsim_eval.scoring.scoring import Scored, score_path, to_run
 from maxsim_eval.scoring.units import shares, units
@@ -149,13 +150,14 @@ class Outcome:
     seconds: Mapping[str, float]
     rows: KeptRows | None
     memory: Mapping[str, Any] = field(default_factory=dict)
+    search: Mapping[str, Any] | None = None  # of a certified path: what it took to be sure
 
 
 def find_copies(names: Iterable[str], documents: Documents) -> dict[str, Quantised]:
     """The quantised copies in the cache that these paths read instead of the documents, by path."""
-    found = {}
+    found, paths = {}, our_paths()
     for name in names:
-        kind = PATHS[name].copy if name in PATHS else None  # a user's function reads what is stored
+        kind = paths[name].copy if name in paths else None  # a user's function reads what is stored
         copy = None if kind is None else quantised(documents, kind)
         if copy is not None:
             found[name] = copy
@@ -271,14 +273,14 @@ def _score(name: str, job: Job, world: World, corpus: Corpus, machine: Mapping[s
         learned, memory = state_digest(state), {"document_bytes": document_bytes(path.codec, state, corpus.entry)}
     # All ranks agree on the scale here, before any of them finds that its units are done.
     scale = corpus.scale(name) if path.corpus_scale else None
-    kept = None
-    if job.keeps and keeping.in_memory:
+    kept, keeps = None, job.keeps and not path.certified
+    if keeps and keeping.in_memory:
         kept = np.full((len(asked.kept_rows), corpus.entry.documents), -np.inf, np.float32)
     score = partial(
         score_path, name, job.queries, corpus, asked, kept, units=division.units, share=division.shares[world.rank], world=world
     )
     if keeping.folder is None:
-        return _outcome(name, score(), asked, kept, memory)
+        return _outcome(name, score(), asked, kept, memory, corpus)
     identity = {
         **keeping.identity,
         "format": FORMAT,
@@ -292,15 +294,21 @@ def _score(name: str, job: Job, world: World, corpus: Corpus, machine: Mapping[s
     if name in keeping.sources:
         identity["source"] = keeping.sources[name]
     with Records(keeping.folder / run_file(name).removesuffix(".trec"), identity) as records:
-        scored = score(records=records, keep=job.keeps)
-    from_files = world.leader and job.keeps and kept is None
-    return _outcome(name, scored, asked, records.rows(division.units) if from_files else kept, memory)
+        scored = score(records=records, keep=keeps)
+    from_files = world.leader and keeps and kept is None
+    return _outcome(name, scored, asked, records.rows(division.units) if from_files else kept, memory, corpus)
 
 
 def _outcome(
-    name: str, scored: Scored | None, asked: Asked, rows: KeptRows | None, memory: Mapping[str, Any]
+    name: str, scored: Scored | None, asked: Asked, rows: KeptRows | None, memory: Mapping[str, Any], corpus: Corpus
 ) -> Outcome | None:
-    return None if scored is None else Outcome(to_run(name, scored, asked), scored.seconds, rows, memory)
+    if scored is None:
+        return None
+    run, search = to_run(name, scored, asked), None
+    if asked.paths[name].certified:
+        search, memory = search_facts(scored.counts, len(asked.query_ids), corpus.entry, corpus.copies[name])
+        run = replace(run, tag=search["certifies"][0])
+    return Outcome(run, scored.seconds, rows, memory, search)
 
 
 def new_token(folder: Path) -> str:

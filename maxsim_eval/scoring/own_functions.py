@@ -29,14 +29,14 @@ from maxsim_eval.codecs.names import STEPS, names_step
 from maxsim_eval.errors import MaxsimEvalError, UnknownNameError, UsageError, did_you_mean
 from maxsim_eval.hashing import feed
 from maxsim_eval.scoring.compressed import codec_path
-from maxsim_eval.scoring.paths import PATHS, REFERENCE, ScoringPath
+from maxsim_eval.scoring.paths import REFERENCE, ScoringPath, our_paths
 from maxsim_kernels import Packed
 
 PREFIX = "python:"
-OTHER_RUNS = ("python-*.trec", "codec-*.trec")  # what `run_file` makes of names that are not in `PATHS`
+OTHER_RUNS = ("python-*.trec", "codec-*.trec")  # what `run_file` makes of names that are not ours
 Scorer = Callable[[Packed, Packed], Tensor]
 Chosen = str | tuple[str, Scorer]
-"""A path as a caller names it: one of `PATHS`, `python:<module>:<function>`, or a name and a function."""
+"""A path as a caller names it: one of `our_paths`, `python:<module>:<function>`, or a name and a function."""
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _WIDENED = (torch.float32, torch.float16, torch.bfloat16)  # float32 holds each exactly
@@ -94,7 +94,7 @@ def own_function(name: str) -> Scorer:
 
 def run_file(name: str) -> str:
     """File name of a path's run: `fp16.trec`, `codec-<name>.trec`, `python-<what names a user's function>.trec`; safe everywhere."""
-    if name in PATHS:
+    if name in our_paths():
         return f"{name}.trec"
     kind = "codec" if not name.startswith(PREFIX) and names_step(name) else "python"
     return f"{kind}-{re.sub(r'[^A-Za-z0-9._-]+', '-', name.removeprefix(PREFIX)).strip('-')}.trec"
@@ -103,7 +103,7 @@ def run_file(name: str) -> str:
 def _name_of(pair: Any) -> str:
     if not isinstance(pair, tuple) or len(pair) != 2 or not isinstance(pair[0], str) or not callable(pair[1]):
         raise UsageError(f"paths: got {pair!r}, need a name, or (name, function)")
-    ours = pair[0] in PATHS or names_step(pair[0])
+    ours = pair[0] in our_paths() or names_step(pair[0])
     if not _NAME.fullmatch(pair[0]) or ours:
         taken = "one of our own paths" if ours else "letters, digits, dots, dashes and underscores only are allowed"
         raise UsageError(f"paths: the name {pair[0]!r} of a function cannot be used: {taken}")
@@ -111,12 +111,12 @@ def _name_of(pair: Any) -> str:
 
 
 def _path_of(name: str) -> ScoringPath:
-    if name in PATHS:
-        return PATHS[name]
+    if name in our_paths():
+        return our_paths()[name]
     if not name.startswith(PREFIX):
         if names_step(name):
             return codec_path(name)
-        raise UnknownNameError("path", name, [*PATHS, "python:<module>:<function>", *STEPS])
+        raise UnknownNameError("path", name, [*our_paths(), "python:<module>:<function>", *STEPS])
     module, _, attribute = name.removeprefix(PREFIX).partition(":")
     parts = [*module.split("."), *attribute.split(".")]
     if not attribute or not all(part.isidentifier() for part in parts):

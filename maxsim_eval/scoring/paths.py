@@ -2,6 +2,7 @@
 
 `PATHS` maps a path's name to how it prepares tokens. `fp32` is the independent reference of `maxsim_kernels`; every other path is the
 fused operator on cast or quantised tokens. A path sees the corpus block by block and must give the same scores for every cut.
+`CERTIFIED` are those that scan a copy, and score in full precision what that cannot rule out.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ class ScoringPath:
     number format (`check_range`), `corpus_scale` that `documents` asks for `Corpus.absmax`. `copy` names the quantised copy in the
     cache that holds what `documents` would make, to the last bit. `own` marks a user's function (`own_functions.py`), whose `source` is
     a digest of its code (None: not known). `codec` marks tokens that are stored in fewer bytes and read again (`compressed.py`); it has
-    to be fitted to the corpus first.
+    to be fitted to the corpus first. `certified` marks the exact top-k of the stored embeddings through a scan of `copy`, which must
+    be there (`certified.py`); its functions here score them as they are stored.
     """
 
     description: str
@@ -42,10 +44,11 @@ class ScoringPath:
     own: bool = False
     source: str | None = None
     codec: Codec | None = None
+    certified: bool = False
 
     def token_bytes(self, dim: int) -> float | None:
-        """Bytes of a token as this path multiplies it; None for a user's function, which may do anything, and for a codec."""
-        if self.own or self.codec is not None:
+        """Bytes of a token as this path multiplies it; None for a user's function, a codec, and where two forms are stored."""
+        if self.own or self.codec is not None or self.certified:
             return None
         return float(KINDS[self.copy].token_bytes(dim) if self.copy is not None else self.copies * 4 * dim)
 
@@ -99,4 +102,20 @@ PATHS: dict[str, ScoringPath] = {
         KINDS["fp8-document"], "FP8 (e4m3) documents, one scale a document; FP8 queries (one scale a token), FP32 accumulation"
     ),
 }
+CERTIFIED = {
+    "exact-int8": ScoringPath(
+        "certified: the best k of the embeddings as stored, bit for bit, through a scan of INT8 codes; FP32 accumulation",
+        _cast(torch.float32),
+        lambda block, _: block.to(torch.float32),
+        maxsim,
+        1,
+        copy="int8-document",
+        certified=True,
+    ),
+}
 REFERENCE = "fp32"
+
+
+def our_paths() -> dict[str, ScoringPath]:
+    """Every path of ours by name."""
+    return {**PATHS, **CERTIFIED}

@@ -75,7 +75,7 @@ class Record:
     stop: int
     keys: np.ndarray = field(repr=False)  # [Nq, k] int64
     scores: StoredScores | None
-    seconds: Mapping[str, float]
+    cost: Mapping[str, float]
 
 
 class ScoreRows:
@@ -151,14 +151,14 @@ class Records:
                 raise
             error.add_note(f"And: {failure}")
 
-    def put(self, start: int, stop: int, keys: np.ndarray, scores: np.ndarray | None, seconds: Mapping[str, float]) -> None:
+    def put(self, start: int, stop: int, keys: np.ndarray, scores: np.ndarray | None, cost: Mapping[str, float]) -> None:
         """Keep a finished unit: hand it to the writer, and wait only while two others are not yet written.
 
         Args:
             start, stop: its documents.
             keys: `[Nq, k]` int64. This and `scores` belong to the record from here on: nobody may write to them.
             scores: `[rows, stop - start]` float32; None where no score rows are kept.
-            seconds: JSON-able.
+            cost: seconds by phase and what else is counted.
 
         Raises:
             CacheError: this or an earlier record could not be written (a full disk: how much is needed).
@@ -171,7 +171,7 @@ class Records:
             raise ValueError(f"keys: got {keys.dtype} {list(keys.shape)}, need int64 [queries, k]")
         if scores is not None and (scores.ndim != 2 or scores.dtype != np.float32 or scores.shape[1] != stop - start):
             raise ValueError(f"scores: got {scores.dtype} {list(scores.shape)}, need float32 [rows, {stop - start}]")
-        text = canonical(dict(seconds))
+        text = canonical(dict(cost))
         if self._writer is None:
             # No daemon: one that is stopped inside HDF5 keeps the library's lock, and Python waits for that when it ends.
             self._writer = threading.Thread(target=self._write_all, name="records")
@@ -285,10 +285,10 @@ class Records:
             if len(shape) != 2 or shape[1] != stop - start or crcs.shape != shape[:1] or crcs.dtype != _CRCS:
                 raise damaged(path, f"scores are {list(shape)}, need [rows, {stop - start}] and a CRC-32 for each row", _AGAIN)
             stored = StoredScores(path, stamp, position, shape, crcs)
-        seconds = structure(
+        cost = structure(
             path, _AGAIN, lambda: {str(key): float(value) for key, value in json_of(attributes["seconds"]).items()}
         )
-        return Record(start, stop, keys, stored, seconds)
+        return Record(start, stop, keys, stored, cost)
 
 
 @dataclass(frozen=True)

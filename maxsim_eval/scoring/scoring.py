@@ -6,7 +6,7 @@ point of resumption: a score's bits do not depend on its block, and the merge of
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,6 +17,7 @@ from maxsim_eval.processes.progress import Progress
 from maxsim_eval.processes.world import World
 from maxsim_eval.scoring import finite
 from maxsim_eval.scoring.asked import Asked
+from maxsim_eval.scoring.certified import certified_units
 from maxsim_eval.scoring.own_functions import check_paths
 from maxsim_eval.scoring.paths import PATHS, REFERENCE
 from maxsim_eval.scoring.records import Records
@@ -33,11 +34,12 @@ _MERGED, _MERGED_BYTES = 17, 64 << 20  # units whose keys are merged at once, an
 
 @dataclass(frozen=True)
 class Scored:
-    """One path's outcome: top-k `[Nq, k]` (score descending, index ascending; -1 where short) and where the time went."""
+    """One path's outcome: top-k `[Nq, k]` (score descending, index ascending; -1 where short), where time went, what was counted."""
 
     scores: np.ndarray
     indices: np.ndarray
     seconds: Mapping[str, float]
+    counts: Mapping[str, float]
 
 
 def score_path(
@@ -81,29 +83,35 @@ def score_path(
             missing.append((start, stop))
         else:
             finite.refuse(name, torch.from_numpy(record.keys), None, queries, corpus, asked)
-            total.add(UnitScores(start, stop, record.keys, None, record.seconds))
+            total.add(UnitScores(start, stop, record.keys, None, record.cost))
             if kept is not None and record.scores is not None:
                 for row in range(len(kept)):
                     record.scores.read(row, kept[row, start:stop])
         world.check()
     with Progress(name, corpus.entry.documents, _documents(mine) - _documents(missing), world, corpus.quiet) as progress:
         wanted = kept is not None or keep
-        for unit in score_units(name, queries, corpus, asked, missing, keep=wanted, tick=progress.tick) if missing else ():
+        scored: Iterable[UnitScores] = ()
+        if missing and asked.paths[name].certified:
+            scored = certified_units(name, queries, corpus, asked, missing, known=total.keys, tick=progress.tick)
+        elif missing:
+            scored = score_units(name, queries, corpus, asked, missing, keep=wanted, tick=progress.tick)
+        for unit in scored:
             total.add(unit)
-            progress.spent(unit.seconds.get("read", 0.0), unit.seconds.get("total", 0.0))
+            progress.spent(unit.cost.get("read", 0.0), unit.cost.get("total", 0.0))
             if kept is not None:
                 assert unit.scores is not None
                 kept[:, unit.start : unit.stop] = unit.scores
             if records is not None:
-                records.put(unit.start, unit.stop, unit.keys, unit.scores if keep else None, unit.seconds)
+                records.put(unit.start, unit.stop, unit.keys, unit.scores if keep else None, unit.cost)
         if records is not None:
             records.close()
-        seconds = _added(world.collect(dict(total.seconds)))
+        cost = _added(world.collect(dict(total.cost)))
         keys = world.reduce(total.keys, merge_topk)
     if keys is None:
         return None
     scores, indices = of_keys(keys.cpu())
-    return Scored(scores.numpy(), indices.numpy(), seconds)
+    seconds = {name: cost.pop(name) for name in (*PHASES, "total")}
+    return Scored(scores.numpy(), indices.numpy(), seconds, cost)
 
 
 def _documents(units: Sequence[tuple[int, int]]) -> int:
@@ -111,18 +119,18 @@ def _documents(units: Sequence[tuple[int, int]]) -> int:
 
 
 class _Total:
-    """The top-k and the seconds of the units so far, in any order."""
+    """The top-k and the cost of the units so far, in any order."""
 
     def __init__(self, queries: int, k: int) -> None:
         self.parts = [TopK(queries, k).keys]  # of no documents
-        self.seconds = dict.fromkeys((*PHASES, "total"), 0.0)
+        self.cost = dict.fromkeys((*PHASES, "total"), 0.0)
 
     def add(self, unit: UnitScores) -> None:
         self.parts.append(torch.from_numpy(unit.keys))
         if len(self.parts) == _MERGED or len(self.parts) * unit.keys.nbytes > _MERGED_BYTES:
             self.parts = [self.keys]
-        for phase, value in unit.seconds.items():
-            self.seconds[phase] = self.seconds.get(phase, 0.0) + value
+        for name, value in unit.cost.items():
+            self.cost[name] = self.cost.get(name, 0.0) + value
 
     @property
     def keys(self) -> torch.Tensor:
@@ -131,8 +139,10 @@ class _Total:
 
 
 def _added(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Phases summed over ranks; the total is that of the slowest."""
-    found = {phase: sum(part[phase] for part in parts) for phase in parts[0]}
+    """Summed over ranks; the total is that of the slowest."""
+    found = {
+        name: sum(part.get(name, 0.0) for part in parts) for name in dict.fromkeys(name for part in parts for name in part)
+    }
     return {**found, "total": max(part["total"] for part in parts)}
 
 

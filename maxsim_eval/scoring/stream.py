@@ -35,13 +35,16 @@ _BUFFERS = 4  # pieces that fill a memory budget (`device_blocks`): on their way
 
 @dataclass(frozen=True)
 class UnitScores:
-    """What a path gave for documents `start` to `stop`: keys `[Nq, k]` int64, kept rows `[rows, stop - start]` float32 or None."""
+    """What a path gave for documents `start` to `stop`: keys `[Nq, k]` int64, kept rows `[rows, stop - start]` float32 or None.
+
+    `cost` is seconds by phase and in `total`, and of a certified path what it read.
+    """
 
     start: int
     stop: int
     keys: np.ndarray
     scores: np.ndarray | None
-    seconds: Mapping[str, float]
+    cost: Mapping[str, float]
 
 
 def score_units(

@@ -35,6 +35,18 @@ def test_scifact_with_lexical_embeddings(scifact_data: Path, cli: Any, tmp_path:
     baseline = tmp_path / "baseline.json"
     for options in (("--update-baseline",), ()):
         cli("gate", report / "result.json", "--baseline", baseline, *options, cwd=tmp_path).fine()
+    certified_run_is_brute_forces(command[:-2], cli, tmp_path)
+
+
+def certified_run_is_brute_forces(command: tuple[Any, ...], cli: Any, folder: Path) -> None:
+    """Through the copy that `convert` makes, reading a small part of full precision."""
+    cli("convert", *command, "--to", "int8-document", "--quiet", cwd=folder).fine()
+    cli(*command, "--paths", "fused-fp32,exact-int8", "--out", "certified", "--quiet", cwd=folder).fine()
+    runs = [(folder / "certified" / "runs" / f"{name}.trec").read_bytes() for name in ("fused-fp32", "exact-int8")]
+    assert runs[0] == runs[1]
+    search = json.loads((folder / "certified" / "result.json").read_text(encoding="utf-8"))["paths"]["exact-int8"]["search"]
+    assert search["identical_to"] == {"fused-fp32": True}
+    assert search["survivors"] < 0.05 * search["documents"]
 
 
 def part_of(folder: Path, to: Path, queries: int, documents: int) -> None:

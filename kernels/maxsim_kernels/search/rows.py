@@ -30,6 +30,10 @@ class Rows(ABC):
     def __len__(self) -> int:
         return self.lengths.numel()
 
+    def __getitem__(self, span: slice) -> Rows:
+        """Documents `span.start` to `span.stop`, where they lie."""
+        return _Part(self, span)
+
     @abstractmethod
     def read(self, numbers: Tensor) -> Packed:
         """Documents `numbers` (`[m]` int64, ascending), packed, on the CPU, in that order."""
@@ -54,7 +58,7 @@ class _Part(Rows):
 def part(documents: Packed | Rows, span: slice) -> Packed | Rows:
     """Documents `span.start` to `span.stop`."""
     if isinstance(documents, Rows):
-        return _Part(documents, span)
+        return documents[span]
     return Packed.view(documents.values, documents.starts[span], documents.lengths[span])
 
 

@@ -10,8 +10,7 @@ import torch
 
 from inputs import on_cpu as cases
 from maxsim_kernels import Packed, maxsim, pack, quantize_fp8, quantize_int8, stream_topk
-from maxsim_kernels.search import Residuals, Rows, exact_topk, rescoring, residuals_of
-from maxsim_kernels.search import exact as exact_module
+from maxsim_kernels.search import Residuals, Rows, exact_topk, rescoring, residuals_of, searching
 from maxsim_kernels.search import rows as rows_module
 
 CASES = int(os.environ.get("MAXSIM_SEARCH_CASES", "1000"))
@@ -103,8 +102,8 @@ def one_case(seed: int) -> None:
 
 @pytest.mark.parametrize("part", range(5))
 def test_many_awkward_cases(part, monkeypatch):
-    monkeypatch.setattr(exact_module, "_LEAST_DOCUMENTS", 4)  # several pieces in so small a corpus
-    monkeypatch.setattr(exact_module, "_CELLS", 8)
+    monkeypatch.setattr(searching, "_LEAST_DOCUMENTS", 4)  # several pieces in so small a corpus
+    monkeypatch.setattr(searching, "_CELLS", 8)
     for seed in range(part * 25, part * 25 + 25):
         one_case(seed)
 
@@ -114,8 +113,8 @@ def test_many_awkward_cases(part, monkeypatch):
 def test_thousands_of_awkward_cases(part, monkeypatch):
     """`MAXSIM_SEARCH_CASES=10000` for all that docs/search.md speaks of: minutes."""
     if part % 2:
-        monkeypatch.setattr(exact_module, "_LEAST_DOCUMENTS", 4)
-        monkeypatch.setattr(exact_module, "_CELLS", 8)
+        monkeypatch.setattr(searching, "_LEAST_DOCUMENTS", 4)
+        monkeypatch.setattr(searching, "_CELLS", 8)
     for seed in range(1000 * (part + 1), 1000 * (part + 1) + CASES // 10):
         one_case(seed)
 

@@ -18,6 +18,7 @@ from maxsim_eval.cache.selection import Selection
 from maxsim_eval.cache.sides import Entry, fill_entry, open_entry
 from maxsim_eval.errors import DataError, UnknownNameError, UsageError
 from maxsim_kernels import Fp8Tokens, Int8Tokens, Packed, device_blocks, pack, quantize_fp8, quantize_int8
+from maxsim_kernels.search import residuals_of
 
 LENGTHS = [5, 0, 40, 1, 7, 12, 3, 0, 0, 9, 30, 2, 0]
 DIM = 24
@@ -153,11 +154,15 @@ def test_layout_of_the_file(tmp_path: Path) -> None:
     path = entry.folder / "00001.int8-token-affine.h5"
     first, last = (int(tokens.offsets[n]) for n in (5, 10))  # type: ignore[index]
     with h5py.File(path) as file:
-        assert set(file) == {"codes", "scales", "offset", "running_crc32"}
+        assert set(file) == {"codes", "scales", "offset", "errors", "norms", "running_crc32"}
         assert np.array_equal(file["codes"][:], want.token_values[first:last].numpy())
         assert np.array_equal(file["scales"][:], want.scales[first:last].numpy())
         assert want.offset is not None
         assert np.array_equal(file["offset"][:], want.offset[first:last].numpy())
+        beside = residuals_of(tokens, want)
+        for name in ("errors", "norms"):
+            assert np.array_equal(file[name][:], getattr(beside, name)[5:10].numpy())
+            assert file[name].dtype == np.float32
         assert file["codes"].dtype == np.int8
         assert file["codes"].chunks is None
         assert file["scales"].dtype == np.float16

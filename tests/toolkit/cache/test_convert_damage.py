@@ -148,7 +148,7 @@ def widen(file: h5py.File) -> None:
 
 
 def later(file: h5py.File) -> None:
-    file.attrs["format"] = np.bytes_(b"maxsim-eval/quantised/3")
+    file.attrs["format"] = np.bytes_(b"maxsim-eval/quantised/4")
 
 
 def strip(file: h5py.File) -> None:
@@ -173,7 +173,7 @@ def empty(file: h5py.File) -> None:
         (edit_attribute, "do not have the checksum"),
         (compress, "chunked or compressed"),
         (widen, "damaged: holds"),
-        (later, "stale: format 'maxsim-eval/quantised/3', this version"),
+        (later, "stale: format 'maxsim-eval/quantised/4', this version"),
         (strip, "HDF5 cannot read it"),
         (without_codes, "HDF5 cannot read it"),
         (empty, "no quantised shard"),

@@ -83,9 +83,18 @@ def test_the_demo(demo: dict[str, Any]) -> None:
     parity = demo["paths"]["int8"]["parity"]
     named = SCHEMA["$defs"]["parity"]["properties"]
     assert set(parity) == set(named), "every entry that the schema knows is written"
-    assert set(demo["paths"]["int8"]) == set(SCHEMA["$defs"]["path"]["properties"])
+    assert set(demo["paths"]["int8"]) == set(SCHEMA["$defs"]["path"]["properties"]) - {"search"}  # of certified paths
     assert set(demo) == set(SCHEMA["properties"])
     assert set(demo["task"]) == set(SCHEMA["$defs"]["task"]["properties"])
+
+
+def test_a_certified_path(demo: dict[str, Any]) -> None:
+    counts = dict.fromkeys(("documents", "code_bytes", "row_bytes", "stored_bytes", "pieces", "brute_pieces"), 3)
+    search = {"certifies": ["fp16", "fused-fp32"], "identical_to": {"fp16": True}, "survivors": 2.5, **counts}
+    path = demo["paths"]["int8"]
+    assert faults({**demo, "paths": {**demo["paths"], "exact-int8": {**path, "search": search}}}) == []
+    wrong = {**search, "identical_to": {"fp16": "yes"}, "pieces": -1}
+    assert len(faults({**demo, "paths": {**demo["paths"], "exact-int8": {**path, "search": wrong}}})) >= 1
 
 
 @pytest.mark.parametrize(

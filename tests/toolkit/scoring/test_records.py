@@ -39,7 +39,7 @@ def assert_right(record: Record | None, start: int, stop: int) -> None:
     assert (record.start, record.stop) == (start, stop)
     assert record.keys.dtype == np.int64
     assert np.array_equal(record.keys, keys)
-    assert record.seconds == {"total": start / 7}
+    assert record.cost == {"total": start / 7}
     assert record.scores is not None
     assert record.scores.shape == scores.shape
     assert_rows(ScoreRows([record.scores]), scores)

@@ -1,0 +1,195 @@
+"""The search itself: codes of a block are scanned, bounds prune, what is left is scored exactly, and the threshold rises.
+
+For a block of documents: scores over codes and their widths (`bounds.py`) give an interval that holds each exact score. The k
+documents with the best lower bounds are scored exactly; the k-th best exact score so far, of this block and those before, is the
+threshold. Every other document whose upper bound reaches it, ties included, is scored exactly too; the rest cannot be among the best
+k, whatever their ties. Thresholds only rise, so later blocks prune harder.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from maxsim_kernels.api import maxsim
+from maxsim_kernels.search.bounds import WIDEST, Codes, QueryTerms, Residuals, query_terms
+from maxsim_kernels.search.rescoring import rescored, why_not_alone
+from maxsim_kernels.search.rows import Rows, documents_at, part, whole
+from maxsim_kernels.tokens import Packed
+from maxsim_kernels.topk import TopK, keys_of, merge_topk, of_keys, refuse_nan
+
+_CELLS = 1 << 21  # (query, document) pairs bounded at once: about 100 MB of scores, widths and bounds
+_LEAST_DOCUMENTS = 256
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """Why nothing was missed: no document that was not scored exactly could have reached the k-th best score.
+
+    Args:
+        kth: `[Nq]` float32, the k-th best exact score of each query; -inf where it has fewer than k.
+        highest: `[Nq]` float64, the highest upper bound among the documents that were not scored exactly; -inf where all were.
+    """
+
+    kth: Tensor
+    highest: Tensor
+
+    @property
+    def holds(self) -> bool:
+        """Whether every bound lies below its query's k-th best score."""
+        return bool(((self.highest < self.kth) | (self.highest == -torch.inf)).all())
+
+
+@dataclass(frozen=True)
+class Stats:
+    """What `exact_topk` did.
+
+    Args:
+        scanned: documents whose codes were scored.
+        survivors: `[Nq]` int64, documents scored exactly for each query, those of a fallback included.
+        rescored_bytes: bytes of full-precision tokens behind these scores, each query's counted for itself.
+        fell_back: why some or all documents were scored by brute force; empty where none were.
+        certificate: what proves the answer.
+    """
+
+    scanned: int
+    survivors: Tensor
+    rescored_bytes: int
+    fell_back: str
+    certificate: Certificate
+
+
+class Search:
+    """An exact top-k over blocks of documents that come one after the other; `exact_topk` is one of them from begin to end.
+
+    Args:
+        queries: `packed_queries`: the valid tokens of every query, end to end, on the CPU.
+        k: how many documents of each query.
+        quantize_queries, most_rescored: as of `exact_topk`.
+
+    `keys` `[Nq, k]` int64 are the best so far (`maxsim_kernels.topk`), in no order; `lost` is a (query, document) pair whose document
+    has tokens and whose score is -inf all the same, or None.
+    """
+
+    def __init__(self, queries: Packed, k: int, quantize_queries: bool = True, most_rescored: float = 0.25) -> None:
+        self.queries, self.k = queries, k
+        self.quantize_queries, self.most_rescored = quantize_queries, most_rescored
+        count = len(queries)
+        self.keys = TopK(count, k).pending
+        self.void = queries.lengths == 0  # which score 0 with everything
+        self.seen = 0  # documents so far: the number of the next one
+        self.lost: tuple[int, int] | None = None
+        self.scanned = 0
+        self.survivors = torch.zeros(count, dtype=torch.int64)
+        self.highest = torch.full((count,), -torch.inf, dtype=torch.float64)
+        self.rescored_bytes = 0
+        self.never = ""  # why nothing can be pruned
+        self.brute, self.pieces = 0, 0
+
+    def stats(self) -> Stats:
+        """What was done, and the certificate."""
+        kth = of_keys(self.keys)[0][:, -1]
+        fell_back = self.never
+        if self.brute and not fell_back:
+            share = f"more than {self.most_rescored:.0%} of the pairs could still be among the best"
+            fell_back = f"{self.brute} of {self.pieces} pieces by brute force: {share}"
+        certificate = Certificate(kth, self.highest)
+        return Stats(self.scanned, self.survivors, self.rescored_bytes, fell_back, certificate)
+
+    def take(self, keys: Tensor) -> None:
+        """Keys `[Nq, k]` of other documents than those that were, or will be, added: the threshold begins where they leave it."""
+        self.keys = merge_topk([self.keys, keys])
+
+    def add(self, documents: Packed | Rows, codes: Codes, residuals: Residuals, first: int | None = None) -> None:
+        """The documents from number `first` on (None: the next ones), cut into pieces whose bounds fit in memory."""
+        self.seen = self.seen if first is None else first
+        if self.pieces == 0 and len(documents):
+            wide = f"d = {documents.dim} is more than {WIDEST}" if documents.dim > WIDEST else ""
+            self.never = wide or why_not_alone(self.queries, documents.dim)
+        terms = None if self.never else query_terms(self.queries, codes, self.quantize_queries)
+        step = max(_LEAST_DOCUMENTS, _CELLS // max(1, len(self.queries)))
+        for begin in range(0, len(documents), step):
+            span = slice(begin, min(begin + step, len(documents)))
+            piece = part(documents, span)
+            scores = None
+            if terms is not None:
+                coded = codes.select(torch.arange(span.start, span.stop))
+                scores = self._pruned(piece, coded, terms, residuals[span])
+            if scores is None:
+                scores = self._all(piece)
+            keys = keys_of(scores, self.seen)
+            self.keys = torch.cat([self.keys, keys], 1).topk(self.k, dim=1).values
+            refuse_nan(self.keys)
+            self.seen += len(piece)
+            self.pieces += 1
+
+    def _all(self, documents: Packed | Rows) -> Tensor:
+        """Brute force: scores `[Nq, n]`."""
+        self.brute += 1
+        self.survivors += len(documents)
+        self.rescored_bytes += len(self.queries) * int(documents.lengths.sum()) * _token_bytes(documents)
+        found = [maxsim(self.queries, block) for block in whole(documents)]
+        scores = torch.cat([one for one in found if isinstance(one, Tensor)], 1)
+        filled = (documents.lengths > 0)[None, :] & ~self.void[:, None]
+        self._note_lost((scores == -torch.inf) & filled)
+        return scores
+
+    def _note_lost(self, lost: Tensor) -> None:
+        """Remember the first pair that `lost` `[Nq, n]` marks, of the piece that begins with document `seen`."""
+        if self.lost is None and bool(lost.any()):
+            document, query = lost.T.nonzero()[0].tolist()
+            self.lost = query, document + self.seen
+
+    def _pruned(self, documents: Packed | Rows, codes: Codes, terms: QueryTerms, residuals: Residuals) -> Tensor | None:
+        """Scores `[Nq, n]`, exact or -inf where a document cannot be among the best; None where too many can."""
+        count, k = len(documents), self.k
+        lower, upper = self._bounds(documents, codes, terms, residuals)
+        scores = torch.full(upper.shape, -torch.inf)
+        most = self.most_rescored * upper.numel()
+        held = of_keys(self.keys)[0]
+        alive = (upper >= held[:, -1:]) & (upper > -torch.inf)
+        leads = lower.masked_fill_(~alive, -torch.inf).topk(min(k, count), dim=1).indices
+        done = torch.zeros_like(alive).scatter_(1, leads, True).logical_and_(alive)
+        if int(done.sum()) > most:
+            return None
+        self._rescore(documents, done, scores)
+        if bool(torch.isnan(scores).any()):
+            return None  # to be refused with the name of the first such document: brute force finds that
+        kth = torch.cat([held, scores], 1).topk(k, dim=1).values[:, -1:]
+        late = (upper >= kth) & alive & ~done
+        if int(done.sum()) + int(late.sum()) > most:
+            return None
+        self._rescore(documents, late, scores)
+        done |= late
+        self._note_lost((scores == -torch.inf) & done)
+        scores[self.void] = 0.0
+        self.survivors += done.sum(1)
+        self.rescored_bytes += int((done.sum(0) * documents.lengths).sum()) * _token_bytes(documents)
+        self.highest = torch.maximum(self.highest, upper.masked_fill_(done, -torch.inf).amax(1))
+        return scores
+
+    def _bounds(self, documents: Packed | Rows, codes: Codes, terms: QueryTerms, residuals: Residuals) -> tuple[Tensor, Tensor]:
+        """Lower and upper bounds FP64 `[Nq, n]` of the exact scores; -inf for pairs whose score needs no look at the tokens."""
+        approximate = maxsim(self.queries, codes, quantize_queries=self.quantize_queries)
+        assert isinstance(approximate, Tensor)
+        self.scanned += len(documents)
+        width = terms.width(residuals)
+        unknown = ~torch.isfinite(width)
+        upper = (approximate + width).masked_fill_(unknown, torch.inf)
+        lower = (approximate - width).masked_fill_(unknown, -torch.inf)
+        known = (documents.lengths == 0)[None, :] | self.void[:, None]
+        return lower.masked_fill_(known, -torch.inf), upper.masked_fill_(known, -torch.inf)
+
+    def _rescore(self, documents: Packed | Rows, chosen: Tensor, scores: Tensor) -> None:
+        """Write the exact scores of the chosen pairs; of `Rows` each document is read once, in order."""
+        for numbers, held in documents_at(documents, chosen.any(0).nonzero()[:, 0]):
+            asked = chosen[:, numbers]
+            for query in asked.any(1).nonzero()[:, 0].tolist():
+                which = asked[query].nonzero()[:, 0]
+                scores[query, numbers[which]] = rescored(self.queries[query], held, which)
+
+
+def _token_bytes(documents: Packed | Rows) -> int:
+    return documents.dim * documents.dtype.itemsize
