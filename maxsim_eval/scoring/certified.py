@@ -24,13 +24,13 @@ from maxsim_eval.scoring import finite
 from maxsim_eval.scoring.asked import Asked
 from maxsim_eval.scoring.paths import ScoringPath, check_range
 from maxsim_eval.scoring.stream import UnitScores
-from maxsim_kernels import Packed
+from maxsim_kernels import Int8Tokens, Packed
 from maxsim_kernels.search import Rows, Search
 from maxsim_kernels.topk import of_keys
 
-_BLOCK_BYTES = (
-    64 << 20
-)  # of codes: the best k of a block are scored in full precision, so blocks hold many more documents than that
+_BLOCK_BYTES = 16 << 20  # of codes: a few are read ahead
+# Of codes that are searched at once: the best k of them are scored in full precision, so they had better be many more documents than k.
+_SEARCHED_BYTES = 128 << 20
 _NO_KEY = torch.iinfo(torch.int64).min
 _SAME_BITS = {torch.float16: ("fp16", "fused-fp32"), torch.bfloat16: ("bf16", "fused-fp32"), torch.float32: ("fused-fp32",)}
 
@@ -102,11 +102,11 @@ def certified_units(
     search.take(torch.cat([known, known.new_full((len(known), spare), _NO_KEY)], 1))
     blocks = copy.blocks(units, max_bytes=_BLOCK_BYTES, readers=corpus.readers)
     with closing(blocks):  # type: ignore[type-var]
-        for start, stop in units:
+        for group in _groups(units, rows):
             cost = _Cost(search, rows)
-            first = start
+            first, stop = group[0][0], group[-1][1]
             while first < stop:
-                codes = cost.waiting(lambda: next(blocks))
+                codes = cost.waiting(blocks, stop - first)
                 span = slice(first, first + len(codes))
                 try:
                     search.add(rows[span], codes, copy.residuals(span.start, span.stop), first=first)
@@ -119,9 +119,37 @@ def certified_units(
             finite.refuse(name, keys, None if search.lost is None else torch.tensor(search.lost), queries, corpus, asked)
             if not search.stats().certificate.holds:
                 raise RuntimeError(f"path {name}: the certificate does not hold; please report this")
-            indices = of_keys(keys)[1]
-            own = keys.masked_fill((indices < start) | (indices >= stop), _NO_KEY).sort(1, descending=True).values
-            yield UnitScores(start, stop, own.numpy(), None, cost.of_unit())
+            indices, took = of_keys(keys)[1], cost.of_group()
+            for start, stop in group:
+                own = keys.masked_fill((indices < start) | (indices >= stop), _NO_KEY).sort(1, descending=True).values
+                yield UnitScores(start, stop, own.numpy(), None, took)
+                took = dict.fromkeys(took, 0.0)  # the first has it all
+
+
+def _groups(units: Sequence[tuple[int, int]], rows: Rows) -> Iterator[list[tuple[int, int]]]:
+    """Units that follow each other, as many as are searched at once."""
+    held: list[tuple[int, int]] = []
+    for start, stop in units:
+        whole = int(rows.lengths[held[0][0] if held else start : stop].sum()) * rows.dim
+        if held and (start != held[-1][1] or whole > _SEARCHED_BYTES):
+            yield held
+            held = []
+        held.append((start, stop))
+    if held:
+        yield held
+
+
+def _next(blocks: Iterator[Tokens], documents: int) -> Tokens:
+    """The codes of the next documents, of this many at most, end to end."""
+    held = [next(blocks)]
+    while sum(map(len, held)) < documents and sum(one.token_values.numel() for one in held) < _SEARCHED_BYTES:
+        held.append(next(blocks))
+    if len(held) == 1:
+        return held[0]
+    lengths = torch.cat([one.codes.lengths for one in held])  # type: ignore[union-attr]
+    offsets = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)])
+    codes = Packed(torch.cat([one.token_values for one in held]), offsets)
+    return Int8Tokens(codes, torch.cat([one.scales for one in held]), granularity="document")
 
 
 def search_facts(
@@ -150,22 +178,22 @@ def _without(keys: Tensor, excluded: Tensor) -> Tensor:
 
 
 class _Cost:
-    """What a unit takes: seconds by phase, documents scored exactly, bytes read."""
+    """What a group of units takes: seconds by phase, documents scored exactly, bytes read."""
 
     def __init__(self, search: Search, rows: StoredRows) -> None:
         self.search, self.rows = search, rows
         self.waited, self.codes = 0.0, 0
         self.before, self.started = self._counted(), time.perf_counter()
 
-    def waiting(self, codes: Callable[[], Tokens]) -> Tokens:
-        """Codes that have to be waited for."""
+    def waiting(self, blocks: Iterator[Tokens], documents: int) -> Tokens:
+        """The next codes, which have to be waited for."""
         asked = time.perf_counter()
-        found = codes()
+        found = _next(blocks, documents)
         self.waited += time.perf_counter() - asked
         self.codes += found.token_values.numel()
         return found
 
-    def of_unit(self) -> dict[str, float]:
+    def of_group(self) -> dict[str, float]:
         """Seconds by phase and in all, and the counts."""
         found = {name: value - self.before[name] for name, value in self._counted().items()}
         total = time.perf_counter() - self.started

@@ -65,7 +65,8 @@ def entry(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Entry:
 @pytest.fixture(autouse=True)
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """Several blocks and pieces in so small a corpus, and never brute force for want of documents."""
-    monkeypatch.setattr(certified, "_BLOCK_BYTES", 130 * WIDTH)
+    monkeypatch.setattr(certified, "_BLOCK_BYTES", 60 * WIDTH)
+    monkeypatch.setattr(certified, "_SEARCHED_BYTES", 150 * WIDTH)
     monkeypatch.setattr(searching, "_LEAST_DOCUMENTS", 16)
     monkeypatch.setattr(searching, "_CELLS", 64)
 
