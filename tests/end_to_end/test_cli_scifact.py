@@ -40,7 +40,7 @@ def test_scifact_with_lexical_embeddings(scifact_data: Path, cli: Any, tmp_path:
 
 def certified_run_is_brute_forces(command: tuple[Any, ...], cli: Any, folder: Path) -> None:
     """Through the copy that `convert` makes, reading a small part of full precision."""
-    cli("convert", *command, "--to", "int8-document", "--quiet", cwd=folder).fine()
+    cli("convert", "beir", "scifact", "--encoder", "lexical", "--to", "int8-document", "--quiet", cwd=folder).fine()
     cli(*command, "--paths", "fused-fp32,exact-int8", "--out", "certified", "--quiet", cwd=folder).fine()
     runs = [(folder / "certified" / "runs" / f"{name}.trec").read_bytes() for name in ("fused-fp32", "exact-int8")]
     assert runs[0] == runs[1]
