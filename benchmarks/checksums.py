@@ -1,10 +1,10 @@
 """What proving stored values while they are read costs: reading alone, a streamed top-k from the cache, a whole evaluation.
 
-    python benchmarks/checksums.py [--gigabytes 2] [--queries 500] [--device auto] [--json FILE] [--runs 5] [--folder DIR]
+    python benchmarks/checksums.py [--gigabytes 2] [--queries 500] [--device auto] [--json FILE] [--seconds 20] [--folder DIR]
 
 A cache entry of random FP16 tokens (d = 128, documents of 180) and its INT8 copy are written once, and a corpus whose documents have
 HotpotQA's lengths; then every way takes turns with and without the checks, from the page cache: a disk is slower, and hides more. Top-k
-lists and metrics must be the same with and without, or nothing is written.
+lists and metrics must be the same with and without, or nothing is written. A way is timed for so many seconds, three times at least.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ from rehearsal import DIM, TOKENS, make_embeddings, make_texts
 from results.file import write
 
 SCHEMA = "maxsim-eval/checksums/2"
+LEAST_RUNS = 3
 LENGTH, READERS, K = 180, 8, 100  # threads that read: as many as an evaluation has
 BUDGET = 1 << 30
 
@@ -107,12 +108,13 @@ def evaluations(folder: Path, size: float, queries: int, device: str) -> dict[st
     return {"evaluate, " + ", ".join(paths): functools.partial(run, paths) for paths in (tuple(DEFAULT_PATHS), ("fp16",))}
 
 
-def in_turns(call: Callable[[bool], Any], name: str, runs: int) -> dict[str, list[float]]:
+def in_turns(call: Callable[[bool], Any], name: str, seconds: float) -> dict[str, list[float]]:
     """Seconds with and without the checks; ends the program where the answers differ."""
     if call(True) != call(False):
         raise SystemExit(f"{name}: another answer without the checks; nothing written")
     found: dict[str, list[float]] = {"checked": [], "unchecked": []}
-    for _ in range(runs):
+    ending = time.perf_counter() + seconds
+    while len(found["checked"]) < LEAST_RUNS or time.perf_counter() < ending:
         for kind, times in found.items():
             began = time.perf_counter()
             call(kind == "checked")
@@ -127,7 +129,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--queries", type=int, default=500)
     parser.add_argument("--device", default="auto")
     parser.add_argument("--json", type=Path, help="write the raw figures here")
-    parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=20, help="that every way is timed, three rounds at least (default 20)")
     parser.add_argument("--folder", type=Path, help="where the entry is written (and removed)")
     options = parser.parse_args(arguments)
     device = resolve_device(options.device)
@@ -135,19 +137,22 @@ def main(arguments: list[str] | None = None) -> None:
         checked = filled(Path(folder) / "entry", options.gigabytes * 1e9)
         copy = convert_entry(checked, "int8-token", quiet=True).copy
         entries = {True: checked, False: checked.unchecked()}
-        seconds: dict[str, dict[str, list[float]]] = {}
-        for name, way in ways(checked, copy, options.queries, device).items():
-            seconds[name] = in_turns(lambda verify, way=way: way(entries[verify]), name, options.runs)  # type: ignore[misc]
-        for name, call in evaluations(Path(folder), options.gigabytes * 1e9, options.queries, device).items():
-            seconds[name] = in_turns(call, name, options.runs)
         size = sum(shard.stamp.size for shard in checked.shards)
-    here = {"torch": torch.__version__, "device": device, "threads": torch.get_num_threads(), "bytes": size}
-    if device != "cpu":
-        here["device"] = torch.cuda.get_device_name(device)
-    write(options.json, {"schema": SCHEMA, **here, "queries": options.queries, "seconds": seconds})
-    for name, found in seconds.items():
-        with_, without = (statistics.median(found[kind]) for kind in ("checked", "unchecked"))
-        print(f"{name:28} {with_:8.3f} s, {without:8.3f} unchecked: {with_ / without - 1:+.1%}")
+        here = {"torch": torch.__version__, "device": device, "threads": torch.get_num_threads(), "bytes": size}
+        if device != "cpu":
+            here["device"] = torch.cuda.get_device_name(device)
+        seconds: dict[str, dict[str, list[float]]] = {}
+
+        def measured(name: str, call: Callable[[bool], Any]) -> None:
+            found = seconds[name] = in_turns(call, name, options.seconds)
+            with_, without = (statistics.median(found[kind]) for kind in ("checked", "unchecked"))
+            print(f"{name:28} {with_:8.3f} s, {without:8.3f} unchecked: {with_ / without - 1:+.1%}", flush=True)
+            write(options.json, {"schema": SCHEMA, **here, "queries": options.queries, "seconds": seconds})
+
+        for name, way in ways(checked, copy, options.queries, device).items():
+            measured(name, lambda verify, way=way: way(entries[verify]))  # type: ignore[misc]
+        for name, call in evaluations(Path(folder), options.gigabytes * 1e9, options.queries, device).items():
+            measured(name, call)
 
 
 if __name__ == "__main__":

@@ -192,12 +192,13 @@ def _tables(call: Call, config: Config) -> None:
     """The tables of tiles that large numbers of documents need."""
     from maxsim_kernels.gpu.forward.tile_tables import LAID_OUT, tiles_of
 
-    assert call.document_lengths is not None
     for count in LAID_OUT:
-        lengths, documents, starts = call.document_lengths.new_ones(count + 1), call.documents, call.document_starts
+        documents, starts, lengths, mask = call.documents, call.document_starts, call.document_lengths, call.document_mask
         if starts is None:
             documents = documents[:1].expand(count + 1, -1, -1)
         else:
             starts = starts.new_zeros(count + 1)
-        many = replace(call, documents=documents, document_starts=starts, document_lengths=lengths)
+        lengths = None if lengths is None else lengths.new_ones(count + 1)
+        mask = None if mask is None else mask[:1].expand(count + 1, -1)
+        many = replace(call, documents=documents, document_starts=starts, document_lengths=lengths, document_mask=mask)
         tiles_of(many, config.tokens, config.short, 1)

@@ -91,19 +91,22 @@ def _float_cases(architecture: int) -> list[Case]:
     few, short = (1, 32), (8, 180)
     bf16, fp32 = torch.bfloat16, torch.float32
     large = "stream 64 x 4" if architecture == 90 else "stream"
+    plain, wide = (100, 772) if architecture == 90 else (128, 768)  # rows that no descriptor describes
     everything = frozenset({"winners", "mask", "lengths", "query mask", "query lengths"})
     cases = [
         Case(architecture, "stream", "fp16", few, short),
         Case(architecture, "stream 32 x 4" if architecture == 90 else "stream", "bf16, width 256", few, short, 256, bf16),
         Case(architecture, large, "width 768", few, short, 768),
         Case(architecture, large, "pieces", few, (1, 800), processors=132),
-        Case(architecture, "general", "mask", (4, 32), short, options=frozenset({"mask"})),
-        Case(architecture, "general", "everything", (4, 32), short, options=everything),
-        Case(architecture, "general", "few rows with winners", few, short, options=frozenset({"winners", "mask"})),
-        Case(architecture, "general", "packed, bf16", (4, 40), short, 128, bf16, options=frozenset({"packed queries", "mask"})),
+        Case(architecture, "general", "mask", (4, 32), short, plain, options=frozenset({"mask"})),
+        Case(architecture, "general", "everything", (4, 32), short, plain, options=everything),
+        Case(architecture, "general", "few rows with winners", few, short, plain, options=frozenset({"winners", "mask"})),
+        Case(
+            architecture, "general", "packed, bf16", (4, 40), short, plain, bf16, options=frozenset({"packed queries", "mask"})
+        ),
         Case(architecture, "general", "own, 100 rows", (4, 100), (2, 180), options=frozenset({"own", "winners"})),
         Case(architecture, "general", "pairs", (8, 32), short, options=frozenset({"pairs"})),
-        Case(architecture, "general", "width 768", (4, 32), short, 768, options=frozenset({"mask", "winners"})),
+        Case(architecture, "general", "wide", (4, 32), short, wide, options=frozenset({"mask", "winners"})),
         Case(architecture, "exact", "fp32", (4, 32), short, 128, fp32),
         Case(architecture, "exact", "winners, packed", (4, 32), short, 128, fp32, options=frozenset({"winners", "packed"})),
         Case(architecture, "exact", "pieces", few, (1, 2048), 128, fp32, options=frozenset({"winners"}), processors=132),
@@ -171,6 +174,15 @@ def _tile_cases() -> list[Case]:
         Case(90, "ragged float", "packed, winners", many, long, options=both | {"packed queries"}),
         Case(90, "ragged float", "width 64", (64, 20), long, 64, options=ragged),
         Case(90, "ragged float narrow", "fp16", (4, 32), long, options=ragged),
+        Case(90, "ragged float", "mask", many, long, options=frozenset({"mask"})),
+        Case(90, "ragged float", "mask, winners", many, long, options=frozenset({"mask", "winners"})),
+        Case(90, "ragged float narrow", "mask, rows", (4, 20), long, options=frozenset({"mask"})),
+        Case(90, "ragged int8 long", "mask", many, (8, 1024), codes="int8 document", options=frozenset({"mask"})),
+        Case(90, "ragged int8 token", "mask", many, long, codes="int8 token", options=frozenset({"mask"})),
+        Case(90, "ragged fp8 token", "mask", many, long, codes="fp8 token", options=frozenset({"mask"})),
+        Case(90, "wide tf32", "fp32", many, long, 128, torch.float32, options=frozenset({"tf32"})),
+        Case(90, "wide tf32", "mask, winners", many, long, 128, torch.float32, options=frozenset({"tf32", "mask", "winners"})),
+        Case(90, "wide float", "mask", many, long, 768, options=frozenset({"mask"})),
         Case(90, "wide float", "fp16", many, long, 768),
         Case(90, "wide float", "bf16, ragged", many, long, 768, torch.bfloat16, options=ragged),
         Case(90, "wide float", "ragged, winners", many, long, 768, options=both),
@@ -240,6 +252,9 @@ def launches(case: Case) -> tuple[Config, list[Launch]]:
 
     capability, call = CAPABILITIES[case.architecture], case.call()
     with ExitStack() as patched:
+        if "tf32" in case.options:
+            for module in (choice, general):
+                patched.enter_context(mock.patch.object(module, "tf32", return_value=True))
         for module in (geometry, dense, wide, general, dispatch):
             patched.enter_context(mock.patch.object(module, "hardware", hardware))
         for module in (dense, wide, general, combine, tile_tables, query_codes):

@@ -34,6 +34,15 @@ def hardware(device: torch.device) -> Hardware:
     return Hardware(torch.cuda.get_device_capability(device), properties.multi_processor_count)
 
 
+def tf32(call: Call) -> bool:
+    """Whether torch allows TF32 for FP32 inputs; by default it does not."""
+    if call.queries.dtype != torch.float32:
+        return False
+    asked = torch.backends.cuda.matmul.fp32_precision
+    whole = torch.backends.fp32_precision  # type: ignore[attr-defined]
+    return bool((whole if asked == "none" else asked) == "tf32")
+
+
 def padded(size: int, least: int = 16) -> int:
     """The power of two that holds `size`."""
     return max(least, triton.next_power_of_2(size))

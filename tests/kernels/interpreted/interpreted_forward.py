@@ -179,6 +179,37 @@ def check_tiles() -> None:
             check(queries, documents, kernel, document_lengths=lengths)
 
 
+def check_masks() -> None:
+    """Padding, holes, both and nothing left, in the kernels that read a mask only where a document has holes."""
+    for nq, lq, b, ld, d in ((3, 20, 6, 19, 16), (2, 9, 6, 33, 32), (1, 70, 7, 16, 8), (9, 4, 6, 7, 24)):
+        queries, documents = torch.randn(nq, lq, d).half(), torch.randn(b, ld + 3, d).half()[:, :ld]
+        lengths, query_lengths = torch.randint(1, ld + 1, (b,)), torch.randint(0, lq + 1, (nq,))
+        mask = torch.arange(ld) < lengths[:, None]  # padding
+        mask[0], mask[1] = True, False
+        mask[2] &= torch.rand(ld) > 0.4
+        mask[3, 0] = False
+        mask[4] = torch.arange(ld) >= ld // 2  # on the left
+        hidden = documents.clone()
+        hidden[~mask] = torch.nan
+        asked = ragged(query_lengths, d, torch.float16)
+        for kernel in ("ragged", "wide"):
+            check(queries, hidden, kernel, document_mask=mask)
+            check(queries, hidden, kernel, winners=True, document_mask=mask, query_mask=torch.rand(nq, lq) > 0.3)
+            check(queries, documents, kernel, winners=True, document_mask=mask, document_lengths=torch.randint(0, ld + 1, (b,)))
+            check(asked, hidden, kernel, winners=True, document_mask=mask)
+            check(queries, hidden.clone(), kernel, document_mask=mask, query_lengths=query_lengths)
+            broken = documents.clone()
+            broken[mask.nonzero()[0, 0], mask.nonzero()[0, 1], 0] = torch.nan
+            check(queries, broken, kernel, winners=True, document_mask=mask)
+            check(queries[:1], torch.randn(2, 200, d).half(), kernel, processors=64, document_mask=torch.rand(2, 200) > 0.3)
+        wide = torch.randn(nq, lq, 32), torch.randn(b, ld, 32)
+        for granularity in ("token", "document", "corpus"):
+            for kernel in ("ragged", "wide"):
+                check(wide[0], quantize_int8(wide[1], granularity), kernel, winners=True, document_mask=mask)
+            check(wide[0], quantize_fp8(wide[1], granularity), "ragged", document_mask=mask)
+        check(*wide, "wide", winners=True, document_mask=mask)
+
+
 def check_codes() -> None:
     for nq, lq, b, ld, d in ((3, 20, 3, 19, 32), (2, 9, 2, 33, 48), (1, 40, 2, 7, 32)):
         queries, documents = torch.randn(nq, lq, d), torch.randn(b, ld, d)
@@ -271,6 +302,7 @@ GROUPS = {
     "split": check_split,
     "tiles": check_tiles,
     "codes": check_codes,
+    "masks": check_masks,
 }
 if __name__ == "__main__":
     GROUPS[sys.argv[1]]()

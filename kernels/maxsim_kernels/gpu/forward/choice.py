@@ -1,4 +1,4 @@
-"""Which kernel takes a call, in which configuration: a pure function of shapes, dtypes, strides and the hardware.
+"""Which kernel takes a call, in which configuration: a function of shapes, dtypes, strides, the hardware, and torch's setting of TF32.
 
 `choose` decides in this order: few query rows -> "stream" (bound by reading documents); documents that a tensor descriptor can
 describe -> "dense", "ragged" or "wide"; everything else -> "general". The kernel never depends on the number of documents. The tile of
@@ -16,7 +16,7 @@ import torch
 
 from maxsim_kernels.checks import Call
 from maxsim_kernels.gpu.forward.tuning import Config, Key, configuration
-from maxsim_kernels.gpu.geometry import MANY, SHORT_TOKENS, Hardware, flat_rows, many_short, padded, pitch
+from maxsim_kernels.gpu.geometry import MANY, SHORT_TOKENS, Hardware, flat_rows, many_short, padded, pitch, tf32
 
 _STREAM_ROWS = 64  # up to here a call is bound by reading documents
 _NARROW_ROWS = 128  # up to here two tiles of 64 rows hold them all
@@ -58,7 +58,8 @@ def every_choice(call: Call, hardware: Hardware) -> list[Launch]:
 def _choose(call: Call, hardware: Hardware, documents: int, mean: int) -> Launch:
     """As if there were so many documents, so long in the mean."""
     capability, processors = hardware
-    exact = call.queries.dtype == torch.float32 and not (call.granularity != "none" and call.quantize_queries)
+    codes = call.granularity != "none" and call.quantize_queries
+    exact = call.queries.dtype == torch.float32 and not codes and not tf32(call)
     plain = not exact and call.query_starts is None and call.layout == "shared" and not call.winners
     if plain and _query_rows(call) <= _STREAM_ROWS:
         config = _row(Key("stream", size=_stream_tile(call, processors, documents, mean)), capability)
@@ -83,9 +84,9 @@ def _tile_key(call: Call, operands: str, tokens: int) -> Key:
     mean. Queries: narrow, of few rows.
     """
     narrow = call.queries.shape[0] * (1 if call.query_starts is not None else call.queries.shape[1]) <= _NARROW_ROWS
-    if call.documents.shape[-1] * call.documents.element_size() > _TILE_BYTES:
+    if operands == "tf32" or call.documents.shape[-1] * call.documents.element_size() > _TILE_BYTES:
         kernel, size = "wide", ""
-    elif call.document_starts is not None or call.document_lengths is not None:
+    elif call.document_starts is not None or call.document_lengths is not None or call.document_mask is not None:
         kernel, size = "ragged", "long" if tokens >= _LONG_RAGGED else ""
     elif tokens > _BRIEF_TOKENS:
         kernel, size = "dense", ""
@@ -150,13 +151,13 @@ def _unbounded(call: Call) -> bool:
 
 
 def _operands(call: Call) -> str:
-    """What a descriptor kernel would multiply ("float", "int8", "fp8 token", ...); empty where it cannot describe the documents."""
+    """What a descriptor kernel would multiply ("float", "tf32", "int8", ...); empty where it cannot describe the documents."""
     documents = call.documents
-    if call.layout != "shared" or call.document_mask is not None or call.offset is not None:
+    if call.layout != "shared" or call.offset is not None:
         return ""
     if call.granularity != "none" and not call.quantize_queries:
         return ""
-    if documents.dtype == torch.float32 or documents.numel() == 0 or call.queries.numel() == 0:
+    if (documents.dtype == torch.float32 and not tf32(call)) or documents.numel() == 0 or call.queries.numel() == 0:
         return ""
     size, stride = documents.element_size(), documents.stride(-2)
     aligned = stride * size % 16 == 0 and documents.data_ptr() % 16 == 0 and stride >= documents.shape[-1]
@@ -170,5 +171,5 @@ def _operands(call: Call) -> str:
         return ""  # a view of few queries into a large buffer: rows of the whole buffer would be scored
     if call.granularity == "token" and call.scales is not None and call.scales.dtype.itemsize > 2:
         return ""  # the one-FMA form needs scales of few bits (dense.py)
-    codes = {torch.int8: "int8", torch.float8_e4m3fn: "fp8"}
+    codes = {torch.int8: "int8", torch.float8_e4m3fn: "fp8", torch.float32: "tf32"}
     return codes.get(documents.dtype, "float") + (" token" if call.granularity == "token" else "")

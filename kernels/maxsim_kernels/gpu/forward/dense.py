@@ -60,6 +60,7 @@ from maxsim_kernels.gpu.tile_ops import (
 
 _SHARED = 228 << 10  # bytes of shared memory a multiprocessor of sm_90 and sm_100 has
 _BESIDE = 1600  # of them a program takes besides its tiles: 1 KB the driver's, barriers, and what threads exchange
+HOLES_PROGRAMS = {False: 2, True: 1}  # that fit where masks take registers, without and with winners
 _WAVES = 4  # of programs: more deal documents out more evenly, and each begins by loading its queries
 # What the kernel multiplies, by the codes' dtype and whether every token has its own scale.
 KINDS = {(torch.int8, False): 1, (torch.int8, True): 2, (torch.float8_e4m3fn, False): 0, (torch.float8_e4m3fn, True): 3}
@@ -172,12 +173,12 @@ def _leave_unscored(
 )  # fmt: skip
 def _tiles_kernel(
     query_ptr, query_length_ptr, query_mask_ptr, query_scale_ptr, document_desc, table_ptr, bound_ptr, start_ptr, length_ptr,
-    scale_ptr, out_ptr, argmax_ptr,
+    mask_ptr, scale_ptr, out_ptr, argmax_ptr,
     query_count, query_size, first_document, last_document, document_size, pitch, width, groups, chunks, out_stride,
     argmax_documents, winner_size, tokens_total, splits, room, stride_qn, stride_qt, stride_qd,
-    KIND: tl.constexpr, RAGGED: tl.constexpr, SHORT: tl.constexpr, QUERY_SCALED: tl.constexpr, DOCUMENT_SCALED: tl.constexpr,
-    HAS_QUERY_LENGTHS: tl.constexpr, HAS_QUERY_MASK: tl.constexpr, STORE_ROWS: tl.constexpr, ARGMAX: tl.constexpr,
-    PADDED: tl.constexpr, ROWS: tl.constexpr, TOKENS: tl.constexpr, WIDTH: tl.constexpr, STAGES: tl.constexpr,
+    KIND: tl.constexpr, RAGGED: tl.constexpr, SHORT: tl.constexpr, HOLES: tl.constexpr, QUERY_SCALED: tl.constexpr,
+    DOCUMENT_SCALED: tl.constexpr, HAS_QUERY_LENGTHS: tl.constexpr, HAS_QUERY_MASK: tl.constexpr, STORE_ROWS: tl.constexpr,
+    ARGMAX: tl.constexpr, PADDED: tl.constexpr, ROWS: tl.constexpr, TOKENS: tl.constexpr, WIDTH: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     group = tl.program_id(0) % groups  # neighbours share documents in L2
     chunk = tl.program_id(0) // groups
@@ -243,7 +244,7 @@ def _tiles_kernel(
         first = row - document * pitch
         if RAGGED:
             size = TOKENS  # at least, where documents are not short
-            if SHORT or ARGMAX:
+            if SHORT or ARGMAX or HOLES:
                 size = tl.load(length_ptr + document)
                 first = row - tl.load(start_ptr + document)
         if DOCUMENT_SCALED == 1:
@@ -252,9 +253,13 @@ def _tiles_kernel(
         tokens = document_desc.load([row, 0])
         cells0 = _cells(rows0, tokens, scale, KIND)
         cells1 = _cells(rows1, tokens, scale, KIND)
-        if SHORT:
+        if SHORT or HOLES:
             # In ragged documents a tile may end beyond its document, in dense ones only when that is shorter than a tile.
             inside = first + place < size
+            if HOLES:
+                owner_row = document // splits if STORE_ROWS else document
+                at = (tl.full([], 0, tl.int64) + row - owner_row * (pitch - document_size)) + place
+                inside = inside & (tl.load(mask_ptr + at, mask=inside, other=0) != 0)
             cells0 = hide(cells0, inside, KIND)
             cells1 = hide(cells1, inside, KIND)
         held0 = slots(cells0)
@@ -331,7 +336,9 @@ def launch_tiles(
     rows_mode = packed or padded(size) not in (32, 64) or padded(size) * 4 > size * 5 or splits > 1
     if not rows_mode:
         groups = triton.cdiv(queries.shape[0] * padded(size), 2 * config.rows)
-    ragged = call.document_starts is not None or call.document_lengths is not None or splits > 1
+    ragged = (
+        call.document_starts is not None or call.document_lengths is not None or call.document_mask is not None or splits > 1
+    )
     tables: tuple[Tiles | None, ...] = tiles_of(call, config.tokens, config.short, splits) if ragged else (None,)
     pieces = count * splits
     # Winners of whole queries go where they belong at once; else with the maxima, through `combine`.
@@ -347,10 +354,10 @@ def launch_tiles(
             combine(call, maxima, first // splits, (last - first) // splits, scores, through)
 
 
-def resident(config: Config, tokens: int, width: int) -> int:
-    """Programs that a multiprocessor runs at once, by registers (the table) and shared memory; tokens of `width` bytes."""
+def resident(config: Config, tokens: int, width: int, most: int = 64) -> int:
+    """Programs that a multiprocessor runs at once, by registers (the table, `most`) and shared memory; tokens of `width` bytes."""
     held = (2 * config.rows + config.stages * tokens) * width
-    programs = (config.short_programs if tokens < config.tokens else 0) or config.programs
+    programs = min(most, (config.short_programs if tokens < config.tokens else 0) or config.programs)
     return max(1, min(programs, _SHARED // (held + _BESIDE)))
 
 
@@ -379,22 +386,25 @@ def _launch(
     lengths = call.query_lengths if not rows_mode else None
     mask = call.query_mask if not rows_mode or winner_size else None
     size = documents.shape[-2] if documents.dim() == 3 else documents.shape[0] // max(1, call.document_count)
-    programs = resident(config, tokens, held * documents.element_size())
+    holes = tiles is not None and tiles.mask is not None
+    most = HOLES_PROGRAMS[argmax is not None] if holes else 64
+    programs = resident(config, tokens, held * documents.element_size(), most)
     chunks = _chunks(last - first, triton.cdiv(size, tokens), groups, hardware(scores.device)[1] * programs, tiles)
     launch(
         _tiles_kernel, groups * chunks,
         source, lengths if lengths is not None else unused, byte_mask(mask, unused), scales if scales is not None else unused,
         descriptor(documents, flat_rows(call), width, documents.stride(-2), [tokens, held]),
         *((tiles.table, tiles.bound, tiles.begin, tiles.size) if tiles is not None else (unused,) * 4),
+        tiles.mask if tiles is not None and tiles.mask is not None else unused,
         call.scales.contiguous() if call.scales is not None else unused, out, winners if winners is not None else unused,
         1 if rows_mode else queries.shape[0], source.shape[0] if rows_mode else queries.shape[1], first, last,
         documents.shape[-2], pitch(call) if documents.dim() == 3 else 0, width, groups, chunks, out.stride(0),
         call.document_count, winner_size, flat_rows(call), splits, tiles.table.shape[0] if tiles is not None else 0,
         0 if rows_mode else source.stride(0), source.stride(-2), source.stride(-1),
         KIND=kind, RAGGED=tiles is not None, SHORT=tiles.short if tiles is not None else documents.shape[-2] < tokens,
-        QUERY_SCALED=scales is not None, DOCUMENT_SCALED=max(0, SCALES[call.granularity] - 1),
+        HOLES=holes, QUERY_SCALED=scales is not None, DOCUMENT_SCALED=max(0, SCALES[call.granularity] - 1),
         HAS_QUERY_LENGTHS=lengths is not None, HAS_QUERY_MASK=mask is not None, STORE_ROWS=rows_mode,
         ARGMAX=argmax is not None, PADDED=4 * config.rows if rows_mode else padded(queries.shape[1]), ROWS=config.rows,
         TOKENS=tokens, WIDTH=held, STAGES=config.stages, warps=config.warps,
-        registers=config.registers if (tokens, programs) == (config.tokens, config.programs) else 0,
+        registers=config.registers if (tokens, programs) == (config.tokens, config.programs) and not holes else 0,
     )  # fmt: skip

@@ -19,7 +19,7 @@ from torch import Tensor
 from maxsim_kernels.checks import Call
 from maxsim_kernels.gpu.forward.combine import RowMaxima, combine
 from maxsim_kernels.gpu.forward.tuning import Config
-from maxsim_kernels.gpu.geometry import EIGHT_BITS, SCALES, byte_mask, hardware, many_short, padded, pieces_a_document
+from maxsim_kernels.gpu.geometry import EIGHT_BITS, SCALES, byte_mask, hardware, many_short, padded, pieces_a_document, tf32
 from maxsim_kernels.gpu.launch import empty, launch
 from maxsim_kernels.gpu.tile_ops import better, keep_nan, load_rows, query_rows, valid_rows, wins
 
@@ -297,14 +297,6 @@ def _general_kernel(
             tl.store(out_ptr + to * documents + document, total.to(tl.float32))
 
 
-def _tf32(call: Call) -> bool:
-    """Whether torch allows TF32 for FP32 inputs; by default it does not."""
-    if call.queries.dtype != torch.float32:
-        return False
-    asked = torch.backends.cuda.matmul.fp32_precision
-    return (torch.backends.fp32_precision if asked == "none" else asked) == "tf32"
-
-
 def launch_general(
     call: Call, queries: Tensor, scales: Tensor | None, config: Config, scores: Tensor, argmax: Tensor | None, stream: bool
 ) -> None:
@@ -367,7 +359,7 @@ def launch_general(
         QUERY_SCALED=scales is not None, FLOAT_QUERIES=call.granularity != "none" and scales is None,
         SCALE=SCALES[call.granularity], AFFINE=call.offset is not None, ARGMAX=argmax is not None, SPLIT=splits > 1,
         PARTS=parts, ALONE=alone, HELD=whole, PADDED=lanes, ROWS=rows, TOKENS=config.tokens, WIDTH=held, STAGES=config.stages,
-        PRECISION="tf32" if _tf32(call) else "ieee", warps=config.warps,
+        PRECISION="tf32" if tf32(call) else "ieee", warps=config.warps,
     )  # fmt: skip
     if buffer is not None:
         maxima = RowMaxima(buffer, winners, per_query, splits, buffer.stride(0), buffer.stride(1), buffer.stride(2))

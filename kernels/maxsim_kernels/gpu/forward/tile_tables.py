@@ -5,6 +5,8 @@ smaller tiles, because only those need a mask. A tile's entry holds its first ro
 moved back over the one before it. The host knows only a bound on the number of tiles, ceil(T / tile) + N, which sizes the
 tables: 8 bytes a tile, 16 a document. Lengths are clamped to the buffer here, once. Offsets that break their promise and overlap get no
 tiles beyond that bound, and their documents the score NaN (`dense.py`); what all claim must stay below 2^31 tiles.
+A mask is looked at once (`_Spans`): documents end at their last token that counts, so that padding costs nothing, and those with holes
+before it go into a third table, whose tiles alone read the mask.
 Source: paper section 'Variable-length corpora'.
 """
 
@@ -18,21 +20,45 @@ import triton.language as tl
 from torch import Tensor
 
 from maxsim_kernels.checks import Call
-from maxsim_kernels.gpu.geometry import pitch
+from maxsim_kernels.gpu.geometry import byte_mask, padded, pitch
 from maxsim_kernels.gpu.launch import call as call_torch
 from maxsim_kernels.gpu.launch import empty, launch
 
 _BLOCK = 128
+_MASK_DOCUMENTS, _MASK_CELLS = 16, 4096  # of a mask that one program reads, and reads at once
 LAID_OUT = (1024, 8192)  # (pieces of) documents that one program lays out, by its two sizes; more take several
+
+
+@triton.jit(do_not_specialize=["documents", "document_size"])
+def _spans_kernel(
+    mask_ptr, length_ptr, end_ptr, holed_ptr, documents, document_size, HAS_LENGTHS: tl.constexpr, EACH: tl.constexpr,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Where the last token that counts ends in each of `EACH` documents, and whether one before it does not."""
+    document = tl.program_id(0).to(tl.int64) * EACH + tl.arange(0, EACH)
+    inside = document < documents
+    size = tl.zeros([EACH], tl.int64) + document_size
+    if HAS_LENGTHS:
+        size = tl.minimum(tl.maximum(tl.load(length_ptr + document, mask=inside, other=0).to(tl.int64), 0), document_size)
+    end = tl.zeros([EACH], tl.int64)
+    count = tl.zeros([EACH], tl.int32)
+    for first in range(0, document_size, BLOCK):
+        place = first + tl.arange(0, BLOCK).to(tl.int64)
+        there = inside[:, None] & (place[None, :] < size[:, None])
+        valid = tl.load(mask_ptr + document[:, None] * document_size + place[None, :], mask=there, other=0) != 0
+        end = tl.maximum(end, tl.max(tl.where(valid, place[None, :] + 1, 0), 1))
+        count += tl.sum(valid.to(tl.int32), 1)
+    tl.store(end_ptr + document, end.to(tl.int32), mask=inside)
+    tl.store(holed_ptr + document, (end > count).to(tl.int32), mask=inside)
 
 
 @triton.jit(do_not_specialize=["pieces", "splits", "document_size", "pitch", "total"])
 def _pieces_kernel(
-    start_ptr, length_ptr, begin_ptr, size_ptr, whole_ptr, short_ptr, pieces, splits, document_size, pitch, total,
-    RAGGED: tl.constexpr, HAS_LENGTHS: tl.constexpr, TOKENS: tl.constexpr, SHORT_TOKENS: tl.constexpr, SUM: tl.constexpr,
-    BLOCK: tl.constexpr,
+    start_ptr, length_ptr, holed_ptr, begin_ptr, size_ptr, whole_ptr, short_ptr, masked_ptr, pieces, splits, document_size, pitch,
+    total, RAGGED: tl.constexpr, HAS_LENGTHS: tl.constexpr, HAS_HOLES: tl.constexpr, TOKENS: tl.constexpr,
+    SHORT_TOKENS: tl.constexpr, SUM: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """First token, clamped size and number of tiles (in either table) of every document, or of every piece of a split one."""
+    """First token, clamped size and number of tiles (in each table) of every document, or of every piece of a split one."""
     piece = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = piece < pieces
     document = (piece // splits).to(tl.int64)
@@ -51,8 +77,17 @@ def _pieces_kernel(
     begin = tl.where(size > 0, begin + skipped, 0)  # an empty document's begin may lie anywhere
     tl.store(begin_ptr + piece, begin.to(tl.int32), mask=inside)
     tl.store(size_ptr + piece, size.to(tl.int32), mask=inside)
-    whole = tl.where(inside & (size >= TOKENS), tl.cdiv(size, TOKENS), 0).to(tl.int32)
-    short = tl.where(inside & (size < TOKENS), tl.maximum(tl.cdiv(size, SHORT_TOKENS), 1), 0).to(tl.int32)
+    plain = inside
+    if HAS_HOLES:
+        holed = inside & (size > 0) & (tl.load(holed_ptr + document, mask=inside, other=0) != 0)
+        plain = inside & (holed == 0)
+        masked = tl.where(holed, tl.cdiv(size, TOKENS), 0).to(tl.int32)
+        if SUM:
+            masked = tl.cumsum(masked, 0)
+        tl.store(masked_ptr + 1 + piece, masked, mask=inside)
+        tl.store(masked_ptr + piece, piece * 0, mask=piece == 0)
+    whole = tl.where(plain & (size >= TOKENS), tl.cdiv(size, TOKENS), 0).to(tl.int32)
+    short = tl.where(plain & (size < TOKENS), tl.maximum(tl.cdiv(size, SHORT_TOKENS), 1), 0).to(tl.int32)
     if SUM:  # one program holds all of them: their running sums at once
         whole = tl.cumsum(whole, 0)
         short = tl.cumsum(short, 0)
@@ -80,7 +115,10 @@ def _table_kernel(bound_ptr, begin_ptr, size_ptr, table_ptr, pieces, room, TOKEN
 
 @dataclass(frozen=True)
 class Tiles:
-    """Tiles of ragged documents: `table` [tiles, 2]; `bound` [N + 1] each document's first tile; `begin`, `size` [N] in tokens."""
+    """Tiles of ragged documents: `table` [tiles, 2]; `bound` [N + 1] each document's first tile; `begin`, `size` [N] in tokens.
+
+    `short`: of documents shorter than a tile; `mask`: of documents with holes, bytes `[N, Ld]`.
+    """
 
     table: Tensor
     bound: Tensor
@@ -88,21 +126,35 @@ class Tiles:
     size: Tensor
     tokens: int
     short: bool
+    mask: Tensor | None = None
 
 
-def tiles_of(call: Call, tokens: int, short_tokens: int, splits: int) -> tuple[Tiles, Tiles]:
-    """Tiles of the documents of at least `tokens`, and of the shorter ones; each document cut into `splits` that count as documents."""
+@dataclass(frozen=True)
+class _Spans:
+    """What a mask says of every document, `[N]` int32: the end of its last token that counts, and whether one before it does not."""
+
+    end: Tensor
+    holed: Tensor
+
+
+def tiles_of(call: Call, tokens: int, short_tokens: int, splits: int) -> tuple[Tiles, ...]:
+    """Tiles of the documents of at least `tokens`, of the shorter ones and, where there is a mask, of those with holes.
+
+    Each document is cut into `splits` that count as documents.
+    """
     device = call.documents.device
     pieces = call.document_count * splits
+    masked = call.document_mask is not None
     begin, size = empty((pieces,), torch.int32, device), empty((pieces,), torch.int32, device)
-    bounds = (empty((pieces + 1,), torch.int32, device), empty((pieces + 1,), torch.int32, device))
+    bounds = tuple(empty((pieces + 1,), torch.int32, device) for _ in range(3 if masked else 2))
     few = pieces <= LAID_OUT[1]
-    counts = bounds if few else (empty((pieces + 1,), torch.int32, device), empty((pieces + 1,), torch.int32, device))
+    counts = bounds if few else tuple(empty((pieces + 1,), torch.int32, device) for _ in bounds)
     _lay_out(call, begin, size, counts, tokens, short_tokens, splits, pieces, few)
     made = []
-    for short, bound, count in zip((False, True), bounds, counts, strict=True):
+    for number, (bound, count) in enumerate(zip(bounds, counts, strict=True)):
         if not few:
             call_torch(_running_sum, bound, count)
+        short = number == 1
         each = short_tokens if short else tokens
         most = triton.cdiv(tokens, short_tokens) * pieces if short else most_tiles(call, tokens, splits)
         table = empty((most, 2), torch.int32, device)
@@ -119,28 +171,44 @@ def tiles_of(call: Call, tokens: int, short_tokens: int, splits: int) -> tuple[T
             BLOCK=_BLOCK,
             warps=4,
         )
-        made.append(Tiles(table, bound, begin, size, each, short))
-    return made[0], made[1]
+        mask = byte_mask(call.document_mask, begin) if number == 2 else None
+        made.append(Tiles(table, bound, begin, size, each, short, mask))
+    return tuple(made)
 
 
 def _running_sum(out: Tensor, counts: Tensor) -> None:
     torch.cumsum(counts, 0, dtype=torch.int32, out=out)
 
 
+def _spans(call: Call) -> _Spans | None:
+    """Of a call with a mask."""
+    if call.document_mask is None:
+        return None
+    device, count, size = call.documents.device, call.document_count, call.documents.shape[1]
+    found = _Spans(empty((count,), torch.int32, device), empty((count,), torch.int32, device))
+    block = min(padded(size), _MASK_CELLS // _MASK_DOCUMENTS)
+    launch(
+        _spans_kernel, triton.cdiv(count, _MASK_DOCUMENTS),
+        byte_mask(call.document_mask, found.end), call.document_lengths if call.document_lengths is not None else found.end,
+        found.end, found.holed, count, size, HAS_LENGTHS=call.document_lengths is not None, EACH=_MASK_DOCUMENTS, BLOCK=block, warps=4,
+    )  # fmt: skip
+    return found
+
+
 def _lay_out(
-    call: Call, begin: Tensor, size: Tensor, counts: tuple[Tensor, Tensor], tokens: int, short: int, splits: int, pieces: int,
+    call: Call, begin: Tensor, size: Tensor, counts: tuple[Tensor, ...], tokens: int, short: int, splits: int, pieces: int,
     one: bool,
 ) -> None:  # fmt: skip
     """By one program, which sums the counts too, or by several."""
     ragged = call.document_starts is not None
-    documents = call.documents
+    documents, spans = call.documents, _spans(call)
+    lengths = call.document_lengths if spans is None else spans.end
     launch(
         _pieces_kernel, 1 if one else triton.cdiv(pieces, _BLOCK),
-        call.document_starts if ragged else begin,
-        call.document_lengths if call.document_lengths is not None else begin,
-        begin, size, *counts, pieces, splits, 0 if ragged else documents.shape[1],
-        0 if ragged else pitch(call), documents.shape[0] if ragged else 0,
-        RAGGED=ragged, HAS_LENGTHS=call.document_lengths is not None, TOKENS=tokens, SHORT_TOKENS=short, SUM=one,
+        call.document_starts if ragged else begin, lengths if lengths is not None else begin,
+        begin if spans is None else spans.holed, begin, size, counts[0], counts[1], counts[-1], pieces, splits,
+        0 if ragged else documents.shape[1], 0 if ragged else pitch(call), documents.shape[0] if ragged else 0,
+        RAGGED=ragged, HAS_LENGTHS=lengths is not None, HAS_HOLES=len(counts) > 2, TOKENS=tokens, SHORT_TOKENS=short, SUM=one,
         BLOCK=_BLOCK if not one else LAID_OUT[pieces > LAID_OUT[0]], warps=8 if one else 4,
     )  # fmt: skip
 

@@ -35,7 +35,7 @@ class Key:
     """What decides among the configurations of a kernel, said of one call (`choice.py`)."""
 
     kernel: str  # "stream", "general", "exact" (the general one, FP32 products), "dense", "ragged" or "wide"
-    operands: str = ""  # of the last three: "float", "int8", "fp8", "int8 token" or "fp8 token"
+    operands: str = ""  # of the last three: "float", "tf32" (wide), "int8", "fp8", "int8 token" or "fp8 token"
     size: str = ""  # of documents; of "stream", the tile
     narrow: bool = False  # few query rows
     winners: bool = False
@@ -168,6 +168,8 @@ ROWS = (
     # More than 256 bytes a token, many query rows: `rows` x `tokens` accumulator over slices of d.
     Row("wide float", "sm_90", _keys("wide", "float", narrow=BOTH, winners=BOTH),
         Config(128, 256, 8, 3, 1, "H200", "a matrix product's tile, slices of 64: 0.87 to 0.90 of cuBLAS")),
+    Row("wide tf32", "sm_90", _keys("wide", "tf32", narrow=BOTH, winners=BOTH),
+        Config(128, 256, 8, 3, 1, _SAFE, "as float, slices of 32: FP32 tokens where torch allows TF32, of any width")),
     Row("wide int8", "sm_90", _keys("wide", "int8", narrow=BOTH, winners=BOTH),
         Config(128, 256, 8, 3, 1, "H200", "as float, slices of 128")),
     Row("wide int8 token", "sm_90", _keys("wide", "int8 token", narrow=BOTH, winners=BOTH),

@@ -20,6 +20,7 @@ from maxsim_kernels.gpu.forward.tile_tables import begins_of
 from maxsim_kernels.gpu.forward.tuning import Config
 from maxsim_kernels.gpu.geometry import (
     SCALES,
+    byte_mask,
     chunks_of,
     descriptor,
     flat_queries,
@@ -38,6 +39,7 @@ from maxsim_kernels.gpu.tile_ops import better, first_place, keep_nan
         "first_document",
         "last_document",
         "document_size",
+        "pitch",
         "groups",
         "chunks",
         "splits",
@@ -46,10 +48,10 @@ from maxsim_kernels.gpu.tile_ops import better, first_place, keep_nan
     ]
 )
 def _wide_kernel(
-    query_desc, document_desc, query_scale_ptr, begin_ptr, size_ptr, scale_ptr, out_ptr, winner_ptr,
-    rows_total, first_document, last_document, document_size, width, groups, chunks, out_stride, tokens_total, splits,
-    CODES: tl.constexpr, SCALE: tl.constexpr, QUERY_SCALED: tl.constexpr, RAGGED: tl.constexpr, SHORT: tl.constexpr,
-    ARGMAX: tl.constexpr, ROWS: tl.constexpr, TOKENS: tl.constexpr, WIDTH: tl.constexpr, STAGES: tl.constexpr,
+    query_desc, document_desc, query_scale_ptr, begin_ptr, size_ptr, mask_ptr, scale_ptr, out_ptr, winner_ptr,
+    rows_total, first_document, last_document, document_size, pitch, width, groups, chunks, out_stride, tokens_total, splits,
+    CODES: tl.constexpr, MASKED: tl.constexpr, SCALE: tl.constexpr, QUERY_SCALED: tl.constexpr, RAGGED: tl.constexpr,
+    SHORT: tl.constexpr, ARGMAX: tl.constexpr, ROWS: tl.constexpr, TOKENS: tl.constexpr, WIDTH: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     group = tl.program_id(0) % groups  # neighbours share documents in L2
     chunk = tl.program_id(0) // groups
@@ -88,14 +90,19 @@ def _wide_kernel(
             if CODES:
                 cells = tl.dot(rows, tokens.T, cells, out_dtype=tl.int32)
             else:
-                cells = tl.dot(rows, tokens.T, cells)
+                cells = tl.dot(rows, tokens.T, cells, input_precision="tf32")  # says something of FP32 tokens alone
             if slice == slices - 1:
                 values = cells.to(tl.float32)
                 if SCALE == 1:
                     at = start + place
                     values = values * tl.load(scale_ptr + at, mask=at < tokens_total, other=0.0).to(tl.float32)[None, :]
                 if RAGGED or SHORT:
-                    values = tl.where((place < size)[None, :], values, float("-inf"))
+                    inside = place < size
+                    if MASKED:
+                        at = tl.full([], 0, tl.int64) + start - document // splits * (pitch - document_size) + place
+                        inside = first + place < size
+                        inside = inside & (tl.load(mask_ptr + at, mask=inside, other=0) != 0)
+                    values = tl.where(inside[None, :], values, float("-inf"))
                 here = tl.reduce(values, 1, keep_nan)
                 if ARGMAX:
                     win = better(here, best, 0) | (index < 0)
@@ -131,13 +138,16 @@ def launch_wide(
     total, width = flat.shape
     groups = triton.cdiv(total, config.rows)
     splits = 1 if argmax is not None else pieces_a_document(call, config.tokens, groups * call.document_count)
-    ragged = call.document_starts is not None or call.document_lengths is not None or splits > 1
-    ragged = ragged or (documents.dim() == 3 and pitch(call) != documents.shape[1])
+    ragged = (
+        call.document_starts is not None or call.document_lengths is not None or call.document_mask is not None or splits > 1
+    )
+    apart = pitch(call) if documents.dim() == 3 else 0
+    ragged = ragged or (apart > 0 and apart != documents.shape[1])
     begin, sizes = begins_of(call, config.tokens, splits) if ragged else (scores, scores)
     pieces = call.document_count * splits
     size = 0 if call.query_starts is not None else call.queries.shape[1]
     maxima = row_maxima(total, pieces, splits, size, scores.device, argmax is not None)
-    slice = 64 if documents.element_size() == 2 else 128
+    slice = 128 // documents.element_size()
     query_desc = descriptor(flat, total, width, flat.stride(0), [config.rows, slice])
     document_desc = descriptor(documents, flat_rows(call), width, documents.stride(-2), [config.tokens, slice])
     for first in range(0, pieces, maxima.documents):
@@ -146,11 +156,12 @@ def launch_wide(
         launch(
             _wide_kernel, groups * chunks,
             query_desc, document_desc, scales if scales is not None else scores, begin, sizes,
+            byte_mask(call.document_mask, scores),
             call.scales.contiguous() if call.scales is not None else scores, maxima.best,
             maxima.winner if maxima.winner is not None else scores,
-            total, first, last, documents.shape[-2], width, groups, chunks, maxima.best.stride(0), flat_rows(call), splits,
-            CODES=documents.dtype == torch.int8, SCALE=SCALES[call.granularity], QUERY_SCALED=scales is not None,
-            RAGGED=ragged, SHORT=documents.shape[-2] < config.tokens, ARGMAX=argmax is not None,
+            total, first, last, documents.shape[-2], apart, width, groups, chunks, maxima.best.stride(0), flat_rows(call), splits,
+            CODES=documents.dtype == torch.int8, MASKED=call.document_mask is not None, SCALE=SCALES[call.granularity],
+            QUERY_SCALED=scales is not None, RAGGED=ragged, SHORT=documents.shape[-2] < config.tokens, ARGMAX=argmax is not None,
             ROWS=config.rows, TOKENS=config.tokens, WIDTH=slice, STAGES=config.stages, warps=config.warps,
         )  # fmt: skip
         combine(call, maxima, first // splits, (last - first) // splits, scores, argmax)
