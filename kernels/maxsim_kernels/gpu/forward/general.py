@@ -297,7 +297,7 @@ def _general_kernel(
             tl.store(out_ptr + to * documents + document, total.to(tl.float32))
 
 
-def _tf32(call: Call) -> bool:
+def allows_tf32(call: Call) -> bool:
     """Whether torch allows TF32 for FP32 inputs; by default it does not."""
     if call.queries.dtype != torch.float32:
         return False
@@ -367,7 +367,7 @@ def launch_general(
         QUERY_SCALED=scales is not None, FLOAT_QUERIES=call.granularity != "none" and scales is None,
         SCALE=SCALES[call.granularity], AFFINE=call.offset is not None, ARGMAX=argmax is not None, SPLIT=splits > 1,
         PARTS=parts, ALONE=alone, HELD=whole, PADDED=lanes, ROWS=rows, TOKENS=config.tokens, WIDTH=held, STAGES=config.stages,
-        PRECISION="tf32" if _tf32(call) else "ieee", warps=config.warps,
+        PRECISION="tf32" if allows_tf32(call) else "ieee", warps=config.warps,
     )  # fmt: skip
     if buffer is not None:
         maxima = RowMaxima(buffer, winners, per_query, splits, buffer.stride(0), buffer.stride(1), buffer.stride(2))
