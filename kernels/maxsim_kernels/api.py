@@ -13,7 +13,18 @@ import torch
 from torch import Tensor
 
 from maxsim_kernels import fallback, ops, reference
-from maxsim_kernels.checks import TENSORS, Call, Documents, Layout, Options, check_rows, is_plain, tensors_of, validate, validate_coded
+from maxsim_kernels.checks import (
+    TENSORS,
+    Call,
+    Documents,
+    Layout,
+    Options,
+    check_rows,
+    is_plain,
+    tensors_of,
+    validate,
+    validate_coded,
+)
 from maxsim_kernels.coded import BitTokens, CodedTokens, ResidualTokens, coded_blocks, plain_of
 from maxsim_kernels.gpu.backward.path_choice import backward_path
 from maxsim_kernels.modes import under_autocast
@@ -105,21 +116,19 @@ def maxsim_pairs(
     return _run(queries, documents, options)
 
 
-def _run(
-    queries: Tensor | Packed, documents: Documents | CodedTokens, options: Options
-) -> Tensor | tuple[Tensor, Tensor]:
+def _run(queries: Tensor | Packed, documents: Documents | CodedTokens, options: Options) -> Tensor | tuple[Tensor, Tensor]:
     """Replay a call that is known (`gpu/launch.py`), or check and run it."""
     if isinstance(documents, BitTokens | ResidualTokens):
         return _run_coded(queries, documents, options)
-    queries, documents = under_autocast(queries, documents)
-    inputs = _cuda_inputs(queries, documents, options)
+    queries, tokens = under_autocast(queries, documents)
+    inputs = _cuda_inputs(queries, tokens, options)
     if inputs is None:
-        return _run_checked(queries, documents, options)
+        return _run_checked(queries, tokens, options)
     if torch.is_grad_enabled() and any(one is not None and one.requires_grad for one in inputs):
-        if options.impl == "reference" or isinstance(documents, Int8Tokens | Fp8Tokens):
-            return _run_checked(queries, documents, options)
-        return _differentiable(queries, documents, inputs, options)
-    return _replayed(queries, documents, inputs, options)
+        if options.impl == "reference" or isinstance(tokens, Int8Tokens | Fp8Tokens):
+            return _run_checked(queries, tokens, options)
+        return _differentiable(queries, tokens, inputs, options)
+    return _replayed(queries, tokens, inputs, options)
 
 
 def _replayed(
@@ -322,13 +331,13 @@ def explain(
     )
     if isinstance(documents, BitTokens | ResidualTokens):
         return _explain_coded(queries, documents, options)
-    queries, documents = under_autocast(queries, documents)
-    call = validate(queries, documents, options)
+    queries, tokens = under_autocast(queries, documents)
+    call = validate(queries, tokens, options)
     found = _implementation(call, impl)
     if found.name == "triton":
         found = _Implementation("triton", _launch_reason(call))
     if call.granularity != "none":
-        kind = "FP8" if isinstance(documents, Fp8Tokens) else "INT8"
+        kind = "FP8" if isinstance(tokens, Fp8Tokens) else "INT8"
         queries_as = f"{kind} queries (one scale a token)" if quantize_queries else "float queries"
         products = f"{kind} codes, one scale a {call.granularity}, {queries_as}, scale after the product"
     else:

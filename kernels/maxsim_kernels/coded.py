@@ -5,7 +5,7 @@ Codes of 1, 2 or 4 bits are packed into bytes along d, the first code in the hig
 anything. Constructors check shapes, dtypes and devices, and the values of centroid ids where those are on the CPU; on a GPU a token
 whose id names no centroid scores NaN.
 
-Source: Santhanam et al. 2022, ColBERTv2, section 3.3 (residuals); Max 1960, Quantizing for Minimum Distortion (levels an equal step apart).
+Source: Santhanam et al. 2022, ColBERTv2, section 3.3 (residuals); Max 1960, Quantizing for Minimum Distortion (equal steps).
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ def _taken(tensor: Tensor, rows: Tensor | slice) -> Tensor:
 class BitTokens:
     """Tokens of whole numbers: code c stands for the level `2 * c - (2**bits - 1)`, and a token is its levels times its scale.
 
-    One bit is a sign. `maxsim` scores them as `Int8Tokens` of the same levels and scales (`as_int8`), to the same bits where queries are
-    quantised.
+    One bit is a sign. `maxsim` scores them as `Int8Tokens` of the same levels and scales (`as_int8`), to the same bits where queries
+    are quantised.
 
     Args:
         codes: `Packed` of uint8 `[T, ceil(dim * bits / 8)]`.

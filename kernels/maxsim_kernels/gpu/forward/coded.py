@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from dataclasses import replace
+from typing import Any
 
 import torch
 import triton
@@ -24,6 +25,7 @@ from torch import Tensor
 from maxsim_kernels.checks import Call
 from maxsim_kernels.coded import BitTokens, CodedTokens
 from maxsim_kernels.gpu.forward.combine import combine, row_maxima
+from maxsim_kernels.gpu.forward.dispatch import with_plain_rows
 from maxsim_kernels.gpu.forward.general import allows_tf32
 from maxsim_kernels.gpu.forward.query_codes import query_codes
 from maxsim_kernels.gpu.forward.tuning import Config
@@ -31,12 +33,11 @@ from maxsim_kernels.gpu.geometry import byte_mask, flat_queries, hardware, padde
 from maxsim_kernels.gpu.launch import empty, ensure_context, launch, unrecorded
 from maxsim_kernels.gpu.tile_ops import FLOAT, best_along, load_rows, merge_best, nothing, slots, valid_rows
 
-_FITS = "tiles of 64 tokens fit every shared memory"
-# By query rows that meet a document; more rows share the work of unpacking.
-MANY = Config(128, 64, 8, 2, 4, "untuned", _FITS)
-FEW = Config(64, 64, 4, 2, 8, "untuned", _FITS)
+# By query rows that meet a document; more rows share the work of unpacking. Registers and shared memory as compiled for sm_90.
+MOST = Config(256, 64, 8, 2, 4, "untuned", "whole numbers: two programs of 256 rows fit")
+MANY = Config(128, 64, 8, 2, 4, "untuned", "two programs fit")
+FEW = Config(64, 32, 4, 2, 8, "untuned", "four programs and more hide each other's waits for centroids")
 EXACT = Config(32, 32, 4, 1, 8, "untuned", "FP32 products without matrix units: small tiles keep registers")
-_FEW_ROWS = 64
 _HELD_BYTES = 256  # of a query row; wider ones come in slices
 _EXACT_SLICE = 32
 _FP32 = "ieee"  # products of FP32 queries with residual tokens, as in the general kernel
@@ -98,7 +99,7 @@ def _best_of(
 ):  # fmt: skip
     """The largest product of each query row `[ROWS]` with the tokens of a document, NaN kept; -inf where it has none."""
     DTYPE: tl.constexpr = query_ptr.dtype.element_ty
-    INTEGER: tl.constexpr = DTYPE == tl.int8
+    INTEGER: tl.constexpr = tl.int8 == DTYPE
     best = nothing(ROWS, TOKENS, FLOAT)
     for first in tl.range(0, length, TOKENS, num_stages=STAGES):
         place = first + tl.arange(0, TOKENS)
@@ -219,9 +220,10 @@ def configuration(call: Call, documents: CodedTokens) -> Config:
     size = call.queries.shape[0] if packed else call.queries.shape[1] * (1 if call.layout == "pairs" else call.query_count)
     if packed and call.layout == "pairs":
         size = EXACT.rows  # how long a query is, is not known here
-    if size > _FEW_ROWS:
-        return MANY
-    return replace(FEW, rows=padded(size))
+    if size <= FEW.rows:
+        return replace(FEW, rows=padded(size))
+    narrow = documents.dim * (1 if integer else 2) <= _HELD_BYTES
+    return MOST if size > MANY.rows and isinstance(documents, BitTokens) and narrow else MANY
 
 
 def forward(call: Call, documents: CodedTokens) -> Tensor:
@@ -238,17 +240,8 @@ def forward(call: Call, documents: CodedTokens) -> Tensor:
         ensure_context(device.index or 0)
     # Triton launches on the current device, which need not be the tensors' one.
     with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
-        _score(_with_plain_rows(call), documents, scores)
+        _score(with_plain_rows(call), documents, scores)
     return scores
-
-
-def _with_plain_rows(call: Call) -> Call:
-    """Starts and lengths one after the other in memory, as the kernels read them; they rarely are not."""
-    names = ("query_starts", "query_lengths", "document_starts", "document_lengths")
-    held = {name: getattr(call, name) for name in names}
-    if all(one is None or one.is_contiguous() for one in held.values()):
-        return call
-    return replace(call, **{name: None if one is None else one.contiguous() for name, one in held.items()})
 
 
 def _score(call: Call, documents: CodedTokens, scores: Tensor) -> None:
@@ -260,16 +253,17 @@ def _score(call: Call, documents: CodedTokens, scores: Tensor) -> None:
     whole = padded(width, 32 if integer else 16)
     most = _EXACT_SLICE if config is EXACT else _HELD_BYTES // queries.element_size()
     codes, unused = documents.codes.values, scores
-    constants = {
-        "QUERY_SCALED": integer, "BITS": documents.bits, "RESIDUAL": not bits, "UNIT": not bits and documents.unit, "HELD": whole <= most,
-        "ROWS": config.rows, "TOKENS": config.tokens, "WIDTH": min(whole, most), "STAGES": config.stages,
-        "PRECISION": "tf32" if allows_tf32(call) else _FP32,
-    }  # fmt: skip
+    beside: tuple[Tensor, ...]
     if isinstance(documents, BitTokens):
-        beside, centroids = (documents.scales.contiguous(), unused, unused, unused), 0
+        beside, centroids, unit = (documents.scales.contiguous(), unused, unused, unused), 0, False
     else:
         tables = documents.ids.contiguous(), documents.centroids.contiguous(), documents.weights.contiguous()
-        beside, centroids = (unused, *tables), len(documents.centroids)
+        beside, centroids, unit = (unused, *tables), len(documents.centroids), documents.unit
+    constants: dict[str, Any] = {
+        "QUERY_SCALED": integer, "BITS": documents.bits, "RESIDUAL": not bits, "UNIT": unit, "HELD": whole <= most,
+        "ROWS": config.rows, "TOKENS": config.tokens, "WIDTH": min(whole, most), "STAGES": config.stages,
+        "PRECISION": "tf32" if allows_tf32(call) else _FP32, "warps": config.warps,
+    }  # fmt: skip
     about = (codes.shape[0], centroids, codes.shape[1], width)
     starts, lengths = call.document_starts, call.document_lengths
     assert starts is not None
@@ -279,11 +273,11 @@ def _score(call: Call, documents: CodedTokens, scores: Tensor) -> None:
         launch(
             _coded_pairs_kernel, call.query_count,
             queries, scales if scales is not None else unused, call.query_starts if packed else unused,
-            call.query_lengths if call.query_lengths is not None else unused, byte_mask(call.query_mask, unused), codes, starts, lengths,
-            *beside, scores, 0 if packed else queries.shape[1], queries.shape[0] if packed else 0, *about,
+            call.query_lengths if call.query_lengths is not None else unused, byte_mask(call.query_mask, unused),
+            codes, starts, lengths, *beside, scores, 0 if packed else queries.shape[1], queries.shape[0] if packed else 0, *about,
             0 if packed else queries.stride(0), queries.stride(-2), queries.stride(-1), codes.stride(0), codes.stride(1),
             PACKED_QUERIES=packed, HAS_QUERY_LENGTHS=not packed and call.query_lengths is not None,
-            HAS_QUERY_MASK=call.query_mask is not None, warps=config.warps, **constants,
+            HAS_QUERY_MASK=call.query_mask is not None, **constants,
         )  # fmt: skip
         return
     flat = flat_queries(queries)
@@ -297,6 +291,6 @@ def _score(call: Call, documents: CodedTokens, scores: Tensor) -> None:
             _coded_kernel, blocks * workers,
             flat, scales if scales is not None else unused, codes, starts[first:], lengths[first:], *beside, maxima.best,
             flat.shape[0], count, *about, blocks, workers, maxima.best.stride(0),
-            flat.stride(0), flat.stride(1), codes.stride(0), codes.stride(1), warps=config.warps, **constants,
+            flat.stride(0), flat.stride(1), codes.stride(0), codes.stride(1), **constants,
         )  # fmt: skip
         combine(call, maxima, first, count, scores, None)
