@@ -84,7 +84,7 @@ def truth(
     cells = [
         [_one(query, document) for document in ([held[n]] if pairs else held)] for n, query in enumerate(asked)
     ]  # score and bound of each
-    found = torch.tensor(cells, dtype=torch.float64, device=documents.device).reshape(len(asked), -1, 2)
+    found = torch.tensor(cells, dtype=torch.float64, device=documents.device).reshape(len(asked), 1 if pairs else len(held), 2)
     if pairs or (isinstance(queries, Tensor) and queries.dim() == 2):
         found = found[:, 0] if pairs else found[0]
     return found[..., 0], found[..., 1]
@@ -106,10 +106,14 @@ def check(scores: Tensor, need: Tensor, bound: Tensor, tolerance: float = SCORE)
     allowed = tolerance * bound.nan_to_num(0.0, 0.0, 0.0) + 1e-12
     got = scores.double()
     good = torch.where(need.isfinite(), (got - need).abs() <= allowed, (got == need) | (got.isnan() & need.isnan()))
-    assert bool(good.all()), f"{(~good).nonzero()[:3].tolist()}: got {got[~good][:3]}, need {need[~good][:3]}, {allowed[~good][:3]}"
+    assert bool(good.all()), (
+        f"{(~good).nonzero()[:3].tolist()}: got {got[~good][:3]}, need {need[~good][:3]}, {allowed[~good][:3]}"
+    )
 
 
-def agree(queries: Any, documents: BitTokens | ResidualTokens, *, pairs: bool = False, impl: str = "auto", **options: Any) -> Tensor:
+def agree(
+    queries: Any, documents: BitTokens | ResidualTokens, *, pairs: bool = False, impl: str = "auto", **options: Any
+) -> Tensor:
     """Call the operator, compare it with the truth, return its scores.
 
     On a GPU residuals are rounded to the queries' dtype, elsewhere decoded in FP32.

@@ -235,7 +235,11 @@ def test_bad_calls(kind):
 @pytest.mark.parametrize(
     ("kind", "quantize", "line"),
     [
-        ("bits", True, "products: whole numbers of 2 bits, INT8 queries (one scale a token), one scale a token after the product"),
+        (
+            "bits",
+            True,
+            "products: whole numbers of 2 bits, INT8 queries (one scale a token), one scale a token after the product",
+        ),
         ("bits", False, "products: whole numbers of 2 bits, float32 queries, one scale a token after the product"),
         ("unit", True, "products: centroids and 2-bit residuals in FP32, float32 queries, FP32 accumulation"),
     ],
