@@ -6,7 +6,7 @@ Every message names the argument, what it got and what it needs. Nothing here re
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Literal, NamedTuple
 
 import numpy as np
@@ -252,8 +252,11 @@ def validate_coded(queries: Tensor | Packed, documents: CodedTokens, options: Op
         check_tensors(operator, [*_named(queries, documents.codes, options), *named])
     if torch.is_grad_enabled() and any(one.requires_grad for one in (values, *beside)):
         raise ValueError(f"queries, documents: got requires_grad with {kind}, which have no gradient; detach them")
+    codes = documents.codes
     one = torch.empty(1, 1, dtype=values.dtype, device=documents.device)
-    return validate(queries, documents.codes.with_values(one.expand(documents.codes.values.shape[0], documents.dim)), options)
+    # A view: it keeps the tensors of starts and lengths, which a recorded launch has to know.
+    stand_in = Packed.view(one.expand(codes.values.shape[0], documents.dim), codes.starts, codes.lengths)
+    return replace(validate(queries, stand_in, options), end_to_end=codes.offsets is not None)
 
 
 def _lift(name: str, tensor: Tensor | None, rank: int) -> Tensor | None:

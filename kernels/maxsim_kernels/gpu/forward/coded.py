@@ -36,7 +36,7 @@ from maxsim_kernels.gpu.tile_ops import FLOAT, best_along, load_rows, merge_best
 # By query rows that meet a document; more rows share the work of unpacking. Registers and shared memory as compiled for sm_90.
 MOST = Config(256, 64, 8, 2, 4, "untuned", "whole numbers: two programs of 256 rows fit")
 MANY = Config(128, 64, 8, 2, 4, "untuned", "two programs fit")
-FEW = Config(64, 32, 4, 2, 8, "untuned", "four programs and more hide each other's waits for centroids")
+FEW = Config(64, 32, 4, 2, 24, "untuned", "four programs and more hide each other's waits for centroids")
 EXACT = Config(32, 32, 4, 1, 8, "untuned", "FP32 products without matrix units: small tiles keep registers")
 _HELD_BYTES = 256  # of a query row; wider ones come in slices
 _EXACT_SLICE = 32
