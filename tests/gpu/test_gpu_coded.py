@@ -12,7 +12,7 @@ from inputs import on_gpu as make
 from maxsim_eval.codecs.codec import Fitted
 from maxsim_eval.codecs.names import codec_of
 from maxsim_eval.scoring.compressed import codec_path, fitted_path
-from maxsim_kernels import BitTokens, Packed, ResidualTokens, explain, maxsim, maxsim_pairs
+from maxsim_kernels import BitTokens, Packed, ResidualTokens, api, explain, maxsim, maxsim_pairs
 from maxsim_kernels.gpu import launch
 
 HALF, BFLOAT, SINGLE = torch.float16, torch.bfloat16, torch.float32
@@ -205,6 +205,14 @@ def test_nothing_is_decoded_into_memory(kind):
     torch.cuda.reset_peak_memory_stats()
     maxsim(queries, documents)
     assert torch.cuda.max_memory_allocated() - before < 64 << 20
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_reference_decodes_block_by_block(kind, monkeypatch):
+    monkeypatch.setattr(api, "_CODED_TOKENS", 200)
+    queries = make.gauss(7, 31, 128)
+    for documents in (coded(kind, 2), coded(kind, 2).select([7, 3, 3, 0, 13, 8])):
+        cases.agree(queries, documents, impl="reference")
 
 
 def test_explained():
