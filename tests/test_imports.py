@@ -36,7 +36,7 @@ ops chamfer
 gpu cpu reference
 quantize
 checks
-modes
+modes coded
 fallback topk tokens
 """
 BENCHMARKS = """

@@ -16,6 +16,7 @@ cpu/           fast exact CPU paths
 reference.py   the truth: plain chunked torch that shares no arithmetic with the fast paths
 quantize.py    INT8 and FP8 codes of tokens
 checks.py      what a call may be given
+coded.py       BitTokens, ResidualTokens: tokens of 1, 2 or 4 bits a number, as they are stored
 modes.py       what torch does around a call: transforms, kinds of tensor, autocast, capture in a CUDA graph
 fallback.py    whether Triton is there, and saying once why a call runs slower code
 topk.py        a running exact top-k
@@ -24,6 +25,7 @@ tokens.py      Packed, Int8Tokens, Fp8Tokens
 
 from maxsim_kernels.api import explain, maxsim, maxsim_pairs
 from maxsim_kernels.chamfer.chamfer import chamfer_distance
+from maxsim_kernels.coded import BitTokens, ResidualTokens
 from maxsim_kernels.quantize import quantize_fp8, quantize_int8
 from maxsim_kernels.reference import maxsim_reference
 from maxsim_kernels.streaming import LazyBlock, device_blocks, stream_topk
@@ -32,10 +34,12 @@ from maxsim_kernels.topk import merge_topk
 from maxsim_kernels.warm import warmup
 
 __all__ = [
+    "BitTokens",
     "Fp8Tokens",
     "Int8Tokens",
     "LazyBlock",
     "Packed",
+    "ResidualTokens",
     "chamfer_distance",
     "device_blocks",
     "explain",

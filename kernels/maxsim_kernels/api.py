@@ -13,11 +13,24 @@ import torch
 from torch import Tensor
 
 from maxsim_kernels import fallback, ops, reference
-from maxsim_kernels.checks import TENSORS, Call, Documents, Layout, Options, is_plain, tensors_of, validate
+from maxsim_kernels.checks import (
+    TENSORS,
+    Call,
+    Documents,
+    Layout,
+    Options,
+    check_rows,
+    is_plain,
+    tensors_of,
+    validate,
+    validate_coded,
+)
+from maxsim_kernels.coded import BitTokens, CodedTokens, ResidualTokens, coded_blocks, plain_of
 from maxsim_kernels.gpu.backward.path_choice import backward_path
 from maxsim_kernels.modes import under_autocast
 from maxsim_kernels.tokens import Fp8Tokens, Int8Tokens, Packed
 
+_CODED_TOKENS = 1 << 16  # decoded at once
 _SHORT_WINNERS = 0xFFFF  # documents from this length on have winners that 16 bits cannot tell from "none"
 
 
@@ -29,7 +42,7 @@ class _Implementation:
 
 def maxsim(
     queries: Tensor | Packed,
-    documents: Documents,
+    documents: Documents | CodedTokens,
     *,
     query_mask: Tensor | None = None,
     document_mask: Tensor | None = None,
@@ -45,12 +58,12 @@ def maxsim(
     Args:
         queries: `[Lq, d]`, `[Nq, Lq, d]` or `Packed`; fp16, bf16 or fp32.
         documents: `[B, Ld, d]` or `Packed` (shared by all queries), `[Nq, B, Ld, d]` (candidates of each query), of the
-            queries' dtype; or `Int8Tokens` / `Fp8Tokens`, dense or packed.
+            queries' dtype; or `Int8Tokens` / `Fp8Tokens`, dense or packed; or `BitTokens` / `ResidualTokens`.
         query_mask, document_mask: True or 1 where a token counts: `[Nq, Lq]` (`[Lq]`), `[B, Ld]` or `[Nq, B, Ld]`.
         query_lengths, document_lengths: int32 or int64 `[Nq]` (`[]`), `[B]` or `[Nq, B]`; with a mask, both must hold.
         return_argmax: also return the winning document token of each query token.
-        quantize_queries: with INT8 / FP8 documents, quantise queries on the fly (one scale a token); False multiplies float
-            queries with the codes.
+        quantize_queries: with INT8 / FP8 documents and `BitTokens`, quantise queries on the fly (one scale a token); False multiplies
+            float queries with the codes. `ResidualTokens` always meet float queries.
         backward: gradient path, "auto", "unified", "atomic" or "csr"; never changes a result beyond summation order (of finite
             tokens: docs/training.md).
         impl: "auto", "triton", "cpu" or "reference".
@@ -79,7 +92,7 @@ def maxsim(
 
 def maxsim_pairs(
     queries: Tensor | Packed,
-    documents: Documents,
+    documents: Documents | CodedTokens,
     *,
     query_mask: Tensor | None = None,
     document_mask: Tensor | None = None,
@@ -92,7 +105,7 @@ def maxsim_pairs(
 ) -> Tensor | tuple[Tensor, Tensor]:
     """MaxSim of N independent pairs: query n against document n.
 
-    Args: as `maxsim`, with queries `[N, Lq, d]` or `Packed` and documents `[N, Ld, d]`, `Packed` or quantised, N of each.
+    Args: as `maxsim`, with queries `[N, Lq, d]` or `Packed` and documents `[N, Ld, d]`, `Packed`, quantised or coded, N of each.
 
     Returns:
         float32 `[N]`, and with `return_argmax` int32 `[N, Lq]`.
@@ -103,17 +116,19 @@ def maxsim_pairs(
     return _run(queries, documents, options)
 
 
-def _run(queries: Tensor | Packed, documents: Documents, options: Options) -> Tensor | tuple[Tensor, Tensor]:
+def _run(queries: Tensor | Packed, documents: Documents | CodedTokens, options: Options) -> Tensor | tuple[Tensor, Tensor]:
     """Replay a call that is known (`gpu/launch.py`), or check and run it."""
-    queries, documents = under_autocast(queries, documents)
-    inputs = _cuda_inputs(queries, documents, options)
+    if isinstance(documents, BitTokens | ResidualTokens):
+        return _run_coded(queries, documents, options)
+    queries, tokens = under_autocast(queries, documents)
+    inputs = _cuda_inputs(queries, tokens, options)
     if inputs is None:
-        return _run_checked(queries, documents, options)
+        return _run_checked(queries, tokens, options)
     if torch.is_grad_enabled() and any(one is not None and one.requires_grad for one in inputs):
-        if options.impl == "reference" or isinstance(documents, Int8Tokens | Fp8Tokens):
-            return _run_checked(queries, documents, options)
-        return _differentiable(queries, documents, inputs, options)
-    return _replayed(queries, documents, inputs, options)
+        if options.impl == "reference" or isinstance(tokens, Int8Tokens | Fp8Tokens):
+            return _run_checked(queries, tokens, options)
+        return _differentiable(queries, tokens, inputs, options)
+    return _replayed(queries, tokens, inputs, options)
 
 
 def _replayed(
@@ -202,6 +217,54 @@ def _run_checked(queries: Tensor | Packed, documents: Documents, options: Option
     return (scores, argmax) if options.return_argmax else scores
 
 
+def _run_coded(queries: Tensor | Packed, documents: CodedTokens, options: Options) -> Tensor:
+    """Coded tokens: by their kernel on a GPU, elsewhere decoded and scored a block of documents at a time, which changes no bit."""
+    inputs = _cuda_inputs(queries, documents.codes, options)
+    beside = tuple(tensor for _, tensor in documents.tensors()[1:])
+    run = partial(_coded_checked, queries, documents, options)
+    if inputs is None or not is_plain(*beside) or any(one is not None and one.requires_grad for one in (*inputs, *beside)):
+        return run()
+    from maxsim_kernels.gpu import launch
+
+    about = (type(queries), type(documents), documents.bits, documents.dim, getattr(documents, "unit", None))
+    inputs = (*inputs, *beside)
+    key = launch.signature(inputs, options[TENSORS:], about, _end_to_end(queries), _precision(inputs))
+    plan = launch.planned(key)
+    if plan is None:
+        return launch.record(key, inputs, documents.device, run)
+    scores: Tensor = plan.run(inputs, documents.device)
+    return scores
+
+
+def _coded_checked(queries: Tensor | Packed, documents: CodedTokens, options: Options) -> Tensor:
+    call = validate_coded(queries, documents, options)
+    if _implementation(call, options.impl).name == "triton":
+        from maxsim_kernels.gpu.forward import coded
+
+        if isinstance(queries, Packed) and queries.offsets is None and not options.pairs:
+            queries = queries.compact()  # or rows of the whole buffer would be scored; waits for the GPU
+            call = validate_coded(queries, documents, options)
+        scores = coded.forward(call, documents)
+        return scores[0] if call.single_query else scores
+    check_rows("document", documents.codes.starts, documents.codes.lengths, documents.codes.values.shape[0])
+    if isinstance(documents, ResidualTokens):
+        queries = queries.to(torch.float32)  # as the decoded tokens are
+    parts, first = [], 0
+    for block in coded_blocks(documents, _CODED_TOKENS):
+        asked, held = _pairs_of(queries, options, first, first + len(block)) if options.pairs else (queries, options)
+        parts.append(_run_checked(asked, plain_of(block), held))
+        first += len(block)
+    return torch.cat(parts, -1)  # type: ignore[arg-type]
+
+
+def _pairs_of(queries: Tensor | Packed, options: Options, first: int, last: int) -> tuple[Tensor | Packed, Options]:
+    """Some of the queries, with what is said of them."""
+    if isinstance(queries, Packed):
+        return Packed.view(queries.values, queries.starts[first:last], queries.lengths[first:last]), options
+    mask, lengths = (None if one is None else one[first:last] for one in (options.query_mask, options.query_lengths))
+    return queries[first:last], options._replace(query_mask=mask, query_lengths=lengths)
+
+
 def _fit_16_bits(documents: Tensor) -> bool:
     """Whether 16 bits hold every winner and "none" besides; packed documents may be as long as their buffer."""
     return documents.dim() >= 2 and documents.shape[-2] < _SHORT_WINNERS
@@ -251,7 +314,7 @@ def _launch_reason(call: Call) -> str:
 
 def explain(
     queries: Tensor | Packed,
-    documents: Documents,
+    documents: Documents | CodedTokens,
     *,
     pairs: bool = False,
     query_mask: Tensor | None = None,
@@ -266,14 +329,15 @@ def explain(
     options = Options(
         query_mask, document_mask, query_lengths, document_lengths, False, quantize_queries, backward, impl, pairs=pairs
     )
-    queries, documents = under_autocast(queries, documents)
-    call = validate(queries, documents, options)
+    if isinstance(documents, BitTokens | ResidualTokens):
+        return _explain_coded(queries, documents, options)
+    queries, tokens = under_autocast(queries, documents)
+    call = validate(queries, tokens, options)
     found = _implementation(call, impl)
     if found.name == "triton":
         found = _Implementation("triton", _launch_reason(call))
-    held = "packed" if call.document_starts is not None else "dense"
     if call.granularity != "none":
-        kind = "FP8" if isinstance(documents, Fp8Tokens) else "INT8"
+        kind = "FP8" if isinstance(tokens, Fp8Tokens) else "INT8"
         queries_as = f"{kind} queries (one scale a token)" if quantize_queries else "float queries"
         products = f"{kind} codes, one scale a {call.granularity}, {queries_as}, scale after the product"
     else:
@@ -283,9 +347,35 @@ def explain(
         path, why = backward_path(backward)
         where = {"triton": "", "cpu": ", the same bits for every path on CPU tensors"}.get(found.name, ", through plain torch")
         lines = f"gradients: {path} ({why}{where})"
+    return _explained(call, found, products, lines)
+
+
+def _explained(call: Call, found: _Implementation, products: str, lines: str) -> str:
+    held = "packed" if call.document_starts is not None else "dense"
     return (
         f"{found.name}: {found.reason}\n"
         f"layout: {call.layout}, {call.query_count} queries x {call.document_count} documents ({held}), d = {call.queries.shape[-1]}\n"
         f"products: {products}\n"
         f"{lines}"
     )
+
+
+def _explain_coded(queries: Tensor | Packed, documents: CodedTokens, options: Options) -> str:
+    call = validate_coded(queries, documents, options)
+    found = _implementation(call, options.impl)
+    kind = f"{str(call.queries.dtype).removeprefix('torch.')} queries"
+    if found.name == "triton":
+        from maxsim_kernels.gpu.forward.coded import configuration
+
+        config = configuration(call, documents)
+        tiles = f"{config.rows} query rows x {config.tokens} document tokens"
+        found = _Implementation("triton", f"coded kernel, tiles of {tiles}, {config.measured}: {config.reason}")
+    else:
+        found = _Implementation(found.name, f"{found.reason}; decoded {_CODED_TOKENS:,} tokens at a time")
+    if isinstance(documents, BitTokens):
+        asked = "INT8 queries (one scale a token)" if options.quantize_queries else kind
+        products = f"whole numbers of {documents.bits} bits, {asked}, one scale a token after the product"
+    else:
+        rounded = f"rounded to {kind}' dtype" if found.name == "triton" else "in FP32"
+        products = f"centroids and {documents.bits}-bit residuals {rounded}, {kind}, FP32 accumulation"
+    return _explained(call, found, products, "gradients: none (coded documents)")

@@ -6,13 +6,14 @@ Every message names the argument, what it got and what it needs. Nothing here re
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Literal, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from maxsim_kernels.coded import CodedTokens
 from maxsim_kernels.modes import check_tensors, ordinary, transformed, unusual
 from maxsim_kernels.tokens import FLOAT_DTYPES, INDEX_DTYPES, Fp8Tokens, Int8Tokens, Packed
 
@@ -234,6 +235,28 @@ def validate(
         got = f"{call.document_count} documents"
         _need(call.query_count == call.document_count, "documents", got, f"{call.query_count}, one a query")
     return call
+
+
+def validate_coded(queries: Tensor | Packed, documents: CodedTokens, options: Options) -> Call:
+    """`validate` of a call with coded tokens; its `documents` are a stand-in of their shape, without memory."""
+    kind = type(documents).__name__
+    if torch.compiler.is_compiling():
+        raise RuntimeError(f"documents: got {kind} inside torch.compile, need an eager call (torch.compiler.disable)")
+    _need(not options.return_argmax, "return_argmax", f"True with {kind}", "False: winners are given for .dequantize()")
+    _need(isinstance(queries, Tensor | Packed), "queries", _describe(queries), "a tensor or Packed")
+    values = queries.values if isinstance(queries, Packed) else queries
+    beside = [tensor for _, tensor in documents.tensors()[1:]]
+    if unusual([*tensors_of(queries, documents.codes, documents.codes, options), *beside]):
+        named = [(f"documents.{name}", tensor) for name, tensor in documents.tensors()]
+        operator = "maxsim_pairs" if options.pairs else "maxsim"
+        check_tensors(operator, [*_named(queries, documents.codes, options), *named])
+    if torch.is_grad_enabled() and any(one.requires_grad for one in (values, *beside)):
+        raise ValueError(f"queries, documents: got requires_grad with {kind}, which have no gradient; detach them")
+    codes = documents.codes
+    one = torch.empty(1, 1, dtype=values.dtype, device=documents.device)
+    # A view: it keeps the tensors of starts and lengths, which a recorded launch has to know.
+    stand_in = Packed.view(one.expand(codes.values.shape[0], documents.dim), codes.starts, codes.lengths)
+    return replace(validate(queries, stand_in, options), end_to_end=codes.offsets is not None)
 
 
 def _lift(name: str, tensor: Tensor | None, rank: int) -> Tensor | None:

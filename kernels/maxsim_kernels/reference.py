@@ -22,6 +22,7 @@ from torch import Tensor
 
 from maxsim_kernels import fallback
 from maxsim_kernels.checks import Call, Documents, Options, check_padded, check_rows, validate
+from maxsim_kernels.coded import BitTokens, CodedTokens, ResidualTokens, plain_of
 from maxsim_kernels.modes import under_autocast
 from maxsim_kernels.quantize import quantize_fp8, quantize_int8
 from maxsim_kernels.tokens import FLOAT_DTYPES, Fp8Tokens, Int8Tokens, Packed, distinct_rows
@@ -67,7 +68,7 @@ def true_precision() -> Iterator[None]:
 
 def maxsim_reference(
     queries: Tensor | Packed,
-    documents: Documents,
+    documents: Documents | CodedTokens,
     *,
     query_mask: Tensor | None = None,
     document_mask: Tensor | None = None,
@@ -83,12 +84,16 @@ def maxsim_reference(
     """MaxSim scores in `dtype`, computed in `dtype` from the inputs as they are.
 
     Args: as `maxsim` (`pairs=True`: as `maxsim_pairs`); `backward` and `impl` are checked and change nothing, so that a call can
-    be swapped for this one. Quantised documents are dequantised in full, and queries quantised and
+    be swapped for this one. Quantised and coded documents are dequantised in full, and queries quantised and
     dequantised when `quantize_queries`, so the result is the truth for those codes. Differentiable in float inputs.
     """
     options = Options(
         query_mask, document_mask, query_lengths, document_lengths, return_argmax, quantize_queries, backward, impl, pairs
     )
+    if isinstance(documents, ResidualTokens):
+        queries = queries.to(torch.float32)  # as the decoded tokens are
+    if isinstance(documents, BitTokens | ResidualTokens):
+        documents = plain_of(documents)
     return score(*under_autocast(queries, documents), options, dtype)
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from maxsim_eval.codecs.scalar import Scaled
 from maxsim_eval.codecs.steps import Coder, Shape, State, Step
 from maxsim_eval.errors import DataError, UsageError
-from maxsim_kernels import Int8Tokens, Packed
+from maxsim_kernels import BitTokens, Int8Tokens, Packed, ResidualTokens
 
 _ROWS = 1 << 16  # tokens coded at once: a hundred megabytes or so, beside the block itself
 
@@ -136,15 +136,18 @@ class Fitted:
             tokens = shape.queries(tokens, state)
         return tokens
 
-    def documents(self, tokens: Packed, first: int = 0) -> Packed | Int8Tokens:
+    def documents(self, tokens: Packed, first: int = 0) -> Packed | Int8Tokens | BitTokens | ResidualTokens:
         """Document tokens stored and read again, as they are scored: float32, or whole numbers with a scale a token.
 
-        Those of a document depend on nothing but itself. `first` is the number of the first document in the corpus.
+        On a GPU they are what is stored, where the operator has a kernel for it, and are not decoded. Those of a document depend on
+        nothing but itself. `first` is the number of the first document in the corpus.
         """
         states, coder = self._states(tokens.device), self.codec.coder
         tokens = tokens.compact().to(torch.float32)
         for shape, state in zip(self.codec.shapes, states, strict=False):
             tokens = shape.documents(tokens, state, first)
+        if tokens.device.type == "cuda" and coder.fused and len(tokens.values):
+            return self._as_stored(tokens)
         whole = isinstance(coder, Scaled) and coder.int8_queries
         values = torch.empty(tokens.values.shape, dtype=torch.int8 if whole else torch.float32, device=tokens.device)
         scales = torch.empty(len(values), dtype=torch.float16, device=tokens.device)
@@ -157,6 +160,16 @@ class Fitted:
                 values[span] = coder.decode(stored, states[-1], tokens.dim)
         found = tokens.with_values(values)
         return Int8Tokens(found, scales, granularity="token") if whole else found
+
+    def _as_stored(self, tokens: Packed) -> BitTokens | ResidualTokens:
+        """Shaped tokens (one or more) as what is stored of them."""
+        kept: dict[str, Tensor] = {}
+        for row in range(0, len(tokens.values), _ROWS):
+            for name, part in self.encode(tokens.values[row : row + _ROWS]).items():
+                if name not in kept:
+                    kept[name] = part.new_empty(len(tokens.values), *part.shape[1:])
+                kept[name][row : row + _ROWS] = part
+        return self.codec.coder.as_stored(tokens, kept, self._states(tokens.device)[-1])
 
     def encode(self, values: Tensor) -> dict[str, Tensor]:
         """Shaped tokens `[T, d]` float32 as what is stored of them."""

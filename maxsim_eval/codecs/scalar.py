@@ -12,7 +12,7 @@ from torch import Tensor
 from maxsim_eval.codecs.bits import pack_bits, packed_size, unpack_bits
 from maxsim_eval.codecs.steps import Coder, State, require
 from maxsim_eval.errors import DataError
-from maxsim_kernels import quantize_int8
+from maxsim_kernels import BitTokens, Packed, quantize_int8
 
 Scale = Literal["rms", "max"]
 Query = Literal["float", "int8"]
@@ -123,6 +123,13 @@ class Uniform(Scaled):
         codes = torch.floor(values / step[:, None]).clamp_(-half, half - 1).add_(half).to(torch.uint8)
         return {"codes": pack_bits(codes, self.bits), "scales": scales}
 
+    @property
+    def fused(self) -> bool:
+        return True
+
+    def as_stored(self, tokens: Packed, stored: Mapping[str, Tensor], state: State) -> BitTokens:
+        return BitTokens(tokens.with_values(stored["codes"]), stored["scales"], self.bits, tokens.dim)
+
     def levels(self, stored: Mapping[str, Tensor], dim: int) -> Tensor:
         codes = unpack_bits(stored["codes"], dim, self.bits).to(torch.int8)
         return codes.mul_(2).sub_(2**self.bits - 1)
@@ -140,6 +147,13 @@ class Sign(Scaled):
     def encode(self, values: Tensor, state: State) -> dict[str, Tensor]:
         return {"codes": pack_bits((values >= 0).to(torch.uint8), 1), "scales": _half(values.abs().mean(1), "sign")}
 
+    @property
+    def fused(self) -> bool:
+        return True
+
+    def as_stored(self, tokens: Packed, stored: Mapping[str, Tensor], state: State) -> BitTokens:
+        return BitTokens(tokens.with_values(stored["codes"]), stored["scales"], 1, tokens.dim)
+
     def levels(self, stored: Mapping[str, Tensor], dim: int) -> Tensor:
         return unpack_bits(stored["codes"], dim, 1).to(torch.int8).mul_(2).sub_(1)
 
@@ -149,6 +163,10 @@ class Control(Uniform):
     """A negative control: `int4` whose decoder takes the two codes of a byte in the wrong order. An atlas must find it different."""
 
     summary = "negative control: int4 with the two codes of every byte swapped"
+
+    @property
+    def fused(self) -> bool:
+        return False  # the operator would read the codes in their right order
 
     def levels(self, stored: Mapping[str, Tensor], dim: int) -> Tensor:
         codes = stored["codes"]

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from maxsim_eval.errors import UsageError
-from maxsim_kernels import Packed
+from maxsim_kernels import BitTokens, Packed, ResidualTokens
 
 State = Mapping[str, Tensor]
 """What a step learned from a sample, by name; also what a stored corpus has to keep once."""
@@ -89,6 +89,15 @@ class Coder(Step):
 
     def decode(self, stored: Mapping[str, Tensor], state: State, dim: int) -> Tensor:
         """What is stored to float32 tokens `[T, d]`."""
+        raise NotImplementedError
+
+    @property
+    def fused(self) -> bool:
+        """Whether the operator scores what is stored without decoding it: `as_stored` gives its form."""
+        return False
+
+    def as_stored(self, tokens: Packed, stored: Mapping[str, Tensor], state: State) -> BitTokens | ResidualTokens:
+        """What is stored of `tokens`, as the operator takes it."""
         raise NotImplementedError
 
 

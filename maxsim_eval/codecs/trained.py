@@ -13,7 +13,7 @@ from torch import Tensor
 from maxsim_eval.codecs.bits import pack_bits, packed_size, unpack_bits
 from maxsim_eval.codecs.steps import Coder, State, is_unit, require, row_blocks, unit
 from maxsim_eval.errors import DataError, MissingPackageError
-from maxsim_kernels import Packed
+from maxsim_kernels import Packed, ResidualTokens
 
 LEAST_PER_CENTROID = 39  # tokens, faiss' own bound
 _PER_CENTROID = 64
@@ -130,6 +130,14 @@ class Residual(Coder):
         codes = unpack_bits(stored["codes"], dim, self.bits)
         values = state["weights"][codes.int()] + state["centroids"][stored["centroids"].long()]
         return unit(values) if bool(state["unit"]) else values
+
+    @property
+    def fused(self) -> bool:
+        return self.bits < 8
+
+    def as_stored(self, tokens: Packed, stored: Mapping[str, Tensor], state: State) -> ResidualTokens:
+        codes, tables = tokens.with_values(stored["codes"]), (state["centroids"], state["weights"])
+        return ResidualTokens(codes, stored["centroids"], *tables, unit=bool(state["unit"]))
 
 
 @dataclass(frozen=True)

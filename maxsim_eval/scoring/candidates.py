@@ -18,7 +18,7 @@ import hashlib
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeVar
@@ -32,10 +32,10 @@ from maxsim_eval.data.trec import read_trec_run
 from maxsim_eval.errors import DataError
 from maxsim_eval.hashing import feed
 from maxsim_eval.types import Run, Task
-from maxsim_kernels import Fp8Tokens, Int8Tokens, Packed, maxsim, maxsim_pairs
+from maxsim_kernels import BitTokens, Fp8Tokens, Int8Tokens, Packed, ResidualTokens, maxsim, maxsim_pairs
 
 _MOST_PAIRS = 1 << 17  # scored by one call: on a CPU each costs some 200 bytes of bookkeeping
-Tokens = TypeVar("Tokens", Packed, Int8Tokens, Fp8Tokens)
+Tokens = TypeVar("Tokens", Packed, Int8Tokens, Fp8Tokens, BitTokens, ResidualTokens)
 
 
 @dataclass(frozen=True, eq=False)
@@ -244,11 +244,12 @@ def pair_scores(
         raise ValueError(f"queries: got {len(queries)}, need the {candidates.queries} of the candidates")
     scores = torch.full((len(queries), len(documents)), -torch.inf, device=queries.device)
     rows, columns = candidates.block(first, first + len(documents))
-    if score is maxsim:
+    together = _pairs_of(score)
+    if together is not None:
         for start in range(0, len(rows), _MOST_PAIRS):
             span = slice(start, start + _MOST_PAIRS)
             row, column = _on_device(np.stack([rows[span], columns[span]]), queries.device)
-            scores[row, column] = _tensor(maxsim_pairs(_view(queries, row), _view(documents, column)))
+            scores[row, column] = _tensor(together(_view(queries, row), _view(documents, column)))
         return scores
     order = np.argsort(rows, kind="stable")
     rows, columns = rows[order], columns[order]
@@ -258,6 +259,13 @@ def pair_scores(
         several = column[start:stop]
         scores[int(rows[start]), several] = _tensor(score(_view(queries, row[start : start + 1]), _view(documents, several)))[0]
     return scores
+
+
+def _pairs_of(score: Callable[..., object]) -> Callable[..., object] | None:
+    """`maxsim_pairs` for `maxsim`, with the same options where it has some; None for another operator."""
+    if isinstance(score, partial) and score.func is maxsim and not score.args:
+        return partial(maxsim_pairs, **score.keywords)
+    return maxsim_pairs if score is maxsim else None
 
 
 def _tensor(scores: object) -> Tensor:
@@ -275,6 +283,8 @@ def _view(tokens: Tokens, numbers: Tensor) -> Tokens:
     """`tokens.select(numbers)` without its check of the numbers, for which it would wait for a GPU."""
     if isinstance(tokens, Packed):
         return Packed.view(tokens.values, tokens.starts[numbers], tokens.lengths[numbers])
+    if isinstance(tokens, BitTokens | ResidualTokens):
+        return replace(tokens, codes=_view(tokens.codes, numbers))
     if not isinstance(tokens.codes, Packed):
         raise ValueError("documents: got dense codes, need packed ones")
     own = tokens.granularity == "document"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 
 import numpy as np
 import torch
@@ -28,7 +28,8 @@ _BLOCK = 64 << 20
 def codec_path(name: str) -> ScoringPath:
     """The path of a codec, not yet fitted to a corpus; errors as of `codecs.names.codec_of`."""
     codec = codec_of(name)
-    return ScoringPath(codec.description, _unfitted, _unfitted, maxsim, _COPIES, codec=codec)
+    score = maxsim if codec.coder.int8_queries else partial(maxsim, quantize_queries=False)
+    return ScoringPath(codec.description, _unfitted, _unfitted, score, _COPIES, codec=codec)
 
 
 def _unfitted(*_: object) -> Packed:

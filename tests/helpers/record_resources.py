@@ -254,7 +254,7 @@ def launches(case: Case) -> tuple[Config, list[Launch]]:
     with ExitStack() as patched:
         if "tf32" in case.options:
             for module in (choice, general):
-                patched.enter_context(mock.patch.object(module, "tf32", return_value=True))
+                patched.enter_context(mock.patch.object(module, "allows_tf32", return_value=True))
         for module in (geometry, dense, wide, general, dispatch):
             patched.enter_context(mock.patch.object(module, "hardware", hardware))
         for module in (dense, wide, general, combine, tile_tables, query_codes):

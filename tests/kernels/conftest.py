@@ -24,7 +24,8 @@ def interpreted() -> Callable[[str, str, int], None]:
     """Runs a group of one of the scripts `interpreted_*.py` under Triton's interpreter; it must say how much it has checked."""
 
     def run(script: str, group: str, checks: int) -> None:
-        env = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
+        path = os.pathsep.join(filter(None, (str(TESTS / "helpers"), os.environ.get("PYTHONPATH"))))
+        env = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
         command = [sys.executable, str(SCRIPTS / f"interpreted_{script}.py"), group]
         done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=280, check=False)
         assert done.returncode == 0, done.stderr[-3000:]

@@ -34,7 +34,7 @@ def hardware(device: torch.device) -> Hardware:
     return Hardware(torch.cuda.get_device_capability(device), properties.multi_processor_count)
 
 
-def tf32(call: Call) -> bool:
+def allows_tf32(call: Call) -> bool:
     """Whether torch allows TF32 for FP32 inputs; by default it does not."""
     if call.queries.dtype != torch.float32:
         return False

@@ -11,6 +11,7 @@ from maxsim_eval.codecs.codec import Fitted
 from maxsim_eval.codecs.names import STEPS, codec_of
 from maxsim_eval.codecs.trained import default_centroids
 from maxsim_eval.errors import DataError, UnknownNameError, UsageError
+from maxsim_eval.scoring.compressed import codec_path
 from maxsim_kernels import Packed, maxsim, pack
 
 DIM = 16
@@ -318,3 +319,41 @@ def test_numbers_that_fp16_does_not_hold_are_refused():
     for name in ("fp16", "sign", "int4"):
         with pytest.raises(DataError, match=r"FP16"):
             fitted(name, tokens).documents(tokens)
+
+
+@pytest.mark.parametrize("unit", [True, False])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "sign",
+        "int2",
+        "int4",
+        "int4(queries=int8)",
+        "rotate+int2(scale=max)",
+        "residual-1(centroids=20)",
+        "residual-4(centroids=20)",
+    ],
+)
+def test_what_a_gpu_scores_is_what_is_stored(name, unit):
+    """`_as_stored`, which a GPU takes: the operator's own decoding gives the codec's values."""
+    if "residual" in name:
+        pytest.importorskip("faiss")
+    tokens = corpus(unit=unit)
+    made = fitted(name, tokens)
+    assert made.codec.coder.fused
+    shaped = tokens
+    for number, shape in enumerate(made.codec.shapes):
+        state = {key.partition(".")[2]: value for key, value in made.state.items() if key.startswith(f"{number}.")}
+        shaped = shape.documents(shaped, state, 0)
+    kept = made._as_stored(shaped)
+    np.testing.assert_allclose(kept.dequantize().values.numpy(), read(name, tokens), rtol=2e-6, atol=1e-6)
+    path = codec_path(name)
+    decoded = made.documents(tokens)
+    torch.testing.assert_close(
+        path.score(made.queries(tokens), kept), path.score(made.queries(tokens), decoded), rtol=1e-5, atol=1e-5
+    )
+
+
+@pytest.mark.parametrize("name", ["control", "int8", "pq", "residual-8", "fp16"])
+def test_codecs_that_no_kernel_reads(name):
+    assert not codec_of(name).coder.fused

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from maxsim_eval.cache.sides import fill_entry
 from maxsim_eval.scoring import candidates as module
 from maxsim_eval.scoring.candidates import Candidates, pair_scores
 from maxsim_eval.scoring.paths import PATHS
-from maxsim_kernels import Packed, maxsim, maxsim_reference, pack, quantize_int8
+from maxsim_kernels import BitTokens, Packed, ResidualTokens, maxsim, maxsim_reference, pack, quantize_int8
 from maxsim_kernels.topk import TopK
 
 WIDTH = 48
@@ -240,6 +241,22 @@ def test_affine_codes_and_nan() -> None:
     for score in (maxsim, maxsim_reference):
         bad = torch.isnan(pair_scores(score, queries, documents, listed))
         assert bad.tolist() == [[False, False, True, False], [False, False, True, False]]
+
+
+def test_tokens_of_few_bits_and_options_of_the_operator() -> None:
+    """What codecs give on a GPU goes through `maxsim_pairs` too, with the options that the path's operator has."""
+    generator = torch.Generator().manual_seed(0)
+    rows = pack([torch.randint(0, 256, (n, 4), dtype=torch.uint8, generator=generator) for n in (3, 0, 5, 2)])
+    queries = pack([torch.randn(4, 16, generator=generator) for _ in range(2)])
+    listed = of_sets([{0, 1, 2}, {2, 3}])
+    residuals = ResidualTokens(
+        rows, torch.zeros(10, dtype=torch.int32), torch.randn(1, 16, generator=generator), torch.arange(4.0)
+    )
+    for documents in (BitTokens(rows, torch.rand(10, generator=generator).half(), 2, 16), residuals):
+        for score in (maxsim, partial(maxsim, quantize_queries=False)):
+            full = score(queries, documents)
+            assert isinstance(full, Tensor)
+            assert torch.allclose(pair_scores(score, queries, documents, listed), listed_alone(full, listed), atol=1e-4)
 
 
 @needs_gpu

@@ -1,6 +1,7 @@
 """Scores and winners on GPUs: which kernel takes a call, and the kernels.
 
 choice.py       which kernel takes a call, in which configuration: pure, from shapes, dtypes, strides and the hardware
+coded.py        tokens in few bits: codes are unpacked in registers
 combine.py      merging row maxima into scores
 dense.py        fused MaxSim forward for many query rows
 dispatch.py     launching the kernel that takes a call

@@ -16,7 +16,7 @@ import torch
 
 from maxsim_kernels.checks import Call
 from maxsim_kernels.gpu.forward.tuning import Config, Key, configuration
-from maxsim_kernels.gpu.geometry import MANY, SHORT_TOKENS, Hardware, flat_rows, many_short, padded, pitch, tf32
+from maxsim_kernels.gpu.geometry import MANY, SHORT_TOKENS, Hardware, allows_tf32, flat_rows, many_short, padded, pitch
 
 _STREAM_ROWS = 64  # up to here a call is bound by reading documents
 _NARROW_ROWS = 128  # up to here two tiles of 64 rows hold them all
@@ -59,7 +59,7 @@ def _choose(call: Call, hardware: Hardware, documents: int, mean: int) -> Launch
     """As if there were so many documents, so long in the mean."""
     capability, processors = hardware
     codes = call.granularity != "none" and call.quantize_queries
-    exact = call.queries.dtype == torch.float32 and not codes and not tf32(call)
+    exact = call.queries.dtype == torch.float32 and not codes and not allows_tf32(call)
     plain = not exact and call.query_starts is None and call.layout == "shared" and not call.winners
     if plain and _query_rows(call) <= _STREAM_ROWS:
         config = _row(Key("stream", size=_stream_tile(call, processors, documents, mean)), capability)
@@ -157,7 +157,7 @@ def _operands(call: Call) -> str:
         return ""
     if call.granularity != "none" and not call.quantize_queries:
         return ""
-    if (documents.dtype == torch.float32 and not tf32(call)) or documents.numel() == 0 or call.queries.numel() == 0:
+    if (documents.dtype == torch.float32 and not allows_tf32(call)) or documents.numel() == 0 or call.queries.numel() == 0:
         return ""
     size, stride = documents.element_size(), documents.stride(-2)
     aligned = stride * size % 16 == 0 and documents.data_ptr() % 16 == 0 and stride >= documents.shape[-1]

@@ -51,7 +51,7 @@ def forward(call: Call) -> tuple[Tensor, Tensor]:
     return scores, argmax
 
 
-def _with_plain_rows(call: Call) -> Call:
+def with_plain_rows(call: Call) -> Call:
     """Starts and lengths one after the other in memory, as the kernels read them; they rarely are not."""
     held = (call.query_starts, call.query_lengths, call.document_starts, call.document_lengths)
     if all(one is None or one.is_contiguous() for one in held):
@@ -80,7 +80,7 @@ def _longest(call: Call) -> int:
 
 def launch(call: Call, scores: Tensor, argmax: Tensor | None, chosen: Launch) -> None:
     """Score a call by a kernel that can take it."""
-    call = _with_plain_rows(call)
+    call = with_plain_rows(call)
     if call.query_starts is None and call.queries.shape[1] == 0:
         scores.zero_()
         unrecorded()

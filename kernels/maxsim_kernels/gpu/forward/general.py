@@ -19,7 +19,16 @@ from torch import Tensor
 from maxsim_kernels.checks import Call
 from maxsim_kernels.gpu.forward.combine import RowMaxima, combine
 from maxsim_kernels.gpu.forward.tuning import Config
-from maxsim_kernels.gpu.geometry import EIGHT_BITS, SCALES, byte_mask, hardware, many_short, padded, pieces_a_document, tf32
+from maxsim_kernels.gpu.geometry import (
+    EIGHT_BITS,
+    SCALES,
+    allows_tf32,
+    byte_mask,
+    hardware,
+    many_short,
+    padded,
+    pieces_a_document,
+)
 from maxsim_kernels.gpu.launch import empty, launch
 from maxsim_kernels.gpu.tile_ops import better, keep_nan, load_rows, query_rows, valid_rows, wins
 
@@ -359,7 +368,7 @@ def launch_general(
         QUERY_SCALED=scales is not None, FLOAT_QUERIES=call.granularity != "none" and scales is None,
         SCALE=SCALES[call.granularity], AFFINE=call.offset is not None, ARGMAX=argmax is not None, SPLIT=splits > 1,
         PARTS=parts, ALONE=alone, HELD=whole, PADDED=lanes, ROWS=rows, TOKENS=config.tokens, WIDTH=held, STAGES=config.stages,
-        PRECISION="tf32" if tf32(call) else "ieee", warps=config.warps,
+        PRECISION="tf32" if allows_tf32(call) else "ieee", warps=config.warps,
     )  # fmt: skip
     if buffer is not None:
         maxima = RowMaxima(buffer, winners, per_query, splits, buffer.stride(0), buffer.stride(1), buffer.stride(2))
