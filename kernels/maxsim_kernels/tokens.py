@@ -182,6 +182,17 @@ def pack(documents: Sequence[Tensor], *, dim: int | None = None, dtype: torch.dt
         if dim is None:
             raise ValueError("documents: got an empty list, need dim= to know the embedding width")
         return Packed(torch.empty(0, dim, dtype=dtype or torch.float32), torch.zeros(1, dtype=torch.int64))
+    first, shapes = documents[0], [document.shape for document in documents]
+    alike = {shape[1:] for shape in shapes} == {first.shape[1:]} and first.dim() == 2
+    if not alike or {document.dtype for document in documents} != {first.dtype} or len({one.device for one in documents}) > 1:
+        _refuse_other_kinds(documents)
+    offsets = torch.zeros(len(documents) + 1, dtype=torch.int64)
+    offsets[1:] = torch.tensor([shape[0] for shape in shapes]).cumsum(0)
+    return Packed(torch.cat(list(documents)), offsets.to(first.device))
+
+
+def _refuse_other_kinds(documents: Sequence[Tensor]) -> None:
+    """Name the first of a list of token matrices that is not like the first."""
     first = documents[0]
     for number, document in enumerate(documents):
         if document.dim() != 2 or document.shape[1] != first.shape[-1]:
@@ -191,9 +202,6 @@ def pack(documents: Sequence[Tensor], *, dim: int | None = None, dtype: torch.dt
             raise ValueError(
                 f"documents[{number}]: got {document.dtype} on {document.device}, need {first.dtype} on {first.device}"
             )
-    offsets = torch.zeros(len(documents) + 1, dtype=torch.int64)
-    offsets[1:] = torch.tensor([document.shape[0] for document in documents]).cumsum(0)
-    return Packed(torch.cat(list(documents)), offsets.to(first.device))
 
 
 class _QuantizedTokens:

@@ -24,7 +24,7 @@ from maxsim_eval.encoders.unpadded import Ends, unpadded
 from maxsim_eval.errors import DataError
 from maxsim_kernels import Packed
 
-TOKENS = {"cpu": 4096, "cuda": 131072}  # of one batch, padding counted; a text that is longer is a batch
+TOKENS = {"cpu": 4096, "cuda": 262144}  # of one batch, padding counted; a text that is longer is a batch
 Forward = Callable[[dict[str, Any]], tuple[Tensor, Tensor]]
 """A batch `[b, l]` of every feature -> embeddings `[b, l, d]` and which of them count `[b, l]` bool, all where the model runs."""
 
@@ -70,17 +70,32 @@ class Read:
         mask = self.features.get("attention_mask")
         return mask is not None and int(mask[torch.from_numpy(self.lengths > 0)].sum()) == int(self.lengths.sum())
 
-    def unpadded(self, rows: np.ndarray, first: int, device: torch.device) -> tuple[dict[str, Any], Ends]:
-        """Some texts' features one behind the other `[1, tokens]`, with their positions from `first` on, and where they end."""
-        lengths, place = self.lengths[rows], torch.from_numpy(rows)
-        size = next(iter(self.features.values())).shape[1]
-        places = np.arange(size)
-        used = torch.from_numpy((places[::-1] if self.left else places) < lengths[:, None])
-        found = {**self.others, **{name: _moved(values[place][used][None], device) for name, values in self.features.items()}}
-        ends = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
-        positions = np.arange(ends[-1]) - np.repeat(ends[:-1], lengths) + first
-        found["position_ids"] = _moved(torch.from_numpy(positions)[None], device)
-        return found, Ends(_moved(torch.from_numpy(ends.astype(np.int32)), device), int(lengths.max()))
+    def laid_out(self, first: int, device: torch.device) -> Row:
+        """All texts one behind the other, with their positions from `first` on, in memory that is quickly copied to a device."""
+        places = np.arange(next(iter(self.features.values())).shape[1])
+        used = torch.from_numpy((places[::-1] if self.left else places) < self.lengths[:, None])
+        ends = np.concatenate([np.zeros(1, np.int64), np.cumsum(self.lengths)])
+        found = {name: values[used] for name, values in self.features.items()}
+        found["position_ids"] = torch.from_numpy(np.arange(ends[-1]) - np.repeat(ends[:-1], self.lengths) + first)
+        return Row({name: _pinned(values, device) for name, values in found.items()}, ends, self.others)
+
+
+@dataclass(frozen=True)
+class Row:
+    """Texts one behind the other: features `[tokens]` on the CPU, where each of n ends `[n + 1]`, and what every batch is given too."""
+
+    features: Mapping[str, Tensor]
+    ends: np.ndarray
+    others: Mapping[str, Any]
+
+    def batch(self, rows: np.ndarray, device: torch.device) -> tuple[dict[str, Any], Ends]:
+        """Neighbours (but for texts without tokens) `[1, tokens]` on a device, and where they end."""
+        span = slice(int(self.ends[rows[0]]), int(self.ends[rows[-1] + 1]))
+        found = dict(self.others)
+        for name, values in self.features.items():
+            found[name] = values[span][None].to(device, non_blocking=True)
+        ends = np.append(self.ends[rows], span.stop) - span.start
+        return found, Ends(_moved(torch.from_numpy(ends.astype(np.int32)), device), int(np.diff(ends).max()))
 
 
 @dataclass(frozen=True)
@@ -115,32 +130,35 @@ class TextBatches:
         Raises:
             UsageError: no memory even for one text. DataError: NaN or infinity (names the text by its number).
         """
+        first = self.first_position if read.can_lie_unpadded() else None
+        row = None if first is None else read.laid_out(first, self.device)  # before its turn: launching is what a GPU waits for
         with (
             torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext()
         ):  # a thread begins on the first GPU
             with self._turn, _attention_without_plans(), torch.inference_mode():
                 ended = None
                 while ended is None:
-                    ended = self._launched(read, dim, forward)
+                    ended = self._launched(read, row, dim, forward)
             tokens, counts, peaks = ended()
         self._require_finite(peaks)
         offsets = torch.zeros(len(counts) + 1, dtype=torch.int64)
         torch.cumsum(counts, 0, out=offsets[1:])
         return Packed(tokens, offsets)
 
-    def _launched(self, read: Read, dim: int, forward: Forward) -> Callable[[], tuple[Tensor, Tensor, Tensor]] | None:
+    def _launched(
+        self, read: Read, row: Row | None, dim: int, forward: Forward
+    ) -> Callable[[], tuple[Tensor, Tensor, Tensor]] | None:
         """What waits for the tokens of a window whose batches were all launched; None: memory ran out, and batches are smaller now."""
-        first = self.first_position if read.can_lie_unpadded() else None
-        order = np.arange(len(read.lengths)) if first is not None else np.argsort(-read.lengths, kind="stable")
+        order = np.arange(len(read.lengths)) if row is not None else np.argsort(-read.lengths, kind="stable")
         order = order[read.lengths[order] > 0]
         sizes = read.lengths[order]
         begin = size = 0
         parts: list[_Part] = []
         try:
             while begin < len(order):
-                size = self._fitting(sizes[begin:], first is None)
+                size = self._fitting(sizes[begin:], row is None)
                 rows = order[begin : begin + size]
-                parts.append(self._padded(read, rows, forward) if first is None else self._unpadded(read, rows, first, forward))
+                parts.append(self._padded(read, rows, forward) if row is None else self._unpadded(row, rows, forward))
                 begin += size
             return self._together(parts, order, len(read.lengths), dim)
         except RuntimeError as error:
@@ -149,7 +167,7 @@ class TextBatches:
         begin = min(begin, len(order) - size)  # where not a batch but what all of them gave was too much
         self._halving.halve(size, depth=4)
         half = sizes[begin : begin + size // 2]
-        self.tokens = int(half.sum() if first is not None else len(half) * half[0])
+        self.tokens = int(half.sum() if row is not None else len(half) * half[0])
         return None
 
     def _fitting(self, sizes: np.ndarray, padded: bool) -> int:
@@ -165,8 +183,8 @@ class TextBatches:
         values, kept = forward(read.batch(rows, self.device))
         return _Part(values.to(self.dtype), kept, kept.sum(1), _peaks(values, kept).amax(1))
 
-    def _unpadded(self, read: Read, rows: np.ndarray, first: int, forward: Forward) -> _Part:
-        batch, ends = read.unpadded(rows, first, self.device)
+    def _unpadded(self, row: Row, rows: np.ndarray, forward: Forward) -> _Part:
+        batch, ends = row.batch(rows, self.device)
         with unpadded(ends):
             values, kept = forward(batch)
         lengths = ends.places.diff().long()
@@ -252,7 +270,12 @@ def _attention_without_plans() -> Iterator[None]:
 
 def _moved(values: Tensor, device: torch.device) -> Tensor:
     """Values of the CPU on their way to a device; nothing waits for them."""
-    return values.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else values
+    return _pinned(values, device).to(device, non_blocking=True)
+
+
+def _pinned(values: Tensor, device: torch.device) -> Tensor:
+    """Values of the CPU where copies to a device need not wait for the host."""
+    return values.pin_memory() if device.type == "cuda" else values
 
 
 def _to_pinned(values: Tensor) -> Tensor:

@@ -17,6 +17,7 @@ from maxsim_kernels.integrations.patching import Library
 from maxsim_kernels.tokens import FLOAT_DTYPES, Packed
 
 Tokens = Tensor | Packed
+_LARGE = 1 << 22  # elements from which a kernel of our own is worth its launch: torch's reads at a fifth of the memory's speed
 CHUNK = 1 << 24  # elements of a list that are copied into one buffer at a time
 
 
@@ -104,22 +105,28 @@ def _tf32() -> Iterator[None]:
         setting.fp32_precision = before
 
 
+def used_tokens(tokens: Tensor) -> Tensor:
+    """`tokens.any(dim=-1)`: which tokens are no rows of zeros, as libraries without a mask mark padding."""
+    large = tokens.is_cuda and tokens.numel() >= _LARGE and tokens.is_contiguous()
+    if large and fallback.HAS_TRITON and not torch.compiler.is_compiling():
+        from maxsim_kernels.gpu.nonzero import nonzero_rows
+
+        return nonzero_rows(tokens.detach())
+    return tokens.any(dim=-1)
+
+
 def packable(items: object) -> bool:
     """Whether a list of token matrices can be packed: float tensors `[L, d]` of one dtype, device and width."""
     if not isinstance(items, list) or not items:
         return False
     first = items[0]
-    if not isinstance(first, Tensor) or first.dim() != 2 or first.dtype not in FLOAT_DTYPES:
+    if not isinstance(first, Tensor) or first.dim() != 2 or not first.shape[1] or first.dtype not in FLOAT_DTYPES:
         return False
-    dtype, device, width = first.dtype, first.device, first.shape[1]
-    return width > 0 and all(
-        isinstance(item, Tensor)
-        and item.dim() == 2
-        and item.shape[1] == width
-        and item.dtype == dtype
-        and item.device == device
-        for item in items
-    )
+    kinds = set(map(type, items))
+    if kinds != {Tensor} and not all(issubclass(kind, Tensor) for kind in kinds):
+        return False
+    alike = {item.shape[1:] for item in items} == {first.shape[1:]}  # sets: a list may have ten thousand items
+    return alike and {item.dtype for item in items} == {first.dtype} and {item.device for item in items} == {first.device}
 
 
 def slices(lengths: list[int], width: int, limit: int) -> Iterator[slice]:

@@ -90,7 +90,7 @@ def _scored(name: str, query: Tensor, doc: Tensor, dims: int) -> Tensor:
 
 
 def _pages(queries: Tensor | Packed, pages: Tensor | Packed) -> Tensor:
-    mask = pages.any(dim=-1) if LIBRARY.strict and isinstance(pages, Tensor) else None
+    mask = calls.used_tokens(pages) if LIBRARY.strict and isinstance(pages, Tensor) else None
     return calls.score(LIBRARY, queries, pages, None, mask)
 
 

@@ -75,7 +75,7 @@ def colbert_scores_pairwise(
         return scores
     calls.count(LIBRARY, "colbert_scores_pairwise")
     queries, documents = pairs
-    mask = documents.any(dim=-1) if _strict(strict) and isinstance(documents, Tensor) else None
+    mask = calls.used_tokens(documents) if _strict(strict) and isinstance(documents, Tensor) else None
     return calls.score(LIBRARY, queries, documents, None, mask, pairs=True).to(_dtype(queries))
 
 
@@ -122,7 +122,7 @@ def _masked(name: str, given: tuple[Any, Any, Any, Any], backend: str | None, di
         queries = queries * query_mask.to(queries.dtype).unsqueeze(-1)  # a zero query token adds 0, as a masked one does
         query_mask = None
     if _strict(strict):
-        document_mask = documents.any(dim=-1) if document_mask is None else document_mask != 0
+        document_mask = calls.used_tokens(documents) if document_mask is None else document_mask != 0
     elif document_mask is not None:
         # The similarity with a zero token is 0: what multiplying by the mask gives, without the similarities' tensor.
         documents = documents * document_mask.to(documents.dtype).unsqueeze(-1)

@@ -59,7 +59,7 @@ def maxsim(
     device: Any = None,
 ) -> Tensor:
     """`sentence_transformers.util.maxsim`: every query `a` with every document `b`, `[Na, Nb]` float32."""
-    sides = _both(_side(a, a_mask), _side(b, b_mask), device)
+    sides = _both(_asked(a, a_mask), _side(b, b_mask), device)
     if isinstance(sides, str):
         calls.leave(LIBRARY, sides)
         scores: Tensor = LIBRARY["maxsim"](a, b, a_mask, b_mask, chunk_elements, length_normalize, device)
@@ -79,7 +79,7 @@ def maxsim_pairwise(
     device: Any = None,
 ) -> Tensor:
     """`sentence_transformers.util.maxsim_pairwise`: query n of `a` with document n of `b`, `[N]` float32."""
-    sides = _both(_side(a, a_mask), _side(b, b_mask), device, equal=True)
+    sides = _both(_asked(a, a_mask), _side(b, b_mask), device, equal=True)
     if isinstance(sides, str):
         calls.leave(LIBRARY, sides)
         scores: Tensor = LIBRARY["maxsim_pairwise"](a, b, a_mask, b_mask, chunk_elements, length_normalize, device)
@@ -120,7 +120,7 @@ def colbert_kd_scores(
     length_normalize: bool = False,
 ) -> Tensor:
     """`multi_vector_encoder.scoring.colbert_kd_scores`: every query with its own candidates `[Q, K, Ld, d]`, `[Q, K]` float32."""
-    sides = _both(_side(queries_embeddings, queries_mask), _side(documents_embeddings, documents_mask, dims=4), equal=True)
+    sides = _both(_asked(queries_embeddings, queries_mask), _side(documents_embeddings, documents_mask, dims=4), equal=True)
     if isinstance(sides, str):
         calls.leave(LIBRARY, sides)
         given = (queries_embeddings, documents_embeddings, queries_mask, documents_mask)
@@ -175,6 +175,14 @@ REPLACEMENTS = {
 }
 
 
+def _asked(tokens: Any, mask: Any) -> _Side | None:
+    """The queries' side. Rows of zeros add nothing to a score: only gradients have to know that they are padding."""
+    if mask is None and isinstance(tokens, Tensor) and not (torch.is_grad_enabled() and tokens.requires_grad):
+        tokens = tokens.unsqueeze(0) if tokens.dim() == 2 else tokens
+        return _Side(tokens, None) if tokens.dim() == 3 and tokens.is_floating_point() else None
+    return _side(tokens, mask)
+
+
 def _side(tokens: Any, mask: Any, dims: int = 3) -> _Side | None:
     """One side as the library reads it, or None where the library's own code should."""
     if isinstance(tokens, Tensor):
@@ -183,7 +191,7 @@ def _side(tokens: Any, mask: Any, dims: int = 3) -> _Side | None:
             mask = mask.unsqueeze(0) if isinstance(mask, Tensor) and mask.dim() == 1 else mask
         if tokens.dim() != dims or not tokens.is_floating_point() or not _fits(mask, tokens):
             return None
-        return _Side(tokens, tokens.any(dim=-1) if mask is None else mask)
+        return _Side(tokens, calls.used_tokens(tokens) if mask is None else mask)
     return _Side(tokens, None) if dims == 3 and mask is None and calls.packable(tokens) else None
 
 
@@ -223,7 +231,7 @@ def _pairs(queries: _Side, documents: _Side, chunk_elements: int | None) -> Tens
     limit = min(chunk_elements or calls.CHUNK, calls.CHUNK)
     if isinstance(queries.tokens, Tensor) and isinstance(documents.tokens, Tensor):
         return _scored(queries, documents, pairs=True)
-    lengths = [len(a) + len(b) for a, b in zip(queries.tokens, documents.tokens, strict=True)]
+    lengths = [a.shape[0] + b.shape[0] for a, b in zip(queries.tokens, documents.tokens, strict=True)]
     runs = calls.slices(lengths, _sample(documents).shape[-1], limit)
     parts = [_scored(_part(queries, run), _part(documents, run), pairs=True) for run in runs]
     return parts[0] if len(parts) == 1 else torch.cat(parts)
@@ -233,7 +241,7 @@ def _chunks(documents: _Side, chunk_elements: int | None) -> list[_Side]:
     if isinstance(documents.tokens, Tensor):
         return [documents]
     limit = min(chunk_elements or calls.CHUNK, calls.CHUNK)
-    lengths = [len(item) for item in documents.tokens]
+    lengths = [item.shape[0] for item in documents.tokens]
     return [_part(documents, run) for run in calls.slices(lengths, _sample(documents).shape[-1], limit)]
 
 

@@ -93,9 +93,11 @@ class RowMaxima:
     stride_document: int
 
 
-def row_maxima(rows: int, pieces: int, splits: int, query_size: int, device: torch.device, winners: bool) -> RowMaxima:
-    """Room for the maxima `[N, rows]` of as many (pieces of) documents as a fixed memory holds; whole documents only."""
-    fit = ROWS_BYTES // (rows * (8 if winners else 4)) // splits  # documents
+def row_maxima(
+    rows: int, pieces: int, splits: int, query_size: int, device: torch.device, winners: bool, room: int | None = None
+) -> RowMaxima:
+    """Room for the maxima `[N, rows]` of as many (pieces of) documents as a fixed memory (`room` bytes) holds; whole documents only."""
+    fit = (room or ROWS_BYTES) // (rows * (8 if winners else 4)) // splits  # documents
     # By fours where more fit: results of every launch then begin at 16 bytes, as the first one's, and need no kernel of their own.
     each = min(max(1, fit // 4 * 4 if fit >= 4 else fit) * splits, pieces)
     best = empty((each, rows), torch.float32, device)

@@ -60,10 +60,20 @@ from maxsim_kernels.gpu.tile_ops import (
 
 _SHARED = 228 << 10  # bytes of shared memory a multiprocessor of sm_90 and sm_100 has
 _BESIDE = 1600  # of them a program takes besides its tiles: 1 KB the driver's, barriers, and what threads exchange
-HOLES_PROGRAMS = {False: 2, True: 1}  # that fit where masks take registers, without and with winners
+HOLES_PROGRAMS = 2  # that fit where masks take registers
 _WAVES = 4  # of programs: more deal documents out more evenly, and each begins by loading its queries
 # What the kernel multiplies, by the codes' dtype and whether every token has its own scale.
 KINDS = {(torch.int8, False): 1, (torch.int8, True): 2, (torch.float8_e4m3fn, False): 0, (torch.float8_e4m3fn, True): 3}
+
+
+@triton.jit
+def _counted(row, owner_and_last, mask_ptr, document_size, pitch, splits, STORE_ROWS: tl.constexpr, TOKENS: tl.constexpr):
+    """Which of a tile's tokens their document's mask lets count; of a piece's tile also tokens of the next piece, which do no harm."""
+    document = (owner_and_last // 2).to(tl.int64)
+    if STORE_ROWS:
+        document = document // splits
+    at = row - document * (pitch - document_size) + tl.arange(0, TOKENS)  # rows of the mask may lie closer than those of tokens
+    return tl.load(mask_ptr + at, mask=at < (document + 1) * document_size, other=0)
 
 
 @triton.jit
@@ -208,6 +218,9 @@ def _tiles_kernel(
                 out_ptr, argmax_ptr, bound_ptr, query0, token0, query1, token1, owner, query_count, query_size, first_document,
                 last_document, chunk, chunks, out_stride, argmax_documents, winner_size, room, STORE_ROWS, ARGMAX,
             )  # fmt: skip
+        if HOLES:
+            if claimed == low:  # a mask need not have holes: most calls end here
+                return
         share = tl.cdiv(tl.minimum(claimed, room) - low, chunks)
         begin = _document_start(low + chunk * share, table_ptr, bound_ptr, last_document, room)
         end = _document_start(low + (chunk + 1) * share, table_ptr, bound_ptr, last_document, room)
@@ -238,13 +251,15 @@ def _tiles_kernel(
         next_document += (next_tile == 0).to(tl.int32)
         entry = _entry(step + 1, end, next_document, next_tile, table_ptr, document_size, pitch, tiles, RAGGED, TOKENS)
         next_scale = _token_scales(entry[0], step + 1 < end, scale_ptr, tokens_total, KIND, TOKENS)
+        if HOLES:  # asked for before the products, which take longer than it takes to come
+            counted = _counted(row, owner_and_last, mask_ptr, document_size, pitch, splits, STORE_ROWS, TOKENS)
         document = owner_and_last // 2
         last = owner_and_last % 2 == 1
         size = document_size
         first = row - document * pitch
         if RAGGED:
             size = TOKENS  # at least, where documents are not short
-            if SHORT or ARGMAX or HOLES:
+            if SHORT or ARGMAX:
                 size = tl.load(length_ptr + document)
                 first = row - tl.load(start_ptr + document)
         if DOCUMENT_SCALED == 1:
@@ -257,9 +272,7 @@ def _tiles_kernel(
             # In ragged documents a tile may end beyond its document, in dense ones only when that is shorter than a tile.
             inside = first + place < size
             if HOLES:
-                owner_row = document // splits if STORE_ROWS else document
-                at = (tl.full([], 0, tl.int64) + row - owner_row * (pitch - document_size)) + place
-                inside = inside & (tl.load(mask_ptr + at, mask=inside, other=0) != 0)
+                inside = counted != 0
             cells0 = hide(cells0, inside, KIND)
             cells1 = hide(cells1, inside, KIND)
         held0 = slots(cells0)
@@ -361,6 +374,11 @@ def resident(config: Config, tokens: int, width: int, most: int = 64) -> int:
     return max(1, min(programs, _SHARED // (held + _BESIDE)))
 
 
+def hole_registers(config: Config, winners: bool) -> int:
+    """Registers a thread of what reads a mask, so that `HOLES_PROGRAMS` fit; 0: they do by themselves."""
+    return 128 if config.warps == 8 and not winners else 0
+
+
 def _chunks(documents: int, each: int, groups: int, slots: int, tiles: Tiles | None) -> int:
     """Programs a query group: documents of one length are dealt out whole, of ragged ones the tiles (`each` in the mean)."""
     if tiles is None:
@@ -387,8 +405,8 @@ def _launch(
     mask = call.query_mask if not rows_mode or winner_size else None
     size = documents.shape[-2] if documents.dim() == 3 else documents.shape[0] // max(1, call.document_count)
     holes = tiles is not None and tiles.mask is not None
-    most = HOLES_PROGRAMS[argmax is not None] if holes else 64
-    programs = resident(config, tokens, held * documents.element_size(), most)
+    programs = resident(config, tokens, held * documents.element_size(), HOLES_PROGRAMS if holes else 64)
+    full = (tokens, programs) == (config.tokens, config.programs)
     chunks = _chunks(last - first, triton.cdiv(size, tokens), groups, hardware(scores.device)[1] * programs, tiles)
     launch(
         _tiles_kernel, groups * chunks,
@@ -406,5 +424,5 @@ def _launch(
         HAS_QUERY_LENGTHS=lengths is not None, HAS_QUERY_MASK=mask is not None, STORE_ROWS=rows_mode,
         ARGMAX=argmax is not None, PADDED=4 * config.rows if rows_mode else padded(queries.shape[1]), ROWS=config.rows,
         TOKENS=tokens, WIDTH=held, STAGES=config.stages, warps=config.warps,
-        registers=config.registers if (tokens, programs) == (config.tokens, config.programs) and not holes else 0,
+        registers=hole_registers(config, argmax is not None) if holes else config.registers if full else 0,
     )  # fmt: skip

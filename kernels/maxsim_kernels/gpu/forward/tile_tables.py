@@ -31,10 +31,13 @@ LAID_OUT = (1024, 8192)  # (pieces of) documents that one program lays out, by i
 
 @triton.jit(do_not_specialize=["documents", "document_size"])
 def _spans_kernel(
-    mask_ptr, length_ptr, end_ptr, holed_ptr, documents, document_size, HAS_LENGTHS: tl.constexpr, EACH: tl.constexpr,
+    mask_ptr, length_ptr, end_ptr, holed_ptr, both_ptr, documents, document_size, HAS_LENGTHS: tl.constexpr, EACH: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Where the last token that counts ends in each of `EACH` documents, and whether one before it does not."""
+    """Where the last token that counts ends in each of `EACH` documents, and whether one before it does not.
+
+    With lengths too, what both let count is written as one mask.
+    """
     document = tl.program_id(0).to(tl.int64) * EACH + tl.arange(0, EACH)
     inside = document < documents
     size = tl.zeros([EACH], tl.int64) + document_size
@@ -45,7 +48,10 @@ def _spans_kernel(
     for first in range(0, document_size, BLOCK):
         place = first + tl.arange(0, BLOCK).to(tl.int64)
         there = inside[:, None] & (place[None, :] < size[:, None])
-        valid = tl.load(mask_ptr + document[:, None] * document_size + place[None, :], mask=there, other=0) != 0
+        at = document[:, None] * document_size + place[None, :]
+        valid = tl.load(mask_ptr + at, mask=there, other=0) != 0
+        if HAS_LENGTHS:
+            tl.store(both_ptr + at, valid.to(tl.uint8), mask=inside[:, None] & (place[None, :] < document_size))
         end = tl.maximum(end, tl.max(tl.where(valid, place[None, :] + 1, 0), 1))
         count += tl.sum(valid.to(tl.int32), 1)
     tl.store(end_ptr + document, end.to(tl.int32), mask=inside)
@@ -135,6 +141,7 @@ class _Spans:
 
     end: Tensor
     holed: Tensor
+    mask: Tensor  # bytes `[N, Ld]`, lengths included
 
 
 def tiles_of(call: Call, tokens: int, short_tokens: int, splits: int) -> tuple[Tiles, ...]:
@@ -144,12 +151,12 @@ def tiles_of(call: Call, tokens: int, short_tokens: int, splits: int) -> tuple[T
     """
     device = call.documents.device
     pieces = call.document_count * splits
-    masked = call.document_mask is not None
+    spans = _spans(call)
     begin, size = empty((pieces,), torch.int32, device), empty((pieces,), torch.int32, device)
-    bounds = tuple(empty((pieces + 1,), torch.int32, device) for _ in range(3 if masked else 2))
+    bounds = tuple(empty((pieces + 1,), torch.int32, device) for _ in range(2 if spans is None else 3))
     few = pieces <= LAID_OUT[1]
     counts = bounds if few else tuple(empty((pieces + 1,), torch.int32, device) for _ in bounds)
-    _lay_out(call, begin, size, counts, tokens, short_tokens, splits, pieces, few)
+    _lay_out(call, spans, begin, size, counts, tokens, short_tokens, splits, pieces, few)
     made = []
     for number, (bound, count) in enumerate(zip(bounds, counts, strict=True)):
         if not few:
@@ -171,7 +178,7 @@ def tiles_of(call: Call, tokens: int, short_tokens: int, splits: int) -> tuple[T
             BLOCK=_BLOCK,
             warps=4,
         )
-        mask = byte_mask(call.document_mask, begin) if number == 2 else None
+        mask = spans.mask if spans is not None and number == 2 else None
         made.append(Tiles(table, bound, begin, size, each, short, mask))
     return tuple(made)
 
@@ -185,23 +192,24 @@ def _spans(call: Call) -> _Spans | None:
     if call.document_mask is None:
         return None
     device, count, size = call.documents.device, call.document_count, call.documents.shape[1]
-    found = _Spans(empty((count,), torch.int32, device), empty((count,), torch.int32, device))
-    block = min(padded(size), _MASK_CELLS // _MASK_DOCUMENTS)
+    mask, lengths = byte_mask(call.document_mask, call.document_mask), call.document_lengths
+    both = mask if lengths is None else empty((count, size), torch.uint8, device)
+    found = _Spans(empty((count,), torch.int32, device), empty((count,), torch.int32, device), both)
     launch(
         _spans_kernel, triton.cdiv(count, _MASK_DOCUMENTS),
-        byte_mask(call.document_mask, found.end), call.document_lengths if call.document_lengths is not None else found.end,
-        found.end, found.holed, count, size, HAS_LENGTHS=call.document_lengths is not None, EACH=_MASK_DOCUMENTS, BLOCK=block, warps=4,
+        mask, found.end if lengths is None else lengths, found.end, found.holed, both, count, size,
+        HAS_LENGTHS=lengths is not None, EACH=_MASK_DOCUMENTS, BLOCK=min(padded(size), _MASK_CELLS // _MASK_DOCUMENTS), warps=4,
     )  # fmt: skip
     return found
 
 
 def _lay_out(
-    call: Call, begin: Tensor, size: Tensor, counts: tuple[Tensor, ...], tokens: int, short: int, splits: int, pieces: int,
-    one: bool,
+    call: Call, spans: _Spans | None, begin: Tensor, size: Tensor, counts: tuple[Tensor, ...], tokens: int, short: int,
+    splits: int, pieces: int, one: bool,
 ) -> None:  # fmt: skip
     """By one program, which sums the counts too, or by several."""
     ragged = call.document_starts is not None
-    documents, spans = call.documents, _spans(call)
+    documents = call.documents
     lengths = call.document_lengths if spans is None else spans.end
     launch(
         _pieces_kernel, 1 if one else triton.cdiv(pieces, _BLOCK),
@@ -213,12 +221,12 @@ def _lay_out(
     )  # fmt: skip
 
 
-def begins_of(call: Call, tokens: int, splits: int) -> tuple[Tensor, Tensor]:
-    """First token and clamped size `[N]` of every (piece of a) document, int32."""
-    pieces = call.document_count * splits
+def begins_of(call: Call, tokens: int, splits: int) -> tuple[Tensor, Tensor, Tensor | None]:
+    """First token and clamped size `[N]` of every (piece of a) document, int32; the mask as bytes `[N, Ld]`, where there is one."""
+    pieces, spans = call.document_count * splits, _spans(call)
     begin, size, unused = (empty((pieces + 1,), torch.int32, call.documents.device) for _ in range(3))
-    _lay_out(call, begin, size, (unused, unused), tokens, tokens, splits, pieces, one=False)
-    return begin, size
+    _lay_out(call, spans, begin, size, (unused, unused), tokens, tokens, splits, pieces, one=False)
+    return begin, size, None if spans is None else spans.mask
 
 
 def most_tiles(call: Call, tokens: int, splits: int) -> int:

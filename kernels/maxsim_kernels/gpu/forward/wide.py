@@ -20,7 +20,6 @@ from maxsim_kernels.gpu.forward.tile_tables import begins_of
 from maxsim_kernels.gpu.forward.tuning import Config
 from maxsim_kernels.gpu.geometry import (
     SCALES,
-    byte_mask,
     chunks_of,
     descriptor,
     flat_queries,
@@ -31,6 +30,8 @@ from maxsim_kernels.gpu.geometry import (
 )
 from maxsim_kernels.gpu.launch import launch
 from maxsim_kernels.gpu.tile_ops import better, first_place, keep_nan
+
+_FP32_ROWS_BYTES = 24 << 20  # of row maxima: products of FP32 take long enough for more launches not to show
 
 
 @triton.jit(
@@ -143,10 +144,11 @@ def launch_wide(
     )
     apart = pitch(call) if documents.dim() == 3 else 0
     ragged = ragged or (apart > 0 and apart != documents.shape[1])
-    begin, sizes = begins_of(call, config.tokens, splits) if ragged else (scores, scores)
+    begin, sizes, mask = begins_of(call, config.tokens, splits) if ragged else (scores, scores, None)
     pieces = call.document_count * splits
     size = 0 if call.query_starts is not None else call.queries.shape[1]
-    maxima = row_maxima(total, pieces, splits, size, scores.device, argmax is not None)
+    room = _FP32_ROWS_BYTES if documents.dtype == torch.float32 else None
+    maxima = row_maxima(total, pieces, splits, size, scores.device, argmax is not None, room)
     slice = 128 // documents.element_size()
     query_desc = descriptor(flat, total, width, flat.stride(0), [config.rows, slice])
     document_desc = descriptor(documents, flat_rows(call), width, documents.stride(-2), [config.tokens, slice])
@@ -156,11 +158,11 @@ def launch_wide(
         launch(
             _wide_kernel, groups * chunks,
             query_desc, document_desc, scales if scales is not None else scores, begin, sizes,
-            byte_mask(call.document_mask, scores),
+            mask if mask is not None else scores,
             call.scales.contiguous() if call.scales is not None else scores, maxima.best,
             maxima.winner if maxima.winner is not None else scores,
             total, first, last, documents.shape[-2], apart, width, groups, chunks, maxima.best.stride(0), flat_rows(call), splits,
-            CODES=documents.dtype == torch.int8, MASKED=call.document_mask is not None, SCALE=SCALES[call.granularity],
+            CODES=documents.dtype == torch.int8, MASKED=mask is not None, SCALE=SCALES[call.granularity],
             QUERY_SCALED=scales is not None, RAGGED=ragged, SHORT=documents.shape[-2] < config.tokens, ARGMAX=argmax is not None,
             ROWS=config.rows, TOKENS=config.tokens, WIDTH=slice, STAGES=config.stages, warps=config.warps,
         )  # fmt: skip
