@@ -17,6 +17,7 @@ from torch import Tensor
 from maxsim_kernels.gpu.launch import launch
 
 _QUERIES, _DOCUMENTS = 64, 16  # of a tile of marks
+_LOWER_QUERIES, _LOWER_DOCUMENTS = 8, 128  # of a tile of lower bounds: 8 cells a thread, as of marks, or FP64 takes more registers
 _SLACK = tl.constexpr(1.0 + 2.0**-20)  # far more than FP64 rounds; a number that FP32 holds
 _LARGEST = tl.constexpr(2.0**100)  # magnitudes beyond which some step could overflow FP32: no bound there
 
@@ -233,10 +234,10 @@ class Bounded:
         """Lower bounds FP32 `[Nq, n]`, -inf where the upper one is below `held` `[Nq]` FP32."""
         queries, documents = self.scores.shape
         out = torch.empty(queries, documents, device=self.scores.device)
-        grid = triton.cdiv(queries, _QUERIES) * triton.cdiv(documents, 128)
+        grid = triton.cdiv(queries, _LOWER_QUERIES) * triton.cdiv(documents, _LOWER_DOCUMENTS)
         launch(
             _lower_kernel, grid, *self._arguments(), held.contiguous(), out, queries, documents, self.scores.stride(0),
-            QUERIES=_QUERIES, DOCUMENTS=128, warps=8,
+            QUERIES=_LOWER_QUERIES, DOCUMENTS=_LOWER_DOCUMENTS, warps=4,
         )  # fmt: skip
         return out
 
