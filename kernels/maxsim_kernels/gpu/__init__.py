@@ -5,4 +5,5 @@ launch.py    launching kernels cheaply: a call's launches are recorded once and 
 tile_ops.py  pieces shared by the Triton kernels
 backward/    gradients: which path takes a call, and the kernels
 forward/     scores and winners: which kernel takes a call, and the kernels
+search/      certified search: bounds, marks, exact scores of marked pairs, documents by number
 """

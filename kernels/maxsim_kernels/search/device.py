@@ -1,14 +1,15 @@
 """The search on a GPU: the same three steps as `searching.py`, queued one behind the other, with one small read a piece.
 
 A piece's codes are scored, lower bounds choose the leads, the leads' exact scores set the threshold, and what still reaches it is
-scored exactly too. Exact scores are found in one of two ways. Marked pairs are scored alone, document by document, where that has brute
-force's bits on this GPU (`trust.py`) and the documents are there; else all queries are scored against the union of the marked documents,
-by the very call that brute force makes, of fewer documents. Where a sample says that bounds will not prune, brute force follows at once.
+scored exactly too. Exact scores are found in one of two ways. Marked pairs are scored alone, document by document, where that has the
+bits of brute force on this GPU (`trust.py`) and documents are there; else all queries are scored against the union of the marked
+documents, by the very call that brute force makes, of fewer documents. Where a sample says that bounds will not prune, brute force
+follows at once.
 """
 
 from __future__ import annotations
 
-from contextlib import closing
+from contextlib import closing, nullcontext
 from typing import cast
 from weakref import WeakKeyDictionary
 
@@ -76,6 +77,11 @@ class DeviceSearch:
 
     def add(self, documents: Packed | Rows, codes: Codes, residuals: Residuals) -> None:
         """The next documents, cut into pieces whose bounds fit in memory. Codes that lie on the host are streamed."""
+        # Triton launches on the current device, which need not be the queries' one.
+        with torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext():
+            self._add(documents, codes, residuals)
+
+    def _add(self, documents: Packed | Rows, codes: Codes, residuals: Residuals) -> None:
         count = len(documents)
         if not count or not len(self.queries):
             self.best.seen += count
@@ -127,8 +133,8 @@ class DeviceSearch:
         coded = exact if not quantised else FP8 if dtype == torch.float8_e4m3fn else 1.0
         width = values.shape[1]
         rounding = Rounding(_up(gamma_of(width, exact)), _up(gamma_of(width, coded)), _up(tiny_of(width)), _up(shift_of(codes)))
-        held = query_codes(values, dtype) if quantised else (None, None)
-        return query_terms(values, self.queries.starts, self.queries.lengths, *held, rounding)
+        codes_of, scales = query_codes(values, dtype) if quantised else (None, None)
+        return query_terms(values, self.queries.starts, self.queries.lengths, codes_of, scales, rounding)
 
     def _piece(self, documents: Packed | Rows, codes: Codes, residuals: Residuals) -> None:
         count = len(documents)
@@ -149,7 +155,8 @@ class DeviceSearch:
             self._brute_piece(documents, scores)
             return
         self.doubt = False
-        self.best.add(scores)
+        self.best.add_keys(scores)
+        self.best.seen += len(documents)
         self.pieces += 1
 
     def _too_many(self) -> str:
@@ -187,7 +194,7 @@ class DeviceSearch:
         return of_keys(self.best.pending)[0].nan_to_num(-torch.inf, torch.inf, -torch.inf).sort(1, descending=True).values
 
     def _pruned(self, documents: Packed | Rows, codes: Codes, residuals: Residuals) -> Tensor | str:
-        """Scores `[Nq, n]`, exact or -inf where a document cannot be among the best; why brute force is the cheaper way."""
+        """Keys `[Nq, k]` of the best, where documents that cannot be among them have no score; or why brute force is cheaper."""
         queries, count = self.queries, len(documents)
         approximate = queries.scores(codes, self.quantize_queries)
         self.scanned += count
@@ -210,12 +217,17 @@ class DeviceSearch:
         least = known.topk(self.k, dim=1).values[:, -1] if known.shape[1] >= self.k else held
         late = bounded.marks(lower, floor, least)
         refused = self._score(documents, late, scores)
-        if refused or (self._alone(documents) and int(first.total + late.total) > self._most(count)):
-            return refused or self._too_many()
+        if refused:
+            return refused
+        best = TopK(len(queries), self.k, self.device, first=self.best.seen)
+        best.add(scores)
+        keys = best.pending  # queued before the host waits for the number of pairs
+        if self._alone(documents) and int(first.total + late.total) > self._most(count):
+            return self._too_many()
         self.survivors += first.tally + late.tally
         self.read += ((first.counts + late.counts).long() * lengths).sum()
         self.highest = torch.maximum(self.highest, late.highest)
-        return scores
+        return keys
 
     def _alone(self, documents: Packed | Rows) -> bool:
         """Whether marked pairs are scored alone."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary, ref
 
 import torch
 from torch import Tensor
@@ -93,7 +94,7 @@ def _like(block: Packed | Rows, queries: Tensor | Packed) -> Packed:
 
 def _checked(block: Packed | Rows, coded: Codes, stored: Residuals | None, device: torch.device) -> Residuals:
     """Residuals of a block, checked with its codes; made here where there are none."""
-    packed = check_codes(block, coded)
+    packed = _known_codes(block, coded)
     if device.type not in ("cpu", "cuda"):
         raise ValueError(f"queries: on {device}, need the CPU or a CUDA device")
     if packed.device != device and packed.device.type != "cpu":
@@ -107,6 +108,21 @@ def _checked(block: Packed | Rows, coded: Codes, stored: Residuals | None, devic
     if len(known) != len(block):
         raise ValueError(f"residuals: got {len(known)} documents, need {len(block)} as in documents")
     return known
+
+
+_compared: WeakKeyDictionary[Codes, ref[Packed | Rows]] = WeakKeyDictionary()
+
+
+def _known_codes(block: Packed | Rows, coded: Codes) -> Packed:
+    """The packed codes of a block; those on a GPU are compared with the same documents once, because it has to be waited for."""
+    held = _compared.get(coded) if isinstance(coded.codes, Packed) else None
+    if held is not None and held() is block:
+        assert isinstance(coded.codes, Packed)
+        return coded.codes
+    packed = check_codes(block, coded)
+    if packed.values.is_cuda:
+        _compared[coded] = ref(block)
+    return packed
 
 
 def _on_device(

@@ -19,22 +19,9 @@ class Queries:
     def __init__(self, given: Tensor | Packed, mask: Tensor | None = None, lengths: Tensor | None = None) -> None:
         self.given = given.detach() if isinstance(given, Tensor) else given
         self.mask, self._lengths = mask, lengths
-        if isinstance(given, Packed):
-            inside = torch.clamp(given.values.shape[0] - given.starts, min=0)
-            values, starts, counts = given.values.detach(), given.starts, torch.minimum(given.lengths.clamp(min=0), inside)
-            longest = int(counts.max()) if len(given) else 0
-        else:
-            tokens = self.given.unsqueeze(0) if self.given.dim() == 2 else self.given
-            count, longest = tokens.shape[:2]
-            place = torch.arange(longest, device=tokens.device)
-            counts = torch.full((count,), longest, dtype=torch.int64, device=tokens.device)
-            if lengths is not None:
-                counts = lengths.reshape(-1).long().clamp(0, longest)
-            values, starts = tokens.reshape(-1, tokens.shape[-1]), torch.arange(count, device=tokens.device) * longest
-            if mask is not None:
-                valid = (mask.reshape(count, longest) != 0) & (place < counts[:, None])
-                values, counts = tokens[valid], valid.sum(1)
-                starts = counts.cumsum(0) - counts
+        values, starts, counts, longest = (
+            _packed(given) if isinstance(given, Packed) else _padded(given.detach(), mask, lengths)
+        )
         self.values = values.contiguous()
         self.starts, self.lengths, self.longest = starts.long().contiguous(), counts.long().contiguous(), longest
 
@@ -53,3 +40,23 @@ class Queries:
         )
         assert isinstance(found, Tensor)
         return found.unsqueeze(0) if isinstance(self.given, Tensor) and self.given.dim() == 2 else found
+
+
+def _packed(given: Packed) -> tuple[Tensor, Tensor, Tensor, int]:
+    inside = torch.clamp(given.values.shape[0] - given.starts, min=0)
+    counts = torch.minimum(given.lengths.clamp(min=0), inside)
+    return given.values.detach(), given.starts, counts, int(counts.max()) if len(given) else 0
+
+
+def _padded(tokens: Tensor, mask: Tensor | None, lengths: Tensor | None) -> tuple[Tensor, Tensor, Tensor, int]:
+    tokens = tokens.unsqueeze(0) if tokens.dim() == 2 else tokens
+    device, (count, longest, width) = tokens.device, tokens.shape
+    counts = torch.full((count,), longest, dtype=torch.int64, device=device)
+    if lengths is not None:
+        counts = lengths.reshape(-1).long().clamp(0, longest)
+    starts = torch.arange(count, device=device) * longest
+    if mask is None:
+        return tokens.reshape(-1, width), starts, counts, longest
+    valid = (mask.reshape(count, longest) != 0) & (torch.arange(longest, device=device) < counts[:, None])
+    counts = valid.sum(1)
+    return tokens[valid], counts.cumsum(0) - counts, counts, longest

@@ -156,15 +156,15 @@ def check_parts() -> None:
     for held in (documents, Held(documents)):
         pieces = list(fetching.some(held, chosen))
         assert torch.equal(torch.cat([numbers for numbers, _ in pieces]), chosen)
-        assert torch.equal(
-            torch.cat([one.values for _, one in pieces]), documents.select(chosen).compact().values
-        )
+        assert torch.equal(torch.cat([one.values for _, one in pieces]), documents.select(chosen).compact().values)
     queries = Queries(pack([grid(size, 24, draw) for size in (5, 0, 40, 1)]))
     for kind, quantised in (("int8 token", True), ("affine document", True), ("fp8 document", True), ("int8 token", False)):
         codes = coded(documents, kind)
         gamma, shift = host.gamma_of(24), host.shift_of(codes)
         rounding = Rounding(*map(device._up, (gamma, gamma, host.tiny_of(24), shift)))
-        given = pack([queries.values[s : s + n] for s, n in zip(queries.starts.tolist(), queries.lengths.tolist(), strict=True)])
+        given = pack(
+            [queries.values[s : s + n] for s, n in zip(queries.starts.tolist(), queries.lengths.tolist(), strict=True)]
+        )
         expected = host.query_terms(given, codes, quantised)
         held = (None, None)
         if quantised:

@@ -12,10 +12,10 @@ pytest.importorskip("triton", reason="Triton is not installed")
 if os.environ.get("TRITON_INTERPRET"):
     pytest.skip("TRITON_INTERPRET is set: kernels are interpreted, not compiled", allow_module_level=True)
 
-import record_resources as recorder  # noqa: E402
-from maxsim_kernels import Packed, quantize_int8  # noqa: E402
-from maxsim_kernels.gpu.search import bounds, fetching, survivors  # noqa: E402
-from maxsim_kernels.search import trust  # noqa: E402
+import record_resources as recorder
+from maxsim_kernels import Packed, quantize_int8
+from maxsim_kernels.gpu.search import bounds, fetching, survivors
+from maxsim_kernels.search import trust
 
 Run = Callable[[str, str, int], None]
 
@@ -89,11 +89,14 @@ def test_products_within_bounds_are_trusted_and_others_are_not(monkeypatch) -> N
     trust.looked_at.cache_clear()
     assert trust.looked_at(_form(), None) == trust.Trust("", False)
     whole = trust.maxsim
-    assert trust.looked_at(_form(), lambda values, starts, lengths, documents: whole(Packed(values, starts_of(starts)), documents)).pairs
+    assert trust.looked_at(
+        _form(), lambda values, starts, lengths, documents: whole(Packed(values, starts_of(starts)), documents)
+    ).pairs
     for match, broken in {
         "of what the bounds allow": lambda queries, documents: whole(queries, documents) * (1 + 2.0**-10),
-        "has other bits among other documents": lambda queries, documents: whole(queries, documents)
-        * (1 + 2.0**-22 * (len(documents) < 90)),
+        "has other bits among other documents": lambda queries, documents: (
+            whole(queries, documents) * (1 + 2.0**-22 * (len(documents) < 90))
+        ),
     }.items():
         monkeypatch.setattr(trust, "maxsim", broken)
         trust.looked_at.cache_clear()
