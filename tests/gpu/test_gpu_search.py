@@ -166,7 +166,7 @@ def test_blocks_and_pieces(monkeypatch):
     codes = [quantize_int8(block, "document") for block in blocks]
     for least in (4096, 64):
         monkeypatch.setattr(device, "_LEAST_DOCUMENTS", least)
-        monkeypatch.setattr(device, "_CELLS", 1024 if least == 64 else 1 << 25)
+        monkeypatch.setattr(device, "_CELLS", 1024 if least == 64 else 1 << 27)
         scores, indices, stats = exact_topk(queries, iter(blocks), 20, codes=iter(codes))
         assert make.same_bits(scores, expected[0])
         assert torch.equal(indices, expected[1])

@@ -9,7 +9,9 @@ follows at once.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import closing, nullcontext
+from functools import partial
 from typing import cast
 from weakref import WeakKeyDictionary
 
@@ -31,7 +33,10 @@ from maxsim_kernels.streaming.blocks import slice_of
 from maxsim_kernels.tokens import Fp8Tokens, Int8Tokens, Packed
 from maxsim_kernels.topk import TopK, of_keys
 
-_CELLS = 1 << 25  # (query, document) pairs bounded at once: 16 bytes each
+_CELLS, _CELL_BYTES = (
+    1 << 27,
+    32,
+)  # (query, document) pairs bounded at once, and what one takes: 16 bytes, and a top-k's temporaries
 _LEAST_DOCUMENTS = 4096
 _SAMPLED, _SAMPLE = 2048, 128  # pieces from this size on begin with a sample of so many documents, scored exactly
 _HOPELESS = 0.4  # share of the sample's pairs that bounds would leave, beyond which nothing is scanned
@@ -89,29 +94,44 @@ class DeviceSearch:
         self.width = documents.dim * documents.dtype.itemsize
         if self.never is None:
             self._look(documents)
-        residuals = Residuals(residuals.errors.to(self.device), residuals.norms.to(self.device))
-        step = max(_LEAST_DOCUMENTS, _CELLS // len(self.queries))
-        if self.never:
-            for first in range(0, count, step):
-                self._brute_piece(cut(documents, first, min(first + step, count)), self.never)
-            return
+        known = Residuals(residuals.errors.to(self.device), residuals.norms.to(self.device))
         packed = cast(Packed, codes.codes)
-        size = _even(packed)
-        if packed.device == self.device:
-            self.doubt = not _pruned_before.get(codes, False)
-            before = self.brute
-            for first in range(0, count, step):
-                stop = min(first + step, count)
-                self._piece(cut(documents, first, stop), _cut_codes(codes, first, stop, size), residuals[first:stop])
+        here, before = packed.device == self.device, self.brute
+        self.doubt = not (here and _pruned_before.get(codes, False))
+        step, size = self._step(count), _even(packed)
+        for first in range(0, count, step):
+            stop = min(first + step, count)
+            part = cut(documents, first, stop)
+            if self.never:
+                self._brute_piece(part, self.never)
+            else:
+                lengths = packed.lengths[first:stop].to(self.device)
+                scan = partial(self._scan, cut_codes(codes, first, stop, size if here else 0))
+                self._piece(part, scan, codes, known[first:stop], lengths)
+        if here:
             _pruned_before[codes] = self.brute == before
-            return
+
+    def _step(self, count: int) -> int:
+        """Documents of a piece: as many as their bounds fit in an eighth of the free memory; the more, the fewer are scored exactly."""
+        queries = len(self.queries)
+        if count * queries <= _CELLS // 32 or self.device.type != "cuda":
+            return max(_LEAST_DOCUMENTS, _CELLS // 32 // queries)
+        free = torch.cuda.mem_get_info(self.device)[0] // 8
+        return max(_LEAST_DOCUMENTS, min(_CELLS, free // _CELL_BYTES) // queries)
+
+    def _scan(self, codes: Codes) -> Tensor:
+        """Scores over codes `[Nq, n]`; codes on the host flow to the device while those before are scored."""
+        queries = self.queries
+        self.scanned += len(codes)
+        if codes.device == self.device:
+            return queries.scores(codes, self.quantize_queries)
+        found = torch.empty(len(queries), len(codes), device=self.device)
         first = 0
-        with closing(device_blocks([codes], self.device, queries=len(self.queries))) as blocks:
+        with closing(device_blocks([codes], self.device, queries=len(queries))) as blocks:
             for block in blocks:
-                stop = first + len(block)
-                held = _cut_codes(cast(Codes, block), 0, len(block), size)
-                self._piece(cut(documents, first, stop), held, residuals[first:stop])
-                first = stop
+                found[:, first : first + len(block)] = queries.scores(block, self.quantize_queries)
+                first += len(block)
+        return found
 
     def _look(self, documents: Packed | Rows) -> None:
         """Whether bounds hold on this GPU, and whether pairs may be scored alone."""
@@ -136,27 +156,32 @@ class DeviceSearch:
         codes_of, scales = query_codes(values, dtype) if quantised else (None, None)
         return query_terms(values, self.queries.starts, self.queries.lengths, codes_of, scales, rounding)
 
-    def _piece(self, documents: Packed | Rows, codes: Codes, residuals: Residuals) -> None:
-        count = len(documents)
-        shared = self.most_rescored * count
-        if self.k > shared and not self.best.seen:  # the leads alone would be too many
+    def _piece(
+        self, documents: Packed | Rows, scan: Callable[[], Tensor], codes: Codes, residuals: Residuals, lengths: Tensor
+    ) -> None:
+        """Some documents: `scan()` scores their codes; `codes` say of which kind those are."""
+        count, first = len(documents), self.best.seen
+        if self.k > self.most_rescored * count and not first:  # the leads alone would be too many
             self._brute_piece(documents, self._too_many())
             return
+        sampled = 0
         if self.doubt and count >= _SAMPLED and self.most_rescored < 1:
-            hopeless = self._sample(cut(documents, 0, _SAMPLE), residuals[:_SAMPLE], self._terms(codes), count)
-            documents, residuals = cut(documents, _SAMPLE, count), residuals[_SAMPLE:]
-            if hopeless:
-                self._brute_piece(documents, f"a sample of {_SAMPLE} documents says that bounds would leave most")
+            sampled = _SAMPLE
+            if self._sample(cut(documents, 0, sampled), residuals[:sampled], self._terms(codes), count):
+                why = f"a sample of {sampled} documents says that bounds would leave most"
+                self._brute_piece(cut(documents, sampled, count), why)
                 return
-            codes = _cut_codes(codes, _SAMPLE, count, 0)
-        scores = self._pruned(documents, codes, residuals)
-        if isinstance(scores, str):
-            self.doubt = True
-            self._brute_piece(documents, scores)
+            lengths = lengths.clone()
+            lengths[:sampled] = 0  # which have their scores: no bound of theirs is looked at
+        approximate = scan()
+        bounded = Bounded(approximate, self._terms(codes), self.queries.lengths, residuals.errors, residuals.norms, lengths)
+        keys = self._pruned(documents, bounded, first, sampled)
+        self.doubt = isinstance(keys, str)
+        if isinstance(keys, str):
+            self._brute_piece(cut(documents, sampled, count), keys)
             return
-        self.doubt = False
-        self.best.add_keys(scores)
-        self.best.seen += len(documents)
+        self.best.add_keys(keys)
+        self.best.seen = first + count
         self.pieces += 1
 
     def _too_many(self) -> str:
@@ -193,21 +218,16 @@ class DeviceSearch:
             return torch.empty(len(self.queries), 0, device=self.device)
         return of_keys(self.best.pending)[0].nan_to_num(-torch.inf, torch.inf, -torch.inf).sort(1, descending=True).values
 
-    def _pruned(self, documents: Packed | Rows, codes: Codes, residuals: Residuals) -> Tensor | str:
-        """Keys `[Nq, k]` of the best, where documents that cannot be among them have no score; or why brute force is cheaper."""
+    def _pruned(self, documents: Packed | Rows, bounded: Bounded, number: int, sampled: int) -> Tensor | str:
+        """Keys `[Nq, k]` of the best of documents from `number` on, but for the sampled ones; or why brute force is cheaper."""
         queries, count = self.queries, len(documents)
-        approximate = queries.scores(codes, self.quantize_queries)
-        self.scanned += count
-        packed = codes.codes
-        lengths = packed.lengths if isinstance(packed, Packed) else _full(count, packed.shape[1], self.device)
-        bounded = Bounded(approximate, self._terms(codes), queries.lengths, residuals.errors, residuals.norms, lengths)
         before = self._best_scores()
-        held = before[:, -1] if before.shape[1] else lengths.new_full((len(queries),), -torch.inf, dtype=torch.float32)
+        held = before[:, -1] if before.shape[1] else torch.full((len(queries),), -torch.inf, device=self.device)
         lower = bounded.lower(held)
         leads = lower.topk(min(self.k, count), dim=1, sorted=False)
         floor = leads.values.amin(1)
         scores = torch.full_like(lower, -torch.inf)
-        scores.masked_fill_((queries.lengths == 0)[:, None], 0.0)
+        scores[:, sampled:].masked_fill_((queries.lengths == 0)[:, None], 0.0)
         first = bounded.marks(lower, floor, None)
         refused = self._score(documents, first, scores)
         if refused:
@@ -219,13 +239,13 @@ class DeviceSearch:
         refused = self._score(documents, late, scores)
         if refused:
             return refused
-        best = TopK(len(queries), self.k, self.device, first=self.best.seen)
+        best = TopK(len(queries), self.k, self.device, first=number)
         best.add(scores)
         keys = best.pending  # queued before the host waits for the number of pairs
         if self._alone(documents) and int(first.total + late.total) > self._most(count):
             return self._too_many()
         self.survivors += first.tally + late.tally
-        self.read += ((first.counts + late.counts).long() * lengths).sum()
+        self.read += ((first.counts + late.counts).long() * bounded.lengths).sum()
         self.highest = torch.maximum(self.highest, late.highest)
         return keys
 
@@ -278,10 +298,6 @@ def _up(value: float) -> float:
     return float(found if float(found) >= value else np.nextafter(found, np.float32(np.inf)))
 
 
-def _full(count: int, size: int, device: torch.device) -> Tensor:
-    return torch.full((count,), size, dtype=torch.int64, device=device)
-
-
 _evenness: WeakKeyDictionary[Packed, int] = WeakKeyDictionary()
 
 
@@ -295,13 +311,9 @@ def _even(packed: Packed) -> int:
     return _evenness[packed]
 
 
-def _cut_codes(codes: Codes, first: int, stop: int, size: int) -> Codes:
+def cut_codes(codes: Codes, first: int, stop: int, size: int) -> Codes:
     """Codes of documents `first` to `stop`; of `size` tokens each, where that is not 0, in the faster dense form."""
-    held = codes.codes
-    if not isinstance(held, Packed):
-        scales = codes.scales if codes.granularity == "corpus" else codes.scales[first:stop]
-        offset = getattr(codes, "offset", None)
-        return _like(codes, held[first:stop], scales, offset if offset is None or not offset.dim() else offset[first:stop])
+    held = cast(Packed, codes.codes)
     if not size:
         return cast(Codes, slice_of(codes, first, stop))
     values = held.values[first * size : stop * size].view(stop - first, size, held.dim)
@@ -311,11 +323,6 @@ def _cut_codes(codes: Codes, first: int, stop: int, size: int) -> Codes:
             return one[first * size : stop * size].view(stop - first, size)
         return one[first:stop] if codes.granularity == "document" else one
 
-    offset = getattr(codes, "offset", None)
-    return _like(codes, values, dense(codes.scales), None if offset is None else dense(offset))
-
-
-def _like(codes: Codes, values: Tensor, scales: Tensor, offset: Tensor | None) -> Codes:
     if isinstance(codes, Fp8Tokens):
-        return Fp8Tokens(values, scales, codes.granularity)
-    return Int8Tokens(values, scales, offset, codes.granularity)
+        return Fp8Tokens(values, dense(codes.scales), codes.granularity)
+    return Int8Tokens(values, dense(codes.scales), None if codes.offset is None else dense(codes.offset), codes.granularity)

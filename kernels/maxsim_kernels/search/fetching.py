@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import closing
+from functools import lru_cache
 from typing import cast
 
 import torch
@@ -74,9 +75,21 @@ def _brought(values: Tensor, starts: Tensor, offsets: Tensor, tokens: int, devic
     """Documents at `starts` of `values`, end to end, on the device."""
     if values.device == device:
         return fetched(values, starts, offsets, tokens)
-    if values.is_pinned() and values.is_contiguous():
+    if values.is_pinned() and values.is_contiguous() and _reads_pinned(device):
         return fetched(values, starts.to(device), offsets.to(device), tokens)
     rows = torch.repeat_interleave(starts - offsets[:-1], offsets.diff(), output_size=tokens) + torch.arange(tokens)
     held = torch.empty(tokens, values.shape[1], dtype=values.dtype, pin_memory=device.type == "cuda")
     torch.index_select(values, 0, rows, out=held)
     return Packed(held.to(device, non_blocking=True), offsets.to(device))
+
+
+@lru_cache
+def _reads_pinned(device: torch.device) -> bool:
+    """Whether kernels on this GPU read pinned host memory where it lies; looked at once a process."""
+    values = torch.arange(64, dtype=torch.float32).view(16, 4).pin_memory()
+    starts, offsets = torch.tensor([9, 2], device=device), torch.tensor([0, 3, 8], device=device)
+    try:
+        found = fetched(values, starts, offsets, 8).values.cpu()
+    except (RuntimeError, ValueError):
+        return False
+    return torch.equal(found, values[[9, 10, 11, 2, 3, 4, 5, 6]])

@@ -73,7 +73,7 @@ def search(
     for first in range(0, len(documents), step):
         stop = min(first + step, len(documents))
         part = fetching.cut(documents, first, stop)
-        found.add(part, device._cut_codes(codes, first, stop, 0), residuals[first:stop])
+        found.add(part, device.cut_codes(codes, first, stop, 0), residuals[first:stop])
     return found.best.scores, found.best.indices, found.stats()
 
 
@@ -134,6 +134,9 @@ def check_sample() -> None:
     queries = grid(6 * 5, 16, draw).view(6, 5, 16)
     documents = corpus(96, 16, draw, topics=30)
     check(queries, documents, 2, "int8 document", True, most_rescored=0.5)
+    for lengths in (torch.tensor([5, 0, 5, 2, 1, 0]), torch.tensor([5, 0, 0, 0, 0, 0])):
+        check(queries, documents, 2, "int8 document", True, most_rescored=0.5, lengths=lengths)
+        check(queries, documents, 30, "int8 document", False, most_rescored=0.9, lengths=lengths)
     same = pack([torch.ones(3, 16).half()] * 64)
     stats = check(queries, same, 2, "int8 document", True)
     assert "sample of 8 documents" in stats.fell_back, stats.fell_back
