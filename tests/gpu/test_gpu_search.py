@@ -109,7 +109,7 @@ def test_this_gpu_is_trusted(dtype, d):
     for count, size, packed in ((1, 32, False), (40, 32, False), (40, 20, False), (1, 1024, False), (40, 30, True)):
         found = trust.looked_at(trust.form_of(torch.device("cuda", 0), dtype, count, size, d, packed), device.score_alone)
         assert found.bounded == ""
-        if count > device._FEW_QUERIES:  # the pairs of fewer are never scored alone
+        if count * size > 64:  # of fewer rows the kernel is another one, which may multiply by other instructions
             assert found.pairs == (d <= 256), (count, size, packed)
 
 
@@ -327,11 +327,11 @@ def test_a_gpu_that_is_not_trusted_is_searched_by_brute_force(monkeypatch):
 
 def test_wrong_residuals_are_seen_to_matter():
     documents = clustered(1500, 128, 20)
-    queries, codes = about(documents, 40, 32, 21), quantize_int8(documents, "corpus")
+    queries, codes = about(documents, 40, 32, 21), quantize_int8(documents, "corpus", scale=0.03)
     none = Residuals(torch.zeros(1500, device="cuda"), torch.zeros(1500, device="cuda"))
     expected = stream_topk(queries, [documents], 100)
     found = exact_topk(queries, documents, 100, codes=codes, residuals=none, most_rescored=1.0)
-    assert not (torch.equal(found[1], expected[1]) and found[2].certificate.holds and make.same_bits(found[0], expected[0]))
+    assert not torch.equal(found[1], expected[1])
     same(queries, documents, 100, codes, most_rescored=1.0)
 
 

@@ -41,7 +41,7 @@ _LEAST_DOCUMENTS = 4096
 _SAMPLED, _SAMPLE = 2048, 128  # pieces from this size on begin with a sample of so many documents, scored exactly
 _HOPELESS = 0.4  # share of the sample's pairs that bounds would leave, beyond which nothing is scanned
 _PAIRS_PAY, _UNION_PAYS = 0.1, 0.6  # shares of pairs and documents beyond which brute force is the cheaper way
-_FEW_QUERIES = 4  # whose survivors are as many documents as pairs: scored together
+_SPREAD = 0.9  # of documents that queries which have nothing in common would want, beyond which no union is tried
 
 _pruned_before: WeakKeyDictionary[Codes, bool] = (
     WeakKeyDictionary()
@@ -61,9 +61,7 @@ class DeviceSearch:
         self.scanned = 0
         self.survivors = torch.zeros(len(queries), dtype=torch.int64, device=self.device)
         self.highest = torch.full((len(queries),), -torch.inf, dtype=torch.float64, device=self.device)
-        self.read = torch.zeros(
-            (), dtype=torch.int64, device=self.device
-        )  # tokens behind exact scores, each query's for itself
+        self.read = torch.zeros((), dtype=torch.int64, device=self.device)  # tokens behind exact scores, for each query
         self.width = 0  # bytes of a token
         self.brute, self.pieces, self.why = 0, 0, ""
 
@@ -97,7 +95,7 @@ class DeviceSearch:
         known = Residuals(residuals.errors.to(self.device), residuals.norms.to(self.device))
         packed = cast(Packed, codes.codes)
         here, before = packed.device == self.device, self.brute
-        self.doubt = not (here and _pruned_before.get(codes, False))
+        self.doubt = self.doubt and not (here and _pruned_before.get(codes, False))
         step, size = self._step(count), _even(packed)
         for first in range(0, count, step):
             stop = min(first + step, count)
@@ -161,8 +159,11 @@ class DeviceSearch:
     ) -> None:
         """Some documents: `scan()` scores their codes; `codes` say of which kind those are."""
         count, first = len(documents), self.best.seen
-        if self.k > self.most_rescored * count and not first:  # the leads alone would be too many
-            self._brute_piece(documents, self._too_many())
+        if self.k > self._share(documents) * count and not first:  # the leads alone would be too many
+            self._brute_piece(documents, self._too_many(documents))
+            return
+        if self._spread_out(documents):
+            self._brute_piece(documents, "the best of so many queries would together be most of the documents")
             return
         sampled = 0
         if self.doubt and count >= _SAMPLED and self.most_rescored < 1:
@@ -184,8 +185,8 @@ class DeviceSearch:
         self.best.seen = first + count
         self.pieces += 1
 
-    def _too_many(self) -> str:
-        return f"more than {self.most_rescored:.0%} of the pairs could still be among the best"
+    def _too_many(self, documents: Packed | Rows) -> str:
+        return f"more than {self._share(documents):.0%} of the pairs could still be among the best"
 
     def _brute_piece(self, documents: Packed | Rows, why: str) -> None:
         self.brute, self.pieces, self.why = self.brute + 1, self.pieces + 1, self.why or why
@@ -242,8 +243,8 @@ class DeviceSearch:
         best = TopK(len(queries), self.k, self.device, first=number)
         best.add(scores)
         keys = best.pending  # queued before the host waits for the number of pairs
-        if self._alone(documents) and int(first.total + late.total) > self._most(count):
-            return self._too_many()
+        if self._alone(documents) and int(first.total + late.total) > int(self._share(documents) * scores.numel()):
+            return self._too_many(documents)
         self.survivors += first.tally + late.tally
         self.read += ((first.counts + late.counts).long() * bounded.lengths).sum()
         self.highest = torch.maximum(self.highest, late.highest)
@@ -252,13 +253,18 @@ class DeviceSearch:
     def _alone(self, documents: Packed | Rows) -> bool:
         """Whether marked pairs are scored alone."""
         here = isinstance(documents, Packed) and documents.device == self.device and in_one_piece(documents)
-        few = len(self.queries) <= _FEW_QUERIES
-        return self.pairs and here and not few and takes(self.queries.values, cast(Packed, documents))
+        return self.pairs and here and takes(self.queries.values, cast(Packed, documents))
 
-    def _most(self, count: int) -> int:
-        """Pairs of a piece beyond which brute force is the cheaper way."""
-        share = self.most_rescored
-        return int((share if share == 1 else min(share, _PAIRS_PAY)) * count * len(self.queries))
+    def _share(self, documents: Packed | Rows) -> float:
+        """Share of a piece's pairs beyond which brute force is the cheaper way; 1: never."""
+        alone = self.most_rescored < 1 and self._alone(documents)
+        return min(self.most_rescored, _PAIRS_PAY) if alone else self.most_rescored
+
+    def _spread_out(self, documents: Packed | Rows) -> bool:
+        """Whether unions alone could be scored, and of independent queries would be nearly everything, with no link to spare."""
+        here = isinstance(documents, Packed) and documents.device == self.device
+        left = (1 - min(1.0, self.k / len(documents))) ** len(self.queries)
+        return here and self.most_rescored < 1 and left < 1 - _SPREAD and not self._alone(documents)
 
     def _score(self, documents: Packed | Rows, marks: Marks, scores: Tensor) -> str:
         """Write exact scores of the marked pairs, and maybe of others; why not, where the union of their documents is too large."""
@@ -266,12 +272,13 @@ class DeviceSearch:
         if self._alone(documents):
             asked = self.queries
             held = cast(Packed, documents)
-            score_marked(asked.values, asked.starts, asked.lengths, asked.longest, held, marks, self._most(count), scores)
+            limit = int(self._share(documents) * scores.numel())
+            score_marked(asked.values, asked.starts, asked.lengths, asked.longest, held, marks, limit, scores)
             return ""
         chosen = marks.counts.nonzero()[:, 0]
         share = chosen.numel() / count
         if int(marks.total) > self.most_rescored * scores.numel():
-            return self._too_many()
+            return self._too_many(documents)
         if share > _UNION_PAYS and self.most_rescored < 1:
             return f"what some query could still want is {share:.0%} of a piece's documents"
         for numbers, held in some(documents, chosen):

@@ -142,7 +142,7 @@ def check_sample() -> None:
     assert "sample of 8 documents" in stats.fell_back, stats.fell_back
     device._SAMPLED = 1 << 30
     stats = check(queries, same, 2, "int8 document", True)
-    assert "more than 25% of the pairs" in stats.fell_back, stats.fell_back
+    assert "more than 10% of the pairs" in stats.fell_back, stats.fell_back
     stats = check(queries, same, 2, "int8 document", False)
     assert stats.fell_back, stats.fell_back
 
