@@ -143,6 +143,7 @@ def test_residuals_are_those_of_the_cpu():
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("pinned", [False, True])
 def test_documents_on_the_host(dtype, pinned, monkeypatch):
+    monkeypatch.setattr(device, "_SAMPLED", 1 << 30)  # a sample, which only a first search takes, counts as survivors
     documents = clustered(2500, 128, 6, dtype)
     codes = quantize_int8(documents, "document")
     residuals = residuals_of(documents, codes)
@@ -335,12 +336,17 @@ def test_wrong_residuals_are_seen_to_matter():
     same(queries, documents, 100, codes, most_rescored=1.0)
 
 
-def test_reduced_float32_is_brute_force(monkeypatch):
+def test_reduced_float32_is_brute_force():
     documents = clustered(400, 64, 22, torch.float32)
     queries, codes = about(documents, 10, 8, 23), quantize_int8(documents)
     assert not same(queries, documents, 5, codes).fell_back
-    monkeypatch.setattr(torch.backends.cuda.matmul, "fp32_precision", "tf32")
-    assert "tf32" in same(queries, documents, 5, codes).fell_back
+    setting = torch.backends.cuda.matmul
+    before = setting.fp32_precision
+    setting.fp32_precision = "tf32"
+    try:
+        assert "tf32" in same(queries, documents, 5, codes).fell_back
+    finally:
+        setting.fp32_precision = before
 
 
 def test_refusals():

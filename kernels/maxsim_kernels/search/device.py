@@ -136,12 +136,14 @@ class DeviceSearch:
         if documents.dim > WIDEST:
             self.never = f"d = {documents.dim} is more than {WIDEST}"
             return
-        dtype = documents.dtype
         asked = self.queries
-        form = form_of(self.device, dtype, len(asked), asked.longest, documents.dim, isinstance(asked.given, Packed))
-        trust = looked_at(form, score_alone) if asked.longest else None
-        self.never = trust.bounded if trust is not None else "queries without tokens"
-        self.pairs = trust is not None and trust.pairs
+        if not asked.longest:
+            self.never = "queries without tokens"
+            return
+        packed = isinstance(asked.given, Packed)
+        form = form_of(self.device, documents.dtype, len(asked), asked.longest, documents.dim, packed)
+        trust = looked_at(form, score_alone)
+        self.never, self.pairs = trust.bounded, trust.pairs
 
     def _terms(self, codes: Codes) -> Tensor:
         """The queries' part of the bounds."""
