@@ -60,7 +60,7 @@ def require_certifiable(paths: Mapping[str, ScoringPath], device: str, *, candid
     for name in (name for name, path in paths.items() if path.certified):
         if torch.device(device).type != "cpu":
             raise UsageError(
-                f"path {name}: got device {device}, need cpu: its proof counts the roundings of the CPU's products"
+                f"path {name}: got device {device}, need cpu: certified evaluations run there alone (exact_topk searches on a GPU too)"
             )
         if candidates:
             raise UsageError(f"path {name}: every listed pair of candidates is scored anyway; name fp16 or fused-fp32 instead")

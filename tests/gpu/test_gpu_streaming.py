@@ -112,7 +112,7 @@ def lazy(packed):
 def parts(block, places):
     """A host block cut at some documents into blocks of their own."""
     edges = [0, *places, len(block)]
-    return [blocks._slice(block, first, stop) for first, stop in itertools.pairwise(edges)]
+    return [blocks.slice_of(block, first, stop) for first, stop in itertools.pairwise(edges)]
 
 
 KINDS = {

@@ -1,10 +1,14 @@
 """Certified search: the exact top-k of full precision at the price of a scan of codes (docs/search.md).
 
 bounds.py     how far a score over codes can lie from the exact path's: what is stored beside codes, what queries add
+device.py     the search on a GPU, queued without waiting
 exact.py      `exact_topk`: what it is given checked, block by block
-rescoring.py  exact scores of a few documents, with brute force's bits
+fetching.py   documents by number for a GPU, wherever they lie
+queries.py    queries as a GPU's kernels take them
+rescoring.py  exact scores of a few documents on a CPU, with brute force's bits
 rows.py       documents that lie elsewhere, and are read when they are needed
-searching.py  `Search`: scan, prune, rescore, and the certificate
+searching.py  `Search`: scan, prune, rescore, and the certificate, on a CPU
+trust.py      what a GPU's products are trusted with, and the look at them
 """
 
 from maxsim_kernels.search.bounds import Residuals, residuals_of

@@ -1,4 +1,4 @@
-"""How far a score over codes can lie from the score that the exact CPU path computes, rounding of both paths included.
+"""How far a score over codes can lie from the score that the exact path computes, rounding of both paths included.
 
 Document n has tokens `D_j` and codes that mean `C_j` (`code * scale + offset`). Stored beside the codes are two numbers a document
 (`Residuals`): `error = max_j ||D_j - C_j||` and `norm = max_j ||D_j||`. A query's tokens `Q_i` meet the codes as `P_i` (their own
@@ -13,7 +13,7 @@ names of its constants are used here.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import sqrt
+from math import inf, sqrt
 
 import torch
 from torch import Tensor
@@ -62,20 +62,22 @@ def residuals_of(documents: Packed, codes: Codes) -> Residuals:
     """The residuals of `codes` made from `documents` (`quantize_int8`, `quantize_fp8`, or by anybody), rounded up.
 
     Args:
-        documents: N documents of the exact path, float16, bfloat16 or float32, on the CPU.
-        codes: packed codes of the same documents, end to end, in the same order.
+        documents: N documents of the exact path, float16, bfloat16 or float32.
+        codes: packed codes of the same documents, end to end, in the same order, on the same device.
     """
     packed = check_codes(documents, codes)
-    width = documents.dim
+    device, width = documents.device, documents.dim
+    if packed.device != device:
+        raise ValueError(f"codes: on {packed.device}, need {device} as documents")
     owners = packed.document_of_token()
     begins = documents.starts.long() - packed.starts.long()  # from a token's place among the codes to its row of the documents
-    errors = torch.zeros(len(packed), dtype=torch.float64)
-    norms = torch.zeros(len(packed), dtype=torch.float64)
+    errors = torch.zeros(len(packed), dtype=torch.float64, device=device)
+    norms = torch.zeros(len(packed), dtype=torch.float64, device=device)
     step = max(1, _CHUNK // width)
     for first in range(0, packed.values.shape[0], step):
         span = slice(first, first + step)
         owner = owners[span]
-        rows = begins[owner] + torch.arange(first, first + owner.numel())
+        rows = begins[owner] + torch.arange(first, first + owner.numel(), device=device)
         tokens = documents.values[rows].double()
         meant, size = _meant(codes, span, owner)
         norm = tokens.norm(dim=1)
@@ -108,7 +110,7 @@ def _meant(codes: Codes, span: slice, owner: Tensor) -> tuple[Tensor, Tensor]:
 def _rounded_up(values: Tensor) -> Tensor:
     """FP64 to the next float32 that is not below."""
     found = values.float()
-    return torch.where(found.double() < values, torch.nextafter(found, torch.tensor(torch.inf)), found)
+    return torch.where(found.double() < values, torch.nextafter(found, torch.full_like(found, torch.inf)), found)
 
 
 def check_codes(documents: Packed | Rows, codes: Codes) -> Packed:
@@ -120,8 +122,9 @@ def check_codes(documents: Packed | Rows, codes: Codes) -> Packed:
     if len(packed) != len(documents) or packed.dim != documents.dim:
         got, need = f"{len(packed)} documents of d = {packed.dim}", f"{len(documents)} of d = {documents.dim}"
         raise ValueError(f"codes: got {got}, need {need} as documents")
-    if not torch.equal(packed.lengths.long(), documents.lengths.long()):
-        at = int((packed.lengths.long() != documents.lengths.long()).nonzero()[0])
+    held = documents.lengths.to(packed.device).long()
+    if not torch.equal(packed.lengths.long(), held):
+        at = int((packed.lengths.long() != held).nonzero()[0])
         lengths = int(packed.lengths[at]), int(documents.lengths[at])
         raise ValueError(f"codes: document {at} has {lengths[0]} tokens, need {lengths[1]} as in documents")
     return packed
@@ -168,9 +171,8 @@ def query_terms(queries: Packed, codes: Codes, quantize_queries: bool = True) ->
     own, codes_own = per_query(tokens.norm(dim=1)), per_query(meant.norm(dim=1))
     between = per_query((tokens - meant).norm(dim=1))
     length = queries.lengths.double()
-    shift = 2 * sqrt(width) * _largest_offset(codes)
-    unit = (width + _STEPS) * 2.0**-24
-    gamma, tiny = unit / (1 - unit), width * _TINY
+    shift = shift_of(codes)
+    gamma, tiny = gamma_of(width), tiny_of(width)
     return QueryTerms(
         error=codes_own * (1 + gamma) + length * tiny,
         norm=between + gamma * (own + codes_own) + length * tiny,
@@ -178,6 +180,22 @@ def query_terms(queries: Packed, codes: Codes, quantize_queries: bool = True) ->
         size=own + codes_own,
         shift=shift,
     )
+
+
+def gamma_of(width: int, factor: float = 1.0) -> float:
+    """Relative error of an inner product and of what follows it; `factor`: how much worse than FP32 additions a step may be."""
+    unit = (width + _STEPS) * factor * 2.0**-24
+    return unit / (1 - unit) if unit < 0.5 else inf
+
+
+def tiny_of(width: int) -> float:
+    """What underflow may cost, for tokens and scales of size 1."""
+    return width * _TINY
+
+
+def shift_of(codes: Codes) -> float:
+    """`2 sqrt(d) max|offset|` of codes (read: waits on a GPU, where there are offsets)."""
+    return 2 * sqrt(codes.dim) * _largest_offset(codes)
 
 
 def _as_multiplied(tokens: Tensor, codes: Codes) -> Tensor:

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary, ref
 
 import torch
 from torch import Tensor
 
 from maxsim_kernels.checks import Options, validate
+from maxsim_kernels.fallback import HAS_TRITON
 from maxsim_kernels.search.bounds import Codes, Residuals, check_codes, residuals_of
 from maxsim_kernels.search.rescoring import packed_queries
 from maxsim_kernels.search.rows import Rows
 from maxsim_kernels.search.searching import Search, Stats
 from maxsim_kernels.tokens import Fp8Tokens, Int8Tokens, Packed
-from maxsim_kernels.topk import of_keys
+from maxsim_kernels.topk import of_keys, refuse_nan
+
+if TYPE_CHECKING:
+    from maxsim_kernels.search.device import DeviceSearch
 
 _KINDS: dict[str, tuple[type, ...]] = {"documents": (Packed, Rows), "codes": (Int8Tokens, Fp8Tokens), "residuals": (Residuals,)}
 
@@ -30,7 +36,10 @@ def exact_topk(
     quantize_queries: bool = True,
     most_rescored: float = 0.25,
 ) -> tuple[Tensor, Tensor, Stats]:
-    """The exact top-k of `stream_topk(queries, documents, k)`, bit for bit, at the price of a scan of codes. On the CPU.
+    """The exact top-k of `stream_topk(queries, documents, k)`, bit for bit, at the price of a scan of codes.
+
+    It runs where the queries are. On a GPU documents and codes may lie there or on the host, each for itself: codes on the host are
+    streamed, and of documents on the host only those are copied that codes cannot rule out (pinned ones fastest).
 
     Args:
         queries: `[Lq, d]`, `[Nq, Lq, d]` or `Packed`, with mask and lengths as in `maxsim`.
@@ -55,29 +64,79 @@ def exact_topk(
     if not 0 <= most_rescored <= 1:
         raise ValueError(f"most_rescored: got {most_rescored}, need 0 to 1")
     single = isinstance(queries, Tensor) and queries.dim() == 2
-    search: Search | None = None
+    search: Search | DeviceSearch | None = None
     with torch.no_grad():
         for block, coded, stored in _blocks(documents, codes, residuals):
-            like = block if isinstance(block, Packed) else Packed(block.empty(), torch.zeros(1, dtype=torch.int64))
-            call = validate(queries, like, Options(query_mask=query_mask, query_lengths=query_lengths))
-            if call.queries.device.type != "cpu":
-                raise ValueError(
-                    f"queries: on {call.queries.device}, need CPU tensors: a GPU rounds otherwise (docs/search.md)"
-                )
-            check_codes(block, coded)
-            if stored is None and not isinstance(block, Packed):
-                raise ValueError("residuals: got none with Rows, need residuals_of(documents, codes), stored beside the codes")
-            known = residuals_of(block, coded) if stored is None else stored  # type: ignore[arg-type]
-            if len(known) != len(block):
-                raise ValueError(f"residuals: got {len(known)} documents, need {len(block)} as in documents")
-            if search is None:
+            call = validate(queries, _like(block, queries), Options(query_mask=query_mask, query_lengths=query_lengths))
+            known = _checked(block, coded, stored, call.queries.device)
+            if search is None and call.queries.device.type == "cuda":
+                search = _on_device(queries, query_mask, query_lengths, k, quantize_queries, most_rescored)
+            elif search is None:
                 search = Search(packed_queries(call), k, quantize_queries, most_rescored)
             search.add(block, coded, known)
     if search is None:
         raise ValueError("documents: got no blocks, need at least one (it may hold no documents)")
-    scores, indices = of_keys(search.keys)
+    keys = search.keys
+    refuse_nan(keys)
+    scores, indices = of_keys(keys)
     stats = search.stats()
     return (scores[0], indices[0], stats) if single else (scores, indices, stats)
+
+
+def _like(block: Packed | Rows, queries: Tensor | Packed) -> Packed:
+    """Documents that the operator can check beside the queries: on a GPU they may lie on the host, of which it knows nothing."""
+    device = queries.device
+    if isinstance(block, Packed) and (block.device == device or device.type != "cuda" or block.device.type != "cpu"):
+        return block
+    empty = block.empty() if isinstance(block, Rows) else block.values[:0]
+    return Packed(empty.to(device), torch.zeros(1, dtype=torch.int64, device=device))
+
+
+def _checked(block: Packed | Rows, coded: Codes, stored: Residuals | None, device: torch.device) -> Residuals:
+    """Residuals of a block, checked with its codes; made here where there are none."""
+    packed = _known_codes(block, coded)
+    if device.type not in ("cpu", "cuda"):
+        raise ValueError(f"queries: on {device}, need the CPU or a CUDA device")
+    if packed.device != device and packed.device.type != "cpu":
+        raise ValueError(f"codes: on {packed.device}, need {device} as the queries, or the CPU")
+    if stored is None and not isinstance(block, Packed):
+        raise ValueError("residuals: got none with Rows, need residuals_of(documents, codes), stored beside the codes")
+    if stored is None and packed.device != block.device:  # type: ignore[union-attr]
+        where = f"codes on {packed.device} and documents on {block.device}"  # type: ignore[union-attr]
+        raise ValueError(f"residuals: got none with {where}, need residuals_of(documents, codes), made where both lie together")
+    known = residuals_of(block, coded) if stored is None else stored  # type: ignore[arg-type]
+    if len(known) != len(block):
+        raise ValueError(f"residuals: got {len(known)} documents, need {len(block)} as in documents")
+    return known
+
+
+_compared: WeakKeyDictionary[Codes, ref[Packed | Rows]] = WeakKeyDictionary()
+
+
+def _known_codes(block: Packed | Rows, coded: Codes) -> Packed:
+    """The packed codes of a block; those on a GPU are compared with the same documents once, because it has to be waited for."""
+    held = _compared.get(coded) if isinstance(coded.codes, Packed) else None
+    if held is not None and held() is block:
+        assert isinstance(coded.codes, Packed)
+        return coded.codes
+    packed = check_codes(block, coded)
+    if packed.values.is_cuda:
+        _compared[coded] = ref(block)
+    return packed
+
+
+def _on_device(
+    queries: Tensor | Packed, mask: Tensor | None, lengths: Tensor | None, k: int, quantize_queries: bool, most_rescored: float
+) -> DeviceSearch:
+    """The search on a GPU, whose modules need Triton."""
+    if not HAS_TRITON:
+        raise ValueError(
+            "queries: on a GPU, need the CPU: Triton is not installed, and bounds are proven for its kernels alone"
+        )
+    from maxsim_kernels.search.device import DeviceSearch
+    from maxsim_kernels.search.queries import Queries
+
+    return DeviceSearch(Queries(queries, mask, lengths), k, quantize_queries, most_rescored)
 
 
 def _blocks(

@@ -257,10 +257,11 @@ def _sliced(block: Documents, limits: Limits) -> Iterator[Documents]:
             yield block
         return
     for first in range(0, count, limits.documents):
-        yield _slice(block, first, min(count, first + limits.documents))
+        yield slice_of(block, first, min(count, first + limits.documents))
 
 
-def _slice(block: Documents, first: int, stop: int) -> Documents:
+def slice_of(block: Documents, first: int, stop: int) -> Documents:
+    """Documents `first` to `stop` of a block, in its form, without a copy and without waiting for a GPU."""
     held = block.codes if isinstance(block, Int8Tokens | Fp8Tokens) else block
     tokens: Tensor | Packed
     span = slice(None)  # of a token's scales

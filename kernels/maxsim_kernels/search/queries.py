@@ -1,0 +1,62 @@
+"""Queries of a search on a GPU: as a call gets them, for brute force's kernel, and packed, for the search's own kernels."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from maxsim_kernels.api import maxsim
+from maxsim_kernels.checks import Documents
+from maxsim_kernels.tokens import Packed
+
+
+class Queries:
+    """`given` with its mask and lengths; `values` `[T, d]`, `starts`, `lengths` `[Nq]` of their valid tokens, `longest` of them.
+
+    A mask and packed queries are looked at once, which waits for the GPU.
+    """
+
+    def __init__(self, given: Tensor | Packed, mask: Tensor | None = None, lengths: Tensor | None = None) -> None:
+        self.given = given.detach() if isinstance(given, Tensor) else given
+        self.mask, self._lengths = mask, lengths
+        values, starts, counts, longest = (
+            _packed(given) if isinstance(given, Packed) else _padded(given.detach(), mask, lengths)
+        )
+        self.values = values.contiguous()
+        self.starts, self.lengths, self.longest = starts.long().contiguous(), counts.long().contiguous(), longest
+
+    def __len__(self) -> int:
+        return self.starts.numel()
+
+    @property
+    def device(self) -> torch.device:
+        """Where they are, and where they are scored."""
+        return self.values.device
+
+    def scores(self, documents: Documents, quantize_queries: bool = True) -> Tensor:
+        """`maxsim` of them, `[Nq, n]`: with full precision this is brute force's own call."""
+        found = maxsim(
+            self.given, documents, query_mask=self.mask, query_lengths=self._lengths, quantize_queries=quantize_queries
+        )
+        assert isinstance(found, Tensor)
+        return found.unsqueeze(0) if isinstance(self.given, Tensor) and self.given.dim() == 2 else found
+
+
+def _packed(given: Packed) -> tuple[Tensor, Tensor, Tensor, int]:
+    inside = torch.clamp(given.values.shape[0] - given.starts, min=0)
+    counts = torch.minimum(given.lengths.clamp(min=0), inside)
+    return given.values.detach(), given.starts, counts, int(counts.max()) if len(given) else 0
+
+
+def _padded(tokens: Tensor, mask: Tensor | None, lengths: Tensor | None) -> tuple[Tensor, Tensor, Tensor, int]:
+    tokens = tokens.unsqueeze(0) if tokens.dim() == 2 else tokens
+    device, (count, longest, width) = tokens.device, tokens.shape
+    counts = torch.full((count,), longest, dtype=torch.int64, device=device)
+    if lengths is not None:
+        counts = lengths.reshape(-1).long().clamp(0, longest)
+    starts = torch.arange(count, device=device) * longest
+    if mask is None:
+        return tokens.reshape(-1, width), starts, counts, longest
+    valid = (mask.reshape(count, longest) != 0) & (torch.arange(longest, device=device) < counts[:, None])
+    counts = valid.sum(1)
+    return tokens[valid], counts.cumsum(0) - counts, counts, longest

@@ -1,0 +1,209 @@
+"""Run under TRITON_INTERPRET=1 in a process of its own (the variable counts before Triton is first imported).
+
+    TRITON_INTERPRET=1 python interpreted_search.py GROUP
+
+The search on a GPU with its kernels interpreted on CPU tensors. Numbers lie on a grid, so every sum is exact and scores have brute
+force's bits in any order of addition; what the kernels may not do is lose a pair, a document or a bound.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import numpy as np
+import quick_interpreter  # noqa: F401 - kernels run under it
+import torch
+
+from maxsim_kernels import Packed, maxsim, pack, quantize_fp8, quantize_int8, stream_topk
+from maxsim_kernels.gpu.search import survivors
+from maxsim_kernels.gpu.search.bounds import Bounded, Rounding, query_terms
+from maxsim_kernels.gpu.search.fetching import fetched
+from maxsim_kernels.search import Residuals, Rows, device, fetching, residuals_of
+from maxsim_kernels.search import bounds as host
+from maxsim_kernels.search.queries import Queries
+from maxsim_kernels.search.trust import Trust
+
+CHECKED: list[str] = []
+
+
+class Held(Rows):
+    """Documents that are read by number."""
+
+    def __init__(self, documents: Packed) -> None:
+        super().__init__(documents.lengths.long(), documents.dim, documents.dtype)
+        self.documents = documents
+
+    def read(self, numbers: torch.Tensor) -> Packed:
+        return self.documents.select(numbers).compact()
+
+
+def grid(count: int, d: int, draw: np.random.Generator, levels: int = 8) -> torch.Tensor:
+    return torch.from_numpy(draw.integers(-levels, levels + 1, (count, d)) / 8).half()
+
+
+def corpus(count: int, d: int, draw: np.random.Generator, longest: int = 9, topics: int = 6) -> Packed:
+    """Documents about a few topics, empty ones and duplicates among them."""
+    centres = draw.integers(-8, 9, (topics, d))
+    parts = []
+    for number in range(count):
+        size = int(draw.integers(0, longest))
+        noise = draw.integers(-1, 2, (size, d))
+        parts.append(torch.from_numpy((centres[number % topics] + noise) / 8).half())
+        if number % 11 == 10:
+            parts[-1] = parts[number // 2]
+    return pack(parts)
+
+
+def coded(documents: Packed, kind: str) -> Any:
+    name, granularity = kind.split()
+    return quantize_fp8(documents, granularity) if name == "fp8" else quantize_int8(documents, granularity, name == "affine")
+
+
+def trusting(pairs: bool) -> None:
+    device.looked_at = lambda form, alone: Trust("", pairs)
+
+
+def search(
+    queries: Any, documents: Any, k: int, codes: Any, residuals: Any, blocks: int = 1, **options: Any
+) -> tuple[torch.Tensor, torch.Tensor, Any]:
+    made = {name: options.pop(name, None) for name in ("mask", "lengths")}
+    found = device.DeviceSearch(Queries(queries, made["mask"], made["lengths"]), k, **options)
+    step = -(-len(documents) // blocks)
+    for first in range(0, len(documents), step):
+        stop = min(first + step, len(documents))
+        part = fetching.cut(documents, first, stop)
+        found.add(part, device.cut_codes(codes, first, stop, 0), residuals[first:stop])
+    return found.best.scores, found.best.indices, found.stats()
+
+
+def check(queries: Any, documents: Packed, k: int, kind: str, pairs: bool, **options: Any) -> Any:
+    trusting(pairs)
+    codes = coded(documents, kind)
+    residuals = residuals_of(documents, codes)
+    given = {f"query_{name}": options[name] for name in ("mask", "lengths") if options.get(name) is not None}
+    lifted = queries.unsqueeze(0) if isinstance(queries, torch.Tensor) and queries.dim() == 2 else queries
+    expected = stream_topk(lifted, [documents], k, **given)
+    for held in (documents, Held(documents)) if not pairs else (documents,):
+        scores, indices, stats = search(queries, held, k, codes, residuals, **options)
+        assert torch.equal(scores, expected[0]), (kind, scores, expected[0])
+        assert torch.equal(indices, expected[1]), (kind, indices, expected[1])
+        assert stats.certificate.holds
+        CHECKED.append(kind)
+    return stats
+
+
+def check_search() -> None:
+    draw = np.random.default_rng(0)
+    kinds = [f"{kind} {scale}" for kind in ("int8", "affine") for scale in ("token", "document", "corpus")]
+    for number, kind in enumerate((*kinds, "fp8 document")):
+        d = (16, 24, 5)[number % 3]
+        documents = corpus(60, d, draw)
+        queries = grid(6 * 5, d, draw).view(6, 5, d)
+        for pairs in (True, False):
+            stats = check(queries, documents, 3, kind, pairs, most_rescored=1.0, blocks=1 + number % 2)
+            assert not stats.fell_back
+        check(queries, documents, 3, kind, True, quantize_queries=False, most_rescored=1.0)
+        check(queries, documents, 80, kind, True, most_rescored=1.0)
+        check(queries, documents, 2, kind, False, most_rescored=0.3, blocks=3)
+    check(queries, documents, 2, "int8 token", True, most_rescored=0.0)
+
+
+def check_queries() -> None:
+    draw = np.random.default_rng(1)
+    documents = corpus(40, 16, draw, longest=70)
+    packed = pack([grid(size, 16, draw) for size in (3, 0, 150, 1, 17, 30)])
+    dense = grid(6 * 20, 16, draw).view(6, 20, 16)
+    lengths, mask = torch.tensor([20, 0, 3, 7, 1, 12]), torch.from_numpy(draw.random((6, 20)) < 0.5)
+    for pairs in (True, False):
+        check(packed, documents, 4, "int8 document", pairs, most_rescored=1.0)
+        check(dense, documents, 4, "int8 document", pairs, most_rescored=1.0)
+        check(dense, documents, 4, "int8 document", pairs, most_rescored=1.0, lengths=lengths)
+        check(dense, documents, 4, "int8 document", pairs, most_rescored=1.0, mask=mask, lengths=lengths)
+        check(dense[0], documents, 4, "int8 document", pairs, most_rescored=1.0)
+    even = Packed(grid(32 * 8, 16, draw), torch.arange(0, 257, 8))
+    stats = check(dense, even, 2, "int8 document", True, most_rescored=1.0)
+    assert device._even(even) == 8
+    assert stats.scanned == 32
+
+
+def check_sample() -> None:
+    """Pieces begin with a sample; where bounds would leave most, brute force follows and says so."""
+    device._SAMPLED, device._SAMPLE = 32, 8
+    draw = np.random.default_rng(2)
+    queries = grid(6 * 5, 16, draw).view(6, 5, 16)
+    documents = corpus(96, 16, draw, topics=30)
+    check(queries, documents, 2, "int8 document", True, most_rescored=0.5)
+    for lengths in (torch.tensor([5, 0, 5, 2, 1, 0]), torch.tensor([5, 0, 0, 0, 0, 0])):
+        check(queries, documents, 2, "int8 document", True, most_rescored=0.5, lengths=lengths)
+        check(queries, documents, 30, "int8 document", False, most_rescored=0.9, lengths=lengths)
+    same = pack([torch.ones(3, 16).half()] * 64)
+    stats = check(queries, same, 2, "int8 document", True)
+    assert "sample of 8 documents" in stats.fell_back, stats.fell_back
+    device._SAMPLED = 1 << 30
+    stats = check(queries, same, 2, "int8 document", True)
+    assert "more than 10% of the pairs" in stats.fell_back, stats.fell_back
+    stats = check(queries, same, 2, "int8 document", False)
+    assert stats.fell_back, stats.fell_back
+
+
+def check_parts() -> None:
+    draw = np.random.default_rng(3)
+    documents = corpus(37, 24, draw)
+    starts, lengths = documents.starts[5:31:3], documents.lengths[5:31:3]
+    offsets = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)])
+    found = fetched(documents.values, starts, offsets, int(offsets[-1]))
+    assert torch.equal(found.values, documents.select(range(5, 31, 3)).compact().values)
+    fetching._ROOM = 24 * 2 * 20
+    chosen = torch.tensor([1, 2, 7, 20, 21, 36])
+    for held in (documents, Held(documents)):
+        pieces = list(fetching.some(held, chosen))
+        assert torch.equal(torch.cat([numbers for numbers, _ in pieces]), chosen)
+        assert torch.equal(torch.cat([one.values for _, one in pieces]), documents.select(chosen).compact().values)
+    queries = Queries(pack([grid(size, 24, draw) for size in (5, 0, 40, 1)]))
+    for kind, quantised in (("int8 token", True), ("affine document", True), ("fp8 document", True), ("int8 token", False)):
+        codes = coded(documents, kind)
+        gamma, shift = host.gamma_of(24), host.shift_of(codes)
+        rounding = Rounding(*map(device._up, (gamma, gamma, host.tiny_of(24), shift)))
+        given = pack(
+            [queries.values[s : s + n] for s, n in zip(queries.starts.tolist(), queries.lengths.tolist(), strict=True)]
+        )
+        expected = host.query_terms(given, codes, quantised)
+        held = (None, None)
+        if quantised:
+            made = quantize_fp8(queries.values, "token") if "fp8" in kind else quantize_int8(queries.values)
+            held = (made.codes, made.scales.float())
+        terms = query_terms(queries.values, queries.starts, queries.lengths, *held, rounding)
+        for found, need in zip(terms[:4], (expected.error, expected.norm, expected.rest, expected.size), strict=True):
+            torch.testing.assert_close(found, need, rtol=1e-6, atol=1e-12)
+        scores = maxsim(given, codes, quantize_queries=quantised)
+        residuals = residuals_of(documents, codes)
+        residuals = Residuals(residuals.errors.index_fill(0, torch.tensor([3]), torch.inf), residuals.norms)
+        bounded = Bounded(scores, terms, queries.lengths, residuals.errors, residuals.norms, documents.lengths)
+        exact = maxsim(given, documents)
+        lower = bounded.lower(torch.full((4,), -torch.inf))
+        assert (lower.double() * (1 - 1e-6 * lower.double().sign()) <= exact.double() + 1e-4)[:, documents.lengths > 0].all()
+        leads = bounded.marks(lower, lower.topk(2, dim=1).values[:, -1], None)
+        late = bounded.marks(lower, lower.topk(2, dim=1).values[:, -1], exact.topk(2, dim=1).values[:, -1])
+        best = exact.topk(2, dim=1).indices
+        for query in (0, 2, 3):
+            marked = [
+                document
+                for marks in (leads, late)
+                for document in range(37)
+                if query in marks.lists[document, : marks.counts[document]].tolist()
+            ]
+            assert set(best[query].tolist()) <= set(marked)
+            assert 3 in marked or documents.lengths[3] == 0, "no bound: scored always"
+            assert len(marked) == len(set(marked)) == int(leads.tally[query] + late.tally[query])
+        assert int(leads.tally[1]) == int(late.tally[1]) == 0, "a query without tokens"
+        alone = device.score_alone(queries.values, queries.starts, queries.lengths, documents)
+        assert survivors.takes(queries.values, documents)
+        assert torch.equal(alone[:, documents.lengths > 0], exact[:, documents.lengths > 0])
+        CHECKED.append(kind)
+
+
+GROUPS = {"search": check_search, "queries": check_queries, "sample": check_sample, "parts": check_parts}
+if __name__ == "__main__":
+    GROUPS[sys.argv[1]]()
+    sys.stdout.write(f"{len(CHECKED)} checked\n")

@@ -1,0 +1,146 @@
+"""The kernels of the search on a GPU without one: interpreted against the CPU's answers, and compiled for sm_80 and sm_90."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+import pytest
+import torch
+
+pytest.importorskip("triton", reason="Triton is not installed")
+if os.environ.get("TRITON_INTERPRET"):
+    pytest.skip("TRITON_INTERPRET is set: kernels are interpreted, not compiled", allow_module_level=True)
+
+import record_resources as recorder
+from maxsim_kernels import Packed, quantize_int8
+from maxsim_kernels.gpu.search import bounds, fetching, survivors
+from maxsim_kernels.search import trust
+
+Run = Callable[[str, str, int], None]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("group", "checks"), [("search", 50), ("queries", 16), ("sample", 11), ("parts", 4)])
+def test_a_search_with_interpreted_kernels_gives_brute_forces_answers(interpreted: Run, group: str, checks: int) -> None:
+    interpreted("search", group, checks)
+
+
+def caught(monkeypatch: pytest.MonkeyPatch, run: Callable[[], object]) -> list[recorder.Launch]:
+    """What a call would launch."""
+    found: list[recorder.Launch] = []
+
+    def catch(kernel, grid, *arguments, warps, registers=0, **constants):
+        given = dict(zip(kernel.arg_names, arguments, strict=False)) | constants
+        found.append(recorder.Launch(kernel, {name: given[name] for name in kernel.arg_names}, warps, registers))
+
+    for module in (bounds, survivors, fetching):
+        monkeypatch.setattr(module, "launch", catch)
+    run()
+    return found
+
+
+def launches(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, d: int, longest: int) -> list[recorder.Launch]:
+    """Every kernel of a search, of queries of up to `longest` tokens."""
+    count, documents = 8, Packed(torch.zeros(160, d, dtype=dtype), torch.arange(0, 161, 16))
+    values, starts = torch.zeros(count * longest, d, dtype=dtype), torch.arange(count) * longest
+    lengths = torch.full((count,), longest)
+    asked = quantize_int8(values)
+
+    def run() -> None:
+        rounding = bounds.Rounding(1e-4, 1e-6, 1e-30, 0.0)
+        terms = bounds.query_terms(values, starts, lengths, asked.codes, asked.scales.float(), rounding)
+        bounded = bounds.Bounded(torch.zeros(count, 10), terms, lengths, torch.zeros(10), torch.zeros(10), documents.lengths)
+        lower = bounded.lower(torch.zeros(count))
+        bounded.marks(lower, torch.zeros(count), None)
+        marks = bounded.marks(lower, torch.zeros(count), torch.zeros(count))
+        survivors.score_marked(values, starts, lengths, longest, documents, marks, 80, torch.zeros(count, 10))
+        fetching.fetched(documents.values, documents.starts, torch.arange(0, 161, 16), 160)
+
+    return caught(monkeypatch, run)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("architecture", [80, 90])
+@pytest.mark.parametrize(
+    ("dtype", "d", "longest"),
+    [(torch.float16, 128, 32), (torch.bfloat16, 128, 300), (torch.float16, 24, 5), (torch.float16, 256, 64)],
+)
+def test_kernels_compile_within_their_resources(monkeypatch, tmp_path, architecture, dtype, d, longest) -> None:
+    found = launches(monkeypatch, dtype, d, longest)
+    names = ["_terms_kernel", "_lower_kernel", "_mark_kernel", "_mark_kernel", "_survivors_kernel", "_fetch_kernel"]
+    assert [one.kernel.__name__ for one in found] == names
+    for one in found:
+        binary = recorder.compiled(one, architecture)
+        used = recorder.resources(binary, tmp_path)
+        assert used["shared"] <= recorder.LIMITS[architecture], (one.kernel.__name__, used)
+        # The square root of FP64 is a call, which takes some stack.
+        assert used["spill_bytes"] <= 16 * (one.kernel.__name__ == "_terms_kernel"), (one.kernel.__name__, used)
+        if one.kernel.__name__ == "_survivors_kernel":
+            # The instructions that brute force's kernel takes on that GPU.
+            assert ("wgmma.mma_async" if architecture == 90 else "mma.sync") in binary.asm["ptx"]
+
+
+def _form(dtype: torch.dtype = torch.float32) -> trust.Form:
+    return trust.form_of(torch.device("cpu"), dtype, 5, 7, 32, False)
+
+
+def test_products_within_bounds_are_trusted_and_others_are_not(monkeypatch) -> None:
+    trust.looked_at.cache_clear()
+    assert trust.looked_at(_form(), None) == trust.Trust("", False)
+    whole = trust.maxsim
+    assert trust.looked_at(
+        _form(), lambda values, starts, lengths, documents: whole(Packed(values, starts_of(starts)), documents)
+    ).pairs
+    for match, broken in {
+        "of what the bounds allow": lambda queries, documents: whole(queries, documents) * (1 + 2.0**-10),
+        "has other bits among other documents": lambda queries, documents: (
+            whole(queries, documents) * (1 + 2.0**-22 * (len(documents) < 90))
+        ),
+    }.items():
+        monkeypatch.setattr(trust, "maxsim", broken)
+        trust.looked_at.cache_clear()
+        found = trust.looked_at(_form(), None)
+        assert match in found.bounded
+        assert not found.pairs
+    trust.looked_at.cache_clear()
+
+
+def starts_of(starts: torch.Tensor) -> torch.Tensor:
+    """Offsets of rows of seven tokens."""
+    return torch.cat([starts, starts[-1:] + 7])
+
+
+def test_the_model_of_tensor_cores_is_within_what_is_allowed() -> None:
+    """Products aligned to the largest exponent and cut off, in steps of 4 to 32: the error stays below half of what bounds count."""
+    for d in (1, 16, 128, 512):
+        form = trust.form_of(torch.device("cpu"), torch.float16, 12, 1, d, False)
+        one, other = (trust._hard(form, 48, seed).double() for seed in (5, 6))
+        products = one[:, None, :] * other[None, :, :]
+        exact, size = products.sum(2), products.abs().sum(2)
+        for step in (4, 8, 16, 32):
+            total = torch.zeros_like(exact)
+            for first in range(0, d, step):
+                terms = torch.cat([total[:, :, None], products[:, :, first : first + step]], 2)
+                unit = torch.exp2(torch.floor(torch.log2(terms.abs().amax(2, keepdim=True).clamp(min=2.0**-60))) - 23)
+                total = cut((torch.trunc(terms / unit) * unit).sum(2))
+            allowed = trust.gamma_of(d, trust.HALF) * size
+            assert ((total - exact).abs() <= allowed / 2).all(), (d, step)
+
+
+def cut(values: torch.Tensor) -> torch.Tensor:
+    """FP64 to 24 bits, towards zero."""
+    found = values.float()
+    return torch.where(found.double().abs() > values.abs(), torch.nextafter(found, torch.zeros_like(found)), found).double()
+
+
+def test_reduced_float32_is_not_bounded() -> None:
+    setting = torch.backends.cuda.matmul
+    before = setting.fp32_precision
+    setting.fp32_precision = "tf32"
+    try:
+        assert trust.precision_of(torch.float32) == "tf32"
+        assert trust.precision_of(torch.float16) == "ieee"
+        assert trust.looked_at(_form(), None).bounded.startswith("products of float32 may be rounded to tf32")
+    finally:
+        setting.fp32_precision = before
