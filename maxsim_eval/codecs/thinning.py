@@ -77,7 +77,7 @@ class _Pooled(torch.utils.data.Dataset[int]):
 
 
 def _pooled(pool_one: Callable[[Tensor], Tensor], tokens: Packed, most: np.ndarray) -> Packed:
-    """Documents pooled, to at most so many tokens each: by processes where there is work for them, since pooling keeps Python's lock."""
+    """Documents pooled, to at most so many tokens each: by processes where they have work, since pooling keeps Python's lock."""
     if not most.sum():
         return tokens
     starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(most)])
