@@ -247,6 +247,10 @@ class MultiVectorEncoder(ModelEncoder):
             self._set_limits(model)
             if all(type(module).__name__ in _TOKEN_BY_TOKEN for module in list(model)[1:]):
                 self.texts.first_position = first_position(getattr(model[0], "model", None), self.device, self.model_dtype)
+            for module in model:
+                words = getattr(module, "_skiplist_ids", None)
+                if isinstance(words, torch.Tensor):  # else the host waits for the GPU at every batch, to copy them there
+                    module._skiplist_ids = words.to(self.device)
             self._model = model.eval()
             return self._model
 
