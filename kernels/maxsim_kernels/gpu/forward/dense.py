@@ -23,6 +23,7 @@ from torch import Tensor
 from maxsim_kernels.checks import Call
 from maxsim_kernels.gpu.forward.combine import RowMaxima, combine, row_maxima
 from maxsim_kernels.gpu.forward.tile_tables import Tiles, tiles_of
+from maxsim_kernels.gpu.forward.tile_walk import counted_tokens, document_scale, document_start, tile_entry, token_scales
 from maxsim_kernels.gpu.forward.tuning import Config
 from maxsim_kernels.gpu.geometry import (
     EIGHT_BITS,
@@ -67,16 +68,6 @@ KINDS = {(torch.int8, False): 1, (torch.int8, True): 2, (torch.float8_e4m3fn, Fa
 
 
 @triton.jit
-def _counted(row, owner_and_last, mask_ptr, document_size, pitch, splits, STORE_ROWS: tl.constexpr, TOKENS: tl.constexpr):
-    """Which of a tile's tokens their document's mask lets count; of a piece's tile also tokens of the next piece, which do no harm."""
-    document = (owner_and_last // 2).to(tl.int64)
-    if STORE_ROWS:
-        document = document // splits
-    at = row - document * (pitch - document_size) + tl.arange(0, TOKENS)  # rows of the mask may lie closer than those of tokens
-    return tl.load(mask_ptr + at, mask=at < (document + 1) * document_size, other=0)
-
-
-@triton.jit
 def _cells(rows, tokens, scale, KIND: tl.constexpr):
     """Products of a query tile `[ROWS, WIDTH]` and a document tile `[TOKENS, WIDTH]`, as they enter the maximum."""
     if KIND == INT8_TOKEN:
@@ -93,49 +84,6 @@ def _cells(rows, tokens, scale, KIND: tl.constexpr):
     else:
         cells = tl.dot(rows, tokens.T)
     return cells
-
-
-@triton.jit
-def _document_start(step, table_ptr, bound_ptr, last_document, room):
-    """The first tile at or after `step` that begins a document; the end of the last document's tiles beyond them."""
-    end = tl.minimum(tl.load(bound_ptr + last_document), room)
-    document = tl.load(table_ptr + (tl.full([], 0, tl.int64) + step) * 2 + 1, mask=step < end, other=0) // 2
-    begin = tl.load(bound_ptr + document)
-    after = tl.minimum(tl.load(bound_ptr + document + 1), end)
-    return tl.where(step >= end, end, tl.where(begin == step, step, after))
-
-
-@triton.jit
-def _entry(step, end, document, tile, table_ptr, document_size, pitch, tiles, RAGGED: tl.constexpr, TOKENS: tl.constexpr):
-    """First row of a tile, and 2 * document + (whether it is the document's last tile); anything beyond `end`."""
-    if RAGGED:
-        at = table_ptr + (tl.full([], 0, tl.int64) + step) * 2
-        row = tl.load(at, mask=step < end, other=0)
-        owner_and_last = tl.load(at + 1, mask=step < end, other=0)
-    else:
-        row = document * pitch + tl.minimum(tile * TOKENS, tl.maximum(document_size - TOKENS, 0))
-        owner_and_last = document * 2 + (tile == tiles - 1).to(tl.int32)
-    return row, owner_and_last
-
-
-@triton.jit
-def _document_scale(owner_and_last, scale_ptr, documents, splits, STORE_ROWS: tl.constexpr):
-    """The scale of a tile's document (of the document that a piece belongs to)."""
-    document = owner_and_last // 2
-    if STORE_ROWS:
-        document = document // splits
-    return tl.load(scale_ptr + tl.minimum(document, documents - 1)).to(tl.float32)
-
-
-@triton.jit
-def _token_scales(row, there, scale_ptr, tokens_total, KIND: tl.constexpr, TOKENS: tl.constexpr):
-    """Scales of a tile's tokens where every token has its own."""
-    if KIND == INT8_TOKEN or KIND == SCALED_TOKEN:
-        at = row + tl.arange(0, TOKENS)
-        scale = tl.load(scale_ptr + at, mask=there & (at < tokens_total), other=0.0)
-    else:
-        scale = 0.0
-    return scale
 
 
 @triton.jit
@@ -222,8 +170,8 @@ def _tiles_kernel(
             if claimed == low:  # a mask need not have holes: most calls end here
                 return
         share = tl.cdiv(tl.minimum(claimed, room) - low, chunks)
-        begin = _document_start(low + chunk * share, table_ptr, bound_ptr, last_document, room)
-        end = _document_start(low + (chunk + 1) * share, table_ptr, bound_ptr, last_document, room)
+        begin = document_start(low + chunk * share, table_ptr, bound_ptr, last_document, room)
+        end = document_start(low + (chunk + 1) * share, table_ptr, bound_ptr, last_document, room)
         tiles = 1
     else:
         share = tl.cdiv(last_document - first_document, chunks)
@@ -239,20 +187,20 @@ def _tiles_kernel(
     # What a tile needs besides its tokens is loaded one tile ahead: only tokens go through the compiler's pipeline.
     next_document = begin // tiles
     next_tile = 0
-    entry = _entry(begin, end, next_document, next_tile, table_ptr, document_size, pitch, tiles, RAGGED, TOKENS)
-    scale = _token_scales(entry[0], begin < end, scale_ptr, tokens_total, KIND, TOKENS)
+    entry = tile_entry(begin, end, next_document, next_tile, table_ptr, document_size, pitch, tiles, RAGGED, TOKENS)
+    scale = token_scales(entry[0], begin < end, scale_ptr, tokens_total, KIND, TOKENS)
     next_weight = weight
     if DOCUMENT_SCALED == 1:
-        next_weight = _document_scale(entry[1], scale_ptr, argmax_documents, splits, STORE_ROWS)
+        next_weight = document_scale(entry[1], scale_ptr, argmax_documents, splits, STORE_ROWS)
     for step in tl.range(begin, end, num_stages=STAGES):
         row, owner_and_last = entry
         # Counted, not divided: a division costs as much as a tenth of a tile's maxima.
         next_tile = tl.where(next_tile == tiles - 1, 0, next_tile + 1)
         next_document += (next_tile == 0).to(tl.int32)
-        entry = _entry(step + 1, end, next_document, next_tile, table_ptr, document_size, pitch, tiles, RAGGED, TOKENS)
-        next_scale = _token_scales(entry[0], step + 1 < end, scale_ptr, tokens_total, KIND, TOKENS)
+        entry = tile_entry(step + 1, end, next_document, next_tile, table_ptr, document_size, pitch, tiles, RAGGED, TOKENS)
+        next_scale = token_scales(entry[0], step + 1 < end, scale_ptr, tokens_total, KIND, TOKENS)
         if HOLES:  # asked for before the products, which take longer than it takes to come
-            counted = _counted(row, owner_and_last, mask_ptr, document_size, pitch, splits, STORE_ROWS, TOKENS)
+            counted = counted_tokens(row, owner_and_last, mask_ptr, document_size, pitch, splits, STORE_ROWS, TOKENS)
         document = owner_and_last // 2
         last = owner_and_last % 2 == 1
         size = document_size
@@ -264,7 +212,7 @@ def _tiles_kernel(
                 first = row - tl.load(start_ptr + document)
         if DOCUMENT_SCALED == 1:
             weight = next_weight
-            next_weight = _document_scale(entry[1], scale_ptr, argmax_documents, splits, STORE_ROWS)
+            next_weight = document_scale(entry[1], scale_ptr, argmax_documents, splits, STORE_ROWS)
         tokens = document_desc.load([row, 0])
         cells0 = _cells(rows0, tokens, scale, KIND)
         cells1 = _cells(rows1, tokens, scale, KIND)

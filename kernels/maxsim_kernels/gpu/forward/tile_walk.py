@@ -1,0 +1,61 @@
+"""What a walk over document tiles reads beside tokens: where each tile lies, its scale, which of its tokens count (`dense.py`)."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from maxsim_kernels.gpu.tile_ops import INT8_TOKEN, SCALED_TOKEN
+
+
+@triton.jit
+def document_start(step, table_ptr, bound_ptr, last_document, room):
+    """The first tile at or after `step` that begins a document; the end of the last document's tiles beyond them."""
+    end = tl.minimum(tl.load(bound_ptr + last_document), room)
+    document = tl.load(table_ptr + (tl.full([], 0, tl.int64) + step) * 2 + 1, mask=step < end, other=0) // 2
+    begin = tl.load(bound_ptr + document)
+    after = tl.minimum(tl.load(bound_ptr + document + 1), end)
+    return tl.where(step >= end, end, tl.where(begin == step, step, after))
+
+
+@triton.jit
+def tile_entry(step, end, document, tile, table_ptr, document_size, pitch, tiles, RAGGED: tl.constexpr, TOKENS: tl.constexpr):
+    """First row of a tile, and 2 * document + (whether it is the document's last tile); anything beyond `end`."""
+    if RAGGED:
+        at = table_ptr + (tl.full([], 0, tl.int64) + step) * 2
+        row = tl.load(at, mask=step < end, other=0)
+        owner_and_last = tl.load(at + 1, mask=step < end, other=0)
+    else:
+        row = document * pitch + tl.minimum(tile * TOKENS, tl.maximum(document_size - TOKENS, 0))
+        owner_and_last = document * 2 + (tile == tiles - 1).to(tl.int32)
+    return row, owner_and_last
+
+
+@triton.jit
+def counted_tokens(row, owner_and_last, mask_ptr, document_size, pitch, splits, STORE_ROWS: tl.constexpr, TOKENS: tl.constexpr):
+    """Which of a tile's tokens their document's mask lets count; of a piece's tile also tokens of the next piece, which do no harm."""
+    document = (owner_and_last // 2).to(tl.int64)
+    if STORE_ROWS:
+        document = document // splits
+    at = row - document * (pitch - document_size) + tl.arange(0, TOKENS)  # rows of the mask may lie closer than those of tokens
+    return tl.load(mask_ptr + at, mask=at < (document + 1) * document_size, other=0)
+
+
+@triton.jit
+def document_scale(owner_and_last, scale_ptr, documents, splits, STORE_ROWS: tl.constexpr):
+    """The scale of a tile's document (of the document that a piece belongs to)."""
+    document = owner_and_last // 2
+    if STORE_ROWS:
+        document = document // splits
+    return tl.load(scale_ptr + tl.minimum(document, documents - 1)).to(tl.float32)
+
+
+@triton.jit
+def token_scales(row, there, scale_ptr, tokens_total, KIND: tl.constexpr, TOKENS: tl.constexpr):
+    """Scales of a tile's tokens where every token has its own."""
+    if KIND == INT8_TOKEN or KIND == SCALED_TOKEN:
+        at = row + tl.arange(0, TOKENS)
+        scale = tl.load(scale_ptr + at, mask=there & (at < tokens_total), other=0.0)
+    else:
+        scale = 0.0
+    return scale
