@@ -142,7 +142,7 @@ def test_cold_start_refuses_other_rankings(monkeypatch: pytest.MonkeyPatch, tmp_
 
 def test_checksums_are_measured_with_the_same_answers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "checksums.json"
-    asked = ["--gigabytes", "0.005", "--queries", "5", "--runs", "1", "--device", "cpu"]
+    asked = ["--gigabytes", "0.005", "--queries", "5", "--seconds", "0", "--device", "cpu"]
     checksums.main([*asked, "--folder", str(tmp_path), "--json", str(file)])
     found = json.loads(file.read_text())
     assert set(found["seconds"]) == {
