@@ -40,7 +40,7 @@ modes coded
 fallback topk tokens
 """
 BENCHMARKS = """
-page checksums
+page checksums alone
 rehearsal
 paper forward training chamfer streaming parity cpu_forward second encoding cold_start libraries
 reference_speed pruning

@@ -1,0 +1,243 @@
+"""`exact_topk` on a GPU against brute force in one run: bits and certificate first, then medians.
+
+    python benchmarks/alone/search.py [--json FILE] [--rows resident,colpali,outofcore] [--seconds 150]
+
+`resident` and `colpali`: documents and codes on the GPU, L2 flushed, the host's work between launches counted. `outofcore`: 16 GiB of
+FP16 in pinned host memory (and 8 GiB of codes), wall time. Beside ColPali: flash-maxsim's own two stages (INT8, then FP16 of some),
+which have no certificate, and what they miss. A row is written as soon as it is measured.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # this file is a script in a folder of its own
+
+from maxsim_kernels import Int8Tokens, Packed, quantize_int8, stream_topk
+from maxsim_kernels.search import Residuals, device, exact_topk, residuals_of
+from measure import installed
+from measure.names import FLASH
+from measure.timing import Flush
+from results.file import write
+
+SCHEMA = "maxsim-kernels/search/1"
+D = 128
+KEPT = (100, 10)
+STREAMED, STREAMED_TOKENS, STREAMED_PART = 1 << 19, 128, 1 << 14
+RUNS = 15
+WALL_RUNS = 3
+
+
+class Rows:
+    """What was measured so far, written after every row."""
+
+    def __init__(self, path: Path | None, seconds: float) -> None:
+        self.path, self.ending, self.flush = path, time.perf_counter() + seconds, Flush()
+        about = {"torch": torch.__version__, "device": torch.cuda.get_device_name()}
+        self.report: dict[str, Any] = {"schema": SCHEMA, **about, "rows": []}
+
+    def keep(self, row: dict[str, Any]) -> None:
+        """Write it too."""
+        self.report["rows"].append(row)
+        write(self.path, self.report)
+        print(row, flush=True)
+
+    def median(self, call: Callable[[], Any]) -> float:
+        """Milliseconds between events."""
+        found = []
+        for number in range(RUNS + 2):
+            self.flush()
+            torch.cuda.synchronize()
+            begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            begin.record()
+            call()
+            end.record()
+            torch.cuda.synchronize()
+            if number > 1:
+                found.append(begin.elapsed_time(end))
+        return statistics.median(found)
+
+
+class Corpus:
+    """Clustered tokens: a vocabulary of centres, topics that use some of them, documents of a topic."""
+
+    def __init__(self, seed: int, topics: int = 512) -> None:
+        self.draw = torch.Generator("cuda").manual_seed(seed)
+        self.centres = torch.nn.functional.normalize(torch.randn(4096, D, generator=self.draw, device="cuda"), dim=1)
+        self.topics = torch.randint(0, 4096, (topics, 48), generator=self.draw, device="cuda")
+
+    def documents(self, count: int, length: int, noise: float = 0.6) -> Tensor:
+        """`[count, length, D]` FP16 of norm 1."""
+        topic = torch.randint(0, len(self.topics), (count, 1), generator=self.draw, device="cuda")
+        slot = torch.randint(0, 48, (count, length), generator=self.draw, device="cuda")
+        centre = self.topics[topic, slot]
+        other = torch.randint(0, 4096, (count, length), generator=self.draw, device="cuda")
+        stray = torch.rand(count, length, generator=self.draw, device="cuda") < 0.3
+        tokens = self.centres[torch.where(stray, other, centre)]
+        tokens = tokens + noise * torch.randn(tokens.shape, generator=self.draw, device="cuda") / D**0.5
+        return torch.nn.functional.normalize(tokens, dim=2).half()
+
+    def queries(self, documents: Tensor, count: int, length: int) -> Tensor:
+        """Tokens of documents, and noise."""
+        of = torch.randint(0, len(documents), (count, 1), generator=self.draw, device="cuda")
+        token = torch.randint(0, documents.shape[1], (count, length), generator=self.draw, device="cuda")
+        chosen = documents[of, token].float()
+        chosen = chosen + 0.4 * torch.randn(chosen.shape, generator=self.draw, device="cuda") / D**0.5
+        return torch.nn.functional.normalize(chosen, dim=2).half()
+
+
+def packed(dense: Tensor) -> Packed:
+    return Packed(dense.view(-1, D), torch.arange(0, dense.shape[0] * dense.shape[1] + 1, dense.shape[1], device=dense.device))
+
+
+def proven(found: Any, expected: tuple[Tensor, Tensor]) -> bool:
+    """Whether a search gave brute force's bits, and its certificate holds."""
+    bits = torch.equal(found[0].view(torch.int32), expected[0].view(torch.int32)) and torch.equal(found[1], expected[1])
+    return bits and bool(found[2].certificate.holds)
+
+
+def facts(stats: Any) -> dict[str, Any]:
+    survivors = stats.survivors.double()
+    few = {"survivors_mean": float(survivors.mean()), "survivors_most": int(survivors.max())}
+    return {**few, "rescored_bytes": stats.rescored_bytes, "fell_back": stats.fell_back}
+
+
+def resident_rows(rows: Rows, name: str, queries: Tensor, documents: Packed, codes: Int8Tokens) -> None:
+    """Brute force, a search, and the first search of a corpus, which looks at a sample."""
+    residuals = residuals_of(documents, codes)
+    for k in KEPT:
+        expected = stream_topk(queries, [documents], k)
+
+        def search(k: int = k) -> Any:
+            return exact_topk(queries, documents, k, codes=codes, residuals=residuals)
+
+        def first(search: Callable[[], Any] = search) -> Any:
+            device._pruned_before.clear()
+            return search()
+
+        if not (proven(search(), expected) and proven(search(), expected)):
+            raise SystemExit(f"{name}, k = {k}: not brute force's answer; nothing written")
+        brute = rows.median(lambda k=k: stream_topk(queries, [documents], k))  # type: ignore[misc]
+        later, begun = rows.median(search), rows.median(first)
+        ratios = {"times_brute": brute / later, "times_brute_first": brute / begun}
+        times = {"brute_ms": brute, "exact_ms": later, "first_search_ms": begun, **ratios}
+        rows.keep({"row": name, "k": k, "bit_equal": True, "documents": len(documents), **times, **facts(search()[2])})
+
+
+def resident(rows: Rows) -> None:
+    """256 queries, 8192 documents of 128 tokens: clustered as real ones, and random."""
+    made = Corpus(1)
+    for kind in ("clustered", "random"):
+        dense = made.documents(8192, 128)
+        queries = made.queries(dense, 256, 32)
+        if kind == "random":
+            dense, queries = (
+                torch.nn.functional.normalize(torch.randn(*one.shape, device="cuda"), dim=2).half() for one in (dense, queries)
+            )
+        documents = packed(dense)
+        resident_rows(
+            rows, f"resident {kind}, 256 q x 32, 8192 x 128", queries, documents, quantize_int8(documents, "document")
+        )
+
+
+def colpali(rows: Rows) -> None:
+    """One query of 1024 tokens, 10,000 pages of 1024."""
+    made = Corpus(2)
+    dense = torch.cat([made.documents(1000, 1024) for _ in range(10)])
+    queries, documents = made.queries(dense, 1, 1024), packed(dense)
+    parts = [quantize_int8(packed(dense[n : n + 1000]), "document") for n in range(0, len(dense), 1000)]
+    values = torch.cat([one.codes.values for one in parts])  # type: ignore[union-attr]
+    codes = Int8Tokens(documents.with_values(values), torch.cat([one.scales for one in parts]), granularity="document")
+    resident_rows(rows, "ColPali, 1 q x 1024, 10000 x 1024", queries, documents, codes)
+    peer = installed.load(FLASH)
+    if isinstance(peer, str):
+        print(f"flash-maxsim: {peer}", flush=True)
+        return
+    theirs = [peer.quantize_int8(dense[n : n + 1000]) for n in range(0, len(dense), 1000)]
+    stored = dict(zip(("D_int8", "scales", "mins"), (torch.cat(one) for one in zip(*theirs, strict=True)), strict=True))
+    for k in KEPT:
+        expected = stream_topk(queries[0], [documents], k)[1]
+        found = peer.flash_maxsim_topk(queries[0], dense, k, **stored)[1]
+        took = rows.median(lambda k=k: peer.flash_maxsim_topk(queries[0], dense, k, **stored))  # type: ignore[misc]
+        missed = k - int(torch.isin(found, expected).sum())
+        rows.keep({"row": "ColPali by flash_maxsim_topk, no certificate", "k": k, "ms": took, "missed": missed})
+
+
+def streamed() -> tuple[Corpus, Tensor, Packed, Int8Tokens, Residuals]:
+    """A corpus in pinned memory, part by part; its last documents, itself, its codes on the GPU."""
+    made, tokens = Corpus(3), STREAMED * STREAMED_TOKENS
+    values = torch.empty(tokens, D, dtype=torch.float16, pin_memory=True)
+    codes = torch.empty(tokens, D, dtype=torch.int8, device="cuda")
+    scales = torch.empty(STREAMED, dtype=torch.float16, device="cuda")
+    errors, norms = (torch.empty(STREAMED, device="cuda") for _ in range(2))
+    for first in range(0, STREAMED, STREAMED_PART):
+        dense = made.documents(STREAMED_PART, STREAMED_TOKENS)
+        block = packed(dense)
+        part = quantize_int8(block, "document")
+        known = residuals_of(block, part)
+        span = slice(first, first + STREAMED_PART)
+        rows = slice(first * STREAMED_TOKENS, (first + STREAMED_PART) * STREAMED_TOKENS)
+        values[rows].copy_(block.values, non_blocking=True)
+        codes[rows], scales[span], errors[span], norms[span] = part.codes.values, part.scales, known.errors, known.norms  # type: ignore[union-attr]
+    torch.cuda.synchronize()
+    documents = Packed(values, torch.arange(0, tokens + 1, STREAMED_TOKENS))
+    stored = Int8Tokens(Packed(codes, documents.offsets.cuda()), scales, granularity="document")  # type: ignore[union-attr]
+    return made, dense, documents, stored, Residuals(errors, norms)
+
+
+def wall(call: Callable[[], Any]) -> tuple[float, Any]:
+    """Seconds, and the answer."""
+    found = []
+    for _ in range(WALL_RUNS):
+        torch.cuda.synchronize()
+        begin = time.perf_counter()
+        answer = call()
+        torch.cuda.synchronize()
+        found.append(time.perf_counter() - begin)
+    return statistics.median(found), answer
+
+
+def out_of_core(rows: Rows) -> None:
+    """500 queries of 16 and of 32 tokens, k = 100; codes on the GPU, or pinned beside the documents."""
+    made, dense, documents, stored, residuals = streamed()
+    held = torch.empty(stored.token_values.shape, dtype=torch.int8, pin_memory=True).copy_(stored.token_values)
+    host = Int8Tokens(Packed(held, documents.offsets), stored.scales.cpu(), granularity="document")
+    for size in (16, 32):
+        queries = made.queries(dense, 500, size)
+        brute, expected = wall(lambda q=queries: stream_topk(q, [documents], 100))  # type: ignore[misc]
+        for where, codes in (("device", stored), ("pinned host", host)):
+            if time.perf_counter() > rows.ending:
+                return
+            name = f"out of core, 500 q x {size}, {STREAMED} x {STREAMED_TOKENS}, codes on the {where}"
+            took, found = wall(lambda q=queries, c=codes: exact_topk(q, documents, 100, codes=c, residuals=residuals))  # type: ignore[misc]
+            if not proven(found, expected):
+                raise SystemExit(f"{name}: not brute force's answer; nothing written")
+            times = {"brute_s": brute, "exact_s": took, "share_of_brute": took / brute}
+            rows.keep({"row": name, "k": 100, "bit_equal": True, **times, **facts(found[2])})
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """The command."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", type=Path, help="write the raw figures here")
+    parser.add_argument("--rows", default="resident,colpali,outofcore", help="comma-separated (default all)")
+    parser.add_argument("--seconds", type=float, default=150, help="begin no row out of core after so many (default 150)")
+    options = parser.parse_args(arguments)
+    rows = Rows(options.json, options.seconds)
+    for name, run in (("resident", resident), ("colpali", colpali), ("outofcore", out_of_core)):
+        if name in options.rows.split(","):
+            run(rows)
+            torch.cuda.empty_cache()
+
+
+if __name__ == "__main__":
+    main()
