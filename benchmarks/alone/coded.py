@@ -1,246 +1,141 @@
-"""Tokens of few bits (`BitTokens`, `ResidualTokens`) beside the same tokens stored as INT8, decoded first, and already decoded.
+"""Tokens as codecs store them (`BitTokens`, `ResidualTokens`) on a GPU: the error first, then medians with the L2 flushed, and memory.
 
-    python benchmarks/alone/coded.py [--json FILE] [--seconds 120]
+    python benchmarks/alone/coded.py [--json FILE] [--runs 20]
 
-Random codes of d = 128 and 16,384 centroids; queries of 32 tokens. Scores of 48 documents are compared with float64 of the tokens as the
-kernel rounds them first, and quantised queries must give the bits of the same tokens as `Int8Tokens`. "error" is the largest distance,
-in units of the norms, of the kernels of coded tokens; decoded ones and peers may be 2e-3 away. "extra_mib" is a call's peak above what it
-found, its scores included. Medians of CUDA events in ms, the L2 flushed, methods in turns. late-interaction-kernels where it can be
-imported (its autotuner runs first): "apart_from_ours" is the largest difference of a score.
+Beside the kernel: decoding to FP16 and then `maxsim`, FP16 that was decoded before, INT8 codes at token scale, and
+late-interaction-kernels' kernel for residual codes, where that is installed (its codes lie the other way round in a byte).
 """
 
 from __future__ import annotations
 
+import argparse
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # this file is a script
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # this file is a script in a folder of its own
 
-from alone.record import Record, begun, medians, require, unit
-from maxsim_kernels import BitTokens, Int8Tokens, Packed, ResidualTokens, maxsim, quantize_int8
-from maxsim_kernels.coded import CodedTokens
-from measure import installed, session, timing
-from measure.method import EXACT, LOOSE
+from maxsim_kernels import BitTokens, Packed, ResidualTokens, maxsim, quantize_int8
+from maxsim_kernels.coded import unpacked
+from measure import installed
 from measure.names import LIK
+from measure.timing import Call, Flush, extra_bytes, measure
+from results.file import write
 
 SCHEMA = "maxsim-kernels/coded/1"
-D, ROWS, CENTROIDS = 128, 32, 16384
-SHAPES = {"32 queries x 8192 x 128": (32, 8192, 128), "1 query x 10000 x 300": (1, 10000, 300)}
+D, CENTROIDS = 128, 16384
+SHAPES = {"32 queries x 8192 x 128": (32, 8192, 128), "1 query x 10000 x 300": (1, 10_000, 300)}
+BOUND = 2e-6  # of sum_i ||Q_i|| * max_j ||D_j||
 CHECKED = 48  # documents
-AT_ONCE = 1 << 20  # tokens decoded at once
-Call = Callable[[], Tensor]
+STEP = 1 << 20  # tokens decoded at once
 
 
-@dataclass(frozen=True)
-class Method:
-    """What is timed, how far from float64 it may be, and what is recorded of it."""
-
-    call: Call
-    bound: float = LOOSE
-    memory: bool = False
-    quantised: bool = False  # queries too
+def offsets(count: int, size: int) -> Tensor:
+    return torch.arange(count + 1, device="cuda") * size
 
 
-def codes(bits: int, count: int, size: int, device: str, random: torch.Generator) -> Packed:
-    """Random bytes of codes."""
-    values = torch.randint(0, 256, (count * size, D * bits // 8), dtype=torch.uint8, device=device, generator=random)
-    return Packed(values, torch.arange(count + 1, device=device) * size)
+def bit_tokens(bits: int, count: int, size: int, random: torch.Generator) -> BitTokens:
+    """Random codes and scales."""
+    codes = torch.randint(0, 256, (count * size, D * bits // 8), dtype=torch.uint8, device="cuda", generator=random)
+    scales = (torch.rand(count * size, device="cuda", generator=random) * 0.1 + 0.02).half()
+    return BitTokens(Packed(codes, offsets(count, size)), scales, bits, D)
 
 
-def bit_tokens(bits: int, count: int, size: int, device: str = timing.DEVICE) -> BitTokens:
-    """Random levels and scales."""
-    random = torch.Generator(device).manual_seed(bits)
-    held = codes(bits, count, size, device, random)
-    scales = (torch.rand(count * size, device=device, generator=random) * 0.1 + 0.02).half()
-    return BitTokens(held, scales, bits, D)
+def residual_tokens(bits: int, count: int, size: int, random: torch.Generator) -> ResidualTokens:
+    """Random codes about random centroids."""
+    codes = torch.randint(0, 256, (count * size, D * bits // 8), dtype=torch.uint8, device="cuda", generator=random)
+    ids = torch.randint(0, CENTROIDS, (count * size,), device="cuda", generator=random, dtype=torch.int32)
+    centroids = torch.nn.functional.normalize(torch.randn(CENTROIDS, D, device="cuda", generator=random), dim=1)
+    weights = torch.linspace(-0.05, 0.05, 2**bits, device="cuda")
+    return ResidualTokens(Packed(codes, offsets(count, size)), ids, centroids, weights, unit=True)
 
 
-def residual_tokens(bits: int, count: int, size: int, device: str = timing.DEVICE) -> ResidualTokens:
-    """Random residuals, ids and centroids."""
-    random = torch.Generator(device).manual_seed(bits)
-    held = codes(bits, count, size, device, random)
-    ids = torch.randint(0, CENTROIDS, (count * size,), device=device, generator=random, dtype=torch.int32)
-    weights = torch.linspace(-0.05, 0.05, 2**bits, device=device)
-    centroids = unit(CENTROIDS, D, seed=bits, dtype=torch.float32, device=device)
-    return ResidualTokens(held, ids, centroids, weights, unit=True)
-
-
-def rounded(tokens: CodedTokens, rows: Tensor, held: Packed, dtype: torch.dtype) -> Tensor:
-    """Tokens `rows` in float64 as the kernel has them: a residual's sum in the queries' dtype, over its length before that."""
-    part = tokens.rows(rows, held)
-    if isinstance(part, BitTokens):
-        return part.dequantize().values.double()
-    exact = replace(part, unit=False).dequantize().values
-    return exact.to(dtype).double() / exact.double().norm(dim=1, keepdim=True)
-
-
-def error(queries: Tensor, tokens: CodedTokens, scores: Tensor, quantised: bool = False) -> float:
-    """Largest distance of some documents' scores from float64's, in units of `sum_i |Q_i| * max_j |D_j|`."""
-    size, device = tokens.codes.values.shape[0] // len(tokens), queries.device
-    chosen = torch.arange(0, len(tokens), max(1, len(tokens) // CHECKED), device=device)[:CHECKED]
-    rows = (chosen[:, None] * size + torch.arange(size, device=device)).flatten()
-    ends = torch.arange(len(chosen) + 1, device=device) * size
-    values = rounded(tokens, rows, Packed(tokens.codes.values[rows], ends), queries.dtype).view(-1, size, D)
+def error(queries: Tensor, documents: BitTokens | ResidualTokens, scores: Tensor, size: int, quantized: bool) -> float:
+    """The largest error of some documents against FP64, in units of what a query could score."""
+    some = list(range(0, len(documents), max(1, len(documents) // CHECKED)))[:CHECKED]
+    index = torch.cat([torch.arange(n * size, (n + 1) * size, device="cuda") for n in some])
+    codes = unpacked(documents.codes.values[index], D, documents.bits)
     asked = queries.double()
-    if quantised:
-        given = quantize_int8(queries).dequantize()
-        assert isinstance(given, Tensor)
-        asked = given.double()
-    truth = torch.stack([(asked @ one.T).amax(-1).sum(-1) for one in values], -1)
-    norms = asked.norm(dim=-1).sum(-1)[:, None] * values.norm(dim=-1).amax(-1)
-    return float(((scores[:, chosen].double() - truth).abs() / norms).max())
+    if isinstance(documents, BitTokens):
+        tokens = (2.0 * codes.double() - (2**documents.bits - 1)) * documents.scales[index].double()[:, None]
+        if quantized:
+            held = quantize_int8(queries).dequantize()
+            assert isinstance(held, Tensor)
+            asked = held.double()
+    else:
+        exact = documents.centroids[documents.ids[index].long()].float() + documents.weights[codes.int()]
+        tokens = exact.to(queries.dtype).double() / exact.double().norm(dim=1, keepdim=True)
+    tokens = tokens.view(len(some), size, D)
+    need = torch.stack([(asked @ one.T).amax(-1).sum(-1) for one in tokens], -1)
+    most = asked.norm(dim=-1).sum(-1)[:, None] * tokens.norm(dim=-1).amax(-1)[None]
+    return float(((scores[:, some].double() - need).abs() / most).max())
 
 
-def decoded(tokens: CodedTokens, dtype: torch.dtype) -> Packed:
-    """Decoded a million tokens at a time, as a caller with the choice would: the FP32 values need not all be there at once."""
-    count = tokens.codes.values.shape[0]
-    values = torch.empty(count, D, dtype=dtype, device=tokens.device)
-    for first in range(0, count, AT_ONCE):
-        rows = slice(first, min(first + AT_ONCE, count))
-        ends = torch.tensor([0, rows.stop - rows.start], device=tokens.device)
-        values[rows] = tokens.rows(rows, Packed(tokens.codes.values[rows], ends)).dequantize().values
-    return tokens.codes.with_values(values)
+def decoded(documents: BitTokens | ResidualTokens) -> Packed:
+    """FP16, a million tokens at a time: FP32 need not all be there at once."""
+    count = documents.codes.values.shape[0]
+    values = torch.empty(count, D, dtype=torch.float16, device="cuda")
+    for first in range(0, count, STEP):
+        rows = slice(first, min(first + STEP, count))
+        ends = torch.tensor([0, rows.stop - rows.start], device="cuda")
+        values[rows] = documents.rows(rows, Packed(documents.codes.values[rows], ends)).dequantize().values
+    return documents.codes.with_values(values)
 
 
-def bit_methods(queries: Tensor, tokens: BitTokens) -> dict[str, Method]:
-    """Whole numbers with a scale a token; `queries` FP16."""
-    name = f"bits {tokens.bits}"
-    stored: Int8Tokens = tokens.as_int8()
-    found = {
-        f"{name}, int8 queries": Method(lambda: maxsim(queries, tokens), EXACT, memory=True, quantised=True),
-        f"{name}, fp16 queries": Method(lambda: maxsim(queries, tokens, quantize_queries=False), EXACT, memory=True),
-        f"{name}, stored as INT8 token": Method(lambda: maxsim(queries, stored), quantised=True),
-    }
-    return found | (decoded_methods(name, queries, tokens) if tokens.bits == 4 else {})
-
-
-def decoded_methods(name: str, queries: Tensor, tokens: CodedTokens) -> dict[str, Method]:
-    """What decoding first costs, and what it would be without."""
-    held = decoded(tokens, torch.float16)
-    return {
-        f"{name}, decode to FP16 + maxsim": Method(lambda: maxsim(queries, decoded(tokens, torch.float16)), memory=True),
-        f"{name}, FP16 already decoded": Method(lambda: maxsim(queries, held)),
-    }
-
-
-def residual_methods(queries: Tensor, tokens: ResidualTokens) -> dict[str, Method]:
-    """ColBERTv2's residuals with centroids of either dtype; `queries` FP16."""
-    name, small = f"residual {tokens.bits}", replace(tokens, centroids=tokens.centroids.half())
-    return {
-        f"{name}, FP32 centroids, fp16 queries": Method(lambda: maxsim(queries, tokens), EXACT, memory=True),
-        f"{name}, FP16 centroids, fp16 queries": Method(lambda: maxsim(queries, small), EXACT, memory=True),
-        **decoded_methods(name, queries, tokens),
-    }
-
-
-def single_methods(queries: Tensor, tokens: ResidualTokens) -> dict[str, Method]:
-    """The same by FP32 queries."""
-    name, held = f"residual {tokens.bits}", decoded(tokens, torch.float32)
-    return {
-        f"{name}, fp32 queries": Method(lambda: maxsim(queries, tokens), EXACT),
-        f"{name}, FP32 already decoded, fp32 queries": Method(lambda: maxsim(queries, held)),
-    }
-
-
-def checked(what: str, queries: Tensor, tokens: CodedTokens, methods: dict[str, Method]) -> dict[str, dict[str, Any]]:
-    """Errors of the kernels of coded tokens; ends the program where a method is wrong."""
-    found: dict[str, dict[str, Any]] = {}
-    for name, method in methods.items():
-        held = tokens
-        if "FP16 centroids" in name and isinstance(tokens, ResidualTokens):
-            held = replace(tokens, centroids=tokens.centroids.half())
-        far = error(queries, held, method.call(), method.quantised)
-        require(far <= method.bound, f"{what}, {name}: {far:.1e} from float64, need {method.bound}")
-        found[name] = {"error": far} if method.bound == EXACT else {}
-    if isinstance(tokens, BitTokens):
-        same = torch.equal(maxsim(queries, tokens), maxsim(queries, tokens.as_int8()))
-        require(same, f"{what}, bits {tokens.bits}: not the bits of Int8Tokens")
-    return found
-
-
-def peak_mib(call: Call) -> float:
-    """Peak memory of a call above what it found, its scores included."""
-    torch.cuda.synchronize()
-    before = torch.cuda.memory_allocated()
-    torch.cuda.reset_peak_memory_stats()
-    held = call()
-    torch.cuda.synchronize()
-    del held
-    return (torch.cuda.max_memory_allocated() - before) / 2**20
-
-
-def lowest_first(packed: Tensor, bits: int) -> Tensor:
-    """The same codes with the first of a byte in its lowest bits, as late-interaction-kernels reads them."""
+def turned(packed: Tensor, bits: int) -> Tensor:
+    """The same codes with the first of a byte in its lowest bits."""
     found = torch.zeros_like(packed)
     for place in range(8 // bits):
-        code = (packed >> (8 - bits * (place + 1))) & (2**bits - 1)
-        found |= code << (bits * place)
+        found |= ((packed >> (8 - bits * (place + 1))) & (2**bits - 1)) << (bits * place)
     return found
 
 
-def peer(queries: Tensor, tokens: ResidualTokens) -> tuple[Call | None, dict[str, Any], str]:
-    """late-interaction-kernels' call, what is recorded of it, and why there is none."""
-    module = installed.load(LIK, ".plaid")
-    if isinstance(module, str):
-        return None, {}, module
-    held, size = tokens.codes, tokens.codes.values.shape[0] // len(tokens)
-    assert held.offsets is not None
-    theirs = (tokens.ids, lowest_first(held.values, tokens.bits), held.offsets.int(), tokens.centroids, tokens.weights)
-    call = partial(module.maxsim_residual_varlen, queries, *theirs, tokens.bits, max_seqlen_d=size)
-    try:
-        scores = call()
-    except session.failures() as problem:
-        return None, {}, session.reason(problem)
-    far = error(queries, tokens, scores)
-    if not far <= LOOSE:
-        return None, {}, f"{far:.1e} from float64, need {LOOSE}"
-    return call, {"apart_from_ours": float((scores - maxsim(queries, tokens)).abs().max())}, ""
+def calls_of(queries: Tensor, documents: BitTokens | ResidualTokens, size: int) -> tuple[dict[str, Call], dict[str, float]]:
+    """What is timed, and the errors of what is ours; ends the program where one is too large."""
+    ours: dict[str, tuple[bool, Call]] = {"stored codes": (False, lambda: maxsim(queries, documents, quantize_queries=False))}
+    if isinstance(documents, BitTokens):
+        ours["stored codes, INT8 queries"] = (True, lambda: maxsim(queries, documents))
+    errors = {name: error(queries, documents, call(), size, quantized) for name, (quantized, call) in ours.items()}
+    if max(errors.values()) > BOUND:
+        raise SystemExit(f"errors {errors}, {BOUND:g} allowed; nothing written")
+    plain = decoded(documents)
+    calls: dict[str, Call] = {name: call for name, (_, call) in ours.items()}
+    calls["decode to FP16, then maxsim"] = lambda: maxsim(queries, decoded(documents))
+    calls["FP16 decoded before"] = lambda: maxsim(queries, plain)
+    if isinstance(documents, BitTokens):
+        whole = documents.as_int8()
+        calls["INT8 codes at token scale"] = lambda: maxsim(queries, whole)
+        return calls, errors
+    peer = installed.load(LIK, ".plaid")
+    if not isinstance(peer, str):
+        codes, ends = turned(documents.codes.values, documents.bits), offsets(len(documents), size).int()
+        given = (queries, documents.ids, codes, ends, documents.centroids, documents.weights, documents.bits)
+        calls["late-interaction-kernels"] = lambda: peer.maxsim_residual_varlen(*given, max_seqlen_d=size)
+    return calls, errors
 
 
-def measured(what: str, queries: Tensor, tokens: CodedTokens, record: Record, flush: timing.Flush) -> dict[str, dict[str, Any]]:
-    """Every method of some tokens: right first, then memory and medians."""
-    half = queries.half()
-    methods = bit_methods(half, tokens) if isinstance(tokens, BitTokens) else residual_methods(half, tokens)
-    found = checked(what, half, tokens, methods)
-    calls = {name: method.call for name, method in methods.items()}
-    if isinstance(tokens, ResidualTokens):
-        if tokens.bits == 2:
-            single = single_methods(queries, tokens)
-            found |= checked(what, queries, tokens, single)
-            calls |= {name: method.call for name, method in single.items()}
-        name = f"residual {tokens.bits}, {LIK}"
-        call, facts, why = peer(half, tokens)
-        if call is None:
-            record.leave_out(f"{what}: {name}", why)
-        else:
-            calls[name], found[name] = call, facts
-    times = medians(calls, flush)
-    peaks = {name: {"extra_mib": peak_mib(method.call)} for name, method in methods.items() if method.memory}
-    return {name: {"median_ms": times[name], **peaks.get(name, {}), **found[name]} for name in calls}
-
-
-def main() -> None:
-    """Measure."""
-    record = begun(SCHEMA, __doc__, 120)
-    record.document["versions"] = {LIK: installed.versions()[LIK]}
-    flush = timing.Flush()
-    for name, (count, documents, size) in SHAPES.items():
-        queries = unit(count, ROWS, D, dtype=torch.float32)
-        for kind, make, all_bits in (("bits", bit_tokens, (1, 2, 4)), ("residual", residual_tokens, (2, 4))):
-            for bits in all_bits:
-                if record.late(f"{name}: {kind} {bits}"):
-                    continue
-                tokens = make(bits, documents, size)
-                methods = measured(name, queries, tokens, record, flush)
-                shapes = {"queries": list(queries.shape), "documents": [documents, size, D]}
-                record.add({"row": f"{name}, {kind} {bits}", **shapes, "methods": methods})
+def main(arguments: list[str] | None = None) -> None:
+    """The command."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", type=Path, help="write the raw figures here")
+    parser.add_argument("--runs", type=int, default=20)
+    options = parser.parse_args(arguments)
+    flush, random = Flush(), torch.Generator("cuda").manual_seed(0)
+    rows: list[dict[str, Any]] = []
+    for shape, (count, documents, size) in SHAPES.items():
+        queries = torch.nn.functional.normalize(torch.randn(count, 32, D, device="cuda", generator=random), dim=-1).half()
+        for make, name, kinds in ((bit_tokens, "bits", (1, 2, 4)), (residual_tokens, "residual", (2, 4))):
+            for bits in kinds:
+                calls, errors = calls_of(queries, make(bits, documents, size, random), size)
+                extra = {method: extra_bytes(call) / 2**20 for method, call in calls.items()}
+                found = {method: one["median_ms"] for method, one in measure(calls, options.runs, flush).items()}
+                rows.append({"shape": shape, "tokens": f"{name} {bits}", "ms": found, "extra_mib": extra, "error": errors})
+                print(rows[-1], flush=True)
+                about = {"torch": torch.__version__, "device": torch.cuda.get_device_name()}
+                write(options.json, {"schema": SCHEMA, **about, "rows": rows})
 
 
 if __name__ == "__main__":

@@ -1,183 +1,129 @@
-"""What masks cost beside lengths and neither, and FP32 tokens by IEEE products, by TF32, cast to FP16 and by the peers.
+"""Masks of shared documents, and FP32 tokens under TF32, on a GPU: bits or tolerance first, then medians with the L2 flushed.
 
-    python benchmarks/alone/masks.py [--json FILE] [--seconds 120]
+    python benchmarks/alone/masks.py [--json FILE] [--runs 15]
 
-Documents of 90 to 180 tokens (ColPali: 512 to 1024) padded to the longest, d = 128. "mask full" leaves every token in, "mask padding" says
-what lengths say, "mask holes" also takes a tenth of the tokens out, "mask a tenth holed" does so in a tenth of the documents, "query mask"
-takes the last quarter of each query out. Scores of 16 documents are compared with float64 first; beyond 64 query rows "mask full" must have
-the bits of no mask and "mask padding" those of lengths (the stream kernel of fewer rows adds in another order: within 2e-6 of the norms).
-Medians of CUDA events in ms, the L2 flushed, methods in turns. flash-maxsim and late-interaction-kernels where they can be imported.
+Masks: the plain call, `document_lengths`, masks of the same padding, of padding and holes in every document (a tenth of the tokens) or
+in a tenth of the documents, and a query mask. A mask must give the bits of the lengths that say the same; for one query, whose kernel
+adds in another order, the same to 2e-6 of what a query could score. FP32: IEEE, TF32, and both peers' calls of the same tokens.
 """
 
 from __future__ import annotations
 
-import contextlib
+import argparse
 import sys
-from collections.abc import Callable, Iterator
-from functools import partial
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # this file is a script
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # this file is a script in a folder of its own
 
-from alone.record import Record, begun, medians, require, unit
-from maxsim_kernels import maxsim, maxsim_reference
-from measure import installed, score_truth, session, timing
-from measure.method import EXACT, LOOSE
+from maxsim_kernels import maxsim
 from measure.names import FLASH, LIK
-from rivals import peers
+from measure.timing import Call, Flush, measure
+from results.file import write
+from rivals.peers import dense
 
 SCHEMA = "maxsim-kernels/masks/1"
-D = 128
-MASKED = {
-    "16 queries": (16, 32, 4096, 180),
-    "256 queries": (256, 32, 4096, 180),
+MASKED = {  # queries, tokens of each, documents, tokens of each
+    "16 queries x 4096 x 180": (16, 32, 4096, 180),
+    "256 queries x 4096 x 180": (256, 32, 4096, 180),
     "ColPali 1K": (1, 1024, 1000, 1024),
-    "1 query": (1, 32, 4096, 180),
+    "1 query x 4096 x 180": (1, 32, 4096, 180),
 }
-SINGLE = ((32, 32, 2000, 180), (1, 32, 1000, 180), (256, 32, 4096, 128))
-STREAMED = 64  # query rows up to which a mask may change the order of sums
-Masks = dict[str, Tensor]
+SINGLE = {
+    "FP32 32 queries x 2000 x 180": (32, 32, 2000, 180),
+    "FP32 1 query x 1000 x 180": (1, 32, 1000, 180),
+    "FP32 256 queries x 4096 x 128": (256, 32, 4096, 128),
+}
+STREAM_ROWS = 64  # query rows up to which a mask is read with every tile
+TF32_BOUND = 1e-3  # of a score, a token
 
 
-def masks(queries: int, rows: int, documents: int, tokens: int, device: str = timing.DEVICE) -> dict[str, Masks]:
-    """What `maxsim` is given beside queries and documents, by method."""
-    random = torch.Generator(device).manual_seed(5)
-    lengths = torch.randint(tokens // 2, tokens + 1, (documents,), device=device, generator=random)
-    padding = torch.arange(tokens, device=device) < lengths[:, None]
-    kept = torch.rand(documents, tokens, device=device, generator=random) > 0.1
-    whole = torch.rand(documents, 1, device=device, generator=random) > 0.1
-    asked = torch.ones(queries, rows, dtype=torch.bool, device=device)
-    asked[:, rows * 3 // 4 :] = False
+def unit(*shape: int, dtype: torch.dtype, seed: int) -> Tensor:
+    """Unit vectors."""
+    random = torch.Generator("cuda").manual_seed(seed)
+    return torch.nn.functional.normalize(torch.randn(*shape, generator=random, device="cuda"), dim=-1).to(dtype)
+
+
+def mask_calls(count: int, size: int, documents: int, length: int) -> dict[str, Call]:
+    """Every way to say which tokens count."""
+    q, d = unit(count, size, 128, dtype=torch.float16, seed=0), unit(documents, length, 128, dtype=torch.float16, seed=1)
+    random = torch.Generator("cuda").manual_seed(5)
+    lengths = torch.randint(length // 2, length + 1, (documents,), device="cuda", generator=random)
+    padding = torch.arange(length, device="cuda") < lengths[:, None]
+    holes = padding & (torch.rand(documents, length, device="cuda", generator=random) > 0.1)
+    some = padding & (holes | (torch.rand(documents, 1, device="cuda", generator=random) > 0.1))
+    asked = torch.ones(count, size, dtype=torch.bool, device="cuda")
+    asked[:, size * 3 // 4 :] = False
     return {
-        "plain": {},
-        "lengths": {"document_lengths": lengths},
-        "mask full": {"document_mask": torch.ones_like(padding)},
-        "mask padding": {"document_mask": padding},
-        "mask holes": {"document_mask": padding & kept},
-        "mask a tenth holed": {"document_mask": padding & (kept | whole)},
-        "query mask": {"query_mask": asked},
+        "plain": lambda: maxsim(q, d),
+        "document_lengths": lambda: maxsim(q, d, document_lengths=lengths),
+        "mask, nothing hidden": lambda: maxsim(q, d, document_mask=torch.ones_like(padding)),
+        "mask of padding": lambda: maxsim(q, d, document_mask=padding),
+        "mask, holes in every document": lambda: maxsim(q, d, document_mask=holes),
+        "mask, holes in a tenth": lambda: maxsim(q, d, document_mask=some),
+        "query mask": lambda: maxsim(q, d, query_mask=asked),
     }
 
 
-def scale(queries: Tensor, documents: Tensor) -> Tensor:
-    """`sum_i |Q_i| * max_j |D_j|` of every pair."""
-    return queries.double().norm(dim=-1).sum(-1)[:, None] * documents.double().norm(dim=-1).amax(-1)
+def check_masks(calls: dict[str, Call], count: int, size: int) -> None:
+    """End the program where a mask gives something else than what it says."""
+    allowed = 2e-6 * size if count * size <= STREAM_ROWS else 0.0
+    for name, same in (("mask, nothing hidden", "plain"), ("mask of padding", "document_lengths")):
+        apart = float((calls[name]() - calls[same]()).abs().max())
+        if not apart <= allowed:
+            raise SystemExit(f"{name}: {apart:.3g} from {same}, {allowed:.3g} allowed; nothing written")
 
 
-def error(scores: Tensor, queries: Tensor, documents: Tensor, given: Masks) -> float:
-    """The largest distance of some documents' scores from float64's, in units of the norms."""
-    chosen = score_truth.numbers(len(documents))
-    few = {name: (held if name.startswith("query") else held[chosen]).cpu() for name, held in given.items()}
-    asked, part = queries.cpu(), documents[chosen].cpu()
-    truth = maxsim_reference(asked, part, **few, dtype=torch.float64)  # type: ignore[arg-type]
-    assert isinstance(truth, Tensor)
-    return float(((scores[:, chosen].cpu().double() - truth).abs() / scale(asked, part)).max())
-
-
-def check(name: str, queries: Tensor, documents: Tensor, methods: dict[str, Masks]) -> None:
-    """Ends the program where scores are not float64's, or masks that say what others say give others."""
-    found = {method: maxsim(queries, documents, **given) for method, given in methods.items()}  # type: ignore[arg-type]
-    for method, given in methods.items():
-        far = error(found[method], queries, documents, given)
-        require(far <= EXACT, f"{name}, {method}: {far:.1e} from float64, need {EXACT}")
-    streamed = queries.shape[0] * queries.shape[1] <= STREAMED
-    for method, other in (("mask full", "plain"), ("mask padding", "lengths")):
-        if streamed:
-            apart = (found[method].double() - found[other]).abs() / scale(queries, documents)
-            require(float(apart.max()) <= EXACT, f"{name}: {method} is not {other} within {EXACT} of the norms")
-        else:
-            require(torch.equal(found[method], found[other]), f"{name}: {method} has not the bits of {other}")
-
-
-def row(name: str, queries: Tensor, documents: Tensor, times: dict[str, float]) -> dict[str, Any]:
-    """A row of the file."""
-    shapes = {"queries": list(queries.shape), "documents": list(documents.shape)}
-    return {"row": name, **shapes, "dtype": str(queries.dtype).removeprefix("torch."), "median_ms": times}
-
-
-def time_masks(record: Record, flush: timing.Flush) -> None:
-    """FP16 with masks and lengths."""
-    for name, (count, rows, documents, tokens) in MASKED.items():
-        if record.late(name):
-            continue
-        held, packed = unit(count, rows, D), unit(documents, tokens, D, seed=1)
-        methods = masks(count, rows, documents, tokens)
-        check(name, held, packed, methods)
-        calls = {method: partial(maxsim, held, packed, **given) for method, given in methods.items()}  # type: ignore[arg-type]
-        record.add(row(name, held, packed, medians(calls, flush)))
-
-
-@contextlib.contextmanager
-def products(precision: str) -> Iterator[None]:
-    """FP32 products in "ieee" or "tf32" for a block."""
-    backend: Any = torch.backends.cuda.matmul
-    before = backend.fp32_precision
-    backend.fp32_precision = precision
+@contextmanager
+def precision(name: str) -> Any:
+    """Products of FP32 in it, for a block."""
+    setting = torch.backends.cuda.matmul
+    before, setting.fp32_precision = setting.fp32_precision, name
     try:
         yield
     finally:
-        backend.fp32_precision = before
+        setting.fp32_precision = before
 
 
-def by_tf32(queries: Tensor, documents: Tensor) -> Tensor:
-    """Ours by TF32."""
-    with products("tf32"):
-        return maxsim(queries, documents)
+def single_calls(count: int, size: int, documents: int, length: int) -> dict[str, Call]:
+    """FP32 tokens by us and by both peers."""
+    q, d = unit(count, size, 128, dtype=torch.float32, seed=0), unit(documents, length, 128, dtype=torch.float32, seed=1)
 
+    def in_precision(name: str) -> Tensor:
+        with precision(name):
+            return maxsim(q, d)
 
-def single_methods(record: Record, name: str, queries: Tensor, documents: Tensor) -> dict[str, Callable[[], Tensor]]:
-    """Who scores FP32 tokens rightly; a peer that does not is left out, and one of ours ends the program."""
-    small = queries.half(), documents.half()
-    calls: dict[str, Callable[[], Tensor]] = {
-        "ieee": lambda: maxsim(queries, documents),
-        "tf32": lambda: by_tf32(queries, documents),
-        "fp16": lambda: maxsim(*small),
-        "cast + fp16": lambda: maxsim(queries.half(), documents.half()),
-    }
-    for method, call in calls.items():
-        far, allowed = error(call(), queries, documents, {}), EXACT if method == "ieee" else LOOSE
-        require(far <= allowed, f"{name}, {method}: {far:.1e} from float64, need {allowed}")
-    lineup = peers.dense((FLASH, LIK), queries, documents)
-    for other in lineup.methods:
-        (call,) = other.entries.values()
-        try:
-            far = error(call(), queries, documents, {})
-        except session.failures() as problem:
-            lineup.skipped[other.name] = session.reason(problem)
-            continue
-        if far <= other.bound:
-            calls[other.name] = call
-        else:
-            lineup.skipped[other.name] = f"{far:.1e} from float64, need {other.bound}"
-    for other_name, why in lineup.skipped.items():
-        record.leave_out(f"{name}, {other_name}", why)
+    lineup = dense((FLASH, LIK), q, d)
+    peers = {f"{method.name} {entry}": call for method in lineup.methods for entry, call in method.entries.items()}
+    calls: dict[str, Call] = {"IEEE": lambda: in_precision("ieee"), "TF32": lambda: in_precision("tf32"), **peers}
+    exact = calls["IEEE"]()
+    for name, call in calls.items():
+        apart = float((call() - exact).abs().max())
+        if not apart <= TF32_BOUND * size:
+            raise SystemExit(f"{name}: {apart:.3g} from IEEE, {TF32_BOUND * size:.3g} allowed; nothing written")
     return calls
 
 
-def time_single(record: Record, flush: timing.Flush) -> None:
-    """FP32 tokens."""
-    for count, rows, documents, tokens in SINGLE:
-        name = f"FP32, {count} {'query' if count == 1 else 'queries'} x {documents} x {tokens}"
-        if record.late(name):
-            continue
-        held = unit(count, rows, D, dtype=torch.float32)
-        padded = unit(documents, tokens, D, seed=1, dtype=torch.float32)
-        calls = single_methods(record, name, held, padded)
-        record.add(row(name, held, padded, medians(calls, flush)))
-
-
-def main() -> None:
-    """Measure."""
-    record = begun(SCHEMA, __doc__, 120)
-    record.document["versions"] = {peer: held for peer, held in installed.versions().items() if peer in (FLASH, LIK)}
-    flush = timing.Flush()
-    time_masks(record, flush)
-    with products("ieee"):
-        time_single(record, flush)
+def main(arguments: list[str] | None = None) -> None:
+    """The command."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", type=Path, help="write the raw figures here")
+    parser.add_argument("--runs", type=int, default=15)
+    options = parser.parse_args(arguments)
+    flush = Flush()
+    report: dict[str, Any] = {"schema": SCHEMA, "torch": torch.__version__, "device": torch.cuda.get_device_name(), "ms": {}}
+    for name, sizes in (MASKED | SINGLE).items():
+        calls = mask_calls(*sizes) if name in MASKED else single_calls(*sizes)
+        if name in MASKED:
+            check_masks(calls, *sizes[:2])
+        found = measure(calls, options.runs, flush)
+        report["ms"][name] = {method: one["median_ms"] for method, one in found.items()}
+        write(options.json, report)
+        print(name, {method: round(ms, 4) for method, ms in report["ms"][name].items()}, flush=True)
 
 
 if __name__ == "__main__":
