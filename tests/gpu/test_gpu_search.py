@@ -11,6 +11,7 @@ import torch
 from inputs import on_gpu as make
 from maxsim_kernels import Packed, maxsim, pack, quantize_fp8, quantize_int8, stream_topk
 from maxsim_kernels.search import Residuals, Rows, exact_topk, residuals_of, trust
+from search_cases import Awkward
 
 pytest.importorskip("triton", reason="Triton is not installed")
 from maxsim_kernels.search import device
@@ -18,6 +19,7 @@ from maxsim_kernels.search import fetching as fetching_module
 
 HALVES = (torch.float16, torch.bfloat16)
 DTYPES = (*HALVES, torch.float32)
+AWKWARD = Awkward(documents=60, tokens=9, kinds=9, tie=2.0**-9, least_power=-6, tiny=1e-7)
 KINDS = [f"{kind} {scale}" for kind in ("int8", "affine", "fp8") for scale in ("token", "document", "corpus")]
 
 
@@ -205,32 +207,12 @@ def test_documents_of_one_length_take_the_dense_scan():
     same(about(documents, 40, 32, 14), documents, 3, quantize_int8(documents, "token"), most_rescored=1.0)
 
 
-def awkward(draw: np.random.Generator, d: int, dtype: torch.dtype) -> Packed:
-    """A small awkward corpus: near ties, duplicates, all equal, huge or tiny norms, zeros, empty documents, code values."""
-    count, kind = int(draw.integers(1, 60)), int(draw.integers(0, 9))
-    sizes = draw.integers(0 if kind % 2 else 1, 9, count)
-    parts = [draw.normal(size=(size, d)) for size in sizes]
-    if kind in (1, 2):
-        parts = [parts[n % 3 % count] * (1 + (draw.integers(-2, 3) * 2.0**-9 if kind == 2 else 0)) for n in range(count)]
-    elif kind == 3:
-        parts = [np.ones((size, d)) for size in sizes]
-    elif kind == 4:
-        parts = [part * 10.0 ** draw.integers(-6, 4) for part in parts]
-    elif kind == 5:
-        parts = [part * (draw.random((len(part), 1)) < 0.5) for part in parts]
-    elif kind == 6:
-        parts = [draw.integers(-127, 128, part.shape) / draw.choice([1, 64, 127]) for part in parts]
-    elif kind == 7:
-        parts = [part * 1e-7 for part in parts]
-    return pack([torch.from_numpy(np.ascontiguousarray(part)).to(dtype) for part in parts]).to("cuda")
-
-
 @pytest.mark.parametrize("part", range(8))
 def test_awkward_corpora(part):
     for seed in range(part * 25, part * 25 + 25):
         draw = np.random.default_rng(seed)
         d, dtype = int(draw.choice([8, 16, 64, 128])), DTYPES[draw.integers(3) if seed % 5 == 0 else draw.integers(2)]
-        documents, queries = awkward(draw, d, dtype), awkward(draw, d, dtype)
+        documents, queries = AWKWARD.corpus(draw, d, dtype).to("cuda"), AWKWARD.corpus(draw, d, dtype).to("cuda")
         if draw.random() < 0.5 and len(documents.values):
             chosen = torch.from_numpy(draw.integers(0, len(documents.values), len(queries.values))).cuda()
             queries = queries.with_values(documents.values[chosen])

@@ -34,13 +34,18 @@ def hardware(device: torch.device) -> Hardware:
     return Hardware(torch.cuda.get_device_capability(device), properties.multi_processor_count)
 
 
+def fp32_precision(dtype: torch.dtype) -> str:
+    """How torch was told to multiply float32 on GPUs ("ieee" by default); "ieee" for other dtypes, whose products are exact."""
+    if dtype != torch.float32:
+        return "ieee"
+    asked = torch.backends.cuda.matmul.fp32_precision
+    asked = torch.backends.fp32_precision if asked == "none" else asked  # type: ignore[attr-defined]
+    return "ieee" if asked == "none" else str(asked)
+
+
 def allows_tf32(call: Call) -> bool:
     """Whether torch allows TF32 for FP32 inputs; by default it does not."""
-    if call.queries.dtype != torch.float32:
-        return False
-    asked = torch.backends.cuda.matmul.fp32_precision
-    whole = torch.backends.fp32_precision  # type: ignore[attr-defined]
-    return bool((whole if asked == "none" else asked) == "tf32")
+    return fp32_precision(call.queries.dtype) == "tf32"
 
 
 def padded(size: int, least: int = 16) -> int:

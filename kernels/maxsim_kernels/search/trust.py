@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from maxsim_kernels.api import maxsim
+from maxsim_kernels.gpu.geometry import fp32_precision
 from maxsim_kernels.search.bounds import gamma_of
 from maxsim_kernels.tokens import Packed
 
@@ -52,19 +53,10 @@ def factor_of(dtype: torch.dtype) -> float:
     return HALF if dtype in (torch.float16, torch.bfloat16) else 1.0
 
 
-def precision_of(dtype: torch.dtype) -> str:
-    """How torch was told to multiply float32 on GPUs; "ieee" for other dtypes, whose products are exact."""
-    if dtype != torch.float32:
-        return "ieee"
-    asked = torch.backends.cuda.matmul.fp32_precision
-    asked = torch.backends.fp32_precision if asked == "none" else asked  # type: ignore[attr-defined]
-    return "ieee" if asked == "none" else asked
-
-
 def form_of(device: torch.device, dtype: torch.dtype, count: int, size: int, dim: int, packed: bool) -> Form:
     """What is looked at for such queries: fewer of them, or shorter ones, where kernels do not tell."""
     size = min(size, _ROWS if packed else size)
-    return Form(device, dtype, min(count, max(1, _ROWS // size)), size, dim, packed, precision_of(dtype))
+    return Form(device, dtype, min(count, max(1, _ROWS // size)), size, dim, packed, fp32_precision(dtype))
 
 
 Alone = Callable[[Tensor, Tensor, Tensor, Packed], Tensor | None]

@@ -12,9 +12,11 @@ from inputs import on_cpu as cases
 from maxsim_kernels import Packed, maxsim, pack, quantize_fp8, quantize_int8, stream_topk
 from maxsim_kernels.search import Residuals, Rows, exact_topk, rescoring, residuals_of, searching
 from maxsim_kernels.search import rows as rows_module
+from search_cases import Awkward
 
 CASES = int(os.environ.get("MAXSIM_SEARCH_CASES", "1000"))
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+AWKWARD = Awkward(documents=24, tokens=6, kinds=10, tie=2.0**-22, least_power=-20, tiny=1e-38)
 KINDS = [f"{kind} {scale}" for kind in ("int8", "affine", "fp8") for scale in ("token", "document", "corpus")]
 SHARES = (0.0, 0.25, 1.0)  # brute force always, as it is, never
 
@@ -53,31 +55,11 @@ def about(documents: Packed, count: int, seed: int, noise: float = 0.3) -> Packe
     )
 
 
-def corpus(draw: np.random.Generator, d: int, dtype: torch.dtype) -> Packed:
-    """A small awkward corpus: near ties, duplicates, all equal, huge or tiny norms, zeros, empty documents, code values."""
-    count, kind = int(draw.integers(1, 24)), int(draw.integers(0, 10))
-    sizes = draw.integers(0 if kind % 2 else 1, 6, count)
-    parts = [draw.normal(size=(size, d)) for size in sizes]
-    if kind in (1, 2):  # duplicates of a few, nearly or exactly
-        parts = [parts[n % 3 % count] * (1 + (draw.integers(-2, 3) * 2.0**-22 if kind == 2 else 0)) for n in range(count)]
-    elif kind == 3:
-        parts = [np.ones((size, d)) for size in sizes]
-    elif kind == 4:
-        parts = [part * 10.0 ** draw.integers(-20, 4) for part in parts]
-    elif kind == 5:
-        parts = [part * (draw.random((len(part), 1)) < 0.5) for part in parts]
-    elif kind == 6:
-        parts = [draw.integers(-127, 128, part.shape) / draw.choice([1, 64, 127]) for part in parts]
-    elif kind == 7:
-        parts = [part * 1e-38 for part in parts]
-    return pack([torch.from_numpy(np.ascontiguousarray(part)).to(dtype) for part in parts])
-
-
 def one_case(seed: int) -> None:
     draw = np.random.default_rng(seed)
     d, dtype = int(draw.choice([1, 2, 5, 16, 64])), DTYPES[draw.integers(3)]
-    documents = corpus(draw, d, dtype)
-    queries = corpus(draw, d, dtype)
+    documents = AWKWARD.corpus(draw, d, dtype)
+    queries = AWKWARD.corpus(draw, d, dtype)
     if draw.random() < 0.5 and len(documents.values):  # queries that are document tokens
         queries = queries.with_values(documents.values[draw.integers(0, len(documents.values), len(queries.values))])
     try:

@@ -14,6 +14,7 @@ if os.environ.get("TRITON_INTERPRET"):
 
 import record_resources as recorder
 from maxsim_kernels import Packed, quantize_int8
+from maxsim_kernels.gpu.geometry import fp32_precision
 from maxsim_kernels.gpu.search import bounds, fetching, survivors
 from maxsim_kernels.search import trust
 
@@ -139,8 +140,8 @@ def test_reduced_float32_is_not_bounded() -> None:
     before = setting.fp32_precision
     setting.fp32_precision = "tf32"
     try:
-        assert trust.precision_of(torch.float32) == "tf32"
-        assert trust.precision_of(torch.float16) == "ieee"
+        assert fp32_precision(torch.float32) == "tf32"
+        assert fp32_precision(torch.float16) == "ieee"
         assert trust.looked_at(_form(), None).bounded.startswith("products of float32 may be rounded to tf32")
     finally:
         setting.fp32_precision = before
