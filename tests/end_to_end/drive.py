@@ -163,8 +163,14 @@ def parts(folder: Path, out: str = "out") -> dict[str, int]:
     return {f"{path.parent.name}/{path.name}": path.stat().st_ino for path in (folder / out / ".partial").glob("*/[0-9]*.h5")}
 
 
+def await_parts(pid: int, folder: Path, count: int) -> None:
+    """Until so many units are finished, or the process `pid` has ended (it is still to be waited for)."""
+    while len(parts(folder)) < count and not os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+        time.sleep(0.001)
+
+
 def kills(folder: Path) -> dict[str, Any]:
-    """One evaluation, killed again and again at random moments, then left to end; and all of it once more."""
+    """One evaluation, killed again and again, at random moments and after some parts, then left to end; all of it once more."""
     words = (*COMMAND, "--paths", "fp32,int8-corpus", "--out", "out", "--quiet")
     first, need = single(folder, *words), result(folder)
     shutil.rmtree(folder / "out")
@@ -177,7 +183,10 @@ def kills(folder: Path) -> dict[str, Any]:
         before = parts(folder) if (folder / "out").exists() else {}
         pid = fork(command(*words), 0, folder)
         if attempt % 10 != 9:  # every tenth is left to end
-            time.sleep(rng.uniform(0.0, 0.5) * whole)
+            if attempt % 2:  # in the middle of scoring, however busy the machine is
+                await_parts(pid, folder, len(before) + rng.randint(1, 5))
+            else:
+                time.sleep(rng.uniform(0.0, 0.5) * whole)
             os.kill(pid, signal.SIGKILL)
         (code,) = wait([pid])
         said += (folder / "0.err").read_text()
