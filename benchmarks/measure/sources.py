@@ -25,7 +25,7 @@ FAMILIES = {  # roots: modules of the operator
     "forward": FORWARD,  # float tokens of up to 256 bytes
     "codes": CODES,  # INT8 and FP8
     "coded": (*CODES, "gpu.forward.coded", "coded"),  # tokens of few bits, scored as they are stored
-    "wide": ("gpu.forward.choice", "gpu.forward.wide"),
+    "wide": (*FORWARD, "gpu.forward.wide"),  # float tokens of any width
     "training": (*FORWARD, "gpu.backward.gradients", "autograd", "training"),
     "chamfer": ("chamfer.chamfer", "chamfer.nearest"),
     "streaming": (*CODES, "streaming.streaming", "topk"),

@@ -16,14 +16,9 @@ SCRIPTS = {  # the family of a script's file, by its schema, where all its group
     "training": "training", "parity": "training", "chamfer": "chamfer", "streaming": "streaming", "libraries": "libraries",
     "coded": "coded", "search": "search", "tiles": "codes", "stream_rows": "codes", "cpu": "cpu",
 }  # fmt: skip
-GROUPS = {
-    "int8": "codes",
-    "int8_B": "codes",
-    "fp8": "codes",
-    "precision": "codes",
-    "wide": "wide",
-    "host": "host",
-}  # of the others
+GROUPS = {  # of the other scripts, where it is not "forward"
+    "int8": "codes", "int8_B": "codes", "fp8": "codes", "precision": "codes", "wide": "wide", "host": "host",
+}  # fmt: skip
 
 
 def family(schema: str, group: str) -> str:
@@ -55,7 +50,8 @@ def said(book: Book, table: Table) -> str:
     known = {text_of(row[0]): [keys_of(place) for place in sources(Table("", "", (), [row]))] for row in table.rows}
     old = [name for name, held in known.items() if any(is_older(book, file, keys) for file, keys in held)]
     rows = "every row" if len(old) == sum(map(bool, known.values())) else "; ".join(old)
-    return " ".join(filter(None, (_measured([about(*one) for one in runs]), f"Of {OLDER}: {rows}." if old else "")))
+    when = _when([about(*one) for one in runs])
+    return " ".join([*([f"Measured {when}."] if when else []), *([f"Of {OLDER}: {rows}."] if old else [])])
 
 
 def of_file(book: Book, name: str) -> str:
@@ -63,8 +59,8 @@ def of_file(book: Book, name: str) -> str:
     found = book.file(name)
     rows = list(_rows(found)) or [[]]
     old = sum(is_older(book, name, keys) for keys in rows)
-    words = "" if not old else OLDER if old == len(rows) else f"in part {OLDER}"
-    return ", ".join(filter(None, (_measured([about(found, keys) for keys in rows])[:-1].lower(), words)))
+    when, mark = _when([about(found, keys) for keys in rows]), OLDER if old == len(rows) else f"in part {OLDER}"
+    return ", ".join([*([f"measured {when}"] if when else []), *([mark] if old else [])])
 
 
 def _rows(found: dict[str, Any]) -> Iterator[list[str]]:
@@ -74,9 +70,9 @@ def _rows(found: dict[str, Any]) -> Iterator[list[str]]:
             yield from ([part, name, "rows", row] for row in group["rows"])
 
 
-def _measured(runs: list[dict[str, Any]]) -> str:
-    """Commits and days."""
+def _when(runs: list[dict[str, Any]]) -> str:
+    """Commits and days; nothing where no commit is known."""
     commits = sorted({str(run["revision"]) for run in runs if run.get("revision")})
     days = sorted({str(run["measured"])[:10] for run in runs if run.get("measured")})
     when = f" ({', '.join(days)})" if days else ""
-    return f"Measured at {', '.join(commits)}{when}." if commits else ""
+    return f"at {', '.join(commits)}{when}" if commits else ""

@@ -253,7 +253,7 @@ def test_chamfer_marks_what_each_method_fails(tmp_path: Path) -> None:
         names = {"ours": "ours", "theirs": "flash-maxsim train", "naive": "naive, products"}
         return {
             "methods": {
-                name: {"median_ms": 1.0, "peak_bytes": 1e9, **({"wrong": wrong[key]} if key in wrong else {})}
+                name: {"kind": "peer", "median_ms": 1.0, "peak_bytes": 1e9, **({"wrong": wrong[key]} if key in wrong else {})}
                 for key, name in names.items()
             }
         }
