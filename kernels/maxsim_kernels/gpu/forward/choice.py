@@ -16,7 +16,17 @@ import torch
 
 from maxsim_kernels.checks import Call
 from maxsim_kernels.gpu.forward.tuning import Config, Key, configuration
-from maxsim_kernels.gpu.geometry import MANY, SHORT_TOKENS, Hardware, allows_tf32, flat_rows, many_short, padded, pitch
+from maxsim_kernels.gpu.geometry import (
+    MANY,
+    SHORT_TOKENS,
+    Hardware,
+    allows_tf32,
+    flat_rows,
+    has_descriptors,
+    many_short,
+    padded,
+    pitch,
+)
 
 _STREAM_ROWS = 64  # up to here a call is bound by reading documents
 _NARROW_ROWS = 128  # up to here two tiles of 64 rows hold them all
@@ -68,7 +78,7 @@ def _choose(call: Call, hardware: Hardware, documents: int, mean: int) -> Launch
         dealt = many_short(documents, mean, processors) or (_query_rows(call) > 32 and documents > _SOME * processors)
         return Launch("stream", config if dealt else replace(config, programs=0))
     operands = _operands(call)
-    if operands and not exact and capability >= (9, 0) and not _unbounded(call):
+    if operands and not exact and has_descriptors(capability) and not _unbounded(call):
         key = _tile_key(call, operands, mean)
         found = configuration(key, capability)
         if found is not None:
