@@ -27,7 +27,7 @@ import record_resources as recorder
 from inputs import on_cpu as make
 from maxsim_kernels import Packed, quantize_int8
 from maxsim_kernels.checks import Options, validate_coded
-from maxsim_kernels.gpu.forward import coded, combine, query_codes
+from maxsim_kernels.gpu.forward import choice, coded, combine, query_codes, tuning
 from maxsim_kernels.gpu.search import bounds, fetching, survivors
 from places import TESTS
 
@@ -66,6 +66,16 @@ def forward_launches(architecture: int | str) -> Iterator[tuple[str, list[Any]]]
     wide = recorder.Case(architecture, "stream", "64 rows, width 256", (1, 64), (8, 180), 256)
     for case in (*cases, wide):
         yield f"{case.row}: {case.name}", recorder.launches(case)[1]
+
+
+def tried_launches(architecture: int | str) -> Iterator[tuple[str, list[Any]]]:
+    """What `tune` would try beside the rows that calls choose."""
+    everything = frozenset({"winners", "mask", "lengths", "query mask", "query lengths"})
+    for row in tuning.TRIED:
+        dtype = SINGLE if row.keys[0].kernel == "exact" else HALF
+        case = recorder.Case(architecture, row.name, "everything", (4, 32), (8, 180), 128, dtype, options=everything)
+        with mock.patch.object(choice, "row_of", return_value=row):
+            yield f"tried: {row.name}", recorder.launches(case)[1]
 
 
 def coded_launches(
@@ -116,6 +126,7 @@ def calls(architecture: int | str) -> Iterator[tuple[str, list[Any]]]:
     """Calls by name, with what each would launch: what `architecture` has no other record of."""
     capability = recorder.CAPABILITIES[architecture]
     yield from coded_calls(capability)
+    yield from tried_launches(architecture)
     for dtype, d, longest in SEARCHES:
         about = f"search, {str(dtype).removeprefix('torch.')}, d = {d}, up to {longest} tokens"
         yield about, search_launches(dtype, d, longest)

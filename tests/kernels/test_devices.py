@@ -89,7 +89,7 @@ def test_a_device_that_runs_the_reference_is_said_once(monkeypatch) -> None:
         api, "_implementation", lambda call, impl: api._Implementation("reference", "no fused kernel for mps tensors")
     )
     queries, documents = torch.ones(1, 4, 16), torch.ones(2, 5, 16)
-    with pytest.warns(UserWarning, match="^maxsim_kernels: no fused kernel for mps tensors$"):
+    with pytest.warns(UserWarning, match=r"^maxsim_kernels: no fused kernel for mps tensors$"):
         scores = api.maxsim(queries, documents)
     assert torch.equal(scores, torch.full((1, 2), 64.0))  # type: ignore[arg-type]
     api.maxsim(queries, documents)  # another warning would be an error

@@ -244,6 +244,11 @@ def record(key: Hashable, inputs: Inputs, device: torch.device, run: Callable[[]
     return result
 
 
+def forget() -> None:
+    """Drop every plan: calls are prepared anew."""
+    _plans.clear()
+
+
 def _untried() -> str:
     """Why launches are not replayed here, or an empty string."""
     if torch.version.hip:
