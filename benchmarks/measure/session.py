@@ -19,7 +19,6 @@ import maxsim_kernels
 from measure import installed
 from measure.timing import Call
 
-
 os.environ["MAXSIM_CACHE"] = ""  # figures are of the table, not of what somebody tuned on this machine
 
 
