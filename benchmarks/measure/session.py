@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import hashlib
+import os
 import subprocess
 import sys
 import time
@@ -19,6 +20,7 @@ from measure import installed, sources
 from measure.timing import Call
 
 PACKAGE = Path(str(maxsim_kernels.__file__)).parent
+os.environ["MAXSIM_CACHE"] = ""  # figures are of the table, not of what somebody tuned on this machine
 
 
 class DeviceLostError(Exception):
