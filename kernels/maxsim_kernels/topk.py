@@ -133,6 +133,13 @@ class TopK:
                 self._waits += count
         self.seen += count
 
+    def skip_to(self, index: int) -> None:
+        """The next document added is number `index`; those before it were added, or come as keys."""
+        if not self.first <= index <= _MOST_DOCUMENTS:
+            raise ValueError(f"index: got {index}, need {self.first} to {_MOST_DOCUMENTS}")
+        self._merge_waiting()  # which counts back from the number of the next one
+        self.seen = index - self.first
+
     def add_keys(self, keys: Tensor) -> None:
         """Merge keys `[Nq, n]` int64 of other documents (another `TopK`'s `keys` or `pending`); `seen` stays."""
         rows = self._merged.shape[0]

@@ -78,7 +78,7 @@ def plan(source: str, dataset: str, as_json: bool, quiet: bool, **given: Any) ->
     if codecs:
         raise UsageError(f"--paths: plan knows no rates of codecs, got {', '.join(codecs)}; name paths alone")
     device = "cuda" if given["gpu"] else resolve_device(given["device"], quiet=True)
-    require_certifiable(find_paths(names), device, candidates=False)
+    require_certifiable(find_paths(names), "cpu" if given["gpu"] else device, candidates=False)
     if not names:
         raise UsageError("--paths: got none, need at least one")
     require_counts(given, "k", "processes", "readers", "gpus", "limit_queries", "limit_documents")

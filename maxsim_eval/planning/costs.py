@@ -9,6 +9,7 @@ The model of one scoring path:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
@@ -20,6 +21,9 @@ REFERENCE = "fp32"
 READ_TWICE = ("int8-corpus",)  # looks for its scale first
 SCANS = {"exact-int8": "int8-document"}  # certified paths, and the copy that each scans
 RESCORED = 0.04  # of the scan's work, that scoring survivors takes: 3.4% of SciFact at k = 100 (docs/search.md)
+# A GPU scores all queries against the union of what each of them leaves, about 4 k documents (2 to 4.7 k, docs/search.md), which are
+# taken to be independent; beyond 60% of the documents it scores them all.
+SURVIVORS, UNION_PAYS = 4, 0.6
 KEY_BYTES = 8  # of one kept (score, document): `maxsim_kernels.topk` packs both into an int64
 BLOCK_BYTES = {"cuda": 128 << 20, "cpu": 16 << 20}  # a piece of the ring, as `maxsim_kernels.streaming` cuts them by default
 LEAST_UNIT, MOST_UNIT = 64 << 20, 1 << 30  # bytes of a unit of work (`units.py`); in between a 256th of the corpus
@@ -160,6 +164,14 @@ def scratch_bytes(sizes: Sizes, rows: int, k: int, paths: int) -> int:
     return paths * (scores + units(sizes.stored, sizes.documents) * sizes.queries * min(k, sizes.documents) * KEY_BYTES)
 
 
+def rescored_share(sizes: Sizes, k: int, gpu: bool) -> float:
+    """Of the documents (a CPU: of the pairs), those that a certified path scores in full precision."""
+    if not gpu:
+        return RESCORED
+    share = 1 - math.exp(-sizes.queries * SURVIVORS * k / max(1, sizes.documents))
+    return share if share <= UNION_PAYS else 1.0
+
+
 def seconds_of(amount: float, rate: Rate | None, share: float = 1.0) -> float | None:
     """Seconds for a share of an amount; None where something is to be done at an unknown rate."""
     if amount == 0:
@@ -209,8 +221,13 @@ def _stages(
 ) -> Iterator[Stage]:
     """Stages of a path; those of the resource `alone` overlap with nothing."""
     gpu, path, stored = rates.device == "cuda", rates.paths.get(name), sizes.stored
+    more = 0.0  # of the scan's work
     if name in SCANS:
-        part = corpus_bytes(sizes.document_tokens, sizes.documents, sizes.dim, SCANS[name]) / max(1, stored) + RESCORED
+        rescored = rescored_share(sizes, k, gpu)
+        part = corpus_bytes(sizes.document_tokens, sizes.documents, sizes.dim, SCANS[name]) / max(1, stored) + rescored
+        more = rescored * (
+            _ELEMENT.get(sizes.form, 1) if gpu else 1
+        )  # matrix units take as much longer as components are wider
         stored, cold = int(part * stored), part * cold
     unit, host = ("GPU", "host") if gpu else ("CPU", "CPU")
     if name in READ_TWICE:  # the corpus is read for its scale before anything is scored
@@ -225,7 +242,7 @@ def _stages(
         yield _stage("link", "link", stored, rates.link, share)
     if (path is None or path.prepare is not None) and name not in SCANS:
         yield _stage("prepare", unit, stored, path.prepare if path else None, share)
-    work = operations(sizes.query_tokens, sizes.document_tokens, sizes.dim) * (1.0 + RESCORED * (name in SCANS))
+    work = operations(sizes.query_tokens, sizes.document_tokens, sizes.dim) * (1.0 + more)
     yield _stage("score", unit, work, path.score if path else None, share)
     yield _stage("top-k", unit, sizes.queries * sizes.documents, rates.topk, share)
     if rows:

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from maxsim_eval.errors import UnknownNameError
-from maxsim_eval.planning.costs import PathRates, Rate, Rates
+from maxsim_eval.planning.costs import SCANS, PathRates, Rate, Rates
 from maxsim_eval.planning.plan import Room
 from maxsim_eval.quantities import size_text
 
@@ -76,7 +76,7 @@ class Machine:
         # Preparing reads a block, writes it in another form and reads that once or twice; the top-k passes over scores a few times.
         prepare, topk = Rate(gpu.bandwidth / 4), Rate(gpu.bandwidth / 16)
         for path in paths:
-            unit, share, spread = SHARES.get(path, ("", 0.0, 0.0))
+            unit, share, spread = SHARES.get(SCANS.get(path, path), ("", 0.0, 0.0))
             peak: float | None = getattr(gpu, unit, None)
             if peak is not None:
                 found[path] = PathRates(Rate(peak * share, f"{share} of the peak", spread), prepare)

@@ -1,14 +1,15 @@
 """Certified paths: the exact top-k of the stored embeddings through a scan of their INT8 copy (`maxsim_kernels.search`), unit by unit.
 
 A unit's keys are its documents among the best of all documents so far, so that what was found before prunes what comes after. That is
-exact in any order of units, resumed parts included: a document is left out only where k others are strictly better.
+exact in any order of units, resumed parts included: a document is left out only where k others are strictly better. On a GPU codes flow
+there as they are read, and full precision of what is left follows them.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from torch import Tensor
 from maxsim_eval.cache.blocks import loaded
 from maxsim_eval.cache.copies import Quantised
 from maxsim_eval.cache.copy_shards import Tokens
-from maxsim_eval.cache.corpus import Corpus, largest_of
+from maxsim_eval.cache.corpus import Corpus, largest_of, within_memory
 from maxsim_eval.cache.selection import Documents, Selection
 from maxsim_eval.errors import UsageError
 from maxsim_eval.scoring import finite
@@ -25,14 +26,16 @@ from maxsim_eval.scoring.asked import Asked
 from maxsim_eval.scoring.paths import ScoringPath, check_range
 from maxsim_eval.scoring.stream import UnitScores
 from maxsim_kernels import Int8Tokens, Packed
-from maxsim_kernels.search import Rows, Search
+from maxsim_kernels.search import Rows, Search, StreamedCodes, begin_search, why_no_search
 from maxsim_kernels.topk import of_keys
 
 _BLOCK_BYTES = 16 << 20  # of codes: a few are read ahead
 # Of codes that are searched at once: the best k of them are scored in full precision, so they had better be many more documents than k.
-_SEARCHED_BYTES = 128 << 20
+# A CPU holds them all; to a GPU they flow, and what is not whole when an evaluation is interrupted is searched again: a few seconds.
+_SEARCHED_BYTES = {"cpu": 128 << 20, "cuda": 8 << 30}
 _NO_KEY = torch.iinfo(torch.int64).min
-_SAME_BITS = {torch.float16: ("fp16", "fused-fp32"), torch.bfloat16: ("bf16", "fused-fp32"), torch.float32: ("fused-fp32",)}
+_SAME_BITS = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fused-fp32"}
+Tick = Callable[[int, int], None]
 
 
 class StoredRows(Rows):
@@ -55,13 +58,44 @@ class StoredRows(Rows):
         return block
 
 
+class StoredCodes(StreamedCodes):
+    """The copy's codes of documents `first` to `stop`, read when they are scanned; `bytes`, `seconds`, `documents`: what was read."""
+
+    def __init__(self, copy: Quantised, lengths: Tensor, first: int, readers: int, tick: Tick) -> None:
+        super().__init__(lengths, torch.int8)
+        self.copy, self.first, self.readers, self.tick = copy, first, readers, tick
+        self.bytes, self.seconds, self.documents = 0, 0.0, 0
+
+    def read(self, start: int, stop: int) -> Iterator[Tokens]:
+        """Blocks, read by threads of their own."""
+        blocks = self.copy.blocks([(self.first + start, self.first + stop)], max_bytes=_BLOCK_BYTES, readers=self.readers)
+        with closing(blocks):  # type: ignore[type-var]
+            while True:
+                asked = time.perf_counter()
+                block = next(blocks, None)
+                self.seconds += time.perf_counter() - asked
+                if block is None:
+                    return
+                size = int(block.token_values.numel())
+                self.bytes, self.documents = self.bytes + size, self.documents + len(block)
+                self.tick(len(block), size)
+                yield block
+
+
+def certified_by(dtype: torch.dtype, device: str) -> list[str]:
+    """The paths whose run is to the last byte that of a certified one, over embeddings that are stored as `dtype`.
+
+    A CPU widens half precision before it multiplies, so `fused-fp32` is the same there; matrix units of a GPU do not.
+    """
+    same = [_SAME_BITS[dtype]]
+    return same if torch.device(device).type != "cpu" or same == ["fused-fp32"] else [*same, "fused-fp32"]
+
+
 def require_certifiable(paths: Mapping[str, ScoringPath], device: str, *, candidates: bool) -> None:
-    """Refuse certified paths on another device than the CPU, and beside candidates."""
+    """Refuse certified paths on a device that cannot search, and beside candidates."""
     for name in (name for name, path in paths.items() if path.certified):
-        if torch.device(device).type != "cpu":
-            raise UsageError(
-                f"path {name}: got device {device}, need cpu: certified evaluations run there alone (exact_topk searches on a GPU too)"
-            )
+        if reason := why_no_search(device):
+            raise UsageError(f"path {name}: device {device}: {reason}")
         if candidates:
             raise UsageError(f"path {name}: every listed pair of candidates is scored anyway; name fp16 or fused-fp32 instead")
 
@@ -83,7 +117,7 @@ def certified_units(
     units: Sequence[tuple[int, int]],
     *,
     known: Tensor,
-    tick: Callable[[int, int], None] = lambda documents, size: None,
+    tick: Tick = lambda documents, size: None,
 ) -> Iterator[UnitScores]:
     """As `stream.score_units`, of a certified path: no score rows, since most documents are ruled out without a score.
 
@@ -91,31 +125,31 @@ def certified_units(
         known: keys `[Nq, k]` of units that are finished: where the threshold begins.
 
     Raises:
-        DataError: a score that is NaN or infinite, named by query and document. CacheError: a file that cannot be read.
+        DataError: a score that is NaN or infinite, named by query and document. CacheError: a file that cannot be read. UsageError: a
+            memory budget that is too small, or large.
     """
     copy, rows = corpus.copies[name], StoredRows(corpus.entry)
     if rows.dtype == torch.float16 and queries.dtype != torch.float16:
         check_range(float(largest_of(queries.values)))
     excluded = torch.from_numpy(asked.excluded)[:, None]
     spare = int(bool((excluded >= 0).any()))  # the document that a query must not retrieve may be its best
-    search = Search(queries.to(rows.dtype), asked.k + spare)
-    search.take(torch.cat([known, known.new_full((len(known), spare), _NO_KEY)], 1))
-    blocks = copy.blocks(units, max_bytes=_BLOCK_BYTES, readers=corpus.readers)
-    with closing(blocks):  # type: ignore[type-var]
-        for group in _groups(units, rows):
-            cost = _Cost(search, rows)
-            first, stop = group[0][0], group[-1][1]
-            while first < stop:
-                codes = cost.waiting(blocks, stop - first)
-                span = slice(first, first + len(codes))
+    with within_memory(f"path {name}"), ExitStack() as stack:
+        try:
+            search = begin_search(queries.to(rows.dtype).to(corpus.device), asked.k + spare, memory_budget=corpus.memory_budget)
+        except ValueError as error:  # too small a memory budget
+            raise UsageError(f"path {name}: {error}") from error
+        search.take(torch.cat([known, known.new_full((len(known), spare), _NO_KEY)], 1))
+        feed = (_HeldCodes if isinstance(search, Search) else _StreamedCodes)(copy, rows, units, corpus.readers, tick)
+        stack.callback(feed.close)
+        for group in _groups(units, rows, _SEARCHED_BYTES[torch.device(corpus.device).type]):
+            cost = _Cost(search, rows, feed)
+            for first, stop, codes in feed.of(group[0][0], group[-1][1]):
                 try:
-                    search.add(rows[span], codes, copy.residuals(span.start, span.stop), first=first)
+                    search.add(rows[slice(first, stop)], codes, copy.residuals(first, stop), first=first)  # type: ignore[arg-type]
                 except ValueError:
                     finite.refuse(name, search.keys, None, queries, corpus, asked)  # names what the operator can only number
                     raise
-                tick(len(codes), int(codes.token_values.numel()))
-                first = span.stop
-            keys = _without(search.keys, excluded)[:, : asked.k]
+            keys = _without(search.keys.cpu(), excluded)[:, : asked.k]
             finite.refuse(name, keys, None if search.lost is None else torch.tensor(search.lost), queries, corpus, asked)
             if not search.stats().certificate.holds:
                 raise RuntimeError(f"path {name}: the certificate does not hold; please report this")
@@ -126,12 +160,16 @@ def certified_units(
                 took = dict.fromkeys(took, 0.0)  # the first has it all
 
 
-def _groups(units: Sequence[tuple[int, int]], rows: Rows) -> Iterator[list[tuple[int, int]]]:
-    """Units that follow each other, as many as are searched at once."""
-    held: list[tuple[int, int]] = []
+Group = list[tuple[int, int]]
+Fed = Iterator[tuple[int, int, Tokens | StoredCodes]]
+
+
+def _groups(units: Sequence[tuple[int, int]], rows: Rows, most: int) -> Iterator[Group]:
+    """Units that follow each other, as many as are searched at once: `most` bytes of codes, one unit at least."""
+    held: Group = []
     for start, stop in units:
         whole = int(rows.lengths[held[0][0] if held else start : stop].sum()) * rows.dim
-        if held and (start != held[-1][1] or whole > _SEARCHED_BYTES):
+        if held and (start != held[-1][1] or whole > most):
             yield held
             held = []
         held.append((start, stop))
@@ -139,27 +177,67 @@ def _groups(units: Sequence[tuple[int, int]], rows: Rows) -> Iterator[list[tuple
         yield held
 
 
-def _next(blocks: Iterator[Tokens], documents: int) -> Tokens:
-    """The codes of the next documents, of this many at most, end to end."""
-    held = [next(blocks)]
-    while sum(map(len, held)) < documents and sum(one.token_values.numel() for one in held) < _SEARCHED_BYTES:
-        held.append(next(blocks))
-    if len(held) == 1:
-        return held[0]
-    lengths = torch.cat([one.codes.lengths for one in held])  # type: ignore[union-attr]
-    offsets = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)])
-    codes = Packed(torch.cat([one.token_values for one in held]), offsets)
-    return Int8Tokens(codes, torch.cat([one.scales for one in held]), granularity="document")
+class _HeldCodes:
+    """Codes of documents in memory, a part after the other; those of all units are read ahead. `bytes`, `seconds`: of reading."""
+
+    def __init__(self, copy: Quantised, rows: Rows, units: Sequence[tuple[int, int]], readers: int, tick: Tick) -> None:
+        self.blocks = copy.blocks(units, max_bytes=_BLOCK_BYTES, readers=readers)
+        self.tick, self.bytes, self.seconds = tick, 0, 0.0
+
+    def of(self, first: int, stop: int) -> Fed:
+        """Documents `first` to `stop` and their codes, a part after the other."""
+        while first < stop:
+            asked = time.perf_counter()
+            codes = self._next(stop - first)
+            size = int(codes.token_values.numel())
+            self.seconds, self.bytes = self.seconds + time.perf_counter() - asked, self.bytes + size
+            yield first, first + len(codes), codes
+            self.tick(len(codes), size)
+            first += len(codes)
+
+    def _next(self, documents: int) -> Tokens:
+        """The codes of the next documents, of this many at most, end to end."""
+        held, most = [next(self.blocks)], _SEARCHED_BYTES["cpu"]
+        while sum(map(len, held)) < documents and sum(one.token_values.numel() for one in held) < most:
+            held.append(next(self.blocks))
+        if len(held) == 1:
+            return held[0]
+        lengths = torch.cat([one.codes.lengths for one in held])  # type: ignore[union-attr]
+        offsets = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)])
+        codes = Packed(torch.cat([one.token_values for one in held]), offsets)
+        return Int8Tokens(codes, torch.cat([one.scales for one in held]), granularity="document")
+
+    def close(self) -> None:
+        """End the threads that read ahead."""
+        self.blocks.close()  # type: ignore[attr-defined]
+
+
+class _StreamedCodes:
+    """As `_HeldCodes`, of codes that are read when they are scanned."""
+
+    def __init__(self, copy: Quantised, rows: Rows, units: Sequence[tuple[int, int]], readers: int, tick: Tick) -> None:
+        self.copy, self.rows, self.readers, self.tick = copy, rows, readers, tick
+        self.bytes, self.seconds = 0, 0.0
+
+    def of(self, first: int, stop: int) -> Fed:
+        """All of these documents, and their codes where they lie."""
+        codes = StoredCodes(self.copy, self.rows.lengths[first:stop], first, self.readers, self.tick)
+        yield first, stop, codes
+        self.tick(stop - first - codes.documents, 0)  # what was scored by brute force
+        self.bytes, self.seconds = self.bytes + codes.bytes, self.seconds + codes.seconds
+
+    def close(self) -> None:
+        """Nothing is open between two reads."""
 
 
 def search_facts(
-    counts: Mapping[str, float], queries: int, documents: Documents, copy: Quantised
+    counts: Mapping[str, float], queries: int, documents: Documents, copy: Quantised, device: str
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """What a Result says of the search, and of the bytes that a document takes."""
     entry = documents.entry if isinstance(documents, Selection) else documents
     stored = documents.tokens * documents.dim * documents.dtype.itemsize
     search = {
-        "certifies": list(_SAME_BITS[documents.dtype]),
+        "certifies": certified_by(documents.dtype, device),
         "survivors": counts.get("survivors", 0.0) / max(1, queries),
         "documents": documents.documents,
         "code_bytes": int(counts.get("code_bytes", 0)),
@@ -180,32 +258,24 @@ def _without(keys: Tensor, excluded: Tensor) -> Tensor:
 class _Cost:
     """What a group of units takes: seconds by phase, documents scored exactly, bytes read."""
 
-    def __init__(self, search: Search, rows: StoredRows) -> None:
-        self.search, self.rows = search, rows
-        self.waited, self.codes = 0.0, 0
+    def __init__(self, search: Any, rows: StoredRows, feed: _HeldCodes | _StreamedCodes) -> None:
+        self.search, self.rows, self.feed = search, rows, feed
         self.before, self.started = self._counted(), time.perf_counter()
-
-    def waiting(self, blocks: Iterator[Tokens], documents: int) -> Tokens:
-        """The next codes, which have to be waited for."""
-        asked = time.perf_counter()
-        found = _next(blocks, documents)
-        self.waited += time.perf_counter() - asked
-        self.codes += found.token_values.numel()
-        return found
 
     def of_group(self) -> dict[str, float]:
         """Seconds by phase and in all, and the counts."""
         found = {name: value - self.before[name] for name, value in self._counted().items()}
         total = time.perf_counter() - self.started
-        read = found.pop("read_seconds") + self.waited
-        return {"read": read, "score": total - read, "total": total, **found, "code_bytes": float(self.codes)}
+        read = found.pop("read_seconds")
+        return {"read": read, "score": total - read, "total": total, **found}
 
     def _counted(self) -> dict[str, float]:
         search = self.search
         return {
-            "read_seconds": self.rows.seconds,
+            "read_seconds": self.rows.seconds + self.feed.seconds,
             "survivors": float(search.survivors.sum()),
             "row_bytes": float(self.rows.bytes),
+            "code_bytes": float(self.feed.bytes),
             "pieces": float(search.pieces),
             "brute_pieces": float(search.brute),
         }

@@ -306,7 +306,8 @@ def _outcome(
         return None
     run, search = to_run(name, scored, asked), None
     if asked.paths[name].certified:
-        search, memory = search_facts(scored.counts, len(asked.query_ids), corpus.entry, corpus.copies[name])
+        counted = scored.counts, len(asked.query_ids), corpus.entry, corpus.copies[name]
+        search, memory = search_facts(*counted, corpus.device)
         run = replace(run, tag=search["certifies"][0])
     return Outcome(run, scored.seconds, rows, memory, search)
 

@@ -70,7 +70,7 @@ def test_a_subset_reads_the_copy_of_the_whole(made: Any, home: Path, cli: Any) -
     ("words", "text"),
     [
         ("demo --paths exact-int8 --candidates bm25", "every listed pair"),
-        ("plan demo small --paths exact-int8 --gpu h200", "need cpu"),
+        ("plan demo small --paths exact-int8 --gpu h400", "h400"),
         ("demo --paths exact-int9", "Did you mean 'exact-int8'"),
     ],
 )

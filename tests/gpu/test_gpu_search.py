@@ -14,7 +14,7 @@ from maxsim_kernels.search import Residuals, Rows, exact_topk, residuals_of, tru
 from search_cases import Awkward
 
 pytest.importorskip("triton", reason="Triton is not installed")
-from maxsim_kernels.search import device
+from maxsim_kernels.search import device, scanning
 from maxsim_kernels.search import fetching as fetching_module
 
 HALVES = (torch.float16, torch.bfloat16)
@@ -199,8 +199,8 @@ def test_masks_lengths_packed_and_one_query(sampled, monkeypatch):
 def test_documents_of_one_length_take_the_dense_scan():
     tokens = clustered(64, 128, 13, longest=50, least=49)
     documents = Packed(make.unit(2048 * 32, 128), torch.arange(0, 2048 * 32 + 1, 32, device="cuda"))
-    assert device._even(documents) == 32
-    assert device._even(clustered(64, 128, 13)) == 0
+    assert scanning.even(documents) == 32
+    assert scanning.even(clustered(64, 128, 13)) == 0
     codes = quantize_int8(tokens, "document")
     same(about(tokens, 40, 32, 14), tokens, 3, codes, most_rescored=1.0)
     same(about(documents, 40, 32, 14), documents, 3, quantize_int8(documents, "document"), most_rescored=1.0)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -9,6 +12,30 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+
+from places import TESTS
+
+SCRIPTS = TESTS / "kernels" / "interpreted"
+
+
+@pytest.fixture(scope="session")
+def interpreted() -> Callable[..., None]:
+    """Runs a group of one of the scripts `interpreted_*.py` under Triton's interpreter; it must say how much it has checked."""
+
+    def run(script: str, group: str, checks: int, folder: str = "kernels/interpreted") -> None:
+        places = (str(TESTS / "helpers"), str(SCRIPTS), os.environ.get("PYTHONPATH"))
+        env = {
+            **os.environ,
+            "TRITON_INTERPRET": "1",
+            "OMP_NUM_THREADS": "1",
+            "PYTHONPATH": os.pathsep.join(filter(None, places)),
+        }
+        command = [sys.executable, str(TESTS / folder / f"interpreted_{script}.py"), group]
+        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=280, check=False)
+        assert done.returncode == 0, done.stderr[-3000:]
+        assert done.stdout.strip() == f"{checks} checked"
+
+    return run
 
 
 def _fill(tensor: Any) -> Any:

@@ -5,33 +5,12 @@ The oracle, the makers of inputs and the table of tolerances are in tests/helper
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 import torch
 
-from fixtures import one_thread, poison  # noqa: F401 - fixtures of every test here
-from places import TESTS
-
-SCRIPTS = TESTS / "kernels" / "interpreted"
-
-
-@pytest.fixture(scope="session")
-def interpreted() -> Callable[[str, str, int], None]:
-    """Runs a group of one of the scripts `interpreted_*.py` under Triton's interpreter; it must say how much it has checked."""
-
-    def run(script: str, group: str, checks: int) -> None:
-        path = os.pathsep.join(filter(None, (str(TESTS / "helpers"), os.environ.get("PYTHONPATH"))))
-        env = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
-        command = [sys.executable, str(SCRIPTS / f"interpreted_{script}.py"), group]
-        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=280, check=False)
-        assert done.returncode == 0, done.stderr[-3000:]
-        assert done.stdout.strip() == f"{checks} checked"
-
-    return run
+from fixtures import interpreted, one_thread, poison  # noqa: F401 - fixtures of every test here
 
 
 @pytest.fixture(params=["cpu", "reference"])

@@ -26,7 +26,7 @@ Codes = Int8Tokens | Fp8Tokens
 WIDEST = 1 << 16  # embedding width up to which integer products fit 32 bits and the constants below hold
 _STEPS = 16  # roundings that a similarity meets besides its inner product, at most (docs/search.md counts 12)
 _TINY = 2.0**-112  # of underflow, per dimension: flushed inputs and results, times the largest scale of a code
-_LARGEST = 2.0**100  # magnitudes beyond which some step could overflow FP32: no bound there
+LARGEST = 2.0**100  # magnitudes beyond which some step could overflow FP32: no bound there
 _SLACK = 1 + 2.0**-40  # FP64 rounding of the bounds themselves
 _CHUNK = 1 << 22  # values widened to FP64 at once: 32 MB
 
@@ -148,7 +148,7 @@ class QueryTerms:
         errors, norms = residuals.errors.double(), residuals.norms.double()
         found = torch.outer(self.error, errors).add_(torch.outer(self.norm, norms)).add_(self.rest[:, None])
         reach = errors + norms + self.shift  # of a token's parts
-        sound = (torch.outer(self.size, reach) <= _LARGEST) & (self.size <= _LARGEST)[:, None] & (reach <= _LARGEST)
+        sound = (torch.outer(self.size, reach) <= LARGEST) & (self.size <= LARGEST)[:, None] & (reach <= LARGEST)
         return found.mul_(_SLACK).masked_fill_(~sound, torch.inf)
 
 

@@ -9,9 +9,8 @@ follows at once.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import closing, nullcontext
-from functools import partial
+from contextlib import nullcontext
+from math import inf, isfinite
 from typing import cast
 from weakref import WeakKeyDictionary
 
@@ -22,15 +21,14 @@ from torch import Tensor
 from maxsim_kernels.gpu.forward.query_codes import query_codes
 from maxsim_kernels.gpu.search.bounds import Bounded, Marks, Rounding, query_terms
 from maxsim_kernels.gpu.search.survivors import score_marked, takes
-from maxsim_kernels.search.bounds import WIDEST, Codes, Residuals, gamma_of, shift_of, tiny_of
-from maxsim_kernels.search.fetching import cut, everything, in_one_piece, some
+from maxsim_kernels.search.bounds import LARGEST, WIDEST, Codes, Residuals, gamma_of, tiny_of
+from maxsim_kernels.search.fetching import Room, cut, everything, in_one_piece, some
 from maxsim_kernels.search.queries import Queries
-from maxsim_kernels.search.rows import Rows
+from maxsim_kernels.search.rows import Rows, StreamedCodes
+from maxsim_kernels.search.scanning import Scan
 from maxsim_kernels.search.searching import Certificate, Stats
 from maxsim_kernels.search.trust import FP8, factor_of, form_of, looked_at
-from maxsim_kernels.streaming import device_blocks
-from maxsim_kernels.streaming.blocks import slice_of
-from maxsim_kernels.tokens import Fp8Tokens, Int8Tokens, Packed
+from maxsim_kernels.tokens import Packed
 from maxsim_kernels.topk import TopK, of_keys
 
 _CELLS, _CELL_BYTES = (
@@ -49,12 +47,33 @@ _pruned_before: WeakKeyDictionary[Codes, bool] = (
 
 
 class DeviceSearch:
-    """An exact top-k over blocks of documents that come one after the other, on a GPU. As `Search`, of queries as a call gets them."""
+    """An exact top-k over blocks of documents that come one after the other, on a GPU. As `Search`, of queries as a call gets them.
 
-    def __init__(self, queries: Queries, k: int, quantize_queries: bool = True, most_rescored: float = 0.25) -> None:
+    Args:
+        memory_budget: bytes of the device's memory for what is searched, as of `stream_topk`; documents and codes that lie there, and
+            what the queries take, not counted. None: an eighth of the free memory for bounds, and what streaming takes by default.
+        watched: whether `lost` is looked for.
+
+    Raises:
+        ValueError: a memory budget that is too small.
+    """
+
+    def __init__(
+        self,
+        queries: Queries,
+        k: int,
+        quantize_queries: bool = True,
+        most_rescored: float = 0.25,
+        memory_budget: int | None = None,
+        watched: bool = False,
+    ) -> None:
         self.queries, self.k, self.device = queries, k, queries.device
         self.quantize_queries, self.most_rescored = quantize_queries, most_rescored
+        self.room = Room.of(memory_budget, self.device, len(queries))
         self.best = TopK(len(queries), k, self.device)
+        self.known = False  # whether `best` holds anything
+        self.lost: tuple[int, int] | None = None
+        self.largest = _largest_query(queries) if watched else None
         self.never: str | None = None  # why nothing can be pruned; None: not looked at yet
         self.pairs = False
         self.doubt = True
@@ -78,13 +97,25 @@ class DeviceSearch:
         certificate = Certificate(of_keys(self.best.pending)[0][:, -1], self.highest)
         return Stats(self.scanned, self.survivors, int(self.read) * self.width, fell_back, certificate)
 
-    def add(self, documents: Packed | Rows, codes: Codes, residuals: Residuals) -> None:
-        """The next documents, cut into pieces whose bounds fit in memory. Codes that lie on the host are streamed."""
+    def take(self, keys: Tensor) -> None:
+        """As of `Search`."""
+        self.best.add_keys(keys)
+        self.known = self.known or bool((of_keys(keys)[1] >= 0).any())
+
+    def add(
+        self, documents: Packed | Rows, codes: Codes | StreamedCodes, residuals: Residuals, first: int | None = None
+    ) -> None:
+        """The documents from number `first` on (None: the next ones), cut into pieces whose bounds fit in memory.
+
+        Codes that lie on the host are streamed.
+        """
+        if first is not None:
+            self.best.skip_to(first)
         # Triton launches on the current device, which need not be the queries' one.
         with torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext():
             self._add(documents, codes, residuals)
 
-    def _add(self, documents: Packed | Rows, codes: Codes, residuals: Residuals) -> None:
+    def _add(self, documents: Packed | Rows, codes: Codes | StreamedCodes, residuals: Residuals) -> None:
         count = len(documents)
         if not count or not len(self.queries):
             self.best.seen += count
@@ -92,44 +123,41 @@ class DeviceSearch:
         self.width = documents.dim * documents.dtype.itemsize
         if self.never is None:
             self._look(documents)
-        known = Residuals(residuals.errors.to(self.device), residuals.norms.to(self.device))
-        packed = cast(Packed, codes.codes)
-        here, before = packed.device == self.device, self.brute
-        self.doubt = self.doubt and not (here and _pruned_before.get(codes, False))
-        step, size = self._step(count), _even(packed)
+        never = self.never or self._unbounded(residuals)
+        step, before = self._step(count), self.brute
+        if never:
+            for first in range(0, count, step):
+                self._brute_piece(cut(documents, first, min(first + step, count)), never)
+            return
+        scan = Scan(codes, self.device, self.room)
+        at_hand = codes if scan.here and not isinstance(codes, StreamedCodes) else None
+        self.doubt = self.doubt and not (at_hand is not None and _pruned_before.get(at_hand, False))
+        known, terms = Residuals(residuals.errors.to(self.device), residuals.norms.to(self.device)), self._terms(scan)
         for first in range(0, count, step):
-            stop = min(first + step, count)
-            part = cut(documents, first, stop)
-            if self.never:
-                self._brute_piece(part, self.never)
-            else:
-                lengths = packed.lengths[first:stop].to(self.device)
-                scan = partial(self._scan, cut_codes(codes, first, stop, size if here else 0))
-                self._piece(part, scan, codes, known[first:stop], lengths)
-        if here:
-            _pruned_before[codes] = self.brute == before
+            self._piece(documents, slice(first, min(first + step, count)), scan, known, terms)
+        if at_hand is not None:
+            _pruned_before[at_hand] = self.brute == before
 
     def _step(self, count: int) -> int:
         """Documents of a piece: as many as their bounds fit in an eighth of the free memory; the more, the fewer are scored exactly."""
         queries = len(self.queries)
+        if self.room.cells is not None:
+            return max(1, self.room.cells // _CELL_BYTES // queries)
         if count * queries <= _CELLS // 32 or self.device.type != "cuda":
             return max(_LEAST_DOCUMENTS, _CELLS // 32 // queries)
         free = torch.cuda.mem_get_info(self.device)[0] // 8
         return max(_LEAST_DOCUMENTS, min(_CELLS, free // _CELL_BYTES) // queries)
 
-    def _scan(self, codes: Codes) -> Tensor:
-        """Scores over codes `[Nq, n]`; codes on the host flow to the device while those before are scored."""
-        queries = self.queries
-        self.scanned += len(codes)
-        if codes.device == self.device:
-            return queries.scores(codes, self.quantize_queries)
-        found = torch.empty(len(queries), len(codes), device=self.device)
-        first = 0
-        with closing(device_blocks([codes], self.device, queries=len(queries))) as blocks:
-            for block in blocks:
-                found[:, first : first + len(block)] = queries.scores(block, self.quantize_queries)
-                first += len(block)
-        return found
+    def _unbounded(self, residuals: Residuals) -> str:
+        """Why documents are scored by brute force, which sees scores lost to -inf; only those without a bound can lose theirs.
+
+        Looked at where residuals lie; of those on the host nothing waits.
+        """
+        if self.largest is None:
+            return ""
+        reach = (residuals.errors.double() + residuals.norms.double()).amax()  # inf where a token is not finite
+        bounded = bool(reach * self.largest <= LARGEST) and bool(reach <= LARGEST) and self.largest <= LARGEST
+        return "" if bounded else "embeddings among them are not finite, or too large for bounds"
 
     def _look(self, documents: Packed | Rows) -> None:
         """Whether bounds hold on this GPU, and whether pairs may be scored alone."""
@@ -145,23 +173,22 @@ class DeviceSearch:
         trust = looked_at(form, score_alone)
         self.never, self.pairs = trust.bounded, trust.pairs
 
-    def _terms(self, codes: Codes) -> Tensor:
+    def _terms(self, scan: Scan) -> Tensor:
         """The queries' part of the bounds."""
-        values, dtype = self.queries.values, codes.token_values.dtype
+        values, dtype = self.queries.values, scan.dtype
         exact = factor_of(values.dtype)
         quantised = self.quantize_queries
         coded = exact if not quantised else FP8 if dtype == torch.float8_e4m3fn else 1.0
         width = values.shape[1]
-        rounding = Rounding(_up(gamma_of(width, exact)), _up(gamma_of(width, coded)), _up(tiny_of(width)), _up(shift_of(codes)))
+        rounding = Rounding(_up(gamma_of(width, exact)), _up(gamma_of(width, coded)), _up(tiny_of(width)), _up(scan.shift))
         codes_of, scales = query_codes(values, dtype) if quantised else (None, None)
         return query_terms(values, self.queries.starts, self.queries.lengths, codes_of, scales, rounding)
 
-    def _piece(
-        self, documents: Packed | Rows, scan: Callable[[], Tensor], codes: Codes, residuals: Residuals, lengths: Tensor
-    ) -> None:
-        """Some documents: `scan()` scores their codes; `codes` say of which kind those are."""
+    def _piece(self, whole: Packed | Rows, span: slice, scan: Scan, residuals: Residuals, terms: Tensor) -> None:
+        """Documents `span` of `whole`, of which everything else speaks too."""
+        documents, residuals, lengths = cut(whole, span.start, span.stop), residuals[span], scan.lengths[span]
         count, first = len(documents), self.best.seen
-        if self.k > self._share(documents) * count and not first:  # the leads alone would be too many
+        if self.k > self._share(documents) * count and not self.known:  # the leads alone would be too many
             self._brute_piece(documents, self._too_many(documents))
             return
         if self._spread_out(documents):
@@ -170,21 +197,23 @@ class DeviceSearch:
         sampled = 0
         if self.doubt and count >= _SAMPLED and self.most_rescored < 1:
             sampled = _SAMPLE
-            if self._sample(cut(documents, 0, sampled), residuals[:sampled], self._terms(codes), count):
+            if self._sample(cut(documents, 0, sampled), residuals[:sampled], terms, count):
                 why = f"a sample of {sampled} documents says that bounds would leave most"
                 self._brute_piece(cut(documents, sampled, count), why)
                 return
             lengths = lengths.clone()
             lengths[:sampled] = 0  # which have their scores: no bound of theirs is looked at
-        approximate = scan()
-        bounded = Bounded(approximate, self._terms(codes), self.queries.lengths, residuals.errors, residuals.norms, lengths)
+        self.scanned += count
+        approximate = scan.scores(self.queries, span.start, span.stop, self.quantize_queries)
+        bounded = Bounded(approximate, terms, self.queries.lengths, residuals.errors, residuals.norms, lengths)
         keys = self._pruned(documents, bounded, first, sampled)
         self.doubt = isinstance(keys, str)
         if isinstance(keys, str):
             self._brute_piece(cut(documents, sampled, count), keys)
             return
         self.best.add_keys(keys)
-        self.best.seen = first + count
+        self.best.skip_to(first + count)
+        self.known = True
         self.pieces += 1
 
     def _too_many(self, documents: Packed | Rows) -> str:
@@ -192,21 +221,34 @@ class DeviceSearch:
 
     def _brute_piece(self, documents: Packed | Rows, why: str) -> None:
         self.brute, self.pieces, self.why = self.brute + 1, self.pieces + 1, self.why or why
-        for block in everything(documents, self.device, len(self.queries)):
+        for block in everything(documents, self.device, len(self.queries), self.room):
             self._exactly(block)
 
     def _exactly(self, documents: Packed) -> Tensor:
         """Scores `[Nq, n]` of the next documents as brute force has them, added to the best."""
         scores = self.queries.scores(documents)
+        self._note_lost(documents, scores)
         self.best.add(scores)
+        self.known = True
         self.survivors += len(documents)
         self.read += documents.lengths.sum() * len(self.queries)
         return scores
 
+    def _note_lost(self, documents: Packed, scores: Tensor) -> None:
+        """Remember the first pair of the next documents that lost its score to -inf; waits for the GPU, where that is looked for."""
+        if self.largest is None or self.lost is not None:
+            return
+        lost = (scores == -torch.inf) & (documents.lengths > 0)[None, :] & (self.queries.lengths > 0)[:, None]
+        if bool(lost.any()):
+            document, query = lost.T.nonzero()[0].tolist()
+            self.lost = query, document + self.best.first + self.best.seen
+
     def _sample(self, documents: Packed | Rows, residuals: Residuals, terms: Tensor, count: int) -> bool:
         """Score the first documents of a piece exactly, and say whether bounds would leave most of what follows; waits for the GPU."""
         before = self._best_scores()
-        scores = torch.cat([self._exactly(block) for block in everything(documents, self.device, len(self.queries))], 1)
+        scores = torch.cat(
+            [self._exactly(block) for block in everything(documents, self.device, len(self.queries), self.room)], 1
+        )
         rank = min(len(documents), -(-self.k * len(documents) // count))
         least = scores.topk(rank, dim=1).values[:, -1]
         if before.shape[1]:
@@ -216,8 +258,8 @@ class DeviceSearch:
         return float((scores + width >= least[:, None]).double().mean()) > _HOPELESS
 
     def _best_scores(self) -> Tensor:
-        """`[Nq, k]` float32: the best scores so far, descending; NaN, which will be refused, as -inf. Nothing seen yet: `[Nq, 0]`."""
-        if not self.best.seen:
+        """`[Nq, k]` float32: the best scores so far, descending; NaN, which will be refused, as -inf. Nothing known yet: `[Nq, 0]`."""
+        if not self.known:
             return torch.empty(len(self.queries), 0, device=self.device)
         return of_keys(self.best.pending)[0].nan_to_num(-torch.inf, torch.inf, -torch.inf).sort(1, descending=True).values
 
@@ -283,9 +325,22 @@ class DeviceSearch:
             return self._too_many(documents)
         if share > _UNION_PAYS and self.most_rescored < 1:
             return f"what some query could still want is {share:.0%} of a piece's documents"
-        for numbers, held in some(documents, chosen):
+        for numbers, held in some(documents, chosen, self.room):
             scores.index_copy_(1, numbers, self.queries.scores(held))
         return ""
+
+
+def _largest_query(queries: Queries) -> float:
+    """At least `sum_i ||Q_i|| + ||P_i||` of every query; inf where a token is not finite. Waits for the GPU.
+
+    Codes of 8 bits are at most sqrt(d) / 254 (INT8) or a 16th (FP8) of a token's norm away from it, so `||P_i|| <= 2.01 ||Q_i||` for
+    d <= 65536.
+    """
+    if not len(queries) or not queries.longest:
+        return 0.0
+    norms = queries.values.double().norm(dim=1)
+    largest = float(norms.amax()) if len(norms) else 0.0
+    return 4 * queries.longest * largest if isfinite(largest) else inf
 
 
 def score_alone(values: Tensor, starts: Tensor, lengths: Tensor, documents: Packed) -> Tensor | None:
@@ -305,33 +360,3 @@ def _up(value: float) -> float:
     """The next number that FP32 holds, not below."""
     found = np.float32(value)
     return float(found if float(found) >= value else np.nextafter(found, np.float32(np.inf)))
-
-
-_evenness: WeakKeyDictionary[Packed, int] = WeakKeyDictionary()
-
-
-def _even(packed: Packed) -> int:
-    """The length of all documents where that is one, else 0; read from a GPU once."""
-    if packed not in _evenness:
-        count, tokens = len(packed), packed.values.shape[0]
-        size = tokens // count
-        even = tokens == count * size and packed.values.is_contiguous() and bool((packed.lengths == size).all())
-        _evenness[packed] = size if even else 0
-    return _evenness[packed]
-
-
-def cut_codes(codes: Codes, first: int, stop: int, size: int) -> Codes:
-    """Codes of documents `first` to `stop`; of `size` tokens each, where that is not 0, in the faster dense form."""
-    held = cast(Packed, codes.codes)
-    if not size:
-        return cast(Codes, slice_of(codes, first, stop))
-    values = held.values[first * size : stop * size].view(stop - first, size, held.dim)
-
-    def dense(one: Tensor) -> Tensor:
-        if codes.granularity == "token":
-            return one[first * size : stop * size].view(stop - first, size)
-        return one[first:stop] if codes.granularity == "document" else one
-
-    if isinstance(codes, Fp8Tokens):
-        return Fp8Tokens(values, dense(codes.scales), codes.granularity)
-    return Int8Tokens(values, dense(codes.scales), None if codes.offset is None else dense(codes.offset), codes.granularity)

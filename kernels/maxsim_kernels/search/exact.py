@@ -1,4 +1,4 @@
-"""`exact_topk`: documents, codes and residuals checked block by block, and given to the search."""
+"""`exact_topk`: documents, codes and residuals checked block by block, and given to the search; `begin_search`: the search alone."""
 
 from __future__ import annotations
 
@@ -83,6 +83,31 @@ def exact_topk(
     return (scores[0], indices[0], stats) if single else (scores, indices, stats)
 
 
+def why_no_search(device: torch.device | str) -> str:
+    """Why nothing can be searched on a device; empty where it can."""
+    kind = torch.device(device).type
+    if kind not in ("cpu", "cuda"):
+        return "need the CPU or a CUDA device"
+    if kind == "cuda" and not HAS_TRITON:
+        return "Triton is not installed, and bounds are proven for its kernels alone"
+    return ""
+
+
+def begin_search(queries: Packed, k: int, *, memory_budget: int | None = None) -> Search | DeviceSearch:
+    """A search over documents that are added block by block, where the queries are: `Search` on a CPU, and its like on a GPU.
+
+    Args:
+        queries: float tokens of Nq queries, end to end.
+        memory_budget: bytes of a GPU's memory for what is searched; a CPU's search is bounded as it is.
+
+    Raises:
+        ValueError: a GPU without Triton; a memory budget that is too small.
+    """
+    if queries.device.type == "cuda":
+        return _on_device(queries, None, None, k, True, 0.25, memory_budget, watched=True)
+    return Search(queries, k)
+
+
 def _like(block: Packed | Rows, queries: Tensor | Packed) -> Packed:
     """Documents that the operator can check beside the queries: on a GPU they may lie on the host, of which it knows nothing."""
     device = queries.device
@@ -126,17 +151,22 @@ def _known_codes(block: Packed | Rows, coded: Codes) -> Packed:
 
 
 def _on_device(
-    queries: Tensor | Packed, mask: Tensor | None, lengths: Tensor | None, k: int, quantize_queries: bool, most_rescored: float
+    queries: Tensor | Packed,
+    mask: Tensor | None,
+    lengths: Tensor | None,
+    k: int,
+    quantize_queries: bool,
+    most_rescored: float,
+    memory_budget: int | None = None,
+    watched: bool = False,
 ) -> DeviceSearch:
     """The search on a GPU, whose modules need Triton."""
-    if not HAS_TRITON:
-        raise ValueError(
-            "queries: on a GPU, need the CPU: Triton is not installed, and bounds are proven for its kernels alone"
-        )
+    if reason := why_no_search(queries.device):
+        raise ValueError(f"queries: on a GPU, need the CPU: {reason}")
     from maxsim_kernels.search.device import DeviceSearch
     from maxsim_kernels.search.queries import Queries
 
-    return DeviceSearch(Queries(queries, mask, lengths), k, quantize_queries, most_rescored)
+    return DeviceSearch(Queries(queries, mask, lengths), k, quantize_queries, most_rescored, memory_budget, watched)
 
 
 def _blocks(

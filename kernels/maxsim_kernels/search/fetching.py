@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import cast
 
@@ -12,11 +13,34 @@ from torch import Tensor
 
 from maxsim_kernels.gpu.search.fetching import fetched
 from maxsim_kernels.search.rows import Rows, documents_at, whole
-from maxsim_kernels.streaming import device_blocks
+from maxsim_kernels.streaming import device_blocks, least_budget
 from maxsim_kernels.streaming.blocks import slice_of
 from maxsim_kernels.tokens import Packed
 
-_ROOM = 256 << 20  # bytes of tokens that are fetched at once
+_ROOM = 256 << 20  # bytes of tokens that are fetched at once, at most
+
+
+@dataclass(frozen=True)
+class Room:
+    """Parts of a memory budget in bytes, None where there is none: `cells` for bounds, `ring` for what flows, `rows` for a fetch."""
+
+    cells: int | None = None
+    ring: int | None = None
+    rows: int | None = None
+
+    @classmethod
+    def of(cls, budget: int | None, device: torch.device, queries: int) -> Room:
+        """A budget divided.
+
+        Raises:
+            ValueError: it is too small, with what is needed.
+        """
+        if budget is None:
+            return cls()
+        least = 2 * least_budget(device, queries)
+        if budget < least:
+            raise ValueError(f"memory_budget: got {budget} bytes, need at least {least} for {queries} queries")
+        return cls(budget // 4, budget // 2, budget // 16)
 
 
 def cut(documents: Packed | Rows, first: int, stop: int) -> Packed | Rows:
@@ -32,22 +56,22 @@ def in_one_piece(documents: Packed) -> bool:
     return documents.offsets is not None and values.is_contiguous() and values.data_ptr() % 16 == 0
 
 
-def everything(documents: Packed | Rows, device: torch.device, queries: int) -> Iterator[Packed]:
+def everything(documents: Packed | Rows, device: torch.device, queries: int, room: Room) -> Iterator[Packed]:
     """All of them on the device, in order, each valid until the next."""
     if isinstance(documents, Packed) and documents.device == device:
         yield documents
         return
-    for held in whole(documents):
-        with closing(device_blocks([held], device, queries=queries)) as blocks:
+    for held in whole(documents, room.rows):
+        with closing(device_blocks([held], device, queries=queries, memory_budget=room.ring)) as blocks:
             for block in blocks:
                 yield cast(Packed, block)
 
 
-def some(documents: Packed | Rows, chosen: Tensor) -> Iterator[tuple[Tensor, Packed]]:
+def some(documents: Packed | Rows, chosen: Tensor, room: Room) -> Iterator[tuple[Tensor, Packed]]:
     """Documents `chosen` `[m]` int64 (ascending, on the device), a few at a time: their numbers and themselves, on the device."""
     device = chosen.device
     if isinstance(documents, Rows):
-        for few, rows in documents_at(documents, chosen.cpu()):
+        for few, rows in documents_at(documents, chosen.cpu(), room.rows):
             yield few.to(device), rows.to(device)
         return
     if documents.device == device and not in_one_piece(documents):
@@ -56,7 +80,7 @@ def some(documents: Packed | Rows, chosen: Tensor) -> Iterator[tuple[Tensor, Pac
     numbers = chosen.to(documents.device)
     starts, lengths = documents.starts[numbers].long(), documents.lengths[numbers].long()
     ends = torch.cumsum(lengths, 0)
-    for span, tokens in _spans(ends.cpu(), _ROOM // (documents.dim * documents.dtype.itemsize)):
+    for span, tokens in _spans(ends.cpu(), min(_ROOM, room.rows or _ROOM) // (documents.dim * documents.dtype.itemsize)):
         offsets = torch.cat([ends.new_zeros(1), lengths[span].cumsum(0)])
         yield chosen[span], _brought(documents.values, starts[span], offsets, tokens, device)
 

@@ -1,4 +1,4 @@
-"""Documents that lie elsewhere, on a disk or across a link, and are read when they are needed."""
+"""Documents that lie elsewhere, on a disk or across a link, and are read when they are needed; and codes that are."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from maxsim_kernels.tokens import Packed
+from maxsim_kernels.tokens import Fp8Tokens, Int8Tokens, Packed
 
-_READ = 64 << 20  # bytes of tokens that are held at once
+_READ = 64 << 20  # bytes of tokens that are held at once, at most
 
 
 class Rows(ABC):
@@ -43,6 +43,29 @@ class Rows(ABC):
         return torch.empty(0, self.dim, dtype=self.dtype)
 
 
+class StreamedCodes(ABC):
+    """Codes without offsets of N documents, read when they are scanned: a class of one's own over a file says how.
+
+    Args:
+        lengths: `[N]` int64, tokens of every document, on the CPU.
+        dtype: of the codes, int8 or float8_e4m3fn.
+    """
+
+    def __init__(self, lengths: Tensor, dtype: torch.dtype) -> None:
+        if lengths.dim() != 1 or lengths.dtype != torch.int64:
+            raise ValueError(f"lengths: got {lengths.dtype} {list(lengths.shape)}, need int64 [N]")
+        if dtype not in (torch.int8, torch.float8_e4m3fn):
+            raise ValueError(f"dtype: got {dtype}, need torch.int8 or torch.float8_e4m3fn")
+        self.lengths, self.dtype = lengths, dtype
+
+    def __len__(self) -> int:
+        return self.lengths.numel()
+
+    @abstractmethod
+    def read(self, start: int, stop: int) -> Iterator[Int8Tokens | Fp8Tokens]:
+        """Packed codes of documents `start` to `stop` on the CPU, in order, in blocks of whole documents."""
+
+
 class _Part(Rows):
     """Documents `first` and those after it, as many as `lengths`."""
 
@@ -62,36 +85,36 @@ def part(documents: Packed | Rows, span: slice) -> Packed | Rows:
     return Packed.view(documents.values, documents.starts[span], documents.lengths[span])
 
 
-def documents_at(documents: Packed | Rows, numbers: Tensor) -> Iterator[tuple[Tensor, Packed]]:
-    """Documents `numbers` (ascending), a few at a time: their numbers and themselves; what is in memory all at once."""
+def documents_at(documents: Packed | Rows, numbers: Tensor, most: int | None = None) -> Iterator[tuple[Tensor, Packed]]:
+    """Documents `numbers` (ascending), at most `most` bytes at a time: their numbers and themselves; what is in memory all at once."""
     if isinstance(documents, Packed):
         if len(numbers):
             yield numbers, Packed.view(documents.values, documents.starts[numbers], documents.lengths[numbers])
         return
-    room = max(1, _READ // (documents.dim * documents.dtype.itemsize))
+    room = max(1, (_READ if most is None else min(most, _READ)) // (documents.dim * documents.dtype.itemsize))
     ends = torch.cumsum(documents.lengths[numbers], 0)
     first = 0
     while first < len(numbers):
         before = int(ends[first - 1]) if first else 0
         last = max(first + 1, int(torch.searchsorted(ends, before + room, right=True)))
         some = numbers[first:last]
-        held = documents.read(some)
-        if held.dtype != documents.dtype or not torch.equal(held.lengths.long(), documents.lengths[some]):
-            got = f"{len(held)} documents of {held.dtype}"
+        found = documents.read(some)
+        if found.dtype != documents.dtype or not torch.equal(found.lengths.long(), documents.lengths[some]):
+            got = f"{len(found)} documents of {found.dtype}"
             raise ValueError(
                 f"documents: read gave {got} and other lengths, need the {len(some)} asked for, of {documents.dtype}"
             )
-        yield some, held
+        yield some, found
         first = last
 
 
-def whole(documents: Packed | Rows) -> Iterator[Packed]:
-    """All of them, a few at a time; what is in memory all at once."""
+def whole(documents: Packed | Rows, most: int | None = None) -> Iterator[Packed]:
+    """All of them, at most `most` bytes at a time; what is in memory all at once."""
     if isinstance(documents, Packed):
         yield documents
         return
     found = False
-    for _, held in documents_at(documents, torch.arange(len(documents))):
+    for _, held in documents_at(documents, torch.arange(len(documents)), most):
         found = True
         yield held
     if not found:

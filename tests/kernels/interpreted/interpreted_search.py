@@ -9,9 +9,11 @@ force's bits in any order of addition; what the kernels may not do is lose a pai
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+import pytest
 import quick_interpreter  # noqa: F401 - kernels run under it
 import torch
 
@@ -19,7 +21,7 @@ from maxsim_kernels import Packed, maxsim, pack, quantize_fp8, quantize_int8, st
 from maxsim_kernels.gpu.search import survivors
 from maxsim_kernels.gpu.search.bounds import Bounded, Rounding, query_terms
 from maxsim_kernels.gpu.search.fetching import fetched
-from maxsim_kernels.search import Residuals, Rows, device, fetching, residuals_of
+from maxsim_kernels.search import Residuals, Rows, StreamedCodes, device, fetching, residuals_of, scanning
 from maxsim_kernels.search import bounds as host
 from maxsim_kernels.search.queries import Queries
 from maxsim_kernels.search.trust import Trust
@@ -73,7 +75,7 @@ def search(
     for first in range(0, len(documents), step):
         stop = min(first + step, len(documents))
         part = fetching.cut(documents, first, stop)
-        found.add(part, device.cut_codes(codes, first, stop, 0), residuals[first:stop])
+        found.add(part, scanning.cut_codes(codes, first, stop, 0), residuals[first:stop])
     return found.best.scores, found.best.indices, found.stats()
 
 
@@ -123,7 +125,7 @@ def check_queries() -> None:
         check(dense[0], documents, 4, "int8 document", pairs, most_rescored=1.0)
     even = Packed(grid(32 * 8, 16, draw), torch.arange(0, 257, 8))
     stats = check(dense, even, 2, "int8 document", True, most_rescored=1.0)
-    assert device._even(even) == 8
+    assert scanning.even(even) == 8
     assert stats.scanned == 32
 
 
@@ -157,7 +159,7 @@ def check_parts() -> None:
     fetching._ROOM = 24 * 2 * 20
     chosen = torch.tensor([1, 2, 7, 20, 21, 36])
     for held in (documents, Held(documents)):
-        pieces = list(fetching.some(held, chosen))
+        pieces = list(fetching.some(held, chosen, fetching.Room()))
         assert torch.equal(torch.cat([numbers for numbers, _ in pieces]), chosen)
         assert torch.equal(torch.cat([one.values for _, one in pieces]), documents.select(chosen).compact().values)
     queries = Queries(pack([grid(size, 24, draw) for size in (5, 0, 40, 1)]))
@@ -203,7 +205,100 @@ def check_parts() -> None:
         CHECKED.append(kind)
 
 
-GROUPS = {"search": check_search, "queries": check_queries, "sample": check_sample, "parts": check_parts}
+class Streamed(StreamedCodes):
+    """Codes in memory, read in blocks of five documents."""
+
+    def __init__(self, codes: Any) -> None:
+        super().__init__(codes.codes.lengths.long(), codes.token_values.dtype)
+        self.codes, self.asked = codes, list[tuple[int, int]]()
+
+    def read(self, start: int, stop: int) -> Iterator[Any]:
+        self.asked.append((start, stop))
+        for first in range(start, stop, 5):
+            yield scanning.cut_codes(self.codes, first, min(first + 5, stop), 0)
+
+
+def refused(match: str, call: Any) -> None:
+    with pytest.raises(ValueError, match=match):
+        call()
+    CHECKED.append(match)
+
+
+def check_streams() -> None:
+    """Codes that are read when they are scanned, parts of a corpus in any order, taken keys, memory budgets, lost scores."""
+    trusting(False)
+    draw = np.random.default_rng(4)
+    documents, queries = corpus(90, 16, draw), Queries(pack([grid(size, 16, draw) for size in (5, 0, 3)]))
+    expected = stream_topk(queries.given, [documents], 4)
+    rows = Held(documents)
+    for kind in ("int8 document", "int8 token", "fp8 document"):
+        codes = coded(documents, kind)
+        residuals = residuals_of(documents, codes)
+        for budget, order in ((None, [0]), (1 << 30, [0]), (None, [60, 0, 30])):
+            device._LEAST_DOCUMENTS, device._CELLS = (16, 64) if budget is None else (4096, 1 << 27)
+            found = device.DeviceSearch(queries, 4, True, 0.5, budget, watched=True)
+            step = 90 // len(order)
+            for first in order:
+                span = slice(first, first + step)
+                streamed = Streamed(scanning.cut_codes(codes, first, first + step, 0))
+                found.add(fetching.cut(rows, first, first + step), streamed, residuals[span], first=first)
+                assert len(streamed.asked) >= (1 if budget else step // 16), streamed.asked
+            assert torch.equal(found.best.scores, expected[0]), kind
+            assert torch.equal(found.best.indices, expected[1]), kind
+            assert found.lost is None
+            assert found.stats().certificate.holds
+            CHECKED.append(kind)
+    codes, counts = coded(documents, "int8 document"), []
+    residuals = residuals_of(documents, codes)
+    for known in (False, True):  # the best of the first half prune the second
+        found = device.DeviceSearch(queries, 4, True, 1.0, watched=True)
+        if known:
+            before = device.TopK(3, 4)
+            before.add(maxsim(queries.given, documents.select(range(45))))
+            found.take(before.keys)
+        found.add(fetching.cut(rows, 45, 90), Streamed(scanning.cut_codes(codes, 45, 90, 0)), residuals[45:], first=45)
+        counts.append(int(found.survivors.sum()))
+    assert torch.equal(found.best.indices, expected[1])
+    assert counts[1] < counts[0], counts
+    CHECKED.append("taken")
+    check_lost(queries, documents)
+    short = Streamed(codes)
+    short.lengths = torch.cat([short.lengths, short.lengths[:1]])
+    whole = Held(pack([documents[n] for n in (*range(90), 0)]))
+    more = Residuals(*(torch.cat([one, one[:1]]) for one in (residuals.errors, residuals.norms)))
+    short.read = lambda start, stop: Streamed.read(short, start, min(stop, 90))  # type: ignore[method-assign]
+    refused("codes: read gave", lambda: device.DeviceSearch(queries, 4, most_rescored=1.0).add(whole, short, more))
+    affine = Streamed(coded(documents, "affine document"))
+    refused("without offsets", lambda: device.DeviceSearch(queries, 4, most_rescored=1.0).add(rows, affine, residuals))
+    refused("memory_budget: got 1000 bytes, need at least", lambda: device.DeviceSearch(queries, 4, memory_budget=1000))
+
+
+def check_lost(queries: Queries, documents: Packed) -> None:
+    """A document that loses its score to -inf is named, where that is asked for."""
+    large = pack([documents[n].bfloat16() if n != 7 else torch.full((2, 16), -3e38).bfloat16() for n in range(90)])
+    asked = Queries(Packed(queries.values.abs().bfloat16() * 1e30, queries.given.offsets))
+    for watched in (False, True):
+        found = device.DeviceSearch(asked, 4, watched=watched)
+        codes = quantize_int8(documents, "document")
+        found.add(Held(large), Streamed(codes), Residuals(large_errors(large), large_errors(large)))
+        assert found.lost == ((0, 7) if watched else None)
+        assert found.brute == found.pieces or not watched
+        CHECKED.append("lost")
+
+
+def large_errors(documents: Packed) -> torch.Tensor:
+    return torch.tensor(
+        [float(documents[n].double().norm(dim=1).amax()) if len(documents[n]) else 0.0 for n in range(90)]
+    ).float()
+
+
+GROUPS = {
+    "search": check_search,
+    "queries": check_queries,
+    "sample": check_sample,
+    "parts": check_parts,
+    "streams": check_streams,
+}
 if __name__ == "__main__":
     GROUPS[sys.argv[1]]()
     sys.stdout.write(f"{len(CHECKED)} checked\n")

@@ -26,6 +26,7 @@ from maxsim_eval.planning.costs import (
     path_plan,
     scratch_bytes,
 )
+from maxsim_eval.planning.hardware import Machine
 from maxsim_eval.planning.plan import HOST_BYTES, LEAST_GPU, Room, cold_bytes, make_plan
 from maxsim_eval.scoring import units
 from maxsim_kernels import pack, quantize_fp8, quantize_int8
@@ -117,6 +118,23 @@ def test_one_stage_bounds(changed: dict[str, Any], bound: str, seconds: float) -
     assert found.bound == bound
     assert found.seconds == pytest.approx(seconds)
     assert found.of(bound) == pytest.approx(seconds)
+
+
+def test_a_certified_path_reads_codes_and_what_some_query_may_want() -> None:
+    # 500 queries leave 4 k = 40 documents each of 2^18: 1 - exp(-500 * 40 / 2^18) of all, whatever they share.
+    share = 1 - np.exp(-500 * 40 / 2**18)
+    work, codes = 2.0 * 16_000 * 2**25 * 128, 2**25 * 128 + 2 * 2**18
+    slow = rates(link=Rate(GIB), paths={"exact-int8": PathRates(Rate(work / 5), Rate(1))})
+    found = path_plan("exact-int8", SIZES, slow, cold=0, k=10)
+    assert found.of("link") == pytest.approx((codes + share * SIZES.stored) / GIB)
+    assert found.of("score") == pytest.approx(5 * (1 + 2 * share))  # twice the time a product, in FP16
+    assert found.of("prepare") == 0
+    everything = path_plan("exact-int8", SIZES, slow, cold=0, k=1000)  # all of it, by brute force after the scan
+    assert everything.of("link") == pytest.approx((codes + SIZES.stored) / GIB)
+    made = Machine("h200", gpus=1, disk=10**9).rates(["fp16", "exact-int8", "int8-document"], readers=4)
+    assert made.paths["exact-int8"].score.value == made.paths["int8-document"].score.value
+    on_cpu = path_plan("exact-int8", SIZES, replace(slow, device="cpu"), cold=0, k=1000)
+    assert on_cpu.of("score") == pytest.approx(5 * 1.04)
 
 
 def test_resources_overlap_and_stages_of_one_add() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fixtures import one_thread  # noqa: F401 - for every test here
+from fixtures import interpreted, one_thread  # noqa: F401 - for every test here
 from maxsim_eval.cache.converting import convert_entry
 from maxsim_eval.cache.copies import quantised
 from maxsim_eval.cache.entries import Entry, open_entry
@@ -21,12 +21,12 @@ from maxsim_eval.data.trec import write_trec_run
 from maxsim_eval.errors import CacheError, DataError, UsageError
 from maxsim_eval.scoring import certified
 from maxsim_eval.scoring.asked import Asked
-from maxsim_eval.scoring.certified import require_certifiable, require_copies, search_facts
+from maxsim_eval.scoring.certified import certified_by, require_certifiable, require_copies, search_facts
 from maxsim_eval.scoring.paths import CERTIFIED, PATHS
 from maxsim_eval.scoring.records import Records
 from maxsim_eval.scoring.scoring import Corpus, Scored, score_path, to_run
 from maxsim_kernels import Packed, pack
-from maxsim_kernels.search import searching
+from maxsim_kernels.search import exact, searching
 
 NAME, WIDTH, COUNT, K = "exact-int8", 16, 150, 6
 
@@ -66,7 +66,7 @@ def entry(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Entry:
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """Several blocks and pieces in so small a corpus, and never brute force for want of documents."""
     monkeypatch.setattr(certified, "_BLOCK_BYTES", 60 * WIDTH)
-    monkeypatch.setattr(certified, "_SEARCHED_BYTES", 150 * WIDTH)
+    monkeypatch.setattr(certified, "_SEARCHED_BYTES", {"cpu": 150 * WIDTH})
     monkeypatch.setattr(searching, "_LEAST_DOCUMENTS", 16)
     monkeypatch.setattr(searching, "_CELLS", 64)
 
@@ -123,7 +123,7 @@ def test_a_query_may_be_denied_its_best_document(entry: Entry, tmp_path: Path) -
 
 def test_most_documents_are_never_read(entry: Entry) -> None:
     counts = scored_by(NAME, entry, asked_of(), units=cut(COUNT)).counts
-    facts, memory = search_facts(counts, 4, entry, quantised(entry, "int8-document"))  # type: ignore[arg-type]
+    facts, memory = search_facts(counts, 4, entry, quantised(entry, "int8-document"), "cpu")  # type: ignore[arg-type]
     assert K <= facts["survivors"] < COUNT / 3
     assert facts["row_bytes"] < facts["stored_bytes"] == entry.tokens * WIDTH * entry.dtype.itemsize
     assert facts["code_bytes"] == entry.tokens * WIDTH
@@ -175,14 +175,32 @@ def test_scores_that_are_no_numbers_are_named(value: float, tmp_path: Path) -> N
         score_path(NAME, pack([torch.full((1, WIDTH), 1e35)] * 4), corpus, asked_of())
 
 
-def test_what_cannot_be_certified_is_refused() -> None:
+def test_what_cannot_be_certified_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     paths = {NAME: CERTIFIED[NAME], "fp16": PATHS["fp16"]}
     require_certifiable(paths, "cpu", candidates=False)
     require_copies(paths, {NAME}, "")
-    with pytest.raises(UsageError, match="path exact-int8: got device cuda:1, need cpu"):
-        require_certifiable(paths, "cuda:1", candidates=False)
+    with pytest.raises(UsageError, match="path exact-int8: device mps: need the CPU or a CUDA device"):
+        require_certifiable(paths, "mps", candidates=False)
+    with monkeypatch.context() as patch:
+        patch.setattr(exact, "HAS_TRITON", False)
+        with pytest.raises(UsageError, match="path exact-int8: device cuda:1: Triton is not installed"):
+            require_certifiable(paths, "cuda:1", candidates=False)
     with pytest.raises(UsageError, match="every listed pair"):
         require_certifiable(paths, "cpu", candidates=True)
     with pytest.raises(UsageError, match=r"make it first: evaluate\.py convert x y --encoder z --to int8-document"):
         require_copies(paths, {"int8"}, "evaluate.py convert x y --encoder z")
     require_certifiable({"fp16": PATHS["fp16"]}, "cuda", candidates=True)
+
+
+def test_what_is_certified_depends_on_how_a_device_multiplies() -> None:
+    assert certified_by(torch.float16, "cpu") == ["fp16", "fused-fp32"]
+    assert certified_by(torch.float16, "cuda:1") == ["fp16"]
+    assert certified_by(torch.bfloat16, "cuda") == ["bf16"]
+    assert certified_by(torch.float32, "cuda") == certified_by(torch.float32, "cpu") == ["fused-fp32"]
+
+
+@pytest.mark.slow
+def test_evaluations_by_the_search_of_a_gpu(interpreted: Callable[..., None]) -> None:  # noqa: F811
+    """Its kernels interpreted, codes and full precision read from files as on a GPU (`interpreted_certified.py`)."""
+    pytest.importorskip("triton", reason="Triton is not installed")
+    interpreted("certified", "evaluation", 21, folder="toolkit/scoring")

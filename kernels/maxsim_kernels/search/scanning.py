@@ -1,0 +1,96 @@
+"""Codes of a search on a GPU, wherever they lie: on the device, on the host, or on a disk until they are scanned (`StreamedCodes`)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import closing
+from typing import cast
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+
+from maxsim_kernels.search.bounds import Codes, shift_of
+from maxsim_kernels.search.fetching import Room
+from maxsim_kernels.search.queries import Queries
+from maxsim_kernels.search.rows import StreamedCodes
+from maxsim_kernels.streaming import device_blocks
+from maxsim_kernels.streaming.blocks import slice_of
+from maxsim_kernels.tokens import Fp8Tokens, Int8Tokens, Packed
+
+
+class Scan:
+    """What `codes` are, and scores over some of them.
+
+    `dtype`, `shift` (of `shift_of`) and `lengths` (on the device): what bounds need beside the scores.
+    """
+
+    def __init__(self, codes: Codes | StreamedCodes, device: torch.device, room: Room) -> None:
+        self.codes, self.device, self.room = codes, device, room
+        if isinstance(codes, StreamedCodes):
+            self.here, self.shift, self.dtype, lengths = False, 0.0, codes.dtype, codes.lengths
+        else:
+            packed = cast(Packed, codes.codes)
+            self.here, self.shift, self.dtype, lengths = packed.device == device, shift_of(codes), packed.dtype, packed.lengths
+            self.size = even(packed) if self.here else 0
+        self.lengths = lengths.to(device)
+
+    def scores(self, queries: Queries, first: int, stop: int, quantised: bool) -> Tensor:
+        """Scores `[Nq, n]` over the codes of documents `first` to `stop`; from the host they flow while those before are scored."""
+        if self.here:
+            return queries.scores(cut_codes(cast(Codes, self.codes), first, stop, self.size), quantised)
+        blocks: Iterable[Codes]
+        if isinstance(self.codes, StreamedCodes):
+            blocks = _without_offsets(self.codes.read(first, stop))
+        else:
+            blocks = [cut_codes(self.codes, first, stop, 0)]
+        found = torch.empty(len(queries), stop - first, device=self.device)
+        ring = device_blocks(blocks, self.device, queries=len(queries), memory_budget=self.room.ring)
+        seen = 0
+        with closing(ring) as arrived:
+            for block in arrived:
+                after = seen + len(block)
+                if after <= stop - first:
+                    found[:, seen:after] = queries.scores(block, quantised)
+                seen = after
+        if seen != stop - first:
+            raise ValueError(f"codes: read gave {seen} documents, need {stop - first}: {first} to {stop}")
+        return found
+
+
+def _without_offsets(blocks: Iterable[Codes]) -> Iterator[Codes]:
+    """The blocks; offsets, which would widen bounds that are known before codes are read, are refused."""
+    for block in blocks:
+        if isinstance(block, Int8Tokens) and block.offset is not None:
+            raise ValueError("codes: read gave affine ones, need codes without offsets")
+        yield block
+
+
+_evenness: WeakKeyDictionary[Packed, int] = WeakKeyDictionary()
+
+
+def even(packed: Packed) -> int:
+    """The length of all documents where that is one, else 0; read from a GPU once."""
+    if packed not in _evenness:
+        count, tokens = len(packed), packed.values.shape[0]
+        size = tokens // count
+        same = tokens == count * size and packed.values.is_contiguous() and bool((packed.lengths == size).all())
+        _evenness[packed] = size if same else 0
+    return _evenness[packed]
+
+
+def cut_codes(codes: Codes, first: int, stop: int, size: int) -> Codes:
+    """Codes of documents `first` to `stop`; of `size` tokens each, where that is not 0, in the faster dense form."""
+    held = cast(Packed, codes.codes)
+    if not size:
+        return cast(Codes, slice_of(codes, first, stop))
+    values = held.values[first * size : stop * size].view(stop - first, size, held.dim)
+
+    def dense(one: Tensor) -> Tensor:
+        if codes.granularity == "token":
+            return one[first * size : stop * size].view(stop - first, size)
+        return one[first:stop] if codes.granularity == "document" else one
+
+    if isinstance(codes, Fp8Tokens):
+        return Fp8Tokens(values, dense(codes.scales), codes.granularity)
+    return Int8Tokens(values, dense(codes.scales), None if codes.offset is None else dense(codes.offset), codes.granularity)
