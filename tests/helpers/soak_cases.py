@@ -183,8 +183,8 @@ def float_case(draw: Draw, case: Case) -> None:
     queries, documents, pairs, said = _call(draw, case, LAYOUTS, winners)
     case.about.insert(2, "float")
     values = documents.values if isinstance(documents, Packed) else documents
-    if not said and values.numel() and draw.likely(0.05):
-        values.view(-1)[draw.random.randrange(values.numel())] = torch.nan if values.is_contiguous() else 0.0
+    if not said and values.numel() and values.is_contiguous() and draw.likely(0.05):
+        values.view(-1)[draw.random.randrange(values.numel())] = torch.nan
         case.about.append("NaN")
     case.about += ["winners"] * winners
     cut = case.about[1] in ("dense", "strided", "lengths", "padding") and draw.likely(0.4) and len(documents) > 1
