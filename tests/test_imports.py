@@ -27,7 +27,7 @@ encoders processes codecs
 files quantities types errors environment hashing ending printing parsing bars
 """
 OPERATOR = """
-warm integrations
+warm tuner integrations
 search
 training streaming
 api

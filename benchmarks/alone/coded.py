@@ -22,6 +22,7 @@ from maxsim_kernels import BitTokens, Packed, ResidualTokens, maxsim, quantize_i
 from maxsim_kernels.coded import unpacked
 from measure import installed
 from measure.names import LIK
+from measure.session import kernels
 from measure.timing import Call, Flush, extra_bytes, measure
 from results.file import write
 
@@ -134,7 +135,7 @@ def main(arguments: list[str] | None = None) -> None:
                 found = {method: one["median_ms"] for method, one in measure(calls, options.runs, flush).items()}
                 rows.append({"shape": shape, "tokens": f"{name} {bits}", "ms": found, "extra_mib": extra, "error": errors})
                 print(rows[-1], flush=True)
-                about = {"torch": torch.__version__, "device": torch.cuda.get_device_name()}
+                about = {"torch": torch.__version__, "device": torch.cuda.get_device_name(), **kernels()}
                 write(options.json, {"schema": SCHEMA, **about, "rows": rows})
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import hashlib
+import os
 import subprocess
 import sys
 import time
@@ -15,8 +16,11 @@ from typing import Any
 import torch
 
 import maxsim_kernels
-from measure import installed
+from measure import installed, sources
 from measure.timing import Call
+
+PACKAGE = Path(str(maxsim_kernels.__file__)).parent
+os.environ["MAXSIM_CACHE"] = ""  # figures are of the table, not of what somebody tuned on this machine
 
 
 class DeviceLostError(Exception):
@@ -77,9 +81,8 @@ def environment(revision: str) -> dict[str, Any]:
     import triton
 
     digest = hashlib.sha256()
-    package = Path(str(maxsim_kernels.__file__)).parent
-    for source in sorted(package.rglob("*.py")):
-        digest.update(source.relative_to(package).as_posix().encode() + b"\0" + source.read_bytes() + b"\0")
+    for source in sorted(PACKAGE.rglob("*.py")):
+        digest.update(source.relative_to(PACKAGE).as_posix().encode() + b"\0" + source.read_bytes() + b"\0")
     properties = torch.cuda.get_device_properties(0)
     return {
         "gpu": properties.name,
@@ -90,8 +93,13 @@ def environment(revision: str) -> dict[str, Any]:
         "triton": triton.__version__,
         "peers": installed.versions(),
         "sources": digest.hexdigest()[:16],
-        "revision": revision or described(package),
+        **kernels(revision),
     }
+
+
+def kernels(revision: str = "") -> dict[str, Any]:
+    """Which operator is measured: its commit, and the digests that tell later whether its figures are still of the present one."""
+    return {"revision": revision or described(PACKAGE), "families": sources.digests(PACKAGE)}
 
 
 def described(folder: Path) -> str:
@@ -134,5 +142,5 @@ def surroundings(revision: str, device: torch.device) -> dict[str, Any]:
     """The machine, the software and the kernels; of a CPU smoke run only what the file's shape needs."""
     if device.type == "cuda":
         return environment(revision)
-    keys = {"gpu": "none", "capability": [0, 0], "cuda": None, "triton": "none", "sources": "none", "revision": revision}
-    return {**keys, "torch": torch.__version__, "peers": {}}
+    keys = {"gpu": "none", "capability": [0, 0], "cuda": None, "triton": "none", "sources": "none"}
+    return {**keys, **kernels(revision), "torch": torch.__version__, "peers": {}}

@@ -193,7 +193,7 @@ def _forms() -> dict[str, Call]:
         "read fp32": block.sum,
         "read int64": block.view(torch.int64).sum,
     }
-    if torch.cuda.get_device_capability() >= (8, 9):
+    if torch.version.hip is None and torch.cuda.get_device_capability() >= (8, 9):
         tiny_left, tiny_right = left.to(torch.float8_e4m3fn), right.to(torch.float8_e4m3fn).t()
         one = torch.ones((), device=DEVICE)
         product = partial(torch._scaled_mm, tiny_left, tiny_right, scale_a=one, scale_b=one, out_dtype=torch.bfloat16)

@@ -134,7 +134,7 @@ class Corpus:
 
 
 def hotpot(sizes: Sizes) -> Corpus:
-    """500K documents of 120 tokens on average: the paper's HotpotQA subset."""
+    """500K documents of log-normal lengths, 120 tokens on average as in the paper's HotpotQA subset."""
     lengths = lognormal(sizes.hotpot, sizes.hotpot_mean, sizes.longest, 1)
     return Corpus("hotpotqa", lengths, sizes.dim, 11, sizes.chunk)
 

@@ -194,8 +194,9 @@ def one_program_a_pair(queries: Tensor, documents: Tensor) -> Lineup:
     if not queries.is_cuda:
         return Lineup([], {name: "needs a GPU"})
     from maxsim_kernels.gpu.forward.tuning import Key, configuration
+    from maxsim_kernels.gpu.geometry import hardware
 
-    config = configuration(Key("general"), torch.cuda.get_device_capability(queries.device))
+    config = configuration(Key("general"), hardware(queries.device).capability)
     assert config is not None  # every architecture has a row
     return Lineup([Method(name, "ours", {"": forced(queries, documents, "general", config)}, EXACT)], {})
 

@@ -12,6 +12,8 @@ script.py          tables of forward.py alone
 losses.py          where somebody else is faster, and shares of cells
 summary.py         who was not timed, the second harness, side studies, the CPU
 readme.py          the tables that the READMEs quote
+marks.py           what is written into READMEs and docs between marks
+ages.py            which figures are of older kernels
 
 Of one script each:
 markdown.py        what the training and Chamfer scripts print in common

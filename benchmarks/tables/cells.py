@@ -10,11 +10,15 @@ import json
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from measure import sources as sources_of
+
 MISSING = "-"
 FIGURES = Path(__file__).with_name("paper_tables.toml")
+OPERATOR = Path(__file__).resolve().parents[2] / "kernels" / sources_of.PACKAGE
 Claims = dict[str, dict[str, dict[str, Any]]]  # table, row, key: figure
 
 
@@ -57,11 +61,18 @@ class Table:
     heads: Sequence[str]
     rows: list[list[Cell | str]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    age: str = ""  # when it was measured, and which of its rows by older kernels (`ages.py`)
 
 
 def pointer(file: str, keys: Sequence[str]) -> str:
     """`file#/a/b`, as JSON pointers escape."""
     return file + "#" + "".join("/" + key.replace("~", "~0").replace("/", "~1") for key in keys)
+
+
+def keys_of(place: str) -> tuple[str, list[str]]:
+    """A pointer's file and keys."""
+    file, _, path = place.partition("#")
+    return file, [key.replace("~1", "/").replace("~0", "~") for key in path.split("/")[1:]]
 
 
 def resolve(found: Any, path: str) -> Any:
@@ -80,8 +91,8 @@ def claimed(path: Path = FIGURES) -> Claims:
 class Book:
     """The committed results and the paper's figures; with `given` (name: file) those files and no others."""
 
-    def __init__(self, folder: Path, paper: Path, given: Mapping[str, Path] | None = None) -> None:
-        self.folder, self.given = folder, dict(given or {})
+    def __init__(self, folder: Path, paper: Path, given: Mapping[str, Path] | None = None, operator: Path = OPERATOR) -> None:
+        self.folder, self.given, self.operator = folder, dict(given or {}), operator
         self.paper = claimed(paper)
         self._files: dict[str, Any] = {}
 
@@ -91,6 +102,11 @@ class Book:
             path = self.given.get(name, self.folder / "not given") if self.given else self.folder / name
             self._files[name] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
         return self._files[name]
+
+    @cached_property
+    def families(self) -> dict[str, str]:
+        """What the operator's sources are today, for `ages.py`."""
+        return sources_of.digests(self.operator)
 
     def raw(self, file: str, *keys: str) -> Any:
         """What stands there, or None."""
@@ -193,7 +209,7 @@ def markdown(table: Table, given: Mapping[str, str] | None = None) -> list[str]:
     files = sorted({source.partition("#")[0] for source in sources(table)})
     if files:
         names = [(given or {}).get(name, f"[{name}](results/{name})") for name in files]
-        shown += ["Raw figures: " + ", ".join(names) + ".", ""]
+        shown += [f"Raw figures: {', '.join(names)}. {table.age}".rstrip(), ""]
     for note in table.notes:
         shown += [note, ""]
     return shown

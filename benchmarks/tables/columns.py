@@ -48,7 +48,7 @@ class Source:
     lines: Lines
     columns: Mapping[str, Getter]
     notes: tuple[Note, ...] = ()
-    compared: int = 0  # so many figures of a line compete: the least is bold where it is not the first one, which is ours
+    compared: int = 0  # so many figures of a line compete: those below the first one, which is ours, are bold
 
 
 Maker = Source | Callable[[Book], Table]
@@ -62,22 +62,21 @@ def drawn(source: Maker, book: Book) -> Table:
     for label, cell, held in source.lines(book):
         line = Line(book, source.name, label, cell, held)
         found = [get(line) for get in source.columns.values()]
-        rows.append([label, *least_bold(found[: source.compared]), *found[source.compared :]])
+        rows.append([label, *faster_bold(found[: source.compared]), *found[source.compared :]])
     notes = [text for note in source.notes for text in ([note] if isinstance(note, str) else note(book))]
     return Table(source.name, source.title, [source.first, *source.columns], rows, notes)
 
 
-def least_bold(cells: list[Cell | str]) -> list[Cell | str]:
-    """The least figure in bold where it is not the first one, which is ours."""
-    figures = [float(cell.text.split()[0]) if isinstance(cell, Cell) and cell.sources else None for cell in cells]
-    known = [figure for figure in figures if figure is not None]
-    shown = list(cells)
-    if known and figures[0] is not None and min(known) < figures[0]:
-        place = figures.index(min(known))
-        cell = cells[place]
-        assert isinstance(cell, Cell)
+def faster_bold(cells: list[Cell | str]) -> list[Cell | str]:
+    """Every figure below the first one, which is ours, in bold."""
+    shown, ours = list(cells), None
+    for place, cell in enumerate(cells):
+        if not isinstance(cell, Cell) or not cell.sources:
+            continue
         value, _, rest = cell.text.partition(" ")
-        shown[place] = Cell(f"**{value}**" + (f" {rest}" if rest else ""), cell.sources)
+        ours = float(value) if place == 0 else ours
+        if ours is not None and float(value) < ours:
+            shown[place] = Cell(f"**{value}**" + (f" {rest}" if rest else ""), cell.sources)
     return shown
 
 

@@ -5,38 +5,51 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
+from measure.names import ABLATION, FLASH, LAYOUTS, LIK
 from tables import rows as page_rows
-from tables.cells import MISSING, Book, Cell, Table, Value, paper
+from tables.cells import MISSING, Book, Cell, Table, Value, keys_of, paper
+from tables.paper import GRAPHS
 from tables.rows import BUSY, CLOCK, CPU, MAIN, Held
 
 # Of training.py, newest first; in the second there is nobody but us and torch.
 TRAINED = ("h200/training_backward.json", "h200/training_layouts_alone.json", "h200/training.json")
 GROUPS = ("shapes", "frontier", "op_abl", "multiquery", "varlen", "int8", "int8_B", "wide")
-SAME_RATE = "bound by reading the documents, which every kernel does at the same rate; the difference is within the spread"
-OWN = "not broken down: documents of a query's own take the general kernel; with the host, which bounds the step, ours is the faster"
-REASONS = (  # part of a row's name, down to which ratio the reason covers, the reason
-    ("pairs: pairs", 0.9, "launch-bound: a few hundredths of the floor; the kernels differ by tenths of a microsecond"),
-    ("textual", 0.97, SAME_RATE),
-    ("long-doc", 0.97, SAME_RATE),
-    ("d = 4096", 0.9, "cuBLAS's product with a separate maximum: writing S is cheap beside a product of this depth"),
-    (
-        "step ColBERT B=128",
+LAUNCHES = "launch-bound: a few hundredths of the floor; the kernels differ by tenths of a microsecond"
+OWN = "not broken down: documents of a query's own take the general kernel; the whole step is bound by the host, "
+ATOMICS = "atomics on one token wait for each other; csr, the default, has none"
+EXACT = "true FP32, without matrix units: cuBLAS's products are faster than ours, which never hold S"
+ROUGH = "it chooses winners by rounded tokens: errors of 0.02 a query token, ours 3e-8"
+ALONE = ", GPU time alone"
+REASONS = {  # (row, who): down to which ratio the reason covers, the reason; found on an H200
+    ("pairs: pairs 4 x 16", LIK): (0.9, LAUNCHES),
+    ("pairs: pairs 16 x 32", LIK): (0.9, LAUNCHES),
+    ("wide: d = 4096", "naive FP16, amax"): (
+        0.9,
+        "cuBLAS's product with a separate maximum: writing S is cheap beside a product of this depth",
+    ),
+    ("steps: step ColBERT B=128", f"{FLASH} fused step"): (
         0.6,
         "bound by the host: the GPU is busy for a fifth of the step; the peer fuses loss and gradients",
     ),
-    ("64 x 1024 x 1024", 0.9, "csr's product with the 0/1 matrix of who chose what; unified, by atomics, is the faster here"),
-    ("layouts: distillation", 0.65, OWN),
-    ("layouts: pairs, 1024", 0.9, OWN),
-    ("FP32 inputs", 0.45, "true FP32, without matrix units: cuBLAS's products are faster than ours, which never hold S"),
-    ("hot winners, unified", 0.45, "atomics on one token wait for each other; csr, the default, has none"),
-    ("CPU", 0.75, "it chooses winners by rounded tokens: errors of 0.02 a query token, ours 3e-8"),
-    (
-        "ragged, 256 queries, token scale",
+    (f"layouts: pairs, 64 x 1024 x 1024{ALONE}", f"{LIK} unified"): (
+        0.9,
+        "csr's product with the 0/1 matrix of who chose what; unified, by atomics, is the faster here",
+    ),
+    (f"layouts: {LAYOUTS['distillation']}{ALONE}", f"{LIK} auto"): (0.65, f"{OWN}where the two are within the rounds' spread"),
+    (f"layouts: {LAYOUTS['pairs short']}{ALONE}", f"{LIK} auto"): (0.9, f"{OWN}where ours is the faster"),
+    **{(f"layouts: {LAYOUTS['FP32']}{clock}", "naive FP32"): (0.45, EXACT) for clock in ("", ALONE)},
+    **{
+        (f"backward {shape}, hot winners, unified{clock}", f"{LIK} lowmem"): (0.45, ATOMICS)
+        for shape in ABLATION
+        for clock in ("", ALONE)
+    },
+    **{(f"CPU: {case}", "numkong 7.8.6"): (0.75, ROUGH) for case in ("1 query", "1 query, ragged")},
+    ("int8: INT8 ragged, 256 queries, token scale", "ours FP16"): (
         0.9,
         "a scale a token costs an FMA a cell, here more than INT8 saves; with a scale a document INT8 is the faster",
     ),
-)
-UNKNOWN = "no reason established"
+}
+SPREAD, UNKNOWN = "within the spread of the rounds", "no reason established"
 
 
 def _again(book: Book, name: str) -> bool:
@@ -71,10 +84,10 @@ def right(held: Held, kinds: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def against(
-    held: Held, ours: str, kinds: tuple[str, ...] = ("baseline", "peer"), clock: str = CLOCK
+    held: Held, ours: str, kinds: tuple[str, ...] = ("baseline", "peer"), clock: str = CLOCK, names: tuple[str, ...] = ()
 ) -> tuple[str, Value] | None:
-    """Of a row the strongest rival that was right, and how many times faster ours is."""
-    names = right(held, kinds)
+    """Of a row the strongest rival that was right (or of `names`), and how many times faster ours is."""
+    names = names or right(held, kinds)
     rival, theirs = held.fastest(names=names, clock=clock) if names else ("", None)
     mine = held.ms(ours, clock)
     return (rival, theirs / mine) if theirs is not None and mine is not None else None
@@ -90,6 +103,15 @@ def ratios(book: Book, *, peers: bool) -> Iterator[tuple[str, str, Value, int]]:
             yield name, *found, sum(held.ms(one) is not None for one in compiled)
 
 
+def by_the_papers_rivals(book: Book) -> Iterator[tuple[str, str, Value, int]]:
+    """The same against eager, chunked and `torch.compile` of FP32 with graphs, wherever that flavour was measured."""
+    for name, held in measured(book):
+        names = tuple(one for one in right(held, ("baseline",)) if one == GRAPHS or not one.startswith("compiled"))
+        found = against(held, held.raw("main") or MAIN, names=names) if GRAPHS in names else None
+        if found is not None:
+            yield name, *found, 1
+
+
 def fast_p(book: Book) -> Table:
     """Shares of cells, apart by whether torch.compile was measured too."""
     table = Table(
@@ -99,9 +121,11 @@ def fast_p(book: Book) -> Table:
     )
     claim = paper(book, "fast_p", "all", "cells", "fast1", "fast2", "fast3", form="{}, {}%, {}%, {}%")
     alone = list(ratios(book, peers=False))
+    theirs = "the paper's rivals alone, eager, chunked and compiled FP32 with graphs: cells with all of them"
     for found, more in ((alone, ""), (list(ratios(book, peers=True)), ", and peers")):
         compiled = f"cells with torch.compile: against eager, chunked and compiled{more}"
         parts = {
+            **({theirs: list(by_the_papers_rivals(book))} if found is alone else {}),
             compiled: [one for one in found if one[3]],
             f"cells without torch.compile: against eager and chunked alone{more}": [one for one in found if not one[3]],
             f"all cells: against everything above{more}": found,
@@ -114,14 +138,13 @@ def fast_p(book: Book) -> Table:
             for least in (1.0, 1.5, 2.0, 3.0):
                 share = sum(value.number >= least for _, _, value, _ in held) / len(held)
                 row.append(Cell(f"{100 * share:.0f}%", sources))
-            table.rows.append([*row, claim if words == compiled and found is alone else MISSING])
+            table.rows.append([*row, claim if words == theirs else MISSING])
     counts = Counter(flavours for _, _, _, flavours in alone if flavours)
     if counts:
         said = ", ".join(f"{flavours} in {cells} cells" for flavours, cells in sorted(counts.items(), reverse=True))
         table.notes.append(
-            f"Compile flavours measured (of FP16 and FP32, with and without graphs; tiny pairs: the default mode too): {said}. The "
-            "paper counts eager, chunked and one flavour, FP32 with graphs. Cells are forward, quantised, training and Chamfer rows; "
-            "INT8's eager rivals include dequantising first."
+            f"Compile flavours measured (of FP16 and FP32, with and without graphs; tiny pairs: the default mode too): {said}. Cells "
+            "are forward, quantised, training and Chamfer rows; INT8's eager rivals include dequantising first."
         )
     return table
 
@@ -158,6 +181,23 @@ def without_gpu(book: Book) -> Iterator[tuple[str, str, Value]]:
                 yield f"CPU: {case}", name, theirs / mine
 
 
+def reason(book: Book, name: str, rival: str, value: Value) -> str:
+    """Why a row is slower than a rival: that the difference is within the spread, what was found, or neither."""
+    least, why = REASONS.get((name, rival), (1.0, ""))
+    known = [SPREAD] if within_spread(book, value) else []
+    return "; ".join([*known, *([why] if value.number >= least else [])]) or UNKNOWN
+
+
+def within_spread(book: Book, value: Value) -> bool:
+    """Whether the two medians of a ratio differ by no more than the wider of the two quartile distances."""
+    medians, spreads = [], []
+    for place in value.sources:
+        file, keys = keys_of(place)
+        medians.append(float(book.raw(file, *keys)))
+        spreads.append(float(book.raw(file, *keys[:-1], keys[-1].replace("median", "iqr")) or 0.0))
+    return abs(medians[0] - medians[1]) <= max(spreads)
+
+
 def losses(book: Book) -> Table:
     """Every cell below 1."""
     table = Table(
@@ -169,10 +209,10 @@ def losses(book: Book) -> Table:
     counted = [(name, rival, value) for name, rival, value, _ in ratios(book, peers=True)]
     for name, rival, value in (*counted, *beyond(book)):
         if value.number < 1:
-            why = next((why for part, least, why in REASONS if part in name and value.number >= least), UNKNOWN)
-            table.rows.append([name, rival, Cell(f"{value.number:.3f}x", value.sources), why])
+            table.rows.append([name, rival, Cell(f"{value.number:.3f}x", value.sources), reason(book, name, rival, value)])
     table.notes.append(
         "Of a row the strongest rival; on the CPU each. The backward alone: csr, the default, and unified. Layouts beside peers are "
-        "the four that their run reached; d = 768 and FP32 are beside torch alone. Reasons were found on an H200."
+        "the four that their run reached; d = 768 and FP32 are beside torch alone. Reasons were found on an H200; within the "
+        "spread is a difference no larger than the quartiles of one of the two are apart."
     )
     return table

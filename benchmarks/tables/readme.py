@@ -1,19 +1,17 @@
-"""The tables that the READMEs quote: each stands on docs/benchmarks.md too, and `page.py` writes both from the same raw figures."""
+"""The tables that the READMEs quote. Those of times stand on docs/benchmarks.md too, written from the same raw figures."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 
 from measure.names import FLASH, LIK, MANY, RAGGED_MANY, quantised_name
-from tables.cells import MISSING, Book, Cell, number, table_lines, times
-from tables.columns import COMPILED, Fastest, Getter, Line, Maker, Source, drawn, ms, picked, rows, value, with_peak
+from tables.cells import MISSING, Book, Cell, number, times
+from tables.columns import COMPILED, Fastest, Getter, Line, Maker, Source, ms, picked, rows, value, with_peak
 from tables.paper_training import whole_step
 from tables.rows import BUSY, MAIN, Held, first, forward_rows, row, shape, wide
 from tables.summary import cpu
 
 HALF = "naive FP16"
-MARKED = re.compile(r"(<!-- table: (\S+) -->\n).*?(<!-- end of table -->)", re.DOTALL)
 
 
 def of_work(book: Book, label: str) -> Held | None:
@@ -29,7 +27,7 @@ def of_group(group: str, name: str) -> Callable[[Book], Held | None]:
 INT8 = quantised_name("INT8", "document")
 WORK: dict[str, tuple[Callable[[Book], Held | None], str]] = {  # where a row is, and the name of our method there
     "1 query of 32 tokens, 1000 documents of 300": (lambda book: shape(book, "textual", 1000), MAIN),
-    "the same, 1000 ragged documents (HotpotQA's lengths)": (lambda book: row(book, "varlen", "HotpotQA-like"), MAIN),
+    "the same, 1000 ragged documents (log-normal lengths, mean 118)": (lambda book: row(book, "varlen", "HotpotQA-like"), MAIN),
     "1 ColPali query (1024 tokens), 10,000 pages of 1024": (lambda book: shape(book, "ColPali", 10000), MAIN),
     "the same, INT8, a scale a document": (lambda book: row(book, "int8_B", "ColPali 10000"), INT8),
     "256 queries of 32, 8192 documents of 128": (of_group("many", MANY), MAIN),
@@ -111,20 +109,36 @@ SOURCES = (
 TABLES: dict[str, Maker] = {**{source.name: source for source in SOURCES}, "CPU": cpu}
 
 
-PLACES = {"README.md": ("gpu",), "kernels/README.md": ("CPU", "steps", "streams")}  # which README quotes which
+# Quality: SciFact by every path, on a CPU
+
+SCIFACT, STORAGE = ("cpu/scifact.json", "hf:all-MiniLM-L6-v2"), "cpu/fidelity_scifact.json"
+QUOTED = ("fp32", "fp16", "bf16", "int8", "int8-document", "fp8")
 
 
-def readme(book: Book, text: str, place: str) -> str:
-    """A README with its tables written anew between their marks.
+def of_path(*keys: str, form: str) -> Getter:
+    """A figure of a path's evaluation, which the reference has none of."""
 
-    Raises:
-        ValueError: a mark names no table of this README, or a table has no mark.
-    """
-    found = [name for _, name, _ in MARKED.findall(text)]
-    if sorted(found) != sorted(PLACES[place]):
-        raise ValueError(f"{place}: got marks of {found}, need one of each: {', '.join(PLACES[place])}")
+    def get(line: Line) -> Cell | str:
+        found = line.book.value(*SCIFACT, "paths", line.cell, *keys)
+        return Cell(form.format(found.number), found.sources) if found is not None else ""
 
-    def written(match: re.Match[str]) -> str:
-        return match[1] + "\n".join(table_lines(drawn(TABLES[match[2]], book))) + "\n" + match[3]
+    return get
 
-    return MARKED.sub(written, text)
+
+def token_bytes(line: Line) -> Cell | str:
+    found = line.book.value(STORAGE, "paths", line.cell, "token_bytes")
+    return Cell(f"{found.number:.0f}", found.sources) if found is not None else ""
+
+
+def change(line: Line) -> Cell | str:
+    return of_path("parity", "delta", "nDCG@10", form="{:+.4f}")(line) or "reference"
+
+
+QUALITY: dict[str, Maker] = {
+    "fidelity": Source("fidelity", "SciFact by every path", "path", rows(QUOTED, lambda book, name: Held(book, SCIFACT[0], ())), {
+        "bytes a token": token_bytes,
+        "nDCG@10": of_path("metrics", "nDCG@10", form="{:.4f}"), "change": change,
+        "Spearman (mean)": of_path("parity", "spearman", "mean", form="{:.6f}"),
+        "top-10 overlap": of_path("parity", "overlap", "@10", form="{:.4f}"),
+    }),
+}  # fmt: skip

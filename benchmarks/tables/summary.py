@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Iterator
+from pathlib import Path
 
 from measure.names import FLASH, LIK, SHAPES
+from tables.ages import about
 from tables.cells import MISSING, Book, Cell, Table, Value, number, paper, percent, plain, ratio, times
 from tables.columns import Fastest, Getter, Line, Source, claim, each, faster, joined, ms, over, rows, value, within
 from tables.losses import measured
@@ -13,6 +16,7 @@ from tables.rows import CPU, MAIN, PAPER, SECOND, Held, finished, row
 from tables.script import of_script
 
 COMPILED, COMPILED_CHUNKS = (Fastest(("baseline",), part) for part in ("compiled", "compiled chunks"))
+REGISTRY = Path(__file__).resolve().parents[1] / "registry.toml"
 SIZES = (1, 4, 16, 64, 256, 1024, 4096, 16384)
 
 
@@ -28,6 +32,22 @@ def refused(book: Book) -> Table:
     for (method, why), names in places.items():
         more = f" and {len(names) - 1} more" if len(names) > 1 else ""
         table.rows.append([method, why.replace("|", "\\|")[:160], f"{names[0]}{more}"])
+    return table
+
+
+def unmeasured(book: Book) -> Table:
+    """The paper's tables that nobody measured here, and what would."""
+    table = Table(
+        "not measured",
+        "tables that are evaluations, with data that is not here",
+        ["table", "question", "command, with its data"],
+    )
+    for name, said in tomllib.loads(REGISTRY.read_text(encoding="utf-8"))["evaluations"].items():
+        command, _, more = said["run"].partition(" (")
+        table.rows.append([name, said["answers"], f"`python evaluate.py {command}`" + (f" ({more}" if more else "")])
+    table.notes.append(
+        "What was run instead, on the collections and weights that are here: [fidelity.md](fidelity.md), [scale.md](scale.md)."
+    )
     return table
 
 
@@ -56,6 +76,15 @@ def worst(line: Line) -> Cell:
         if change is not None:
             found.append(Value(max(change.number, 1 / change.number) - 1, change.sources))
     return percent(max(found, key=lambda off: off.number, default=None), ".0f")
+
+
+def commits(book: Book) -> Iterator[str]:
+    """Whether the two harnesses measured one commit."""
+    held = [one for name in SHAPES if (one := of_both(book, name)) is not None]
+    firsts = sorted({str(about(book.file(one.file), list(one.keys)).get("revision")) for one in held})
+    second = str(about(book.file(SECOND), []).get("revision")) if held else ""
+    if held and firsts != [second]:
+        yield f"Not of one commit: the first harness ran at {', '.join(firsts)}, the second at {second}."
 
 
 def pauses(book: Book) -> Iterator[str]:
@@ -147,7 +176,7 @@ HARNESS = Source(
     "second harness", "times faster than, at 1000 documents, by the first harness / by the second (`second.py`: graphs and the host's "
     "clock)", "shape", rows(SHAPES, of_both), {
         "naive FP32 acc.": twice(WIDE), "naive FP16": twice(HALF), **each(twice, FLASH, LIK), "largest difference": worst,
-    }, (pauses,),
+    }, (commits, pauses),
 )  # fmt: skip
 
 STUDIES = (

@@ -3,6 +3,7 @@
 From the top down; a room imports from those below it, never from those above:
 
 warm.py        `warmup`: compiling ahead
+tuner.py       `tune`: which configuration is the fastest on this GPU, measured once and kept
 integrations/  sentence-transformers, PyLate and colpali-engine score and train with the operator
 search/        certified search: the exact top-k of full precision through a scan of codes
 training.py    contrastive and distillation losses on `maxsim`
@@ -31,6 +32,7 @@ from maxsim_kernels.reference import maxsim_reference
 from maxsim_kernels.streaming import LazyBlock, device_blocks, stream_topk
 from maxsim_kernels.tokens import Fp8Tokens, Int8Tokens, Packed, pack
 from maxsim_kernels.topk import merge_topk
+from maxsim_kernels.tuner import tune
 from maxsim_kernels.warm import warmup
 
 __all__ = [
@@ -51,5 +53,6 @@ __all__ = [
     "quantize_fp8",
     "quantize_int8",
     "stream_topk",
+    "tune",
     "warmup",
 ]

@@ -366,8 +366,9 @@ def _explain_coded(queries: Tensor | Packed, documents: CodedTokens, options: Op
     kind = f"{str(call.queries.dtype).removeprefix('torch.')} queries"
     if found.name == "triton":
         from maxsim_kernels.gpu.forward.coded import configuration
+        from maxsim_kernels.gpu.geometry import hardware
 
-        config = configuration(call, documents)
+        config = configuration(call, documents, hardware(call.queries.device)[0])
         tiles = f"{config.rows} query rows x {config.tokens} document tokens"
         found = _Implementation("triton", f"coded kernel, tiles of {tiles}, {config.measured}: {config.reason}")
     else:

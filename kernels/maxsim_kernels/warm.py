@@ -61,8 +61,8 @@ def warmup(
     if unknown:
         raise ValueError(f"forms: got {sorted(unknown)}, need some of {', '.join(FORMS)}")
     place = torch.device(device if device is not None else "cuda" if torch.cuda.is_available() else "cpu")
-    if place.type == "cpu":
-        return "cpu: nothing to compile"
+    if place.type != "cuda":
+        return f"{place}: nothing to compile"
     if not fallback.HAS_TRITON:
         return f"{place}: nothing to compile, Triton is not installed"
     started, calls, counts = time.perf_counter(), 0, numbers(place)

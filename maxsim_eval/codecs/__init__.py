@@ -10,6 +10,7 @@ names.py      the registry, and `codec_of`: a name to a Codec
 codec.py      Codec: steps in a row, fitted on a sample of the corpus; bytes by arithmetic
 shaping.py    rotate, dims, pca: other coordinates, for queries too
 thinning.py   pool, prune: fewer tokens of a document
+pooling.py    pool's work by processes that stay from block to block
 scalar.py     fp16, int8, int4, int2, sign, control: each number by itself
 trained.py    residual (ColBERTv2), pq: numbers by codebooks that a sample of the corpus trained
 steps.py      what a step is

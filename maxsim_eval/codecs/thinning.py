@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import mmap
-import os
-import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal, get_args
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from maxsim_eval.codecs.pooling import PoolOne, pooled
 from maxsim_eval.codecs.steps import Shape, State, is_unit, require
 from maxsim_eval.errors import DataError, MissingPackageError
 from maxsim_kernels import Packed
-
-_PROCESSES, _LEAST_EACH = 4, 64  # at most so many, and documents for each: beginning a process of one with a GPU takes 0.1 s
 
 By = Literal["norm", "idf", "position"]
 
@@ -49,56 +46,19 @@ class Pool(Shape):
         return 1024
 
     def documents(self, tokens: Packed, state: State, first: int | None = None) -> Packed:
-        try:
-            from sentence_transformers.multi_vector_encoder.modules import HierarchicalTokenPooling
-        except ImportError:
-            raise MissingPackageError(f"pool-{self.factor}", "sentence-transformers", "encoders") from None
-        pooling = HierarchicalTokenPooling(
-            self.factor, num_protected_tokens=self.protected, normalize_embeddings=bool(state["unit"])
-        )
         most = self.lengths(tokens.lengths.cpu().numpy().astype(np.int64))
-        return _pooled(pooling.pool_one, tokens.to("cpu"), most).to(tokens.device)
+        return pooled(_pool_one(self.factor, self.protected, bool(state["unit"])), tokens.to("cpu"), most).to(tokens.device)
 
 
-class _Pooled(torch.utils.data.Dataset[int]):
-    """Pools documents one by one into `room`, where document n begins at row `starts[n]`; an item is how many tokens it has then."""
-
-    def __init__(self, pool_one: Callable[[Tensor], Tensor], tokens: Packed, room: Tensor, starts: list[int]) -> None:
-        self.pool_one, self.tokens, self.room, self.starts = pool_one, tokens, room, starts
-
-    def __len__(self) -> int:
-        return len(self.tokens)
-
-    def __getitem__(self, number: int) -> int:
-        one = self.tokens[number]
-        found = self.pool_one(one) if len(one) else one
-        self.room[self.starts[number] : self.starts[number] + len(found)] = found
-        return len(found)
-
-
-def _pooled(pool_one: Callable[[Tensor], Tensor], tokens: Packed, most: np.ndarray) -> Packed:
-    """Documents pooled, to at most so many tokens each: by processes where they have work, since pooling keeps Python's lock."""
-    if not most.sum():
-        return tokens
-    starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(most)])
-    shared = mmap.mmap(-1, max(1, int(starts[-1]) * tokens.dim * tokens.dtype.itemsize))  # what processes write, this one reads
-    room = torch.frombuffer(shared, dtype=tokens.dtype, count=int(starts[-1]) * tokens.dim).view(-1, tokens.dim)
-    cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else 1
-    processes = min(_PROCESSES, cores, len(tokens) // _LEAST_EACH)
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # as in the processes: sums of several threads could have other bits
+@lru_cache(maxsize=1)
+def _pool_one(factor: int, protected: int, unit: bool) -> PoolOne:
+    """Sentence-transformers' pooling of one document's tokens; the same function for the same options."""
     try:
-        loader = torch.utils.data.DataLoader(
-            _Pooled(pool_one, tokens, room, starts.tolist()),
-            batch_size=_LEAST_EACH // 2,
-            collate_fn=list,
-            num_workers=processes if processes > 1 else 0,
-            multiprocessing_context="fork" if processes > 1 else None,
-        )
-        counts = torch.tensor([count for some in loader for count in some], dtype=torch.int64)
-    finally:
-        torch.set_num_threads(threads)
-    return Packed.view(room, torch.from_numpy(starts[:-1]), counts).compact()
+        from sentence_transformers.multi_vector_encoder.modules import HierarchicalTokenPooling
+    except ImportError:
+        raise MissingPackageError(f"pool-{factor}", "sentence-transformers", "encoders") from None
+    found: PoolOne = HierarchicalTokenPooling(factor, num_protected_tokens=protected, normalize_embeddings=unit).pool_one
+    return found
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ import page
 from tables import cells as page_cells
 from tables import losses as page_losses
 from tables import script as page_script
+from tables.cells import text_of
 from tables.columns import drawn
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -223,3 +224,75 @@ def test_tables_of_the_kernels_own_script(tmp_path: Path) -> None:
     )
     nothing = page_cells.Book(tmp_path / "nothing", page.FIGURES)
     assert [drawn(source, nothing).rows for source in page_script.SOURCES] == [[]] * 4
+
+
+def test_reasons_are_of_one_row_and_one_rival(tmp_path: Path) -> None:
+    """Exactly named, down to a ratio; a difference within the spread says so; nothing else has a reason."""
+    row, rival = "wide: d = 4096", "naive FP16, amax"
+
+    def said(name: str, who: str, theirs: float, iqr: float) -> str:
+        methods = {who: {"median_ms": theirs, "iqr_ms": 0.0}, "ours": {"median_ms": 1.0, "iqr_ms": iqr}}
+        (tmp_path / "f.json").write_text(json.dumps(methods), encoding="utf-8")
+        book = page_cells.Book(tmp_path, page.FIGURES)
+        value = page_cells.ratio(*(book.value("f.json", one, "median_ms") for one in (who, "ours")))
+        assert value is not None
+        return page_losses.reason(book, name, who, value)
+
+    known = page_losses.REASONS[row, rival][1]
+    assert said(row, rival, 0.95, 0.01) == known
+    assert said(row, rival, 0.95, 0.06) == f"{page_losses.SPREAD}; {known}"
+    assert said("wide: d = 2048", rival, 0.999, 0.01) == page_losses.SPREAD
+    for name, who, theirs in ((row, rival, 0.8), (row, "flash-maxsim", 0.95), (f"{row}, more", rival, 0.95)):
+        assert said(name, who, theirs, 0.01) == page_losses.UNKNOWN
+
+
+def test_chamfer_marks_what_each_method_fails(tmp_path: Path) -> None:
+    """One rule for everybody, and the worst of several."""
+
+    def row(**wrong: str) -> dict[str, Any]:
+        names = {"ours": "ours", "theirs": "flash-maxsim train", "naive": "naive, products"}
+        return {
+            "methods": {
+                name: {"kind": "peer", "median_ms": 1.0, "peak_bytes": 1e9, **({"wrong": wrong[key]} if key in wrong else {})}
+                for key, name in names.items()
+            }
+        }
+
+    small = row(theirs="shifted_error 1.0e+00", naive="shifted_error 6.1e-01")
+    large = row(theirs="error 1.9e-03, shifted_error 1.0e+00, cosine 0.97", naive="shifted_error 1.0e+00, cosine 0.99998")
+    rows = {
+        "small": {"forward + backward, 1K points, d = 128": small},
+        "training": {"forward + backward, 10K points, d = 3": large},
+    }
+    (tmp_path / "h200").mkdir()
+    held = {"groups": {group: {"rows": found} for group, found in rows.items()}}
+    (tmp_path / "h200" / "chamfer.json").write_text(json.dumps(held), encoding="utf-8")
+    table = shown(page_cells.Book(tmp_path, page.FIGURES))["chamfer"]
+    found = {text_of(line[0]): [text_of(one).removeprefix("1.00 (1.00)") for one in line[1:4]] for line in table.rows}
+    assert found == {"10K, 3": ["", " (wrong)", " (gradient)"], "1K, 128": ["", " (moved)", " (moved)"]}
+
+
+def test_harnesses_of_two_commits_say_so(tmp_path: Path) -> None:
+    methods = {"ours": {"kind": "ours", "median_ms": 1.0}, "naive FP16": {"kind": "baseline", "median_ms": 2.0}}
+    environments = {"e": {"revision": "abc"}}
+    paper = {
+        "environments": environments,
+        "groups": {"shapes": {"rows": {"ColPali 1000": {"environment": "e", "methods": methods}}}},
+    }
+    (tmp_path / "h200").mkdir()
+    (tmp_path / "h200" / "paper.json").write_text(json.dumps(paper), encoding="utf-8")
+
+    def notes(revision: str) -> list[str]:
+        second = {"environment": {"revision": revision}, "shapes": {"ColPali": {"methods": methods}}}
+        (tmp_path / "h200" / "second.json").write_text(json.dumps(second), encoding="utf-8")
+        table = shown(page_cells.Book(tmp_path, page.FIGURES))["second harness"]
+        return [note for note in table.notes if "commit" in note]
+
+    assert notes("xyz") == ["Not of one commit: the first harness ran at abc, the second at xyz."]
+    assert notes("abc") == []
+
+
+def test_tables_without_their_data_name_their_command(book: Any) -> None:
+    table = shown(book)["not measured"]
+    assert [row[0] for row in table.rows] == ["beir_ndcg", "beir_scale", "colpali_ndcg", "int8_realmmrag"]
+    assert all("`python evaluate.py " in str(row[2]) for row in table.rows)

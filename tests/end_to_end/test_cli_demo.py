@@ -114,7 +114,7 @@ def test_the_result_is_what_the_documentation_says(demo: Any) -> None:
 
 def test_the_paths_agree_within_the_papers_bounds(demo: Any) -> None:
     paths = demo.result["paths"]
-    assert paths["fp32"]["metrics"]["nDCG@10"] > 0.5
+    assert paths["fp32"]["metrics"]["nDCG@10"] >= 0.62  # 0.6224 was measured
     for name, bound, rank in (("fp16", 5e-4, 0.9999), ("int8", 3e-3, 0.999)):
         assert abs(paths[name]["parity"]["delta"]["nDCG@10"]) <= bound
         assert paths[name]["parity"]["spearman"]["mean"] >= rank

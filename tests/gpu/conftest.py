@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import maxsim_kernels.fallback
 from fixtures import poison  # noqa: F401 - a fixture of every test here
 
 HERE = Path(__file__).parent
+os.environ["MAXSIM_CACHE"] = ""  # what is tested is the table, not what somebody tuned on this machine
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -60,15 +61,9 @@ def _poisoned(function: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-@pytest.fixture(autouse=True, scope="module")
-def poison(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Fill "uninitialised" memory with NaN and extreme integers, so a store that was missed fails loudly.
-
-    A test file whose subjects are memory, tracing or capture turns it off with `POISON = False`.
-    """
-    if not getattr(request.module, "POISON", True):
-        yield
-        return
+@contextmanager
+def poisoned_memory() -> Iterator[None]:
+    """Fill "uninitialised" memory with NaN and extreme integers, so a store that was missed fails loudly."""
     with pytest.MonkeyPatch.context() as patch:
         for owner, names in (
             (torch, ("empty", "empty_like", "empty_strided", "empty_permuted")),
@@ -77,6 +72,16 @@ def poison(request: pytest.FixtureRequest) -> Iterator[None]:
         ):
             for name in names:
                 patch.setattr(owner, name, _poisoned(getattr(owner, name)))
+        yield
+
+
+@pytest.fixture(autouse=True, scope="module")
+def poison(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Memory of every test of a file is poisoned; one about memory, tracing or capture turns it off with `POISON = False`."""
+    if not getattr(request.module, "POISON", True):
+        yield
+        return
+    with poisoned_memory():
         yield
 
 

@@ -74,7 +74,7 @@ class Caught(list[Any]):
         self.append(recorder.Launch(kernel, {name: given[name] for name in kernel.arg_names}, warps))
 
 
-def backward_launches(case: Backward, architecture: int) -> list[Any]:
+def backward_launches(case: Backward, architecture: int | str) -> list[Any]:
     """Everything that a backward would launch."""
     caught, count, size, tokens, width = Caught(), case.count, 32, 180, 128
     own = case.layout == "per_query"
@@ -95,7 +95,7 @@ def backward_launches(case: Backward, architecture: int) -> list[Any]:
     return caught
 
 
-def chamfer_launches(d: int, dtype: torch.dtype, points: tuple[int, int], architecture: int) -> list[Any]:
+def chamfer_launches(d: int, dtype: torch.dtype, points: tuple[int, int], architecture: int | str) -> list[Any]:
     """Everything that a distance with nearest points and a backward of both clouds would launch."""
     caught = Caught()
     with ExitStack() as patched:
@@ -108,14 +108,16 @@ def chamfer_launches(d: int, dtype: torch.dtype, points: tuple[int, int], archit
     return caught
 
 
-def keyed(name: str, launches: list[Any], architecture: int) -> dict[str, Any]:
+def keyed(name: str, launches: list[Any], architecture: int | str) -> dict[str, Any]:
     """Launches by their key in the record; kernels launched a second time have a number."""
     found: dict[str, Any] = {}
     seen: dict[str, int] = {}
     for launch in launches:
         kernel = launch.kernel.__name__
         seen[kernel] = seen.get(kernel, 0) + 1
-        found[f"sm_{architecture} {name}: {kernel}" + (f" {seen[kernel]}" if seen[kernel] > 1 else "")] = launch
+        found[
+            f"{recorder.architecture_name(architecture)} {name}: {kernel}" + (f" {seen[kernel]}" if seen[kernel] > 1 else "")
+        ] = launch
     return found
 
 
@@ -124,7 +126,7 @@ def chamfer_name(d: int, dtype: torch.dtype) -> str:
     return f"Chamfer, d = {d}, {str(dtype).removeprefix('torch.')}"
 
 
-def everything(architecture: int) -> dict[str, Any]:
+def everything(architecture: int | str) -> dict[str, Any]:
     """Every launch that the record holds."""
     found: dict[str, Any] = {}
     for case in (*BACKWARDS, *LONG_LISTS):
@@ -154,7 +156,7 @@ def read() -> dict[str, Any]:
 def main() -> None:
     kernels: dict[str, dict[str, int]] = {}
     with tempfile.TemporaryDirectory() as folder:
-        for architecture in recorder.CAPABILITIES:
+        for architecture in recorder.RECORDED:
             for key, launch in everything(architecture).items():
                 kernels[key] = recorder.resources(recorder.compiled(launch, architecture), Path(folder))
     lines = ",\n".join(f"    {json.dumps(key)}: {json.dumps(used)}" for key, used in kernels.items())

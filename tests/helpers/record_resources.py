@@ -25,6 +25,7 @@ from unittest import mock
 import torch
 import triton
 from triton._C.libtriton import native_specialize_impl
+from triton.backends.amd.compiler import HIPBackend
 from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia.compiler import CUDABackend
 from triton.compiler import ASTSource
@@ -38,16 +39,25 @@ from places import TESTS
 
 TABLE = {(row.name, row.architecture): row.config for row in ROWS}
 RECORD = TESTS / "kernels" / "forward" / "resources.json"
-CAPABILITIES = {80: (8, 0), 90: (9, 0)}
-LIMITS = {80: 163 << 10, 90: 227 << 10}  # bytes of shared memory a program may have
+# What is compiled for, and what `geometry.hardware` says of it: gfx942 is AMD's, whose numbers stand for nothing there.
+CAPABILITIES: dict[int | str, tuple[int, int]] = {
+    80: (8, 0), 89: (8, 9), 90: (9, 0), 100: (10, 0), 120: (12, 0), "gfx942": geometry.OTHER,
+}  # fmt: skip
+LIMITS = {architecture: geometry.shared_bytes(found) for architecture, found in CAPABILITIES.items()}
+RECORDED = (80, 90)  # in `resources.json`; the others in `architectures.json` (record_architectures.py)
 SCORING = ("_tiles_kernel", "_wide_kernel", "_general_kernel")  # the kernels whose resources are recorded; the rest are small
+
+
+def architecture_name(architecture: int | str) -> str:
+    """ "sm_90", "gfx942"."""
+    return f"sm_{architecture}" if isinstance(architecture, int) else architecture
 
 
 @dataclass(frozen=True)
 class Case:
     """A call on an architecture that must choose the row `row` of the table."""
 
-    architecture: int
+    architecture: int | str
     row: str
     name: str
     queries: tuple[int, int]
@@ -60,7 +70,7 @@ class Case:
 
     @property
     def key(self) -> str:
-        return f"sm_{self.architecture} {self.row}: {self.name}"
+        return f"{architecture_name(self.architecture)} {self.row}: {self.name}"
 
     def call(self) -> Call:
         count, size = self.documents
@@ -86,7 +96,7 @@ class Case:
         return validate(queries, documents, options)
 
 
-def _float_cases(architecture: int) -> list[Case]:
+def float_cases(architecture: int | str) -> list[Case]:
     """The kernels of every architecture, for float documents."""
     few, short = (1, 32), (8, 180)
     bf16, fp32 = torch.bfloat16, torch.float32
@@ -128,7 +138,7 @@ def _float_cases(architecture: int) -> list[Case]:
     return cases
 
 
-def _code_cases(architecture: int) -> list[Case]:
+def code_cases(architecture: int | str) -> list[Case]:
     """The kernels of every architecture, for quantised documents."""
     few, short = (1, 32), (8, 180)
     affine = frozenset({"affine", "winners"})
@@ -225,7 +235,7 @@ def _tile_cases() -> list[Case]:
     return cases
 
 
-CASES = [*_float_cases(80), *_code_cases(80), *_float_cases(90), *_code_cases(90), *_tile_cases()]
+CASES = [*float_cases(80), *code_cases(80), *float_cases(90), *code_cases(90), *_tile_cases()]
 
 
 @dataclass(frozen=True)
@@ -266,16 +276,17 @@ def launches(case: Case) -> tuple[Config, list[Launch]]:
 
 def row_of(case: Case) -> Config:
     """The row of the table that a case is about."""
-    return TABLE.get((case.row, f"sm_{case.architecture}")) or TABLE[case.row, "any"]
+    return TABLE.get((case.row, architecture_name(case.architecture))) or TABLE[case.row, "any"]
 
 
-def compiled(launch: Launch, architecture: int, fused: bool = True) -> Any:
+def compiled(launch: Launch, architecture: int | str, fused: bool = True) -> Any:
     """A launch's binary, specialised on its arguments as `JITFunction.run` would on that GPU.
 
     `fused`: whether the compiler may turn products that are added into multiply-adds.
     """
-    target = GPUTarget("cuda", architecture, 32)
-    backend = CUDABackend(target)
+    amd = isinstance(architecture, str)
+    target = GPUTarget("hip", architecture, 64) if amd else GPUTarget("cuda", architecture, 32)
+    backend = (HIPBackend if amd else CUDABackend)(target)
     signature, constants, attributes = {}, {}, {}
     for place, parameter in enumerate(launch.kernel.params):
         value = launch.arguments[parameter.name]
@@ -297,6 +308,13 @@ def compiled(launch: Launch, architecture: int, fused: bool = True) -> Any:
 
 def resources(binary: Any, folder: Path) -> dict[str, int]:
     """Registers a thread, shared memory in bytes, and bytes of a thread's stack: what the compiler has spilled."""
+    if "amdgcn" in binary.asm:
+        numbers = {
+            name: int(value) for name, value in re.findall(r"^\s*-?\s+\.(\w+):\s+(\d+)$", binary.asm["amdgcn"], re.MULTILINE)
+        }
+        registers = numbers["vgpr_count"] + numbers["agpr_count"]
+        spilled = 4 * numbers["vgpr_spill_count"]  # spilled scalar registers go to vector registers
+        return {"registers": registers, "shared": binary.metadata.shared, "spill_bytes": spilled}
     tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
     if not tool.is_file():
         raise FileNotFoundError(f"{tool}: not found; Triton's wheels for Linux carry it, and spills cannot be seen without it")

@@ -152,7 +152,8 @@ def oracle(
         best[:, part], argmax[:, part] = _winners(asked, found, part)
     counted = asked.valid[0].unsqueeze(1)
     scores = torch.where(counted, best, torch.zeros_like(best)).sum(-1)
-    limit = asked.norms[0].unsqueeze(1) * longest.unsqueeze(-1)
+    # A query token that does not count adds nothing to the bound, not even where a document holds NaN.
+    limit = (asked.norms[0].unsqueeze(1) * longest.unsqueeze(-1)).where(counted, 0.0)
     nothing = ~counted | ~found.valid.any(-1).expand(count, total).unsqueeze(-1)
     argmax = argmax.masked_fill(nothing, -1)[..., :width]
     best, limit = best[..., :width], limit[..., :width]

@@ -58,7 +58,7 @@ from maxsim_kernels.chamfer.refine_kernels import (
     winners_kernel,
 )
 from maxsim_kernels.gpu.forward.tuning import Config
-from maxsim_kernels.gpu.geometry import descriptor, hardware, padded
+from maxsim_kernels.gpu.geometry import descriptor, hardware, has_descriptors, padded
 from maxsim_kernels.gpu.launch import call, empty, ensure_context, launch, planned, record, signature
 
 # By whether features are split, and their width: rows of sources, targets a tile, warps, stages, programs a multiprocessor; `short`:
@@ -260,7 +260,7 @@ def _launch(p: Tensor, q: Tensor, winners: bool) -> Any:
         p, q, scratch["centre"], scratch["bound"], features, scratch["bias"], keys, done, count_p, count_q, row_q, bounds,
         D=d, LANES=lanes, WIDTH=width, SPLIT=split, PIECES=weight, ROWS=rows, BOUNDS=BOUND_PROGRAMS, warps=warps,
     )  # fmt: skip
-    described = capability >= (9, 0)
+    described = has_descriptors(capability)
     target = descriptor(features, shape.rows, width, width, [config.tokens, width]) if described else features
     refine_rows, look, scan = shape.refine
     maxima = scratch["maxima"] if split else scratch["maxima"].view(torch.int32)

@@ -18,6 +18,9 @@ MANY = 64  # documents a multiprocessor: beyond, their number hides waits
 SHORT_TOKENS = 64  # documents below are read in less time than a query's rows
 
 
+OTHER = (0, 0)  # the "compute capability" of whatever NVIDIA did not make
+
+
 class Hardware(NamedTuple):
     """What of a GPU decides how it is used."""
 
@@ -27,11 +30,27 @@ class Hardware(NamedTuple):
 
 @lru_cache
 def hardware(device: torch.device) -> Hardware:
-    """Compute capability and multiprocessors; asking the driver on every call would cost more than a launch."""
+    """Compute capability and multiprocessors; asking the driver on every call would cost more than a launch.
+
+    ROCm answers with numbers of its own, such as 9.4 for an MI300, that are no compute capability: `OTHER` there.
+    """
     if device.type != "cuda":
-        return Hardware((0, 0), 1)
-    properties = torch.cuda.get_device_properties(device)
-    return Hardware(torch.cuda.get_device_capability(device), properties.multi_processor_count)
+        return Hardware(OTHER, 1)
+    processors = torch.cuda.get_device_properties(device).multi_processor_count
+    return Hardware(OTHER if torch.version.hip else torch.cuda.get_device_capability(device), processors)
+
+
+def shared_bytes(capability: tuple[int, int]) -> int:
+    """Shared memory (AMD: LDS) that one program may have: 64 KB where nothing else is known, as on AMD's and older GPUs."""
+    major, minor = capability
+    if major == 8:
+        return (163 if minor in (0, 7) else 99) << 10
+    return {9: 227, 10: 227, 11: 227, 12: 99}.get(major, 64) << 10
+
+
+def has_descriptors(capability: tuple[int, int]) -> bool:
+    """Whether the GPU reads tiles by tensor descriptors (TMA)."""
+    return capability >= (9, 0)
 
 
 def fp32_precision(dtype: torch.dtype) -> str:

@@ -5,7 +5,7 @@ of it follows from shapes, dtypes, strides and alignment; so the first call of a
 grids and scalars, and where each pointer comes from. A replay allocates the outputs, fills in pointers and launches.
 
 A replay calls what Triton's launcher calls, which is no public interface: it is left out under versions of Triton that it was not tried
-with (`TRIED`), and every call then goes through the public `kernel[grid](...)`.
+with (`TRIED`) and on GPUs that NVIDIA did not make, and every call then goes through the public `kernel[grid](...)`.
 
 Torch's own operators take part where they go through `call`; a call that does anything else leaves no plan and is prepared each time.
 """
@@ -222,11 +222,9 @@ def _watched(hook: Any) -> bool:
 
 def record(key: Hashable, inputs: Inputs, device: torch.device, run: Callable[[], Any]) -> Any:
     """Run a call and keep its plan where it can be replayed. Its results must be its first allocations, whatever their view."""
-    if VERSION not in TRIED:
-        fallback.say_once(
-            f"Triton {VERSION} is not one that launches were replayed with ({', '.join(TRIED)}): every call goes through its own "
-            "launcher, which takes the host about 0.1 ms longer"
-        )
+    untried = _untried()
+    if untried:
+        fallback.say_once(f"{untried}: every call goes through Triton's own launcher, which takes the host about 0.1 ms longer")
         return run()
     held = [one.data_ptr() for one in inputs if one is not None]
     if 0 in held or len(set(held)) != len(held):
@@ -244,6 +242,20 @@ def record(key: Hashable, inputs: Inputs, device: torch.device, run: Callable[[]
         shapes = [(tuple(one.shape), one.dtype) for one in (*results, *recorder.allocated[len(results) :])]
         _plans[key] = Plan(device.index or 0, shapes, recorder.steps, len(results) == 2)
     return result
+
+
+def forget() -> None:
+    """Drop every plan: calls are prepared anew."""
+    _plans.clear()
+
+
+def _untried() -> str:
+    """Why launches are not replayed here, or an empty string."""
+    if torch.version.hip:
+        return "launches were replayed on NVIDIA's GPUs alone"
+    if VERSION not in TRIED:
+        return f"Triton {VERSION} is not one that launches were replayed with ({', '.join(TRIED)})"
+    return ""
 
 
 def signature(inputs: Inputs, *flags: Hashable) -> Hashable:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from typing import Any
-from unittest import mock
 
 import pytest
 import torch
@@ -18,8 +17,9 @@ pytest.importorskip("triton", reason="Triton is not installed")
 if os.environ.get("TRITON_INTERPRET"):
     pytest.skip("TRITON_INTERPRET is set: kernels are interpreted, not compiled", allow_module_level=True)
 
+import record_architectures as architectures
 import record_resources as recorder
-from maxsim_kernels.gpu.forward import coded, combine, query_codes
+from maxsim_kernels.gpu.forward import coded
 
 Run = Callable[[str, str, int], None]
 HALF, SINGLE = torch.float16, torch.float32
@@ -46,22 +46,6 @@ def test_the_kernel_agrees_with_float64(interpreted: Run, group: str, checks: in
     interpreted("coded", group, checks)
 
 
-def launches(documents: Any, queries: Any, options: Options) -> list[recorder.Launch]:
-    """What a call would launch on a GPU."""
-    caught: list[recorder.Launch] = []
-
-    def catch(kernel: Any, grid: int, *arguments: Any, warps: int, **constants: Any) -> None:
-        assert grid > 0
-        given = dict(zip(kernel.arg_names, arguments, strict=False)) | constants
-        caught.append(recorder.Launch(kernel, {name: given[name] for name in kernel.arg_names}, warps))
-
-    call = validate_coded(queries, documents, options)
-    patches = [mock.patch.object(module, "launch", catch) for module in (coded, combine, query_codes)]
-    with patches[0], patches[1], patches[2], mock.patch.object(coded, "hardware", return_value=((9, 0), 132)):
-        coded.forward(call, documents)
-    return caught
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("architecture", [80, 90])
 @pytest.mark.parametrize("pairs", [False, True])
@@ -70,7 +54,8 @@ def test_kernels_compile_within_their_resources(case, architecture, pairs, tmp_p
     kind, bits, dim, shape, dtype, quantize, spills = case
     documents = cases.coded(kind, bits, dim, (30,) * shape[0])
     queries = make.gauss(*shape, dim, dtype=dtype)
-    found = launches(documents, queries, Options(quantize_queries=quantize, pairs=pairs))
+    options = Options(quantize_queries=quantize, pairs=pairs)
+    found = architectures.coded_launches(documents, queries, options, recorder.CAPABILITIES[architecture])
     name = "_coded_pairs_kernel" if pairs else "_coded_kernel"
     (launch,) = [one for one in found if one.kernel.__name__ == name]
     assert launch.arguments["TOKENS"] * launch.arguments["WIDTH"] <= 16384
@@ -87,7 +72,7 @@ def test_tiles_follow_from_query_rows() -> None:
 
     def rows(*shape: int, kind: torch.dtype = HALF, **options: Any) -> int:
         call = validate_coded(make.gauss(*shape, 128, dtype=kind), documents, Options(**options))
-        return coded.configuration(call, documents).rows
+        return coded.configuration(call, documents, (9, 0)).rows
 
     assert [rows(n, 16) for n in (1, 2, 4, 8, 9)] == [16, 32, 64, 128, 256]
     assert rows(9, 16, kind=SINGLE) == 256

@@ -311,6 +311,18 @@ def test_a_version_that_was_not_tried_goes_through_the_public_call(monkeypatch, 
     assert launch.planned("key") is None
 
 
+def test_gpus_of_other_makers_go_through_the_public_call(monkeypatch) -> None:
+    monkeypatch.setattr(torch.version, "hip", "6.4")
+    monkeypatch.setattr(fallback, "_SAID", set())
+    kernel, source = FakeKernel(), base()
+    with pytest.warns(
+        UserWarning, match="launches were replayed on NVIDIA's GPUs alone: every call goes through Triton's own launcher"
+    ):
+        assert recorded(kernel, source) is None
+    assert recorded(kernel, source) is None
+    assert not kernel.compiled.runs
+
+
 def test_the_installed_version_was_tried() -> None:
     assert launch.VERSION in launch.TRIED, "try tests/gpu with it, then add it"
 

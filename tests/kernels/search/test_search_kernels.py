@@ -12,10 +12,10 @@ pytest.importorskip("triton", reason="Triton is not installed")
 if os.environ.get("TRITON_INTERPRET"):
     pytest.skip("TRITON_INTERPRET is set: kernels are interpreted, not compiled", allow_module_level=True)
 
+import record_architectures as architectures
 import record_resources as recorder
-from maxsim_kernels import Packed, quantize_int8
+from maxsim_kernels import Packed
 from maxsim_kernels.gpu.geometry import fp32_precision
-from maxsim_kernels.gpu.search import bounds, fetching, survivors
 from maxsim_kernels.search import trust
 
 Run = Callable[[str, str, int], None]
@@ -27,48 +27,14 @@ def test_a_search_with_interpreted_kernels_gives_brute_forces_answers(interprete
     interpreted("search", group, checks)
 
 
-def caught(monkeypatch: pytest.MonkeyPatch, run: Callable[[], object]) -> list[recorder.Launch]:
-    """What a call would launch."""
-    found: list[recorder.Launch] = []
-
-    def catch(kernel, grid, *arguments, warps, registers=0, **constants):
-        given = dict(zip(kernel.arg_names, arguments, strict=False)) | constants
-        found.append(recorder.Launch(kernel, {name: given[name] for name in kernel.arg_names}, warps, registers))
-
-    for module in (bounds, survivors, fetching):
-        monkeypatch.setattr(module, "launch", catch)
-    run()
-    return found
-
-
-def launches(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, d: int, longest: int) -> list[recorder.Launch]:
-    """Every kernel of a search, of queries of up to `longest` tokens."""
-    count, documents = 8, Packed(torch.zeros(160, d, dtype=dtype), torch.arange(0, 161, 16))
-    values, starts = torch.zeros(count * longest, d, dtype=dtype), torch.arange(count) * longest
-    lengths = torch.full((count,), longest)
-    asked = quantize_int8(values)
-
-    def run() -> None:
-        rounding = bounds.Rounding(1e-4, 1e-6, 1e-30, 0.0)
-        terms = bounds.query_terms(values, starts, lengths, asked.codes, asked.scales.float(), rounding)
-        bounded = bounds.Bounded(torch.zeros(count, 10), terms, lengths, torch.zeros(10), torch.zeros(10), documents.lengths)
-        lower = bounded.lower(torch.zeros(count))
-        bounded.marks(lower, torch.zeros(count), None)
-        marks = bounded.marks(lower, torch.zeros(count), torch.zeros(count))
-        survivors.score_marked(values, starts, lengths, longest, documents, marks, 80, torch.zeros(count, 10))
-        fetching.fetched(documents.values, documents.starts, torch.arange(0, 161, 16), 160)
-
-    return caught(monkeypatch, run)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("architecture", [80, 90])
 @pytest.mark.parametrize(
     ("dtype", "d", "longest"),
     [(torch.float16, 128, 32), (torch.bfloat16, 128, 300), (torch.float16, 24, 5), (torch.float16, 256, 64)],
 )
-def test_kernels_compile_within_their_resources(monkeypatch, tmp_path, architecture, dtype, d, longest) -> None:
-    found = launches(monkeypatch, dtype, d, longest)
+def test_kernels_compile_within_their_resources(tmp_path, architecture, dtype, d, longest) -> None:
+    found = architectures.search_launches(dtype, d, longest)
     names = ["_terms_kernel", "_lower_kernel", "_mark_kernel", "_mark_kernel", "_survivors_kernel", "_fetch_kernel"]
     assert [one.kernel.__name__ for one in found] == names
     for one in found:

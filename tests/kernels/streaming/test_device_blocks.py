@@ -155,8 +155,12 @@ def test_an_interrupted_wait_for_a_reader_ends_the_readers(queries: Packed) -> N
         out.zero_()
 
     blocks = [LazyBlock(torch.tensor([0, 3]), WIDTH, torch.float32, read)] * 5
-    with pytest.raises(KeyboardInterrupt):
-        stream_topk(queries, blocks, 2)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            stream_topk(queries, blocks, 2)
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("maxsim-reader")]
 
 

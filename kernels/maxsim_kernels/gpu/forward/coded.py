@@ -28,7 +28,7 @@ from maxsim_kernels.gpu.forward.combine import combine, row_maxima
 from maxsim_kernels.gpu.forward.dispatch import with_plain_rows
 from maxsim_kernels.gpu.forward.query_codes import query_codes
 from maxsim_kernels.gpu.forward.tuning import Config
-from maxsim_kernels.gpu.geometry import allows_tf32, byte_mask, flat_queries, hardware, padded
+from maxsim_kernels.gpu.geometry import allows_tf32, byte_mask, flat_queries, hardware, padded, shared_bytes
 from maxsim_kernels.gpu.launch import empty, ensure_context, launch, unrecorded
 from maxsim_kernels.gpu.tile_ops import FLOAT, best_along, load_rows, merge_best, nothing, slots, valid_rows
 
@@ -39,6 +39,9 @@ FEW = Config(64, 32, 4, 2, 24, "untuned", "four programs and more hide each othe
 EXACT = Config(32, 32, 4, 1, 8, "untuned", "FP32 products without matrix units: small tiles keep registers")
 _HELD_BYTES = 256  # of a query row; wider ones come in slices
 _EXACT_SLICE = 32
+_CENTROIDS_BYTES = (
+    112 << 10
+)  # of shared memory that `MANY` takes with residual tokens, whose centroids are loaded ahead in FP32
 _FP32 = "ieee"  # products of FP32 queries with residual tokens, as in the general kernel
 
 
@@ -210,8 +213,8 @@ def _coded_pairs_kernel(
     tl.store(out_ptr + pair, total.to(tl.float32))
 
 
-def configuration(call: Call, documents: CodedTokens) -> Config:
-    """The tiles of a call, from shapes and dtypes alone."""
+def configuration(call: Call, documents: CodedTokens, capability: tuple[int, int]) -> Config:
+    """The tiles of a call, from shapes, dtypes and the shared memory of the GPU."""
     integer = isinstance(documents, BitTokens) and call.quantize_queries
     if call.queries.dtype == torch.float32 and not integer:
         return EXACT
@@ -221,6 +224,8 @@ def configuration(call: Call, documents: CodedTokens) -> Config:
         size = EXACT.rows  # how long a query is, is not known here
     if size <= FEW.rows:
         return replace(FEW, rows=padded(size))
+    if not isinstance(documents, BitTokens) and shared_bytes(capability) < _CENTROIDS_BYTES:
+        return FEW
     narrow = documents.dim * (1 if integer else 2) <= _HELD_BYTES
     return MOST if size > MANY.rows and isinstance(documents, BitTokens) and narrow else MANY
 
@@ -244,7 +249,8 @@ def forward(call: Call, documents: CodedTokens) -> Tensor:
 
 
 def _score(call: Call, documents: CodedTokens, scores: Tensor) -> None:
-    config = configuration(call, documents)
+    capability, processors = hardware(scores.device)
+    config = configuration(call, documents, capability)
     bits = isinstance(documents, BitTokens)
     integer = bits and call.quantize_queries
     queries, scales = query_codes(call.queries, torch.int8) if integer else (call.queries, None)
@@ -285,7 +291,7 @@ def _score(call: Call, documents: CodedTokens, scores: Tensor) -> None:
     maxima = row_maxima(flat.shape[0], call.document_count, 1, query_size, scores.device, False)
     for first in range(0, call.document_count, maxima.documents):
         count = min(maxima.documents, call.document_count - first)
-        workers = min(count, max(1, triton.cdiv(hardware(scores.device)[1] * config.programs, blocks)))
+        workers = min(count, max(1, triton.cdiv(processors * config.programs, blocks)))
         launch(
             _coded_kernel, blocks * workers,
             flat, scales if scales is not None else unused, codes, starts[first:], lengths[first:], *beside, maxima.best,

@@ -13,14 +13,17 @@ from maxsim_kernels.checks import Call
 from maxsim_kernels.gpu.forward import dense, general, wide
 from maxsim_kernels.gpu.forward.choice import Launch, choose
 from maxsim_kernels.gpu.forward.query_codes import query_codes
-from maxsim_kernels.gpu.geometry import hardware
+from maxsim_kernels.gpu.geometry import OTHER, hardware
 from maxsim_kernels.gpu.launch import empty, ensure_context, unrecorded
 from maxsim_kernels.modes import capturing
 
 
 def supported(call: Call, capability: tuple[int, int]) -> str:
-    """Why no kernel can take a call, or an empty string. Shapes and dtypes only."""
-    if call.documents.dtype == torch.float8_e4m3fn and capability < (8, 9):
+    """Why no kernel can take a call, or an empty string. Shapes and dtypes only.
+
+    Other makers' GPUs have no compute capability; Triton widens FP8 to FP16 where they do not multiply it.
+    """
+    if call.documents.dtype == torch.float8_e4m3fn and OTHER != capability < (8, 9):
         return f"FP8 needs compute capability 8.9 or higher, this GPU has {capability[0]}.{capability[1]}; INT8 runs everywhere"
     return ""
 

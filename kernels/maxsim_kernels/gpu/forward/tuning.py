@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from itertools import product
 
 
@@ -49,6 +49,11 @@ class Row:
     architecture: str
     keys: tuple[Key, ...]
     config: Config
+
+    @property
+    def kernel(self) -> str:
+        """The kernel that it configures."""
+        return "general" if self.keys[0].kernel == "exact" else self.keys[0].kernel
 
 
 def _keys(
@@ -179,18 +184,46 @@ ROWS = (
     Row("wide fp8 token", "sm_90", _keys("wide", "fp8 token", narrow=BOTH, winners=BOTH),
         Config(128, 256, 8, 3, 1, "H200", "as float, slices of 128")),
 )
+# What no call takes by itself: tried by `tune()` beside the rows above.
+TRIED = (
+    Row("general 64 x 2", "tried", _keys("general"), Config(64, 64, 4, 2, 8, _SAFE, "larger tiles")),
+    Row("general 128", "tried", _keys("general"), Config(64, 128, 8, 2, 4, _SAFE, "tiles of 128 tokens, eight warps")),
+    Row("exact 64", "tried", _keys("exact"), Config(32, 64, 4, 2, 8, _SAFE, "larger tiles")),
+    Row("exact 32 x 8", "tried", _keys("exact"), Config(32, 32, 8, 2, 8, _SAFE, "eight warps")),
+)
 # fmt: on
 
 
-def _by_key() -> Iterator[tuple[tuple[Key, str], Config]]:
+def _by_key() -> Iterator[tuple[tuple[Key, str], Row]]:
     for row in ROWS:
         for key in row.keys:
-            yield (key, row.architecture), row.config
+            yield (key, row.architecture), row
 
 
-TABLE: dict[tuple[Key, str], Config] = dict(_by_key())
+TABLE: dict[tuple[Key, str], Row] = dict(_by_key())
+NAMED: dict[tuple[str, str], Row] = {(row.name, row.architecture): row for row in (*ROWS, *TRIED)}
+
+
+def row_of(key: Key, capability: tuple[int, int]) -> Row | None:
+    """The row for a call on an architecture; the safe row where it has none of its own; None where there is neither."""
+    return TABLE.get((key, f"sm_{capability[0]}{capability[1]}")) or TABLE.get((key, "any"))
 
 
 def configuration(key: Key, capability: tuple[int, int]) -> Config | None:
-    """The row for a call on an architecture; the safe row where it has none of its own; None where there is neither."""
-    return TABLE.get((key, f"sm_{capability[0]}{capability[1]}")) or TABLE.get((key, "any"))
+    """The configuration of `row_of`."""
+    row = row_of(key, capability)
+    return None if row is None else row.config
+
+
+def candidates(key: Key) -> list[Row]:
+    """Rows that could take a call: of its kernel and operands, one for each configuration, whatever they were measured on."""
+    found: dict[tuple[int, ...], Row] = {}
+    for row in (*ROWS, *TRIED):
+        if any((one.kernel, one.operands) == (key.kernel, key.operands) for one in row.keys):
+            found.setdefault(numbers(row.config), row)
+    return list(found.values())
+
+
+def numbers(config: Config) -> tuple[int, ...]:
+    """A configuration without what is said of it."""
+    return tuple(value for value in astuple(config) if isinstance(value, int))

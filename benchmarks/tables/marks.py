@@ -1,0 +1,105 @@
+"""What `page.py` writes into READMEs and docs between marks, from raw results: tables, single figures, how old a file's figures are.
+
+<!-- table: gpu --> ... <!-- end of table -->        a table with its age
+<!-- figure: cold --> ... <!-- end of figure -->     one figure in a sentence
+<!-- age: h200/masks.json --> ... <!-- end of age -->  at which commit a page's own table was measured, and whether by older kernels
+"""
+
+from __future__ import annotations
+
+import re
+import statistics
+from collections.abc import Callable
+from pathlib import Path
+
+from measure.names import FLASH, LIK
+from tables import ages, readme
+from tables.cells import Book, plain, table_lines
+from tables.columns import Maker, drawn
+from tables.rows import CPU, MAIN, forward_rows
+
+MARKED = re.compile(r"(<!-- (table|figure|age): (\S+) -->)(?:(?!<!--).)*(<!-- end of \2 -->)", re.DOTALL)
+PLACES = {
+    "README.md": ("gpu", "fidelity"),
+    "kernels/README.md": ("CPU", "steps", "streams"),
+}  # which README quotes which tables
+TABLES: dict[str, Maker] = {**readme.TABLES, **readme.QUALITY}
+COLD, REHEARSED, EAGER = "cpu/cold_start.json", "h200/rehearsal.json", "naive FP16"
+
+
+def seconds(kind: str) -> Callable[[Book], str]:
+    """A command's median, from process start to report."""
+    return lambda book: f"{statistics.median(run['seconds'] for run in book.raw(COLD, kind)):.1f} s"
+
+
+def rehearsed(book: Book) -> str:
+    """The whole of a collection by its rehearsal's phases."""
+    return f"{sum(row['full'] for row in book.raw(REHEARSED, 'rows')) / 60:.0f} minutes"
+
+
+def host(book: Book) -> str:
+    """Microseconds a small call costs its caller, back to back; of the naive forms the fastest."""
+    methods = forward_rows(book, "host")["host textual 1K"].raw("methods")
+
+    def least(part: str) -> str:
+        return plain(
+            min(held["call_median_us"] for name, held in methods.items() if name == part or name.startswith(f"{part},"))
+        )
+
+    return f"{plain(methods[MAIN]['call_median_us'])} us ({', '.join(f'{part} {least(part)}' for part in (FLASH, LIK, EAGER))})"
+
+
+def worst(method: str) -> Callable[[Book], str]:
+    """The largest error of a query token on a CPU, of a largest possible score of 1."""
+    return lambda book: f"{100 * max(case[method]['max_error'] for case in book.raw(CPU, 'cases').values()):.1g}%"
+
+
+FIGURES: dict[str, Callable[[Book], str]] = {
+    "cold": seconds("cold"),
+    "warm": seconds("warm"),
+    "hotpotqa": rehearsed,
+    "host": host,
+    "numkong-error": worst("numkong 7.8.6"),
+    "int8-error": worst("ours INT8, token scale"),
+}
+
+
+def written(book: Book, text: str, place: str) -> str:
+    """A page with what stands between its marks written anew.
+
+    Raises:
+        ValueError: a mark names nothing that is known, or a README lacks one of its tables.
+    """
+    tables = [name for _, kind, name, _ in MARKED.findall(text) if kind == "table"]
+    if sorted(tables) != sorted(PLACES.get(place, ())):
+        raise ValueError(
+            f"{place}: got marks of tables {tables}, need one of each: {', '.join(PLACES.get(place, ())) or 'none'}"
+        )
+
+    def filled(match: re.Match[str]) -> str:
+        begin, kind, name, end = match.groups()
+        if kind == "figure" and name not in FIGURES:
+            raise ValueError(f"{place}: got a mark of the figure {name!r}, need one of {', '.join(FIGURES)}")
+        if kind == "age" and book.file(name) is None:
+            raise ValueError(f"{place}: got a mark of {name!r}, need a file below docs/results")
+        made = {
+            "table": lambda: _table(book, name),
+            "figure": lambda: FIGURES[name](book),
+            "age": lambda: ages.of_file(book, name),
+        }
+        return begin + made[kind]() + end
+
+    return MARKED.sub(filled, text)
+
+
+def _table(book: Book, name: str) -> str:
+    """With a line about its age below."""
+    table = drawn(TABLES[name], book)
+    age = ages.said(book, table) if name in readme.TABLES else ""
+    return "\n".join(["", *table_lines(table), *(["", age] if age else []), ""])
+
+
+def pages(root: Path) -> list[Path]:
+    """The READMEs, and every page of docs with a mark."""
+    docs = sorted((root / "docs").glob("*.md"))
+    return [*(root / name for name in PLACES), *(path for path in docs if "<!-- age: " in path.read_text(encoding="utf-8"))]

@@ -1,0 +1,266 @@
+"""Figures of kernels that have changed since are marked, wherever a table shows them; prose of READMEs holds none of its own."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import shutil
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import page
+from measure import session, sources
+from tables import ages, marks
+from tables import cells as page_cells
+
+ROOT = Path(__file__).resolve().parents[2]
+FENCED = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)
+UNIT = r"(?:x|times|%|[num]?s|us|seconds?|min(?:utes?)?|hours?|[KMGT]i?B|[KMGT]?B/s|[GT]FLOP/s|tokens/s|documents/s)"
+FIGURE = re.compile(rf"\d[\d.,]*\s?{UNIT}(?![\w/])")
+
+
+# Digests
+
+
+@pytest.fixture
+def operator(tmp_path: Path) -> Path:
+    """A copy of the operator that a test may change."""
+    return shutil.copytree(page_cells.OPERATOR, tmp_path / sources.PACKAGE, ignore=shutil.ignore_patterns("__pycache__"))
+
+
+def changed(operator: Path, file: str, edit: Callable[[str], str]) -> set[str]:
+    """The families whose digest an edit of a file changes."""
+    before, path = sources.digests(operator), operator / file
+    old = path.read_text(encoding="utf-8")
+    path.write_text(edit(old), encoding="utf-8")
+    assert path.read_text(encoding="utf-8") != old
+    return {name for name, digest in sources.digests(operator).items() if digest != before[name]}
+
+
+FLOATS = {"forward", "wide", "codes", "coded", "training", "streaming", "search", "host", "libraries"}
+
+
+@pytest.mark.parametrize(
+    ("file", "families"),
+    [
+        ("gpu/forward/dense.py", FLOATS),
+        ("gpu/forward/query_codes.py", {"codes", "coded", "streaming", "search", "host", "libraries"}),
+        ("gpu/forward/wide.py", {"wide", "host", "libraries"}),
+        ("gpu/forward/tuning.py", FLOATS | {"chamfer"}),
+        ("gpu/backward/kernels.py", {"training", "host", "libraries"}),
+        ("chamfer/filter_kernels.py", {"chamfer"}),
+        ("cpu/tiles.py", {"cpu"}),
+        ("api.py", {"host", "libraries"}),
+        ("warm.py", set()),
+    ],
+)
+def test_a_change_ages_the_families_that_depend_on_it(operator: Path, file: str, families: set[str]) -> None:
+    assert changed(operator, file, lambda text: text + "\nMORE = 1\n") == families
+
+
+def test_what_runs_nothing_ages_nothing(operator: Path) -> None:
+    def dressed(text: str) -> str:
+        """Other docstrings, comments and layout: all of the file anew from its tree."""
+        tree = ast.parse(text)
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Module | ast.FunctionDef) and ast.get_docstring(node):
+                node.body[0] = ast.Expr(ast.Constant("Said in other words."))
+        return "# a comment\n\n" + ast.unparse(tree) + "\n\n\n"
+
+    assert changed(operator, "gpu/forward/dense.py", dressed) == set()
+
+
+def test_a_digest_is_the_same_under_every_python() -> None:
+    code = 'def f(a, *, b: int = 2) -> str:\n    "Says."\n    return f"{a!r:>{b}}" + g(1.5, None, *[x for x in a if x])\n'
+    (body,) = ast.parse(code).body
+    assert sources.said(body) == (
+        "FunctionDef(name='f',args=arguments(args=[arg(arg='a')],kwonlyargs=[arg(arg='b',annotation=Name(id='int',ctx=Load()))],"
+        "kw_defaults=[Constant(value=2)]),body=[Return(value=BinOp(left=JoinedStr(values=[FormattedValue(value=Name(id='a',ctx=Load()),"
+        "conversion=114,format_spec=JoinedStr(values=[Constant(value='>'),FormattedValue(value=Name(id='b',ctx=Load()),conversion=-1)]))]),"
+        "op=Add(),right=Call(func=Name(id='g',ctx=Load()),args=[Constant(value=1.5),Constant(),Starred(value=ListComp(elt=Name(id='x',"
+        "ctx=Load()),generators=[comprehension(target=Name(id='x',ctx=Store()),iter=Name(id='a',ctx=Load()),ifs=[Name(id='x',ctx=Load())],"
+        "is_async=0)]),ctx=Load())])))],returns=Name(id='str',ctx=Load()))"
+    )
+
+
+def test_every_root_is_a_module_and_every_run_records_its_families(tmp_path: Path) -> None:
+    here = session.surroundings("", torch.device("cpu"))
+    assert here["families"] == sources.digests(session.PACKAGE)
+    assert set(here["families"]) == set(sources.FAMILIES) >= {*ages.SCRIPTS.values(), *ages.GROUPS.values(), "forward"}
+    assert here["revision"]
+
+
+# Marks
+
+
+def write_results(folder: Path, families: dict[str, str]) -> None:
+    """Two rows of a campaign: one by these sources, one without a digest; and a group of forward.py by these."""
+    methods = {"ours": {"kind": "ours", "median_ms": 1.0}, "naive FP16": {"kind": "baseline", "median_ms": 2.0}}
+    row = {"methods": methods, "skipped": {}, "measured": "2026-12-01T00:00:00"}
+    new, old = {"revision": "abc", "families": families}, {"revision": "xyz"}
+    shapes = {"textual 1000": {**row, "environment": "new"}, "visual 1000": {**row, "environment": "old"}}
+    paper = {
+        "schema": "maxsim-kernels/paper/1",
+        "environments": {"new": new, "old": old},
+        "groups": {"shapes": {"rows": shapes}},
+    }
+    pairs = {"environment": new, "rows": {"pairs 4 x 16": {"methods": methods, "skipped": {}}}}
+    forward = {"schema": "maxsim-kernels/forward/2", "groups": {"pairs": pairs}}
+    (folder / "h200").mkdir()
+    for name, held in (("paper", paper), ("forward", forward)):
+        (folder / "h200" / f"{name}.json").write_text(json.dumps(held), encoding="utf-8")
+
+
+def test_rows_of_other_sources_are_marked(operator: Path, tmp_path: Path) -> None:
+    write_results(tmp_path, sources.digests(operator))
+
+    def said() -> tuple[str, str, str, str]:
+        """Of two tables and two files, by the sources as they are."""
+        book = page_cells.Book(tmp_path, page.FIGURES, operator=operator)
+        tables = page.named(page.sections(book))
+        return (
+            tables["nocg"].age,
+            tables["tiny pairs"].age,
+            *(ages.of_file(book, f"h200/{name}.json") for name in ("paper", "forward")),
+        )
+
+    now = (
+        "Measured at abc, xyz (2026-12-01). Of **older kernels**: visual.",
+        "Measured at abc.",
+        "measured at abc, xyz (2026-12-01), in part **older kernels**",
+        "measured at abc",
+    )
+    assert said() == now
+    assert changed(operator, "cpu/forward.py", lambda text: text + "\nMORE = 1\n") == {"cpu"}
+    assert said() == now, "nothing here is of a CPU"
+    changed(operator, "gpu/forward/general.py", lambda text: text + "\nMORE = 1\n")
+    assert said() == (
+        "Measured at abc, xyz (2026-12-01). Of **older kernels**: every row.",
+        "Measured at abc. Of **older kernels**: every row.",
+        "measured at abc, xyz (2026-12-01), **older kernels**",
+        "measured at abc, **older kernels**",
+    )
+    book = page_cells.Book(tmp_path, page.FIGURES, operator=operator)
+    table = page.named(page.sections(book))["tiny pairs"]
+    assert page_cells.markdown(table)[-2] == f"Raw figures: [h200/forward.json](results/h200/forward.json). {table.age}"
+
+
+def test_groups_know_their_family() -> None:
+    known = {
+        ("paper/1", "shapes"): "forward",
+        ("paper/1", "int8_B"): "codes",
+        ("forward/2", "host"): "host",
+        ("streaming/1", "int8"): "streaming",
+        ("training/1", "memory"): "training",
+        ("chamfer/1", "forward"): "chamfer",
+        ("second/1", "ColPali"): "forward",
+        ("masks/1", ""): "forward",
+    }
+    assert {key: ages.family(ages.SCHEMAS + key[0], key[1]) for key in known} == known
+
+
+# The committed pages
+
+
+def sections(path: Path) -> list[str]:
+    """A page cut at its headings, its fenced code left out."""
+    return re.split(r"^(?=#)", FENCED.sub("", path.read_text(encoding="utf-8")), flags=re.MULTILINE)
+
+
+@cache
+def today() -> dict[str, str]:
+    return sources.digests(page_cells.OPERATOR)
+
+
+@cache
+def raw(name: str) -> Any:
+    return json.loads((page.RESULTS / name).read_text(encoding="utf-8"))
+
+
+def older(cell: dict[str, Any]) -> bool:
+    """Whether a figure of the map is of other sources, read from its files without what makes the page."""
+    for place in cell["from"]:
+        name, keys = page_cells.keys_of(place)
+        found = here = raw(name)
+        if keys[0] in ("groups", "partial"):
+            group = found[keys[0]][keys[1]]
+            here = group.get("environment") or found["environments"][group["rows"][keys[3]]["environment"]]
+        here = here.get("environment", here)
+        family = ages.family(found.get("schema", ""), keys[1])
+        if here.get("families", {}).get(family) != today()[family]:
+            return True
+    return False
+
+
+def test_every_table_with_older_figures_says_so() -> None:
+    """Fails where sources behind a figure have changed since it was measured, and the page was not written anew."""
+    held = json.loads(page.MAP.read_text(encoding="utf-8"))
+    said = {one.partition(": ")[0].removeprefix("### "): one for one in sections(page.PAGE) if one.startswith("### ")}
+    for name, cells in held.items():
+        rows = {key.partition(" | ")[0] for key in cells}
+        old = {key.partition(" | ")[0] for key, cell in cells.items() if older(cell)}
+        mark = re.search(rf"Of {re.escape(ages.OLDER)}: (.*)\.\n", said[name])
+        assert bool(mark) == bool(old), name
+        assert not mark or (old == rows if mark[1] == "every row" else set(mark[1].split("; ")) == old), name
+
+
+@pytest.mark.parametrize("place", marks.PLACES)
+def test_every_quoted_table_with_older_figures_says_so(place: str) -> None:
+    held = json.loads(page.MAP.read_text(encoding="utf-8"))
+    blocks = {
+        match[3]: match[0] for match in marks.MARKED.finditer((ROOT / place).read_text(encoding="utf-8")) if match[2] == "table"
+    }
+    for name in set(marks.PLACES[place]) & set(held):
+        assert (ages.OLDER in blocks[name]) == any(map(older, held[name].values())), name
+
+
+LINKED = re.compile(r"\]\((?:\.\./docs/)?results/([\w/]+\.json)\)")
+
+
+def test_pages_with_tables_of_their_own_say_the_age_of_what_they_link() -> None:
+    """Wherever a section of another page links figures of the operator, it has their mark, which `page.py` writes."""
+    seen = 0
+    for path in [*(ROOT / "docs").glob("*.md"), *(ROOT / name for name in marks.PLACES)]:
+        for section in sections(path) if path != page.PAGE else ():
+            linked = {name for name in LINKED.findall(section) if str(raw(name).get("schema")).startswith(ages.SCHEMAS)}
+            marked = {match[3] for match in marks.MARKED.finditer(section) if match[2] == "age"}
+            assert linked <= marked, (
+                f"{path.relative_to(ROOT)}: needs <!-- age: FILE --><!-- end of age --> of {linked - marked}"
+            )
+            seen += len(linked)
+    assert seen >= 15
+
+
+def own_figures(text: str) -> list[str]:
+    """Figures with a unit in prose, beside what stands between marks."""
+    return FIGURE.findall(marks.MARKED.sub("", FENCED.sub("", text)))
+
+
+@pytest.mark.parametrize("place", marks.PLACES)
+def test_prose_holds_no_measured_figure_of_its_own(place: str) -> None:
+    assert own_figures((ROOT / place).read_text(encoding="utf-8")) == []
+
+
+def test_a_figure_in_prose_is_found() -> None:
+    text = "3.1x, 25 us; 1.6% of 8 GB\n```\n--ram 1TB\n```\n<!-- figure: cold -->11.4 s<!-- end of figure --> in 2 minutes, d = 128, 300 queries"
+    assert own_figures(text) == ["3.1x", "25 us", "1.6%", "8 GB", "2 minutes"]
+
+
+def test_marks_are_checked(tmp_path: Path) -> None:
+    book = page_cells.Book(page.RESULTS, page.FIGURES)
+    text = "<!-- age: h200/masks.json -->of old<!-- end of age --> and <!-- figure: cold --><!-- end of figure -->"
+    found = marks.written(book, text, "docs/a.md")
+    assert re.fullmatch(
+        r"<!-- age: \S+ -->measured at .*<!-- end of age --> and <!-- figure: cold -->[\d.]+ s<!-- .* -->", found
+    )
+    assert marks.written(book, found, "docs/a.md") == found
+    for mark, problem in (("age: h200/nothing.json", "a file below docs/results"), ("figure: luck", "one of cold, warm")):
+        kind = mark.partition(":")[0]
+        with pytest.raises(ValueError, match=rf"docs/a\.md: got a mark of .*, need {problem}"):
+            marks.written(book, f"<!-- {mark} --><!-- end of {kind} -->", "docs/a.md")

@@ -1,0 +1,123 @@
+"""Every family of kernels on every architecture, without a GPU: shared memory, spills, and what AMD's GPUs are never given.
+
+`architectures.json` holds what each launch takes; `python tests/helpers/record_architectures.py` writes it anew after a change that is
+meant. The tests read it, and compile a few of its kernels again.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("triton", reason="Triton is not installed")
+if os.environ.get("TRITON_INTERPRET"):
+    pytest.skip("TRITON_INTERPRET is set: kernels are interpreted, not compiled", allow_module_level=True)
+
+import triton
+
+import coded_cases
+import record_architectures as architectures
+import record_gradients as gradients
+import record_resources as recorder
+from inputs import on_cpu as make
+from maxsim_kernels.checks import Options, validate_coded
+from maxsim_kernels.gpu import geometry
+from maxsim_kernels.gpu.forward import coded, tuning
+
+RECORD: dict[str, Any] = architectures.read()
+OTHERS = [one for one in recorder.CAPABILITIES if one not in recorder.RECORDED]
+EVERY = pytest.mark.parametrize("architecture", list(recorder.CAPABILITIES), ids=str)
+SPILLED = 32  # bytes a thread, at most: a few registers of a prologue
+# A representative of each family that holds tiles in shared memory.
+SAMPLES = (
+    "general: everything: _general_kernel",
+    "coded unit, 2 bits, d = 128, 64 x 32, float16: _coded_kernel",
+    "Chamfer, d = 256, float16: slots_kernel",
+)
+
+
+def recorded(architecture: int | str) -> dict[str, dict[str, Any]]:
+    """The record's kernels of an architecture."""
+    name = recorder.architecture_name(architecture)
+    return {key: used for key, used in RECORD["kernels"].items() if key.startswith(f"{name} ")}
+
+
+def test_what_a_program_may_have() -> None:
+    kilobytes = {80: 163, 89: 99, 90: 227, 100: 227, 120: 99, "gfx942": 64}
+    assert {name: limit >> 10 for name, limit in recorder.LIMITS.items()} == kilobytes
+    assert geometry.shared_bytes((8, 6)) == 99 << 10
+    assert geometry.shared_bytes((7, 5)) == 64 << 10  # Turing
+
+
+@EVERY
+def test_no_launch_takes_more_than_its_architecture_has(architecture) -> None:
+    found = recorded(architecture)
+    assert len(found) >= 40
+    for key, used in found.items():
+        assert used["shared"] <= recorder.LIMITS[architecture], key
+        assert used["spill_bytes"] <= SPILLED, key
+        assert used["registers"] <= (512 if architecture == "gfx942" else 255), key
+
+
+def test_no_row_of_the_table_takes_more_than_the_architectures_that_take_it_have() -> None:
+    own = json.loads(recorder.RECORD.read_text(encoding="utf-8"))["kernels"]
+    seen = set()
+    for row in tuning.ROWS:
+        for architecture, capability in recorder.CAPABILITIES.items():
+            if all(tuning.configuration(key, capability) is not row.config for key in row.keys):
+                continue
+            known = own if architecture in recorder.RECORDED else RECORD["kernels"]
+            start = f"{recorder.architecture_name(architecture)} {row.name}: "
+            taken = [used["shared"] for key, used in known.items() if key.startswith(start)]
+            assert taken, f"{start}no record"
+            assert max(taken) <= recorder.LIMITS[architecture], start
+            seen.add((row.name, row.architecture))
+    assert seen == {(row.name, row.architecture) for row in tuning.ROWS}
+
+
+@EVERY
+def test_the_record_is_of_what_is_launched(architecture) -> None:
+    now = {key: architectures.tile(launch) for key, launch in architectures.everything(architecture).items()}
+    assert {key: used["tile"] for key, used in recorded(architecture).items()} == now, architectures.__doc__
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("architecture", OTHERS, ids=str)
+def test_samples_compile_as_recorded(architecture, tmp_path) -> None:
+    capability, seen = recorder.CAPABILITIES[architecture], {}
+    for name, launches in (
+        *((name, found) for name, found in architectures.forward_launches(architecture) if name == "general: everything"),
+        *architectures.coded_calls(capability),
+        (gradients.chamfer_name(256, torch.float16), gradients.chamfer_launches(256, torch.float16, (300, 200), architecture)),
+    ):
+        seen |= gradients.keyed(name, launches, architecture)
+    for sample in SAMPLES:
+        key = f"{recorder.architecture_name(architecture)} {sample}"
+        used, known = recorder.resources(recorder.compiled(seen[key], architecture), tmp_path), RECORD["kernels"][key]
+        assert used["shared"] <= recorder.LIMITS[architecture], key
+        assert used["spill_bytes"] <= SPILLED, key
+        if RECORD["triton"] == triton.__version__:
+            assert used["shared"] <= known["shared"], f"{key}: {used}, {known} recorded"
+            assert -(-used["registers"] // 8) <= -(-known["registers"] // 8), f"{key}: {used}, {known} recorded"
+
+
+def test_descriptors_are_of_nvidia_from_hopper_on() -> None:
+    assert [geometry.has_descriptors(recorder.CAPABILITIES[one]) for one in (80, 89, 90, 100, 120, "gfx942")] == [
+        False, False, True, True, True, False,
+    ]  # fmt: skip
+    for architecture in OTHERS:
+        launches = gradients.chamfer_launches(128, torch.float16, (300, 200), architecture)
+        (described,) = [one.arguments["DESCRIPTOR"] for one in launches if one.kernel.__name__ == "slots_kernel"]
+        assert described == (architecture in (100, 120))
+
+
+def test_residual_tokens_take_small_tiles_where_memory_is_small() -> None:
+    documents, queries = coded_cases.coded("unit", 2, 128, (30,) * 4), make.gauss(64, 32, 128, dtype=torch.float16)
+    call = validate_coded(queries, documents, Options())
+    chosen = {one: coded.configuration(call, documents, found) for one, found in recorder.CAPABILITIES.items()}
+    assert {one for one, config in chosen.items() if config is coded.MANY} == {80, 90, 100}
+    assert {one for one, config in chosen.items() if config is coded.FEW} == {89, 120, "gfx942"}
