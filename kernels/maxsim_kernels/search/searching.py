@@ -90,9 +90,9 @@ class Search:
         self.never = ""  # why nothing can be pruned
         self.brute, self.pieces = 0, 0
 
-    def stats(self) -> Stats:
-        """What was done, and the certificate."""
-        kth = of_keys(self.keys)[0][:, -1]
+    def stats(self, kth: Tensor | None = None) -> Stats:
+        """What was done, and the certificate. `kth` `[Nq]`: the k-th best scores, where they are at hand."""
+        kth = of_keys(self.keys)[0][:, -1] if kth is None else kth
         fell_back = self.never
         if self.brute and not fell_back:
             share = f"more than {self.most_rescored:.0%} of the pairs could still be among the best"
