@@ -1,15 +1,15 @@
 """Would a first scan of 1, 2 or 4 bits before INT8 read fewer bytes? The survivors of every stage, by proven bounds, and bytes: CPU.
 
-    python benchmarks/stages.py --json FILE --data-dir FOLDER [--encoder lexical] [--name NAME] [--queries 20]
-    python benchmarks/stages.py --json FILE --clustered 100000
-    python benchmarks/stages.py --json FILE --table
+    python benchmarks/alone/stages.py --json FILE --data-dir FOLDER [--encoder lexical] [--name NAME] [--queries 20]
+    python benchmarks/alone/stages.py --json FILE --clustered 100000
+    python benchmarks/alone/stages.py --json FILE --table
 
-The first scan's best case: float queries, a random rotation or none, scales fitted to each token, and a threshold that nobody knows before
-the end, the k-th best exact score. Two bounds of a few bits, where C is what a token's code means, at the scale that leaves the residual
-R orthogonal to it: by document, `||Q|| max ||R||`; and by token, `||R|| sqrt(||Q||^2 - <Q, C>^2 / ||C||^2)`, the part of Q that C does not
-see, 2 bytes a token more. INT8 has document scale and quantised queries, as the toolkit's copies. Bytes: codes of all documents, INT8 codes
-of those that the first scan leaves, and full precision (FP32) of what is left then; of one query by itself, and of all of them at once, where
-what any of them wants is read.
+The first scan's best case: float queries, a random rotation or none, scales fitted to each token, and a threshold that nobody knows
+before the end, the k-th best exact score. Two bounds of a few bits, where C is what a token's code means, at the scale that leaves
+the residual R orthogonal to it: by document, `||Q|| max ||R||`; and by token, `||R|| sqrt(||Q||^2 - <Q, C>^2 / ||C||^2)`, the part of
+Q that C does not see, 2 bytes a token more. INT8 has document scale and quantised queries, as the toolkit's copies. Bytes: codes of
+all documents, INT8 codes of those that the first scan leaves, and full precision (FP32) of what is left then; of one query by itself,
+and of all of them at once, where what any of them wants is read.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ import numpy as np
 import torch
 from torch import Tensor
 from tqdm import tqdm
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # this file is a script in a folder of its own
 
 from maxsim_kernels import Packed, quantize_int8
 from measure.clustered import BLOCK, Clustered, packed
@@ -183,10 +185,14 @@ def table(report: dict[str, Any]) -> list[str]:
             for bits, bound in ways:
                 both = (rows[f"{bits} bits{turned}, by {bound}"] for turned in ("", ", rotated"))
                 best = max(both, key=lambda row: float(row["times_one"]))
-                cells.append(f"{100 * best['survivors'] / found['documents']:.2g}%, {best['times_one']:.2f}x")
-            alone = 100 * rows["int8"]["survivors"] / found["documents"]
-            lines.append(f"| {name}, k = {k} | {alone:.2g}% | {' | '.join(cells)} |")
+                cells.append(f"{_percent(best, found)}, {best['times_one']:.2f}x")
+            lines.append(f"| {name}, k = {k} | {_percent(rows['int8'], found)} | {' | '.join(cells)} |")
     return lines
+
+
+def _percent(row: dict[str, Any], found: dict[str, Any]) -> str:
+    share = 100 * row["survivors"] / found["documents"]
+    return f"{share:.0f}%" if share >= 10 else f"{share:.2g}%"
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -1,13 +1,13 @@
 """How the share of documents that bounds leave falls as a corpus grows: clustered embeddings, codes of INT8.
 
-    python benchmarks/survivors.py --json FILE [--documents 1000000] [--device cuda] [--growth wider] [--queries 16]
-    python benchmarks/survivors.py --json FILE --table
+    python benchmarks/alone/survivors.py --json FILE [--documents 1000000] [--device cuda] [--growth wider] [--queries 16]
+    python benchmarks/alone/survivors.py --json FILE --table
 
-Documents are made by seed in blocks and scored on the spot, through codes and exactly, so that memory holds scores alone (12 bytes a pair
-and kind of codes). Every corpus of the sizes below `--documents` is the beginning of the next. For each size: the documents whose upper
-bound reaches the k-th best exact score among the k best lower bounds, as `exact_topk` over one piece has it, and, for comparison, those
-that reach the true k-th best score: what scoring in the order of upper bounds, one by one, would come to. `--table` writes the table of
-docs/search.md.
+Documents are made by seed in blocks and scored on the spot, through codes and exactly, so that memory holds scores alone: 20 bytes a
+pair, and as much again while a size is counted. Every corpus of the sizes below `--documents` is the beginning of the next. For each
+size: the documents whose upper bound reaches the k-th best exact score among the k best lower bounds, as `exact_topk` over one piece
+has it, and, for comparison, those that reach the true k-th best score: what scoring in the order of upper bounds, one by one, would
+come to. `--table` writes the table of docs/search.md.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ from typing import Any
 import torch
 from torch import Tensor
 from tqdm import tqdm
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # this file is a script in a folder of its own
 
 from maxsim_kernels import maxsim, quantize_int8
 from maxsim_kernels.search import residuals_of
