@@ -242,7 +242,7 @@ class TaskSide:
             self._first = self._encode(0, min(self.chunk, len(self.ids)))
             dtype = self._first.dtype
         provenance = _provenance(self.task, self.role, self.encoder, self.content)
-        least = PAGE_LEAST if isinstance(self.items, Pages) else LEAST
+        least = PAGE_LEAST if isinstance(self.items, Pages) else max(LEAST, self.chunk)  # so that a GPU gets whole windows
         manifest = new_manifest(self.ids, self.key, dtype, self.encoder.dim, provenance, least=least)
         with begun_entry(self.folder, manifest, self.ids) as begun:
             yield begun
@@ -261,15 +261,12 @@ class TaskSide:
         label = f"encode {self.task.dataset}"
         at_once = getattr(self.encoder, "at_once", 1)
         fill_shards(begun, self.ids, self._tokens, chunk=self.chunk, label=label, quiet=quiet, world=world, at_once=at_once)
-        self._first = None
 
     def _tokens(self, start: int, stop: int) -> Packed:
-        first = self._first
-        if first is None or stop > len(first):
-            return self._encode(start, stop)
-        assert first.offsets is not None  # shards may be shorter than what was encoded to learn the dtype
-        begin, end = int(first.offsets[start]), int(first.offsets[stop])
-        return Packed(first.values[begin:end], first.offsets[start : stop + 1] - begin)
+        if self._first is not None and (start, stop) == (0, len(self._first)):
+            ready, self._first = self._first, None
+            return ready
+        return self._encode(start, stop)
 
     def _encode(self, start: int, stop: int) -> Packed:
         if not self._prepared:
