@@ -135,16 +135,30 @@ def _replayed(
     queries: Tensor | Packed, documents: Documents, inputs: tuple[Tensor | None, ...], options: Options
 ) -> Tensor | tuple[Tensor, Tensor]:
     from maxsim_kernels.gpu import launch
+    from maxsim_kernels.gpu.forward import counted
 
     held = (type(queries), type(documents), getattr(documents, "granularity", None), _end_to_end(documents))
-    key = launch.signature(inputs, options[TENSORS:], held, _precision(inputs))
-    plan = launch.planned(key)
+    flags = (options[TENSORS:], held, _precision(inputs))
     device = inputs[0].device  # type: ignore[union-attr]
+    sizes = counted.sizes_of(queries, documents, inputs, options)
+    shared = None if sizes is None else counted.class_of(inputs, sizes, flags)
+    if sizes is not None:
+        found = counted.find(shared, sizes)
+        if found is not None:
+            return found.run(inputs, sizes, device)
+    key = launch.signature(inputs, *flags)
+    plan = launch.planned(key)
     if plan is not None:
         return plan.run(inputs, device)
-    if not launch.repeated(key):
+    again = launch.repeated(key)
+    if sizes is not None and counted.wanted(shared):
+        again = launch.repeated(shared) or again
+    if not again:
         return _run_checked(queries, documents, options)
-    return launch.record(key, inputs, device, partial(_run_checked, queries, documents, options))
+    result = launch.record(key, inputs, device, partial(_run_checked, queries, documents, options))
+    if sizes is not None:
+        counted.learn(shared, key, sizes)
+    return result
 
 
 def _differentiable(

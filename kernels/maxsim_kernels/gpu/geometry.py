@@ -112,9 +112,14 @@ def pieces_a_document(call: Call, tokens: int, programs: int) -> int:
     """Into how many pieces to cut each document so that few long ones fill the GPU; 1 where they are many or short."""
     processors = hardware(call.queries.device)[1]
     longest = call.documents.shape[-2]  # packed: the buffer, a bound
-    if programs * 2 > processors or longest < 8 * tokens:
+    if stay_whole(longest, tokens, programs, processors):
         return 1
     return max(1, min(triton.cdiv(processors, programs), triton.cdiv(longest, 4 * tokens), 64))
+
+
+def stay_whole(longest: int, tokens: int, programs: int, processors: int) -> bool:
+    """Whether documents are too many, or too short for tiles of so many tokens, to be cut."""
+    return programs * 2 > processors or longest < 8 * tokens
 
 
 def chunks_of(documents: int, tiles: int, groups: int, slots: int, waves: int) -> int:

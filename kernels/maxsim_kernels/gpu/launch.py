@@ -4,11 +4,12 @@ Checking arguments, choosing a kernel and Triton's own launcher take over 100 us
 of it follows from shapes, dtypes, strides and alignment; so the second call of a signature leaves a `Plan`: the compiled kernels, their
 grids and scalars, and where each pointer comes from. A replay allocates the outputs, fills in pointers and launches.
 
-Calls whose shapes change every time have no plan. They are prepared anew, but go past Triton's launcher too: it looks up the compiled
-kernel by every argument, which takes longer than all the rest; here compiled kernels are kept by the few things that tell them apart
-(`kernel_key`), and no size that Triton does not specialise on is one of them.
+A plan is of one signature, sizes included. Where a kernel says how its launch follows from counts (`by_counts`), the plan serves
+calls of other counts too (`forward/counted.py`). Every other call of new shapes is prepared anew, but goes past Triton's launcher: it
+looks up the compiled kernel by every argument, which takes longer than all the rest; here compiled kernels are kept by the few things
+that tell them apart (`kernel_key`), and no size that Triton does not specialise on is one of them.
 
-Both call what Triton's launcher calls, which is no public interface: it is left out under versions of Triton that it was not tried
+All call what Triton's launcher calls, which is no public interface: it is left out under versions of Triton that it was not tried
 with (`TRIED`) and on GPUs that NVIDIA did not make, and every call then goes through the public `kernel[grid](...)`.
 
 Torch's own operators take part where they go through `call`; a call that does anything else leaves no plan and is prepared each time.
@@ -40,7 +41,7 @@ Inputs = tuple[Tensor | None, ...]
 
 
 @dataclass(frozen=True)
-class _Step:
+class Step:
     """One recorded launch: `pointers` are (argument, tensor slot, byte offset), `descriptors` (argument, slot)."""
 
     kernel: Any
@@ -48,6 +49,19 @@ class _Step:
     arguments: tuple[Any, ...]
     pointers: tuple[tuple[int, int, int], ...]
     descriptors: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True)
+class ByCounts:
+    """How the one launch of a call follows from counts, everything else of the call being as it was recorded.
+
+    A program for every document and block of query rows, or `workers` a block at most. Documents stay whole where they are many enough,
+    or shorter than eight tiles of `tokens` (`geometry.stay_whole`); of others this says nothing.
+    """
+
+    workers: int  # a block at most; 0: one for every document
+    blocks: int
+    tokens: int
 
 
 @dataclass(frozen=True)
@@ -64,16 +78,13 @@ class Plan:
 
     device: int
     allocations: list[tuple[tuple[int, ...], torch.dtype]]
-    steps: list[_Step | _Torch]
+    steps: list[Step | _Torch]
     pair: bool  # two results
+    rule: ByCounts | None = None
 
     def run(self, inputs: Inputs, device: torch.device) -> Any:
         """Replay on new inputs of the same signature."""
-        ensure_context(self.device)
-        if torch._C._cuda_getDevice() != self.device:
-            with torch.cuda.device(self.device):
-                return self._run(inputs, device)
-        return self._run(inputs, device)
+        return on_device(self.device, self._run, inputs, device)
 
     def _run(self, inputs: Inputs, device: torch.device) -> Any:
         allocated = [torch.empty(shape, dtype=dtype, device=device) for shape, dtype in self.allocations]
@@ -90,9 +101,22 @@ class Plan:
                 described = copy.copy(arguments[place])
                 described.base = tensors[slot]
                 arguments[place] = described
-            kernel = step.kernel
-            kernel.run(step.grid, 1, 1, stream, kernel.function, kernel.packed_metadata, None, None, None, *arguments)
+            start(step.kernel, step.grid, stream, arguments)
         return (allocated[0], allocated[1]) if self.pair else allocated[0]
+
+
+def start(compiled: Any, grid: int, stream: int, arguments: list[Any]) -> None:
+    """What Triton's launcher does last: start a compiled kernel, pointers being numbers."""
+    compiled.run(grid, 1, 1, stream, compiled.function, compiled.packed_metadata, None, None, None, *arguments)
+
+
+def on_device(device: int, replay: Callable[..., Any], *arguments: Any) -> Any:
+    """Replay launches with their device as the current one."""
+    ensure_context(device)
+    if torch._C._cuda_getDevice() != device:
+        with torch.cuda.device(device):
+            return replay(*arguments)
+    return replay(*arguments)
 
 
 def _place(tensor: Tensor) -> tuple[int, int]:
@@ -103,8 +127,9 @@ def _place(tensor: Tensor) -> tuple[int, int]:
 class _Recorder:
     inputs: Inputs
     allocated: list[Tensor] = field(default_factory=list)
-    steps: list[_Step | _Torch] = field(default_factory=list)
+    steps: list[Step | _Torch] = field(default_factory=list)
     broken: bool = False
+    rule: ByCounts | None = None
     places: list[tuple[int, int] | None] = field(default_factory=list)  # storage and pointer of every tensor so far
 
     def slot(self, tensor: Tensor) -> tuple[int, int] | None:
@@ -142,7 +167,7 @@ class _Recorder:
                     arguments[place] = TensorDescriptor(
                         torch.empty(0, dtype=argument.base.dtype), argument.shape, argument.strides, argument.block_shape
                     )
-        self.steps.append(_Step(kernel, grid, tuple(arguments), tuple(pointers), tuple(descriptors)))
+        self.steps.append(Step(kernel, grid, tuple(arguments), tuple(pointers), tuple(descriptors)))
 
     def call(self, function: Callable[..., Any], tensors: tuple[Tensor, ...]) -> None:
         known = [*self.inputs, *self.allocated]
@@ -152,6 +177,7 @@ class _Recorder:
 
 
 _plans: dict[Hashable, Plan] = {}
+classes: dict[Hashable, Any] = {}  # plans by class of shape (`forward/counted.py`)
 _seen: set[int] = set()  # hashes of signatures that came once
 _compiled: dict[Hashable, Any] = {}  # kernels that were launched, by `kernel_key`
 _fixed: dict[Any, tuple[bool, ...]] = {}  # by kernel: which of its arguments Triton may compile in
@@ -196,7 +222,7 @@ def launch(kernel: Any, grid: int, *arguments: Any, warps: int, registers: int =
     else:
         passed = [one.data_ptr() if isinstance(one, Tensor) else one for one in map(given.__getitem__, kernel.arg_names)]
         stream = torch._C._cuda_getCurrentRawStream(torch._C._cuda_getDevice())
-        compiled.run(grid, 1, 1, stream, compiled.function, compiled.packed_metadata, None, None, None, *passed)
+        start(compiled, grid, stream, passed)
     if recorder is not None and not recorder.broken:
         recorder.step(compiled, grid, [given[name] for name in kernel.arg_names])
 
@@ -204,8 +230,7 @@ def launch(kernel: Any, grid: int, *arguments: Any, warps: int, registers: int =
 def _past_triton(first: Any) -> bool:
     """Whether a launch whose first argument this is may go past Triton's launcher: on a GPU, and nobody watches."""
     tensor = first.base if isinstance(first, TensorDescriptor) else first
-    watched = _watched(knobs.runtime.launch_enter_hook) or _watched(knobs.runtime.launch_exit_hook)
-    return _is_cuda(tensor) and not watched and not _untried()
+    return _is_cuda(tensor) and not watched() and not _untried()
 
 
 def _is_cuda(tensor: Any) -> bool:
@@ -275,9 +300,27 @@ def unrecorded() -> None:
         _recording.recorder.broken = True
 
 
+def by_counts(rule: ByCounts) -> None:
+    """Said by whoever launches a kernel that follows from counts by this rule, noted when a call is being recorded."""
+    if _recording.recorder is not None:
+        _recording.recorder.rule = rule
+
+
 def planned(key: Hashable) -> Plan | None:
     """The plan of a signature; none while somebody watches launches (a profiler's hooks need Triton's own launcher)."""
-    return None if _watched(knobs.runtime.launch_enter_hook) or _watched(knobs.runtime.launch_exit_hook) else _plans.get(key)
+    return None if watched() else _plans.get(key)
+
+
+def keep_class(key: Hashable, plan: Any) -> None:
+    """Keep what serves a class of shapes, as many as there may be plans."""
+    if len(classes) >= _MOST_PLANS:
+        classes.clear()
+    classes[key] = plan
+
+
+def watched() -> bool:
+    """Whether somebody watches launches."""
+    return _watched(knobs.runtime.launch_enter_hook) or _watched(knobs.runtime.launch_exit_hook)
 
 
 def repeated(key: Hashable) -> bool:
@@ -315,13 +358,14 @@ def record(key: Hashable, inputs: Inputs, device: torch.device, run: Callable[[]
         if len(_plans) >= _MOST_PLANS:
             _plans.clear()
         shapes = [(tuple(one.shape), one.dtype) for one in (*results, *recorder.allocated[len(results) :])]
-        _plans[key] = Plan(device.index or 0, shapes, recorder.steps, len(results) == 2)
+        _plans[key] = Plan(device.index or 0, shapes, recorder.steps, len(results) == 2, recorder.rule)
     return result
 
 
 def forget() -> None:
     """Drop every plan and compiled kernel: calls are prepared anew, by Triton."""
     _plans.clear()
+    classes.clear()
     _seen.clear()
     _compiled.clear()
 

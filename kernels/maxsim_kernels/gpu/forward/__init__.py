@@ -3,6 +3,7 @@
 choice.py       which kernel takes a call, in which configuration: pure, from shapes, dtypes, strides and the hardware
 coded.py        tokens in few bits: codes are unpacked in registers
 combine.py      merging row maxima into scores
+counted.py      plans by class of shape: calls that differ from a recorded one in counts alone
 dense.py        fused MaxSim forward for many query rows
 dispatch.py     launching the kernel that takes a call
 general.py      the kernel for every layout

@@ -10,6 +10,7 @@ the same bits however a corpus is cut.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -30,7 +31,7 @@ from maxsim_kernels.gpu.geometry import (
     pitch,
 )
 
-_STREAM_ROWS = 64  # up to here a call is bound by reading documents
+STREAM_ROWS = 64  # up to here a call is bound by reading documents
 _NARROW_ROWS = 128  # up to here two tiles of 64 rows hold them all
 _LONG_TOKENS = 512  # documents from here on are read in larger pieces
 _FEW, _SOME = 4, MANY  # documents a multiprocessor: up to here its programs are too few to hide each other's waits
@@ -39,6 +40,7 @@ _BRIEF_TOKENS = 704  # documents up to here spend much of their time on sums, st
 _SMALL_TILE = 64  # tokens; the other tiles of codes have twice as many
 _LONG_RAGGED = 384  # ragged documents whose last tiles are few
 _TILE_BYTES = 256  # of a token, in the kernels that hold whole tokens
+_MEANS = (1, SHORT_TOKENS, 96, 160, 256, _LONG_TOKENS)  # mean tokens from which on few query rows are scored otherwise
 _VIEW_TOKENS = 1 << 15  # of a buffer whose views get a tile table: without offsets each document may be as long as the buffer
 
 
@@ -71,7 +73,7 @@ def every_choice(call: Call, hardware: Hardware) -> list[Launch]:
         numbers, means = (call.document_count,), (1, _LONG_RAGGED)
     if kernel == "stream":
         numbers = (1, *(times * processors + 1 for times in (_FEW, 2 * _FEW, _SOME)))
-        means = (1, SHORT_TOKENS, 96, 160, 256, _LONG_TOKENS) if packed else means
+        means = _MEANS if packed else means
     return list(dict.fromkeys(_choose(call, hardware, number, mean) for number in numbers for mean in means))
 
 
@@ -107,7 +109,7 @@ def _keys(call: Call, hardware: Hardware, documents: int, mean: int) -> tuple[Ke
     codes = call.granularity != "none" and call.quantize_queries
     exact = call.queries.dtype == torch.float32 and not codes and not allows_tf32(call)
     plain = not exact and call.query_starts is None and call.layout == "shared" and not call.winners
-    if plain and _query_rows(call) <= _STREAM_ROWS:
+    if plain and _query_rows(call) <= STREAM_ROWS:
         return (Key("stream", size=_stream_tile(call, processors, documents, mean)),)
     operands, any_layout = _operands(call), Key("exact" if exact else "general")
     if operands and not exact and has_descriptors(capability) and not _unbounded(call):
@@ -164,6 +166,16 @@ def _stream_tile(call: Call, processors: int, count: int, mean: int) -> str:
     if mean >= 256 or (mean >= 96 and not some):
         return "32 x 1"
     return "32 x 2" if some else many
+
+
+def stream_class(documents: int, mean: int, processors: int) -> tuple[int, ...]:
+    """What the choice for few query rows sees of the number of documents and their mean length: calls equal here are launched alike.
+
+    The numbers that `_stream_tile` and `as_launched` compare with, and the power of two that a tuned answer is kept under.
+    """
+    few = _FEW * processors
+    number = (documents > few) + (documents > 2 * few) + (documents > _SOME * processors)
+    return number, documents * mean <= _FEW_TOKENS * processors, bisect_right(_MEANS, mean), (mean - 1).bit_length()
 
 
 def _query_rows(call: Call) -> int:

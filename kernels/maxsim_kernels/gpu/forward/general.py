@@ -29,7 +29,7 @@ from maxsim_kernels.gpu.geometry import (
     padded,
     pieces_a_document,
 )
-from maxsim_kernels.gpu.launch import empty, launch
+from maxsim_kernels.gpu.launch import ByCounts, by_counts, empty, launch
 from maxsim_kernels.gpu.tile_ops import better, keep_nan, load_rows, query_rows, valid_rows, wins
 
 _MOST_PROGRAMS = 2**31 - 1  # of a launch
@@ -306,6 +306,14 @@ def _general_kernel(
             tl.store(out_ptr + to * documents + document, total.to(tl.float32))
 
 
+ARGUMENTS = tuple(_general_kernel.arg_names)
+
+
+def workers_of(documents: int, most: int) -> int:
+    """Programs a block of query rows: one for every document, or as many as `most`."""
+    return max(1, min(documents, most)) if most else documents
+
+
 def launch_general(
     call: Call, queries: Tensor, scales: Tensor | None, config: Config, scores: Tensor, argmax: Tensor | None, stream: bool
 ) -> None:
@@ -337,8 +345,10 @@ def launch_general(
     splits = 1 if packed else pieces_a_document(call, config.tokens, programs)
     dealt = many_short(programs, documents.shape[-2], processors) or programs > _MOST_PROGRAMS
     alone = call.layout == "pairs" or (not dealt if own else not config.programs)
-    workers = per_query if alone else max(1, min(per_query, triton.cdiv(processors * config.programs, blocks)))
-    workers *= splits
+    most = 0 if alone else triton.cdiv(processors * config.programs, blocks)
+    workers = workers_of(per_query, most) * splits
+    if stream and splits == 1 and argmax is None and call.document_mask is None:
+        by_counts(ByCounts(most, blocks, config.tokens))
     buffer = winners = None
     if splits > 1:
         buffer = empty((splits, count, per_query, size), torch.float32, scores.device)
