@@ -62,6 +62,8 @@ def leave(library: Library, reason: str) -> None:
 
 def autocast_dtype(device: torch.device) -> torch.dtype | None:
     """The dtype that the library's own matrix product would run in under autocast; None outside it."""
+    if not torch._C._is_any_autocast_enabled():  # one cheap question, where a device's own takes its name as a string
+        return None
     return torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else None
 
 
@@ -75,10 +77,14 @@ def score(
     pairs: bool = False,
 ) -> Tensor:
     """`maxsim` or `maxsim_pairs`: products in the dtype that autocast asks for, those of float32 as `enable(fp32=)` says."""
+    function = maxsim_pairs if pairs else maxsim
     lower = autocast_dtype(queries.device)
+    if lower is None and queries.dtype != torch.float32:  # nothing to set around the call
+        scores = function(queries, documents, query_mask=query_mask, document_mask=document_mask)
+        assert isinstance(scores, Tensor)
+        return scores
     if lower is not None:
         queries, documents = queries.to(lower), documents.to(lower)
-    function = maxsim_pairs if pairs else maxsim
     with (
         torch.autocast(queries.device.type, enabled=False) if lower is not None else nullcontext(),
         _precision(library, queries),

@@ -269,7 +269,17 @@ def _scored(queries: _Side, documents: _Side, pairs: bool = False) -> Tensor:
         return scores
     if empty.device.type == "cpu" and not torch.compiler.is_compiling() and not bool(empty.any()):
         return scores
-    filled: Tensor = LIBRARY["_fill_empty_document_scores"](scores, empty)
+    return _filled(scores, empty)
+
+
+def _filled(scores: Tensor, empty: Tensor) -> Tensor:
+    """The library's value where a document is empty. The scores are ours alone: where nothing reads or differentiates them before, they
+    are filled where they lie, which on a GPU, where the library reads no flag and warns of nothing, saves a copy of them."""
+    fill = LIBRARY["_fill_empty_document_scores"]
+    low = getattr(fill, "__globals__", {}).get("_EMPTY_DOCUMENT_SCORE")
+    if empty.is_cuda and low is not None and not scores.requires_grad and not torch.compiler.is_compiling():
+        return scores.masked_fill_(empty, low)
+    filled: Tensor = fill(scores, empty)
     return filled
 
 

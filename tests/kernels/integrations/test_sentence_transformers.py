@@ -294,3 +294,27 @@ def test_nothing_is_left_behind() -> None:
 
 def _library() -> dict[str, Any]:
     return {name: module for name, module in sys.modules.items() if name.split(".")[0] == "sentence_transformers"}
+
+
+class SaysGpu(Tensor):
+    """A CPU tensor that says it is on a GPU."""
+
+    is_cuda = True
+
+
+def test_scores_on_a_gpu_are_filled_in_place_with_the_librarys_value() -> None:
+    scores, empty = torch.rand(2, 3), torch.tensor([True, False, True])
+    wanted = ours.LIBRARY["_fill_empty_document_scores"](scores, empty)
+    filled = ours._filled(scores, empty.as_subclass(SaysGpu))
+    assert filled.data_ptr() == scores.data_ptr()
+    assert torch.equal(filled.as_subclass(Tensor), wanted)
+
+
+def test_scores_that_need_a_gradient_are_not_filled_in_place() -> None:
+    leaf, empty = torch.rand(2, 3, requires_grad=True), torch.tensor([True, False, True])
+    scores = leaf * 1.0
+    filled = ours._filled(scores, empty.as_subclass(SaysGpu))
+    assert filled.data_ptr() != scores.data_ptr()
+    filled.as_subclass(Tensor).sum().backward()
+    assert leaf.grad is not None
+    assert leaf.grad.tolist() == [[0.0, 1.0, 0.0]] * 2
