@@ -17,6 +17,7 @@ Before that every text of a sample is compared with the same text alone in FP32:
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import platform
 import shutil
@@ -38,6 +39,7 @@ from results.file import write
 SCHEMA = "maxsim-eval/encoding/1"
 SAMPLE = 48  # texts whose embeddings are compared with those of the text alone
 LOOP_TOKENS = {"cpu": 4096, "cuda": 65536}
+LONG_GAP = 1_000_000  # nanoseconds without work that are told one by one
 LIBRARY_BATCH = {"cpu": 32, "cuda": 256}
 BOUND = {torch.float32: 2e-5, torch.float16: 2e-2, torch.bfloat16: 1e-1}  # between unit tokens, by what the model computes in
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "[unused0]", "[unused1]"]
@@ -99,12 +101,8 @@ def distance(name: str, texts: list[str], device: str) -> tuple[float, float]:
     return float(found), BOUND[encoder.model_dtype]  # type: ignore[attr-defined]
 
 
-def busy(call: Callable[[], Any], device: str) -> tuple[float, float | None]:
-    """Seconds of a call, and the share of them in which the GPU had work; None on a CPU."""
-    if device == "cpu":
-        started = time.perf_counter()
-        call()
-        return time.perf_counter() - started, None
+def busy(call: Callable[[], Any]) -> tuple[float, float, dict[str, Any]]:
+    """Seconds of a call, the share of them in which the GPU had work, and where it had none: before, after and between its work."""
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA], acc_events=True) as profile:
         torch.cuda.synchronize()
         started = time.perf_counter()
@@ -114,16 +112,24 @@ def busy(call: Callable[[], Any], device: str) -> tuple[float, float | None]:
     spans = sorted(
         (event.start_ns(), event.start_ns() + event.duration_ns()) for event in profile.profiler.kineto_results.events()
     )
-    end, worked = 0, 0
+    end, worked = spans[0][0], 0
+    gaps: list[tuple[float, float]] = []
     for start, stop in spans:
+        if start - end > LONG_GAP:
+            gaps.append(((start - end) / 1e9, (end - spans[0][0]) / 1e9))
         worked += max(0, stop - max(start, end))
         end = max(end, stop)
-    return seconds, worked / 1e9 / seconds
+    idle = {
+        "before_and_after": seconds - (end - spans[0][0]) / 1e9,
+        "long_gaps": len(gaps),
+        "in_long_gaps": sum(gap for gap, _ in gaps),
+        "longest": [{"seconds": gap, "at": at} for gap, at in sorted(gaps, reverse=True)[:12]],
+    }
+    return seconds, worked / 1e9 / seconds, idle
 
 
 def ours(encoder: Any, task: Task, cache: Path) -> int:
-    """Fill a new cache; tokens of the documents."""
-    shutil.rmtree(cache, ignore_errors=True)
+    """Fill a cache that is not there; tokens of the documents."""
     return int(embeddings(task, encoder, cache, quiet=True).documents.lengths().sum())
 
 
@@ -187,11 +193,14 @@ def measure(kind: str, name: str, texts: list[str], cache: Path, device: str, ru
     )
     encoder = get_encoder(name, device=device)
     methods: dict[str, Callable[[], int]] = {"ours": lambda: ours(encoder, task, cache), **rivals}
+    emptied = functools.partial(shutil.rmtree, cache, ignore_errors=True)  # before the clock begins
+    emptied()
     ours(encoder, task_of(texts[:600]), cache)
     rows: dict[str, Any] = {}
     seconds: dict[str, list[float]] = {method: [] for method in methods}
     for _ in range(runs):
         for method, call in methods.items():
+            emptied()
             began = time.perf_counter()
             tokens = call()
             seconds[method].append(time.perf_counter() - began)
@@ -203,9 +212,10 @@ def measure(kind: str, name: str, texts: list[str], cache: Path, device: str, ru
             "tokens_a_second": rows[method]["tokens"] / median,
             "documents_a_second": len(texts) / median,
         }
+    emptied()
     if device == "cuda":
-        traced, share = busy(methods["ours"], device)
-        rows["ours"] |= {"gpu_busy": share, "seconds_while_traced": traced}
+        traced, share, idle = busy(methods["ours"])
+        rows["ours"] |= {"gpu_busy": share, "seconds_while_traced": traced, "gpu_idle": idle}
     for method, row in rows.items():
         share = f", GPU busy {row['gpu_busy']:.0%}" if row.get("gpu_busy") else ""
         print(

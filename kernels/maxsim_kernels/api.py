@@ -142,6 +142,8 @@ def _replayed(
     device = inputs[0].device  # type: ignore[union-attr]
     if plan is not None:
         return plan.run(inputs, device)
+    if not launch.repeated(key):
+        return _run_checked(queries, documents, options)
     return launch.record(key, inputs, device, partial(_run_checked, queries, documents, options))
 
 

@@ -150,9 +150,10 @@ class HfEncoder(ModelEncoder):
             asked, special = self._tokenize([texts[row] for row in some], role)
             around = margins(special)
             if around is not None and sum(around) == self._tokenizer.num_special_tokens_to_add():
-                found = fast_pieces(self._tokenizer, [f"{self.prompts[role] or ''}{text}" for text in texts], some, asked)
+                prompted = [f"{self.prompts[role] or ''}{text}" for text in texts]
+                found = fast_pieces(self._tokenizer, prompted, some, asked, self.reading, self.readers)
                 if found is not None:
-                    return lambda: _with_margins(Pieces.of([one.ids for one in found]), *around)
+                    return lambda: _with_margins(found, *around)
         ids, special = self._tokenize(texts, role)
         return lambda: (Pieces.of(ids), np.fromiter(chain.from_iterable(special), bool))
 

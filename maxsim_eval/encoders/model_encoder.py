@@ -10,6 +10,7 @@ from typing import Any, Literal
 import torch
 
 from maxsim_eval.encoders.memory import Halving
+from maxsim_eval.encoders.readers import Readers
 from maxsim_eval.encoders.text_batches import TextBatches, not_finite
 from maxsim_eval.environment import resolve_device
 from maxsim_eval.errors import MissingPackageError, UsageError
@@ -157,6 +158,7 @@ class ModelEncoder:
         gpu = self.device.type == "cuda"
         self.at_once = 12 if gpu else 1  # one or two are read, as many on the GPU, and writing takes the longest
         self.chunk = GPU_CHUNK if gpu else None
+        self.readers = Readers() if gpu else None
         # A tokenizer and a model serve one thread at a time, and the model is loaded once.
         self.reading, self.running, self.loading = threading.Lock(), threading.Lock(), threading.Lock()
 

@@ -160,11 +160,11 @@ class MultiVectorEncoder(ModelEncoder):
             some = some_of(texts)
             asked = library.preprocess([texts[row] for row in some], prompt=prompt, task=role)
             ids = _unpadded(asked)
-            found = (
-                None if ids is None else fast_pieces(library.tokenizer, [f"{prompt or ''}{text}" for text in texts], some, ids)
-            )
+            prompted = [f"{prompt or ''}{text}" for text in texts]
+            reading = (self.reading, self.readers)
+            found = None if ids is None else fast_pieces(library.tokenizer, prompted, some, ids, *reading)
             if found is not None:
-                return lambda: _as_preprocessed(Pieces.of([one.ids for one in found]), asked, library.tokenizer)
+                return lambda: _as_preprocessed(found, asked, library.tokenizer)
         made = dict(library.preprocess(texts, prompt=prompt, task=role))
         return lambda: made
 

@@ -9,9 +9,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
+from threading import Lock
 from typing import Any
 
 import numpy as np
+
+from maxsim_eval.encoders.readers import Readers
 
 MANY = 64  # texts from which this way pays
 _COMPARED = 8
@@ -48,17 +51,34 @@ def some_of(texts: Sequence[str]) -> list[int]:
     return sorted({*order[:: max(1, len(order) // _COMPARED)], order[-1]})
 
 
-def fast_pieces(tokenizer: Any, texts: list[str], some: Sequence[int], asked: Sequence[Sequence[int]]) -> list[Any] | None:
-    """The tokenizer's own encodings of texts (`ids`, `special_tokens_mask`), truncated as its last call was.
+def fast_pieces(
+    tokenizer: Any, texts: list[str], some: Sequence[int], asked: Sequence[Sequence[int]], lock: Lock, readers: Readers | None
+) -> Pieces | None:
+    """The tokenizer's own pieces of texts, special ones among them, truncated as its last call was: by `readers` where they are ready.
 
-    None: it has no Rust part, or some of the texts do not come out as that call gave them, `asked`.
+    None: it has no Rust part, or some of the texts do not come out as that call gave them, `asked`. The caller holds `lock`, the
+    tokenizer's, which is let go while processes read.
     """
     if not getattr(tokenizer, "is_fast", False):
         return None
     backend = tokenizer.backend_tokenizer
-    backend.no_padding()
-    found: list[Any] = backend.encode_batch_fast(texts)
-    return found if all(found[row].ids == list(ids) for row, ids in zip(some, asked, strict=True)) else None
+    if readers is not None and readers.ready(backend, len(texts)):
+        truncation, special = (
+            backend.truncation,
+            backend.encode_special_tokens,
+        )  # others may change them once the lock is let go
+        lock.release()
+        try:
+            ids, lengths = readers.pieces(truncation, special, texts)
+        finally:
+            lock.acquire()
+        pieces = Pieces(ids.astype(np.int64), lengths)
+    else:
+        backend.no_padding()
+        pieces = Pieces.of([one.ids for one in backend.encode_batch_fast(texts)])
+    ends = np.cumsum(pieces.lengths)
+    own = (pieces.ids[ends[row] - pieces.lengths[row] : ends[row]].tolist() for row in some)
+    return pieces if all(one == list(ids) for one, ids in zip(own, asked, strict=True)) else None
 
 
 def margins(special: Sequence[Sequence[int]]) -> tuple[int, int] | None:

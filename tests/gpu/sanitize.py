@@ -24,12 +24,15 @@ from tqdm import tqdm
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "helpers"))  # this file is a script
 
+import coded_cases as stored_forms
 import truth
 from inputs import on_gpu as make
 from maxsim_kernels import (
+    BitTokens,
     Fp8Tokens,
     Int8Tokens,
     Packed,
+    ResidualTokens,
     chamfer_distance,
     maxsim,
     maxsim_pairs,
@@ -37,6 +40,7 @@ from maxsim_kernels import (
     quantize_int8,
     stream_topk,
 )  # fmt: skip
+from maxsim_kernels.search import exact_topk
 
 HALF, BFLOAT, SINGLE = torch.float16, torch.bfloat16, torch.float32
 COUNTS, ASKED = [3, 0, 31, 1, 130, 65], [4, 0, 31, 1, 70, 17]
@@ -113,9 +117,36 @@ def quantized_cases() -> Iterator[Case]:
             yield f"fp8 d=1000 {name}", queries, quantize_fp8(documents), options
 
 
+def coded_cases() -> Iterator[Case]:
+    """Stored codes of 1, 2 and 4 bits, with and without centroids, met by every number of queries."""
+    asked = {
+        "one query": make.gauss(17, 128),
+        "few queries": make.gauss(6, 17, 128),
+        "many queries": make.gauss(40, 17, 128),
+        "packed queries": make.packed(ASKED, 128),
+    }
+    for kind, bits in itertools.product(("bits", "unit", "free"), (1, 2, 4)):
+        documents = stored_forms.coded(kind, bits, 128, COUNTS, device=make.device)
+        for name, queries in asked.items():
+            yield f"coded {kind} {bits}, {name}", queries, documents, {}
+        yield f"coded {kind} {bits}, pairs", asked["packed queries"], documents, {"pairs": True}
+
+
+def coded_differs(queries: Any, documents: Any, options: dict[str, Any]) -> str:
+    """Scores of stored codes against their decoded tokens in float64 on the CPU; what is wrong, or nothing."""
+    found: Any = (maxsim_pairs if options.get("pairs") else maxsim)(queries, documents)
+    try:
+        stored_forms.check(
+            found.cpu(), *stored_forms.truth(on_cpu(queries), on_cpu(documents), rounded=queries.dtype, **options)
+        )
+    except AssertionError as error:
+        return str(error)
+    return ""
+
+
 def on_cpu(thing: Any) -> Any:
     """A copy on the CPU; lengths are cut to the padded size there by the truth itself."""
-    if isinstance(thing, Packed):
+    if isinstance(thing, Packed | BitTokens | ResidualTokens):
         return thing.to("cpu")
     if isinstance(thing, Int8Tokens):
         offset = None if thing.offset is None else thing.offset.cpu()
@@ -228,6 +259,27 @@ def stream_differs(queries: Any, blocks: Any, options: dict[str, Any]) -> str:
     return "" if torch.equal(scores, best) and torch.equal(found, order) else "other documents, or other scores"
 
 
+def search_cases() -> Iterator[Case]:
+    """Certified searches over every kind of codes, with documents on either side; each query has a document of its own tokens."""
+    near = make.gauss(6, 17, 128)
+    documents = make.packed([17] * 6 + [1 + n * 7 % 66 for n in range(300)], 128, seed=1)
+    documents.values[: 6 * 17] = near.flatten(0, 1)
+    forms = {"int8 token": quantize_int8(documents), "int8 document": quantize_int8(documents, "document")}
+    forms |= {"fp8": quantize_fp8(documents), "affine": quantize_int8(documents, "token", True)}
+    for name, codes in forms.items():
+        for queries in (near[0].clone(), near, near.repeat(7, 1, 1)):
+            for where in ("device", "host"):
+                held = documents if where == "device" else on_cpu(documents)
+                yield f"search {name}, {list(queries.shape)}, {where}", queries, held, {"codes": codes}
+
+
+def search_differs(queries: Any, documents: Any, options: dict[str, Any]) -> str:
+    """A certified search against brute force, bit for bit; what is wrong, or nothing."""
+    scores, found, _ = exact_topk(queries, documents, 1, codes=options["codes"])
+    best, order = stream_topk(queries, [documents], 1, memory_budget=1 << 30)
+    return "" if torch.equal(scores, best) and torch.equal(found, order) else "other documents, or other scores"
+
+
 def broken_offsets() -> int:
     """Offsets and starts that break their promises: what comes out is undefined, that nothing outside is touched is not."""
     values, few = make.gauss(300, 128), make.gauss(6, 17, 128)
@@ -293,6 +345,8 @@ def main() -> int:
         (gradient_cases(), gradients_differ, 3),
         (chamfer_cases(), chamfer_differs, 1),
         (stream_cases(), stream_differs, 1),
+        (coded_cases(), coded_differs, 1),
+        (search_cases(), search_differs, 1),
     ]
     every = ((case, judged, each) for cases, judged, each in checks for case in cases if options.only in case[0])
     calls, wrong = 0, 0

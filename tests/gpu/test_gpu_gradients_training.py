@@ -140,7 +140,7 @@ def test_a_loss_that_needs_no_gradient():
 
 @pytest.mark.parametrize("layout", ["one query", "few", "pairs", "packed queries"])
 def test_scores_may_be_modified_in_place(layout):
-    """On the first call of a signature, which is recorded, and on the next, which is replayed."""
+    """On the first call of a signature, on the second, which is recorded, and on later ones, which are replayed."""
     documents = make.gauss(6, 63, D, seed=1)
     few = make.gauss(6, 31, D)
     asked = {"one query": few[0].clone(), "packed queries": make.packed([4, 0, 31, 1, 7, 9], D)}.get(layout, few)

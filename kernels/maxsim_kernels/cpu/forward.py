@@ -31,27 +31,39 @@ _ROW_MULTIPLE = 32  # query rows are padded to a multiple of this
 FEW_ROWS, FEW_TOKENS = 8, 512  # the same, and the document tokens a product, where one query meets few documents
 
 
-def forward(call: Call, few: bool = False) -> tuple[Tensor, Tensor]:
-    """Scores `[Nq, N]` float32 and argmax int32 `[Nq, N, max Lq]` (empty when not asked for); shared and per-query layouts.
-
-    `few`: small products, for one query and few documents; whoever asks for them looks whether they keep the bits
-    (`search/rescoring.py`).
-    """
+def forward(call: Call) -> tuple[Tensor, Tensor]:
+    """Scores `[Nq, N]` float32 and argmax int32 `[Nq, N, max Lq]` (empty when not asked for); shared and per-query layouts."""
     check_values(call)
     count, total = call.query_count, call.document_count
     scores = torch.empty(count, total, dtype=torch.float32)
     argmax = torch.full((count, total, query_width(call)) if call.winners else (0,), -1, dtype=torch.int32)
     with torch.no_grad(), torch.autocast("cpu", enabled=False):
         if call.layout == "shared":
-            for first, block in query_blocks(call, few):
+            for first, block in query_blocks(call):
                 for at, corpus in _corpora(call, None):
-                    _score_corpus(block, corpus, first, at, scores, argmax if call.winners else None, few)
+                    _score_corpus(block, corpus, first, at, scores, argmax if call.winners else None)
         else:
             for query in range(count):
-                block = _queries(call, [query], few)
+                block = _queries(call, [query])
                 for at, corpus in _corpora(call, query):
-                    _score_corpus(block, corpus, query, at, scores, argmax if call.winners else None, few)
+                    _score_corpus(block, corpus, query, at, scores, argmax if call.winners else None)
     return scores, argmax
+
+
+def one_query(call: Call, query: int) -> Queries:
+    """A query of a call, for `score_few`."""
+    return _queries(call, [query], few=True)
+
+
+def score_few(call: Call, query: Queries) -> Tensor:
+    """Scores `[N]` float32 of one query with the packed documents of a call, whose values are believed, in small products.
+
+    Whoever asks for them looks whether they keep the bits (`search/rescoring.py`).
+    """
+    scores = torch.empty(1, call.document_count, dtype=torch.float32)
+    for at, corpus in _corpora(call, None):
+        _score_corpus(query, corpus, 0, at, scores, None, FEW_TOKENS)
+    return scores[0]
 
 
 def check_values(call: Call) -> None:
@@ -101,15 +113,15 @@ def _query_tokens(call: Call, query: int) -> tuple[Tensor, Tensor]:
     return tokens[places], places
 
 
-def query_blocks(call: Call, few: bool = False) -> Iterator[tuple[int, Queries]]:
+def query_blocks(call: Call) -> Iterator[tuple[int, Queries]]:
     """Consecutive queries of about `_QUERY_ROWS` tokens; a longer query is a block of its own."""
     longest = max(1, query_width(call))
     step = max(1, _QUERY_ROWS // longest)
     for first in range(0, call.query_count, step):
-        yield first, _queries(call, range(first, min(first + step, call.query_count)), few)
+        yield first, _queries(call, range(first, min(first + step, call.query_count)))
 
 
-def _queries(call: Call, numbers: range | list[int], few: bool) -> Queries:
+def _queries(call: Call, numbers: range | list[int], few: bool = False) -> Queries:
     parts = [_query_tokens(call, number) for number in numbers]
     ends = np.cumsum([part.shape[0] for part, _ in parts]).tolist()
     bounds = list(zip([0, *ends[:-1]], ends, strict=True))
@@ -241,13 +253,13 @@ def _score_corpus(
     first_document: int,
     scores: Tensor,
     argmax: Tensor | None,
-    few: bool,
+    tile_tokens: int | None = None,
 ) -> None:
     """Score a block of queries against a group of documents, in steps whose maxima fit in memory."""
     step = max(1, _GROUP_CELLS // queries.matrix.shape[0])
     for begin in range(0, len(corpus.lengths), step):
         stop = min(begin + step, len(corpus.lengths))
-        best, winners = maxima(queries, corpus, begin, stop, argmax is not None, FEW_TOKENS if few else None)
+        best, winners = maxima(queries, corpus, begin, stop, argmax is not None, tile_tokens)
         empty = corpus.lengths[begin:stop] == 0
         columns = slice(first_document + begin, first_document + stop)
         for number, (low, high) in enumerate(queries.bounds):

@@ -1,10 +1,14 @@
 """Launching kernels cheaply: a call's launches are recorded once and replayed for every later call of the same signature.
 
 Checking arguments, choosing a kernel and Triton's own launcher take over 100 us of host time, more than many calls take on the GPU. All
-of it follows from shapes, dtypes, strides and alignment; so the first call of a signature leaves a `Plan`: the compiled kernels, their
+of it follows from shapes, dtypes, strides and alignment; so the second call of a signature leaves a `Plan`: the compiled kernels, their
 grids and scalars, and where each pointer comes from. A replay allocates the outputs, fills in pointers and launches.
 
-A replay calls what Triton's launcher calls, which is no public interface: it is left out under versions of Triton that it was not tried
+Calls whose shapes change every time have no plan. They are prepared anew, but go past Triton's launcher too: it looks up the compiled
+kernel by every argument, which takes longer than all the rest; here compiled kernels are kept by the few things that tell them apart
+(`kernel_key`), and no size that Triton does not specialise on is one of them.
+
+Both call what Triton's launcher calls, which is no public interface: it is left out under versions of Triton that it was not tried
 with (`TRIED`) and on GPUs that NVIDIA did not make, and every call then goes through the public `kernel[grid](...)`.
 
 Torch's own operators take part where they go through `call`; a call that does anything else leaves no plan and is prepared each time.
@@ -31,6 +35,7 @@ from maxsim_kernels.modes import capturing
 TRIED = ("3.6", "3.7")  # versions of Triton whose launcher `Plan.run` calls as they do
 VERSION = ".".join(triton.__version__.split(".")[:2])
 _MOST_PLANS, _MOST_STEPS = 2048, 128  # a call of more launches is long enough for the host to prepare it anew
+_MOST_SEEN = 1 << 16  # signatures remembered, 8 bytes each
 Inputs = tuple[Tensor | None, ...]
 
 
@@ -90,29 +95,39 @@ class Plan:
         return (allocated[0], allocated[1]) if self.pair else allocated[0]
 
 
+def _place(tensor: Tensor) -> tuple[int, int]:
+    return tensor.untyped_storage().data_ptr(), tensor.data_ptr()
+
+
 @dataclass
 class _Recorder:
     inputs: Inputs
     allocated: list[Tensor] = field(default_factory=list)
     steps: list[_Step | _Torch] = field(default_factory=list)
     broken: bool = False
+    places: list[tuple[int, int] | None] = field(default_factory=list)  # storage and pointer of every tensor so far
 
     def slot(self, tensor: Tensor) -> tuple[int, int] | None:
         """Which tensor of the call this one is, or lies in, and how many bytes from its start."""
-        storage, pointer = tensor.untyped_storage().data_ptr(), tensor.data_ptr()
-        known = [*self.inputs, *self.allocated]
-        same = [n for n, one in enumerate(known) if one is not None and one.untyped_storage().data_ptr() == storage]
-        exact = [n for n in same if known[n].data_ptr() == pointer]  # type: ignore[union-attr]
+        storage, pointer = _place(tensor)
+        known = len(self.places)
+        if known < len(self.inputs) + len(self.allocated):
+            more = [*self.inputs, *self.allocated][known:]
+            self.places += [None if one is None else _place(one) for one in more]
+        same = [(n, place[1]) for n, place in enumerate(self.places) if place is not None and place[0] == storage]
+        exact = [one for one in same if one[1] == pointer]
         chosen = exact or same
-        if not chosen:
-            return None
-        return chosen[0], pointer - known[chosen[0]].data_ptr()  # type: ignore[union-attr]
+        return (chosen[0][0], pointer - chosen[0][1]) if chosen else None
 
     def step(self, kernel: Any, grid: int, arguments: list[Any]) -> None:
         pointers, descriptors = [], []
+        slots: dict[int, tuple[int, int] | None] = {}  # most launches name one tensor in every role that they do not use
         for place, argument in enumerate(arguments):
             if isinstance(argument, Tensor | TensorDescriptor):
-                found = self.slot(argument if isinstance(argument, Tensor) else argument.base)
+                tensor = argument if isinstance(argument, Tensor) else argument.base
+                if id(tensor) not in slots:
+                    slots[id(tensor)] = self.slot(tensor)
+                found = slots[id(tensor)]
                 if found is None:
                     self.broken = True
                     return
@@ -137,6 +152,9 @@ class _Recorder:
 
 
 _plans: dict[Hashable, Plan] = {}
+_seen: set[int] = set()  # hashes of signatures that came once
+_compiled: dict[Hashable, Any] = {}  # kernels that were launched, by `kernel_key`
+_fixed: dict[Any, tuple[bool, ...]] = {}  # by kernel: which of its arguments Triton may compile in
 
 
 class _Recording(threading.local):
@@ -161,13 +179,59 @@ def launch(kernel: Any, grid: int, *arguments: Any, warps: int, registers: int =
 
     `registers`: at most so many a thread; 0: as the compiler likes.
     """
-    options = {"num_warps": warps} | ({"maxnreg": registers} if registers else {})
-    with _nothing_compiled() if capturing() else nullcontext():
-        compiled = kernel[(grid,)](*arguments, **constants, **options)
+    key = kernel_key(kernel, arguments, constants, warps, registers) if _past_triton(arguments[0]) else None
+    compiled = _compiled.get(key) if key is not None else None
     recorder = _recording.recorder
-    if recorder is not None and not recorder.broken:
+    given: dict[str, Any] = {}
+    if compiled is not None or (recorder is not None and not recorder.broken):
         given = dict(zip(kernel.arg_names, arguments, strict=False)) | constants
+    if compiled is None:
+        options = {"num_warps": warps} | ({"maxnreg": registers} if registers else {})
+        with _nothing_compiled() if capturing() else nullcontext():
+            compiled = kernel[(grid,)](*arguments, **constants, **options)
+        if key is not None:
+            if len(_compiled) >= _MOST_PLANS:
+                _compiled.clear()
+            _compiled[key] = compiled
+    else:
+        passed = [one.data_ptr() if isinstance(one, Tensor) else one for one in map(given.__getitem__, kernel.arg_names)]
+        stream = torch._C._cuda_getCurrentRawStream(torch._C._cuda_getDevice())
+        compiled.run(grid, 1, 1, stream, compiled.function, compiled.packed_metadata, None, None, None, *passed)
+    if recorder is not None and not recorder.broken:
         recorder.step(compiled, grid, [given[name] for name in kernel.arg_names])
+
+
+def _past_triton(first: Any) -> bool:
+    """Whether a launch whose first argument this is may go past Triton's launcher: on a GPU, and nobody watches."""
+    tensor = first.base if isinstance(first, TensorDescriptor) else first
+    watched = _watched(knobs.runtime.launch_enter_hook) or _watched(knobs.runtime.launch_exit_hook)
+    return _is_cuda(tensor) and not watched and not _untried()
+
+
+def _is_cuda(tensor: Any) -> bool:
+    return isinstance(tensor, Tensor) and tensor.is_cuda
+
+
+def kernel_key(kernel: Any, arguments: tuple[Any, ...], constants: dict[str, Any], warps: int, registers: int) -> Hashable:
+    """What one compiled kernel serves: at least everything that Triton tells kernels apart by.
+
+    Of a tensor dtype and alignment; of a descriptor dtype and block; of a size that is not specialised on whether it has 32 bits. Any
+    other number counts as it is, where Triton asks only whether 16 divides it and whether it is 1: a key too many costs one look-up.
+    """
+    fixed = _fixed.get(kernel)
+    if fixed is None:
+        fixed = _fixed[kernel] = tuple(not one.do_not_specialize for one in kernel.params)
+    parts: list[Hashable] = [kernel, torch._C._cuda_getDevice(), warps, registers, *constants.items()]
+    for one, counts in zip(arguments, fixed, strict=False):
+        if isinstance(one, Tensor):
+            parts += (one.dtype, one.data_ptr() & 15 == 0)
+        elif isinstance(one, TensorDescriptor):
+            parts += (one.base.dtype, tuple(one.block_shape))
+        elif type(one) is int and not counts and -(1 << 31) <= one < 1 << 31:
+            parts.append("i32")
+        else:
+            parts.append((type(one), one))
+    return tuple(parts)
 
 
 @contextmanager
@@ -216,6 +280,17 @@ def planned(key: Hashable) -> Plan | None:
     return None if _watched(knobs.runtime.launch_enter_hook) or _watched(knobs.runtime.launch_exit_hook) else _plans.get(key)
 
 
+def repeated(key: Hashable) -> bool:
+    """Whether a signature came before: one that comes once is not worth recording, which takes as long as a third of the call."""
+    here = hash(key)
+    if here in _seen:
+        return True
+    if len(_seen) >= _MOST_SEEN:
+        _seen.clear()
+    _seen.add(here)
+    return False
+
+
 def _watched(hook: Any) -> bool:
     return hook is not None and bool(getattr(hook, "calls", True))
 
@@ -245,8 +320,10 @@ def record(key: Hashable, inputs: Inputs, device: torch.device, run: Callable[[]
 
 
 def forget() -> None:
-    """Drop every plan: calls are prepared anew."""
+    """Drop every plan and compiled kernel: calls are prepared anew, by Triton."""
     _plans.clear()
+    _seen.clear()
+    _compiled.clear()
 
 
 def _untried() -> str:

@@ -4,12 +4,14 @@ A piece's codes are scored, lower bounds choose the leads, the leads' exact scor
 scored exactly too. Exact scores are found in one of two ways. Marked pairs are scored alone, document by document, where that has the
 bits of brute force on this GPU (`trust.py`) and documents are there; else all queries are scored against the union of the marked
 documents, by the very call that brute force makes, of fewer documents. Where a sample says that bounds will not prune, brute force
-follows at once.
+follows at once; where they did not prune last time it comes first, and some of its scores say whether the next search should scan.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import nullcontext
+from functools import cache
 from math import inf, isfinite
 from typing import cast
 from weakref import WeakKeyDictionary
@@ -80,7 +82,11 @@ class DeviceSearch:
         self.scanned = 0
         self.survivors = torch.zeros(len(queries), dtype=torch.int64, device=self.device)
         self.highest = torch.full((len(queries),), -torch.inf, dtype=torch.float64, device=self.device)
-        self.read = torch.zeros((), dtype=torch.int64, device=self.device)  # tokens behind exact scores, for each query
+        self.read = 0  # tokens behind exact scores, each query's counted for itself
+        self.brute_read: list[Tensor] = []  # the same, of brute force: still on the device
+        self.looks: list[
+            tuple[Codes, Tensor, float]
+        ] = []  # codes, the share of pairs that bounds would leave, and the most that pays
         self.width = 0  # bytes of a token
         self.brute, self.pieces, self.why = 0, 0, ""
 
@@ -89,13 +95,18 @@ class DeviceSearch:
         """`[Nq, k]` int64 keys of the best so far, descending (`maxsim_kernels.topk`), NaN still in them."""
         return self.best.pending
 
-    def stats(self) -> Stats:
-        """What was done, and the certificate; waits for the GPU."""
+    def stats(self, kth: Tensor | None = None) -> Stats:
+        """What was done, and the certificate; waits for the GPU. `kth` `[Nq]`: the k-th best scores, where they are at hand."""
         fell_back = self.never or ""
         if self.brute and not fell_back:
             fell_back = f"{self.brute} of {self.pieces} pieces by brute force: {self.why}"
-        certificate = Certificate(of_keys(self.best.pending)[0][:, -1], self.highest)
-        return Stats(self.scanned, self.survivors, int(self.read) * self.width, fell_back, certificate)
+        kth = of_keys(self.best.pending[:, -1])[0] if kth is None else kth
+        read = self.read + int(sum(self.brute_read))
+        for codes, share, most in self.looks:
+            if float(share) <= most:
+                _pruned_before.pop(codes, None)
+        self.looks = []
+        return Stats(self.scanned, self.survivors, read * self.width, fell_back, Certificate(kth, self.highest))
 
     def take(self, keys: Tensor) -> None:
         """As of `Search`."""
@@ -132,11 +143,29 @@ class DeviceSearch:
         scan = Scan(codes, self.device, self.room)
         at_hand = codes if scan.here and not isinstance(codes, StreamedCodes) else None
         self.doubt = self.doubt and not (at_hand is not None and _pruned_before.get(at_hand, False))
-        known, terms = Residuals(residuals.errors.to(self.device), residuals.norms.to(self.device)), self._terms(scan)
+        known = Residuals(residuals.errors.to(self.device), residuals.norms.to(self.device))
+        terms = cache(lambda: self._terms(scan))  # queued behind the scan, so that the GPU has that to do meanwhile
+        if at_hand is not None and self._hopeless(at_hand, count):
+            self._without_scan(documents, at_hand, known, terms)
+            return
         for first in range(0, count, step):
             self._piece(documents, slice(first, min(first + step, count)), scan, known, terms)
         if at_hand is not None:
             _pruned_before[at_hand] = self.brute == before
+
+    def _hopeless(self, codes: Codes, count: int) -> bool:
+        """Whether bounds left too much of these documents last time."""
+        return _pruned_before.get(codes) is False and count >= _SAMPLED and self.most_rescored < 1
+
+    def _without_scan(self, documents: Packed | Rows, codes: Codes, residuals: Residuals, terms: Callable[[], Tensor]) -> None:
+        """Brute force, whose first scores show what bounds would have left; `stats`, which waits anyhow, looks."""
+        count, step, sample = len(documents), self._step(len(documents)), torch.empty(0)
+        for first in range(0, count, step):
+            why = "bounds left most of these documents last time"
+            head = self._brute_piece(cut(documents, first, min(first + step, count)), why)
+            sample = head if first == 0 else sample
+        share = self._left(sample, residuals[: sample.shape[1]], terms(), self._best_scores()[:, -1])
+        self.looks.append((codes, share, self._share(documents)))
 
     def _step(self, count: int) -> int:
         """Documents of a piece: as many as their bounds fit in an eighth of the free memory; the more, the fewer are scored exactly."""
@@ -184,7 +213,7 @@ class DeviceSearch:
         codes_of, scales = query_codes(values, dtype) if quantised else (None, None)
         return query_terms(values, self.queries.starts, self.queries.lengths, codes_of, scales, rounding)
 
-    def _piece(self, whole: Packed | Rows, span: slice, scan: Scan, residuals: Residuals, terms: Tensor) -> None:
+    def _piece(self, whole: Packed | Rows, span: slice, scan: Scan, residuals: Residuals, terms: Callable[[], Tensor]) -> None:
         """Documents `span` of `whole`, of which everything else speaks too."""
         documents, residuals, lengths = cut(whole, span.start, span.stop), residuals[span], scan.lengths[span]
         count, first = len(documents), self.best.seen
@@ -197,7 +226,7 @@ class DeviceSearch:
         sampled = 0
         if self.doubt and count >= _SAMPLED and self.most_rescored < 1:
             sampled = _SAMPLE
-            if self._sample(cut(documents, 0, sampled), residuals[:sampled], terms, count):
+            if self._sample(cut(documents, 0, sampled), residuals[:sampled], terms(), count):
                 why = f"a sample of {sampled} documents says that bounds would leave most"
                 self._brute_piece(cut(documents, sampled, count), why)
                 return
@@ -205,7 +234,7 @@ class DeviceSearch:
             lengths[:sampled] = 0  # which have their scores: no bound of theirs is looked at
         self.scanned += count
         approximate = scan.scores(self.queries, span.start, span.stop, self.quantize_queries)
-        bounded = Bounded(approximate, terms, self.queries.lengths, residuals.errors, residuals.norms, lengths)
+        bounded = Bounded(approximate, terms(), self.queries.lengths, residuals.errors, residuals.norms, lengths)
         keys = self._pruned(documents, bounded, first, sampled)
         self.doubt = isinstance(keys, str)
         if isinstance(keys, str):
@@ -219,10 +248,14 @@ class DeviceSearch:
     def _too_many(self, documents: Packed | Rows) -> str:
         return f"more than {self._share(documents):.0%} of the pairs could still be among the best"
 
-    def _brute_piece(self, documents: Packed | Rows, why: str) -> None:
+    def _brute_piece(self, documents: Packed | Rows, why: str) -> Tensor:
+        """Returns the first scores `[Nq, n]`, at most a sample of them."""
         self.brute, self.pieces, self.why = self.brute + 1, self.pieces + 1, self.why or why
+        head = torch.empty(len(self.queries), 0, device=self.device)
         for block in everything(documents, self.device, len(self.queries), self.room):
-            self._exactly(block)
+            scores = self._exactly(block)
+            head = head if head.shape[1] else scores[:, :_SAMPLE].clone()
+        return head
 
     def _exactly(self, documents: Packed) -> Tensor:
         """Scores `[Nq, n]` of the next documents as brute force has them, added to the best."""
@@ -231,7 +264,7 @@ class DeviceSearch:
         self.best.add(scores)
         self.known = True
         self.survivors += len(documents)
-        self.read += documents.lengths.sum() * len(self.queries)
+        self.brute_read.append(documents.lengths.sum() * len(self.queries))
         return scores
 
     def _note_lost(self, documents: Packed, scores: Tensor) -> None:
@@ -253,9 +286,13 @@ class DeviceSearch:
         least = scores.topk(rank, dim=1).values[:, -1]
         if before.shape[1]:
             least = torch.maximum(least, before[:, -1])
+        return float(self._left(scores, residuals, terms, least)) > _HOPELESS
+
+    def _left(self, scores: Tensor, residuals: Residuals, terms: Tensor, least: Tensor) -> Tensor:
+        """The share `[]` of pairs with exact scores `[Nq, n]` whose widths reach the thresholds `[Nq]`."""
         of_error, of_norm, rest = terms[:3].unsqueeze(2)
         width = of_error * residuals.errors + of_norm * residuals.norms + rest
-        return float((scores + width >= least[:, None]).double().mean()) > _HOPELESS
+        return (scores + width >= least[:, None]).double().mean()
 
     def _best_scores(self) -> Tensor:
         """`[Nq, k]` float32: the best scores so far, descending; NaN, which will be refused, as -inf. Nothing known yet: `[Nq, 0]`."""
@@ -286,12 +323,14 @@ class DeviceSearch:
             return refused
         best = TopK(len(queries), self.k, self.device, first=number)
         best.add(scores)
-        keys = best.pending  # queued before the host waits for the number of pairs
-        if self._alone(documents) and int(first.total + late.total) > int(self._share(documents) * scores.numel()):
+        keys = best.pending
+        tokens = ((first.counts + late.counts) * bounded.lengths).sum(dtype=torch.int64)
+        survivors, highest = self.survivors + (first.tally + late.tally), torch.maximum(self.highest, late.highest)
+        # All of it is queued before the host waits, once, for the number of pairs and what they read.
+        pairs, read = torch.stack([first.total + late.total, tokens]).tolist()
+        if self._alone(documents) and pairs > int(self._share(documents) * scores.numel()):
             return self._too_many(documents)
-        self.survivors += first.tally + late.tally
-        self.read += ((first.counts + late.counts).long() * bounded.lengths).sum()
-        self.highest = torch.maximum(self.highest, late.highest)
+        self.survivors, self.highest, self.read = survivors, highest, self.read + read
         return keys
 
     def _alone(self, documents: Packed | Rows) -> bool:

@@ -79,7 +79,7 @@ def exact_topk(
     keys = search.keys
     refuse_nan(keys)
     scores, indices = of_keys(keys)
-    stats = search.stats()
+    stats = search.stats(scores[:, -1])
     return (scores[0], indices[0], stats) if single else (scores, indices, stats)
 
 

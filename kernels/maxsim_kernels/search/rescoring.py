@@ -8,14 +8,15 @@ Matrix libraries could add in another order then. Whether this machine's does is
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from functools import lru_cache
 
 import torch
 from torch import Tensor
 
 from maxsim_kernels.checks import Call, Options, validate
-from maxsim_kernels.cpu.forward import FEW_ROWS, FEW_TOKENS, check_values, forward, query_blocks
-from maxsim_kernels.cpu.tiles import product_of, product_shapes
+from maxsim_kernels.cpu.forward import FEW_ROWS, FEW_TOKENS, check_values, one_query, query_blocks, score_few
+from maxsim_kernels.cpu.tiles import Queries, product_of, product_shapes
 from maxsim_kernels.tokens import Packed
 
 _ROWS = 32  # of the product, of `FEW_TOKENS` document tokens, that others are compared with
@@ -36,10 +37,22 @@ def packed_queries(call: Call) -> Packed:
     return Packed(call.queries.detach()[valid], offsets)
 
 
-def rescored(query: Tensor, documents: Packed, chosen: Tensor) -> Tensor:
-    """Exact scores `[c]` of one query `[L, d]` with documents `chosen` `[c]` int64."""
-    few = Packed.view(documents.values, documents.starts[chosen], documents.lengths[chosen])
-    return forward(validate(query, few, Options()), few=True)[0][0]
+class Alone:
+    """Queries that are scored one by one, each made ready once: of few documents that would take longer than their products."""
+
+    def __init__(self, queries: Packed) -> None:
+        nothing = Packed(queries.values[:0], torch.zeros(1, dtype=torch.int64))
+        self.call = validate(queries, nothing, Options())
+        self.ready: dict[int, Queries] = {}
+
+    def scores(self, query: int, documents: Packed, chosen: Tensor) -> Tensor:
+        """Exact scores `[c]` of a query with documents `chosen` `[c]` int64, whose starts and lengths were checked (`check_rows`)."""
+        if query not in self.ready:
+            self.ready[query] = one_query(self.call, query)
+        starts, lengths = documents.starts[chosen], documents.lengths[chosen]
+        few = replace(self.call, documents=documents.values, document_starts=starts, document_lengths=lengths)
+        with torch.no_grad(), torch.autocast("cpu", enabled=False):
+            return score_few(few, self.ready[query])
 
 
 def why_not_alone(queries: Packed, dim: int) -> str:

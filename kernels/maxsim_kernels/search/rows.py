@@ -10,7 +10,7 @@ from torch import Tensor
 
 from maxsim_kernels.tokens import Fp8Tokens, Int8Tokens, Packed
 
-_READ = 64 << 20  # bytes of tokens that are held at once, at most
+_READ = 128 << 20  # bytes of tokens that are held at once, at most
 
 
 class Rows(ABC):

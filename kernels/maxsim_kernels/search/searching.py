@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from maxsim_kernels.api import maxsim
+from maxsim_kernels.checks import check_rows
 from maxsim_kernels.search.bounds import WIDEST, Codes, QueryTerms, Residuals, query_terms
-from maxsim_kernels.search.rescoring import rescored, why_not_alone
+from maxsim_kernels.search.rescoring import Alone, why_not_alone
 from maxsim_kernels.search.rows import Rows, documents_at, part, whole
 from maxsim_kernels.tokens import Packed
 from maxsim_kernels.topk import TopK, keys_of, merge_topk, of_keys, refuse_nan
@@ -75,6 +76,7 @@ class Search:
 
     def __init__(self, queries: Packed, k: int, quantize_queries: bool = True, most_rescored: float = 0.25) -> None:
         self.queries, self.k = queries, k
+        self.alone = Alone(queries)
         self.quantize_queries, self.most_rescored = quantize_queries, most_rescored
         count = len(queries)
         self.keys = TopK(count, k).pending
@@ -88,9 +90,9 @@ class Search:
         self.never = ""  # why nothing can be pruned
         self.brute, self.pieces = 0, 0
 
-    def stats(self) -> Stats:
-        """What was done, and the certificate."""
-        kth = of_keys(self.keys)[0][:, -1]
+    def stats(self, kth: Tensor | None = None) -> Stats:
+        """What was done, and the certificate. `kth` `[Nq]`: the k-th best scores, where they are at hand."""
+        kth = of_keys(self.keys)[0][:, -1] if kth is None else kth
         fell_back = self.never
         if self.brute and not fell_back:
             share = f"more than {self.most_rescored:.0%} of the pairs could still be among the best"
@@ -185,10 +187,11 @@ class Search:
     def _rescore(self, documents: Packed | Rows, chosen: Tensor, scores: Tensor) -> None:
         """Write the exact scores of the chosen pairs; of `Rows` each document is read once, in order."""
         for numbers, held in documents_at(documents, chosen.any(0).nonzero()[:, 0]):
+            check_rows("document", held.starts, held.lengths, held.values.shape[0])
             asked = chosen[:, numbers]
             for query in asked.any(1).nonzero()[:, 0].tolist():
                 which = asked[query].nonzero()[:, 0]
-                scores[query, numbers[which]] = rescored(self.queries[query], held, which)
+                scores[query, numbers[which]] = self.alone.scores(query, held, which)
 
 
 def _token_bytes(documents: Packed | Rows) -> int:

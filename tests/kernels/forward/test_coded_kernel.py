@@ -41,7 +41,7 @@ CASES = [
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("group", "checks"), [("sizes", 96), ("layouts", 39), ("broken", 10)])
+@pytest.mark.parametrize(("group", "checks"), [("sizes", 96), ("layouts", 39), ("broken", 10), ("once", 18)])
 def test_the_kernel_agrees_with_float64(interpreted: Run, group: str, checks: int) -> None:
     interpreted("coded", group, checks)
 

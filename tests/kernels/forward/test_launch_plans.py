@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -39,6 +40,7 @@ class FakeKernel:
     """Triton's `kernel[grid](*arguments, **constants)`."""
 
     arg_names = ("source", "out", "size", "BLOCK")
+    params = tuple(SimpleNamespace(do_not_specialize=name == "size") for name in arg_names)
 
     def __init__(self) -> None:
         self.compiled = FakeCompiled()
@@ -56,6 +58,7 @@ class FakeKernel:
 def no_plans(monkeypatch) -> None:
     """Plans of this test only, and a driver that is not there."""
     monkeypatch.setattr(launch, "_plans", {})
+    monkeypatch.setattr(launch, "_compiled", {})
     monkeypatch.setattr(launch, "ensure_context", lambda device: None)
     monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: 0, raising=False)
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: STREAM, raising=False)
@@ -287,10 +290,108 @@ def test_plans_are_bounded(monkeypatch) -> None:
         assert len(launch._plans) <= 3
 
 
+def test_a_signature_is_worth_recording_when_it_comes_again(monkeypatch) -> None:
+    monkeypatch.setattr(launch, "_seen", set())
+    monkeypatch.setattr(launch, "_MOST_SEEN", 3)
+    key = launch.signature((base(),), "a")
+    assert [launch.repeated(key), launch.repeated(key), launch.repeated(launch.signature((base(),), "b"))] == [
+        False,
+        True,
+        False,
+    ]
+    for number in range(100):
+        launch.repeated(number)
+        assert len(launch._seen) <= 3
+
+
 def test_watched_launches_are_not_replayed(monkeypatch) -> None:
     assert recorded(FakeKernel(), base()) is not None
     monkeypatch.setattr(knobs.runtime, "launch_enter_hook", lambda metadata: None)
     assert launch.planned("key") is None
+
+
+# Launches of new shapes, past Triton's launcher
+
+
+def other_launch(change: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Arguments and options that differ from (base, base, 4; BLOCK 16, 8 warps) in one thing."""
+    unaligned = OTHERS["alignment"]()
+    arguments = {
+        "size": (base(), base(), 5),
+        "aligned size": (base(), base(), 64),
+        "shape": (OTHERS["shape"](), base(), 1),
+        "large size": (base(), base(), 2**31),
+        "alignment": (unaligned, base(), 4),
+        "dtype": (OTHERS["dtype"](), base(), 4),
+        "kind": (base(), base(), 4.0),
+        "descriptor": (TensorDescriptor(base(), [8, 32], [32, 1], [4, 32]), base(), 4),
+    }
+    options = {"constant": {"BLOCK": 32}, "warps": {"warps": 4}, "registers": {"registers": 128}}
+    return arguments.get(change, (base(), base(), 4)), {"BLOCK": 16, "warps": 8} | options.get(change, {})
+
+
+@pytest.mark.parametrize("change", ["size", "aligned size", "shape"])
+def test_other_sizes_go_past_tritons_launcher(monkeypatch, change) -> None:
+    monkeypatch.setattr(launch, "_is_cuda", lambda tensor: True)
+    kernel = FakeKernel()
+    launch.launch(kernel, 3, base(), base(), 4, BLOCK=16, warps=8)
+    assert len(kernel.launches) == 1
+    assert not kernel.compiled.runs
+    (source, out, size), options = other_launch(change)
+    launch.launch(kernel, 7, source, out, size, **options)
+    assert len(kernel.launches) == 1
+    expected = (7, 1, 1, STREAM, "function", "metadata", None, None, None, source.data_ptr(), out.data_ptr(), size, 16)
+    assert kernel.compiled.runs == [expected]
+
+
+@pytest.mark.parametrize("change", ["large size", "alignment", "dtype", "kind", "descriptor", "constant", "warps", "registers"])
+def test_what_tells_kernels_apart_goes_through_triton(monkeypatch, change) -> None:
+    monkeypatch.setattr(launch, "_is_cuda", lambda tensor: True)
+    kernel = FakeKernel()
+    launch.launch(kernel, 3, base(), base(), 4, BLOCK=16, warps=8)
+    arguments, options = other_launch(change)
+    for number in (2, 2):
+        launch.launch(kernel, 3, *arguments, **options)
+        assert len(kernel.launches) == number
+    assert len(kernel.compiled.runs) == 1
+
+
+def test_watched_launches_and_untried_versions_go_through_triton(monkeypatch) -> None:
+    monkeypatch.setattr(launch, "_is_cuda", lambda tensor: True)
+    kernel = FakeKernel()
+    with monkeypatch.context() as watching:
+        watching.setattr(knobs.runtime, "launch_exit_hook", lambda metadata: None)
+        for _ in range(2):
+            scored(kernel, base())
+    with monkeypatch.context() as later:
+        later.setattr(launch, "VERSION", "4.0")
+        for _ in range(2):
+            scored(kernel, base())
+    assert len(kernel.launches) == 4
+    assert not kernel.compiled.runs
+
+
+def test_a_launch_past_triton_is_recorded_like_any_other(monkeypatch) -> None:
+    monkeypatch.setattr(launch, "_is_cuda", lambda tensor: True)
+    kernel, fresh = FakeKernel(), base()
+    scored(kernel, base())
+    plan = recorded(kernel, base())
+    assert plan is not None
+    assert len(kernel.launches) == 1
+    result = plan.run((fresh,), CPU)
+    assert kernel.compiled.runs[-1][9:] == (fresh.data_ptr(), result.data_ptr(), 4, 16)
+
+
+def test_an_argument_is_looked_for_once(monkeypatch) -> None:
+    """Most launches name one tensor in a dozen roles; asking for its storage takes the host longer than all else of a role."""
+    asked: list[torch.Tensor] = []
+    place = launch._place
+    monkeypatch.setattr(launch, "_place", lambda tensor: asked.append(tensor) or place(tensor))
+    source = base()
+    recorder = launch._Recorder((source,))
+    recorder.step(FakeCompiled(), 1, [source] * 12)
+    assert len(recorder.steps[0].pointers) == 12  # type: ignore[union-attr]
+    assert len(asked) == 2  # the input, and the argument
 
 
 # Versions of Triton

@@ -20,6 +20,7 @@ from inputs import on_cpu as make
 from maxsim_kernels import BitTokens, Packed, maxsim, maxsim_pairs
 from maxsim_kernels.checks import Options, validate_coded
 from maxsim_kernels.gpu.forward import coded, combine
+from maxsim_kernels.gpu.forward.tuning import Config
 
 CHECKED: list[str] = []
 coded.hardware = lambda device: ((9, 0), 1)  # the tiles of a GPU with room for the largest
@@ -116,8 +117,20 @@ def check_broken() -> None:
     CHECKED.append("offsets")
 
 
+def check_once() -> None:
+    """The kernel that decodes residual tokens once, whatever is chosen for calls: several tiles, blocks of rows, few rows, selections."""
+    small = Config(32, 32, 4, 2, 2, "untuned", "several tiles and blocks on small shapes")
+    for selected in (False, True):
+        coded.ONCE, coded.ONCE_FEW, coded.ONCE_SELECTED, coded.SELECTED = small, small, selected, selected
+        for kind, bits, dim in (("unit", 2, 31), ("free", 4, 128), ("unit", 1, 40)):
+            documents = cases.coded(kind, bits, dim, (3, 0, 31, 1, 65))
+            for queries in (make.gauss(3, 31, dim), make.gauss(5, dim)):
+                check(queries, documents)
+            check(make.gauss(5, 1, dim, dtype=torch.float32), documents)
+
+
 if __name__ == "__main__":
     torch.manual_seed(0)
     torch.set_num_threads(1)
-    {"sizes": check_sizes, "layouts": check_layouts, "broken": check_broken}[sys.argv[1]]()
+    {"sizes": check_sizes, "layouts": check_layouts, "broken": check_broken, "once": check_once}[sys.argv[1]]()
     sys.stdout.write(f"{len(CHECKED)} checked\n")

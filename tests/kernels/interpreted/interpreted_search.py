@@ -142,11 +142,33 @@ def check_sample() -> None:
     same = pack([torch.ones(3, 16).half()] * 64)
     stats = check(queries, same, 2, "int8 document", True)
     assert "sample of 8 documents" in stats.fell_back, stats.fell_back
+    check_brute_force_first(queries, same, documents)
     device._SAMPLED = 1 << 30
     stats = check(queries, same, 2, "int8 document", True)
     assert "more than 10% of the pairs" in stats.fell_back, stats.fell_back
     stats = check(queries, same, 2, "int8 document", False)
     assert stats.fell_back, stats.fell_back
+
+
+def check_brute_force_first(queries: torch.Tensor, same: Packed, documents: Packed) -> None:
+    """Where bounds did not prune last time nothing is scanned, until scores say that they would prune."""
+    hopeless, good = coded(same, "int8 document"), coded(documents, "int8 document")
+    device._pruned_before[good] = False
+    # Of `same` the first search looks at a sample; of `documents` the second one scans again.
+    for held, codes, first in ((same, hopeless, "sample of 8"), (documents, good, "last time")):
+        residuals, expected = residuals_of(held, codes), stream_topk(queries, [held], 2)
+        for asked in (first, "last time" if held is same else ""):
+            made = device.DeviceSearch(Queries(queries), 2, most_rescored=0.5)
+            made.add(held, codes, residuals)
+            found = made.best.scores, made.best.indices, made.stats()
+            assert torch.equal(found[0], expected[0])
+            assert torch.equal(found[1], expected[1])
+            assert asked in found[2].fell_back if asked else not found[2].fell_back, found[2].fell_back
+            assert found[2].survivors.tolist() == [len(held)] * 6 or not asked
+            assert found[2].scanned == (0 if asked else len(held))
+            assert found[2].rescored_bytes == len(held.values) * 16 * 2 * 6 or not asked
+            assert found[2].certificate.holds
+            CHECKED.append("brute force first")
 
 
 def check_parts() -> None:

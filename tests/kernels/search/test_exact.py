@@ -207,10 +207,10 @@ def test_scores_of_one_query_have_the_bits_of_a_call_with_all(two_threads):
         documents = cases.packed([3, 700, 0, 1100, 64, 1], d, make=cases.gauss)
         queries = pack([cases.gauss(n, d, seed=n) for n in (1, 40, 300, 700, 31)])
         assert rescoring.why_not_alone(queries, d) == ""
-        together = maxsim(queries, documents)
+        together, alone = maxsim(queries, documents), rescoring.Alone(queries)
         for n in range(len(queries)):
             chosen = torch.tensor([5, 1, 3])
-            assert cases.same_bits(rescoring.rescored(queries[n], documents, chosen), together[n, chosen])
+            assert cases.same_bits(alone.scores(n, documents, chosen), together[n, chosen])
 
 
 def test_a_matrix_library_that_adds_in_another_order_is_noticed(monkeypatch):

@@ -22,7 +22,7 @@ Run = Callable[[str, str, int], None]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("group", "checks"), [("search", 50), ("queries", 16), ("sample", 11), ("parts", 4), ("streams", 15)])
+@pytest.mark.parametrize(("group", "checks"), [("search", 50), ("queries", 16), ("sample", 15), ("parts", 4), ("streams", 15)])
 def test_a_search_with_interpreted_kernels_gives_brute_forces_answers(interpreted: Run, group: str, checks: int) -> None:
     interpreted("search", group, checks)
 

@@ -265,6 +265,13 @@ def test_chunks_and_resume(tmp_path: Path) -> None:
     assert encoder.calls == [("document", size) for size in (256, 256, 256, 256, 256, 20)]
 
 
+def test_shards_hold_whole_chunks_of_an_encoder_that_takes_many(tmp_path: Path) -> None:
+    encoder = LetterEncoder()
+    encoder.chunk = 1100  # type: ignore[attr-defined]
+    embed(task(1200), "document", encoder, tmp_path, quiet=True)
+    assert encoder.calls == [("document", 1100), ("document", 100)], "nothing is encoded twice, and no chunk is cut by a shard"
+
+
 def test_interrupted_before_anything_was_known(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         run(tmp_path, task(), fail_at=0)

@@ -30,7 +30,7 @@ from maxsim_kernels.gpu.forward.query_codes import query_codes
 from maxsim_kernels.gpu.forward.tuning import Config
 from maxsim_kernels.gpu.geometry import allows_tf32, byte_mask, flat_queries, hardware, padded, shared_bytes
 from maxsim_kernels.gpu.launch import empty, ensure_context, launch, unrecorded
-from maxsim_kernels.gpu.tile_ops import FLOAT, best_along, load_rows, merge_best, nothing, slots, valid_rows
+from maxsim_kernels.gpu.tile_ops import FLOAT, best_along, keep_nan, load_rows, merge_best, nothing, slots, valid_rows
 
 # By query rows that meet a document; more rows share the work of unpacking. Registers and shared memory as compiled for sm_90.
 MOST = Config(256, 64, 8, 2, 4, "untuned", "whole numbers: two programs of 256 rows fit")
@@ -42,6 +42,12 @@ _EXACT_SLICE = 32
 _CENTROIDS_BYTES = (
     112 << 10
 )  # of shared memory that `MANY` takes with residual tokens, whose centroids are loaded ahead in FP32
+# Residual tokens decoded once for all query rows (`_once_kernel`) in these configurations, many rows and few: not measured yet, so
+# no call takes them (`benchmarks/alone/residual.py` times candidates). `ONCE_SELECTED`: weights by selections, not by lookups.
+ONCE: Config | None = None
+ONCE_FEW: Config | None = None
+ONCE_SELECTED = True
+SELECTED = False  # the same where tokens are decoded for every block of query rows
 _FP32 = "ieee"  # products of FP32 queries with residual tokens, as in the general kernel
 
 
@@ -54,9 +60,22 @@ def _extent(start_ptr, length_ptr, number, total):
 
 
 @triton.jit
+def _weights(codes, weight_ptr, BITS: tl.constexpr, SELECTED: tl.constexpr):
+    """What each code adds: looked up, or selected among all the weights, which then lie in registers."""
+    if SELECTED:
+        found = tl.zeros(codes.shape, tl.float32) + tl.load(weight_ptr)
+        for code in tl.static_range(1, 2**BITS):
+            found = tl.where(codes == code, tl.load(weight_ptr + code), found)
+    else:
+        found = tl.load(weight_ptr + codes)
+    return found
+
+
+@triton.jit
 def _unpack(
     byte_ptr, token, inside, slice, centroid, weight_ptr, bytes, width, stride_t, stride_b,
     DTYPE: tl.constexpr, BITS: tl.constexpr, RESIDUAL: tl.constexpr, UNIT: tl.constexpr, TOKENS: tl.constexpr, WIDTH: tl.constexpr,
+    SELECTED: tl.constexpr,
 ):  # fmt: skip
     """Tokens `[TOKENS, WIDTH]` of `DTYPE` as they are multiplied, and their sums of squares (0 unless `UNIT`).
 
@@ -73,7 +92,7 @@ def _unpack(
         inner = slice + tl.arange(0, WIDTH)
         counted = (inner < width)[None, :]
         values = tl.load(centroid[:, None] + inner[None, :], mask=inside[:, None] & counted, other=0.0).to(tl.float32)
-        values = tl.where(counted, values + tl.load(weight_ptr + codes), 0.0)
+        values = tl.where(counted, values + _weights(codes, weight_ptr, BITS, SELECTED), 0.0)
         if UNIT:
             squares = tl.sum(values * values, 1)
         tokens = values.to(DTYPE)
@@ -96,7 +115,7 @@ def _product(rows, tokens, PRECISION: tl.constexpr):
 def _best_of(
     rows, query_ptr, row, valid, byte_ptr, scale_ptr, id_ptr, centroid_ptr, weight_ptr, start, length, centroids, bytes, width,
     stride_qt, stride_qd, stride_t, stride_b,
-    BITS: tl.constexpr, RESIDUAL: tl.constexpr, UNIT: tl.constexpr, HELD: tl.constexpr,
+    BITS: tl.constexpr, RESIDUAL: tl.constexpr, UNIT: tl.constexpr, SELECTED: tl.constexpr, HELD: tl.constexpr,
     ROWS: tl.constexpr, TOKENS: tl.constexpr, WIDTH: tl.constexpr, STAGES: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """The largest product of each query row `[ROWS]` with the tokens of a document, NaN kept; -inf where it has none."""
@@ -119,7 +138,7 @@ def _best_of(
         if HELD:
             tokens, squares = _unpack(
                 byte_ptr, token, inside, 0, centroid, weight_ptr, bytes, width, stride_t, stride_b,
-                DTYPE, BITS, RESIDUAL, UNIT, TOKENS, WIDTH,
+                DTYPE, BITS, RESIDUAL, UNIT, TOKENS, WIDTH, SELECTED,
             )  # fmt: skip
             products = _product(rows, tokens, PRECISION)
         else:
@@ -132,7 +151,7 @@ def _best_of(
                 )  # fmt: skip
                 tokens, more = _unpack(
                     byte_ptr, token, inside, slice, centroid, weight_ptr, bytes, width, stride_t, stride_b,
-                    DTYPE, BITS, RESIDUAL, UNIT, TOKENS, WIDTH,
+                    DTYPE, BITS, RESIDUAL, UNIT, TOKENS, WIDTH, SELECTED,
                 )  # fmt: skip
                 squares += more
                 products += _product(part, tokens, PRECISION)
@@ -156,7 +175,8 @@ def _coded_kernel(
     query_ptr, query_scale_ptr, byte_ptr, start_ptr, length_ptr, scale_ptr, id_ptr, centroid_ptr, weight_ptr, out_ptr,
     query_total, documents, token_total, centroids, bytes, width, blocks, workers, out_stride,
     stride_qt, stride_qd, stride_t, stride_b,
-    QUERY_SCALED: tl.constexpr, BITS: tl.constexpr, RESIDUAL: tl.constexpr, UNIT: tl.constexpr, HELD: tl.constexpr,
+    QUERY_SCALED: tl.constexpr, BITS: tl.constexpr, RESIDUAL: tl.constexpr, UNIT: tl.constexpr,
+    SELECTED: tl.constexpr, HELD: tl.constexpr,
     ROWS: tl.constexpr, TOKENS: tl.constexpr, WIDTH: tl.constexpr, STAGES: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Maxima `[documents, query_total]` of every query row in every document; neighbouring programs share documents in L2."""
@@ -169,7 +189,7 @@ def _coded_kernel(
         start, length = _extent(start_ptr, length_ptr, document, token_total)
         best = _best_of(
             rows, query_ptr, row, valid, byte_ptr, scale_ptr, id_ptr, centroid_ptr, weight_ptr, start, length, centroids, bytes, width,
-            stride_qt, stride_qd, stride_t, stride_b, BITS, RESIDUAL, UNIT, HELD, ROWS, TOKENS, WIDTH, STAGES, PRECISION,
+            stride_qt, stride_qd, stride_t, stride_b, BITS, RESIDUAL, UNIT, SELECTED, HELD, ROWS, TOKENS, WIDTH, STAGES, PRECISION,
         )  # fmt: skip
         if QUERY_SCALED:
             best = _rescaled(best, query_scale_ptr, row, valid)
@@ -182,7 +202,7 @@ def _coded_pairs_kernel(
     centroid_ptr, weight_ptr, out_ptr,
     query_size, query_total, token_total, centroids, bytes, width, stride_qn, stride_qt, stride_qd, stride_t, stride_b,
     PACKED_QUERIES: tl.constexpr, HAS_QUERY_LENGTHS: tl.constexpr, HAS_QUERY_MASK: tl.constexpr, QUERY_SCALED: tl.constexpr,
-    BITS: tl.constexpr, RESIDUAL: tl.constexpr, UNIT: tl.constexpr, HELD: tl.constexpr,
+    BITS: tl.constexpr, RESIDUAL: tl.constexpr, UNIT: tl.constexpr, SELECTED: tl.constexpr, HELD: tl.constexpr,
     ROWS: tl.constexpr, TOKENS: tl.constexpr, WIDTH: tl.constexpr, STAGES: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """The score of one pair: its query's rows, a block at a time, with its document."""
@@ -205,12 +225,52 @@ def _coded_pairs_kernel(
             rows = load_rows(base, row * 0, row, valid, width, 0, stride_qt, stride_qd, WIDTH)
         best = _best_of(
             rows, base, row, valid, byte_ptr, scale_ptr, id_ptr, centroid_ptr, weight_ptr, start, length, centroids, bytes, width,
-            stride_qt, stride_qd, stride_t, stride_b, BITS, RESIDUAL, UNIT, HELD, ROWS, TOKENS, WIDTH, STAGES, PRECISION,
+            stride_qt, stride_qd, stride_t, stride_b, BITS, RESIDUAL, UNIT, SELECTED, HELD, ROWS, TOKENS, WIDTH, STAGES, PRECISION,
         )  # fmt: skip
         if QUERY_SCALED:
             best = _rescaled(best, query_scale_ptr + origin, row, valid)
         total += tl.sum(tl.where(valid, best, 0.0).to(tl.float64), 0)
     tl.store(out_ptr + pair, total.to(tl.float32))
+
+
+@triton.jit(do_not_specialize=["query_total", "documents", "token_total", "centroids", "parts", "workers"])
+def _once_kernel(
+    query_ptr, byte_ptr, start_ptr, length_ptr, id_ptr, centroid_ptr, weight_ptr, out_ptr,
+    query_total, documents, token_total, centroids, bytes, width, parts, workers, out_stride,
+    stride_qt, stride_qd, stride_t, stride_b,
+    BITS: tl.constexpr, UNIT: tl.constexpr, SELECTED: tl.constexpr,
+    ROWS: tl.constexpr, TOKENS: tl.constexpr, WIDTH: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """Maxima of residual tokens, each decoded once: a tile of tokens stays, and all the query rows pass it from L2."""
+    DTYPE: tl.constexpr = query_ptr.dtype.element_ty
+    part = tl.program_id(0) % parts
+    for document in range(tl.program_id(0) // parts, documents, workers):
+        start, length = _extent(start_ptr, length_ptr, document, token_total)
+        for first in range(0, tl.maximum(length, 1), TOKENS):  # no token: -inf is written all the same
+            place = first + tl.arange(0, TOKENS)
+            inside = place < length
+            token = start + place
+            number = tl.load(id_ptr + token, mask=inside, other=0).to(tl.int64)
+            known = (number >= 0) & (number < centroids)
+            factor = tl.where(known, 1.0, float("nan"))
+            centroid = centroid_ptr + tl.where(known, number, 0) * width
+            tokens, squares = _unpack(
+                byte_ptr, token, inside, 0, centroid, weight_ptr, bytes, width, stride_t, stride_b,
+                DTYPE, BITS, True, UNIT, TOKENS, WIDTH, SELECTED,
+            )  # fmt: skip
+            if UNIT:
+                factor = factor / tl.maximum(tl.sqrt_rn(squares), 1e-12)
+            for block in tl.range(part * ROWS, query_total, parts * ROWS, num_stages=STAGES):
+                row = block + tl.arange(0, ROWS)
+                valid = row < query_total
+                rows = load_rows(query_ptr, row * 0, row, valid, width, 0, stride_qt, stride_qd, WIDTH)
+                cells = tl.dot(rows, tokens.T) * factor[None, :]
+                best = best_along(tl.where(inside[None, :], cells, float("-inf")), 1, FLOAT)
+                target = out_ptr + (tl.full([], 0, tl.int64) + document) * out_stride + row
+                if first > 0:
+                    best = keep_nan(best, tl.load(target, mask=valid, other=0.0))
+                tl.store(target, best, mask=valid)
+            tl.debug_barrier()  # what this tile has written is read by other threads at the next one
 
 
 def configuration(call: Call, documents: CodedTokens, capability: tuple[int, int]) -> Config:
@@ -228,6 +288,13 @@ def configuration(call: Call, documents: CodedTokens, capability: tuple[int, int
         return FEW
     narrow = documents.dim * (1 if integer else 2) <= _HELD_BYTES
     return MOST if size > MANY.rows and isinstance(documents, BitTokens) and narrow else MANY
+
+
+def _once(config: Config) -> Config | None:
+    """The configuration that decodes residual tokens once, in place of `config`, by query rows alone: bits follow from nothing else."""
+    if config is MANY or ONCE_FEW is None:
+        return ONCE if config is MANY else None
+    return replace(ONCE_FEW, rows=config.rows)
 
 
 def forward(call: Call, documents: CodedTokens) -> Tensor:
@@ -265,7 +332,8 @@ def _score(call: Call, documents: CodedTokens, scores: Tensor) -> None:
         tables = documents.ids.contiguous(), documents.centroids.contiguous(), documents.weights.contiguous()
         beside, centroids, unit = (unused, *tables), len(documents.centroids), documents.unit
     constants: dict[str, Any] = {
-        "QUERY_SCALED": integer, "BITS": documents.bits, "RESIDUAL": not bits, "UNIT": unit, "HELD": whole <= most,
+        "QUERY_SCALED": integer, "BITS": documents.bits, "RESIDUAL": not bits, "UNIT": unit, "SELECTED": not bits and SELECTED,
+        "HELD": whole <= most,
         "ROWS": config.rows, "TOKENS": config.tokens, "WIDTH": min(whole, most), "STAGES": config.stages,
         "PRECISION": "tf32" if allows_tf32(call) else _FP32, "warps": config.warps,
     }  # fmt: skip
@@ -289,8 +357,21 @@ def _score(call: Call, documents: CodedTokens, scores: Tensor) -> None:
     blocks = triton.cdiv(flat.shape[0], config.rows)
     query_size = 0 if call.query_starts is not None else call.queries.shape[1]
     maxima = row_maxima(flat.shape[0], call.document_count, 1, query_size, scores.device, False)
+    once = None if bits or config is EXACT or whole > most else _once(config)
     for first in range(0, call.document_count, maxima.documents):
         count = min(maxima.documents, call.document_count - first)
+        if once is not None:
+            parts = min(triton.cdiv(flat.shape[0], once.rows), triton.cdiv(processors * once.programs, count))
+            workers = min(count, triton.cdiv(processors * once.programs, parts))
+            launch(
+                _once_kernel, parts * workers, flat, codes, starts[first:], lengths[first:], *beside[1:], maxima.best,
+                flat.shape[0], count, *about, parts, workers, maxima.best.stride(0),
+                flat.stride(0), flat.stride(1), codes.stride(0), codes.stride(1),
+                BITS=documents.bits, UNIT=unit, SELECTED=ONCE_SELECTED,
+                ROWS=once.rows, TOKENS=once.tokens, WIDTH=whole, STAGES=once.stages, warps=once.warps,
+            )  # fmt: skip
+            combine(call, maxima, first, count, scores, None)
+            continue
         workers = min(count, max(1, triton.cdiv(processors * config.programs, blocks)))
         launch(
             _coded_kernel, blocks * workers,

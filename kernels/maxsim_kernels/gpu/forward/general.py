@@ -326,7 +326,7 @@ def launch_general(
     elif own:
         rows = min(config.rows, lanes)
     else:
-        rows = max(16, min(config.rows, lanes * triton.next_power_of_2(count)))
+        rows = max(16, min(config.rows, lanes * padded(count, 1)))
     parts = packed or lanes > rows
     blocks = count if parts or own else triton.cdiv(count, rows // lanes)
     wide_item = max(queries.element_size(), documents.element_size())

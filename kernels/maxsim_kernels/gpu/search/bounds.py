@@ -260,4 +260,4 @@ class Bounded:
             LATE=least is not None, QUERIES=_QUERIES, DOCUMENTS=_DOCUMENTS, warps=4,
         )  # fmt: skip
         by_query = tally.sum(0)
-        return Marks(lists, counts, by_query, by_query.sum(), highest.amax(0))
+        return Marks(lists, counts, by_query, by_query.sum(), highest[0] if least is None else highest.amax(0))

@@ -1,0 +1,73 @@
+"""Processes that read texts give what the tokenizer gives here, begin for many texts alone, and say when one is gone."""
+
+from __future__ import annotations
+
+import gc
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from maxsim_eval.encoders import readers
+from maxsim_eval.encoders.hf import HfEncoder
+from maxsim_eval.encoders.model_encoder import ModelEncoder
+from maxsim_eval.encoders.multi_vector import MultiVectorEncoder
+from tiny_checkpoints import SPECIAL, WORDS, bert, stanford
+
+TEXTS = [" ".join(["glacier", "cat", "the", "zebra"][(n + k) % 4] for k in range(1 + n % 69)) for n in range(200)]
+
+
+def waited(pool: readers.Readers) -> None:
+    """Until its processes have begun."""
+    assert pool._answering.wait(60)
+
+
+@pytest.fixture(params=["hf", "multi-vector"])
+def encoder(request: pytest.FixtureRequest, tmp_path: Path) -> ModelEncoder:
+    if request.param == "hf":
+        bert(tmp_path, [*SPECIAL, *WORDS]).save_pretrained(tmp_path)
+        return HfEncoder(str(tmp_path), device="cpu")
+    return MultiVectorEncoder(str(stanford(tmp_path / "colbert")), device="cpu")
+
+
+def test_processes_give_the_same_tokens(encoder: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert encoder.readers is None, "on a CPU texts are read by the process that runs the model"
+    expected = encoder.encode(TEXTS, "document")
+    encoder.readers = readers.Readers(2)
+    assert torch.equal(encoder.encode(TEXTS, "document").values, expected.values)
+    assert not encoder.readers._begun, "few texts begin none"
+    monkeypatch.setattr(readers, "BEGIN", 100)
+    encoder.encode(TEXTS, "document")
+    waited(encoder.readers)
+    asked = []
+    pieces = encoder.readers.pieces
+    monkeypatch.setattr(encoder.readers, "pieces", lambda *request: asked.append(len(request[-1])) or pieces(*request))
+    found = encoder.encode(TEXTS, "document")
+    assert asked == [len(TEXTS)]
+    assert torch.equal(found.values, expected.values)
+    assert torch.equal(found.lengths, expected.lengths)
+
+
+def test_a_process_that_is_killed_is_named_and_the_others_end_with_their_owner(
+    encoder: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(readers, "BEGIN", 100)
+    encoder.readers = readers.Readers(1)
+    encoder.encode(TEXTS, "document")
+    waited(encoder.readers)
+    process = encoder.readers._ready.queue[0]
+    process.kill()
+    with pytest.raises(readers.ReaderError, match=r"word pieces ended \(exit status -9\)"):
+        encoder.encode(TEXTS, "document")
+    encoder.readers = pool = readers.Readers(1)
+    encoder.encode(TEXTS, "document")
+    waited(pool)
+    process = pool._ready.queue[0]
+    with pytest.raises(TypeError):  # the tokenizer's own refusals come back
+        pool.pieces(None, False, [3])  # type: ignore[list-item]
+    assert process.poll() is None
+    encoder.readers = None
+    del pool
+    gc.collect()  # the error above holds what raised it
+    assert process.wait(10) == -9
