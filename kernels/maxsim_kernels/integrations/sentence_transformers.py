@@ -260,7 +260,10 @@ def _scored(queries: _Side, documents: _Side, pairs: bool = False) -> Tensor:
         query_mask = query_mask != 0
     columns, document_mask = _ready(documents)
     document_mask = None if document_mask is None else document_mask.bool()
-    scores = calls.score(LIBRARY, rows, columns, query_mask, document_mask, pairs=pairs)
+    low = _empty_score(columns) if isinstance(columns, Packed) or document_mask is not None else None
+    scores = calls.score(LIBRARY, rows, columns, query_mask, document_mask, pairs=pairs, empty_score=low)
+    if low is not None:
+        return scores
     if isinstance(columns, Packed):
         empty = columns.lengths == 0
     elif document_mask is not None:
@@ -269,18 +272,19 @@ def _scored(queries: _Side, documents: _Side, pairs: bool = False) -> Tensor:
         return scores
     if empty.device.type == "cpu" and not torch.compiler.is_compiling() and not bool(empty.any()):
         return scores
-    return _filled(scores, empty)
-
-
-def _filled(scores: Tensor, empty: Tensor) -> Tensor:
-    """The library's value where a document is empty. The scores are ours alone: where nothing reads or differentiates them before, they
-    are filled where they lie, which on a GPU, where the library reads no flag and warns of nothing, saves a copy of them."""
-    fill = LIBRARY["_fill_empty_document_scores"]
-    low = getattr(fill, "__globals__", {}).get("_EMPTY_DOCUMENT_SCORE")
-    if empty.is_cuda and low is not None and not scores.requires_grad and not torch.compiler.is_compiling():
-        return scores.masked_fill_(empty, low)
-    filled: Tensor = fill(scores, empty)
+    filled: Tensor = LIBRARY["_fill_empty_document_scores"](scores, empty)
     return filled
+
+
+def _empty_score(documents: Tensor | Packed) -> float | None:
+    """The library's value of an empty document, where the operator is to write it; None where the library's own function is.
+
+    That one warns on CPUs. On a GPU it reads no flag and only fills, which takes torch three launches and the operator one.
+    """
+    if documents.device.type != "cuda" or torch.compiler.is_compiling():
+        return None
+    low: float | None = getattr(LIBRARY["_fill_empty_document_scores"], "__globals__", {}).get("_EMPTY_DOCUMENT_SCORE")
+    return low
 
 
 def _ready(side: _Side) -> tuple[Tensor | Packed, Tensor | None]:

@@ -296,25 +296,25 @@ def _library() -> dict[str, Any]:
     return {name: module for name, module in sys.modules.items() if name.split(".")[0] == "sentence_transformers"}
 
 
-class SaysGpu(Tensor):
-    """A CPU tensor that says it is on a GPU."""
+@pytest.mark.parametrize("form", ["tensors", "gradients", "lists"])
+def test_the_operator_writes_the_librarys_value_of_empty_documents_on_gpus(monkeypatch: pytest.MonkeyPatch, form: str) -> None:
+    low = similarity._EMPTY_DOCUMENT_SCORE
+    monkeypatch.setattr(ours, "_empty_score", lambda documents: low)  # as it is there
+    q, d = tokens(3, 4, 8), tokens(5, 6, 8, seed=1)
+    query_mask, document_mask = mask(3, 4), mask(5, 6, seed=1)
+    document_mask[2], query_mask[1] = False, False
+    given: Any = (q, d, query_mask, document_mask)
+    if form == "lists":
+        given = (list(q.detach()), [d[0].detach(), d[1, :0].detach(), d[2].detach()])
+    elif form == "tensors":
+        given = (q.detach(), d.detach(), query_mask, document_mask)
+    theirs = similarity.maxsim(*given)
+    assert theirs.eq(low).sum() == 3
+    with integrations.enable(NAME):
+        torch.testing.assert_close(similarity.maxsim(*given), theirs, rtol=2e-6, atol=2e-5)
+        if form == "gradients":
+            same(scores_and_gradients(similarity.maxsim, *given), scores_and_gradients(ours.LIBRARY["maxsim"], *given))
 
-    is_cuda = True
 
-
-def test_scores_on_a_gpu_are_filled_in_place_with_the_librarys_value() -> None:
-    scores, empty = torch.rand(2, 3), torch.tensor([True, False, True])
-    wanted = ours.LIBRARY["_fill_empty_document_scores"](scores, empty)
-    filled = ours._filled(scores, empty.as_subclass(SaysGpu))
-    assert filled.data_ptr() == scores.data_ptr()
-    assert torch.equal(filled.as_subclass(Tensor), wanted)
-
-
-def test_scores_that_need_a_gradient_are_not_filled_in_place() -> None:
-    leaf, empty = torch.rand(2, 3, requires_grad=True), torch.tensor([True, False, True])
-    scores = leaf * 1.0
-    filled = ours._filled(scores, empty.as_subclass(SaysGpu))
-    assert filled.data_ptr() != scores.data_ptr()
-    filled.as_subclass(Tensor).sum().backward()
-    assert leaf.grad is not None
-    assert leaf.grad.tolist() == [[0.0, 1.0, 0.0]] * 2
+def test_on_cpus_the_library_fills_and_warns() -> None:
+    assert ours._empty_score(tokens(2, 3, 8)) is None
