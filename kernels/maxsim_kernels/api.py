@@ -88,7 +88,7 @@ def maxsim(
     options = Options(
         query_mask, document_mask, query_lengths, document_lengths, return_argmax, quantize_queries, backward, impl, pairs=False
     )
-    return _run(queries, documents, options)
+    return run(queries, documents, options)
 
 
 def maxsim_pairs(
@@ -114,11 +114,11 @@ def maxsim_pairs(
     options = Options(
         query_mask, document_mask, query_lengths, document_lengths, return_argmax, quantize_queries, backward, impl, pairs=True
     )
-    return _run(queries, documents, options)
+    return run(queries, documents, options)
 
 
-def _run(queries: Tensor | Packed, documents: Documents | CodedTokens, options: Options) -> Tensor | tuple[Tensor, Tensor]:
-    """Replay a call that is known (`gpu/launch.py`), or check and run it."""
+def run(queries: Tensor | Packed, documents: Documents | CodedTokens, options: Options) -> Tensor | tuple[Tensor, Tensor]:
+    """Replay a call that is known (`gpu/launch.py`), or check and run it: what `maxsim` and `maxsim_pairs` do, by `Options`."""
     if isinstance(documents, BitTokens | ResidualTokens):
         return _run_coded(queries, documents, options)
     queries, tokens = under_autocast(queries, documents)
@@ -205,7 +205,8 @@ def _run_checked(queries: Tensor | Packed, documents: Documents, options: Option
     if found.name == "reference":
         if options.impl == "auto":
             fallback.say_once(found.reason)
-        return reference.score(queries, documents, options)
+        result = reference.score(queries, documents, options)
+        return (ops.finished(result[0], call), result[1]) if isinstance(result, tuple) else ops.finished(result, call)
     if not differentiable and is_plain(call.queries, call.documents, call.query_mask, call.document_mask, call.scales):
         scores, argmax = ops.run(call)
     else:

@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from maxsim_kernels import Packed
 
-_PROCESSES, _LEAST_EACH = 8, 64  # at most so many, and documents for each that make beginning them worth it
+_PROCESSES, _LEAST_EACH = 16, 16  # at most so many, and documents of a block for each: one takes some milliseconds
 
 PoolOne = Callable[[Tensor], Tensor]
 

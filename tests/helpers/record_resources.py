@@ -33,7 +33,7 @@ from triton.compiler import ASTSource
 from maxsim_kernels import Packed, quantize_fp8, quantize_int8
 from maxsim_kernels.checks import Call, Options, validate
 from maxsim_kernels.gpu import geometry
-from maxsim_kernels.gpu.forward import choice, combine, dense, dispatch, general, query_codes, tile_tables, wide
+from maxsim_kernels.gpu.forward import choice, combine, dense, dispatch, empties, general, query_codes, tile_tables, wide
 from maxsim_kernels.gpu.forward.tuning import ROWS, Config
 from places import TESTS
 
@@ -92,6 +92,8 @@ class Case:
             document_mask=torch.ones(*own, size, dtype=torch.bool) if "mask" in self.options else None,
             query_lengths=torch.full(self.queries[:1], size) if "query lengths" in self.options else None,
             document_lengths=torch.full(own, size) if "lengths" in self.options else None,
+            out=torch.float16 if "asked" in self.options else torch.float32,
+            empty_score=-1e9 if "asked" in self.options else None,
         )  # fmt: skip
         return validate(queries, documents, options)
 
@@ -185,12 +187,14 @@ def _tile_cases() -> list[Case]:
         Case(90, "ragged float", "width 64", (64, 20), long, 64, options=ragged),
         Case(90, "ragged float narrow", "fp16", (4, 32), long, options=ragged),
         Case(90, "ragged float", "mask", many, long, options=frozenset({"mask"})),
+        Case(90, "ragged float", "mask, as asked", many, long, options=frozenset({"mask", "asked"})),
         Case(90, "ragged float", "mask, winners", many, long, options=frozenset({"mask", "winners"})),
         Case(90, "ragged float narrow", "mask, rows", (4, 20), long, options=frozenset({"mask"})),
         Case(90, "ragged int8 long", "mask", many, (8, 1024), codes="int8 document", options=frozenset({"mask"})),
         Case(90, "ragged int8 token", "mask", many, long, codes="int8 token", options=frozenset({"mask"})),
         Case(90, "ragged fp8 token", "mask", many, long, codes="fp8 token", options=frozenset({"mask"})),
         Case(90, "wide tf32", "fp32", many, long, 128, torch.float32, options=frozenset({"tf32"})),
+        Case(90, "wide tf32", "mask, one tile", many, (1000, 180), 128, torch.float32, options=frozenset({"tf32", "mask"})),
         Case(90, "wide tf32", "mask, winners", many, long, 128, torch.float32, options=frozenset({"tf32", "mask", "winners"})),
         Case(90, "wide float", "mask", many, long, 768, options=frozenset({"mask"})),
         Case(90, "wide float", "fp16", many, long, 768),
@@ -267,7 +271,7 @@ def launches(case: Case) -> tuple[Config, list[Launch]]:
                 patched.enter_context(mock.patch.object(module, "allows_tf32", return_value=True))
         for module in (geometry, dense, wide, general, dispatch):
             patched.enter_context(mock.patch.object(module, "hardware", hardware))
-        for module in (dense, wide, general, combine, tile_tables, query_codes):
+        for module in (dense, wide, general, combine, tile_tables, query_codes, empties):
             patched.enter_context(mock.patch.object(module, "launch", catch))
         config = choice.choose(call, hardware(call.queries.device)).config
         dispatch.forward(call)

@@ -7,6 +7,7 @@ coded_once.py    residual tokens and many query rows: each token is decoded once
 combine.py       merging row maxima into scores
 dense.py         fused MaxSim forward for many query rows
 dispatch.py      launching the kernel that takes a call
+empties.py       scores of empty documents, where a call names them
 general.py       the kernel for every layout
 query_codes.py   query codes on the fly: one pass that turns float query tokens into INT8 or FP8 codes and one scale a token
 tile_tables.py   the tile tables of ragged documents: where each tile of tokens lies, built on the device without waiting for it
