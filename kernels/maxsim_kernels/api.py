@@ -27,6 +27,7 @@ from maxsim_kernels.checks import (
 )
 from maxsim_kernels.coded import BitTokens, CodedTokens, ResidualTokens, coded_blocks, plain_of
 from maxsim_kernels.gpu.backward.path_choice import backward_path
+from maxsim_kernels.gpu.forward.tuning import Config
 from maxsim_kernels.modes import under_autocast
 from maxsim_kernels.tokens import Fp8Tokens, Int8Tokens, Packed
 
@@ -310,7 +311,10 @@ def _launch_reason(call: Call) -> str:
     from maxsim_kernels.gpu.geometry import hardware
 
     winners = call.granularity == "none" and _needs_gradient(call)
-    name, config = choose(replace(call, winners=winners), hardware(call.queries.device))
+    return _launch_words(*choose(replace(call, winners=winners), hardware(call.queries.device)))
+
+
+def _launch_words(name: str, config: Config) -> str:
     tuned = "untuned" if config.measured == "untuned" else f"measured on {config.measured}"
     return f"{name} kernel, tiles of {config.rows} query rows x {config.tokens} document tokens, {tuned}: {config.reason}"
 
@@ -368,12 +372,10 @@ def _explain_coded(queries: Tensor | Packed, documents: CodedTokens, options: Op
     found = _implementation(call, options.impl)
     kind = f"{str(call.queries.dtype).removeprefix('torch.')} queries"
     if found.name == "triton":
-        from maxsim_kernels.gpu.forward.coded import configuration
+        from maxsim_kernels.gpu.forward.coded_choice import choose
         from maxsim_kernels.gpu.geometry import hardware
 
-        config = configuration(call, documents, hardware(call.queries.device)[0])
-        tiles = f"{config.rows} query rows x {config.tokens} document tokens"
-        found = _Implementation("triton", f"coded kernel, tiles of {tiles}, {config.measured}: {config.reason}")
+        found = _Implementation("triton", _launch_words(*choose(call, documents, hardware(call.queries.device)[0])))
     else:
         found = _Implementation(found.name, f"{found.reason}; decoded {_CODED_TOKENS:,} tokens at a time")
     if isinstance(documents, BitTokens):

@@ -27,14 +27,14 @@ import record_resources as recorder
 from inputs import on_cpu as make
 from maxsim_kernels import Packed, quantize_int8
 from maxsim_kernels.checks import Options, validate_coded
-from maxsim_kernels.gpu.forward import choice, coded, combine, query_codes, tuning
+from maxsim_kernels.gpu.forward import choice, coded, coded_once, combine, query_codes, tuning
 from maxsim_kernels.gpu.search import bounds, fetching, survivors
 from places import TESTS
 
 RECORD = TESTS / "kernels" / "architectures.json"
 PROCESSORS = 132
 HALF, BRIEF, SINGLE = torch.float16, torch.bfloat16, torch.float32
-# kind, bits, d, (queries, tokens), dtype, INT8 queries, pairs: every configuration of `coded.py`, and slices of wide tokens.
+# kind, bits, d, (queries, tokens), dtype, INT8 queries, pairs: every row of `coded_choice.py`, and slices of wide tokens.
 CODED = (
     ("bits", 1, 128, (1, 32), HALF, True, False),
     ("bits", 4, 128, (4, 32), HALF, True, False),
@@ -44,6 +44,7 @@ CODED = (
     ("unit", 1, 128, (1, 32), HALF, False, False),
     ("unit", 2, 384, (64, 32), HALF, False, True),
     ("unit", 2, 128, (64, 32), HALF, False, False),
+    ("unit", 4, 384, (64, 32), HALF, False, False),
     ("free", 4, 128, (64, 32), BRIEF, False, False),
     ("unit", 4, 128, (4, 32), SINGLE, False, False),
 )  # fmt: skip
@@ -84,7 +85,7 @@ def coded_launches(
     """What a call with `BitTokens` or `ResidualTokens` would launch."""
     caught, call = gradients.Caught(), validate_coded(queries, documents, options)
     with ExitStack() as patched:
-        for module in (coded, combine, query_codes):
+        for module in (coded, coded_once, combine, query_codes):
             patched.enter_context(mock.patch.object(module, "launch", caught))
         patched.enter_context(mock.patch.object(coded, "hardware", return_value=(capability, processors)))
         coded.forward(call, documents)
