@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import mmap
 import os
-import sys
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
@@ -18,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
+from maxsim_eval.environment import cores
 from maxsim_kernels import Packed
 
 _PROCESSES, _LEAST_EACH = 16, 16  # at most so many, and documents of a block for each: one takes some milliseconds
@@ -122,8 +122,7 @@ def pooled(pool_one: PoolOne, tokens: Packed, most: np.ndarray) -> Packed:
 
 def _processes(documents: int) -> int:
     """How many are begun; 0: pooled in this one."""
-    cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else 1
-    found = min(_PROCESSES, cores, documents // _LEAST_EACH)
+    found = min(_PROCESSES, cores(), documents // _LEAST_EACH)
     return found if found > 1 else 0
 
 

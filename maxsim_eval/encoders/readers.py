@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from maxsim_eval.environment import cores
 from maxsim_eval.errors import MaxsimEvalError
 
 BEGIN = 4096  # texts after which processes pay
@@ -34,7 +35,7 @@ class Readers:
     """Processes with one tokenizer; 0 where there are few cores."""
 
     def __init__(self, most: int | None = None) -> None:
-        self.most = min(_MOST, _cores() // 2) if most is None else most
+        self.most = min(_MOST, cores() // 2) if most is None else most
         self._texts = 0
         self._ready: queue.Queue[subprocess.Popen[bytes]] = queue.Queue()
         self._lock, self._begun, self._answering = threading.Lock(), False, threading.Event()
@@ -133,7 +134,3 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     for pipe in (process.stdin, process.stdout):
         with contextlib.suppress(OSError):
             pipe.close()  # type: ignore[union-attr]
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else 1

@@ -9,8 +9,6 @@ their own for most families (`record_resources.py`, `record_gradients.py`); here
 
 from __future__ import annotations
 
-import json
-import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -19,7 +17,6 @@ from typing import Any
 from unittest import mock
 
 import torch
-import triton
 
 import coded_cases
 import record_gradients as gradients
@@ -155,12 +152,6 @@ def tile(launch: Any) -> str:
     )
 
 
-def read() -> dict[str, Any]:
-    """The record."""
-    found: dict[str, Any] = json.loads(RECORD.read_text(encoding="utf-8"))
-    return found
-
-
 def main() -> None:
     kernels: dict[str, dict[str, Any]] = {}
     with tempfile.TemporaryDirectory() as folder:
@@ -168,9 +159,7 @@ def main() -> None:
             for key, launch in everything(architecture).items():
                 used = recorder.resources(recorder.compiled(launch, architecture), Path(folder))
                 kernels[key] = {"tile": tile(launch), **used}
-    lines = ",\n".join(f"    {json.dumps(key)}: {json.dumps(used)}" for key, used in kernels.items())
-    RECORD.write_text(f'{{\n  "triton": "{triton.__version__}",\n  "kernels": {{\n{lines}\n  }}\n}}\n', encoding="utf-8")
-    sys.stdout.write(f"{len(kernels)} kernels written to {RECORD.name}\n")
+    recorder.write(RECORD, kernels)
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ import re
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -350,6 +351,19 @@ def measured(case: Case, folder: Path) -> dict[str, tuple[Launch, Any, dict[str,
     return made
 
 
+def read(record: Path) -> dict[str, Any]:
+    """What was recorded: `triton`, and `kernels` by key."""
+    found: dict[str, Any] = json.loads(record.read_text(encoding="utf-8"))
+    return found
+
+
+def write(record: Path, kernels: Mapping[str, Mapping[str, Any]]) -> None:
+    """Record what kernels take, a line each."""
+    lines = ",\n".join(f"    {json.dumps(key)}: {json.dumps(used)}" for key, used in kernels.items())
+    record.write_text(f'{{\n  "triton": "{triton.__version__}",\n  "kernels": {{\n{lines}\n  }}\n}}\n', encoding="utf-8")
+    sys.stdout.write(f"{len(kernels)} kernels written to {record.name}\n")
+
+
 def main() -> None:
     kernels: dict[str, dict[str, int]] = {}
     with tempfile.TemporaryDirectory() as folder:
@@ -357,9 +371,7 @@ def main() -> None:
             for key, (launch, _, used) in measured(case, Path(folder)).items():
                 if launch.kernel.__name__ in SCORING:
                     kernels[key] = used
-    lines = ",\n".join(f"    {json.dumps(key)}: {json.dumps(used)}" for key, used in kernels.items())
-    RECORD.write_text(f'{{\n  "triton": "{triton.__version__}",\n  "kernels": {{\n{lines}\n  }}\n}}\n', encoding="utf-8")
-    sys.stdout.write(f"{len(kernels)} kernels written to {RECORD.name}\n")
+    write(RECORD, kernels)
 
 
 if __name__ == "__main__":

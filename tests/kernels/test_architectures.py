@@ -6,7 +6,6 @@ meant. The tests read it, and compile a few of its kernels again.
 
 from __future__ import annotations
 
-import json
 import os
 from typing import Any
 
@@ -28,7 +27,7 @@ from maxsim_kernels.checks import Options, validate_coded
 from maxsim_kernels.gpu import geometry
 from maxsim_kernels.gpu.forward import coded_choice, tuning
 
-RECORD: dict[str, Any] = architectures.read()
+RECORD: dict[str, Any] = recorder.read(architectures.RECORD)
 OTHERS = [one for one in recorder.CAPABILITIES if one not in recorder.RECORDED]
 EVERY = pytest.mark.parametrize("architecture", list(recorder.CAPABILITIES), ids=str)
 SPILLED = 32  # bytes a thread, at most: a few registers of a prologue
@@ -65,7 +64,7 @@ def test_no_launch_takes_more_than_its_architecture_has(architecture) -> None:
 
 
 def test_no_row_of_the_table_takes_more_than_the_architectures_that_take_it_have() -> None:
-    own = json.loads(recorder.RECORD.read_text(encoding="utf-8"))["kernels"]
+    own = recorder.read(recorder.RECORD)["kernels"]
     seen = set()
     for row in tuning.ROWS:
         for architecture, capability in recorder.CAPABILITIES.items():
