@@ -17,6 +17,7 @@ Before that every text of a sample is compared with the same text alone in FP32:
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import platform
 import shutil
@@ -128,8 +129,7 @@ def busy(call: Callable[[], Any]) -> tuple[float, float, dict[str, Any]]:
 
 
 def ours(encoder: Any, task: Task, cache: Path) -> int:
-    """Fill a new cache; tokens of the documents."""
-    shutil.rmtree(cache, ignore_errors=True)
+    """Fill a cache that is not there; tokens of the documents."""
     return int(embeddings(task, encoder, cache, quiet=True).documents.lengths().sum())
 
 
@@ -193,11 +193,14 @@ def measure(kind: str, name: str, texts: list[str], cache: Path, device: str, ru
     )
     encoder = get_encoder(name, device=device)
     methods: dict[str, Callable[[], int]] = {"ours": lambda: ours(encoder, task, cache), **rivals}
+    emptied = functools.partial(shutil.rmtree, cache, ignore_errors=True)  # before the clock begins
+    emptied()
     ours(encoder, task_of(texts[:600]), cache)
     rows: dict[str, Any] = {}
     seconds: dict[str, list[float]] = {method: [] for method in methods}
     for _ in range(runs):
         for method, call in methods.items():
+            emptied()
             began = time.perf_counter()
             tokens = call()
             seconds[method].append(time.perf_counter() - began)
@@ -209,6 +212,7 @@ def measure(kind: str, name: str, texts: list[str], cache: Path, device: str, ru
             "tokens_a_second": rows[method]["tokens"] / median,
             "documents_a_second": len(texts) / median,
         }
+    emptied()
     if device == "cuda":
         traced, share, idle = busy(methods["ours"])
         rows["ours"] |= {"gpu_busy": share, "seconds_while_traced": traced, "gpu_idle": idle}

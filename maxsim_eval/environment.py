@@ -59,6 +59,11 @@ def environment(device: str = "cpu") -> dict[str, Any]:
     return facts
 
 
+def cores() -> int:
+    """How many cores this process may use, where that can be asked; 1 elsewhere, where nothing is begun to use more."""
+    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else 1
+
+
 def resolve_device(device: str, *, quiet: bool = False) -> str:
     """The device that `device` means: `auto` is `cuda` where a CUDA device works, else `cpu`.
 

@@ -2,8 +2,9 @@
 
     python benchmarks/alone/coded.py [--json FILE] [--runs 20]
 
-Beside the kernel: decoding to FP16 and then `maxsim`, FP16 that was decoded before, INT8 codes at token scale, and
-late-interaction-kernels' kernel for residual codes, where that is installed (its codes lie the other way round in a byte).
+Beside the kernels: decoding to FP16 and then `maxsim`, FP16 that was decoded before, INT8 codes at token scale, and
+late-interaction-kernels' kernel for residual codes of 2 and 4 bits, where that is installed (its codes lie the other way round in a
+byte).
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from torch import Tensor
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # this file is a script in a folder of its own
 
 from maxsim_kernels import BitTokens, Packed, ResidualTokens, maxsim, quantize_int8
-from maxsim_kernels.coded import unpacked
+from maxsim_kernels.coded import BITS, unpacked
 from measure import installed
 from measure.names import LIK
 from measure.session import kernels
@@ -31,6 +32,7 @@ D, CENTROIDS = 128, 16384
 SHAPES = {"32 queries x 8192 x 128": (32, 8192, 128), "1 query x 10000 x 300": (1, 10_000, 300)}
 BOUND = 2e-6  # of sum_i ||Q_i|| * max_j ||D_j||
 CHECKED = 48  # documents
+PEER_BITS = (2, 4)
 STEP = 1 << 20  # tokens decoded at once
 
 
@@ -95,7 +97,7 @@ def turned(packed: Tensor, bits: int) -> Tensor:
 
 
 def calls_of(queries: Tensor, documents: BitTokens | ResidualTokens, size: int) -> tuple[dict[str, Call], dict[str, float]]:
-    """What is timed, and the errors of what is ours; ends the program where one is too large."""
+    """What is timed, and errors; ends the program where one of ours is too large."""
     ours: dict[str, tuple[bool, Call]] = {"stored codes": (False, lambda: maxsim(queries, documents, quantize_queries=False))}
     if isinstance(documents, BitTokens):
         ours["stored codes, INT8 queries"] = (True, lambda: maxsim(queries, documents))
@@ -111,10 +113,11 @@ def calls_of(queries: Tensor, documents: BitTokens | ResidualTokens, size: int) 
         calls["INT8 codes at token scale"] = lambda: maxsim(queries, whole)
         return calls, errors
     peer = installed.load(LIK, ".plaid")
-    if not isinstance(peer, str):
+    if not isinstance(peer, str) and documents.bits in PEER_BITS:
         codes, ends = turned(documents.codes.values, documents.bits), offsets(len(documents), size).int()
         given = (queries, documents.ids, codes, ends, documents.centroids, documents.weights, documents.bits)
-        calls["late-interaction-kernels"] = lambda: peer.maxsim_residual_varlen(*given, max_seqlen_d=size)
+        calls[LIK] = lambda: peer.maxsim_residual_varlen(*given, max_seqlen_d=size)
+        errors[LIK] = error(queries, documents, calls[LIK](), size, False)
     return calls, errors
 
 
@@ -128,13 +131,13 @@ def main(arguments: list[str] | None = None) -> None:
     rows: list[dict[str, Any]] = []
     for shape, (count, documents, size) in SHAPES.items():
         queries = torch.nn.functional.normalize(torch.randn(count, 32, D, device="cuda", generator=random), dim=-1).half()
-        for make, name, kinds in ((bit_tokens, "bits", (1, 2, 4)), (residual_tokens, "residual", (2, 4))):
+        for make, name, kinds in ((bit_tokens, "bits", BITS), (residual_tokens, "residual", BITS)):
             for bits in kinds:
                 calls, errors = calls_of(queries, make(bits, documents, size, random), size)
                 extra = {method: extra_bytes(call) / 2**20 for method, call in calls.items()}
                 found = {method: one["median_ms"] for method, one in measure(calls, options.runs, flush).items()}
                 rows.append({"shape": shape, "tokens": f"{name} {bits}", "ms": found, "extra_mib": extra, "error": errors})
-                print(rows[-1], flush=True)
+                print(shape, rows[-1]["tokens"], {method: round(ms, 3) for method, ms in found.items()}, flush=True)
                 about = {"torch": torch.__version__, "device": torch.cuda.get_device_name(), **kernels()}
                 write(options.json, {"schema": SCHEMA, **about, "rows": rows})
 

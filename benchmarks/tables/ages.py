@@ -14,7 +14,8 @@ OLDER = "**older kernels**"  # the mark
 SCHEMAS = "maxsim-kernels/"  # of files whose figures are the operator's
 SCRIPTS = {  # the family of a script's file, by its schema, where all its groups have one
     "training": "training", "parity": "training", "chamfer": "chamfer", "streaming": "streaming", "libraries": "libraries",
-    "coded": "coded", "search": "search", "search-cases": "search", "tiles": "codes", "stream_rows": "codes", "cpu": "cpu",
+    "coded": "coded", "residual": "coded", "search": "search", "search-cases": "search", "tiles": "codes", "stream_rows": "codes",
+    "cpu": "cpu", "changing": "host",
 }  # fmt: skip
 GROUPS = {  # of the other scripts, where it is not "forward"
     "int8": "codes", "int8_B": "codes", "fp8": "codes", "precision": "codes", "wide": "wide", "host": "host",

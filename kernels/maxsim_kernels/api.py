@@ -27,6 +27,7 @@ from maxsim_kernels.checks import (
 )
 from maxsim_kernels.coded import BitTokens, CodedTokens, ResidualTokens, coded_blocks, plain_of
 from maxsim_kernels.gpu.backward.path_choice import backward_path
+from maxsim_kernels.gpu.forward.tuning import Config
 from maxsim_kernels.modes import under_autocast
 from maxsim_kernels.tokens import Fp8Tokens, Int8Tokens, Packed
 
@@ -87,7 +88,7 @@ def maxsim(
     options = Options(
         query_mask, document_mask, query_lengths, document_lengths, return_argmax, quantize_queries, backward, impl, pairs=False
     )
-    return _run(queries, documents, options)
+    return run(queries, documents, options)
 
 
 def maxsim_pairs(
@@ -113,11 +114,11 @@ def maxsim_pairs(
     options = Options(
         query_mask, document_mask, query_lengths, document_lengths, return_argmax, quantize_queries, backward, impl, pairs=True
     )
-    return _run(queries, documents, options)
+    return run(queries, documents, options)
 
 
-def _run(queries: Tensor | Packed, documents: Documents | CodedTokens, options: Options) -> Tensor | tuple[Tensor, Tensor]:
-    """Replay a call that is known (`gpu/launch.py`), or check and run it."""
+def run(queries: Tensor | Packed, documents: Documents | CodedTokens, options: Options) -> Tensor | tuple[Tensor, Tensor]:
+    """Replay a call that is known (`gpu/launch.py`), or check and run it: what `maxsim` and `maxsim_pairs` do, by `Options`."""
     if isinstance(documents, BitTokens | ResidualTokens):
         return _run_coded(queries, documents, options)
     queries, tokens = under_autocast(queries, documents)
@@ -218,7 +219,8 @@ def _run_checked(queries: Tensor | Packed, documents: Documents, options: Option
     if found.name == "reference":
         if options.impl == "auto":
             fallback.say_once(found.reason)
-        return reference.score(queries, documents, options)
+        result = reference.score(queries, documents, options)
+        return (ops.finished(result[0], call), result[1]) if isinstance(result, tuple) else ops.finished(result, call)
     if not differentiable and is_plain(call.queries, call.documents, call.query_mask, call.document_mask, call.scales):
         scores, argmax = ops.run(call)
     else:
@@ -323,7 +325,10 @@ def _launch_reason(call: Call) -> str:
     from maxsim_kernels.gpu.geometry import hardware
 
     winners = call.granularity == "none" and _needs_gradient(call)
-    name, config = choose(replace(call, winners=winners), hardware(call.queries.device))
+    return _launch_words(*choose(replace(call, winners=winners), hardware(call.queries.device)))
+
+
+def _launch_words(name: str, config: Config) -> str:
     tuned = "untuned" if config.measured == "untuned" else f"measured on {config.measured}"
     return f"{name} kernel, tiles of {config.rows} query rows x {config.tokens} document tokens, {tuned}: {config.reason}"
 
@@ -381,12 +386,10 @@ def _explain_coded(queries: Tensor | Packed, documents: CodedTokens, options: Op
     found = _implementation(call, options.impl)
     kind = f"{str(call.queries.dtype).removeprefix('torch.')} queries"
     if found.name == "triton":
-        from maxsim_kernels.gpu.forward.coded import configuration
+        from maxsim_kernels.gpu.forward.coded_choice import choose
         from maxsim_kernels.gpu.geometry import hardware
 
-        config = configuration(call, documents, hardware(call.queries.device)[0])
-        tiles = f"{config.rows} query rows x {config.tokens} document tokens"
-        found = _Implementation("triton", f"coded kernel, tiles of {tiles}, {config.measured}: {config.reason}")
+        found = _Implementation("triton", _launch_words(*choose(call, documents, hardware(call.queries.device)[0])))
     else:
         found = _Implementation(found.name, f"{found.reason}; decoded {_CODED_TOKENS:,} tokens at a time")
     if isinstance(documents, BitTokens):

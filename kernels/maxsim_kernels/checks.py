@@ -40,6 +40,10 @@ class Options(NamedTuple):
     impl: str = "auto"
     pairs: bool = False
     lean: bool = False  # winners for the backward alone, in 16 bits; no user says it
+    out: torch.dtype = torch.float32  # of the scores, rounded once; the integrations say it
+    empty_score: float | None = (
+        None  # of a document without a token that counts, whatever the query; None: the contract's. So too.
+    )
 
 
 TENSORS: Final = 4  # of `Options`
@@ -71,6 +75,8 @@ class Call:
     single_query: bool
     end_to_end: bool  # packed documents follow each other in the buffer; views may overlap
     queries_end_to_end: bool  # the same of packed queries
+    out: torch.dtype = torch.float32  # as `Options` says
+    empty_score: float | None = None
 
     @property
     def query_count(self) -> int:
@@ -230,6 +236,8 @@ def validate(
         single_query=single,
         end_to_end=isinstance(held, Packed) and held.offsets is not None,
         queries_end_to_end=isinstance(queries, Packed) and queries.offsets is not None,
+        out=options.out,
+        empty_score=options.empty_score,
     )
     if pairs:
         got = f"{call.document_count} documents"

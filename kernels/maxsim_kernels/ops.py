@@ -66,7 +66,7 @@ def forward(
 
 def traced(call: Call, path: str) -> tuple[Tensor, Tensor]:
     """`run` as one node of a graph, with a gradient by `path`: the schema takes the call's fields one by one."""
-    return forward(
+    scores, argmax = forward(
         call.queries,
         call.query_starts,
         call.query_lengths,
@@ -86,6 +86,19 @@ def traced(call: Call, path: str) -> tuple[Tensor, Tensor]:
         call.queries_end_to_end,
         call.lean,
     )
+    return finished(scores, call), argmax
+
+
+def finished(scores: Tensor, call: Call) -> Tensor:
+    """Scores that plain torch has made, or a node of a graph, as the call wants them: `out`, `empty_score`."""
+    if call.empty_score is not None and call.document_mask is not None:
+        valid = call.document_mask != 0
+        if call.document_lengths is not None:
+            valid = valid & (torch.arange(valid.shape[-1], device=valid.device) < call.document_lengths.unsqueeze(-1))
+        scores = scores.masked_fill(~valid.any(dim=-1), call.empty_score)
+    elif call.empty_score is not None and call.document_lengths is not None:
+        scores = scores.masked_fill(call.document_lengths <= 0, call.empty_score)
+    return scores.to(call.out)
 
 
 def run(call: Call) -> tuple[Tensor, Tensor]:
@@ -94,7 +107,8 @@ def run(call: Call) -> tuple[Tensor, Tensor]:
         from maxsim_kernels.gpu.forward import dispatch
 
         return dispatch.forward(call)
-    return pairs.forward_pairs(call) if call.layout == "pairs" else cpu.forward(call)
+    scores, argmax = pairs.forward_pairs(call) if call.layout == "pairs" else cpu.forward(call)
+    return finished(scores, call), argmax
 
 
 @forward.register_fake

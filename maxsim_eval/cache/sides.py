@@ -242,7 +242,8 @@ class TaskSide:
             self._first = self._encode(0, min(self.chunk, len(self.ids)))
             dtype = self._first.dtype
         provenance = _provenance(self.task, self.role, self.encoder, self.content)
-        least = PAGE_LEAST if isinstance(self.items, Pages) else max(LEAST, self.chunk)  # so that a GPU gets whole windows
+        whole = getattr(self.encoder, "chunk", None) or 0  # texts that an encoder wants together are of one shard
+        least = PAGE_LEAST if isinstance(self.items, Pages) else max(LEAST, whole)
         manifest = new_manifest(self.ids, self.key, dtype, self.encoder.dim, provenance, least=least)
         with begun_entry(self.folder, manifest, self.ids) as begun:
             yield begun

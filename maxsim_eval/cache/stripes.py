@@ -1,7 +1,8 @@
 """Stored rows proven while they are read: files hold the running CRC-32 of their rows at the end of every stripe of so many.
 
-What is read is widened to whole stripes, and checked run by run while it is still in the processor's cache: no value that changed on
-its disk is handed out. The CRC of any run of stripes follows from the running ones at its ends, by arithmetic alone.
+What is read is widened to whole stripes, and checked as soon as it is there: no value that changed on its disk is handed out. The CRC
+of any run of stripes follows from the running ones at its ends, by arithmetic alone. Calls are few and long: they go on beside Python,
+but each of them waits for its turn when it ends, which costs a stream more than what the processor's cache would save.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ BYTES = (
     16 << 10
 )  # of a stripe, at least: what a single document makes the disk read beside it; with 4 bytes for each, 0.02% of a file
 _ROWS = 128  # of a stripe, at least: each is a call, and a thread waits 0.1 ms for its next one while another runs a model
-_CHUNK_BYTES = 2 << 20  # fewer and longer calls than the second-level cache asks for: each has to wait for its turn in Python
+_SMALL_BYTES = 2 << 20  # are read with what lies around them by one call, then copied
 _VERIFY_BYTES = 16 << 20
 Fetch = Callable[[Iterable[tuple[int, memoryview]]], None]  # fills every buffer from its row on, in order, one after the other
 _Runs = list[tuple[int, memoryview]]  # first row of each, and its buffer
@@ -92,7 +93,7 @@ class Stripes:
         scratch = memoryview(b"")
         for begin, end, runs in self._groups(firsts, counts, out):
             size, crc = self._bytes(begin, end), 0
-            if size <= _CHUNK_BYTES and size > sum(len(target) for _, target in runs):  # small: read at once, then copied
+            if size <= _SMALL_BYTES and size > sum(len(target) for _, target in runs):  # small: read at once, then copied
                 if len(scratch) < size:
                     scratch = memoryview(bytearray(size))
                 yield begin * self.stripe, scratch[:size]
@@ -101,9 +102,10 @@ class Stripes:
                     place = (first - begin * self.stripe) * self.row_bytes
                     target[:] = scratch[place : place + len(target)]
             else:
-                for first, chunk in self._chunks(begin, end, runs):
-                    yield first, chunk
-                    crc = zlib_ng.crc32(chunk, crc)
+                held = self._whole(begin, end, runs)
+                yield from held
+                for _, part in held:
+                    crc = zlib_ng.crc32(part, crc)
             if crc != self._crc_of(begin, end):
                 bad.append((begin, end))
 
@@ -130,17 +132,17 @@ class Stripes:
         if runs:
             yield begin, end, runs
 
-    def _chunks(self, begin: int, end: int, runs: _Runs) -> Iterator[tuple[int, memoryview]]:
-        """Stripes `begin` to `end` in pieces that a cache holds: of the runs, and of the gaps before, between and behind them."""
-        step = max(1, _CHUNK_BYTES // self.row_bytes)
+    def _whole(self, begin: int, end: int, runs: _Runs) -> _Runs:
+        """Stripes `begin` to `end`: the runs, and the gaps before, between and behind them."""
+        held: _Runs = []
         here = begin * self.stripe
         for first, target in [*runs, (min(end * self.stripe, self.rows), memoryview(b""))]:
             if here < first:
-                yield here, memoryview(bytearray((first - here) * self.row_bytes))
-            count = len(target) // self.row_bytes
-            for done in range(0, count, step):
-                yield first + done, target[done * self.row_bytes : (done + step) * self.row_bytes]
-            here = first + count
+                held.append((here, memoryview(bytearray((first - here) * self.row_bytes))))
+            if target:
+                held.append((first, target))
+            here = first + len(target) // self.row_bytes
+        return held
 
     def _crc_of(self, begin: int, end: int) -> int:
         """CRC-32 of stripes `begin` to `end` as they were written."""

@@ -1,15 +1,14 @@
 """Pooling of documents by processes, since it is Python's work and Python's lock lets one thread at a time do it.
 
 Processes are kept from block to block: beginning one in a program that holds a GPU takes 0.1 s, more than a block's work. What they
-read and write lies in memory shared with them, which is why it is made before they begin; another kind of pooling, or a larger block,
-lets them go and begins others.
+read and write lies in memory shared with them, which is why it is made before they begin; tokens of another width, or a larger block,
+let them go and begin others.
 """
 
 from __future__ import annotations
 
 import mmap
 import os
-import sys
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
@@ -18,9 +17,10 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
+from maxsim_eval.environment import cores
 from maxsim_kernels import Packed
 
-_PROCESSES, _LEAST_EACH = 8, 64  # at most so many, and documents for each that make beginning them worth it
+_PROCESSES, _LEAST_EACH = 16, 16  # at most so many, and documents of a block for each: one takes some milliseconds
 
 PoolOne = Callable[[Tensor], Tensor]
 
@@ -36,21 +36,20 @@ class _Document(NamedTuple):
 class _Kind(NamedTuple):
     """What processes are begun for."""
 
-    pool_one: PoolOne
     dim: int
     dtype: torch.dtype
 
 
 class _Documents(Dataset[int]):
-    """Item `_Document`: it is pooled, and the item is how many tokens it has then."""
+    """Item `(pool_one, document)`: it is pooled, and the item is how many tokens it has then."""
 
     def __init__(self, kind: _Kind, rows: int) -> None:
-        self.pool_one = kind.pool_one
         self.read, self.written = (_shared(rows, kind) for _ in range(2))
 
-    def __getitem__(self, document: _Document) -> int:
+    def __getitem__(self, asked: tuple[PoolOne, _Document]) -> int:
+        pool_one, document = asked
         found = self.read[document.start : document.start + document.length]
-        found = self.pool_one(found) if len(found) else found
+        found = pool_one(found) if len(found) else found
         self.written[document.place : document.place + len(found)] = found
         return len(found)
 
@@ -59,9 +58,9 @@ class _Batches:
     """Of the block at hand."""
 
     def __init__(self) -> None:
-        self.documents: list[_Document] = []
+        self.documents: list[tuple[PoolOne, _Document]] = []
 
-    def __iter__(self) -> Iterator[list[_Document]]:
+    def __iter__(self) -> Iterator[list[tuple[PoolOne, _Document]]]:
         each = _LEAST_EACH // 2
         return (self.documents[n : n + each] for n in range(0, len(self.documents), each))
 
@@ -81,15 +80,16 @@ class _Workers:
             multiprocessing_context="fork" if processes else None,
         )
 
-    def pool(self, tokens: Packed, most: np.ndarray) -> Packed:
+    def pool(self, pool_one: PoolOne, tokens: Packed, most: np.ndarray) -> Packed:
         """The documents of one block."""
         assert tokens.offsets is not None
         places = np.concatenate([np.zeros(1, np.int64), np.cumsum(most)])
         starts, lengths = tokens.offsets[:-1].tolist(), tokens.lengths.tolist()
-        self.documents.read[: len(tokens.values)] = tokens.values
-        self.batches.documents = [_Document(*each) for each in zip(starts, lengths, places.tolist(), strict=False)]
+        self.documents.read[: len(tokens.values)].copy_(tokens.values)
+        self.batches.documents = [(pool_one, _Document(*each)) for each in zip(starts, lengths, places.tolist(), strict=False)]
         counts = torch.tensor([count for some in self.loader for count in some], dtype=torch.int64)
-        found = Packed.view(self.documents.written, torch.from_numpy(places[:-1]), counts).compact()
+        written = self.documents.written[: places[-1]].to(tokens.device)  # what is moved at all is brought together there
+        found = Packed.view(written, torch.from_numpy(places[:-1]).to(written.device), counts.to(written.device)).compact()
         shared = found.values.untyped_storage().data_ptr() == self.documents.written.untyped_storage().data_ptr()
         return found.with_values(found.values.clone()) if shared else found  # the next block writes there
 
@@ -98,21 +98,21 @@ _kept: dict[int, _Workers] = {}  # of the last call, by the process that began t
 
 
 def pooled(pool_one: PoolOne, tokens: Packed, most: np.ndarray) -> Packed:
-    """Documents on the CPU, each pooled by `pool_one`, to at most `most` tokens and never more than it had.
+    """Documents, each pooled on the CPU by `pool_one`, to at most `most` tokens and never more than it had.
 
-    Calls with the same `pool_one` share processes; it must not change between them.
+    Calls share processes, to which `pool_one` is sent.
     """
     tokens = tokens.compact()
     if not most.sum():
         return tokens
-    kind = _Kind(pool_one, tokens.dim, tokens.dtype)
+    kind = _Kind(tokens.dim, tokens.dtype)
     workers = _kept.pop(os.getpid(), None)  # put back when the block is done: what failed half-way is not gone on with
     if workers is None or workers.kind != kind or workers.rows < len(tokens.values):
         workers = _Workers(kind, len(tokens.values) * 5 // 4, _processes(len(tokens)))
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # as in the processes: sums of several threads could have other bits
     try:
-        found = workers.pool(tokens, most)
+        found = workers.pool(pool_one, tokens, most)
     finally:
         torch.set_num_threads(threads)
     if workers.processes:
@@ -122,8 +122,7 @@ def pooled(pool_one: PoolOne, tokens: Packed, most: np.ndarray) -> Packed:
 
 def _processes(documents: int) -> int:
     """How many are begun; 0: pooled in this one."""
-    cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else 1
-    found = min(_PROCESSES, cores, documents // _LEAST_EACH)
+    found = min(_PROCESSES, cores(), documents // _LEAST_EACH)
     return found if found > 1 else 0
 
 

@@ -47,7 +47,7 @@ class Pool(Shape):
 
     def documents(self, tokens: Packed, state: State, first: int | None = None) -> Packed:
         most = self.lengths(tokens.lengths.cpu().numpy().astype(np.int64))
-        return pooled(_pool_one(self.factor, self.protected, bool(state["unit"])), tokens.to("cpu"), most).to(tokens.device)
+        return pooled(_pool_one(self.factor, self.protected, bool(state["unit"])), tokens, most)
 
 
 @lru_cache(maxsize=1)

@@ -35,11 +35,11 @@ def main(read: BinaryIO, write: BinaryIO) -> None:
     tokenizer = Tokenizer.from_str(pickle.load(read))
     answer: Any = "ready"
     while True:
-        pickle.dump(answer, write, pickle.HIGHEST_PROTOCOL)
-        write.flush()
         try:
+            pickle.dump(answer, write, pickle.HIGHEST_PROTOCOL)
+            write.flush()
             request = pickle.load(read)
-        except EOFError:
+        except (EOFError, BrokenPipeError):  # whoever asked is gone
             return
         try:
             answer = pieces(tokenizer, *request)

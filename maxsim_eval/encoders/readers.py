@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from maxsim_eval.environment import cores
 from maxsim_eval.errors import MaxsimEvalError
 
 BEGIN = 4096  # texts after which processes pay
@@ -34,7 +35,7 @@ class Readers:
     """Processes with one tokenizer; 0 where there are few cores."""
 
     def __init__(self, most: int | None = None) -> None:
-        self.most = min(_MOST, _cores() // 2) if most is None else most
+        self.most = min(_MOST, cores() // 2) if most is None else most
         self._texts = 0
         self._ready: queue.Queue[subprocess.Popen[bytes]] = queue.Queue()
         self._lock, self._begun, self._answering = threading.Lock(), False, threading.Event()
@@ -54,12 +55,27 @@ class Readers:
         Raises:
             ReaderError: a process ended in the midst of it. What the tokenizer raises.
         """
-        process = self._ready.get()
+        processes = [self._ready.get()]
+        with contextlib.suppress(queue.Empty):  # those that are free share the texts: nothing waits long for the first of them
+            while len(processes) < self.most:
+                processes.append(self._ready.get_nowait())
+        each = -(-len(texts) // len(processes))
         try:
-            found: tuple[np.ndarray, np.ndarray] = _ask(process, (truncation, special, texts))
+            parts = [(process, texts[n * each : (n + 1) * each]) for n, process in enumerate(processes)]
+            for process, some in parts:
+                _tell(process, (truncation, special, some))
+            found = [_answer(process) for process, _ in parts]
+        except BaseException:
+            for process in processes:
+                process.kill()  # what it may still answer must not be taken for the answer to something else
+            raise
         finally:
-            self._ready.put(process)
-        return found
+            for process in processes:
+                self._ready.put(process)
+        for answer in found:
+            if isinstance(answer, Exception):
+                raise answer
+        return np.concatenate([ids for ids, _ in found]), np.concatenate([lengths for _, lengths in found])
 
     def _begin(self, tokenizer: Any) -> None:
         try:
@@ -82,26 +98,34 @@ class Readers:
 
     def _greet(self, process: subprocess.Popen[bytes], made: str) -> None:
         with contextlib.suppress(ReaderError):  # it could not begin, and said why: texts are read without it
-            _ask(process, made)
+            _tell(process, made)
+            _answer(process)
             self._ready.put(process)
             self._answering.set()
 
 
-def _ask(process: subprocess.Popen[bytes], request: Any) -> Any:
+def _tell(process: subprocess.Popen[bytes], request: Any) -> None:
     assert process.stdin is not None
-    assert process.stdout is not None
     try:
         pickle.dump(request, process.stdin, pickle.HIGHEST_PROTOCOL)
         process.stdin.flush()
-        answer = pickle.load(process.stdout)
+    except OSError as error:
+        raise _ended(process) from error
+
+
+def _answer(process: subprocess.Popen[bytes]) -> Any:
+    assert process.stdout is not None
+    try:
+        return pickle.load(process.stdout)
     except (OSError, EOFError, pickle.UnpicklingError) as error:
-        raise ReaderError(
-            f"a process that turns texts into word pieces ended (exit status {process.wait()}): killed, or out of memory; the same "
-            "command continues with what is not in the cache yet"
-        ) from error
-    if isinstance(answer, Exception):
-        raise answer
-    return answer
+        raise _ended(process) from error
+
+
+def _ended(process: subprocess.Popen[bytes]) -> ReaderError:
+    return ReaderError(
+        f"a process that turns texts into word pieces ended (exit status {process.wait()}): killed, or out of memory; the same "
+        "command continues with what is not in the cache yet"
+    )
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
@@ -110,7 +134,3 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     for pipe in (process.stdin, process.stdout):
         with contextlib.suppress(OSError):
             pipe.close()  # type: ignore[union-attr]
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else 1

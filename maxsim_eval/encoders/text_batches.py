@@ -8,7 +8,6 @@ texts is launched. Then another thread may launch the next window while this one
 
 from __future__ import annotations
 
-import functools
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
@@ -20,6 +19,7 @@ import torch
 from torch import Tensor
 
 from maxsim_eval.encoders.memory import Halving
+from maxsim_eval.encoders.staging import to_host
 from maxsim_eval.encoders.unpadded import Ends, unpadded
 from maxsim_eval.errors import DataError
 from maxsim_kernels import Packed
@@ -222,11 +222,7 @@ class TextBatches:
 
         def ended() -> tuple[Tensor, Tensor, Tensor]:
             done.synchronize()
-            stream = _copies(torch.cuda.current_device())
-            with torch.cuda.stream(stream):
-                held = _to_pinned(tokens[: int(small[0].sum())])
-            stream.synchronize()
-            return held, small[0], small[1]
+            return to_host(tokens[: int(small[0].sum())]), small[0], small[1]
 
         return ended
 
@@ -281,9 +277,3 @@ def _pinned(values: Tensor, device: torch.device) -> Tensor:
 def _to_pinned(values: Tensor) -> Tensor:
     """A copy on its way to pinned memory."""
     return torch.empty(values.shape, dtype=values.dtype, pin_memory=True).copy_(values, non_blocking=True)
-
-
-@functools.cache
-def _copies(device: int) -> torch.cuda.Stream:
-    """A GPU's stream of copies to the CPU: they run beside the next window."""
-    return torch.cuda.Stream(device)

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from maxsim_eval.encoders import piece_process
 from maxsim_eval.encoders.readers import Readers
 
 MANY = 64  # texts from which this way pays
@@ -62,20 +63,16 @@ def fast_pieces(
     if not getattr(tokenizer, "is_fast", False):
         return None
     backend = tokenizer.backend_tokenizer
+    settings = backend.truncation, backend.encode_special_tokens  # others may change them where the lock is let go
     if readers is not None and readers.ready(backend, len(texts)):
-        truncation, special = (
-            backend.truncation,
-            backend.encode_special_tokens,
-        )  # others may change them once the lock is let go
         lock.release()
         try:
-            ids, lengths = readers.pieces(truncation, special, texts)
+            ids, lengths = readers.pieces(*settings, texts)
         finally:
             lock.acquire()
-        pieces = Pieces(ids.astype(np.int64), lengths)
     else:
-        backend.no_padding()
-        pieces = Pieces.of([one.ids for one in backend.encode_batch_fast(texts)])
+        ids, lengths = piece_process.pieces(backend, *settings, texts)
+    pieces = Pieces(ids.astype(np.int64), lengths)
     ends = np.cumsum(pieces.lengths)
     own = (pieces.ids[ends[row] - pieces.lengths[row] : ends[row]].tolist() for row in some)
     return pieces if all(one == list(ids) for one, ids in zip(own, asked, strict=True)) else None

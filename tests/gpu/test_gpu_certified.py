@@ -18,7 +18,6 @@ from maxsim_eval.cache.converting import convert_entry
 from maxsim_eval.cache.copies import quantised
 from maxsim_eval.cache.entries import Entry, open_entry
 from maxsim_eval.cache.selection import Selection
-from maxsim_eval.cache.sides import fill_entry
 from maxsim_eval.data.trec import write_trec_run
 from maxsim_eval.errors import DataError, UsageError
 from maxsim_eval.planning.costs import Sizes
@@ -31,6 +30,7 @@ from maxsim_eval.scoring.records import Records
 from maxsim_eval.scoring.scoring import Corpus, score_path, to_run
 from maxsim_eval.types import Role, Task
 from maxsim_kernels import Packed, pack
+from stored_cases import with_int8_copy
 
 NAME, COUNT, DEVICE = "exact-int8", 6000, "cuda"
 FULL = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fused-fp32"}
@@ -52,18 +52,7 @@ def document(number: int, dim: int, dtype: torch.dtype) -> torch.Tensor:
 def stored(folder: Path, dtype: torch.dtype, dim: int = 128, count: int = COUNT, odd: torch.Tensor | None = None) -> Entry:
     """An entry in several shards, with its copy; `odd`: the tokens of its document 1500."""
     made = [odd if odd is not None and n == 1500 else document(n, dim, dtype) for n in range(count)]
-    entry = fill_entry(
-        folder,
-        ids=[f"d{n}" for n in range(count)],
-        key="0" * 16,
-        dtype=dtype,
-        dim=dim,
-        provenance={},
-        encode=lambda start, stop: pack(made[start:stop], dim=dim),
-        documents_per_shard=1700,
-        quiet=True,
-    )
-    convert_entry(entry, "int8-document", quiet=True)
+    entry = with_int8_copy(folder, [f"d{n}" for n in range(count)], made, 1700)
     return open_entry(entry.folder)
 
 

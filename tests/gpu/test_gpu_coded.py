@@ -217,7 +217,7 @@ def test_the_reference_decodes_block_by_block(kind, monkeypatch):
 
 def test_explained():
     said = explain(make.gauss(7, 31, 128), coded("unit", 2))
-    assert said.startswith("triton: coded kernel, tiles of 128 query rows x 64 document tokens")
+    assert said.startswith("triton: coded once kernel, tiles of 64 query rows x 64 document tokens")
     assert "centroids and 2-bit residuals rounded to float16 queries' dtype" in said
 
 

@@ -9,8 +9,6 @@ their own for most families (`record_resources.py`, `record_gradients.py`); here
 
 from __future__ import annotations
 
-import json
-import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -19,7 +17,6 @@ from typing import Any
 from unittest import mock
 
 import torch
-import triton
 
 import coded_cases
 import record_gradients as gradients
@@ -27,14 +24,14 @@ import record_resources as recorder
 from inputs import on_cpu as make
 from maxsim_kernels import Packed, quantize_int8
 from maxsim_kernels.checks import Options, validate_coded
-from maxsim_kernels.gpu.forward import choice, coded, combine, query_codes, tuning
+from maxsim_kernels.gpu.forward import choice, coded, coded_once, combine, query_codes, tuning
 from maxsim_kernels.gpu.search import bounds, fetching, survivors
 from places import TESTS
 
 RECORD = TESTS / "kernels" / "architectures.json"
 PROCESSORS = 132
 HALF, BRIEF, SINGLE = torch.float16, torch.bfloat16, torch.float32
-# kind, bits, d, (queries, tokens), dtype, INT8 queries, pairs: every configuration of `coded.py`, and slices of wide tokens.
+# kind, bits, d, (queries, tokens), dtype, INT8 queries, pairs: every row of `coded_choice.py`, and slices of wide tokens.
 CODED = (
     ("bits", 1, 128, (1, 32), HALF, True, False),
     ("bits", 4, 128, (4, 32), HALF, True, False),
@@ -44,6 +41,7 @@ CODED = (
     ("unit", 1, 128, (1, 32), HALF, False, False),
     ("unit", 2, 384, (64, 32), HALF, False, True),
     ("unit", 2, 128, (64, 32), HALF, False, False),
+    ("unit", 4, 384, (64, 32), HALF, False, False),
     ("free", 4, 128, (64, 32), BRIEF, False, False),
     ("unit", 4, 128, (4, 32), SINGLE, False, False),
 )  # fmt: skip
@@ -84,7 +82,7 @@ def coded_launches(
     """What a call with `BitTokens` or `ResidualTokens` would launch."""
     caught, call = gradients.Caught(), validate_coded(queries, documents, options)
     with ExitStack() as patched:
-        for module in (coded, combine, query_codes):
+        for module in (coded, coded_once, combine, query_codes):
             patched.enter_context(mock.patch.object(module, "launch", caught))
         patched.enter_context(mock.patch.object(coded, "hardware", return_value=(capability, processors)))
         coded.forward(call, documents)
@@ -154,12 +152,6 @@ def tile(launch: Any) -> str:
     )
 
 
-def read() -> dict[str, Any]:
-    """The record."""
-    found: dict[str, Any] = json.loads(RECORD.read_text(encoding="utf-8"))
-    return found
-
-
 def main() -> None:
     kernels: dict[str, dict[str, Any]] = {}
     with tempfile.TemporaryDirectory() as folder:
@@ -167,9 +159,7 @@ def main() -> None:
             for key, launch in everything(architecture).items():
                 used = recorder.resources(recorder.compiled(launch, architecture), Path(folder))
                 kernels[key] = {"tile": tile(launch), **used}
-    lines = ",\n".join(f"    {json.dumps(key)}: {json.dumps(used)}" for key, used in kernels.items())
-    RECORD.write_text(f'{{\n  "triton": "{triton.__version__}",\n  "kernels": {{\n{lines}\n  }}\n}}\n', encoding="utf-8")
-    sys.stdout.write(f"{len(kernels)} kernels written to {RECORD.name}\n")
+    recorder.write(RECORD, kernels)
 
 
 if __name__ == "__main__":

@@ -8,8 +8,6 @@ the same calls and compare with `tests/kernels/backward/resources.json`; `record
 
 from __future__ import annotations
 
-import json
-import sys
 import tempfile
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -147,21 +145,13 @@ def compare(key: str, used: dict[str, int], record: dict[str, Any]) -> None:
         assert -(-used["registers"] // 8) <= -(-known["registers"] // 8), f"{key}: {used}, {known} recorded"
 
 
-def read() -> dict[str, Any]:
-    """The record."""
-    found: dict[str, Any] = json.loads(RECORD.read_text(encoding="utf-8"))
-    return found
-
-
 def main() -> None:
     kernels: dict[str, dict[str, int]] = {}
     with tempfile.TemporaryDirectory() as folder:
         for architecture in recorder.RECORDED:
             for key, launch in everything(architecture).items():
                 kernels[key] = recorder.resources(recorder.compiled(launch, architecture), Path(folder))
-    lines = ",\n".join(f"    {json.dumps(key)}: {json.dumps(used)}" for key, used in kernels.items())
-    RECORD.write_text(f'{{\n  "triton": "{triton.__version__}",\n  "kernels": {{\n{lines}\n  }}\n}}\n', encoding="utf-8")
-    sys.stdout.write(f"{len(kernels)} kernels written to {RECORD.name}\n")
+    recorder.write(RECORD, kernels)
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ import re
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -33,7 +34,7 @@ from triton.compiler import ASTSource
 from maxsim_kernels import Packed, quantize_fp8, quantize_int8
 from maxsim_kernels.checks import Call, Options, validate
 from maxsim_kernels.gpu import geometry
-from maxsim_kernels.gpu.forward import choice, combine, dense, dispatch, general, query_codes, tile_tables, wide
+from maxsim_kernels.gpu.forward import choice, combine, dense, dispatch, empties, general, query_codes, tile_tables, wide
 from maxsim_kernels.gpu.forward.tuning import ROWS, Config
 from places import TESTS
 
@@ -92,6 +93,8 @@ class Case:
             document_mask=torch.ones(*own, size, dtype=torch.bool) if "mask" in self.options else None,
             query_lengths=torch.full(self.queries[:1], size) if "query lengths" in self.options else None,
             document_lengths=torch.full(own, size) if "lengths" in self.options else None,
+            out=torch.float16 if "asked" in self.options else torch.float32,
+            empty_score=-1e9 if "asked" in self.options else None,
         )  # fmt: skip
         return validate(queries, documents, options)
 
@@ -185,12 +188,14 @@ def _tile_cases() -> list[Case]:
         Case(90, "ragged float", "width 64", (64, 20), long, 64, options=ragged),
         Case(90, "ragged float narrow", "fp16", (4, 32), long, options=ragged),
         Case(90, "ragged float", "mask", many, long, options=frozenset({"mask"})),
+        Case(90, "ragged float", "mask, as asked", many, long, options=frozenset({"mask", "asked"})),
         Case(90, "ragged float", "mask, winners", many, long, options=frozenset({"mask", "winners"})),
         Case(90, "ragged float narrow", "mask, rows", (4, 20), long, options=frozenset({"mask"})),
         Case(90, "ragged int8 long", "mask", many, (8, 1024), codes="int8 document", options=frozenset({"mask"})),
         Case(90, "ragged int8 token", "mask", many, long, codes="int8 token", options=frozenset({"mask"})),
         Case(90, "ragged fp8 token", "mask", many, long, codes="fp8 token", options=frozenset({"mask"})),
         Case(90, "wide tf32", "fp32", many, long, 128, torch.float32, options=frozenset({"tf32"})),
+        Case(90, "wide tf32", "mask, one tile", many, (1000, 180), 128, torch.float32, options=frozenset({"tf32", "mask"})),
         Case(90, "wide tf32", "mask, winners", many, long, 128, torch.float32, options=frozenset({"tf32", "mask", "winners"})),
         Case(90, "wide float", "mask", many, long, 768, options=frozenset({"mask"})),
         Case(90, "wide float", "fp16", many, long, 768),
@@ -267,7 +272,7 @@ def launches(case: Case) -> tuple[Config, list[Launch]]:
                 patched.enter_context(mock.patch.object(module, "allows_tf32", return_value=True))
         for module in (geometry, dense, wide, general, dispatch):
             patched.enter_context(mock.patch.object(module, "hardware", hardware))
-        for module in (dense, wide, general, combine, tile_tables, query_codes):
+        for module in (dense, wide, general, combine, tile_tables, query_codes, empties):
             patched.enter_context(mock.patch.object(module, "launch", catch))
         config = choice.choose(call, hardware(call.queries.device)).config
         dispatch.forward(call)
@@ -346,6 +351,19 @@ def measured(case: Case, folder: Path) -> dict[str, tuple[Launch, Any, dict[str,
     return made
 
 
+def read(record: Path) -> dict[str, Any]:
+    """What was recorded: `triton`, and `kernels` by key."""
+    found: dict[str, Any] = json.loads(record.read_text(encoding="utf-8"))
+    return found
+
+
+def write(record: Path, kernels: Mapping[str, Mapping[str, Any]]) -> None:
+    """Record what kernels take, a line each."""
+    lines = ",\n".join(f"    {json.dumps(key)}: {json.dumps(used)}" for key, used in kernels.items())
+    record.write_text(f'{{\n  "triton": "{triton.__version__}",\n  "kernels": {{\n{lines}\n  }}\n}}\n', encoding="utf-8")
+    sys.stdout.write(f"{len(kernels)} kernels written to {record.name}\n")
+
+
 def main() -> None:
     kernels: dict[str, dict[str, int]] = {}
     with tempfile.TemporaryDirectory() as folder:
@@ -353,9 +371,7 @@ def main() -> None:
             for key, (launch, _, used) in measured(case, Path(folder)).items():
                 if launch.kernel.__name__ in SCORING:
                     kernels[key] = used
-    lines = ",\n".join(f"    {json.dumps(key)}: {json.dumps(used)}" for key, used in kernels.items())
-    RECORD.write_text(f'{{\n  "triton": "{triton.__version__}",\n  "kernels": {{\n{lines}\n  }}\n}}\n', encoding="utf-8")
-    sys.stdout.write(f"{len(kernels)} kernels written to {RECORD.name}\n")
+    write(RECORD, kernels)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """The 10,000 awkward cases of certified search, run and recorded with the sources that they ran on. Minutes; run as
 
-    OMP_NUM_THREADS=1 python tests/helpers/record_search_cases.py [--cases 10000] [--json docs/results/cpu/search_cases.json]
+    OMP_NUM_THREADS=2 python tests/helpers/record_search_cases.py [--cases 10000] [--json docs/results/cpu/search_cases.json]
 
 A case that differs from brute force is a failed test: its output is shown and nothing is written.
 """
@@ -64,7 +64,7 @@ def report(cases: int, seconds: list[float]) -> dict[str, Any]:
     return {
         "schema": SCHEMA,
         "environment": {**about, **kernels()},
-        "command": f"OMP_NUM_THREADS=1 python tests/helpers/record_search_cases.py --cases {cases}",
+        "command": f"OMP_NUM_THREADS=2 python tests/helpers/record_search_cases.py --cases {cases}",
         "compared": COMPARED,
         "measured": datetime.now(UTC).date().isoformat(),
         "cases": each * len(seconds),

@@ -6,7 +6,6 @@ meant. The tests read it, and compile a few of its kernels again.
 
 from __future__ import annotations
 
-import json
 import os
 from typing import Any
 
@@ -26,16 +25,17 @@ import record_resources as recorder
 from inputs import on_cpu as make
 from maxsim_kernels.checks import Options, validate_coded
 from maxsim_kernels.gpu import geometry
-from maxsim_kernels.gpu.forward import coded, tuning
+from maxsim_kernels.gpu.forward import coded_choice, tuning
 
-RECORD: dict[str, Any] = architectures.read()
+RECORD: dict[str, Any] = recorder.read(architectures.RECORD)
 OTHERS = [one for one in recorder.CAPABILITIES if one not in recorder.RECORDED]
 EVERY = pytest.mark.parametrize("architecture", list(recorder.CAPABILITIES), ids=str)
 SPILLED = 32  # bytes a thread, at most: a few registers of a prologue
 # A representative of each family that holds tiles in shared memory.
 SAMPLES = (
     "general: everything: _general_kernel",
-    "coded unit, 2 bits, d = 128, 64 x 32, float16: _coded_kernel",
+    "coded unit, 2 bits, d = 128, 64 x 32, float16: _once_kernel",
+    "coded unit, 4 bits, d = 384, 64 x 32, float16: _coded_kernel",
     "Chamfer, d = 256, float16: slots_kernel",
 )
 
@@ -64,7 +64,7 @@ def test_no_launch_takes_more_than_its_architecture_has(architecture) -> None:
 
 
 def test_no_row_of_the_table_takes_more_than_the_architectures_that_take_it_have() -> None:
-    own = json.loads(recorder.RECORD.read_text(encoding="utf-8"))["kernels"]
+    own = recorder.read(recorder.RECORD)["kernels"]
     seen = set()
     for row in tuning.ROWS:
         for architecture, capability in recorder.CAPABILITIES.items():
@@ -115,9 +115,14 @@ def test_descriptors_are_of_nvidia_from_hopper_on() -> None:
         assert described == (architecture in (100, 120))
 
 
-def test_residual_tokens_take_small_tiles_where_memory_is_small() -> None:
-    documents, queries = coded_cases.coded("unit", 2, 128, (30,) * 4), make.gauss(64, 32, 128, dtype=torch.float16)
-    call = validate_coded(queries, documents, Options())
-    chosen = {one: coded.configuration(call, documents, found) for one, found in recorder.CAPABILITIES.items()}
-    assert {one for one, config in chosen.items() if config is coded.MANY} == {80, 90, 100}
-    assert {one for one, config in chosen.items() if config is coded.FEW} == {89, 120, "gfx942"}
+def test_every_row_of_coded_tokens_is_in_the_record() -> None:
+    """So that the limits above hold for each on the architectures that take it."""
+    missing = {(row.name, row.architecture) for row in coded_choice.ROWS}
+    for architecture, capability in recorder.CAPABILITIES.items():
+        for kind, bits, d, shape, dtype, quantize, pairs in architectures.CODED:
+            documents, queries = coded_cases.coded(kind, bits, d, (30,) * shape[0]), make.gauss(*shape, d, dtype=dtype)
+            call = validate_coded(queries, documents, Options(quantize_queries=quantize, pairs=pairs))
+            row = coded_choice.row_of(call, documents, capability)
+            assert row.architecture in ("any", recorder.architecture_name(architecture))
+            missing.discard((row.name, row.architecture))
+    assert not missing

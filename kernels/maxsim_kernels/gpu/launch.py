@@ -17,7 +17,6 @@ Torch's own operators take part where they go through `call`; a call that does a
 
 from __future__ import annotations
 
-import copy
 import threading
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -89,6 +88,8 @@ class Plan:
     def _run(self, inputs: Inputs, device: torch.device) -> Any:
         allocated = [torch.empty(shape, dtype=dtype, device=device) for shape, dtype in self.allocations]
         tensors = [*inputs, *allocated]
+        # Once a tensor: most launches name one tensor in every role that they do not use.
+        addresses = [0 if one is None else one.data_ptr() for one in tensors]
         stream = torch._C._cuda_getCurrentRawStream(self.device)
         for step in self.steps:
             if isinstance(step, _Torch):
@@ -96,9 +97,10 @@ class Plan:
                 continue
             arguments = list(step.arguments)
             for place, slot, offset in step.pointers:
-                arguments[place] = tensors[slot].data_ptr() + offset  # type: ignore[union-attr]
+                arguments[place] = addresses[slot] + offset
             for place, slot in step.descriptors:
-                described = copy.copy(arguments[place])
+                described = TensorDescriptor.__new__(TensorDescriptor)  # `copy.copy` takes the host five times as long
+                described.__dict__.update(arguments[place].__dict__)
                 described.base = tensors[slot]
                 arguments[place] = described
             start(step.kernel, step.grid, stream, arguments)

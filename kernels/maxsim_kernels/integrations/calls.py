@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from maxsim_kernels import fallback
-from maxsim_kernels.api import maxsim, maxsim_pairs
+from maxsim_kernels.api import run
+from maxsim_kernels.checks import Options
 from maxsim_kernels.integrations.patching import Library
 from maxsim_kernels.tokens import FLOAT_DTYPES, Packed
 
@@ -62,6 +63,8 @@ def leave(library: Library, reason: str) -> None:
 
 def autocast_dtype(device: torch.device) -> torch.dtype | None:
     """The dtype that the library's own matrix product would run in under autocast; None outside it."""
+    if not torch._C._is_any_autocast_enabled():  # one cheap question, where a device's own takes its name as a string
+        return None
     return torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else None
 
 
@@ -73,17 +76,32 @@ def score(
     document_mask: Tensor | None = None,
     *,
     pairs: bool = False,
+    out: torch.dtype = torch.float32,
+    empty_score: float | None = None,
 ) -> Tensor:
-    """`maxsim` or `maxsim_pairs`: products in the dtype that autocast asks for, those of float32 as `enable(fp32=)` says."""
+    """`maxsim` or `maxsim_pairs`: products in the dtype that autocast asks for, those of float32 as `enable(fp32=)` says.
+
+    Scores in the dtype `out`, which on GPUs the kernels write at once; `empty_score`: of documents without a token that counts.
+    """
+    asked = out if out in FLOAT_DTYPES else torch.float32
+    options = Options(query_mask, document_mask, pairs=pairs, out=asked, empty_score=empty_score)
+    scores = _run(library, queries, documents, options)
+    return scores if scores.dtype == out else scores.to(out)
+
+
+def _run(library: Library, queries: Tokens, documents: Tokens, options: Options) -> Tensor:
     lower = autocast_dtype(queries.device)
+    if lower is None and queries.dtype != torch.float32:  # nothing to set around the call
+        scores = run(queries, documents, options)
+        assert isinstance(scores, Tensor)
+        return scores
     if lower is not None:
         queries, documents = queries.to(lower), documents.to(lower)
-    function = maxsim_pairs if pairs else maxsim
     with (
         torch.autocast(queries.device.type, enabled=False) if lower is not None else nullcontext(),
         _precision(library, queries),
     ):
-        scores = function(queries, documents, query_mask=query_mask, document_mask=document_mask)
+        scores = run(queries, documents, options)
     assert isinstance(scores, Tensor)
     return scores
 

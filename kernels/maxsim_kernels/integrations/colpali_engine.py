@@ -86,12 +86,12 @@ def _scored(name: str, query: Tensor, doc: Tensor, dims: int) -> Tensor:
     dtype = (
         (torch.float32 if query.is_cuda else lower) if lower is not None else query.dtype
     )  # a GPU's autocast sums in float32
-    return _pages(query, doc).to(dtype)
+    return _pages(query, doc, dtype)
 
 
-def _pages(queries: Tensor | Packed, pages: Tensor | Packed) -> Tensor:
+def _pages(queries: Tensor | Packed, pages: Tensor | Packed, out: torch.dtype = torch.float32) -> Tensor:
     mask = calls.used_tokens(pages) if LIBRARY.strict and isinstance(pages, Tensor) else None
-    return calls.score(LIBRARY, queries, pages, None, mask)
+    return calls.score(LIBRARY, queries, pages, None, mask, out=out)
 
 
 def _named_backend() -> str:

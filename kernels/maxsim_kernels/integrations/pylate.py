@@ -76,7 +76,7 @@ def colbert_scores_pairwise(
     calls.count(LIBRARY, "colbert_scores_pairwise")
     queries, documents = pairs
     mask = calls.used_tokens(documents) if _strict(strict) and isinstance(documents, Tensor) else None
-    return calls.score(LIBRARY, queries, documents, None, mask, pairs=True).to(_dtype(queries))
+    return calls.score(LIBRARY, queries, documents, None, mask, pairs=True, out=_dtype(queries))
 
 
 def _grouped_scores(
@@ -127,7 +127,7 @@ def _masked(name: str, given: tuple[Any, Any, Any, Any], backend: str | None, di
         # The similarity with a zero token is 0: what multiplying by the mask gives, without the similarities' tensor.
         documents = documents * document_mask.to(documents.dtype).unsqueeze(-1)
         document_mask = None
-    return calls.score(LIBRARY, queries, documents, query_mask, document_mask).to(dtype)
+    return calls.score(LIBRARY, queries, documents, query_mask, document_mask, out=dtype)
 
 
 def _tensor(value: Any) -> Tensor:

@@ -260,7 +260,10 @@ def _scored(queries: _Side, documents: _Side, pairs: bool = False) -> Tensor:
         query_mask = query_mask != 0
     columns, document_mask = _ready(documents)
     document_mask = None if document_mask is None else document_mask.bool()
-    scores = calls.score(LIBRARY, rows, columns, query_mask, document_mask, pairs=pairs)
+    low = _empty_score(columns) if isinstance(columns, Packed) or document_mask is not None else None
+    scores = calls.score(LIBRARY, rows, columns, query_mask, document_mask, pairs=pairs, empty_score=low)
+    if low is not None:
+        return scores
     if isinstance(columns, Packed):
         empty = columns.lengths == 0
     elif document_mask is not None:
@@ -271,6 +274,17 @@ def _scored(queries: _Side, documents: _Side, pairs: bool = False) -> Tensor:
         return scores
     filled: Tensor = LIBRARY["_fill_empty_document_scores"](scores, empty)
     return filled
+
+
+def _empty_score(documents: Tensor | Packed) -> float | None:
+    """The library's value of an empty document, where the operator is to write it; None where the library's own function is.
+
+    That one warns on CPUs. On a GPU it reads no flag and only fills, which takes torch three launches and the operator one.
+    """
+    if documents.device.type != "cuda" or torch.compiler.is_compiling():
+        return None
+    low: float | None = getattr(LIBRARY["_fill_empty_document_scores"], "__globals__", {}).get("_EMPTY_DOCUMENT_SCORE")
+    return low
 
 
 def _ready(side: _Side) -> tuple[Tensor | Packed, Tensor | None]:

@@ -7,7 +7,8 @@ Matrix libraries could add in another order then. Whether this machine's does is
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import lru_cache
 
@@ -68,18 +69,33 @@ def why_not_alone(queries: Packed, dim: int) -> str:
         shapes |= product_shapes(block)
     longest = int(queries.lengths.max()) if len(queries) else 0
     alone = {(rows, FEW_TOKENS) for rows in range(FEW_ROWS, min(512, longest + FEW_ROWS) + 1, FEW_ROWS)}
-    other = _first_of_another_order(shapes | alone, queries.dim)
+    other = _first_of_another_order(shapes | alone, queries.dim, False) or _first_of_another_order(alone, queries.dim, True)
     return "" if other is None else f"the matrix library adds in another order for products of {other[0]} x {other[1]} tokens"
 
 
-def _first_of_another_order(shapes: Iterable[tuple[int, int]], width: int) -> tuple[int, int] | None:
+def each(work: Callable[[int], None], queries: list[int]) -> None:
+    """`work` for every query, several at a time, each by one thread: of small products a team would mostly wait for itself."""
     threads = torch.get_num_threads()
-    return next((shape for shape in sorted(shapes) if not same_order(shape, width, threads)), None)
+    if min(threads, len(queries)) < 2:
+        for query in queries:
+            work(query)
+        return
+    try:
+        with ThreadPoolExecutor(min(threads, len(queries)), "maxsim-rescore", torch.set_num_threads, (1,)) as pool:
+            for _ in pool.map(work, queries):
+                pass
+    finally:
+        torch.set_num_threads(threads)  # what threads that begin later take is torch's own, not one thread's
+
+
+def _first_of_another_order(shapes: Iterable[tuple[int, int]], width: int, by_one: bool) -> tuple[int, int] | None:
+    threads = torch.get_num_threads()
+    return next((shape for shape in sorted(shapes) if not same_order(shape, width, threads, by_one)), None)
 
 
 @lru_cache(maxsize=1024)
-def same_order(shape: tuple[int, int], width: int, threads: int) -> bool:
-    """Whether every cell of a product of this shape has the bits it has in a product of 32 x 512 tokens.
+def same_order(shape: tuple[int, int], width: int, threads: int, by_one: bool = False) -> bool:
+    """Whether every cell of a product of this shape (`by_one`: made by one thread) has the bits it has in one of 32 x 512 by `threads`.
 
     Random numbers, whose sums differ in some bit of thousands of cells as soon as the order of addition does; the same tokens
     again and again, so that every place of the large product is compared.
@@ -88,6 +104,9 @@ def same_order(shape: tuple[int, int], width: int, threads: int) -> bool:
     random = torch.Generator().manual_seed(0)
     left, right = torch.randn(_ROWS, width, generator=random), torch.randn(FEW_TOKENS, width, generator=random)
     expected = product_of(left, right).clone()
+    if by_one:
+        torch.set_num_threads(1)
     found = product_of(left.repeat(-(-rows // _ROWS), 1)[:rows], right.repeat(-(-tokens // FEW_TOKENS), 1)[:tokens])
+    torch.set_num_threads(threads)
     repeated = expected.repeat(-(-rows // _ROWS), -(-tokens // FEW_TOKENS))[:rows, :tokens]
     return torch.equal(found, repeated)

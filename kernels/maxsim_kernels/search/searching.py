@@ -16,7 +16,7 @@ from torch import Tensor
 from maxsim_kernels.api import maxsim
 from maxsim_kernels.checks import check_rows
 from maxsim_kernels.search.bounds import WIDEST, Codes, QueryTerms, Residuals, query_terms
-from maxsim_kernels.search.rescoring import Alone, why_not_alone
+from maxsim_kernels.search.rescoring import Alone, each, why_not_alone
 from maxsim_kernels.search.rows import Rows, documents_at, part, whole
 from maxsim_kernels.tokens import Packed
 from maxsim_kernels.topk import TopK, keys_of, merge_topk, of_keys, refuse_nan
@@ -189,9 +189,12 @@ class Search:
         for numbers, held in documents_at(documents, chosen.any(0).nonzero()[:, 0]):
             check_rows("document", held.starts, held.lengths, held.values.shape[0])
             asked = chosen[:, numbers]
-            for query in asked.any(1).nonzero()[:, 0].tolist():
+
+            def score(query: int, numbers: Tensor = numbers, held: Packed = held, asked: Tensor = asked) -> None:
                 which = asked[query].nonzero()[:, 0]
                 scores[query, numbers[which]] = self.alone.scores(query, held, which)
+
+            each(score, asked.any(1).nonzero()[:, 0].tolist())
 
 
 def _token_bytes(documents: Packed | Rows) -> int:

@@ -17,7 +17,7 @@ from maxsim_kernels.chamfer import nearest  # noqa: E402
 POISON = False  # nothing here runs a kernel
 
 
-recorder, RECORD = gradients.recorder, gradients.read()
+recorder, RECORD = gradients.recorder, gradients.recorder.read(gradients.RECORD)
 PROCESSORS = gradients.PROCESSORS
 BEFORE = ["bounds_kernel", "features_kernel"]
 AFTER = ["refine_kernel", "winners_kernel", "rank_kernel", "begin_kernel", "place_kernel", "gradient_kernel"]

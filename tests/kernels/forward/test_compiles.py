@@ -6,7 +6,6 @@ anew after a change that is meant; under another Triton than the recorded one on
 
 from __future__ import annotations
 
-import json
 import os
 from dataclasses import replace
 from typing import Any
@@ -19,7 +18,7 @@ if os.environ.get("TRITON_INTERPRET"):
 
 import record_resources as recorder  # noqa: E402
 
-RECORD: dict[str, Any] = json.loads(recorder.RECORD.read_text(encoding="utf-8"))
+RECORD: dict[str, Any] = recorder.read(recorder.RECORD)
 SAME_TRITON = triton.__version__ == RECORD["triton"]
 
 

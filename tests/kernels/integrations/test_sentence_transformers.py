@@ -294,3 +294,27 @@ def test_nothing_is_left_behind() -> None:
 
 def _library() -> dict[str, Any]:
     return {name: module for name, module in sys.modules.items() if name.split(".")[0] == "sentence_transformers"}
+
+
+@pytest.mark.parametrize("form", ["tensors", "gradients", "lists"])
+def test_the_operator_writes_the_librarys_value_of_empty_documents_on_gpus(monkeypatch: pytest.MonkeyPatch, form: str) -> None:
+    low = similarity._EMPTY_DOCUMENT_SCORE
+    monkeypatch.setattr(ours, "_empty_score", lambda documents: low)  # as it is there
+    q, d = tokens(3, 4, 8), tokens(5, 6, 8, seed=1)
+    query_mask, document_mask = mask(3, 4), mask(5, 6, seed=1)
+    document_mask[2], query_mask[1] = False, False
+    given: Any = (q, d, query_mask, document_mask)
+    if form == "lists":
+        given = (list(q.detach()), [d[0].detach(), d[1, :0].detach(), d[2].detach()])
+    elif form == "tensors":
+        given = (q.detach(), d.detach(), query_mask, document_mask)
+    theirs = similarity.maxsim(*given)
+    assert theirs.eq(low).sum() == 3
+    with integrations.enable(NAME):
+        torch.testing.assert_close(similarity.maxsim(*given), theirs, rtol=2e-6, atol=2e-5)
+        if form == "gradients":
+            same(scores_and_gradients(similarity.maxsim, *given), scores_and_gradients(ours.LIBRARY["maxsim"], *given))
+
+
+def test_on_cpus_the_library_fills_and_warns() -> None:
+    assert ours._empty_score(tokens(2, 3, 8)) is None

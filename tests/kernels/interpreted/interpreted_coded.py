@@ -19,13 +19,18 @@ import coded_cases as cases
 from inputs import on_cpu as make
 from maxsim_kernels import BitTokens, Packed, maxsim, maxsim_pairs
 from maxsim_kernels.checks import Options, validate_coded
-from maxsim_kernels.gpu.forward import coded, combine
-from maxsim_kernels.gpu.forward.tuning import Config
+from maxsim_kernels.gpu.forward import coded, coded_choice, combine
 
 CHECKED: list[str] = []
 coded.hardware = lambda device: ((9, 0), 1)  # the tiles of a GPU with room for the largest
 KINDS = ("bits", "unit", "free")
+HALF = torch.float16
 plain = torch.empty
+
+
+def half(*shape: int) -> torch.Tensor:
+    """FP16 queries; `make` gives FP32 ones, whose products are exact."""
+    return make.gauss(*shape, dtype=HALF)
 
 
 def poisoned(*size: Any, **options: Any) -> torch.Tensor:
@@ -56,7 +61,7 @@ def check_sizes() -> None:
     for kind in KINDS:
         for bits, dim in ((1, 128), (2, 96), (4, 128), (1, 31), (2, 7), (4, 1), (2, 100), (4, 384)):
             documents = cases.coded(kind, bits, dim, (3, 0, 31, 1, 40))
-            for queries in (make.gauss(2, 7, dim), make.gauss(2, 7, dim, dtype=torch.float32), make.gauss(31, dim)):
+            for queries in (half(2, 7, dim), make.gauss(2, 7, dim), half(31, dim), half(3, 31, dim)):
                 for quantize_queries in (True, False) if kind == "bits" else (False,):
                     check(queries, documents, quantize_queries=quantize_queries)
 
@@ -71,7 +76,7 @@ def check_layouts() -> None:
         for pairs in (False, True):
             check(queries, documents, pairs=pairs, **asked)
             check(rows, documents, pairs=pairs)
-            check(make.gauss(6, 40, 31), documents, pairs=pairs, quantize_queries=False)
+            check(half(6, 40, 31), documents, pairs=pairs, quantize_queries=False)
             check(make.strided(make.gauss(6, 9, 31), "transposed"), documents, pairs=pairs)
         check(make.scattered(rows), documents, pairs=True)
         check(make.gauss(6, 0, 31), documents)
@@ -81,6 +86,8 @@ def check_layouts() -> None:
         check(queries, replace(documents, codes=documents.codes.with_values(wide)), **asked)
         before, combine.ROWS_BYTES = combine.ROWS_BYTES, 4 * 54 * 4  # four documents a launch
         check(make.gauss(6, 9, 31), documents)
+        combine.ROWS_BYTES = 4 * 90 * 4
+        check(half(6, 15, 31), documents, quantize_queries=False)
         combine.ROWS_BYTES = before
 
 
@@ -118,15 +125,30 @@ def check_broken() -> None:
 
 
 def check_once() -> None:
-    """The kernel that decodes residual tokens once, whatever is chosen for calls: several tiles, blocks of rows, few rows, selections."""
-    small = Config(32, 32, 4, 2, 2, "untuned", "several tiles and blocks on small shapes")
-    for selected in (False, True):
-        coded.ONCE, coded.ONCE_FEW, coded.ONCE_SELECTED, coded.SELECTED = small, small, selected, selected
-        for kind, bits, dim in (("unit", 2, 31), ("free", 4, 128), ("unit", 1, 40)):
-            documents = cases.coded(kind, bits, dim, (3, 0, 31, 1, 65))
-            for queries in (make.gauss(3, 31, dim), make.gauss(5, dim)):
-                check(queries, documents)
-            check(make.gauss(5, 1, dim, dtype=torch.float32), documents)
+    """Residual tokens decoded once for many query rows: several tiles, blocks of rows, documents and programs of one; NaN in any tile."""
+    row = next(one for one in coded_choice.ROWS if (one.name, one.architecture) == ("residual once", "sm_90"))
+    small = replace(row, config=replace(row.config, rows=32, tokens=32, programs=2))
+    before = coded_choice.TABLE
+    coded_choice.TABLE = before | {(row.keys[0], row.architecture): small}
+    for kind, bits, dim in (("unit", 2, 31), ("free", 4, 128), ("unit", 1, 40)):
+        documents = cases.coded(kind, bits, dim, (3, 0, 31, 1, 65))
+        for queries in (half(3, 31, dim), half(5, 13, dim), make.packed([4, 0, 70, 1], dim, dtype=HALF)):
+            assert coded_choice.choose(validate_coded(queries, documents, Options()), documents, (9, 0)) == (
+                "coded once",
+                small.config,
+            )
+            check(queries, documents)
+        check(half(3, 31, dim), documents.select([4]))  # two programs share the document
+        check(half(3, 31, dim).transpose(0, 1).contiguous().transpose(0, 1), documents)
+        for token in (36, 67, 99):  # in the last document's first tile, its second, its last
+            broken = cases.coded(kind, bits, dim, (3, 0, 31, 1, 65))
+            ids = broken.ids.to(torch.int64)
+            ids[token] = -1
+            object.__setattr__(broken, "ids", ids)  # as on a GPU, where values are not looked at
+            found = coded.forward(validate_coded(half(3, 31, dim), broken, Options()), broken)
+            assert found.isnan().tolist() == [[False] * 4 + [True]] * 3
+            CHECKED.append("ids")
+    coded_choice.TABLE = before
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ from maxsim_kernels.gpu import geometry
 from maxsim_kernels.gpu.forward import dense, dispatch, general, wide
 from maxsim_kernels.gpu.forward.query_codes import query_codes
 from maxsim_kernels.gpu.forward.tuning import Config
+from maxsim_kernels.ops import finished
 
 SMALL = Config(16, 16, 4, 1, 2, "interpreter", "small tiles", short=8)
 ALONE = replace(SMALL, programs=0)
@@ -294,6 +295,47 @@ def check_exact() -> None:
         assert torch.equal(dispatch.forward(call)[0], need), kernel
 
 
+def check_asked() -> None:
+    """Scores in another dtype, and with another score of empty documents, have the bits that torch would give them afterwards."""
+
+    def compare(kernel: str, queries: Any, documents: Any, out: torch.dtype, config: Config = SMALL, **options: Any) -> None:
+        call = validate(queries, documents, Options(**options))
+        dispatch.choose = lambda *_: (kernel, config)
+        torch.empty = poisoned
+        try:
+            need = finished(dispatch.forward(call)[0], asked := replace(call, out=out, empty_score=-7.5))
+            found = dispatch.forward(asked)[0]
+        finally:
+            torch.empty = plain
+        assert found.dtype == out
+        assert bool((need == -7.5).any()), "no document is empty"
+        torch.testing.assert_close(found, need, rtol=0, atol=0)
+        CHECKED.append(kernel)
+
+    for out, lq, winners in ((torch.float16, 32, False), (torch.bfloat16, 20, True), (torch.float32, 32, True)):
+        queries, documents = torch.randn(3, lq, 16).half(), torch.randn(18, 19, 16).half()
+        mask = torch.rand(18, 19) > 0.4
+        mask[1], mask[17], mask[16, 2:] = False, False, False
+        lengths = torch.randint(0, 20, (18,))
+        lengths[0], lengths[5] = 0, 19
+        query_mask = torch.rand(3, lq) > 0.5
+        query_mask[1] = False  # a query without a token scores 0, but not of an empty document
+        pretend(FALSE_PROCESSORS)
+        asked = {"query_mask": query_mask, "return_argmax": winners}
+        for kernel in ("ragged", "wide", "general"):
+            compare(kernel, queries, documents, out, document_mask=mask, **asked)
+            compare(kernel, queries, documents[:, :16], out, document_mask=mask[:, :16].to(torch.int64), **asked)
+            compare(kernel, queries, documents, out, document_mask=mask, document_lengths=lengths, **asked)
+            compare(kernel, queries, ragged(lengths, 16, torch.float16), out, **asked)
+        compare("stream", queries[:1], documents, out, document_mask=mask)
+        compare("stream", queries[:1], documents, out, ALONE, document_lengths=lengths)
+        own = documents.view(3, 6, 19, 16)
+        compare("general", queries, own, out, document_mask=mask.view(3, 6, 19), **asked)
+        compare("general", queries, documents[:3], out, pairs=True, document_mask=mask[:3], **asked)
+        pretend(64)
+        compare("general", queries, torch.randn(2, 200, 16).half(), out, document_lengths=torch.tensor([0, 150]), **asked)
+
+
 torch.manual_seed(0)
 GROUPS = {
     "nan": check_nan,
@@ -303,6 +345,7 @@ GROUPS = {
     "tiles": check_tiles,
     "codes": check_codes,
     "masks": check_masks,
+    "asked": check_asked,
 }
 if __name__ == "__main__":
     GROUPS[sys.argv[1]]()

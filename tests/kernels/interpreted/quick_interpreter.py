@@ -14,6 +14,7 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
+import torch
 import triton.language as tl
 from triton.runtime import interpreter
 
@@ -95,6 +96,16 @@ def multiply_add(_: Any, x: Any, y: Any, z: Any) -> Any:
     return interpreter.TensorHandle(wide.astype(np.float32), z.dtype.scalar)
 
 
+def rounded(builder: Any, source: Any, kind: Any) -> Any:
+    """FP32 as bfloat16, to the nearest as a GPU rounds it; Triton's interpreter cuts off what does not fit."""
+    if kind.scalar != tl.bfloat16 or source.dtype.scalar != tl.float32:
+        return cast(builder, source, kind)
+    bits = torch.from_numpy(np.atleast_1d(source.data)).to(torch.bfloat16).view(torch.int16).numpy()
+    return interpreter.TensorHandle(bits.view(np.uint16).reshape(np.shape(source.data)), kind.scalar)
+
+
+cast = interpreter.InterpreterBuilder.create_fp_trunc
+interpreter.InterpreterBuilder.create_fp_trunc = rounded
 interpreter.InterpreterBuilder.create_fma = multiply_add
 ReduceOps.generic_reduce = reduce_and_compare
 interpreter._patch_lang = patch_once(patch)

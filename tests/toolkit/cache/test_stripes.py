@@ -54,11 +54,11 @@ def layouts(draw: st.DrawFn) -> tuple[Stored, list[tuple[int, int]]]:
 
 
 @settings(deadline=None, max_examples=300)
-@given(layouts(), st.booleans(), st.integers(1, 40))
-def test_what_was_written_is_read(made: tuple[Stored, list[tuple[int, int]]], checked: bool, chunk: int) -> None:
+@given(layouts(), st.booleans(), st.integers(0, 40))
+def test_what_was_written_is_read(made: tuple[Stored, list[tuple[int, int]]], checked: bool, small: int) -> None:
     stored, runs = made
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(stripes, "_CHUNK_BYTES", chunk)
+        patch.setattr(stripes, "_SMALL_BYTES", small)
         assert stored.read(runs, checked=checked) == stored.rows(runs)
     assert sum(stored.stripes.verify()) == len(stored.data)
 

@@ -60,7 +60,7 @@ def test_blocks_in_turn_are_as_without_processes() -> None:
         assert all(torch.equal(got[n], one) for n, one in enumerate(expected))
 
 
-def test_processes_stay_until_another_kind_is_asked_for() -> None:
+def test_processes_stay_until_other_tokens_are_asked_for() -> None:
     tokens = block(6, 60)
 
     def processes() -> set[float]:
@@ -71,6 +71,9 @@ def test_processes_stay_until_another_kind_is_asked_for() -> None:
     assert os.getpid() not in first
     assert processes() == first
     pooling.pooled(thirds, tokens, most_of(tokens, 3))
+    assert processes() == first
+    narrow = tokens.with_values(tokens.values[:, :4].contiguous())
+    pooling.pooled(thirds, narrow, most_of(narrow, 3))
     assert not processes() & first
 
 

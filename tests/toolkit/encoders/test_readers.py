@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import time
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,11 @@ TEXTS = [" ".join(["glacier", "cat", "the", "zebra"][(n + k) % 4] for k in range
 
 
 def waited(pool: readers.Readers) -> None:
-    """Until its processes have begun."""
-    assert pool._answering.wait(60)
+    """Until all of its processes have begun."""
+    ending = time.monotonic() + 60
+    while pool._ready.qsize() < pool.most:
+        assert time.monotonic() < ending
+        time.sleep(0.01)
 
 
 @pytest.fixture(params=["hf", "multi-vector"])
@@ -71,3 +75,21 @@ def test_a_process_that_is_killed_is_named_and_the_others_end_with_their_owner(
     del pool
     gc.collect()  # the error above holds what raised it
     assert process.wait(10) == -9
+
+
+def test_texts_are_shared_and_nothing_half_answered_is_asked_again(encoder: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(readers, "BEGIN", 100)
+    encoder.readers = pool = readers.Readers(3)
+    encoder.encode(TEXTS, "document")
+    waited(pool)
+    told: list[int] = []
+    tell = readers._tell
+    monkeypatch.setattr(readers, "_tell", lambda process, request: told.append(len(request[-1])) or tell(process, request))
+    encoder.encode(TEXTS, "document")
+    assert told == [67, 67, 66]
+    processes = list(pool._ready.queue)
+    processes[1].kill()
+    processes[1].wait(10)
+    with pytest.raises(readers.ReaderError):
+        encoder.encode(TEXTS, "document")
+    assert [process.wait(10) for process in processes] == [-9, -9, -9], "their answers were never taken"

@@ -12,11 +12,9 @@ import torch
 from torch import Tensor
 
 from fixtures import interpreted, one_thread  # noqa: F401 - for every test here
-from maxsim_eval.cache.converting import convert_entry
 from maxsim_eval.cache.copies import quantised
 from maxsim_eval.cache.entries import Entry, open_entry
 from maxsim_eval.cache.selection import Selection
-from maxsim_eval.cache.sides import fill_entry
 from maxsim_eval.data.trec import write_trec_run
 from maxsim_eval.errors import CacheError, DataError, UsageError
 from maxsim_eval.scoring import certified
@@ -27,6 +25,7 @@ from maxsim_eval.scoring.records import Records
 from maxsim_eval.scoring.scoring import Corpus, Scored, score_path, to_run
 from maxsim_kernels import Packed, pack
 from maxsim_kernels.search import exact, searching
+from stored_cases import with_int8_copy
 
 NAME, WIDTH, COUNT, K = "exact-int8", 16, 150, 6
 
@@ -42,19 +41,7 @@ def entry_of(folder: Path, dtype: torch.dtype, changed: Mapping[int, Tensor] | N
     documents = [tokens(n % 7 if n % 7 == 3 else n, n % 9, dtype) for n in range(COUNT)]
     for number, document in (changed or {}).items():
         documents[number] = document.to(dtype)
-    entry = fill_entry(
-        folder,
-        ids=[f"d{n:03d}" for n in range(COUNT)],
-        key="0" * 16,
-        dtype=dtype,
-        dim=WIDTH,
-        provenance={},
-        encode=lambda start, stop: pack(documents[start:stop], dim=WIDTH),
-        documents_per_shard=41,
-        quiet=True,
-    )
-    convert_entry(entry, "int8-document", quiet=True)
-    return entry
+    return with_int8_copy(folder, [f"d{n:03d}" for n in range(COUNT)], documents, 41)
 
 
 @pytest.fixture(scope="module", params=[torch.float16, torch.bfloat16, torch.float32], ids=str)

@@ -12,7 +12,9 @@ Sums are FP32, rounded once to the inputs' dtype. Nothing here waits for the GPU
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 import triton
@@ -33,12 +35,13 @@ _WIDTH = 128  # columns a program holds; wider embeddings take several
 _GATHER, _SCATTER = (16, 2, 2), (32, 1, 4)
 _LIST_BYTES, _LIST_WARPS = 8192, 1  # of rows a program reads at once: one warp starts soonest, 1.8 times as fast as four
 _OWN_TOKENS, _OWN_ROWS = 64, 32  # document tokens and query tokens a product holds
+_FEW_DOCUMENTS = 32  # that one program walks over sooner than the host launches the sum of several programs' parts
 _PROGRAMS = 4  # a multiprocessor, below which documents are dealt to several programs
 
 
 @dataclass(frozen=True)
 class _Saved:
-    """What the forward left, with shapes spelled out: `argmax` `[Nq, N, W]`, `grad` `[Nq, N]` float32, both contiguous."""
+    """What the forward left, with shapes spelled out: `argmax` `[Nq, N, W]`, `grad` `[Nq, N]`, both contiguous."""
 
     grad: Tensor
     argmax: Tensor
@@ -89,7 +92,7 @@ class _Saved:
         programs = count * triton.cdiv(size, _GATHER[0]) * self.columns[1]
         # Rounded down: each more takes an FP32 copy of dQ, and half-full is full enough.
         wanted = hardware(self.queries.device)[1] * _PROGRAMS // programs
-        return max(1, min(wanted, triton.cdiv(documents, 16)))
+        return max(1, min(wanted, triton.cdiv(documents, 16))) if documents > _FEW_DOCUMENTS else 1
 
     def query_strides(self) -> tuple[int, int, int]:
         one = self.queries
@@ -123,7 +126,7 @@ def backward(
     """Gradients in the inputs' dtypes and shapes, contiguous (empty tensors where not needed).
 
     Args:
-        grad: `[Nq, N]` (pairs: `[N]`) float32.
+        grad: `[Nq, N]` (pairs: `[N]`), of the scores' dtype: float32, or what they were rounded to (widened where it is read).
         argmax: grad's shape + `[W]`: int32, -1 where there is no winner; or int16, the low 16 bits of the same.
         path: "unified", "atomic" or "csr".
         queries_end_to_end, documents_end_to_end: packed rows follow each other in their buffer; otherwise they may overlap.
@@ -132,18 +135,18 @@ def backward(
     parts = (grad.contiguous(), argmax.contiguous(), queries, _plain(query_starts), documents, _plain(document_starts))
     inputs = tuple(None if one is None else one.detach() for one in parts)
     flags = (layout != "shared", need_queries, need_documents, path, queries_end_to_end, documents_end_to_end)
+    run, device = partial(_run, inputs, *flags), queries.device
     if queries.is_cuda:
-        key = signature(inputs, "backward", *flags)
-        plan = planned(key)
-        with torch.cuda.device(queries.device):
-            found = (
-                plan.run(inputs, queries.device) if plan else record(key, inputs, queries.device, lambda: _run(inputs, *flags))
-            )
+        plan = planned(key := signature(inputs, "backward", *flags))
+        with torch.cuda.device(device) if plan is None else nullcontext():
+            found = record(key, inputs, device, run) if plan is None else plan.run(inputs, device)
     else:
-        found = _run(inputs, *flags)
-    results = iter(found if isinstance(found, tuple) else (found,))
-    none = torch.empty(0, dtype=queries.dtype, device=queries.device)
-    return next(results) if need_queries else none, next(results) if need_documents else none
+        found = run()
+    if need_queries and need_documents:
+        return found
+    none = torch.empty(0, dtype=queries.dtype, device=device)
+    found = found[0] if isinstance(found, tuple) and found else found
+    return (found, none) if need_queries else (none, found if need_documents else none)
 
 
 def _plain(starts: Tensor | None) -> Tensor | None:

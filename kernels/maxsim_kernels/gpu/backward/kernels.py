@@ -28,7 +28,7 @@ def _winners(
     there = at < high
     place = tl.load(argmax_ptr + cell * winner_size + token, mask=there & (token < winner_size), other=-1)
     place = winner_of(place, LEAN)
-    return place, tl.load(grad_ptr + cell, mask=there & (place >= 0), other=0.0)
+    return place, tl.load(grad_ptr + cell, mask=there & (place >= 0), other=0.0).to(tl.float32)
 
 
 @triton.jit(do_not_specialize=["documents", "winner_size", "document_size", "token_blocks", "splits", "columns", "room"])
@@ -199,7 +199,7 @@ def _lists_kernel(
             other=0.0,
         ).to(tl.float32)
         if WEIGHTED:
-            found = found * tl.load(grad_ptr + cell, mask=there, other=0.0)[:, None]
+            found = found * tl.load(grad_ptr + cell, mask=there, other=0.0).to(tl.float32)[:, None]
         total += found
     to = out_ptr + (tl.full([], 0, tl.int64) + first_row + row) * width + inner
     summed = tl.sum(total, 0)
@@ -262,7 +262,7 @@ def _own_kernel(
         mine = tl.maximum(tl.load(query_start_ptr + query).to(tl.int64), 0)
         query_tokens = query_room - mine
         mine = mine * stride_qt
-    weight = tl.load(grad_ptr + number)
+    weight = tl.load(grad_ptr + number).to(tl.float32)
     for first in range((worker % tiles) * TOKENS, size, tiles * TOKENS):
         place = first + tl.arange(0, TOKENS)
         total = tl.zeros([TOKENS, WIDTH], tl.float32)

@@ -45,7 +45,7 @@ _VIEW_TOKENS = 1 << 15  # of a buffer whose views get a tile table: without offs
 
 
 class Launch(NamedTuple):
-    """A kernel ("stream", "general", "dense", "ragged" or "wide") and its configuration."""
+    """A kernel ("stream", "general", "dense", "ragged" or "wide"; of few bits "coded", "coded once") and its configuration."""
 
     kernel: str
     config: Config

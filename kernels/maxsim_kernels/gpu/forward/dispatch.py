@@ -12,6 +12,7 @@ from torch import Tensor
 from maxsim_kernels.checks import Call
 from maxsim_kernels.gpu.forward import dense, general, wide
 from maxsim_kernels.gpu.forward.choice import Launch, choose
+from maxsim_kernels.gpu.forward.empties import fill_empty
 from maxsim_kernels.gpu.forward.query_codes import query_codes
 from maxsim_kernels.gpu.geometry import OTHER, hardware
 from maxsim_kernels.gpu.launch import empty, ensure_context, unrecorded
@@ -29,7 +30,7 @@ def supported(call: Call, capability: tuple[int, int]) -> str:
 
 
 def forward(call: Call) -> tuple[Tensor, Tensor]:
-    """Scores `[Nq, N]` (pairs: `[N]`) float32, and winners `[..., max Lq]` or empty, of a call that `supported` accepts.
+    """Scores `[Nq, N]` (pairs: `[N]`) of dtype `call.out`, and winners `[..., max Lq]` or empty, of a call that `supported` accepts.
 
     Winners are int32, or of a `lean` call int16 holding the low 16 bits (read by `inverse_grid.winner_of`).
     """
@@ -39,7 +40,7 @@ def forward(call: Call) -> tuple[Tensor, Tensor]:
         raise ValueError(f"documents: got {call.documents.dtype}, need another dtype on this GPU: {refused}")
     pairs = call.layout == "pairs"
     shape = (count, 1 if pairs else documents)
-    scores = empty(shape, torch.float32, device)
+    scores = empty(shape, call.out, device)  # a kernel's store rounds to what it stores into
     size = call.queries.shape[1] if call.query_starts is None else (_longest(call) if winners else 0)
     kept = torch.int16 if call.lean else torch.int32
     argmax = empty((*shape, size), kept, device) if winners else torch.empty(0, dtype=kept, device=device)
@@ -49,6 +50,8 @@ def forward(call: Call) -> tuple[Tensor, Tensor]:
         # Triton launches on the current device, which need not be the tensors' one.
         with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
             launch(call, scores, argmax if winners else None, choose(call, hardware(device)))
+            if call.empty_score is not None:
+                fill_empty(call, scores, call.empty_score)
     if pairs:
         scores, argmax = scores[:, 0], argmax[:, 0] if winners else argmax
     return scores, argmax

@@ -20,6 +20,7 @@ from maxsim_kernels.gpu.forward.tile_tables import begins_of
 from maxsim_kernels.gpu.forward.tuning import Config
 from maxsim_kernels.gpu.geometry import (
     SCALES,
+    byte_mask,
     chunks_of,
     descriptor,
     flat_queries,
@@ -32,6 +33,12 @@ from maxsim_kernels.gpu.launch import launch
 from maxsim_kernels.gpu.tile_ops import better, first_place, keep_nan
 
 _FP32_ROWS_BYTES = 24 << 20  # of row maxima: products of FP32 take long enough for more launches not to show
+
+
+@triton.jit
+def _mask_of(mask_ptr, first, place, inside):
+    """The mask of a tile's tokens, 0 where they are not `inside`."""
+    return tl.load(mask_ptr + (tl.full([], 0, tl.int64) + first + place), mask=inside, other=0)
 
 
 @triton.jit(
@@ -86,6 +93,10 @@ def _wide_kernel(
             start = origin + first
             if not RAGGED:
                 start = document * document_size + first
+            masked = start - document // splits * (pitch - document_size)
+            if MASKED and not ARGMAX:
+                # Asked for before the products, which take longer than it takes to come; winners leave it no registers.
+                counted = _mask_of(mask_ptr, masked, place, (first + place < size) & (slice == slices - 1))
             rows = query_desc.load([group * ROWS, slice * WIDTH])
             tokens = document_desc.load([start, slice * WIDTH])
             if CODES:
@@ -97,13 +108,12 @@ def _wide_kernel(
                 if SCALE == 1:
                     at = start + place
                     values = values * tl.load(scale_ptr + at, mask=at < tokens_total, other=0.0).to(tl.float32)[None, :]
-                if RAGGED or SHORT:
-                    inside = place < size
-                    if MASKED:
-                        at = tl.full([], 0, tl.int64) + start - document // splits * (pitch - document_size) + place
-                        inside = first + place < size
-                        inside = inside & (tl.load(mask_ptr + at, mask=inside, other=0) != 0)
-                    values = tl.where(inside[None, :], values, float("-inf"))
+                if MASKED:
+                    if ARGMAX:
+                        counted = _mask_of(mask_ptr, masked, place, first + place < size)
+                    values = tl.where((counted != 0)[None, :], values, float("-inf"))
+                elif RAGGED or SHORT:
+                    values = tl.where((place < size)[None, :], values, float("-inf"))
                 here = tl.reduce(values, 1, keep_nan)
                 if ARGMAX:
                     win = better(here, best, 0) | (index < 0)
@@ -128,6 +138,17 @@ def _wide_kernel(
                     best = tl.full([ROWS], float("-inf"), tl.float32)
 
 
+def _one_masked_tile(call: Call, tokens: int, winners: bool) -> bool:
+    """Whether documents with a mask are taken as if they were whole: each is one tile anyhow, and the flat loop never drains.
+
+    Codes and winners have to know how long a document is, or whether it is empty.
+    """
+    documents = call.documents
+    if call.document_mask is None or call.document_lengths is not None or winners or call.granularity != "none":
+        return False
+    return documents.dim() == 3 and documents.shape[1] <= tokens and pitch(call) == documents.shape[1]
+
+
 def launch_wide(
     call: Call, queries: Tensor, scales: Tensor | None, config: Config, scores: Tensor, argmax: Tensor | None
 ) -> None:
@@ -143,8 +164,12 @@ def launch_wide(
         call.document_starts is not None or call.document_lengths is not None or call.document_mask is not None or splits > 1
     )
     apart = pitch(call) if documents.dim() == 3 else 0
-    ragged = ragged or (apart > 0 and apart != documents.shape[1])
-    begin, sizes, mask = begins_of(call, config.tokens, splits) if ragged else (scores, scores, None)
+    begin, sizes, mask = scores, scores, None
+    if _one_masked_tile(call, config.tokens, argmax is not None):
+        ragged, mask = False, byte_mask(call.document_mask, scores)
+    elif ragged or (apart > 0 and apart != documents.shape[1]):
+        ragged = True
+        begin, sizes, mask = begins_of(call, config.tokens, splits)
     pieces = call.document_count * splits
     size = 0 if call.query_starts is not None else call.queries.shape[1]
     room = _FP32_ROWS_BYTES if documents.dtype == torch.float32 else None
