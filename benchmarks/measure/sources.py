@@ -24,7 +24,7 @@ LIBRARIES = tuple(f"integrations.{name}" for name in ("sentence_transformers", "
 FAMILIES = {  # roots: modules of the operator
     "forward": FORWARD,  # float tokens of up to 256 bytes
     "codes": CODES,  # INT8 and FP8
-    "coded": (*CODES, "gpu.forward.coded", "coded"),  # tokens of few bits, scored as they are stored
+    "coded": (*CODES, "gpu.coded.coded", "coded"),  # tokens of few bits, scored as they are stored
     "wide": (*FORWARD, "gpu.forward.wide"),  # float tokens of any width
     "training": (*FORWARD, "gpu.backward.gradients", "autograd", "training"),
     "chamfer": ("chamfer.chamfer", "chamfer.nearest"),

@@ -257,7 +257,7 @@ def _run_coded(queries: Tensor | Packed, documents: CodedTokens, options: Option
 def _coded_checked(queries: Tensor | Packed, documents: CodedTokens, options: Options) -> Tensor:
     call = validate_coded(queries, documents, options)
     if _implementation(call, options.impl).name == "triton":
-        from maxsim_kernels.gpu.forward import coded
+        from maxsim_kernels.gpu.coded import coded
 
         if isinstance(queries, Packed) and queries.offsets is None and not options.pairs:
             queries = queries.compact()  # or rows of the whole buffer would be scored; waits for the GPU
@@ -386,7 +386,7 @@ def _explain_coded(queries: Tensor | Packed, documents: CodedTokens, options: Op
     found = _implementation(call, options.impl)
     kind = f"{str(call.queries.dtype).removeprefix('torch.')} queries"
     if found.name == "triton":
-        from maxsim_kernels.gpu.forward.coded_choice import choose
+        from maxsim_kernels.gpu.coded.choice import choose
         from maxsim_kernels.gpu.geometry import hardware
 
         found = _Implementation("triton", _launch_words(*choose(call, documents, hardware(call.queries.device)[0])))

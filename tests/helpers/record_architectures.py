@@ -24,14 +24,15 @@ import record_resources as recorder
 from inputs import on_cpu as make
 from maxsim_kernels import Packed, quantize_int8
 from maxsim_kernels.checks import Options, validate_coded
-from maxsim_kernels.gpu.forward import choice, coded, coded_once, combine, query_codes, tuning
+from maxsim_kernels.gpu.coded import coded, once
+from maxsim_kernels.gpu.forward import choice, combine, query_codes, tuning
 from maxsim_kernels.gpu.search import bounds, fetching, survivors
 from places import TESTS
 
 RECORD = TESTS / "kernels" / "architectures.json"
 PROCESSORS = 132
 HALF, BRIEF, SINGLE = torch.float16, torch.bfloat16, torch.float32
-# kind, bits, d, (queries, tokens), dtype, INT8 queries, pairs: every row of `coded_choice.py`, and slices of wide tokens.
+# kind, bits, d, (queries, tokens), dtype, INT8 queries, pairs: every row of `gpu/coded/choice.py`, and slices of wide tokens.
 CODED = (
     ("bits", 1, 128, (1, 32), HALF, True, False),
     ("bits", 4, 128, (4, 32), HALF, True, False),
@@ -82,7 +83,7 @@ def coded_launches(
     """What a call with `BitTokens` or `ResidualTokens` would launch."""
     caught, call = gradients.Caught(), validate_coded(queries, documents, options)
     with ExitStack() as patched:
-        for module in (coded, coded_once, combine, query_codes):
+        for module in (coded, once, combine, query_codes):
             patched.enter_context(mock.patch.object(module, "launch", caught))
         patched.enter_context(mock.patch.object(coded, "hardware", return_value=(capability, processors)))
         coded.forward(call, documents)

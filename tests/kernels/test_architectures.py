@@ -25,7 +25,8 @@ import record_resources as recorder
 from inputs import on_cpu as make
 from maxsim_kernels.checks import Options, validate_coded
 from maxsim_kernels.gpu import geometry
-from maxsim_kernels.gpu.forward import coded_choice, tuning
+from maxsim_kernels.gpu.coded import choice as coded_choice
+from maxsim_kernels.gpu.forward import tuning
 
 RECORD: dict[str, Any] = recorder.read(architectures.RECORD)
 OTHERS = [one for one in recorder.CAPABILITIES if one not in recorder.RECORDED]

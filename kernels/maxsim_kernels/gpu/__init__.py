@@ -5,6 +5,7 @@ launch.py    launching kernels cheaply: a call's launches are recorded once and 
 nonzero.py   which tokens are not all zeros, as libraries mark padding
 tile_ops.py  pieces shared by the Triton kernels
 backward/    gradients: which path takes a call, and the kernels
+coded/       scores of tokens in few bits, as they are stored: which kernel takes a call, and the kernels
 forward/     scores and winners: which kernel takes a call, and the kernels
 search/      certified search: bounds, marks, exact scores of marked pairs, documents by number
 """

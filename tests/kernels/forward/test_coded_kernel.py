@@ -22,7 +22,7 @@ if os.environ.get("TRITON_INTERPRET"):
 import record_architectures as architectures
 import record_resources as recorder
 from maxsim_kernels.gpu import geometry
-from maxsim_kernels.gpu.forward import coded_choice
+from maxsim_kernels.gpu.coded import choice as coded_choice
 
 Run = Callable[[str, str, int], None]
 HALF, SINGLE = torch.float16, torch.float32

@@ -19,7 +19,9 @@ import coded_cases as cases
 from inputs import on_cpu as make
 from maxsim_kernels import BitTokens, Packed, maxsim, maxsim_pairs
 from maxsim_kernels.checks import Options, validate_coded
-from maxsim_kernels.gpu.forward import coded, coded_choice, combine
+from maxsim_kernels.gpu.coded import choice as coded_choice
+from maxsim_kernels.gpu.coded import coded
+from maxsim_kernels.gpu.forward import combine
 
 CHECKED: list[str] = []
 coded.hardware = lambda device: ((9, 0), 1)  # the tiles of a GPU with room for the largest

@@ -15,8 +15,8 @@ import triton.language as tl
 from torch import Tensor
 
 from maxsim_kernels.coded import ResidualTokens
+from maxsim_kernels.gpu.coded.unpacking import centroids_of, extent, per_length, unpack
 from maxsim_kernels.gpu.forward.tuning import Config
-from maxsim_kernels.gpu.forward.unpacking import centroids_of, extent, per_length, unpack
 from maxsim_kernels.gpu.geometry import padded
 from maxsim_kernels.gpu.launch import launch
 from maxsim_kernels.gpu.tile_ops import FLOAT, best_along, keep_nan, load_rows

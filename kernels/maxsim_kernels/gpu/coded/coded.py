@@ -3,7 +3,7 @@
 A program holds a block of query rows and walks over documents; of each it unpacks a tile of tokens, multiplies, and applies what is one
 number a token after the product: a scale, or one over the length of a residual token. Query rows lie one behind the other, whichever
 query they are of, so that tokens are unpacked once for many queries; their maxima go through `combine`. Pairs, whose rows meet one
-document only, are summed at once. Residual tokens meet many query rows in a kernel of their own (`coded_once.py`).
+document only, are summed at once. Residual tokens meet many query rows in a kernel of their own (`once.py`).
 
 What is multiplied: levels against INT8 query codes (exact integers) or float queries (exact in every dtype); of residuals
 `centroid + weight`, added in FP32 and rounded to the queries' dtype. Products are accumulated in FP32.
@@ -23,13 +23,13 @@ from torch import Tensor
 
 from maxsim_kernels.checks import Call
 from maxsim_kernels.coded import BitTokens, CodedTokens, ResidualTokens
-from maxsim_kernels.gpu.forward.coded_choice import HELD_BYTES, choose
-from maxsim_kernels.gpu.forward.coded_once import maxima_once
+from maxsim_kernels.gpu.coded.choice import HELD_BYTES, choose
+from maxsim_kernels.gpu.coded.once import maxima_once
+from maxsim_kernels.gpu.coded.unpacking import centroids_of, extent, per_length, unpack
 from maxsim_kernels.gpu.forward.combine import combine, row_maxima
 from maxsim_kernels.gpu.forward.dispatch import with_plain_rows
 from maxsim_kernels.gpu.forward.query_codes import query_codes
 from maxsim_kernels.gpu.forward.tuning import Config
-from maxsim_kernels.gpu.forward.unpacking import centroids_of, extent, per_length, unpack
 from maxsim_kernels.gpu.geometry import allows_tf32, byte_mask, flat_queries, hardware, padded
 from maxsim_kernels.gpu.launch import empty, ensure_context, launch, unrecorded
 from maxsim_kernels.gpu.tile_ops import FLOAT, best_along, load_rows, merge_best, nothing, slots, valid_rows
