@@ -16,7 +16,7 @@ HALF = torch.float16
 CLASSES = [
     (Nq, Lq, B, Ld)
     for Nq in (1, 2, 3, 7, 40)
-    for Lq in (1, 31, 64, 100, 130)
+    for Lq in (1, 13, 31, 64, 100, 130)
     for B in (1, 16, 301)
     for Ld in (1, 16, 31, 64, 100, 501)
 ]
