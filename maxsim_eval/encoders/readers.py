@@ -1,7 +1,7 @@
 """Processes that turn texts into word pieces while a GPU is kept busy: lists of ids are Python's work, under the lock of launching.
 
 They are begun when many texts have been read, and take texts as soon as they are ready: until then, and for few texts or without a
-GPU, the caller reads them itself. Each speaks to one thread at a time, in whole arrays (`piece_process.py`).
+GPU, the caller reads them itself. Each is asked for a few texts at a time, and answers in whole arrays (`piece_process.py`).
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import subprocess
 import sys
 import threading
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +23,9 @@ import numpy as np
 from maxsim_eval.environment import cores
 from maxsim_eval.errors import MaxsimEvalError
 
-BEGIN = 4096  # texts after which processes pay
-_MOST = 6  # one reads 0.8M tokens/s, a GPU takes 2M
+BEGIN = 2048  # texts with which processes pay
+_MOST = 10  # one reads 0.25 to 0.8M tokens/s beside others, a GPU takes 2M
+_AT_ONCE = 128  # texts a process is asked for: all of them share a window, and the first window is soon ready
 _PROGRAM = Path(__file__).with_name("piece_process.py")
 
 
@@ -35,16 +37,17 @@ class Readers:
     """Processes with one tokenizer; 0 where there are few cores."""
 
     def __init__(self, most: int | None = None) -> None:
-        self.most = min(_MOST, cores() // 2) if most is None else most
+        self.most = min(_MOST, cores() * 5 // 8) if most is None else most
         self._texts = 0
         self._ready: queue.Queue[subprocess.Popen[bytes]] = queue.Queue()
+        self._asking: ThreadPoolExecutor | None = None  # takes texts in the order in which they came, whoever's they are
         self._lock, self._begun, self._answering = threading.Lock(), False, threading.Event()
 
     def ready(self, tokenizer: Any, texts: int) -> bool:
         """Whether they take so many texts; begins them when enough were asked for."""
         with self._lock:
             self._texts += texts
-            if self._texts > BEGIN and self.most and not self._begun:
+            if self._texts >= BEGIN and self.most and not self._begun:
                 self._begun = True
                 self._begin(tokenizer)
         return self._answering.is_set()
@@ -55,27 +58,23 @@ class Readers:
         Raises:
             ReaderError: a process ended in the midst of it. What the tokenizer raises.
         """
-        processes = [self._ready.get()]
-        with contextlib.suppress(queue.Empty):  # those that are free share the texts: nothing waits long for the first of them
-            while len(processes) < self.most:
-                processes.append(self._ready.get_nowait())
-        each = -(-len(texts) // len(processes))
-        try:
-            parts = [(process, texts[n * each : (n + 1) * each]) for n, process in enumerate(processes)]
-            for process, some in parts:
-                _tell(process, (truncation, special, some))
-            found = [_answer(process) for process, _ in parts]
-        except BaseException:
-            for process in processes:
-                process.kill()  # what it may still answer must not be taken for the answer to something else
-            raise
-        finally:
-            for process in processes:
-                self._ready.put(process)
-        for answer in found:
-            if isinstance(answer, Exception):
-                raise answer
+        assert self._asking is not None
+        some = [(truncation, special, texts[begin : begin + _AT_ONCE]) for begin in range(0, len(texts), _AT_ONCE)]
+        found = list(self._asking.map(self._ask, some))
         return np.concatenate([ids for ids, _ in found]), np.concatenate([lengths for _, lengths in found])
+
+    def _ask(self, request: tuple[Any, bool, list[str]]) -> tuple[np.ndarray, np.ndarray]:
+        """One process's answer; there are no more threads that ask than processes."""
+        process = self._ready.get()
+        try:
+            _tell(process, request)
+            answer = _answer(process)
+        finally:
+            self._ready.put(process)  # one that ended says so to everybody
+        if isinstance(answer, Exception):
+            raise answer
+        found: tuple[np.ndarray, np.ndarray] = answer
+        return found
 
     def _begin(self, tokenizer: Any) -> None:
         try:
@@ -85,6 +84,8 @@ class Readers:
                 raise
             return  # parts written in Python stay in this process
         environment = {**os.environ, "TOKENIZERS_PARALLELISM": "false"}
+        self._asking = ThreadPoolExecutor(self.most, "ask-reader")
+        weakref.finalize(self, self._asking.shutdown, wait=False)
         for _ in range(self.most):
             process = subprocess.Popen(
                 [sys.executable, "-P", str(_PROGRAM)],
