@@ -93,9 +93,8 @@ def test_texts_are_shared_and_an_answer_is_always_taken(encoder: Any, monkeypatc
     processes = list(pool._ready.queue)
     processes[1].kill()
     processes[1].wait(10)
-    with pytest.raises(readers.ReaderError):
-        for _ in range(3):  # three parts of a window: the third process is met at the latest in the next one
-            encoder.encode(TEXTS, "document")
+    with pytest.raises(readers.ReaderError):  # three parts to three processes that wait in a line
+        encoder.encode(TEXTS, "document")
     waited(pool)
     assert [process.poll() for process in processes] == [None, -9, None]
     living = readers.Readers(2)
