@@ -13,6 +13,7 @@ import queue
 import subprocess
 import sys
 import threading
+import warnings
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -94,15 +95,25 @@ class Readers:
                 env=environment,
                 process_group=0,  # Ctrl-C is for the command, which ends its processes by ending their input
             )
-            weakref.finalize(self, _end, process)
-            threading.Thread(target=self._greet, args=(process, made), daemon=True).start()
+            end = weakref.finalize(self, _end, process)
+            threading.Thread(target=self._greet, args=(process, made, end), daemon=True).start()
 
-    def _greet(self, process: subprocess.Popen[bytes], made: str) -> None:
-        with contextlib.suppress(ReaderError):  # it could not begin, and said why: texts are read without it
+    def _greet(self, process: subprocess.Popen[bytes], made: str, end: Any) -> None:
+        try:
             _tell(process, made)
             _answer(process)
-            self._ready.put(process)
-            self._answering.set()
+        except ReaderError:
+            if end.alive:  # else this command ends, and has ended it
+                status = process.wait()
+                warnings.warn(
+                    f"a process that turns texts into word pieces did not begin (exit status {status}, its reason above); texts are "
+                    "read without it, and the GPU may have to wait for them",
+                    RuntimeWarning,
+                    stacklevel=2,
+                )
+            return
+        self._ready.put(process)
+        self._answering.set()
 
 
 def _tell(process: subprocess.Popen[bytes], request: Any) -> None:

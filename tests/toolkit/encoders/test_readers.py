@@ -106,3 +106,22 @@ def test_texts_are_shared_and_an_answer_is_always_taken(encoder: Any, monkeypatc
     assert torch.equal(encoder.encode(TEXTS, "document").values, expected.values), (
         "no answer was left for the next one who asks"
     )
+
+
+def test_a_process_that_cannot_begin_is_said_and_not_waited_for(
+    encoder: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = encoder.encode(TEXTS, "document")
+    broken = tmp_path / "broken.py"
+    broken.write_text("raise SystemExit(3)")
+    monkeypatch.setattr(readers, "BEGIN", 100)
+    monkeypatch.setattr(readers, "_PROGRAM", broken)
+    said: list[str] = []
+    monkeypatch.setattr(readers.warnings, "warn", lambda text, *rest, **options: said.append(text))
+    encoder.readers = pool = readers.Readers(1)
+    ending = time.monotonic() + 60
+    while not said:
+        assert torch.equal(encoder.encode(TEXTS, "document").values, expected.values)
+        assert time.monotonic() < ending
+    assert "did not begin (exit status 3" in said[0]
+    assert not pool._answering.is_set()
