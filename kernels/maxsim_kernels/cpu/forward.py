@@ -28,7 +28,6 @@ _QUERY_ROWS = 8192  # query tokens held at once
 _GROUP_TOKENS = 1 << 18  # document tokens planned at once
 _GROUP_CELLS = 1 << 22  # (query token, document piece) maxima held at once: 16 MB
 _ROW_MULTIPLE = 32  # query rows are padded to a multiple of this
-FEW_ROWS, FEW_TOKENS = 8, 512  # the same, and the document tokens a product, where one query meets few documents
 
 
 def forward(call: Call) -> tuple[Tensor, Tensor]:
@@ -40,30 +39,14 @@ def forward(call: Call) -> tuple[Tensor, Tensor]:
     with torch.no_grad(), torch.autocast("cpu", enabled=False):
         if call.layout == "shared":
             for first, block in query_blocks(call):
-                for at, corpus in _corpora(call, None):
+                for at, corpus in corpora(call, None):
                     _score_corpus(block, corpus, first, at, scores, argmax if call.winners else None)
         else:
             for query in range(count):
                 block = _queries(call, [query])
-                for at, corpus in _corpora(call, query):
+                for at, corpus in corpora(call, query):
                     _score_corpus(block, corpus, query, at, scores, argmax if call.winners else None)
     return scores, argmax
-
-
-def one_query(call: Call, query: int) -> Queries:
-    """A query of a call, for `score_few`."""
-    return _queries(call, [query], few=True)
-
-
-def score_few(call: Call, query: Queries) -> Tensor:
-    """Scores `[N]` float32 of one query with the packed documents of a call, whose values are believed, in small products.
-
-    Whoever asks for them looks whether they keep the bits (`search/rescoring.py`).
-    """
-    scores = torch.empty(1, call.document_count, dtype=torch.float32)
-    for at, corpus in _corpora(call, None):
-        _score_corpus(query, corpus, 0, at, scores, None, FEW_TOKENS)
-    return scores[0]
 
 
 def check_values(call: Call) -> None:
@@ -121,7 +104,7 @@ def query_blocks(call: Call) -> Iterator[tuple[int, Queries]]:
         yield first, _queries(call, range(first, min(first + step, call.query_count)))
 
 
-def _queries(call: Call, numbers: range | list[int], few: bool = False) -> Queries:
+def _queries(call: Call, numbers: range | list[int]) -> Queries:
     parts = [_query_tokens(call, number) for number in numbers]
     ends = np.cumsum([part.shape[0] for part, _ in parts]).tolist()
     bounds = list(zip([0, *ends[:-1]], ends, strict=True))
@@ -131,8 +114,7 @@ def _queries(call: Call, numbers: range | list[int], few: bool = False) -> Queri
     if (found := distinct_rows(tokens)) is not None:
         tokens, which = found[0], found[1].numpy()
     rows = len(tokens)
-    multiple = FEW_ROWS if few else _ROW_MULTIPLE
-    padded = max(multiple, -(-rows // multiple) * multiple)
+    padded = max(_ROW_MULTIPLE, -(-rows // _ROW_MULTIPLE) * _ROW_MULTIPLE)
     matrix, scales = quantized_queries(call, tokens)
     full = torch.zeros(padded, matrix.shape[1], dtype=matrix.dtype)
     full[:rows] = matrix
@@ -158,7 +140,7 @@ def quantized_queries(call: Call, tokens: Tensor) -> tuple[Tensor, Tensor | None
     return fp8.token_values.float(), fp8.scales.float()
 
 
-def _corpora(call: Call, query: int | None) -> Iterator[tuple[int, Corpus]]:
+def corpora(call: Call, query: int | None) -> Iterator[tuple[int, Corpus]]:
     """The documents (of one query, for per-query layouts) in groups whose plan fits in memory: (first document, group)."""
     values, mask, lengths = call.documents, call.document_mask, call.document_lengths
     scales, offset = call.scales, call.offset
@@ -253,13 +235,12 @@ def _score_corpus(
     first_document: int,
     scores: Tensor,
     argmax: Tensor | None,
-    tile_tokens: int | None = None,
 ) -> None:
     """Score a block of queries against a group of documents, in steps whose maxima fit in memory."""
     step = max(1, _GROUP_CELLS // queries.matrix.shape[0])
     for begin in range(0, len(corpus.lengths), step):
         stop = min(begin + step, len(corpus.lengths))
-        best, winners = maxima(queries, corpus, begin, stop, argmax is not None, tile_tokens)
+        best, winners = maxima(queries, corpus, begin, stop, argmax is not None)
         empty = corpus.lengths[begin:stop] == 0
         columns = slice(first_document + begin, first_document + stop)
         for number, (low, high) in enumerate(queries.bounds):

@@ -54,7 +54,7 @@ class Corpus:
 
 
 @dataclass(frozen=True)
-class _Tile:
+class Tile:
     """Tokens `first..last` of the group; `begins` of its pieces relative to `first`; the piece numbers `pieces`."""
 
     first: int
@@ -63,7 +63,7 @@ class _Tile:
     pieces: slice
 
 
-def _tiles(lengths: np.ndarray, tile_tokens: int) -> tuple[list[_Tile], np.ndarray]:
+def tiles_of(lengths: np.ndarray, tile_tokens: int) -> tuple[list[Tile], np.ndarray]:
     """Cut documents into tiles of whole documents (a longer one into pieces); also the document of each piece."""
     counts = -(-lengths // tile_tokens)  # pieces of each document; none for an empty one
     owners = np.repeat(np.arange(len(lengths)), counts)
@@ -76,7 +76,7 @@ def _tiles(lengths: np.ndarray, tile_tokens: int) -> tuple[list[_Tile], np.ndarr
     while piece < len(owners):
         first = int(begins[piece])
         stop = int(np.searchsorted(ends, first + tile_tokens, side="right"))
-        tiles.append(_Tile(first, int(ends[stop - 1]), begins[piece:stop] - first, slice(piece, stop)))
+        tiles.append(Tile(first, int(ends[stop - 1]), begins[piece:stop] - first, slice(piece, stop)))
         piece = stop
     return tiles, owners
 
@@ -108,7 +108,7 @@ def _reduced_dtype(queries: Queries, corpus: Corpus) -> torch.dtype:
 
 
 def maxima(
-    queries: Queries, corpus: Corpus, begin: int, stop: int, return_argmax: bool, tile_tokens: int | None = None
+    queries: Queries, corpus: Corpus, begin: int, stop: int, return_argmax: bool
 ) -> tuple[np.ndarray, np.ndarray | None]:
     """Maximum `[R, documents]` for each query row over the tokens of documents `begin..stop`, scaled, and the winning positions.
 
@@ -117,16 +117,16 @@ def maxima(
     integer = queries.matrix.dtype == torch.int8
     lengths = corpus.lengths[begin:stop]
     base = int(corpus.starts[begin])
-    tile_tokens = tile_tokens or _tile_tokens(queries)
+    tile_tokens = _tile_tokens(queries)
     uniform = corpus.uniform if not return_argmax and (corpus.uniform or 0) <= tile_tokens else None
     if uniform:
         tile_tokens = tile_tokens // uniform * uniform
-    tiles, owners = _tiles(lengths, tile_tokens)
+    tiles, owners = tiles_of(lengths, tile_tokens)
     rows = queries.matrix.shape[0]
     found = np.empty((rows, 0 if uniform else len(owners)), np.float32)
     by_document = torch.empty(len(owners), rows, dtype=_reduced_dtype(queries, corpus)) if uniform else None
     winners = np.full((rows, len(owners)), -1, np.int32) if return_argmax else None
-    reader = _TileReader(corpus, tile_tokens, integer)
+    reader = TileReader(corpus, tile_tokens, integer)
     work = _Products(queries, tile_tokens, corpus.token_scale is not None, tokens_first=by_document is not None)
     for tile in tiles:
         tokens, scale, offset, shift = reader.read(base + tile.first, base + tile.last)
@@ -145,11 +145,11 @@ def maxima(
                 winners[part.rows, tile.pieces] = _first_of(cells, best, tile.begins, places)
     if by_document is not None:
         found = by_document.t().float().contiguous().numpy()
-    merged, merged_winners = _merge_pieces(found, winners, owners, len(lengths))
+    merged, merged_winners = merge_pieces(found, winners, owners, len(lengths))
     return _scaled(merged, queries, corpus, begin, stop), merged_winners
 
 
-class _TileReader:
+class TileReader:
     """Gives tiles of document tokens in one fixed shape, copying only where dtype, order or a small corpus needs it."""
 
     def __init__(self, corpus: Corpus, tile_tokens: int, integer: bool) -> None:
@@ -225,12 +225,8 @@ class _Products:
         left, right = (tokens, part.operand) if self.tokens_first else (part.operand, tokens.t())
         if self.integer:
             torch._int_mm(left, right, out=out)
-        elif left.shape[1] <= _INNER:
-            torch.mm(left, right, out=out)
         else:
-            torch.mm(left[:, :_INNER], right[:_INNER], out=out)
-            for start in range(_INNER, left.shape[1], _INNER):
-                out.addmm_(left[:, start : start + _INNER], right[start : start + _INNER])
+            multiply(left, right, out)
         if scale is None:
             return out
         along = (-1, 1) if self.tokens_first else (1, -1)
@@ -239,6 +235,16 @@ class _Products:
         if offset is not None and part.sums is not None:
             part.scaled.addcmul_(offset.view(along), part.sums)
         return part.scaled
+
+
+def multiply(left: Tensor, right: Tensor, out: Tensor) -> None:
+    """Float32 products into `out`, long sums in pieces: the matrix library would cut them itself, by the shape."""
+    if left.shape[1] <= _INNER:
+        torch.mm(left, right, out=out)
+        return
+    torch.mm(left[:, :_INNER], right[:_INNER], out=out)
+    for start in range(_INNER, left.shape[1], _INNER):
+        out.addmm_(left[:, start : start + _INNER], right[start : start + _INNER])
 
 
 def _token_places(corpus: Corpus, begin: int, owners: np.ndarray, first: int, last: int) -> np.ndarray:
@@ -260,7 +266,7 @@ def _first_of(cells: np.ndarray, best: np.ndarray, begins: np.ndarray, places: n
     return np.minimum.reduceat(np.where(hit, places.astype(np.int32), np.iinfo(np.int32).max), begins, axis=1)
 
 
-def _merge_pieces(
+def merge_pieces(
     found: np.ndarray, winners: np.ndarray | None, owners: np.ndarray, documents: int
 ) -> tuple[np.ndarray, np.ndarray | None]:
     """One column a document: `[R, documents]`; documents without tokens keep -inf and -1."""

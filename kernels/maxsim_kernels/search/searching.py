@@ -14,9 +14,8 @@ import torch
 from torch import Tensor
 
 from maxsim_kernels.api import maxsim
-from maxsim_kernels.checks import check_rows
 from maxsim_kernels.search.bounds import WIDEST, Codes, QueryTerms, Residuals, query_terms
-from maxsim_kernels.search.rescoring import Alone, each, why_not_alone
+from maxsim_kernels.search.rescoring import Some, why_not_some
 from maxsim_kernels.search.rows import Rows, documents_at, part, whole
 from maxsim_kernels.tokens import Packed
 from maxsim_kernels.topk import TopK, keys_of, merge_topk, of_keys, refuse_nan
@@ -76,7 +75,7 @@ class Search:
 
     def __init__(self, queries: Packed, k: int, quantize_queries: bool = True, most_rescored: float = 0.25) -> None:
         self.queries, self.k = queries, k
-        self.alone = Alone(queries)
+        self.some = Some(queries)
         self.quantize_queries, self.most_rescored = quantize_queries, most_rescored
         count = len(queries)
         self.keys = TopK(count, k).pending
@@ -109,7 +108,7 @@ class Search:
         self.seen = self.seen if first is None else first
         if self.pieces == 0 and len(documents):
             wide = f"d = {documents.dim} is more than {WIDEST}" if documents.dim > WIDEST else ""
-            self.never = wide or why_not_alone(self.queries, documents.dim)
+            self.never = wide or why_not_some(self.queries, documents.dim)
         terms = None if self.never else query_terms(self.queries, codes, self.quantize_queries)
         step = max(_LEAST_DOCUMENTS, _CELLS // max(1, len(self.queries)))
         for begin in range(0, len(documents), step):
@@ -187,14 +186,10 @@ class Search:
     def _rescore(self, documents: Packed | Rows, chosen: Tensor, scores: Tensor) -> None:
         """Write the exact scores of the chosen pairs; of `Rows` each document is read once, in order."""
         for numbers, held in documents_at(documents, chosen.any(0).nonzero()[:, 0]):
-            check_rows("document", held.starts, held.lengths, held.values.shape[0])
             asked = chosen[:, numbers]
-
-            def score(query: int, numbers: Tensor = numbers, held: Packed = held, asked: Tensor = asked) -> None:
-                which = asked[query].nonzero()[:, 0]
-                scores[query, numbers[which]] = self.alone.scores(query, held, which)
-
-            each(score, asked.any(1).nonzero()[:, 0].tolist())
+            found = torch.empty(asked.shape)
+            self.some.score(held, asked, found)
+            scores[:, numbers] = torch.where(asked, found, scores[:, numbers])
 
 
 def _token_bytes(documents: Packed | Rows) -> int:

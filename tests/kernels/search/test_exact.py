@@ -202,15 +202,20 @@ def test_wrong_residuals_are_seen_to_matter(monkeypatch):
     same(queries, documents, 10, codes, most_rescored=1.0)
 
 
-def test_scores_of_one_query_have_the_bits_of_a_call_with_all(two_threads):
-    for d in (1, 24, 128, 513):
-        documents = cases.packed([3, 700, 0, 1100, 64, 1], d, make=cases.gauss)
-        queries = pack([cases.gauss(n, d, seed=n) for n in (1, 40, 300, 700, 31)])
-        assert rescoring.why_not_alone(queries, d) == ""
-        together, alone = maxsim(queries, documents), rescoring.Alone(queries)
-        for n in range(len(queries)):
-            chosen = torch.tensor([5, 1, 3])
-            assert cases.same_bits(alone.scores(n, documents, chosen), together[n, chosen])
+@pytest.mark.parametrize("share", [0.0, 0.02, 0.5, 1.0])
+@pytest.mark.parametrize("d", [1, 24, 128, 513])
+def test_scores_of_some_pairs_have_the_bits_of_a_call_with_all(two_threads, d, share):
+    documents = cases.packed([3, 700, 0, 1100, 64, 1, 256, 255, 257], d, make=cases.gauss)
+    queries = pack([cases.gauss(n, d, seed=n) for n in (1, 40, 300, 700, 0, 31)])
+    assert rescoring.why_not_some(queries, d) == ""
+    together, some = maxsim(queries, documents), rescoring.Some(queries)
+    wanted = torch.rand(6, 9, generator=torch.Generator().manual_seed(d)) < share
+    for numbers in (torch.arange(9), torch.tensor([5, 1, 8, 3])):
+        few = Packed.view(documents.values, documents.starts[numbers], documents.lengths[numbers])
+        asked, found = wanted[:, numbers] & (few.lengths > 0), torch.full((6, len(numbers)), 7.0)
+        some.score(few, asked, found)
+        assert cases.same_bits(found, torch.where(asked, together[:, numbers], torch.tensor(7.0)))
+    assert torch.get_num_threads() == 2
 
 
 def test_a_matrix_library_that_adds_in_another_order_is_noticed(monkeypatch):
@@ -218,7 +223,7 @@ def test_a_matrix_library_that_adds_in_another_order_is_noticed(monkeypatch):
 
     def other(queries, tokens):
         half = queries.shape[1] // 2
-        if tokens.shape[0] == rescoring.FEW_TOKENS:
+        if tokens.shape[0] == rescoring.TOKENS:
             return product(queries, tokens)
         return product(queries[:, :half].contiguous(), tokens[:, :half].contiguous()) + product(
             queries[:, half:].contiguous(), tokens[:, half:].contiguous()

@@ -1,0 +1,105 @@
+"""Scores of some of the pairs of queries and documents on the CPU: a tile meets only the query tokens that one of its documents is for.
+
+Many queries that each want a few documents share the reading of a tile, and most of its products are never made. The products have
+shapes of their own: whether they keep the bits of a whole call is looked at by whoever asks (`search/rescoring.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from maxsim_kernels.checks import Call
+from maxsim_kernels.cpu.forward import corpora
+from maxsim_kernels.cpu.tiles import Corpus, Queries, TileReader, merge_pieces, multiply, tiles_of
+
+TOKENS = 256  # of documents, a product
+ROWS = (8, 16, 32, 64, 96, 128, 192, 256, 320, 384, 448, 512)  # query tokens, a product: few shapes, each of which is looked at
+_CELLS = 1 << 22  # (query token, document piece) maxima held at once by a thread: 16 MB
+
+
+def score_some(call: Call, first: int, queries: Queries, wanted: Tensor, scores: Tensor) -> None:
+    """Write the wanted scores of a block of queries, which begins with query `first`, and all packed documents of a call.
+
+    Args:
+        call: without scales; its queries are not looked at.
+        queries: float32, of `query_blocks`.
+        wanted: `[Nq, N]` bool; where false nothing is written.
+        scores: `[Nq, N]` float32.
+    """
+    last = first + len(queries.bounds)
+    asked = wanted[first:last].numpy()
+
+    def score(corpus: Corpus, at: int, begin: int, stop: int) -> None:
+        _write(queries, corpus, begin, stop, asked[:, at + begin : at + stop], scores[first:last, at + begin : at + stop])
+
+    _in_turns(score, _spans(call, queries))
+
+
+def _spans(call: Call, queries: Queries) -> Iterator[tuple[Corpus, int, int, int]]:
+    """Documents in pieces whose maxima fit in memory, several for every thread."""
+    most = max(1, _CELLS // queries.matrix.shape[0])
+    step = max(1, min(most, -(-call.document_count // (4 * torch.get_num_threads()))))
+    for at, corpus in corpora(call, None):
+        for begin in range(0, len(corpus.lengths), step):
+            yield corpus, at, begin, min(begin + step, len(corpus.lengths))
+
+
+def _in_turns(score: Callable[[Corpus, int, int, int], None], spans: Iterator[tuple[Corpus, int, int, int]]) -> None:
+    """Several spans at a time, each by one thread: of small products a team would mostly wait for itself."""
+    threads = torch.get_num_threads()
+    if threads < 2:
+        for span in spans:
+            score(*span)
+        return
+    try:
+        with ThreadPoolExecutor(threads, "maxsim-some", torch.set_num_threads, (1,)) as pool:
+            for _ in pool.map(lambda span: score(*span), spans):
+                pass
+    finally:
+        torch.set_num_threads(threads)  # what threads that begin later take is torch's own, not one thread's
+
+
+def _write(queries: Queries, corpus: Corpus, begin: int, stop: int, asked: np.ndarray, scores: Tensor) -> None:
+    rows = np.zeros((queries.matrix.shape[0], stop - begin), bool)
+    for number, (low, high) in enumerate(queries.bounds):
+        rows[queries.rows[low:high]] |= asked[number]
+    with torch.no_grad(), torch.autocast("cpu", enabled=False):
+        best = _maxima(queries, corpus, begin, stop, rows)
+    for number, (low, high) in enumerate(queries.bounds):
+        which = np.flatnonzero(asked[number])
+        total = np.zeros(len(which), np.float64)
+        with np.errstate(invalid="ignore", over="ignore"):  # inf - inf is the NaN it should be, beyond FP32 lies inf
+            for row in queries.rows[low:high]:  # in the order of a whole call
+                total += best[row, which]
+            scores[number, torch.from_numpy(which)] = torch.from_numpy(total.astype(np.float32))
+
+
+def _maxima(queries: Queries, corpus: Corpus, begin: int, stop: int, wanted: np.ndarray) -> np.ndarray:
+    """Maximum `[R, documents]` of the wanted cells, `[R, documents]` bool, over a document's tokens; -inf elsewhere."""
+    tiles, owners = tiles_of(corpus.lengths[begin:stop], TOKENS)
+    found = np.full((len(wanted), len(owners)), -np.inf, np.float32)
+    if not tiles:
+        return merge_pieces(found, None, owners, stop - begin)[0]
+    asked = np.logical_or.reduceat(wanted[:, owners], [tile.pieces.start for tile in tiles], axis=1)
+    reader = TileReader(corpus, TOKENS, False)
+    left, product = torch.empty(ROWS[-1], queries.matrix.shape[1]), torch.empty(ROWS[-1] * TOKENS)
+    base = int(corpus.starts[begin])
+    for number, tile in enumerate(tiles):
+        rows = np.flatnonzero(asked[:, number])
+        if not len(rows):
+            continue
+        tokens, _, _, shift = reader.read(base + tile.first, base + tile.last)
+        for low in range(0, len(rows), ROWS[-1]):
+            some = rows[low : low + ROWS[-1]]
+            torch.index_select(queries.matrix, 0, torch.from_numpy(some), out=left[: len(some)])
+            padded = next(size for size in ROWS if size >= len(some))  # rows behind: whatever was there, never looked at
+            cells = product[: padded * TOKENS].view(padded, TOKENS)
+            multiply(left[:padded], tokens.t(), cells)
+            inside = cells.numpy()[: len(some), shift : shift + tile.last - tile.first]
+            found[some, tile.pieces] = np.maximum.reduceat(inside, tile.begins, axis=1)
+    return merge_pieces(found, None, owners, stop - begin)[0]
