@@ -36,8 +36,10 @@ Y = zlib_ng.crc32_combine(ONE, 0, 4 * LANES)
 def _times(a, b):
     """The product of two remainders."""
     product = a & 0
-    for bit in tl.static_range(31, -1, -1):
-        product ^= (0 - (a >> bit & 1)) & b
+    for bit in tl.static_range(
+        31, -1, -1
+    ):  # by a condition: the bits of a register become predicates, half as many instructions
+        product = tl.where((a & (1 << bit)) != 0, product ^ b, product)
         b = (b >> 1) ^ (0 - (b & 1)) & REFLECTED
     return product
 
@@ -83,10 +85,11 @@ def _crc_kernel(ranges_ptr, powers_ptr, out_ptr, Y: tl.constexpr, LANES: tl.cons
         behind = tl.where((chunk == 0) & (lanes == LANES - 1), (-stop & 3).to(tl.uint32), 0)
         last = tl.load((place - LANES * 4).to(tl.pointer_type(tl.uint32)), mask=behind > 0, other=0)
         rest = last & (0xFFFFFFFF << (32 - 8 * behind & 31))
-        column = state[31]
-        for _ in range(31):
-            state = (state[0],) + state[:31]
-            column = _times(column, tl.full([], Y, tl.uint32)) ^ state[31]
+        column = tl.zeros([LANES], tl.uint32)
+        for _ in range(8):  # a state that moves on costs moves; written out altogether, Triton takes minutes
+            for _ in tl.static_range(4):
+                column = _times(column, tl.full([], Y, tl.uint32)) ^ state[31]
+                state = (state[31],) + state[:31]
         whole = tl.xor_sum(_times(column ^ rest, tl.load(powers_ptr + lanes)), 0)
         tl.atomic_xor(out_ptr + number, _times(whole, tl.load(powers_ptr + LANES + chunk)).to(tl.int32, bitcast=True))
 
@@ -109,7 +112,8 @@ def remainders(ranges: Sequence[tuple[int, int]], device: torch.device) -> Tenso
     """Queue what `crc_of` makes the CRC-32s of ranges of bytes from, `[R]` int32 on the device; nothing waits.
 
     Args:
-        ranges: addresses of the first byte and behind the last one, in memory of the device.
+        ranges: addresses of the first byte and behind the last one, in memory of the device; what else lies in the words of 4 bytes
+            that they begin and end in is read too, and has no effect.
     """
     most = max(stop - start for start, stop in ranges)
     chunks = (most + 3) // (4 * LANES * ROWS) + 1  # up to 3 bytes more where a range ends within a word
