@@ -246,6 +246,6 @@ class Stripes:
         raise damaged(
             self.path,
             f"tokens {first} to {last} had another CRC-32 than they were written with when they were read first, and the right "
-            "one when they were read again: the disk, its cable or the memory is at fault",
+            "one when they were read again: the disk, a cable, the memory or a GPU is at fault",
             "Check the machine.",
         )
