@@ -1,43 +1,46 @@
-"""What proving stored values while they are read costs: reading alone, a streamed top-k from the cache, a whole evaluation.
+"""What proving stored values while they are read costs: a whole evaluation, a streamed top-k from the cache, reading alone.
 
-    python benchmarks/checksums.py [--gigabytes 2] [--queries 500] [--device auto] [--json FILE] [--seconds 20] [--folder DIR]
+    python benchmarks/checksums.py [--gigabytes 2] [--queries 500] [--device auto] [--json FILE] [--seconds 20] [--within 100]
 
-A cache entry of random FP16 tokens (d = 128, documents of 180) and its INT8 copy are written once, and a corpus whose documents have
-made-up lengths of HotpotQA's mean; then every way takes turns with and without the checks, from the page cache: a disk is slower, and
-hides more. Top-k lists and metrics must be the same with and without, or nothing is written. A way is timed for so many seconds, three
-times at least.
+A corpus whose documents have made-up lengths of HotpotQA's mean is written, then an entry of random FP16 tokens (d = 128, documents
+of 180) and its INT8 copy; every way takes turns with and without the checks, from the page cache: a disk is slower, and hides more. A
+CUDA device proves its streams itself. Top-k lists and metrics must be the same with and without, or nothing is written. A way is timed
+for so many seconds, three times at least; one that would begin after `--within` is left out.
 """
 
 from __future__ import annotations
 
 import argparse
 import functools
+import math
 import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from maxsim_eval.api import DEFAULT_PATHS, evaluate
 from maxsim_eval.cache.converting import convert_entry
-from maxsim_eval.cache.copies import Quantised
+from maxsim_eval.cache.copies import quantised
+from maxsim_eval.cache.corpus import Corpus
 from maxsim_eval.cache.entries import Entry
 from maxsim_eval.cache.filling import fill_entry
-from maxsim_eval.cache.selection import Selection
+from maxsim_eval.cache.selection import Documents, Selection
 from maxsim_eval.data.loading import load_task
 from maxsim_eval.environment import resolve_device
+from maxsim_eval.scoring.asked import Asked
+from maxsim_eval.scoring.scoring import score_path
 from maxsim_kernels import Packed
-from maxsim_kernels.streaming import stream_topk
 from rehearsal import DIM, TOKENS, make_embeddings, make_texts
 from results.file import write
 
-SCHEMA = "maxsim-eval/checksums/2"
+SCHEMA = "maxsim-eval/checksums/3"
 LEAST_RUNS = 3
 LENGTH, READERS, K = 180, 8, 100  # threads that read: as many as an evaluation has
 BUDGET = 1 << 30
@@ -72,25 +75,26 @@ def read_all(entry: Entry) -> None:
         list(pool.map(one, range(READERS)))
 
 
-def searched(blocks: Iterable[Any], queries: Packed) -> list[list[int]]:
-    """The best documents of a stream."""
-    return stream_topk(queries, blocks, K, memory_budget=BUDGET, readers=READERS)[1].tolist()
-
-
-def ways(entry: Entry, copy: Quantised, queries: int, device: str) -> dict[str, Callable[[Entry], Any]]:
+def ways(queries: int, device: str) -> dict[str, Callable[[Entry], Any]]:
     """What is timed, of an entry that is checked or not."""
-    asked = Packed(torch.randn(32 * queries, DIM).half().to(device), torch.arange(0, 32 * queries + 1, 32).to(device))
+    tokens = Packed(torch.randn(32 * queries, DIM).half(), torch.arange(0, 32 * queries + 1, 32))
 
-    def copied(entry: Entry) -> Any:
-        shards = tuple(replace(shard, shard=of) for shard, of in zip(copy.shards, entry.shards, strict=True))
-        return searched(Quantised(entry, copy.kind, shards).blocks(readers=READERS), asked)
+    def searched(path: str, documents: Documents) -> list[list[int]]:
+        """The best documents of a stream."""
+        names = [str(number) for number in range(queries)]
+        asked = Asked(names, range(documents.documents), K, np.full(queries, -1), np.zeros(0, np.int64))  # type: ignore[arg-type]
+        copy = quantised(documents, "int8-token") if path == "int8" else None
+        copies = {} if copy is None else {path: copy}
+        corpus = Corpus(documents, quiet=True, device=device, memory_budget=BUDGET, readers=READERS, copies=copies)
+        found = score_path(path, tokens, corpus, asked)
+        assert found is not None
+        return found.indices.tolist()
 
-    some = torch.arange(0, entry.documents, 7).numpy()
     return {
+        "stream fp16": lambda entry: searched("fp16", entry),
+        "stream int8-token": lambda entry: searched("int8", entry),
+        "every seventh document": lambda entry: searched("fp16", Selection(entry, np.arange(0, entry.documents, 7))),
         "read": read_all,
-        "stream fp16": lambda entry: searched(entry.lazy_blocks(1 << 30), asked),
-        "stream int8-token": copied,
-        "every seventh document": lambda entry: searched(Selection(entry, some).lazy_blocks(1 << 30), asked),
     }
 
 
@@ -131,29 +135,34 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--device", default="auto")
     parser.add_argument("--json", type=Path, help="write the raw figures here")
     parser.add_argument("--seconds", type=float, default=20, help="that every way is timed, three rounds at least (default 20)")
+    parser.add_argument("--within", type=float, default=math.inf, help="seconds after which no further way is begun")
     parser.add_argument("--folder", type=Path, help="where the entry is written (and removed)")
     options = parser.parse_args(arguments)
-    device = resolve_device(options.device)
+    device, ending = resolve_device(options.device), time.perf_counter() + options.within
+    size = options.gigabytes * 1e9
+    here = {"torch": torch.__version__, "device": device, "threads": torch.get_num_threads(), "bytes": int(size)}
+    if device != "cpu":
+        here["device"] = torch.cuda.get_device_name(device)
+    seconds: dict[str, dict[str, list[float]]] = {}
+
+    def measured(name: str, call: Callable[[bool], Any]) -> None:
+        left = ending - time.perf_counter()
+        if left <= 0:
+            print(f"{name:28} left out: --within {options.within:g} is over", flush=True)
+            return
+        found = seconds[name] = in_turns(call, name, min(options.seconds, left))
+        with_, without = (statistics.median(found[kind]) for kind in ("checked", "unchecked"))
+        print(f"{name:28} {with_:8.3f} s, {without:8.3f} unchecked: {with_ / without - 1:+.1%}", flush=True)
+        write(options.json, {"schema": SCHEMA, **here, "queries": options.queries, "seconds": seconds})
+
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
-        checked = filled(Path(folder) / "entry", options.gigabytes * 1e9)
-        copy = convert_entry(checked, "int8-token", quiet=True).copy
-        entries = {True: checked, False: checked.unchecked()}
-        size = sum(shard.stamp.size for shard in checked.shards)
-        here = {"torch": torch.__version__, "device": device, "threads": torch.get_num_threads(), "bytes": size}
-        if device != "cpu":
-            here["device"] = torch.cuda.get_device_name(device)
-        seconds: dict[str, dict[str, list[float]]] = {}
-
-        def measured(name: str, call: Callable[[bool], Any]) -> None:
-            found = seconds[name] = in_turns(call, name, options.seconds)
-            with_, without = (statistics.median(found[kind]) for kind in ("checked", "unchecked"))
-            print(f"{name:28} {with_:8.3f} s, {without:8.3f} unchecked: {with_ / without - 1:+.1%}", flush=True)
-            write(options.json, {"schema": SCHEMA, **here, "queries": options.queries, "seconds": seconds})
-
-        for name, way in ways(checked, copy, options.queries, device).items():
-            measured(name, lambda verify, way=way: way(entries[verify]))  # type: ignore[misc]
-        for name, call in evaluations(Path(folder), options.gigabytes * 1e9, options.queries, device).items():
+        for name, call in evaluations(Path(folder), size, options.queries, device).items():
             measured(name, call)
+        checked = filled(Path(folder) / "entry", size)
+        convert_entry(checked, "int8-token", quiet=True)
+        entries = {True: checked, False: checked.unchecked()}
+        for name, way in ways(options.queries, device).items():
+            measured(name, lambda verify, way=way: way(entries[verify]))  # type: ignore[misc]
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from maxsim_eval.cache.shards import DTYPES, Shard
+from maxsim_eval.cache.stripes import Claims, Note
 from maxsim_eval.errors import UsageError
 from maxsim_kernels import LazyBlock, Packed
 
@@ -52,22 +53,27 @@ class _Runs:
         counts = np.add.reduceat(stops - starts, begins) if len(begins) else np.zeros(0, np.int64)
         return cls(span.shard, np.concatenate([[place], place + np.cumsum(counts)]).astype(np.int64), starts[begins])
 
-    def read(self, first: int, stop: int, out: Tensor) -> None:
+    def read(self, first: int, stop: int, out: Tensor, note: Note | None) -> None:
         """Fill `out` with tokens `first` to `stop` of the block, which must lie within these runs."""
         one = int(self.places.searchsorted(first, side="right")) - 1
         other = int(self.places.searchsorted(stop, side="left"))
         places, firsts = self.places[one : other + 1].tolist(), self.firsts[one:other].tolist()
         firsts[0] += first - places[0]  # the first and the last run may be read in part
         places[0], places[-1] = first, stop
-        self.shard.read_runs(firsts, [after - before for before, after in pairwise(places)], out)
+        self.shard.read_runs(firsts, [after - before for before, after in pairwise(places)], out, note)
 
 
 def lazy_blocks(
-    spans: Callable[[int, int], Iterable[Span]], max_bytes: int, start: int, stop: int | None, documents: int
+    spans: Callable[[int, int], Iterable[Span]],
+    max_bytes: int,
+    start: int,
+    stop: int | None,
+    documents: int,
+    claims: Claims | None = None,
 ) -> Iterator[LazyBlock]:
     """Blocks of whole documents `start` to `stop` with at most `max_bytes` of values each, but of at least one document.
 
-    `spans(start, stop)` gives these documents, in order.
+    `spans(start, stop)` gives these documents, in order. Long runs of tokens are left to whoever takes `claims`, as column "values".
 
     Raises:
         UsageError: `max_bytes` below 1, or a range that does not lie within `documents`; at once.
@@ -77,7 +83,7 @@ def lazy_blocks(
         raise UsageError(f"max_bytes: got {max_bytes}, need at least 1")
     if not 0 <= start <= stop <= documents:
         raise UsageError(f"documents: got {start} to {stop}, need a range within 0 to {documents}")
-    return _cut(spans(start, stop), max_bytes)
+    return _cut(spans(start, stop), max_bytes, claims)
 
 
 def loaded(blocks: Iterable[LazyBlock]) -> Iterator[Packed]:
@@ -88,7 +94,7 @@ def loaded(blocks: Iterable[LazyBlock]) -> Iterator[Packed]:
         yield Packed(values, block.offsets)
 
 
-def _cut(spans: Iterable[Span], max_bytes: int) -> Iterator[LazyBlock]:
+def _cut(spans: Iterable[Span], max_bytes: int, claims: Claims | None) -> Iterator[LazyBlock]:
     held: list[Span] = []
     room = 0
     for span in spans:
@@ -103,14 +109,14 @@ def _cut(spans: Iterable[Span], max_bytes: int) -> Iterator[LazyBlock]:
                 held.append(span[begin:end])
                 room -= int(offsets[end] - offsets[begin])
             if end < documents:  # the next one does not fit
-                yield _block(held)
+                yield _block(held, claims)
                 held = []
             begin = end
     if held:
-        yield _block(held)
+        yield _block(held, claims)
 
 
-def _block(spans: Sequence[Span]) -> LazyBlock:
+def _block(spans: Sequence[Span], claims: Claims | None) -> LazyBlock:
     lengths = np.concatenate([span.lengths for span in spans])
     offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
     runs, place = [], 0
@@ -118,6 +124,7 @@ def _block(spans: Sequence[Span]) -> LazyBlock:
         runs.append(_Runs.of(span, place))
         place = int(runs[-1].places[-1])
     spec = spans[0].shard.spec
+    base = 0 if claims is None else claims.room(place)
 
     def read(first: int, out: Tensor) -> None:
         """Fill `out` `[m, d]` (contiguous, CPU) with tokens `first` to `first + m` of the block; safe in several threads at once."""
@@ -127,6 +134,7 @@ def _block(spans: Sequence[Span]) -> LazyBlock:
         for part in runs:
             begin, end = max(first, int(part.places[0])), min(stop, int(part.places[-1]))
             if begin < end:
-                part.read(begin, end, out[begin - first : end - first])
+                note = None if claims is None else claims.note("values", base + begin)
+                part.read(begin, end, out[begin - first : end - first], note)
 
     return LazyBlock(torch.from_numpy(offsets), spec.dim, DTYPES[spec.dtype], read)

@@ -17,6 +17,7 @@ from maxsim_eval.bars import Bar
 from maxsim_eval.cache.copy_shards import Kind, QuantisedShard, Tokens, copy_name, entry_digest, get_kind, open_copy
 from maxsim_eval.cache.entries import Entry
 from maxsim_eval.cache.selection import Documents, Selection
+from maxsim_eval.cache.stripes import Claims
 from maxsim_eval.errors import CacheError, UsageError
 from maxsim_kernels.search import Residuals
 
@@ -47,7 +48,12 @@ class Quantised:
         return float(self.shards[0].columns["scales"]) if self.kind.granularity == "corpus" else None
 
     def blocks(
-        self, spans: Iterable[tuple[int, int]] | None = None, *, max_bytes: int = BLOCK_BYTES, readers: int = 1
+        self,
+        spans: Iterable[tuple[int, int]] | None = None,
+        *,
+        max_bytes: int = BLOCK_BYTES,
+        readers: int = 1,
+        claims: Claims | None = None,
     ) -> Iterator[Tokens]:
         """Documents as CPU `Int8Tokens` or `Fp8Tokens` of whole documents, packed, in memory of their own.
 
@@ -55,6 +61,7 @@ class Quantised:
             spans: ranges of documents (start, stop), each cut into blocks of its own; default: one of all documents.
             max_bytes: of a block's codes; a larger document is a block of its own.
             readers: threads, which read that many blocks ahead.
+            claims: long runs are left to whoever takes these to prove, as columns "codes", "scales" and "offset".
 
         Raises:
             UsageError: `max_bytes` or `readers` below 1, or a range that is none; at once.
@@ -68,14 +75,14 @@ class Quantised:
         for start, stop in spans:
             if not 0 <= start <= stop <= count:
                 raise UsageError(f"documents: got {start} to {stop}, need a range within 0 to {count}")
-        return _ahead((read for start, stop in spans for read in self._cut(start, stop, max_bytes)), readers)
+        return _ahead((read for start, stop in spans for read in self._cut(start, stop, max_bytes, claims)), readers)
 
     def residuals(self, start: int, stop: int) -> Residuals:
         """How far the codes of documents `start` to `stop` are from their tokens (docs/search.md)."""
         parts = [shard.residuals(_rows(self.documents, shard, start, stop)) for shard in self.shards]
         return Residuals(torch.cat([part.errors for part in parts]), torch.cat([part.norms for part in parts]))
 
-    def _cut(self, start: int, stop: int, max_bytes: int) -> Iterator[Callable[[], Tokens]]:
+    def _cut(self, start: int, stop: int, max_bytes: int, claims: Claims | None) -> Iterator[Callable[[], Tokens]]:
         for shard in self.shards:
             rows = _rows(self.documents, shard, start, stop)
             if not len(rows):
@@ -85,7 +92,8 @@ class Quantised:
             first, room = 0, max_bytes // shard.shard.spec.dim
             while first < len(rows):
                 last = max(first + 1, int(np.searchsorted(ends, ends[first] + room, side="right")) - 1)
-                yield partial(shard.read, rows[first:last])
+                note = None if claims is None else partial(claims.note, place=claims.room(int(ends[last] - ends[first])))
+                yield partial(shard.read, rows[first:last], note)
                 first = last
 
     def verify(self, *, quiet: bool = True) -> None:

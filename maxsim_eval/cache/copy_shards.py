@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import hashlib
 import io
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
@@ -30,7 +30,7 @@ from torch import Tensor
 
 from maxsim_eval.cache.hdf5 import LIBVER, Stamp, damaged, fixed, open_hdf5, plain, read_at, reserve, structure
 from maxsim_eval.cache.shards import Shard, write_error
-from maxsim_eval.cache.stripes import Stripes, add_crcs, stripe_rows
+from maxsim_eval.cache.stripes import Note, Stripes, add_crcs, stripe_rows
 from maxsim_eval.errors import CacheError, DataError, UnknownNameError
 from maxsim_eval.files import atomic_path
 from maxsim_eval.hashing import canonical, feed
@@ -121,8 +121,10 @@ class QuantisedShard:
     metadata_sha256: str
     stamp: Stamp = field(repr=False)
 
-    def read(self, rows: np.ndarray) -> Tokens:
+    def read(self, rows: np.ndarray, note: Callable[[str], Note] | None = None) -> Tokens:
         """Documents `rows` (`[m]` int64, ascending, numbered within the shard), in memory of their own; safe in several threads.
+
+        Long runs are left to whoever takes the notes of each column.
 
         Raises:
             CacheError: a file that cannot be read, ends too early, or is no longer the one that was opened.
@@ -134,7 +136,8 @@ class QuantisedShard:
         firsts, counts = _runs(starts, stops)
         for name, buffer in {"codes": codes.numpy(), **own}.items():
             target = buffer.reshape(-1).view(np.uint8).data
-            self._stripes[name].read(firsts, counts, target, checked=self.shard.checked)
+            notes = None if note is None else note(name)
+            self._stripes[name].read(firsts, counts, target, checked=self.shard.checked, note=notes)
         held = {name: self.columns[name] for name in self.kind.columns if name in self.columns}
         chosen = {name: values[rows] if self.kind.granularity == "document" else values for name, values in held.items()}
         columns = {name: torch.from_numpy(np.array(values)) for name, values in {**own, **chosen}.items()}

@@ -31,6 +31,7 @@ from maxsim_eval.cache.shards import (
     shard_name,
     write_error,
 )
+from maxsim_eval.cache.stripes import Claims
 from maxsim_eval.errors import CacheError
 from maxsim_eval.files import open_regular, write_text
 from maxsim_eval.hashing import canonical, feed
@@ -76,16 +77,19 @@ class Entry:
         """
         return loaded(self.lazy_blocks(max_bytes))
 
-    def lazy_blocks(self, max_bytes: int, start: int = 0, stop: int | None = None) -> Iterator[LazyBlock]:
+    def lazy_blocks(
+        self, max_bytes: int, start: int = 0, stop: int | None = None, claims: Claims | None = None
+    ) -> Iterator[LazyBlock]:
         """Documents `start` to `stop` (default: the last) cut as `blocks` cuts them, to be read when their turn comes.
 
-        Any number of threads may call `read` of any blocks, or of parts of one block, at once.
+        Any number of threads may call `read` of any blocks, or of parts of one block, at once. With `claims`, long runs of tokens are
+        left to whoever takes these to prove.
 
         Raises:
             UsageError: `max_bytes` below 1, or a range that is none; at once.
             CacheError: when a block is read: as `blocks`.
         """
-        return lazy_blocks(self._spans, max_bytes, start, stop, self.documents)
+        return lazy_blocks(self._spans, max_bytes, start, stop, self.documents, claims)
 
     def _spans(self, start: int, stop: int) -> Iterator[Span]:
         for shard in self.shards:

@@ -13,6 +13,7 @@ import torch
 
 from maxsim_eval.cache.blocks import Span, lazy_blocks, loaded
 from maxsim_eval.cache.entries import Entry
+from maxsim_eval.cache.stripes import Claims
 from maxsim_eval.errors import UsageError
 from maxsim_kernels import LazyBlock, Packed
 
@@ -95,9 +96,11 @@ class Selection:
         """
         return loaded(self.lazy_blocks(max_bytes))
 
-    def lazy_blocks(self, max_bytes: int, start: int = 0, stop: int | None = None) -> Iterator[LazyBlock]:
+    def lazy_blocks(
+        self, max_bytes: int, start: int = 0, stop: int | None = None, claims: Claims | None = None
+    ) -> Iterator[LazyBlock]:
         """Chosen documents `start` to `stop`, as `Entry.lazy_blocks` gives those of an entry; only their tokens are read."""
-        return lazy_blocks(self._spans, max_bytes, start, stop, self.documents)
+        return lazy_blocks(self._spans, max_bytes, start, stop, self.documents, claims)
 
     def _spans(self, start: int, stop: int) -> Iterator[Span]:
         chosen = self.rows[start:stop]

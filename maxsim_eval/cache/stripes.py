@@ -3,12 +3,16 @@
 What is read is widened to whole stripes, and checked as soon as it is there: no value that changed on its disk is handed out. The CRC
 of any run of stripes follows from the running ones at its ends, by arithmetic alone. Calls are few and long: they go on beside Python,
 but each of them waits for its turn when it ends, which costs a stream more than what the processor's cache would save.
+
+A stream to a GPU has its long runs proven there, from the bytes that are scored: `read` then notes what they must be (`Claims`).
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +28,9 @@ _SMALL_BYTES = 2 << 20  # are read with what lies around them by one call, then 
 _VERIFY_BYTES = 16 << 20
 Fetch = Callable[[Iterable[tuple[int, memoryview]]], None]  # fills every buffer from its row on, in order, one after the other
 _Runs = list[tuple[int, memoryview]]  # first row of each, and its buffer
+# Takes a note of rows that were read and not proven: from which row of `out` on, how many, their CRC-32, and what raises the error.
+Note = Callable[[int, int, int, Callable[[], None]], None]
+ORDER = (1 << 32) - 1  # a CRC-32 that this many bytes follow is what it was: multiplying by x^8 so often is no change
 
 
 def stripe_rows(row_bytes: int) -> int:
@@ -42,6 +49,11 @@ def add_crcs(crcs: np.ndarray, rows: np.ndarray, first: int, stripe: int) -> Non
         done += count
 
 
+def without_tail(crc: int, count: int) -> int:
+    """What `zlib_ng.crc32_combine(found, 0, count)` makes `crc` of."""
+    return zlib_ng.crc32_combine(crc, 0, ORDER - count % ORDER)
+
+
 def running(crcs: np.ndarray, stripe_bytes: int, last_bytes: int) -> np.ndarray:
     """Running CRCs `[S]` of those of single stripes, as files of before have them; the last one has `last_bytes`."""
     found, crc = np.zeros_like(crcs), 0
@@ -49,6 +61,45 @@ def running(crcs: np.ndarray, stripe_bytes: int, last_bytes: int) -> np.ndarray:
         crc = zlib_ng.crc32_combine(crc, one, stripe_bytes if number + 1 < len(crcs) else last_bytes)
         found[number] = crc
     return found
+
+
+@dataclass(frozen=True)
+class Claim:
+    """Rows of a stream that must have a CRC-32, for whoever has them next to prove; `blame` says where the damage is."""
+
+    column: str
+    first: int
+    stop: int
+    crc: int
+    blame: Callable[[], None]
+
+
+class Claims:
+    """What a stream hands out unproven: noted by the threads that read, by the place of its rows among all rows of the stream."""
+
+    def __init__(self) -> None:
+        self._lock, self._held, self._rows = threading.Lock(), list[Claim](), 0
+
+    def room(self, rows: int) -> int:
+        """The place of the next `rows` rows of the stream; called in their order."""
+        self._rows += rows
+        return self._rows - rows
+
+    def note(self, column: str, place: int) -> Note:
+        """Notes of a read whose `out` begins at this place."""
+
+        def add(first: int, rows: int, crc: int, blame: Callable[[], None]) -> None:
+            with self._lock:
+                self._held.append(Claim(column, place + first, place + first + rows, crc, blame))
+
+        return add
+
+    def take(self, stop: int) -> list[Claim]:
+        """The claims that begin before a place, which is read up to there; each is given once, by column and place."""
+        with self._lock:
+            taken = [claim for claim in self._held if claim.first < stop]
+            self._held = [claim for claim in self._held if claim.first >= stop]
+        return sorted(taken, key=lambda claim: (claim.column, claim.first))
 
 
 @dataclass(frozen=True)
@@ -63,14 +114,18 @@ class Stripes:
     fetch: Fetch = field(repr=False)
     advice: str = field(repr=False)
 
-    def read(self, firsts: Sequence[int], counts: Sequence[int], out: memoryview, *, checked: bool = True) -> None:
+    def read(
+        self, firsts: Sequence[int], counts: Sequence[int], out: memoryview, *, checked: bool = True, note: Note | None = None
+    ) -> None:
         """Fill `out` (bytes) with runs of rows, one behind the other: `counts[r]` rows from `firsts[r]` on.
+
+        Long runs are left to whoever takes `note`s; what these are short of whole stripes is read and counted in here.
 
         Raises:
             CacheError: rows that do not have their CRC-32, by the first stripe of them; what `fetch` raises.
         """
         bad: list[tuple[int, int]] = []
-        self.fetch(self._parts(firsts, counts, out, checked, bad))
+        self.fetch(self._parts(firsts, counts, out, checked, note, bad))
         for begin, end in bad:
             self._blame(begin, end)
 
@@ -84,26 +139,41 @@ class Stripes:
             yield count
 
     def _parts(
-        self, firsts: Sequence[int], counts: Sequence[int], out: memoryview, checked: bool, bad: list[tuple[int, int]]
+        self,
+        firsts: Sequence[int],
+        counts: Sequence[int],
+        out: memoryview,
+        checked: bool,
+        note: Note | None,
+        bad: list[tuple[int, int]],
     ) -> Iterator[tuple[int, memoryview]]:
         """What to read, in order; a generator that goes on knows that what it gave last is filled."""
         if not checked:
             yield from self._cut(firsts, counts, out)
             return
-        scratch = memoryview(b"")
+        scratch, done = memoryview(b""), 0
         for begin, end, runs in self._groups(firsts, counts, out):
-            size, crc = self._bytes(begin, end), 0
-            if size <= _SMALL_BYTES and size > sum(len(target) for _, target in runs):  # small: read at once, then copied
+            size, wanted, crc = self._bytes(begin, end), sum(len(target) for _, target in runs), 0
+            place, done = done // self.row_bytes, done + wanted
+            if size <= _SMALL_BYTES and size > wanted:  # small: read at once, then copied
                 if len(scratch) < size:
                     scratch = memoryview(bytearray(size))
                 yield begin * self.stripe, scratch[:size]
                 crc = zlib_ng.crc32(scratch[:size])
                 for first, target in runs:
-                    place = (first - begin * self.stripe) * self.row_bytes
-                    target[:] = scratch[place : place + len(target)]
+                    start = (first - begin * self.stripe) * self.row_bytes
+                    target[:] = scratch[start : start + len(target)]
             else:
                 held = self._whole(begin, end, runs)
                 yield from held
+                if note is not None and len(runs) == 1:
+                    note(
+                        place,
+                        wanted // self.row_bytes,
+                        self._claimed(begin, end, held, runs[0][0]),
+                        partial(self._blame, begin, end),
+                    )
+                    continue
                 for _, part in held:
                     crc = zlib_ng.crc32(part, crc)
             if crc != self._crc_of(begin, end):
@@ -149,6 +219,16 @@ class Stripes:
         before = int(self.crcs[begin - 1]) if begin else 0
         return zlib_ng.crc32_combine(before, int(self.crcs[end - 1]), self._bytes(begin, end))
 
+    def _claimed(self, begin: int, end: int, held: _Runs, first: int) -> int:
+        """CRC-32 that the run from row `first` on must have beside what else of stripes `begin` to `end` was read."""
+        whole, behind = self._crc_of(begin, end), self._bytes(begin, end)
+        for row, part in held:
+            behind -= len(part)
+            if row != first:
+                whole ^= zlib_ng.crc32_combine(zlib_ng.crc32(part), 0, behind)
+        last, part = held[-1]
+        return whole if last == first else without_tail(whole, len(part))
+
     def _bytes(self, begin: int, end: int) -> int:
         return (min(end * self.stripe, self.rows) - begin * self.stripe) * self.row_bytes
 
@@ -166,6 +246,6 @@ class Stripes:
         raise damaged(
             self.path,
             f"tokens {first} to {last} had another CRC-32 than they were written with when they were read first, and the right "
-            "one when they were read again: the disk, its cable or the memory is at fault",
+            "one when they were read again: the disk, a cable, the memory or a GPU is at fault",
             "Check the machine.",
         )

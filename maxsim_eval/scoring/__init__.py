@@ -9,6 +9,7 @@ job.py            what the processes of an evaluation share, and the scoring of 
 own_functions.py  scoring paths by name, and a user's own function as one
 partial.py        where an evaluation keeps its finished units while it runs
 paths.py          scoring paths: how token embeddings become scores
+proving.py        stored values proven on the GPU that scores them
 records.py        what an evaluation has finished, kept on disk so that an interrupted one goes on where it stopped
 scoring.py        scoring a corpus by one path
 sources.py        where the documents of a path come from: the embeddings, or a quantised copy

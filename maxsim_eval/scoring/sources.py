@@ -8,6 +8,7 @@ from typing import Any
 from maxsim_eval.cache import corpus as corpora
 from maxsim_eval.cache.copies import Quantised
 from maxsim_eval.cache.corpus import Corpus
+from maxsim_eval.cache.stripes import Claims
 from maxsim_eval.errors import DataError
 from maxsim_eval.scoring.paths import ScoringPath
 
@@ -19,9 +20,10 @@ class EmbeddingSource:
         self.name, self.path, self.corpus = name, path, corpus
         self.copies = path.copies * 4 / corpus.entry.dtype.itemsize  # of a block, that preparing it takes
 
-    def blocks(self, units: Sequence[tuple[int, int]]) -> Iterator[Any]:
-        """Blocks of all units, one after the other, on the host."""
-        return (block for start, stop in units for block in self.corpus.entry.lazy_blocks(corpora.BLOCK_BYTES, start, stop))
+    def blocks(self, units: Sequence[tuple[int, int]], claims: Claims | None = None) -> Iterator[Any]:
+        """Blocks of all units, one after the other, on the host; `claims` are left to their taker to prove."""
+        stored, most = self.corpus.entry, corpora.BLOCK_BYTES
+        return (block for start, stop in units for block in stored.lazy_blocks(most, start, stop, claims))
 
     def may_exceed(self, block: Any) -> bool:
         """Whether a block may hold what the path's number format does not."""
@@ -52,9 +54,9 @@ class CopySource:
     def __init__(self, copy: Quantised, readers: int) -> None:
         self.copy, self.readers = copy, readers
 
-    def blocks(self, units: Sequence[tuple[int, int]]) -> Iterator[Any]:
+    def blocks(self, units: Sequence[tuple[int, int]], claims: Claims | None = None) -> Iterator[Any]:
         """As of `EmbeddingSource`, read by threads of their own."""
-        return self.copy.blocks(units, readers=self.readers)
+        return self.copy.blocks(units, readers=self.readers, claims=claims)
 
     def may_exceed(self, block: Any) -> bool:
         """No: codes fit the format that they are of."""

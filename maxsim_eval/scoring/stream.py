@@ -18,11 +18,12 @@ import torch
 from torch import Tensor
 
 from maxsim_eval.cache.corpus import Corpus, largest_of, within_memory
-from maxsim_eval.errors import UsageError
+from maxsim_eval.errors import MaxsimEvalError, UsageError
 from maxsim_eval.scoring import finite
 from maxsim_eval.scoring.asked import Asked
 from maxsim_eval.scoring.candidates import pair_scores
 from maxsim_eval.scoring.paths import check_range
+from maxsim_eval.scoring.proving import Launch, Proofs, can_prove, settle
 from maxsim_eval.scoring.sources import source_of
 from maxsim_kernels import Packed
 from maxsim_kernels.streaming import device_blocks, least_budget
@@ -66,8 +67,8 @@ def score_units(
 
     Raises:
         DataError: a score that is NaN or infinite, named by query and document, or tokens that do not fit the path's format; nothing of
-            that unit, nor of any after it, was yielded. CacheError: a file that cannot be read. UsageError: a memory budget that is too
-            small, or large.
+            that unit, nor of any after it, was yielded. CacheError: a file that cannot be read or is damaged, likewise. UsageError: a
+            memory budget that is too small, or large.
     """
     path = asked.paths[name]
     if path.may_exceed(queries):
@@ -82,6 +83,11 @@ def score_units(
                     yield waiting.popleft().result()
             while waiting:
                 yield waiting.popleft().result()
+        except MaxsimEvalError:  # where values are damaged, whatever they led to
+            for unit in waiting:
+                unit.prove()
+            stream.prove()
+            raise
         finally:
             stream.close()
 
@@ -102,6 +108,7 @@ class _Stream:
         self.aside = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
         self.blocks: Iterator[Any] | None = None
         self.source = source_of(name, self.path, corpus)
+        self.proofs = Proofs(self.device) if corpus.entry.checked and can_prove(self.device) else None
 
     def score(self, start: int, stop: int, units: Sequence[tuple[int, int]], tick: Callable[[int, int], None]) -> _Unit:
         """Queue the next unit's work."""
@@ -110,6 +117,8 @@ class _Stream:
         unit = _Unit(self, start, stop)
         while (first := start + unit.best.seen) < stop:
             block = next(self.blocks)
+            if self.proofs is not None:
+                self.proofs.launch(block)
             self.clock.lap("read")
             unit.note_range(block)
             documents = self.source.prepare(block, first)
@@ -128,7 +137,8 @@ class _Stream:
         return unit
 
     def _begin(self, units: Sequence[tuple[int, int]]) -> Iterator[Any]:
-        stored, budget = self.source.blocks(units), self.corpus.memory_budget
+        claims = None if self.proofs is None else self.proofs.claims
+        stored, budget = self.source.blocks(units, claims), self.corpus.memory_budget
         if budget is not None:  # its part that is left for pieces when each has room to be prepared in
             rows = 0 if self.rows is None else len(self.asked.kept_rows)
             kept = max(((stop - start) * rows * 4 for start, stop in units), default=0) * (_IN_FLIGHT + 1)
@@ -157,6 +167,10 @@ class _Stream:
         columns = columns.clamp(0, count - 1)[:, None]
         scores.scatter_(1, columns, torch.where(inside[:, None], -torch.inf, scores.gather(1, columns)))
 
+    def prove(self) -> None:
+        """Compare the CRCs of the unit that is being scored, so far; waits for them."""
+        settle(() if self.proofs is None else self.proofs.pending())
+
     def close(self) -> None:
         """End the threads that read ahead."""
         close = getattr(self.blocks, "close", None)
@@ -174,6 +188,7 @@ class _Unit:
         self.kept = None if stream.rows is None else torch.empty(len(asked.kept_rows), stop - start, device=device)
         self.largest: Tensor | None = None
         self.lost: Tensor | None = None
+        self.launches: list[Launch] = []
         self.event: Any = None
         self.time: Callable[[], dict[str, float]] = dict
 
@@ -209,6 +224,7 @@ class _Unit:
         """Send the results to the host, beside the work that follows."""
         self.time = self.stream.clock.take()
         self.keys = self.best.pending
+        self.launches = [] if self.stream.proofs is None else self.stream.proofs.take()
         aside = self.stream.aside
         if aside is None:
             return
@@ -216,6 +232,8 @@ class _Unit:
         with torch.cuda.stream(aside):
             self.keys, self.kept = _to_host(self.keys, aside), _to_host(self.kept, aside)
             self.largest, self.lost = _to_host(self.largest, aside), _to_host(self.lost, aside)
+            for launch in self.launches:
+                launch.words = _to_host(launch.words, aside)
             self.event = torch.cuda.Event()
             self.event.record(aside)
 
@@ -225,13 +243,18 @@ class _Unit:
 
     def result(self) -> UnitScores:
         """The results, checked; waits until they are there."""
-        if self.event is not None:
-            self.event.synchronize()
+        self.prove()
         if self.largest is not None:
             check_range(float(self.largest))
         self._refuse(self.keys)
         scores = None if self.kept is None else self.kept.numpy()
         return UnitScores(self.start, self.stop, self.keys.numpy(), scores, self.time())
+
+    def prove(self) -> None:
+        """Wait for the results, and refuse those of values that are not the ones that were written."""
+        if self.event is not None:
+            self.event.synchronize()
+        settle(self.launches)
 
     def _refuse(self, keys: Tensor) -> None:
         """Refuse scores that are no finite numbers."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterable
+from itertools import pairwise
 from pathlib import Path
 
 import h5py
@@ -17,7 +18,7 @@ from maxsim_eval.cache import shards, stripes
 from maxsim_eval.cache.filling import fill_entry
 from maxsim_eval.cache.selection import Selection
 from maxsim_eval.cache.sides import Entry, open_entry
-from maxsim_eval.cache.stripes import Stripes, add_crcs, running
+from maxsim_eval.cache.stripes import Claim, Claims, Stripes, add_crcs, running
 from maxsim_eval.errors import CacheError
 from maxsim_kernels import Packed, pack
 
@@ -41,6 +42,17 @@ class Stored:
         out = bytearray(sum(count for _, count in runs) * self.data.shape[1])
         self.stripes.read([first for first, _ in runs], [count for _, count in runs], memoryview(out), checked=checked)
         return bytes(out)
+
+    def claim(self, runs: list[tuple[int, int]]) -> tuple[bytes, list[Claim]]:
+        """What is read where whoever has it next takes claims."""
+        out, claims = bytearray(sum(count for _, count in runs) * self.data.shape[1]), Claims()
+        note = claims.note("rows", claims.room(0))
+        self.stripes.read([first for first, _ in runs], [count for _, count in runs], memoryview(out), note=note)
+        return bytes(out), claims.take(1 << 40)
+
+    def wrong(self, out: bytes, claims: list[Claim]) -> list[Claim]:
+        row = self.data.shape[1]
+        return [claim for claim in claims if zlib.crc32(out[claim.first * row : claim.stop * row]) != claim.crc]
 
     def rows(self, runs: list[tuple[int, int]]) -> bytes:
         return b"".join(self.data[first : first + count].tobytes() for first, count in runs)
@@ -76,6 +88,39 @@ def test_any_changed_byte_of_what_is_read_is_found(made: tuple[Stored, list[tupl
     with pytest.raises(CacheError, match=rf"a\.h5: damaged: tokens {first} to \d+ do not have the CRC-32.*Remove it"):
         stored.read(runs)
     stored.read(runs, checked=False)
+
+
+@settings(deadline=None, max_examples=300)
+@given(layouts(), st.data())
+def test_what_a_read_leaves_to_others_is_claimed(made: tuple[Stored, list[tuple[int, int]]], data: st.DataObject) -> None:
+    stored, runs = made
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(stripes, "_SMALL_BYTES", data.draw(st.sampled_from([0, 40])))
+        out, claims = stored.claim(runs)
+        assert out == stored.rows(runs)
+        assert stored.wrong(out, claims) == []
+        assert all(one.stop <= other.first for one, other in pairwise(claims))
+        touched = sorted({row for first, count in runs for row in range(first, first + count)})
+        if not touched:
+            return
+        row, column = data.draw(st.sampled_from(touched)), data.draw(st.integers(0, stored.data.shape[1] - 1))
+        stored.data[row, column] ^= data.draw(st.integers(1, 255))
+        first = row // stored.stripes.stripe * stored.stripes.stripe
+        with pytest.raises(CacheError, match=rf"a\.h5: damaged: tokens {first} to \d+ do not have the CRC-32.*Remove it"):
+            stored.wrong(*stored.claim(runs))[0].blame()
+
+
+def test_a_long_run_is_claimed_and_what_it_is_short_of_whole_stripes_is_not_read_twice() -> None:
+    stored = Stored(10_000, 400, 100)  # 4 MB: more than is read at once
+    stored.read_bytes = 0
+    out, (claim,) = stored.claim([(150, 9_000)])
+    assert (claim.first, claim.stop, claim.crc) == (0, 9_000, zlib.crc32(out))
+    assert stored.read_bytes == 9_100 * 400
+    stored.data[120] ^= 1  # in a stripe that the run begins in
+    out, (claim,) = stored.claim([(150, 9_000)])
+    assert claim.crc != zlib.crc32(out)
+    with pytest.raises(CacheError, match="tokens 100 to 199 do not have"):
+        claim.blame()
 
 
 def test_no_stripe_is_read_twice_and_little_beside_what_is_asked() -> None:

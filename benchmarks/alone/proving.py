@@ -1,0 +1,87 @@
+"""What a GPU takes to prove a block that it scores: CRC-32s by `maxsim_eval/cache/device_crc.py`, beside the block's scores.
+
+    python benchmarks/alone/proving.py --json FILE [--runs 30]
+
+Blocks as streams have them: 128 MiB of FP16 tokens and 16 MiB of INT8 codes (d = 128, documents of 180), and 500 queries of 32 tokens.
+CRCs must be zlib's, or nothing is written. Several numbers of rows a program (256 is what is shipped) take turns with the scores.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # this file is a script in a folder of its own
+
+from maxsim_eval.cache import device_crc
+from maxsim_kernels import Packed, maxsim, quantize_int8
+from measure.timing import Flush, measure
+from results.file import write
+
+SCHEMA = "maxsim-eval/proving/1"
+DIM, LENGTH, QUERIES, QUERY_TOKENS = 128, 180, 500, 32
+ROWS = (128, 256, 512, 1024)
+BLOCKS = {"fp16": 128 << 20, "int8": 16 << 20}
+
+
+def block(name: str) -> tuple[Any, Tensor]:
+    """Documents of about that many bytes, and their values."""
+    documents = BLOCKS[name] // (DIM * LENGTH * (2 if name == "fp16" else 1))
+    values = torch.randn(documents * LENGTH, DIM, device="cuda").half()
+    tokens = Packed(values, torch.arange(0, len(values) + 1, LENGTH, device="cuda"))
+    if name == "fp16":
+        return tokens, values
+    codes = quantize_int8(tokens)
+    return codes, codes.token_values
+
+
+def prover(values: Tensor, rows: int) -> Callable[[], Tensor]:
+    """The launch that proves a block, everything that it takes at hand; its CRC was compared with zlib's."""
+    device_crc.ROWS = rows
+    device_crc._powers.cache_clear()
+    start, size = values.data_ptr(), values.numel() * values.element_size()
+    (word,) = device_crc.remainders([(start, start + size)], values.device).tolist()
+    if device_crc.crc_of(word, start, start + size) != zlib.crc32(values.cpu().view(torch.uint8).numpy()):
+        raise SystemExit(f"{rows} rows: another CRC-32 than zlib's; nothing written")
+    chunks = size // (4 * device_crc.LANES * rows) + 1
+    powers = device_crc._powers(values.device, 1 << (chunks - 1).bit_length(), 0)
+    table = torch.tensor([start, start + size], device=values.device)
+    found = torch.zeros(1, dtype=torch.int32, device=values.device)
+    sizes = {"Y": device_crc.Y, "LANES": device_crc.LANES, "ROWS": rows, "num_warps": device_crc.LANES // 32}
+
+    def prove() -> Tensor:
+        device_crc._crc_kernel[(chunks, 1)](table, powers, found, **sizes)
+        return found
+
+    return prove
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """The command."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", type=Path, required=True, help="write the raw figures here")
+    parser.add_argument("--runs", type=int, default=30)
+    options = parser.parse_args(arguments)
+    queries = torch.randn(QUERIES, QUERY_TOKENS, DIM, device="cuda").half()
+    rows: dict[str, Any] = {}
+    for name in BLOCKS:
+        documents, values = block(name)
+        calls: dict[str, Any] = {"scores": lambda documents=documents: maxsim(queries, documents)}
+        calls |= {f"proof, {count} rows": prover(values, count) for count in ROWS}
+        size = values.numel() * values.element_size()
+        found = rows[name] = {"bytes": size, "ms": measure(calls, options.runs, Flush())}
+        for called, times in found["ms"].items():
+            print(f"{name:5} {called:18} {times['median_ms']:8.4f} ms, {size / times['median_ms'] / 1e9:6.2f} TB/s", flush=True)
+    device = torch.cuda.get_device_name()
+    write(options.json, {"schema": SCHEMA, "torch": torch.__version__, "device": device, "rows": rows})
+
+
+if __name__ == "__main__":
+    sys.exit(main())

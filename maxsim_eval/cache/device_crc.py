@@ -1,0 +1,132 @@
+"""CRC-32 (zlib's) of ranges of bytes where they lie on a GPU, at the speed of its memory: one launch for many ranges.
+
+A CRC is the remainder of the bytes, as a polynomial over GF(2), modulo P of degree 32. A program takes `ROWS` rows of `LANES` words.
+Words below each other are y = x^(32 LANES) apart, a power of two, so that P(y) = P(x)^(32 LANES): squaring over GF(2) only spreads a
+polynomial. Modulo P(y) a column becomes 32 words by 14 XORs a word, without a product or a table. A few products with powers of x then
+make one word of the columns, and of a range's programs. Bits are reflected, as zlib has them: bit 31 is x^0.
+
+What lies in front of a range's first byte in its word counts as zero, which changes no remainder; zeros behind its last byte multiply
+it by a power of x, which the host divides by.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import nullcontext
+from functools import lru_cache
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from zlib_ng import zlib_ng
+
+from maxsim_eval.cache.stripes import without_tail
+
+POLYNOMIAL = 0x04C11DB7  # P without x^32: bit j is x^j
+REFLECTED = tl.constexpr(0xEDB88320)
+TAPS = tl.constexpr(POLYNOMIAL)
+LANES, ROWS = 128, 256
+ONE, ALL = 1 << 31, (1 << 32) - 1  # x^0; every bit
+Y = zlib_ng.crc32_combine(ONE, 0, 4 * LANES)
+
+
+@triton.jit
+def _times(a, b):
+    """The product of two remainders."""
+    product = a & 0
+    for bit in tl.static_range(
+        31, -1, -1
+    ):  # by a condition: the bits of a register become predicates, half as many instructions
+        product = tl.where((a & (1 << bit)) != 0, product ^ b, product)
+        b = (b >> 1) ^ (0 - (b & 1)) & REFLECTED
+    return product
+
+
+@triton.jit
+def _with_row(state, row):
+    """One row more: the polynomial in y (its coefficients, y^0 first) times y, plus the row, modulo P(y)."""
+    found = (state[31] ^ row,)
+    for power in tl.static_range(1, 32):
+        if (TAPS >> power) & 1:
+            found += (state[power - 1] ^ state[31],)
+        else:
+            found += (state[power - 1],)
+    return found
+
+
+@triton.jit
+def _crc_kernel(ranges_ptr, powers_ptr, out_ptr, Y: tl.constexpr, LANES: tl.constexpr, ROWS: tl.constexpr):
+    """Program (chunk, range): chunks are counted from a range's end. `ranges`: addresses of the first byte and behind the last one."""
+    chunk, number = tl.program_id(0), tl.program_id(1)
+    start = tl.load(ranges_ptr + 2 * number)
+    stop = tl.load(ranges_ptr + 2 * number + 1)
+    end = (stop + 3) // 4 * 4 - chunk.to(tl.int64) * (LANES * ROWS * 4)
+    if end > start:
+        size = tl.minimum(end - start, LANES * ROWS * 4).to(tl.int32)
+        groups = size // (32 * LANES * 4)
+        first = (size + LANES * 4 - 1) // (LANES * 4) - groups * 32  # rows before groups of 32 that lie within the range
+        lanes = tl.arange(0, LANES)
+        place = end - (first + groups * 32).to(tl.int64) * (LANES * 4) + lanes * 4
+        state = ()
+        for _ in tl.static_range(32):
+            state += (tl.zeros([LANES], tl.uint32),)
+        for _ in range(first):
+            word = tl.load(place.to(tl.pointer_type(tl.uint32)), mask=place + 3 >= start, other=0)
+            before = tl.minimum(tl.maximum(start - place, 0), 3).to(tl.uint32)  # bytes of the word that are not the range's
+            state = _with_row(state, word & (0xFFFFFFFF << (before * 8)))
+            place += LANES * 4
+        for _ in range(groups):
+            for _ in tl.static_range(32):
+                state = _with_row(state, tl.load(place.to(tl.pointer_type(tl.uint32))))
+                place += LANES * 4
+        # What the last word holds behind the range went into y^0 as it is: out again.
+        behind = tl.where((chunk == 0) & (lanes == LANES - 1), (-stop & 3).to(tl.uint32), 0)
+        last = tl.load((place - LANES * 4).to(tl.pointer_type(tl.uint32)), mask=behind > 0, other=0)
+        rest = last & (0xFFFFFFFF << (32 - 8 * behind & 31))
+        column = tl.zeros([LANES], tl.uint32)
+        for _ in range(8):  # a state that moves on costs moves; written out altogether, Triton takes minutes
+            for _ in tl.static_range(4):
+                column = _times(column, tl.full([], Y, tl.uint32)) ^ state[31]
+                state = (state[31],) + state[:31]
+        whole = tl.xor_sum(_times(column ^ rest, tl.load(powers_ptr + lanes)), 0)
+        tl.atomic_xor(out_ptr + number, _times(whole, tl.load(powers_ptr + LANES + chunk)).to(tl.int32, bitcast=True))
+
+
+@lru_cache(maxsize=8)
+def _powers(device: torch.device, chunks: int, stream: int) -> Tensor:
+    """What lanes and chunks are multiplied by: x^(8 n), n bytes behind them (x^32 more: a CRC is of the message and 32 zeros).
+
+    A copy for each stream of the device: another would not wait until it is there.
+    """
+    behind = [*range(4 * LANES, 0, -4), *(4 * LANES * ROWS * chunk for chunk in range(chunks))]
+    return _there([zlib_ng.crc32_combine(ONE, 0, n) for n in behind], torch.uint32, device)
+
+
+def _there(numbers: Sequence[Any], dtype: torch.dtype, device: torch.device) -> Tensor:
+    return torch.tensor(numbers, dtype=dtype, pin_memory=device.type == "cuda").to(device, non_blocking=True)
+
+
+def remainders(ranges: Sequence[tuple[int, int]], device: torch.device) -> Tensor:
+    """Queue what `crc_of` makes the CRC-32s of ranges of bytes from, `[R]` int32 on the device; nothing waits.
+
+    Args:
+        ranges: addresses of the first byte and behind the last one, in memory of the device; what else lies in the words of 4 bytes
+            that they begin and end in is read too, and has no effect.
+    """
+    most = max(stop - start for start, stop in ranges)
+    chunks = (most + 3) // (4 * LANES * ROWS) + 1  # up to 3 bytes more where a range ends within a word
+    stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
+    powers, table = _powers(device, 1 << (chunks - 1).bit_length(), stream), _there(ranges, torch.int64, device)
+    found = torch.zeros(len(ranges), dtype=torch.int32, device=device)
+    with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
+        _crc_kernel[(chunks, len(ranges))](table, powers, found, Y=Y, LANES=LANES, ROWS=ROWS, num_warps=LANES // 32)
+    return found
+
+
+def crc_of(remainder: int, start: int, stop: int) -> int:
+    """The CRC-32 of a range from its remainder."""
+    size, padded = stop - start, -stop % 4
+    zeros = zlib_ng.crc32_combine(ALL, ALL, size)  # the CRC of as many zeros: what a message begins and ends with
+    return without_tail(remainder & ALL, padded) ^ zeros

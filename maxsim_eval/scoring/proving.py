@@ -1,0 +1,106 @@
+"""Stored values proven on the GPU that scores them: a read leaves the CRC-32 of long runs to `Proofs`, and the host has less to do.
+
+A launch for each block queues the CRCs of what it holds of them; they leave the device with the results of the block's unit, which are
+handed out after they were compared. So nothing is kept or reported of values that were not proven, their way to the device included.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from zlib_ng import zlib_ng
+
+from maxsim_eval.cache.stripes import Claim, Claims
+from maxsim_kernels import Fp8Tokens, Int8Tokens
+
+_HAS_TRITON = importlib.util.find_spec("triton") is not None
+
+
+def can_prove(device: torch.device) -> bool:
+    """Whether a device can prove what it is given; elsewhere values are proven when they are read."""
+    return device.type == "cuda" and _HAS_TRITON
+
+
+@dataclass(frozen=True)
+class _Part:
+    """What a block holds of a claim: the bytes between two addresses, and whether they are the last."""
+
+    claim: Claim
+    start: int
+    stop: int
+    last: bool
+
+
+@dataclass
+class Launch:
+    """The proof of a block: `words` are what the CRCs of its parts are made from, wherever they are by now."""
+
+    parts: list[_Part]
+    words: Tensor
+
+
+class Proofs:
+    """The claims of one stream of blocks, which those who read it add to `claims`."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device, self.claims = device, Claims()
+        self._place, self._open = 0, list[Claim]()  # rows that have gone by, and what goes on in the next block
+        self._launches: list[Launch] = []
+
+    def launch(self, block: Any) -> None:
+        """Queue the proof of the next block, on the current stream of its device; nothing waits."""
+        columns = _columns(block)
+        place, stop = self._place, self._place + next(iter(columns.values())).shape[0]
+        new = self.claims.take(stop)
+        assert all(claim.first >= place for claim in new), "claims of a block that has gone by"
+        parts = [_part(claim, columns[claim.column], place) for claim in (*self._open, *new)]
+        self._place, self._open = stop, [part.claim for part in parts if not part.last]
+        if parts:
+            from maxsim_eval.cache.device_crc import remainders  # needs Triton
+
+            words = remainders([(part.start, part.stop) for part in parts], self.device)
+            self._launches.append(Launch(parts, words))
+
+    def take(self) -> list[Launch]:
+        """The launches since the last call, of blocks that no other follows in their unit."""
+        assert not self._open, "claims that no block has ended"
+        return self.pending()
+
+    def pending(self) -> list[Launch]:
+        """The launches since the last call."""
+        found, self._launches = self._launches, []
+        return found
+
+
+def settle(launches: Iterable[Launch]) -> None:
+    """Compare CRCs that have arrived, those of a claim in order from its first on; `CacheError` names the file and what is damaged."""
+    crcs: dict[Claim, int] = {}
+    for launch in launches:
+        from maxsim_eval.cache.device_crc import crc_of  # needs Triton
+
+        for part, word in zip(launch.parts, launch.words.tolist(), strict=True):
+            here = crc_of(word, part.start, part.stop)
+            crcs[part.claim] = zlib_ng.crc32_combine(crcs.get(part.claim, 0), here, part.stop - part.start)
+            if part.last and crcs[part.claim] != part.claim.crc:
+                part.claim.blame()
+
+
+def _part(claim: Claim, column: Tensor, place: int) -> _Part:
+    """The part of a claim that a block's column holds, whose rows begin at a place."""
+    rows = column[max(claim.first - place, 0) : claim.stop - place]
+    assert rows.is_contiguous()
+    start = rows.data_ptr()
+    return _Part(claim, start, start + rows.numel() * rows.element_size(), claim.stop <= place + column.shape[0])
+
+
+def _columns(block: Any) -> dict[str, Tensor]:
+    """A block's tensors by the names that they have in files, tokens first."""
+    if not isinstance(block, Int8Tokens | Fp8Tokens):
+        return {"values": block.values}
+    offset = block.offset if isinstance(block, Int8Tokens) else None
+    return {"codes": block.token_values, "scales": block.scales} | ({} if offset is None else {"offset": offset})
