@@ -38,8 +38,8 @@ class _Scores(torch.autograd.Function):
         route: Route,
         score: Callable[[], Any],
     ) -> tuple[Tensor, Tensor]:
-        # Detached: a view made here (one query's row, pairs) could not be modified in place by the caller.
-        scores, argmax = (one.detach() for one in score())
+        # A view made here (one query's row, pairs) could not be modified in place by the caller.
+        scores, argmax = (one.detach() if one._is_view() else one for one in score())
         ctx.save_for_backward(queries, query_starts, documents, document_starts, argmax)
         ctx.route = route
         ctx.mark_non_differentiable(argmax)

@@ -20,7 +20,7 @@ import triton
 
 import record_resources as recorder
 from maxsim_kernels.chamfer import nearest
-from maxsim_kernels.gpu.backward import gradients, inverse_grid
+from maxsim_kernels.gpu.backward import gradients, inverse_grid, saved
 from places import TESTS
 
 RECORD = TESTS / "kernels" / "backward" / "resources.json"
@@ -60,6 +60,7 @@ LONG_LISTS = (
     Backward("csr", "shared", wide, long, False, 64),
     Backward("csr", "shared", brief, long, True, 64),
 )
+MANY_WINNERS = Backward("csr", "shared", half, short, False, 288)  # of a document: more than one program counts
 CLOUDS = ((3, wide), (16, brief), (40, wide), (128, wide), (128, half), (256, half))  # d, dtype
 
 
@@ -82,6 +83,7 @@ def backward_launches(case: Backward, architecture: int | str) -> list[Any]:
     with ExitStack() as patched:
         for module in (gradients, inverse_grid):
             patched.enter_context(mock.patch.object(module, "launch", caught))
+        for module in (gradients, inverse_grid, saved):
             capability = recorder.CAPABILITIES[architecture]
             patched.enter_context(mock.patch.object(module, "hardware", return_value=(capability, PROCESSORS)))
         patched.enter_context(mock.patch.object(inverse_grid, "_accumulate", return_value=None))
@@ -127,7 +129,7 @@ def chamfer_name(d: int, dtype: torch.dtype) -> str:
 def everything(architecture: int | str) -> dict[str, Any]:
     """Every launch that the record holds."""
     found: dict[str, Any] = {}
-    for case in (*BACKWARDS, *LONG_LISTS):
+    for case in (*BACKWARDS, *LONG_LISTS, MANY_WINNERS):
         found |= keyed(case.name, backward_launches(case, architecture), architecture)
     for d, dtype in CLOUDS:
         found |= keyed(chamfer_name(d, dtype), chamfer_launches(d, dtype, (300, 200), architecture), architecture)

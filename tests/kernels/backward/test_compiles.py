@@ -20,6 +20,7 @@ import record_gradients as gradients
 recorder, RECORD = gradients.recorder, gradients.recorder.read(gradients.RECORD)
 LIMITS = {
     "_rows_kernel": 224, "_lists_kernel": 255, "_pieces_kernel": 80, "_own_kernel": 255, "_count_kernel": 64, "_place_kernel": 168,
+    "_table_kernel": 128, "_sum_kernel": 64,
 }  # fmt: skip
 
 
@@ -28,15 +29,23 @@ LIMITS = {
 def test_kernels_compile_without_spills(architecture, case, tmp_path) -> None:
     expected = {"_rows_kernel"}
     if case.path == "csr":
-        expected |= {"_own_kernel"} if case.layout != "shared" else {"_count_kernel", "_place_kernel", "_lists_kernel"}
+        lists = {"_count_kernel" if case.packed else "_table_kernel", "_place_kernel", "_lists_kernel"}
+        expected |= {"_own_kernel"} if case.layout != "shared" else lists
     _check(case, expected, architecture, tmp_path)
 
 
 @pytest.mark.parametrize("architecture", [80, 90])
 @pytest.mark.parametrize("case", gradients.LONG_LISTS, ids=lambda case: case.name)
 def test_lists_that_may_be_long_compile_without_spills(architecture, case, tmp_path) -> None:
-    expected = {"_rows_kernel", "_count_kernel", "_place_kernel", "_lists_kernel", "_pieces_kernel"}
+    begun = "_count_kernel" if case.packed else "_table_kernel"
+    expected = {"_rows_kernel", "_sum_kernel", begun, "_place_kernel", "_lists_kernel", "_pieces_kernel"}
     _check(case, expected, architecture, tmp_path)
+
+
+@pytest.mark.parametrize("architecture", [80, 90])
+def test_lists_of_many_winners_compile_without_spills(architecture, tmp_path) -> None:
+    expected = {"_rows_kernel", "_count_kernel", "_place_kernel", "_lists_kernel", "_pieces_kernel"}
+    _check(gradients.MANY_WINNERS, expected, architecture, tmp_path)
 
 
 def _check(case: Any, expected: set[str], architecture: int, tmp_path: Path) -> None:

@@ -4,4 +4,5 @@ gradients.py     gradients of MaxSim from saved winners on the GPU: unified, ato
 inverse_grid.py  the inverse grid: for every document token, the query tokens that chose it
 kernels.py       the Triton kernels of the gradients, from saved winners (paper section 'Inverse-Grid Update')
 path_choice.py   which backward path a call takes: from its arguments, the environment and torch's deterministic mode
+saved.py         what a forward left for its gradients, with shapes spelled out, and how many programs share it
 """
