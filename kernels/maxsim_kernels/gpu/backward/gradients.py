@@ -20,6 +20,7 @@ import triton
 from torch import Tensor
 
 from maxsim_kernels.checks import Layout, check_choice
+from maxsim_kernels.gpu.backward.contrast import Contrast, slopes
 from maxsim_kernels.gpu.backward.inverse_grid import Grid, Lists, divisor, sorted_entries
 from maxsim_kernels.gpu.backward.kernels import _lists_kernel, _own_kernel, _pieces_kernel, _rows_kernel, _sum_kernel
 from maxsim_kernels.gpu.backward.saved import GATHER, SCATTER, Saved
@@ -49,6 +50,7 @@ def backward(
     path: str,
     queries_end_to_end: bool = True,
     documents_end_to_end: bool = True,
+    contrast: Contrast | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Gradients in the inputs' dtypes and shapes, contiguous (empty tensors where not needed).
 
@@ -57,18 +59,22 @@ def backward(
         argmax: grad's shape + `[W]`: int32, -1 where there is no winner; or int16, the low 16 bits of the same.
         path: "unified", "atomic" or "csr".
         queries_end_to_end, documents_end_to_end: packed rows follow each other in their buffer; otherwise they may overlap.
+        contrast: `grad` is the one number above a contrastive loss of these scores.
     """
     check_choice("path", path, ("unified", "atomic", "csr"))
     inputs: Inputs = (grad.contiguous(), argmax.contiguous(), queries, _plain(query_starts), documents, _plain(document_starts))
     flags = (layout != "shared", need_queries, need_documents, path, queries_end_to_end, documents_end_to_end)
     device = queries.device
-    key = signature(inputs, "backward", *flags)
+    temperature = None if contrast is None else contrast.temperature
+    if contrast is not None:
+        inputs += contrast[:3]
+    key = signature(inputs, "backward", *flags, temperature)
     plan = planned(key) if queries.is_cuda else None
     if plan is not None:
         found = plan.run(inputs, device)
     else:
         inputs = tuple(None if one is None else one.detach() for one in inputs)
-        run = partial(_run, inputs, *flags)
+        run = partial(_run, inputs, *flags, temperature)
         with torch.cuda.device(device) if queries.is_cuda else nullcontext():
             found = record(key, inputs, device, run) if queries.is_cuda else run()
     if need_queries and need_documents:
@@ -83,14 +89,29 @@ def _plain(starts: Tensor | None) -> Tensor | None:
 
 
 def _run(
-    inputs: Inputs, owned: bool, need_queries: bool, need_documents: bool, path: str, queries_whole: bool, documents_whole: bool
+    inputs: Inputs,
+    owned: bool,
+    need_queries: bool,
+    need_documents: bool,
+    path: str,
+    queries_whole: bool,
+    documents_whole: bool,
+    temperature: float | None,
 ) -> tuple[Tensor, ...]:
     """The gradients asked for, allocated before anything else (`launch.record`)."""
-    grad, argmax, queries, query_starts, documents, document_starts = inputs
+    grad, argmax, queries, query_starts, documents, document_starts = inputs[:6]
     assert grad is not None
     assert argmax is not None
     assert queries is not None
     assert documents is not None
+    wanted = [one for one, need in ((queries, need_queries), (documents, need_documents)) if need]
+    results = tuple(empty(tuple(one.shape), one.dtype, one.device) for one in wanted)
+    if temperature is not None:
+        scores, positives, states = inputs[6:]
+        assert scores is not None
+        assert states is not None
+        above, grad = grad, empty(tuple(scores.shape), torch.float32, scores.device)
+        slopes(above, Contrast(scores, positives, states, temperature), grad)
     saved = Saved(
         grad=grad if grad.dim() == 2 else grad[:, None],
         argmax=argmax if argmax.dim() == 3 else argmax[:, None],
@@ -100,8 +121,6 @@ def _run(
         document_starts=document_starts,
         owned=owned,
     )
-    wanted = [one for one, need in ((queries, need_queries), (documents, need_documents)) if need]
-    results = tuple(empty(tuple(one.shape), one.dtype, one.device) for one in wanted)
     if saved.argmax.numel() == 0 or queries.numel() == 0 or documents.numel() == 0:
         for one in results:
             call(torch.Tensor.zero_, one)
