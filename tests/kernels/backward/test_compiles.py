@@ -29,7 +29,7 @@ LIMITS = {
 def test_kernels_compile_without_spills(architecture, case, tmp_path) -> None:
     expected = {"_rows_kernel"}
     if case.path == "csr":
-        lists = {"_count_kernel" if case.packed else "_table_kernel", "_place_kernel", "_lists_kernel"}
+        lists = {"_count_kernel", "_place_kernel", "_lists_kernel"} if case.packed else {"_table_kernel", "_lists_kernel"}
         expected |= {"_own_kernel"} if case.layout != "shared" else lists
     _check(case, expected, architecture, tmp_path)
 

@@ -60,6 +60,15 @@ def test_a_step_of_scores_and_torchs_loss(tokens) -> None:
     assert {"aten::zero_", "aten::cumsum", "aten::sum", "aten::copy_"}.isdisjoint(calls)
 
 
+def test_a_step_of_a_librarys_default_batch() -> None:
+    """32 queries of 32 tokens and as many pages, as colpali-engine's losses send them: one launch writes the lists."""
+    q = torch.zeros(32, 32, 16, dtype=torch.bfloat16, requires_grad=True)
+    d = torch.zeros(32, 1030, 16, dtype=torch.bfloat16, requires_grad=True)
+    launches, calls = counts(lambda: maxsim(q, d).backward(torch.ones(32, 32)))
+    assert launches == Counter(_tiles_kernel=1, _rows_kernel=1, _table_kernel=1, _lists_kernel=1)
+    assert calls["aten::empty"] == 5
+
+
 @pytest.mark.parametrize("positives", [None, torch.arange(128).flip(0)])
 def test_a_step_of_the_contrastive_loss(tokens, positives) -> None:
     """45 calls of torch, most of which launch a kernel, before the loss was a node of its own."""
