@@ -1,11 +1,12 @@
 """One training step with its host's part, where the host is slower than the GPU: ColBERT, 128 queries x 128 documents, 32 x 180 tokens.
 
-    python benchmarks/alone/step.py [--json FILE] [--runs 10] [--smoke]
+    python benchmarks/alone/step.py [--json FILE] [--runs 10] [--counts] [--smoke]
 
 Ours (`contrastive_loss`; `maxsim` with torch's cross-entropy, by gradient path), both peers' entry points with the same cross-entropy,
 flash-maxsim's fused step, and torch's loss alone on scores that are there. Loss and gradients are compared with float64 first. Then
 microseconds by the host's clock: `call`, steps back to back and one wait; `enqueue`, the same without the wait; `idle`, one step and a
-wait from an idle GPU. `kernels_ms`: what each launch of a step takes on the GPU, by torch's profiler.
+wait from an idle GPU. `kernels_ms`: what each launch of a step takes on the GPU, by torch's profiler. `--counts`: ours alone, with the
+lists of document tokens begun by counts and a cumulative sum, as where documents have many winners.
 """
 
 from __future__ import annotations
@@ -98,13 +99,19 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, help="write the raw figures here")
     parser.add_argument("--runs", type=int, default=10, help="steps from an idle GPU")
+    parser.add_argument("--counts", action="store_true", help="ours alone, lists begun by four launches instead of one")
     parser.add_argument("--smoke", action="store_true", help="a small shape, correctness alone, on a CPU too")
     options = parser.parse_args(arguments)
     device = torch.device("cpu" if options.smoke and not torch.cuda.is_available() else "cuda")
     problem = shared(SHAPE, Options(device, (FLASH, LIK), smoke=options.smoke))
     methods = [whole_loss(problem)]
     skipped: dict[str, str] = {}
-    for lineup in (ours(problem, ("auto", "unified")), flash(problem, (FLASH, LIK)), lik(problem, (FLASH, LIK))):
+    peers = (FLASH, LIK)
+    if options.counts:
+        from maxsim_kernels.gpu.backward import inverse_grid
+
+        peers, inverse_grid._TABLE_WINNERS = (), 0
+    for lineup in (ours(problem, ("auto", "unified")), flash(problem, peers), lik(problem, peers)):
         methods += lineup.methods
         skipped |= lineup.skipped
     calls, found = checked(problem, methods)
@@ -125,7 +132,10 @@ def main(arguments: list[str] | None = None) -> None:
         print(name, {kernel[:40]: round(ms * 1e3, 1) for kernel, ms in found[name]["kernels_ms"].items()})
     print("left out:", {name: row["left_out"] for name, row in found.items() if "left_out" in row} | skipped)
     about = {"torch": torch.__version__, "device": torch.cuda.get_device_name(), **kernels()}
-    write(options.json, {"schema": SCHEMA, "shape": SHAPE, **about, "skipped": skipped, "methods": found})
+    write(
+        options.json,
+        {"schema": SCHEMA, "shape": SHAPE, "counts": options.counts, **about, "skipped": skipped, "methods": found},
+    )
 
 
 if __name__ == "__main__":

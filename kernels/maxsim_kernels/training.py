@@ -253,9 +253,10 @@ def _queries(queries: object) -> int:
     """B, after what `maxsim` allows and a loss does not: a single query, no query."""
     if not isinstance(queries, Tensor | Packed) or (isinstance(queries, Tensor) and queries.dim() != 3):
         raise ValueError(f"queries: got {_describe(queries)}, need [B, Lq, d] or Packed")
-    if len(queries) == 0:
+    count = len(queries)
+    if count == 0:
         raise ValueError("queries: got 0 queries, need at least 1 (a mean over none is undefined)")
-    return len(queries)
+    return count
 
 
 def _check_positives(positives: Tensor | None, batch: int, count: int, device: torch.device) -> None:
