@@ -149,7 +149,7 @@ class _Contrast(torch.autograd.Function):
 def _slopes(made: Any) -> Tensor:
     """The loss's gradient with respect to the scores, by torch."""
     scores, positives, states, temperature = made
-    most, rest, counts = states.unsqueeze(1).unbind(2)
+    most, rest, counts, _ = states.unsqueeze(1).unbind(2)
     targets = torch.arange(len(scores), device=scores.device) if positives is None else positives
     chances = torch.exp(scores / temperature - most - rest)
     own = torch.arange(scores.shape[1], device=scores.device) == targets.unsqueeze(1)

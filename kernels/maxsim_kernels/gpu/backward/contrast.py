@@ -24,9 +24,8 @@ from maxsim_kernels.gpu.geometry import padded
 from maxsim_kernels.gpu.launch import empty, launch, planned, record, repeated, signature
 
 _BLOCK = 1024  # documents, or terms, that a program reads at once
-_STATES = tl.constexpr(
-    3
-)  # numbers kept of each query: largest logit, logarithm of the sum, whether it counts (NaN: no document)
+# Numbers kept of each query: largest logit, logarithm of the sum, whether it counts (NaN: no document), its term of the mean.
+_STATES = tl.constexpr(4)
 
 
 @triton.jit
@@ -52,7 +51,7 @@ def _positive(target_ptr, query, HAS_TARGETS: tl.constexpr):
 
 @triton.jit(do_not_specialize=["documents", "temperature"])
 def _terms_kernel(
-    score_ptr, target_ptr, state_ptr, term_ptr, documents, temperature, HAS_TARGETS: tl.constexpr, BLOCK: tl.constexpr
+    score_ptr, target_ptr, state_ptr, documents, temperature, HAS_TARGETS: tl.constexpr, BLOCK: tl.constexpr
 ):  # fmt: skip
     query = tl.program_id(0)
     target = _positive(target_ptr, query, HAS_TARGETS)
@@ -75,15 +74,15 @@ def _terms_kernel(
     tl.store(state, most)
     tl.store(state + 1, rest)
     tl.store(state + 2, counts)
-    tl.store(term_ptr + query, (rest - (logit - most)) * counts)
+    tl.store(state + 3, (rest - (logit - most)) * counts)
 
 
 @triton.jit(do_not_specialize=["queries"])
-def _mean_kernel(term_ptr, out_ptr, queries, BLOCK: tl.constexpr):
+def _mean_kernel(state_ptr, out_ptr, queries, BLOCK: tl.constexpr):
     total = tl.zeros([BLOCK], tl.float32)
     for first in range(0, queries, BLOCK):
         at = first + tl.arange(0, BLOCK)
-        total += tl.load(term_ptr + at, mask=at < queries, other=0.0)
+        total += tl.load(state_ptr + at * _STATES + 3, mask=at < queries, other=0.0)
     tl.store(out_ptr, tl.sum(total, 0) / queries)
 
 
@@ -134,13 +133,12 @@ def loss(scores: Tensor, positives: Tensor | None, temperature: float) -> tuple[
 def _loss(scores: Tensor, positives: Tensor | None, temperature: float) -> tuple[Tensor, Tensor]:
     batch, documents = scores.shape
     mean, states = empty((), scores.dtype, scores.device), empty((batch, _STATES.value), scores.dtype, scores.device)
-    terms = empty((batch,), scores.dtype, scores.device)
     targets = positives if positives is not None else scores
     launch(
-        _terms_kernel, batch, scores, targets, states, terms, documents, float(temperature),
+        _terms_kernel, batch, scores, targets, states, documents, float(temperature),
         HAS_TARGETS=positives is not None, BLOCK=min(_BLOCK, padded(documents)), warps=4,
     )  # fmt: skip
-    launch(_mean_kernel, 1, terms, mean, batch, BLOCK=min(_BLOCK, padded(batch)), warps=4)
+    launch(_mean_kernel, 1, states, mean, batch, BLOCK=min(_BLOCK, padded(batch)), warps=4)
     return mean, states
 
 
