@@ -49,7 +49,7 @@ def counts(step) -> tuple[Counter[str], Counter[str]]:
 
 
 def test_a_step_of_scores_and_torchs_loss(tokens) -> None:
-    """18 launches and 26 calls of torch before lists were begun by one launch and scratch was one buffer."""
+    """Some 18 kernels and 26 calls of torch before lists were begun by one launch and scratch was one buffer."""
 
     def step() -> None:
         F.cross_entropy(maxsim(*tokens), torch.arange(128)).backward()
