@@ -1,7 +1,7 @@
 """In-batch-negatives cross-entropy of scores, its mean, and its gradient with respect to the scores, in three launches.
 
-Source: paper section 'Training Step'; what counts is said by `training.contrastive_loss`. Plain torch takes some twenty-five kernels for
-the same, which take the host longer than a small step takes the GPU.
+Source: paper section 'Training Step'; what counts is said by `training.contrastive_loss`. Plain torch takes some twenty-five kernels
+for the same, which take the host longer than a small step takes the GPU.
 
 - `_terms_kernel`: a program a query. Its largest logit, the logarithm of its sum of exponentials, and its term of the mean.
 - `_mean_kernel`: one program adds the terms, in order: the same bits every time.
