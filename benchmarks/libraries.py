@@ -1,6 +1,7 @@
 """sentence-transformers, PyLate and colpali-engine by their own calls and defaults: their scores and theirs on ours, correctness first.
 
-    python benchmarks/libraries.py [--json FILE] [--only sentence-transformers,pylate,colpali-engine] [--tiny] [--seconds 110]
+    python benchmarks/libraries.py [--json FILE] [--only sentence-transformers,pylate,colpali-engine] [--rows TEXT] [--tiny]
+        [--seconds 110]
 
 Every row is one call of a library's own API, once with each backend that the library has and once after `integrations.enable`. A method
 takes part only where its scores, or its loss and gradients, are those of the library in float64. Times are whole calls as their caller
@@ -222,6 +223,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, help="write everything there")
     parser.add_argument("--only", default=",".join(ROWS), help="comma-separated libraries (default all)")
+    parser.add_argument("--rows", default="", help="only rows whose name holds this")
     parser.add_argument("--tiny", action="store_true", help="small sizes: whether everything runs")
     parser.add_argument("--seconds", type=float, default=110, help="begin no row after so many (default 110)")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
@@ -246,6 +248,8 @@ def main() -> None:
             "{library} {call}: {overhead_us:.1f} us beyond the operator's {operator_us:.1f}".format(**document["overhead"][-1])
         )
         for row in ROWS[library](device, sizes):
+            if arguments.rows not in row.name:
+                continue
             if time.monotonic() - started > arguments.seconds:
                 document["left_out"][f"{library}, {row.name}"] = f"not begun within {arguments.seconds:.0f} seconds"
                 continue

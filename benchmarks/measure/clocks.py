@@ -18,6 +18,22 @@ BUSY = 5.0  # ms: the host is long done when a longer call ends
 AHEAD = 5_000_000  # GPU clocks, 2.5 ms and more, of waiting before a call whose host cost is not to count
 
 
+def kernel_times(call: Call) -> dict[str, float]:
+    """Milliseconds of each kernel of a call by torch's profiler, the L2 warm; empty where it sees none."""
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CUDA]) as held:
+        for _ in range(PROFILED):
+            call()
+        torch.cuda.synchronize()
+    found: dict[str, float] = {}
+    for event in held.key_averages():
+        if event.self_device_time_total > 0:
+            name = event.key[:160]  # templates differ late in their names; those that agree so far are added up
+            found[name] = found.get(name, 0.0) + event.self_device_time_total / PROFILED / 1e3
+    return found
+
+
 class Bench:
     """Clocks and memory of the device: CUDA events with the L2 flushed, or wall time on a CPU."""
 
@@ -60,20 +76,7 @@ class Bench:
 
     def kernels(self, call: Call) -> dict[str, float]:
         """Milliseconds of each kernel of a call by torch's profiler, the L2 warm; empty where it sees none."""
-        if not self.cuda:
-            return {}
-        from torch.profiler import ProfilerActivity, profile
-
-        with profile(activities=[ProfilerActivity.CUDA]) as held:
-            for _ in range(PROFILED):
-                call()
-            torch.cuda.synchronize()
-        found: dict[str, float] = {}
-        for event in held.key_averages():
-            if event.self_device_time_total > 0:
-                name = event.key[:160]  # templates differ late in their names; those that agree so far are added up
-                found[name] = found.get(name, 0.0) + event.self_device_time_total / PROFILED / 1e3
-        return found
+        return kernel_times(call) if self.cuda else {}
 
     def poison(self, size: int) -> None:
         """Leave NaN where the next outputs will lie."""

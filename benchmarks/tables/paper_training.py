@@ -65,7 +65,7 @@ def added(held: Held, *parts: str) -> Value | None:
 
 
 def building(held: Held) -> Value | None:
-    return added(held, "_count_kernel", "_place_kernel", "Scan")
+    return added(held, "_count_kernel", "_table_kernel", "_place_kernel", "Scan")
 
 
 def three(line: Line) -> Cell:

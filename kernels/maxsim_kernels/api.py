@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from maxsim_kernels import fallback, ops, reference
+from maxsim_kernels.autograd import Node, Route, differentiable
 from maxsim_kernels.checks import (
     TENSORS,
     Call,
@@ -125,11 +126,25 @@ def run(queries: Tensor | Packed, documents: Documents | CodedTokens, options: O
     inputs = _cuda_inputs(queries, tokens, options)
     if inputs is None:
         return _run_checked(queries, tokens, options)
-    if torch.is_grad_enabled() and any(one is not None and one.requires_grad for one in inputs):
-        if options.impl == "reference" or isinstance(tokens, Int8Tokens | Fp8Tokens):
-            return _run_checked(queries, tokens, options)
-        return _differentiable(queries, tokens, inputs, options)
-    return _replayed(queries, tokens, inputs, options)
+    if not _wanted(inputs):
+        return _replayed(queries, tokens, inputs, options)
+    if options.impl == "reference" or isinstance(tokens, Int8Tokens | Fp8Tokens):
+        return _run_checked(queries, tokens, options)
+    scores, argmax = differentiable(_node(queries, tokens, inputs, options))
+    return (scores, argmax) if options.return_argmax else scores
+
+
+def node_of(queries: Tensor | Packed, documents: Tensor | Packed, options: Options) -> Node | None:
+    """An eager call on a GPU whose inputs need gradients, for a node of autograd that begins with its scores; None: no such call."""
+    queries, tokens = under_autocast(queries, documents)
+    inputs = _cuda_inputs(queries, tokens, options)
+    if inputs is None or options.impl == "reference" or not _wanted(inputs):
+        return None
+    return _node(queries, tokens, inputs, options)
+
+
+def _wanted(inputs: tuple[Tensor | None, ...]) -> bool:
+    return torch.is_grad_enabled() and any(one is not None and one.requires_grad for one in inputs)
 
 
 def _replayed(
@@ -162,21 +177,15 @@ def _replayed(
     return result
 
 
-def _differentiable(
-    queries: Tensor | Packed, documents: Documents, inputs: tuple[Tensor | None, ...], options: Options
-) -> Tensor | tuple[Tensor, Tensor]:
-    """An eager call on a GPU whose inputs need gradients: the same call with winners, which the backward will use (`autograd.py`)."""
-    from maxsim_kernels import autograd
-
-    asked = options.return_argmax
+def _node(queries: Tensor | Packed, documents: Documents, inputs: tuple[Tensor | None, ...], options: Options) -> Node:
+    """The same call with winners, which the backward will use (`autograd.py`)."""
     values, starts, whole = _parts(queries)
     tokens, document_starts, documents_whole = _parts(documents)
     layout: Layout = "pairs" if options.pairs else "per_query" if tokens.dim() == 4 else "shared"
-    route = autograd.Route(layout, backward_path(options.backward)[0], whole, documents_whole)
-    options = options._replace(return_argmax=True, lean=not asked and _fit_16_bits(tokens))
-    score = partial(_replayed, queries, documents, inputs, options)
-    scores, argmax = autograd.differentiable(values, tokens, starts, document_starts, route, score)
-    return (scores, argmax) if asked else scores
+    route = Route(layout, backward_path(options.backward)[0], whole, documents_whole)
+    lean = not options.return_argmax and _fit_16_bits(tokens)
+    score = partial(_replayed, queries, documents, inputs, options._replace(return_argmax=True, lean=lean))
+    return Node(values, tokens, starts, document_starts, route, score)
 
 
 def _parts(side: Any) -> tuple[Tensor, Tensor | None, bool]:

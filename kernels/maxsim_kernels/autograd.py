@@ -1,4 +1,6 @@
-"""Autograd of eager calls on a GPU: the same kernels as the custom ops of `ops.py`, without what a custom op costs the host.
+"""Autograd of eager calls on a GPU, each one node: scores, and the contrastive loss with its scores.
+
+The same kernels as the custom ops of `ops.py`, without what a custom op costs the host.
 
 A training step at ColBERT's sizes takes the GPU 0.2 ms; torch's dispatch of two custom ops takes the host longer. Compiled and traced
 calls go through the ops.
@@ -6,9 +8,11 @@ calls go through the ops.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -27,6 +31,17 @@ class Route:
     documents_end_to_end: bool
 
 
+class Node(NamedTuple):
+    """A call: values of its tokens, starts of packed ones, and what gives `(scores, argmax)`."""
+
+    queries: Tensor
+    documents: Tensor
+    query_starts: Tensor | None
+    document_starts: Tensor | None
+    route: Route
+    score: Callable[[], Any]
+
+
 class _Scores(torch.autograd.Function):
     @staticmethod
     def forward(
@@ -38,8 +53,8 @@ class _Scores(torch.autograd.Function):
         route: Route,
         score: Callable[[], Any],
     ) -> tuple[Tensor, Tensor]:
-        # Detached: a view made here (one query's row, pairs) could not be modified in place by the caller.
-        scores, argmax = (one.detach() for one in score())
+        # A view made here (one query's row, pairs) could not be modified in place by the caller.
+        scores, argmax = (one.detach() if one._is_view() else one for one in score())
         ctx.save_for_backward(queries, query_starts, documents, document_starts, argmax)
         ctx.route = route
         ctx.mark_non_differentiable(argmax)
@@ -78,13 +93,74 @@ class _Scores(torch.autograd.Function):
         return query_grad if need_queries else None, document_grad if need_documents else None, None, None, None, None
 
 
-def differentiable(
-    queries: Tensor,
-    documents: Tensor,
-    query_starts: Tensor | None,
-    document_starts: Tensor | None,
-    route: Route,
-    score: Callable[[], Any],
-) -> tuple[Tensor, Tensor]:
-    """What `score()` returns, `(scores, argmax)`, with scores differentiable in queries and documents (values of packed ones)."""
-    return _Scores.apply(queries, documents, query_starts, document_starts, route, score)
+class _Contrast(torch.autograd.Function):
+    """The loss's own gradient meets the scores' in the backward, in float32: a loss scale above it must not come too late."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        queries: Tensor,
+        documents: Tensor,
+        query_starts: Tensor | None,
+        document_starts: Tensor | None,
+        route: Route,
+        score: Callable[[], Any],
+        positives: Tensor | None,
+        temperature: float,
+    ) -> Tensor:
+        from maxsim_kernels.gpu.backward.contrast import loss
+
+        scores, argmax = score()
+        mean, states = loss(scores, positives, temperature)
+        ctx.save_for_backward(queries, query_starts, documents, document_starts, argmax, scores, positives, states)
+        ctx.route, ctx.temperature = route, temperature
+        return mean
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        from maxsim_kernels.gpu.backward.contrast import Contrast
+        from maxsim_kernels.gpu.backward.gradients import backward
+
+        queries, query_starts, documents, document_starts, argmax, scores, positives, states = ctx.saved_tensors
+        route: Route = ctx.route
+        made = Contrast(scores, positives, states, ctx.temperature)
+        run: Any = partial(backward, contrast=made)
+        if torch.compiler.is_compiling() or not torch._C._has_storage(grad):  # as in `_Scores`
+            run, grad = ops.backward, grad * _slopes(made)
+        need_queries, need_documents = ctx.needs_input_grad[:2]
+        query_grad, document_grad = ops.first_only(
+            run,
+            grad,
+            argmax,
+            queries,
+            query_starts,
+            documents,
+            document_starts,
+            route.layout,
+            need_queries,
+            need_documents,
+            route.path,
+            route.queries_end_to_end,
+            route.documents_end_to_end,
+        )
+        return query_grad if need_queries else None, document_grad if need_documents else None, *(None,) * 6
+
+
+def _slopes(made: Any) -> Tensor:
+    """The loss's gradient with respect to the scores, by torch."""
+    scores, positives, states, temperature = made
+    most, rest, counts, _ = states.unsqueeze(1).unbind(2)
+    targets = torch.arange(len(scores), device=scores.device) if positives is None else positives
+    chances = torch.exp(scores / temperature - most - rest)
+    own = torch.arange(scores.shape[1], device=scores.device) == targets.unsqueeze(1)
+    return ((chances - own.to(chances.dtype)) * (counts / len(scores) / temperature)).masked_fill(scores == -math.inf, 0)
+
+
+def differentiable(node: Node) -> tuple[Tensor, Tensor]:
+    """What `node.score()` returns, `(scores, argmax)`, with scores differentiable in queries and documents (values of packed ones)."""
+    return _Scores.apply(*node)
+
+
+def contrastive(node: Node, positives: Tensor | None, temperature: float) -> Tensor:
+    """The loss of `training.contrastive_loss`, differentiable as `differentiable`'s scores are."""
+    return _Contrast.apply(*node, positives, temperature)

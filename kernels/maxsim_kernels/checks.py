@@ -102,7 +102,8 @@ def _describe(value: object) -> str:
 
 def check_choice(name: str, value: str, known: tuple[str, ...]) -> None:
     """Refuse a value outside `known`."""
-    _need(value in known, name, repr(value), "one of " + ", ".join(map(repr, known)))
+    if value not in known:
+        _need(False, name, repr(value), "one of " + ", ".join(map(repr, known)))
 
 
 def _check_lengths(name: str, lengths: Tensor | None, shape: tuple[int, ...], device: torch.device) -> None:

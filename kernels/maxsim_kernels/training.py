@@ -19,8 +19,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from maxsim_kernels.api import maxsim
-from maxsim_kernels.checks import MASK_DTYPES, is_plain
+from maxsim_kernels.api import maxsim, node_of
+from maxsim_kernels.autograd import contrastive
+from maxsim_kernels.checks import MASK_DTYPES, Options, is_plain
 from maxsim_kernels.tokens import Packed
 
 if TYPE_CHECKING:
@@ -50,6 +51,7 @@ def contrastive_loss(
             negatives, or come from other processes (`gather_documents`).
         query_mask, document_mask, query_lengths, document_lengths: as in `maxsim`; `[B, Lq]`, `[N, Ld]`, `[B]`, `[N]`.
         positives: int64 `[B]`, the number of each query's positive document; None: document i is query i's positive, N >= B.
+            Numbers of no document raise on a CPU; a GPU is not waited for, and the loss is NaN (a learned temperature: torch asserts).
         temperature: above 0; a 0-dimensional float tensor may be learned (its value is not checked).
         backward, impl: as in `maxsim`.
 
@@ -63,9 +65,14 @@ def contrastive_loss(
     batch, device = _queries(queries), queries.device
     if not isinstance(documents, Tensor | Packed) or (isinstance(documents, Tensor) and documents.dim() != 3):
         raise ValueError(f"documents: got {_describe(documents)}, need [N, Ld, d] or Packed")
-    count = len(documents)
-    targets = _targets(positives, batch, count, device)
+    _check_positives(positives, batch, len(documents), device)
     _check_temperature(temperature, device)
+    if not isinstance(temperature, Tensor) and is_plain(positives):
+        masks = (query_mask, document_mask, query_lengths, document_lengths)
+        node = node_of(queries, documents, Options(*masks, backward=backward, impl=impl))
+        if node is not None:
+            return contrastive(node, None if positives is None else positives.contiguous(), temperature)
+    targets = torch.arange(batch, device=device) if positives is None else positives
     scores = maxsim(
         queries,
         documents,
@@ -246,25 +253,25 @@ def _queries(queries: object) -> int:
     """B, after what `maxsim` allows and a loss does not: a single query, no query."""
     if not isinstance(queries, Tensor | Packed) or (isinstance(queries, Tensor) and queries.dim() != 3):
         raise ValueError(f"queries: got {_describe(queries)}, need [B, Lq, d] or Packed")
-    if len(queries) == 0:
+    count = len(queries)
+    if count == 0:
         raise ValueError("queries: got 0 queries, need at least 1 (a mean over none is undefined)")
-    return len(queries)
+    return count
 
 
-def _targets(positives: Tensor | None, batch: int, count: int, device: torch.device) -> Tensor:
+def _check_positives(positives: Tensor | None, batch: int, count: int, device: torch.device) -> None:
     if positives is None:
         if count < batch:
             raise ValueError(f"documents: got {count} for {batch} queries, need one positive a query (N >= B), or positives=")
-        return torch.arange(batch, device=device)
+        return
     if not isinstance(positives, Tensor) or positives.dtype != torch.int64 or tuple(positives.shape) != (batch,):
         raise ValueError(f"positives: got {_describe(positives)}, need int64 [{batch}]")
     if positives.device != device:
         raise ValueError(f"positives: got a tensor on {positives.device}, need one on {device}")
-    if device.type == "cpu" and is_plain(positives):  # on a GPU this would wait; gather asserts on the device
+    if device.type == "cpu" and is_plain(positives):  # on a GPU this would wait: the loss is NaN there, or gather asserts
         low, high = int(positives.min()), int(positives.max())
         if low < 0 or high >= count:
             raise ValueError(f"positives: got {low}..{high}, need 0..{count - 1} (the documents)")
-    return positives
 
 
 def _check_temperature(temperature: float | Tensor, device: torch.device) -> None:

@@ -393,3 +393,19 @@ def test_chamfer_rows_share_truth_and_leave_out_long_calls(monkeypatch: pytest.M
     monkeypatch.setattr(chamfer, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
     assert chamfer.estimate(once, wait) == pytest.approx(0.21), "47 of 210 rows, a millisecond each"
     assert clock[0] == pytest.approx(0.055)
+
+
+def test_the_step_alone_is_checked_without_a_gpu(capsys: pytest.CaptureFixture[str]) -> None:
+    from alone import step
+
+    step.main(["--smoke"])
+    assert capsys.readouterr().out == "checked: ours contrastive_loss, ours, ours unified\n"
+
+
+def test_a_step_with_a_wrong_loss_ends_the_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    from alone import step
+
+    right = step.contrastive_loss
+    monkeypatch.setattr(step, "contrastive_loss", lambda *tokens: right(*tokens) + 0.1)
+    with pytest.raises(SystemExit, match=r"^ours contrastive_loss: wrong: loss .* off; nothing written"):
+        step.main(["--smoke"])

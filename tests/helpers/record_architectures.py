@@ -132,8 +132,10 @@ def calls(architecture: int | str) -> Iterator[tuple[str, list[Any]]]:
     if architecture in recorder.RECORDED:
         return
     yield from forward_launches(architecture)
-    for case in (*gradients.BACKWARDS, *gradients.LONG_LISTS):
+    for case in (*gradients.BACKWARDS, *gradients.LONG_LISTS, gradients.MANY_WINNERS):
         yield case.name, gradients.backward_launches(case, architecture)
+    for named in (False, True):
+        yield gradients.contrast_name(named), gradients.contrast_launches(named)
     for d, cloud in CLOUDS:
         yield gradients.chamfer_name(d, cloud), gradients.chamfer_launches(d, cloud, (300, 200), architecture)
 

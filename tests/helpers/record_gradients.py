@@ -1,4 +1,4 @@
-"""What the kernels of gradients and of the Chamfer distance compile to, without a GPU: registers, shared memory, spills. Written anew by
+"""What the kernels of gradients, the contrastive loss and the Chamfer distance compile to, without a GPU: registers, shared memory, spills. Written anew by
 
     python tests/helpers/record_gradients.py
 
@@ -20,7 +20,7 @@ import triton
 
 import record_resources as recorder
 from maxsim_kernels.chamfer import nearest
-from maxsim_kernels.gpu.backward import gradients, inverse_grid
+from maxsim_kernels.gpu.backward import contrast, gradients, inverse_grid, saved
 from places import TESTS
 
 RECORD = TESTS / "kernels" / "backward" / "resources.json"
@@ -60,6 +60,7 @@ LONG_LISTS = (
     Backward("csr", "shared", wide, long, False, 64),
     Backward("csr", "shared", brief, long, True, 64),
 )
+MANY_WINNERS = Backward("csr", "shared", half, short, False, 288)  # of a document: more than one program counts
 CLOUDS = ((3, wide), (16, brief), (40, wide), (128, wide), (128, half), (256, half))  # d, dtype
 
 
@@ -82,6 +83,7 @@ def backward_launches(case: Backward, architecture: int | str) -> list[Any]:
     with ExitStack() as patched:
         for module in (gradients, inverse_grid):
             patched.enter_context(mock.patch.object(module, "launch", caught))
+        for module in (gradients, inverse_grid, saved):
             capability = recorder.CAPABILITIES[architecture]
             patched.enter_context(mock.patch.object(module, "hardware", return_value=(capability, PROCESSORS)))
         patched.enter_context(mock.patch.object(inverse_grid, "_accumulate", return_value=None))
@@ -90,6 +92,16 @@ def backward_launches(case: Backward, architecture: int | str) -> list[Any]:
             torch.ones(count, size, width, dtype=case.dtype), None,
             documents.flatten(0, 1) if case.packed else documents, starts, case.layout, True, True, case.path,
         )  # fmt: skip
+    return caught
+
+
+def contrast_launches(named: bool) -> list[Any]:
+    """Everything that a contrastive loss and its gradient would launch beside `maxsim`'s kernels."""
+    caught, scores = Caught(), torch.ones(128, 1100)
+    positives = torch.arange(128) if named else None
+    with mock.patch.object(contrast, "launch", caught):
+        _, states = contrast.loss(scores, positives, 1.0)
+        contrast.slopes(torch.tensor(1.0), contrast.Contrast(scores, positives, states, 1.0), torch.empty_like(scores))
     return caught
 
 
@@ -124,11 +136,18 @@ def chamfer_name(d: int, dtype: torch.dtype) -> str:
     return f"Chamfer, d = {d}, {str(dtype).removeprefix('torch.')}"
 
 
+def contrast_name(named: bool) -> str:
+    """A loss's name in the record."""
+    return f"contrastive loss, {'named positives' if named else 'in order'}"
+
+
 def everything(architecture: int | str) -> dict[str, Any]:
     """Every launch that the record holds."""
     found: dict[str, Any] = {}
-    for case in (*BACKWARDS, *LONG_LISTS):
+    for case in (*BACKWARDS, *LONG_LISTS, MANY_WINNERS):
         found |= keyed(case.name, backward_launches(case, architecture), architecture)
+    for named in (False, True):
+        found |= keyed(contrast_name(named), contrast_launches(named), architecture)
     for d, dtype in CLOUDS:
         found |= keyed(chamfer_name(d, dtype), chamfer_launches(d, dtype, (300, 200), architecture), architecture)
     return found

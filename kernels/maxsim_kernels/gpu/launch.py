@@ -20,7 +20,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -36,7 +36,9 @@ TRIED = ("3.6", "3.7")  # versions of Triton whose launcher `Plan.run` calls as 
 VERSION = ".".join(triton.__version__.split(".")[:2])
 _MOST_PLANS, _MOST_STEPS = 2048, 128  # a call of more launches is long enough for the host to prepare it anew
 _MOST_SEEN = 1 << 16  # signatures remembered, 8 bytes each
+_APART = 512  # bytes that scratch tensors of one buffer begin apart, as blocks of torch's allocator do
 Inputs = tuple[Tensor | None, ...]
+Shapes = list[tuple[tuple[int, ...], torch.dtype]]
 
 
 @dataclass(frozen=True)
@@ -73,10 +75,10 @@ class _Torch:
 
 @dataclass
 class Plan:
-    """The launches of one call signature. Slots: the inputs, then everything the call allocated; the first allocations are results."""
+    """The launches of one call signature. Slots: the inputs, then what is allocated: results first, one buffer of scratch last."""
 
     device: int
-    allocations: list[tuple[tuple[int, ...], torch.dtype]]
+    allocations: Shapes
     steps: list[Step | _Torch]
     pair: bool  # two results
     rule: ByCounts | None = None
@@ -359,9 +361,43 @@ def record(key: Hashable, inputs: Inputs, device: torch.device, run: Callable[[]
     if not recorder.broken and 0 < len(recorder.steps) <= _MOST_STEPS and mine == [one.data_ptr() for one in results]:
         if len(_plans) >= _MOST_PLANS:
             _plans.clear()
-        shapes = [(tuple(one.shape), one.dtype) for one in (*results, *recorder.allocated[len(results) :])]
-        _plans[key] = Plan(device.index or 0, shapes, recorder.steps, len(results) == 2, recorder.rule)
+        _plans[key] = Plan(device.index or 0, *_packed(recorder, results), len(results) == 2, recorder.rule)
     return result
+
+
+def _packed(recorder: _Recorder, results: tuple[Tensor, ...]) -> tuple[Shapes, list[Step | _Torch]]:
+    """What a replay allocates, and the steps with its slots: scratch that kernels know by its address alone is one buffer."""
+    first = len(recorder.inputs) + len(results)
+    named = {slot for step in recorder.steps for slot in _named(step)}
+    shapes: Shapes = [(tuple(one.shape), one.dtype) for one in results]
+    alone: list[Tensor] = []
+    places: dict[int, tuple[int, int]] = {slot: (slot, 0) for slot in range(first)}
+    total = 0
+    for slot, tensor in enumerate(recorder.allocated[len(results) :], first):
+        if slot in named:
+            places[slot] = first + len(alone), 0
+            alone.append(tensor)
+        else:
+            places[slot] = -1, total
+            total += -(-tensor.numel() * tensor.element_size() // _APART) * _APART
+    shapes += [(tuple(one.shape), one.dtype) for one in alone]
+    if total:
+        last = first + len(alone)
+        places = {slot: (last if to < 0 else to, offset) for slot, (to, offset) in places.items()}
+        shapes.append(((total,), torch.uint8))
+    return shapes, [_moved(step, places) for step in recorder.steps]
+
+
+def _named(step: Step | _Torch) -> tuple[int, ...]:
+    """Slots whose tensors a step needs, not only their addresses."""
+    return step.slots if isinstance(step, _Torch) else tuple(slot for _, slot in step.descriptors)
+
+
+def _moved(step: Step | _Torch, places: dict[int, tuple[int, int]]) -> Step | _Torch:
+    if isinstance(step, _Torch):
+        return replace(step, slots=tuple(places[slot][0] for slot in step.slots))
+    pointers = tuple((place, places[slot][0], places[slot][1] + offset) for place, slot, offset in step.pointers)
+    return replace(step, pointers=pointers, descriptors=tuple((place, places[slot][0]) for place, slot in step.descriptors))
 
 
 def forget() -> None:

@@ -1,7 +1,7 @@
 """Exact scores of a few documents, with the very bits that scoring all queries against all documents gives.
 
 The CPU path's score of a (query, document) pair is a function of its products' cells, and a cell's bits are the same wherever in a
-product it stands (the contract of docs/kernels.md). Here tiles are shorter and meet some of the query tokens: products have other shapes.
+product it stands (the contract of docs/kernels.md). Here tiles are shorter and meet some of the query tokens.
 Matrix libraries could add in another order then. Whether this machine's does is looked at, once a shape: `same_order`.
 """
 

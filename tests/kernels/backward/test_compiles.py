@@ -20,6 +20,7 @@ import record_gradients as gradients
 recorder, RECORD = gradients.recorder, gradients.recorder.read(gradients.RECORD)
 LIMITS = {
     "_rows_kernel": 224, "_lists_kernel": 255, "_pieces_kernel": 80, "_own_kernel": 255, "_count_kernel": 64, "_place_kernel": 168,
+    "_table_kernel": 128, "_sum_kernel": 64, "_terms_kernel": 64, "_mean_kernel": 64, "_slopes_kernel": 64,
 }  # fmt: skip
 
 
@@ -28,21 +29,41 @@ LIMITS = {
 def test_kernels_compile_without_spills(architecture, case, tmp_path) -> None:
     expected = {"_rows_kernel"}
     if case.path == "csr":
-        expected |= {"_own_kernel"} if case.layout != "shared" else {"_count_kernel", "_place_kernel", "_lists_kernel"}
+        lists = {"_count_kernel", "_place_kernel", "_lists_kernel"} if case.packed else {"_table_kernel", "_lists_kernel"}
+        expected |= {"_own_kernel"} if case.layout != "shared" else lists
     _check(case, expected, architecture, tmp_path)
 
 
 @pytest.mark.parametrize("architecture", [80, 90])
 @pytest.mark.parametrize("case", gradients.LONG_LISTS, ids=lambda case: case.name)
 def test_lists_that_may_be_long_compile_without_spills(architecture, case, tmp_path) -> None:
-    expected = {"_rows_kernel", "_count_kernel", "_place_kernel", "_lists_kernel", "_pieces_kernel"}
+    begun = "_count_kernel" if case.packed else "_table_kernel"
+    expected = {"_rows_kernel", "_sum_kernel", begun, "_place_kernel", "_lists_kernel", "_pieces_kernel"}
     _check(case, expected, architecture, tmp_path)
+
+
+@pytest.mark.parametrize("architecture", [80, 90])
+def test_lists_of_many_winners_compile_without_spills(architecture, tmp_path) -> None:
+    expected = {"_rows_kernel", "_count_kernel", "_place_kernel", "_lists_kernel", "_pieces_kernel"}
+    _check(gradients.MANY_WINNERS, expected, architecture, tmp_path)
 
 
 def _check(case: Any, expected: set[str], architecture: int, tmp_path: Path) -> None:
     launches = gradients.backward_launches(case, architecture)
     assert {launch.kernel.__name__ for launch in launches} == expected
-    for key, launch in gradients.keyed(case.name, launches, architecture).items():
+    _compile(case.name, launches, architecture, tmp_path)
+
+
+@pytest.mark.parametrize("architecture", [80, 90])
+@pytest.mark.parametrize("named", [False, True])
+def test_the_contrastive_loss_is_three_launches_without_spills(architecture, named, tmp_path) -> None:
+    launches = gradients.contrast_launches(named)
+    assert [launch.kernel.__name__ for launch in launches] == ["_terms_kernel", "_mean_kernel", "_slopes_kernel"]
+    _compile(gradients.contrast_name(named), launches, architecture, tmp_path)
+
+
+def _compile(name: str, launches: list[Any], architecture: int, tmp_path: Path) -> None:
+    for key, launch in gradients.keyed(name, launches, architecture).items():
         used = recorder.resources(recorder.compiled(launch, architecture), tmp_path)
         assert used["spill_bytes"] == 0, (key, used)
         assert used["registers"] <= LIMITS[launch.kernel.__name__], (key, used)

@@ -211,7 +211,7 @@ def test_scores_may_be_modified_in_place(layout) -> None:
         return (both[0][0], both[1][0]) if layout == "one query" else (both[0][0, :], both[1][0, :])
 
     route = autograd.Route("shared", "csr", False, False)
-    scores, argmax = autograd.differentiable(queries, documents, None, None, route, score)
+    scores, argmax = autograd.differentiable(autograd.Node(queries, documents, None, None, route, score))
     scores /= 0.05
     scores -= 1
     assert scores.requires_grad

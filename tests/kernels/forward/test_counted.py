@@ -368,19 +368,19 @@ def test_inference_mode_gradients_and_captures(started, served, monkeypatch) -> 
     monkeypatch.setattr(api, "_cuda_inputs", lambda *given: tuple(tensors_of(given[0], given[1], *given[1:])))
     asked = Options()
     for count in (200, 201, 202):
-        api._run(QUERY, DOCUMENTS[:count], asked)
+        api.run(QUERY, DOCUMENTS[:count], asked)
     with torch.inference_mode():
-        assert api._run(QUERY, DOCUMENTS[:203], asked).is_inference()  # type: ignore[union-attr]
+        assert api.run(QUERY, DOCUMENTS[:203], asked).is_inference()  # type: ignore[union-attr]
     wanting = QUERY.clone().requires_grad_()
     with torch.no_grad():
-        assert not api._run(wanting, DOCUMENTS[:204], asked).requires_grad  # type: ignore[union-attr]
+        assert not api.run(wanting, DOCUMENTS[:204], asked).requires_grad  # type: ignore[union-attr]
     assert len(served) == 3
     for count in (205, 206, 207):
-        assert api._run(wanting, DOCUMENTS[:count].contiguous(), asked).requires_grad  # type: ignore[union-attr]
+        assert api.run(wanting, DOCUMENTS[:count].contiguous(), asked).requires_grad  # type: ignore[union-attr]
     assert len(served) == 3
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
-    api._run(QUERY, DOCUMENTS[:208], asked)
+    api.run(QUERY, DOCUMENTS[:208], asked)
     assert len(served) == 4
 
 

@@ -272,6 +272,33 @@ def test_results_and_scratch_keep_their_shapes() -> None:
     assert second[9] == winners.data_ptr()
 
 
+def test_scratch_of_kernels_alone_is_one_buffer() -> None:
+    """Allocations take the host longer than a launch's arguments; what torch or a descriptor names stays a tensor of its own."""
+    kernel, source = FakeKernel(), base()
+
+    def run() -> torch.Tensor:
+        out = launch.empty((4,), torch.float32, CPU)
+        first, named, second, third = (launch.empty((size,), torch.int32, CPU) for size in (3, 8, 200, 5))
+        held = launch.empty((4, 32), torch.float16, CPU)
+        launch.call(torch.Tensor.zero_, named)
+        launch.launch(kernel, 1, first, second, 4, BLOCK=16, warps=4)
+        launch.launch(kernel, 2, named[2:], third, 4, BLOCK=16, warps=4)
+        launch.launch(kernel, 3, TensorDescriptor(held, [4, 32], [32, 1], [4, 32]), second[1:], 4, BLOCK=16, warps=4)
+        launch.launch(kernel, 4, source, out, 4, BLOCK=16, warps=4)
+        return out
+
+    launch.record("key", (source,), CPU, run)
+    plan = launch.planned("key")
+    assert plan is not None
+    assert [shape for shape, _ in plan.allocations] == [(4,), (8,), (4, 32), (512 + 1024 + 512,)]
+    out = plan.run((source,), CPU)
+    (first, second), (named, third), (held, again), (_, result) = (ran[9:11] for ran in kernel.compiled.runs)
+    assert (second - first, third - first, again - second) == (512, 512 + 1024, 4)
+    assert named not in range(first, first + 2048)
+    assert (held.base.shape, held.base.dtype) == ((4, 32), torch.float16)
+    assert result == out.data_ptr()
+
+
 def test_an_error_ends_the_recording() -> None:
     def fail() -> torch.Tensor:
         raise ValueError("no")

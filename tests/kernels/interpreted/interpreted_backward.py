@@ -35,8 +35,13 @@ CHECKED: list[str] = []
 # entries of a long list that a program sums.
 inverse_grid.PLACE_CHUNK, inverse_grid.COUNT_CHUNK, inverse_grid._BLOCK_WINNERS, gradients.LIST_BYTES = 16, 64, 32, 400
 inverse_grid.APART = 8
+inverse_grid.TABLE_CHUNK, inverse_grid.WHOLE_CHUNK, inverse_grid._TABLE_WINNERS = (
+    64,
+    16,
+    100,
+)  # lists of fewer winners are begun by one launch
 gradients._RAGGED_LIST_BYTES, gradients._MOST_SORTED = 600, 300  # packed documents and views take several turns too
-TURN = itertools.count()
+TURN, TABLES = itertools.count(), itertools.count()
 plain, plain_like, plain_new = torch.empty, torch.empty_like, Tensor.new_empty
 
 
@@ -194,7 +199,7 @@ def run(
 
 
 def check(case: Case, *, exact: bool = True, paths: tuple[str, ...] = PATHS) -> None:
-    """Every path, with winners of 32 and of 16 bits in turn, and upstream gradients of float32 and (where sums are exact) bfloat16; where sums have an order, csr also with its programs in reverse."""
+    """Every path, with winners of 32 and of 16 bits in turn, and upstream gradients of float32 and (where sums are exact) bfloat16; where sums have an order, csr also with its programs in reverse and its lists begun otherwise."""
     (need_q, size_q), (need_d, size_d) = truth(case)
     what = (case.layout, tuple(case.queries.shape), tuple(case.documents.shape), case.queries.dtype)
     known = cpu_backward.backward(
@@ -214,11 +219,28 @@ def check(case: Case, *, exact: bool = True, paths: tuple[str, ...] = PATHS) -> 
             again = run(case, "csr", narrow_winners(case))
         for one, other in zip(results["csr"], again, strict=True):
             assert torch.equal(one.view(torch.int16), other.view(torch.int16)), f"csr {what} differs from itself"
+        if case.layout != "shared" or case.document_starts is not None:
+            return
+        with other_tables():
+            again = run(case, "csr", narrow_winners(case))
+        for one, other in zip(results["csr"], again, strict=True):
+            assert torch.equal(one.view(torch.int16), other.view(torch.int16)), f"csr {what} differs by how its lists are begun"
 
 
 def narrow_winners(case: Case) -> Tensor:
     """The 16 bits of an unsigned index; 65,535 where there is no winner."""
     return case.argmax.to(torch.int16)
+
+
+@contextmanager
+def other_tables() -> Iterator[None]:
+    """Lists that one launch would begin take two and a cumulative sum, and the other way round."""
+    most = inverse_grid._TABLE_WINNERS
+    inverse_grid._TABLE_WINNERS = 0 if next(TABLES) % 2 else 1 << 20
+    try:
+        yield
+    finally:
+        inverse_grid._TABLE_WINNERS = most
 
 
 @contextmanager

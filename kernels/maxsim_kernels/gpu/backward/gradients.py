@@ -13,7 +13,6 @@ Sums are FP32, rounded once to the inputs' dtype. Nothing here waits for the GPU
 from __future__ import annotations
 
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -21,92 +20,21 @@ import triton
 from torch import Tensor
 
 from maxsim_kernels.checks import Layout, check_choice
+from maxsim_kernels.gpu.backward.contrast import Contrast, slopes
 from maxsim_kernels.gpu.backward.inverse_grid import Grid, Lists, divisor, sorted_entries
-from maxsim_kernels.gpu.backward.kernels import _lists_kernel, _own_kernel, _pieces_kernel, _rows_kernel
-from maxsim_kernels.gpu.geometry import hardware, padded
+from maxsim_kernels.gpu.backward.kernels import _lists_kernel, _own_kernel, _pieces_kernel, _rows_kernel, _sum_kernel
+from maxsim_kernels.gpu.backward.saved import GATHER, SCATTER, Saved
+from maxsim_kernels.gpu.geometry import hardware
 from maxsim_kernels.gpu.launch import Inputs, call, empty, launch, planned, record, signature, unrecorded
 
 LIST_BYTES = 11 << 20  # of query tokens listed at once: small enough to stay in the cache beside the queries
 _RAGGED_LIST_BYTES = 64 << 20  # at least: every turn looks at all rows of the buffer; up to a quarter of the documents' size
 _MOST_SORTED = 1 << 26  # winners of views sorted at once
 _MOST_ROWS = 1 << 30  # document tokens listed at once
-_WIDTH = 128  # columns a program holds; wider embeddings take several
-# Query tokens a program owns, documents it reads at once, warps (H200: 32 rows of 256 bytes in flight a program, whoever adds).
-_GATHER, _SCATTER = (16, 2, 2), (32, 1, 4)
 _LIST_BYTES, _LIST_WARPS = 8192, 1  # of rows a program reads at once: one warp starts soonest, 1.8 times as fast as four
 _OWN_TOKENS, _OWN_ROWS = 64, 32  # document tokens and query tokens a product holds
-_FEW_DOCUMENTS = 32  # that one program walks over sooner than the host launches the sum of several programs' parts
-_PROGRAMS = 4  # a multiprocessor, below which documents are dealt to several programs
-
-
-@dataclass(frozen=True)
-class _Saved:
-    """What the forward left, with shapes spelled out: `argmax` `[Nq, N, W]`, `grad` `[Nq, N]`, both contiguous."""
-
-    grad: Tensor
-    argmax: Tensor
-    queries: Tensor
-    query_starts: Tensor | None
-    documents: Tensor
-    document_starts: Tensor | None
-    owned: bool  # every document has one query
-
-    @property
-    def size(self) -> int:
-        """Tokens of a dense document; 1 where documents are packed, which kernels divide by without using it."""
-        return self.documents.shape[-2] if self.document_starts is None else 1
-
-    @property
-    def rows(self) -> int:
-        """Document tokens, of all documents."""
-        return self.documents.numel() // max(1, self.documents.shape[-1])
-
-    @property
-    def query_rows(self) -> int:
-        return self.queries.numel() // max(1, self.queries.shape[-1])
-
-    @property
-    def columns(self) -> tuple[int, int]:
-        """Columns a program holds, and how many programs share a row."""
-        width = self.queries.shape[-1]
-        held = min(_WIDTH, padded(width))
-        return held, triton.cdiv(width, held)
-
-    def some(self, first: int, last: int) -> _Saved:
-        """Queries `first .. last` alone; documents are whole, where queries own them theirs."""
-        packed = self.query_starts is not None
-        return replace(
-            self,
-            grad=self.grad[first:last],
-            argmax=self.argmax[first:last],
-            queries=self.queries if packed else self.queries[first:last],
-            query_starts=self.query_starts[first:last] if self.query_starts is not None else None,
-            document_starts=self.document_starts[first:last]
-            if self.owned and self.document_starts is not None
-            else self.document_starts,
-        )
-
-    def splits(self) -> int:
-        """Programs that share a query token's documents, so that few queries fill the GPU too."""
-        count, documents, size = self.argmax.shape
-        programs = count * triton.cdiv(size, _GATHER[0]) * self.columns[1]
-        # Rounded down: each more takes an FP32 copy of dQ, and half-full is full enough.
-        wanted = hardware(self.queries.device)[1] * _PROGRAMS // programs
-        return max(1, min(wanted, triton.cdiv(documents, 16))) if documents > _FEW_DOCUMENTS else 1
-
-    def query_strides(self) -> tuple[int, int, int]:
-        one = self.queries
-        return (one.stride(0) if one.dim() == 3 else 0), one.stride(-2), one.stride(-1)
-
-    def document_strides(self) -> tuple[int, int, int, int]:
-        """Of the query, the document, the token and the column."""
-        one = self.documents
-        outer = (0, 0)
-        if one.dim() == 4:
-            outer = (one.stride(0), one.stride(1))
-        elif one.dim() == 3:
-            outer = (one.stride(0), 0) if self.owned else (0, one.stride(0))
-        return *outer, one.stride(-2), one.stride(-1)
+_SUMMED = 1024  # values that a program of `_sum_kernel` adds the parts of
+_FEW_PARTS = 16  # that one thread adds up
 
 
 def backward(
@@ -122,6 +50,7 @@ def backward(
     path: str,
     queries_end_to_end: bool = True,
     documents_end_to_end: bool = True,
+    contrast: Contrast | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Gradients in the inputs' dtypes and shapes, contiguous (empty tensors where not needed).
 
@@ -130,18 +59,24 @@ def backward(
         argmax: grad's shape + `[W]`: int32, -1 where there is no winner; or int16, the low 16 bits of the same.
         path: "unified", "atomic" or "csr".
         queries_end_to_end, documents_end_to_end: packed rows follow each other in their buffer; otherwise they may overlap.
+        contrast: `grad` is the one number above a contrastive loss of these scores.
     """
     check_choice("path", path, ("unified", "atomic", "csr"))
-    parts = (grad.contiguous(), argmax.contiguous(), queries, _plain(query_starts), documents, _plain(document_starts))
-    inputs = tuple(None if one is None else one.detach() for one in parts)
+    inputs: Inputs = (grad.contiguous(), argmax.contiguous(), queries, _plain(query_starts), documents, _plain(document_starts))
     flags = (layout != "shared", need_queries, need_documents, path, queries_end_to_end, documents_end_to_end)
-    run, device = partial(_run, inputs, *flags), queries.device
-    if queries.is_cuda:
-        plan = planned(key := signature(inputs, "backward", *flags))
-        with torch.cuda.device(device) if plan is None else nullcontext():
-            found = record(key, inputs, device, run) if plan is None else plan.run(inputs, device)
+    device = queries.device
+    temperature = None if contrast is None else contrast.temperature
+    if contrast is not None:
+        inputs += contrast[:3]
+    key = signature(inputs, "backward", *flags, temperature)
+    plan = planned(key) if queries.is_cuda else None
+    if plan is not None:
+        found = plan.run(inputs, device)
     else:
-        found = run()
+        inputs = tuple(None if one is None else one.detach() for one in inputs)
+        run = partial(_run, inputs, *flags, temperature)
+        with torch.cuda.device(device) if queries.is_cuda else nullcontext():
+            found = record(key, inputs, device, run) if queries.is_cuda else run()
     if need_queries and need_documents:
         return found
     none = torch.empty(0, dtype=queries.dtype, device=device)
@@ -154,15 +89,30 @@ def _plain(starts: Tensor | None) -> Tensor | None:
 
 
 def _run(
-    inputs: Inputs, owned: bool, need_queries: bool, need_documents: bool, path: str, queries_whole: bool, documents_whole: bool
+    inputs: Inputs,
+    owned: bool,
+    need_queries: bool,
+    need_documents: bool,
+    path: str,
+    queries_whole: bool,
+    documents_whole: bool,
+    temperature: float | None,
 ) -> tuple[Tensor, ...]:
     """The gradients asked for, allocated before anything else (`launch.record`)."""
-    grad, argmax, queries, query_starts, documents, document_starts = inputs
+    grad, argmax, queries, query_starts, documents, document_starts = inputs[:6]
     assert grad is not None
     assert argmax is not None
     assert queries is not None
     assert documents is not None
-    saved = _Saved(
+    wanted = [one for one, need in ((queries, need_queries), (documents, need_documents)) if need]
+    results = tuple(empty(tuple(one.shape), one.dtype, one.device) for one in wanted)
+    if temperature is not None:
+        scores, positives, states = inputs[6:]
+        assert scores is not None
+        assert states is not None
+        above, grad = grad, empty(tuple(scores.shape), torch.float32, scores.device)
+        slopes(above, Contrast(scores, positives, states, temperature), grad)
+    saved = Saved(
         grad=grad if grad.dim() == 2 else grad[:, None],
         argmax=argmax if argmax.dim() == 3 else argmax[:, None],
         queries=queries,
@@ -171,8 +121,6 @@ def _run(
         document_starts=document_starts,
         owned=owned,
     )
-    wanted = [one for one, need in ((queries, need_queries), (documents, need_documents)) if need]
-    results = tuple(empty(tuple(one.shape), one.dtype, one.device) for one in wanted)
     if saved.argmax.numel() == 0 or queries.numel() == 0 or documents.numel() == 0:
         for one in results:
             call(torch.Tensor.zero_, one)
@@ -195,7 +143,7 @@ def _run(
     return results
 
 
-def _query_gradient(saved: _Saved, end_to_end: bool, out: Tensor, sums: Tensor | None) -> None:
+def _query_gradient(saved: Saved, end_to_end: bool, out: Tensor, sums: Tensor | None) -> None:
     """dQ into `out`; with `sums` the same kernel adds dD to it."""
     packed = saved.query_starts is not None
     if packed and not end_to_end:
@@ -211,14 +159,18 @@ def _query_gradient(saved: _Saved, end_to_end: bool, out: Tensor, sums: Tensor |
     if packed:
         call(torch.Tensor.zero_, parts)
     _launch_rows(saved, parts, sums, splits)
-    call(_sum_into, out, parts)
+    if splits > _FEW_PARTS:
+        call(_sum_into, out, parts)
+        return
+    size = out.numel()
+    launch(_sum_kernel, triton.cdiv(size, _SUMMED), parts, out, size, PARTS=splits, BLOCK=_SUMMED, warps=4)
 
 
 def _sum_into(out: Tensor, parts: Tensor) -> None:
     out.copy_(parts.sum(0))
 
 
-def _overlapping_queries(saved: _Saved, out: Tensor, sums: Tensor | None) -> None:
+def _overlapping_queries(saved: Saved, out: Tensor, sums: Tensor | None) -> None:
     """dQ of views that may share rows: first of each view, then summed by row, in order."""
     assert saved.query_starts is not None
     unrecorded()
@@ -235,18 +187,18 @@ def _overlapping_queries(saved: _Saved, out: Tensor, sums: Tensor | None) -> Non
     launch(
         _lists_kernel, (marks + total) * columns,
         own, grid.list, grid.ends, own, own, own, out,
-        0, 0, 0, 1, 0, 1, size, 1, 1, columns, 0, 0, width, size * width, width, 1, *_pieces(grid), total,
-        FLAT=True, WEIGHTED=False, ADD=False, PACKED_QUERIES=False, RAGGED=False, SPLIT=marks > 0,
+        0, 0, 0, 1, 0, 1, size, 1, 1, columns, 0, 0, width, size * width, width, 1, *_pieces(grid), total, 0,
+        FLAT=True, WEIGHTED=False, ADD=False, PACKED_QUERIES=False, RAGGED=False, SPLIT=marks > 0, FIXED=False,
         ENTRIES=_entries(own, held), WIDTH=held, warps=_LIST_WARPS,
     )  # fmt: skip
     _launch_pieces(saved, grid, out, 0, add=False)
 
 
-def _launch_rows(saved: _Saved, out: Tensor | None, sums: Tensor | None, splits: int, apart: bool = False) -> None:
+def _launch_rows(saved: Saved, out: Tensor | None, sums: Tensor | None, splits: int, apart: bool = False) -> None:
     """dQ into `out` `[splits, rows, d]`, dD added to `sums` `[rows, d]`, whichever is given. `apart`: each view has rows of its own."""
     held, columns = saved.columns
     count, documents, size = saved.argmax.shape
-    tokens, turn, warps = _GATHER if sums is None else _SCATTER
+    tokens, turn, warps = GATHER if sums is None else SCATTER
     blocks = triton.cdiv(size, tokens)
     packed, ragged = saved.query_starts is not None, saved.document_starts is not None
     unused = saved.grad
@@ -265,7 +217,7 @@ def _launch_rows(saved: _Saved, out: Tensor | None, sums: Tensor | None, splits:
     )  # fmt: skip
 
 
-def _listed(saved: _Saved, end_to_end: bool, out: Tensor) -> None:
+def _listed(saved: Saved, end_to_end: bool, out: Tensor) -> None:
     """dD into `out` by lists or by products, one write a row and no atomics."""
     starts = saved.document_starts
     if (starts is not None and saved.rows * saved.columns[1] >= 2**31 - 2**16) or saved.argmax.shape[0] * saved.argmax.shape[
@@ -308,7 +260,7 @@ def _owners(owners: Tensor, starts: Tensor) -> None:
     owners.sub_(1).clamp_(min=0)
 
 
-def _overlapping_documents(saved: _Saved, starts: Tensor, out: Tensor) -> None:
+def _overlapping_documents(saved: Saved, starts: Tensor, out: Tensor) -> None:
     """dD of views that may share rows, by a stable sort of the winners of some queries at a time, added up in order."""
     unrecorded()
     queries, count, size = saved.argmax.shape
@@ -330,7 +282,7 @@ def _overlapping_documents(saved: _Saved, starts: Tensor, out: Tensor) -> None:
 
 
 def _launch_lists(
-    saved: _Saved,
+    saved: Saved,
     grid: Grid,
     owners: Tensor | None,
     out: Tensor,
@@ -352,9 +304,9 @@ def _launch_lists(
         saved.grad, grid.list, grid.ends, saved.queries, saved.query_starts if packed else saved.grad,
         owners if owners is not None else saved.grad, out,
         first_row, *documents_of, queries, saved.query_rows, documents, size, saved.size, grid.blocks, columns, *divisor(size),
-        saved.queries.shape[-1], *saved.query_strides(), *_pieces(grid), rows,
+        saved.queries.shape[-1], *saved.query_strides(), *_pieces(grid), rows, grid.room,
         FLAT=grid.list.dtype == torch.int64, WEIGHTED=True, ADD=add, PACKED_QUERIES=packed, RAGGED=owners is not None,
-        SPLIT=marks > 0, ENTRIES=_entries(saved.queries, held), WIDTH=held, warps=_LIST_WARPS,
+        SPLIT=marks > 0, FIXED=grid.room > 0, ENTRIES=_entries(saved.queries, held), WIDTH=held, warps=_LIST_WARPS,
     )  # fmt: skip
     _launch_pieces(saved, grid, out, first_row, add)
 
@@ -365,14 +317,15 @@ def _pieces(grid: Grid) -> tuple[Tensor, Tensor, int, int]:
     return (pieces.sums, pieces.rows, pieces.apart, pieces.rows.shape[0]) if pieces else (grid.ends, grid.ends, 1, 0)
 
 
-def _launch_pieces(saved: _Saved, grid: Grid, out: Tensor, first_row: int, add: bool) -> None:
+def _launch_pieces(saved: Saved, grid: Grid, out: Tensor, first_row: int, add: bool) -> None:
     """Long lists' rows of `out`, which `_lists_kernel` left out, from the sums of their pieces."""
     if grid.pieces is not None:
         held, columns = saved.columns
         sums, rows, apart, marks = _pieces(grid)
         launch(
-            _pieces_kernel, marks * columns, sums, rows, grid.ends, out, first_row, grid.blocks, columns, apart, out.shape[-1],
-            ADD=add, TURN=16, WIDTH=held, warps=2,
+            _pieces_kernel, marks * columns,
+            sums, rows, grid.ends, out, first_row, saved.size, grid.blocks, columns, apart, grid.room, out.shape[-1],
+            FIXED=grid.room > 0, ADD=add, TURN=16, WIDTH=held, warps=2,
         )  # fmt: skip
 
 
@@ -381,7 +334,7 @@ def _entries(rows: Tensor, held: int) -> int:
     return min(64, _LIST_BYTES // (held * rows.element_size()))
 
 
-def _launch_own(saved: _Saved, out: Tensor) -> None:
+def _launch_own(saved: Saved, out: Tensor) -> None:
     held, columns = saved.columns
     queries, documents, size = saved.argmax.shape
     packed, ragged = saved.query_starts is not None, saved.document_starts is not None

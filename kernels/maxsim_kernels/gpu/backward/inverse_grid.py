@@ -26,10 +26,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from maxsim_kernels.gpu.geometry import hardware
+from maxsim_kernels.gpu.geometry import hardware, padded
 from maxsim_kernels.gpu.launch import call, empty, launch
 
 COUNT_CHUNK, PLACE_CHUNK = 1024, 32  # winners at once: counting is free of order, placing compares all pairs of a chunk
+TABLE_CHUNK, _TABLE_WINNERS, _TABLE_BINS = 2048, 8192, 2048  # what one program counts at once, and in all; its counters
+WHOLE_CHUNK = 64  # winners that a program of eight warps places at once
 _BLOCK_WINNERS = 1024  # that a program walks over, at least
 _PROGRAMS = 32  # of one warp, a multiprocessor
 APART = 512  # entries between marks, at least: a piece is 16 turns of its program or more
@@ -71,6 +73,17 @@ def row_at(position, end_ptr, rows, blocks):
         low += before * step
         high = tl.minimum(high, low + step - 1)
     return low
+
+
+@triton.jit
+def list_of(row, place, end_ptr, blocks, document_size, room, FIXED: tl.constexpr):
+    """Where a row's list begins and ends; FIXED: lists of the document in this `place` begin at it times `room`."""
+    last = (tl.full([], 0, tl.int64) + row) * blocks - 1
+    if FIXED:
+        begin = tl.load(end_ptr + last, mask=row > place * document_size, other=place * room)
+    else:
+        begin = tl.load(end_ptr + last, mask=row > 0, other=0)
+    return begin, tl.load(end_ptr + last + blocks)
 
 
 @triton.jit
@@ -124,18 +137,12 @@ def _count_kernel(
         tl.atomic_add(table_ptr + 1 + row.to(tl.int64) * blocks + block, 1, mask=row >= 0, sem="relaxed")
 
 
-@triton.jit(
-    do_not_specialize=[
-        "first_document", "queries", "documents", "winner_size", "blocks", "per_block", "document_size", "magic", "shift"
-    ]
-)  # fmt: skip
-def _place_kernel(
-    argmax_ptr, start_ptr, table_ptr, list_ptr, first_document, queries, documents, winner_size, blocks, per_block,
-    document_size, magic, shift, LEAN: tl.constexpr, RAGGED: tl.constexpr, CHUNK: tl.constexpr,
+@triton.jit
+def _write_lists(
+    number, block, query0, total, base, left, argmax_ptr, table_ptr, list_ptr, documents, winner_size, blocks, magic, shift,
+    LEAN: tl.constexpr, RAGGED: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
-    number, block, query0, total, base, left = _share(
-        first_document, queries, blocks, per_block, document_size, start_ptr, winner_size, RAGGED
-    )
+    """Every winner of a document's block of queries to its place, in order; the table's entries move on to the lists' ends."""
     mine = tl.arange(0, CHUNK)
     source, row = _key(
         0, total, query0, number, argmax_ptr, documents, winner_size, magic, shift, base, left, LEAN, RAGGED, CHUNK
@@ -173,6 +180,66 @@ def _place_kernel(
         row = next_row
 
 
+@triton.jit(
+    do_not_specialize=[
+        "first_document", "queries", "documents", "winner_size", "blocks", "per_block", "document_size", "magic", "shift"
+    ]
+)  # fmt: skip
+def _place_kernel(
+    argmax_ptr, start_ptr, table_ptr, list_ptr, first_document, queries, documents, winner_size, blocks, per_block,
+    document_size, magic, shift, LEAN: tl.constexpr, RAGGED: tl.constexpr, CHUNK: tl.constexpr,
+):  # fmt: skip
+    number, block, query0, total, base, left = _share(
+        first_document, queries, blocks, per_block, document_size, start_ptr, winner_size, RAGGED
+    )
+    _write_lists(
+        number, block, query0, total, base, left, argmax_ptr, table_ptr, list_ptr, documents, winner_size, blocks, magic, shift,
+        LEAN, RAGGED, CHUNK,
+    )  # fmt: skip
+
+
+@triton.jit
+def _histogram(step, total, number, argmax_ptr, documents, winner_size, magic, shift, LEAN: tl.constexpr, BINS: tl.constexpr,
+    CHUNK: tl.constexpr):  # fmt: skip
+    """How often each token of a document won among a chunk of winners; the last bin, which is no token's, counts none."""
+    _, row = _key(step, total, 0, number, argmax_ptr, documents, winner_size, magic, shift, 0, BINS, LEAN, False, CHUNK)
+    return tl.histogram(tl.where(row >= 0, row, BINS - 1), BINS)
+
+
+@triton.jit(
+    do_not_specialize=[
+        "first_document", "queries", "documents", "winner_size", "blocks", "per_block", "document_size", "magic", "shift"
+    ]
+)  # fmt: skip
+def _table_kernel(
+    argmax_ptr, table_ptr, list_ptr, first_document, queries, documents, winner_size, blocks, per_block, document_size, magic,
+    shift, LEAN: tl.constexpr, WHOLE: tl.constexpr, BINS: tl.constexpr, CHUNK: tl.constexpr, PLACE_CHUNK: tl.constexpr,
+):  # fmt: skip
+    place = tl.program_id(0)
+    number = first_document + place
+    total = queries * winner_size
+    token = tl.arange(0, BINS)
+    counts = tl.zeros([BINS], tl.int32)
+    for step in range(0, total, CHUNK):
+        counts += _histogram(step, total, number, argmax_ptr, documents, winner_size, magic, shift, LEAN, BINS, CHUNK)
+    before = tl.cumsum(counts, 0) - counts + place * total
+    entry = table_ptr + ((tl.full([], 0, tl.int64) + place) * document_size + token) * blocks
+    if WHOLE:  # the document is one block of queries: its lists are written here too
+        tl.store(entry, before, mask=token < document_size)
+        tl.debug_barrier()
+        _write_lists(
+            number, 0, 0, total, place * document_size, 0, argmax_ptr, table_ptr, list_ptr, documents, winner_size, blocks, magic,
+            shift, LEAN, False, PLACE_CHUNK,
+        )  # fmt: skip
+    else:
+        for block in range(blocks):
+            tl.store(entry + block, before, mask=token < document_size)
+            first = block * per_block * winner_size
+            last = tl.minimum(first + per_block * winner_size, total)
+            for step in range(first, last, CHUNK):
+                before += _histogram(step, last, number, argmax_ptr, documents, winner_size, magic, shift, LEAN, BINS, CHUNK)
+
+
 @dataclass(frozen=True)
 class Pieces:
     """Room for the sums of the pieces of long lists: `sums` `[marks, columns]` float32, `rows` `[marks]` int32."""
@@ -192,19 +259,23 @@ def marks(entries: int, width: int) -> tuple[int, int]:
 def room_for_pieces(entries: int, longest: int, width: int, device: torch.device) -> Pieces | None:
     """None where no list can be long: it has `longest` entries at most."""
     count, apart = marks(entries, width)
-    if longest < 2 * apart:
+    if longest <= 2 * apart:  # at most one list, of all query tokens, is worth a piece: a launch takes longer
         return None
     return Pieces(apart, empty((count, width), torch.float32, device), empty((count,), torch.int32, device))
 
 
 @dataclass(frozen=True)
 class Grid:
-    """Lists of some documents' tokens: row r's are `list[ends[r * blocks - 1] : ends[(r + 1) * blocks - 1]]` (from 0 for r = 0)."""
+    """Lists of some documents' tokens: row r's are `list[ends[r * blocks - 1] : ends[(r + 1) * blocks - 1]]` (from 0 for r = 0).
+
+    `room`: where a document's first list begins, by its number; 0: where the one before it ends.
+    """
 
     list: Tensor
     ends: Tensor
     blocks: int
     pieces: Pieces | None
+    room: int = 0
 
 
 def shares(queries: int, documents: int, winner_size: int, device: torch.device, limit: int) -> tuple[int, int]:
@@ -243,11 +314,23 @@ class Lists:
         kinds = {"LEAN": argmax.dtype == torch.int16, "RAGGED": starts is not None}
         begin = argmax if starts is None else starts
         grid = count * self._blocks
-        call(torch.Tensor.zero_, self._ends)
-        launch(_count_kernel, grid, argmax, begin, self._ends, *shape, CHUNK=COUNT_CHUNK, warps=4, **kinds)
-        call(_accumulate, self._ends)
+        bins = padded(self._rows + 1)  # one of none
+        room = queries * winner_size if starts is None and bins <= _TABLE_BINS else 0
+        if 0 < room <= _TABLE_WINNERS:
+            whole = self._blocks == 1
+            launch(
+                _table_kernel, count, argmax, self._ends, self._list, *shape, LEAN=kinds["LEAN"], WHOLE=whole, BINS=bins,
+                CHUNK=TABLE_CHUNK, PLACE_CHUNK=WHOLE_CHUNK, warps=8,
+            )  # fmt: skip
+            if whole:
+                return Grid(self._list, self._ends, self._blocks, self._pieces, room)
+        else:
+            room = 0
+            call(torch.Tensor.zero_, self._ends)
+            launch(_count_kernel, grid, argmax, begin, self._ends, *shape, CHUNK=COUNT_CHUNK, warps=4, **kinds)
+            call(_accumulate, self._ends)
         launch(_place_kernel, grid, argmax, begin, self._ends, self._list, *shape, CHUNK=PLACE_CHUNK, warps=1, **kinds)
-        return Grid(self._list, self._ends, self._blocks, self._pieces)
+        return Grid(self._list, self._ends, self._blocks, self._pieces, room)
 
 
 def _accumulate(counts: Tensor) -> None:

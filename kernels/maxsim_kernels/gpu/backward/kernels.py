@@ -6,6 +6,7 @@
   would keep one program busy long after the others are cut into pieces; `_pieces_kernel` adds their sums up, in order.
 - `_own_kernel`: documents that only one query sees (candidates of each query, pairs): who chose which token is a 0/1 matrix, its
   product with the query's rows is the whole gradient. One write per row, no atomics, no sort.
+- `_sum_kernel`: parts of dQ, of programs that share a query token's documents, added in one order and rounded.
 
 All accumulate in FP32 and round once. Rows that nobody chose get exact zeros.
 """
@@ -15,7 +16,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from maxsim_kernels.gpu.backward.inverse_grid import divide, row_at, winner_of
+from maxsim_kernels.gpu.backward.inverse_grid import divide, list_of, row_at, winner_of
 
 
 @triton.jit
@@ -121,15 +122,15 @@ def _rows_kernel(
 @triton.jit(
     do_not_specialize=[
         "first_row", "first_document", "last_document", "queries", "query_room", "documents", "winner_size", "document_size",
-        "blocks", "columns", "magic", "shift", "apart", "marks", "rows",
+        "blocks", "columns", "magic", "shift", "apart", "marks", "rows", "room",
     ]
 )  # fmt: skip
 def _lists_kernel(
     grad_ptr, list_ptr, end_ptr, query_ptr, query_start_ptr, owner_ptr, out_ptr,
     first_row, first_document, last_document, queries, query_room, documents, winner_size, document_size, blocks, columns, magic,
-    shift, width, stride_qn, stride_qt, stride_qd, piece_ptr, piece_row_ptr, apart, marks, rows,
+    shift, width, stride_qn, stride_qt, stride_qd, piece_ptr, piece_row_ptr, apart, marks, rows, room,
     FLAT: tl.constexpr, WEIGHTED: tl.constexpr, ADD: tl.constexpr, PACKED_QUERIES: tl.constexpr, RAGGED: tl.constexpr,
-    SPLIT: tl.constexpr, ENTRIES: tl.constexpr, WIDTH: tl.constexpr,
+    SPLIT: tl.constexpr, FIXED: tl.constexpr, ENTRIES: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
     column = tl.program_id(0) % columns
     worker = tl.program_id(0) // columns
@@ -145,9 +146,8 @@ def _lists_kernel(
             row = row_at(worker.to(tl.int64) * apart, end_ptr, rows, blocks)
             piece = row < rows
             row = tl.minimum(row, rows - 1)
-    last = (tl.full([], 0, tl.int64) + row) * blocks - 1
-    begin = tl.load(end_ptr + last, mask=row > 0, other=0)
-    end = tl.load(end_ptr + last + blocks)
+    place = row // document_size
+    begin, end = list_of(row, place, end_ptr, blocks, document_size, room, FIXED)
     if SPLIT:
         size = end - begin
         if mine:
@@ -156,14 +156,14 @@ def _lists_kernel(
         else:
             pieces = tl.maximum(size // apart, 1)
             number = worker - ((begin.to(tl.int64) + (apart - 1)) // apart).to(tl.int32)
-            piece = piece & (size >= 2 * apart) & (number < pieces)
+            piece = piece & (size >= 2 * apart) & (number < pieces) & (number >= 0)
             share = size // pieces
             more = size - share * pieces  # pieces that have one entry more
             begin += number * share + tl.minimum(number, more)
             end = tl.where(piece, begin + share + tl.where(number < more, 1, 0), begin)
             # One program adds the pieces up: the first mark's.
             tl.store(piece_row_ptr + worker, tl.where(piece & (number == 0), row, -1), mask=column == 0)
-    document = first_row // document_size + row // document_size
+    document = first_row // document_size + place
     if RAGGED:
         document = tl.load(owner_ptr + row)
         mine = (document >= first_document) & (document < last_document) & mine
@@ -210,19 +210,18 @@ def _lists_kernel(
     tl.store(to, summed, mask=(inner < width) & mine)
 
 
-@triton.jit(do_not_specialize=["first_row", "blocks", "columns", "apart"])
+@triton.jit(do_not_specialize=["first_row", "document_size", "blocks", "columns", "apart", "room"])
 def _pieces_kernel(
-    piece_ptr, piece_row_ptr, end_ptr, out_ptr, first_row, blocks, columns, apart, width,
-    ADD: tl.constexpr, TURN: tl.constexpr, WIDTH: tl.constexpr,
+    piece_ptr, piece_row_ptr, end_ptr, out_ptr, first_row, document_size, blocks, columns, apart, room, width,
+    FIXED: tl.constexpr, ADD: tl.constexpr, TURN: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
     column = tl.program_id(0) % columns
     mark = tl.program_id(0) // columns
     row = tl.load(piece_row_ptr + mark)
     if row >= 0:
         inner = column * WIDTH + tl.arange(0, WIDTH)
-        last = (tl.full([], 0, tl.int64) + row) * blocks - 1
-        begin = tl.load(end_ptr + last, mask=row > 0, other=0)
-        pieces = ((tl.load(end_ptr + last + blocks) - begin) // apart).to(tl.int32)
+        begin, end = list_of(row, row // document_size, end_ptr, blocks, document_size, room, FIXED)
+        pieces = ((end - begin) // apart).to(tl.int32)
         total = tl.zeros([TURN, WIDTH], tl.float32)
         for first in range(0, pieces, TURN):
             number = first + tl.arange(0, TURN)
@@ -284,3 +283,25 @@ def _own_kernel(
         total = tl.where((hits > 0)[:, None], total * weight, 0.0)
         to = out_ptr + (begin + place)[:, None] * width + inner[None, :]
         tl.store(to, total, mask=(place < size)[:, None] & (inner < width)[None, :])
+
+
+@triton.jit(do_not_specialize=["size"])
+def _sum_kernel(part_ptr, out_ptr, size, PARTS: tl.constexpr, BLOCK: tl.constexpr):
+    """`out = parts.sum(0)`, of few parts, in the order of torch's sum: every fourth part, then the four."""
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < size
+    total0 = tl.zeros([BLOCK], tl.float32)
+    total1 = total0
+    total2 = total0
+    total3 = total0
+    for part in tl.static_range(PARTS):
+        found = tl.load(part_ptr + (tl.full([], 0, tl.int64) + part) * size + at, mask=inside, other=0.0)
+        if part % 4 == 0:
+            total0 += found
+        elif part % 4 == 1:
+            total1 += found
+        elif part % 4 == 2:
+            total2 += found
+        else:
+            total3 += found
+    tl.store(out_ptr + at, total0 + total1 + total2 + total3, mask=inside)
