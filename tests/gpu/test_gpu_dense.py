@@ -8,6 +8,8 @@ import torch
 import truth
 from inputs import on_gpu as make
 from maxsim_kernels import maxsim, maxsim_reference, quantize_fp8, quantize_int8
+from maxsim_kernels.api import run
+from maxsim_kernels.checks import Options
 from maxsim_kernels.gpu.forward import combine
 from truth import agree
 
@@ -395,3 +397,12 @@ def test_few_long_documents_with_nan():
 @pytest.mark.parametrize("dtype", [BFLOAT, SINGLE])
 def test_few_long_documents_in_other_dtypes(dtype):
     agree(make.gauss(32, D, dtype=dtype), make.gauss(2, 30000, D, dtype=dtype, seed=1))
+
+
+@pytest.mark.parametrize("out", [torch.float16, torch.bfloat16], ids=str)
+def test_scores_of_another_dtype_where_counts_change(out):
+    """As integrations ask for them; a call of new counts takes a recorded launch."""
+    queries, documents = make.gauss(2, 8, 32), make.gauss(60, 9, 32, seed=1)
+    for count in (40, 41, 42, 43, 60):
+        found = run(queries, documents[:count], Options(out=out))
+        assert torch.equal(found, maxsim(queries, documents[:count]).to(out))

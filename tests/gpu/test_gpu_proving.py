@@ -60,7 +60,7 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return seen
 
 
-@pytest.mark.parametrize("budget", [None, 100 << 20])
+@pytest.mark.parametrize("budget", [None, 400 << 20])
 @pytest.mark.parametrize("name", ["fp32", "fp16", "int8", "int8-document"])
 def test_scores_are_those_of_values_that_a_cpu_proves(
     entry: Entry, name: str, budget: int | None, launches: list[int], monkeypatch: pytest.MonkeyPatch
@@ -74,7 +74,7 @@ def test_scores_are_those_of_values_that_a_cpu_proves(
     assert launches == []
 
 
-@pytest.mark.parametrize("budget", [None, 100 << 20])
+@pytest.mark.parametrize("budget", [None, 400 << 20])
 @pytest.mark.parametrize("damage", DAMAGES, ids=str)
 def test_damage_is_refused(entry: Entry, damage: Damage, budget: int | None, launches: list[int], tmp_path: Path) -> None:
     name, _, _, _, nan = damage

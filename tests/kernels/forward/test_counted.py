@@ -384,6 +384,15 @@ def test_inference_mode_gradients_and_captures(started, served, monkeypatch) -> 
     assert len(served) == 4
 
 
+@pytest.mark.parametrize("out", [torch.float32, torch.float16, torch.bfloat16])
+def test_scores_have_the_dtype_that_the_kernel_writes(started, served, monkeypatch, out) -> None:
+    monkeypatch.setattr(api, "_cuda_inputs", lambda *given: tuple(tensors_of(given[0], given[1], *given[1:])))
+    for count in (200, 201, 202, 203):
+        for asked in (out, torch.float32):
+            assert api.run(QUERY, DOCUMENTS[:count], Options(out=asked)).dtype == asked  # type: ignore[union-attr]
+    assert len(served) >= 2
+
+
 def test_threads_do_not_meet(started, served) -> None:
     """Each gets the launch of its own counts."""
     for count in (200, 201):

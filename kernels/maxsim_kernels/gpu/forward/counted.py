@@ -117,6 +117,7 @@ class Counted:
     arguments: tuple[Any, ...]
     pointers: tuple[tuple[int, tuple[int, ...]], ...]
     queries: tuple[int, ...]  # the scores' shape, but for the documents
+    scores: torch.dtype
 
     def takes(self, sizes: Sizes) -> bool:
         """Whether a call of the class has this launch: its documents stay whole, and its programs are not too many."""
@@ -130,7 +131,7 @@ class Counted:
 
     def _run(self, inputs: Inputs, sizes: Sizes, device: torch.device) -> Tensor:
         grid, arguments = self.numbers(sizes)
-        scores = torch.empty((*self.queries, sizes.documents), dtype=torch.float32, device=device)
+        scores = torch.empty((*self.queries, sizes.documents), dtype=self.scores, device=device)
         tensors = (*inputs, scores)
         for slot, places in self.pointers:
             pointer = tensors[slot].data_ptr()  # type: ignore[union-attr]
@@ -168,7 +169,7 @@ def learn(key: Hashable, recorded: Hashable, sizes: Sizes) -> None:
 def _counted(plan: Plan, sizes: Sizes) -> Counted | None:
     if plan.rule is None or len(plan.steps) != 1 or len(plan.allocations) != 1:
         return None
-    step, (shape, _) = plan.steps[0], plan.allocations[0]
+    step, (shape, dtype) = plan.steps[0], plan.allocations[0]
     assert isinstance(step, Step)
     places: dict[int, list[int]] = {}
     for place, slot, offset in step.pointers:
@@ -177,6 +178,6 @@ def _counted(plan: Plan, sizes: Sizes) -> Counted | None:
         places.setdefault(slot, []).append(place)
     pointers = tuple((slot, tuple(of_it)) for slot, of_it in places.items())
     processors = hardware(torch.device("cuda", plan.device)).processors
-    made = Counted(plan.device, processors, plan.rule, step.kernel, step.arguments, pointers, shape[:-1])
+    made = Counted(plan.device, processors, plan.rule, step.kernel, step.arguments, pointers, shape[:-1], dtype)
     same = made.takes(sizes) and made.numbers(sizes) == (step.grid, list(step.arguments))
     return made if same and shape[-1] == sizes.documents else None
