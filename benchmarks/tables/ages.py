@@ -15,7 +15,7 @@ SCHEMAS = "maxsim-kernels/"  # of files whose figures are the operator's
 SCRIPTS = {  # the family of a script's file, by its schema, where all its groups have one
     "training": "training", "parity": "training", "chamfer": "chamfer", "streaming": "streaming", "libraries": "libraries",
     "coded": "coded", "residual": "coded", "search": "search", "search-cases": "search", "tiles": "codes", "stream_rows": "codes",
-    "cpu": "cpu", "changing": "host",
+    "cpu": "cpu", "changing": "host", "step": "training",
 }  # fmt: skip
 GROUPS = {  # of the other scripts, where it is not "forward"
     "int8": "codes", "int8_B": "codes", "fp8": "codes", "precision": "codes", "wide": "wide", "host": "host",
