@@ -19,6 +19,7 @@ from maxsim_kernels.cpu.tiles import Corpus, Queries, TileReader, merge_pieces, 
 
 TOKENS = 256  # of documents, a product
 ROWS = (8, 16, 32, 64, 96, 128, 192, 256, 320, 384, 448, 512)  # query tokens, a product: few shapes, each of which is looked at
+_SHARED = 4e6  # operations a product, from which threads gain: for less they wait for each other's Python
 _CELLS = 1 << 22  # (query token, document piece) maxima held at once by a thread: 16 MB
 
 
@@ -37,7 +38,9 @@ def score_some(call: Call, first: int, queries: Queries, wanted: Tensor, scores:
     def score(corpus: Corpus, at: int, begin: int, stop: int) -> None:
         _write(queries, corpus, begin, stop, asked[:, at + begin : at + stop], scores[first:last, at + begin : at + stop])
 
-    _in_turns(score, _spans(call, queries))
+    tokens = max(1, int(call.document_lengths.sum())) if call.document_lengths is not None else 1
+    asked_rows = int(wanted[first:last].sum()) * queries.matrix.shape[0] / max(1, len(queries.bounds))
+    _in_turns(score, _spans(call, queries), 2 * queries.matrix.shape[1] * TOKENS * TOKENS * asked_rows / tokens > _SHARED)
 
 
 def _spans(call: Call, queries: Queries) -> Iterator[tuple[Corpus, int, int, int]]:
@@ -49,14 +52,17 @@ def _spans(call: Call, queries: Queries) -> Iterator[tuple[Corpus, int, int, int
             yield corpus, at, begin, min(begin + step, len(corpus.lengths))
 
 
-def _in_turns(score: Callable[[Corpus, int, int, int], None], spans: Iterator[tuple[Corpus, int, int, int]]) -> None:
-    """Several spans at a time, each by one thread: of small products a team would mostly wait for itself."""
+def _in_turns(
+    score: Callable[[Corpus, int, int, int], None], spans: Iterator[tuple[Corpus, int, int, int]], shared: bool
+) -> None:
+    """Each span by one thread, several at a time where that is `shared`: of small products a team would mostly wait for itself."""
     threads = torch.get_num_threads()
-    if threads < 2:
-        for span in spans:
-            score(*span)
-        return
     try:
+        if threads < 2 or not shared:
+            torch.set_num_threads(1)
+            for span in spans:
+                score(*span)
+            return
         with ThreadPoolExecutor(threads, "maxsim-some", torch.set_num_threads, (1,)) as pool:
             for _ in pool.map(lambda span: score(*span), spans):
                 pass
