@@ -110,7 +110,7 @@ def evaluations(folder: Path, size: float, queries: int, device: str) -> dict[st
         )
         return {name: path.metrics for name, path in result.paths.items()}
 
-    return {"evaluate, " + ", ".join(paths): functools.partial(run, paths) for paths in (tuple(DEFAULT_PATHS), ("fp16",))}
+    return {"evaluate, " + ", ".join(paths): functools.partial(run, paths) for paths in (("fp16",), tuple(DEFAULT_PATHS))}
 
 
 def in_turns(call: Callable[[bool], Any], name: str, seconds: float) -> dict[str, list[float]]:
@@ -156,7 +156,10 @@ def main(arguments: list[str] | None = None) -> None:
         write(options.json, {"schema": SCHEMA, **here, "queries": options.queries, "seconds": seconds})
 
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
-        for name, call in evaluations(Path(folder), size, options.queries, device).items():
+        began = time.perf_counter()
+        ready = evaluations(Path(folder), size, options.queries, device)
+        print(f"texts and embeddings made in {time.perf_counter() - began:.1f} s", flush=True)
+        for name, call in ready.items():
             measured(name, call)
         checked = filled(Path(folder) / "entry", size)
         convert_entry(checked, "int8-token", quiet=True)
