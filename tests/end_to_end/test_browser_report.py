@@ -242,8 +242,8 @@ def test_dark_and_light(opened: Callable[..., Opened]) -> None:
     dark = ("rgb(20, 23, 27)", "rgb(231, 234, 238)", "rgb(231, 234, 238)")
     view = opened(made_results.full(), color_scheme="dark")
     assert _colours(view) == dark
-    view.page.emulate_media(color_scheme="light")  # while the page is open
-    assert _colours(view) == light
+    view.page.emulate_media(color_scheme="light")  # while the page is open: plots are drawn anew, one after the other
+    view.wait(lambda: _colours(view) == light)
     for plot in PLOTS:
         assert view.marks(plot) > 0, plot
 
