@@ -68,29 +68,28 @@ class _Scores(torch.autograd.Function):
         if grad is None:
             return (None,) * 6
         queries, query_starts, documents, document_starts, argmax = ctx.saved_tensors
-        route: Route = ctx.route
-        need_queries, need_documents = ctx.needs_input_grad[:2]
         one = query_starts is None and queries.dim() == 2
-        # Compiled autograd traces this, and `is_grads_batched` gives gradients without a pointer: the op takes both.
-        run = ops.backward if torch.compiler.is_compiling() or not torch._C._has_storage(grad) else backward
-        query_grad, document_grad = ops.first_only(
-            run,
-            grad[None] if one else grad,
-            argmax[None] if one else argmax,
-            queries[None] if one else queries,
-            query_starts,
-            documents,
-            document_starts,
-            route.layout,
-            need_queries,
-            need_documents,
-            route.path,
-            route.queries_end_to_end,
-            route.documents_end_to_end,
+        run = ops.backward if _traced(grad) else backward
+        if not one:
+            return *_token_gradients(ctx, run, grad, argmax, queries, query_starts, documents, document_starts), *(None,) * 4
+        query_grad, document_grad = _token_gradients(
+            ctx, run, grad[None], argmax[None], queries[None], query_starts, documents, document_starts
         )
-        if need_queries and one:
-            query_grad = query_grad[0]
-        return query_grad if need_queries else None, document_grad if need_documents else None, None, None, None, None
+        return None if query_grad is None else query_grad[0], document_grad, *(None,) * 4
+
+
+def _traced(grad: Tensor) -> bool:
+    """Whether compiled autograd traces this, or `is_grads_batched` gives gradients without a pointer: the op takes both."""
+    return torch.compiler.is_compiling() or not torch._C._has_storage(grad)
+
+
+def _token_gradients(ctx: Any, run: Callable[..., Any], *saved: Any) -> tuple[Tensor | None, Tensor | None]:
+    """Gradients of the queries and the documents that need one. `saved`: what `run` takes first, from the scores' gradient on."""
+    route: Route = ctx.route
+    need_queries, need_documents = ctx.needs_input_grad[:2]
+    whole = route.queries_end_to_end, route.documents_end_to_end
+    query_grad, document_grad = ops.first_only(run, *saved, route.layout, need_queries, need_documents, route.path, *whole)
+    return query_grad if need_queries else None, document_grad if need_documents else None
 
 
 class _Contrast(torch.autograd.Function):
@@ -122,28 +121,11 @@ class _Contrast(torch.autograd.Function):
         from maxsim_kernels.gpu.backward.gradients import backward
 
         queries, query_starts, documents, document_starts, argmax, scores, positives, states = ctx.saved_tensors
-        route: Route = ctx.route
         made = Contrast(scores, positives, states, ctx.temperature)
         run: Any = partial(backward, contrast=made)
-        if torch.compiler.is_compiling() or not torch._C._has_storage(grad):  # as in `_Scores`
+        if _traced(grad):
             run, grad = ops.backward, grad * _slopes(made)
-        need_queries, need_documents = ctx.needs_input_grad[:2]
-        query_grad, document_grad = ops.first_only(
-            run,
-            grad,
-            argmax,
-            queries,
-            query_starts,
-            documents,
-            document_starts,
-            route.layout,
-            need_queries,
-            need_documents,
-            route.path,
-            route.queries_end_to_end,
-            route.documents_end_to_end,
-        )
-        return query_grad if need_queries else None, document_grad if need_documents else None, *(None,) * 6
+        return *_token_gradients(ctx, run, grad, argmax, queries, query_starts, documents, document_starts), *(None,) * 6
 
 
 def _slopes(made: Any) -> Tensor:

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from maxsim_kernels.checks import Call, check_padded, check_rows
-from maxsim_kernels.cpu.tiles import Corpus, Queries, maxima
+from maxsim_kernels.cpu.tiles import Corpus, Queries, maxima, summed
 from maxsim_kernels.quantize import quantize_fp8, quantize_int8
 from maxsim_kernels.tokens import distinct_rows
 
@@ -244,13 +244,10 @@ def _score_corpus(
         empty = corpus.lengths[begin:stop] == 0
         columns = slice(first_document + begin, first_document + stop)
         for number, (low, high) in enumerate(queries.bounds):
-            total = np.zeros(stop - begin, np.float64)
-            with np.errstate(invalid="ignore", over="ignore"):  # inf - inf is the NaN it should be, beyond FP32 lies inf
-                for row in queries.rows[low:high]:  # one fixed order of addition, wherever the document stands
-                    total += best[row]
-                if high > low:
-                    total[empty] = -np.inf  # also where a NaN query scale met the empty maximum
-                scores[first_query + number, columns] = torch.from_numpy(total.astype(np.float32))
+            found = summed(best, queries.rows[low:high], slice(None))
+            if high > low:
+                found[empty] = -np.inf  # also where a NaN query scale met the empty maximum
+            scores[first_query + number, columns] = torch.from_numpy(found)
             if argmax is not None and winners is not None:
                 places = torch.from_numpy(queries.places[low:high])
                 argmax[first_query + number, columns, places] = torch.from_numpy(winners[queries.rows[low:high]].T)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from maxsim_kernels.checks import Call
 from maxsim_kernels.cpu.forward import corpora
-from maxsim_kernels.cpu.tiles import Corpus, Queries, TileReader, merge_pieces, multiply, tiles_of
+from maxsim_kernels.cpu.tiles import Corpus, Queries, TileReader, merge_pieces, multiply, summed, tiles_of
 
 TOKENS = 256  # of documents, a product
 ROWS = (8, 16, 32, 64, 96, 128, 192, 256, 320, 384, 448, 512)  # query tokens, a product: few shapes, each of which is looked at
@@ -38,7 +38,8 @@ def score_some(call: Call, first: int, queries: Queries, wanted: Tensor, scores:
     def score(corpus: Corpus, at: int, begin: int, stop: int) -> None:
         _write(queries, corpus, begin, stop, asked[:, at + begin : at + stop], scores[first:last, at + begin : at + stop])
 
-    tokens = max(1, int(call.document_lengths.sum())) if call.document_lengths is not None else 1
+    assert call.document_lengths is not None
+    tokens = max(1, int(call.document_lengths.sum()))
     asked_rows = int(wanted[first:last].sum()) * queries.matrix.shape[0] / max(1, len(queries.bounds))
     _in_turns(score, _spans(call, queries), 2 * queries.matrix.shape[1] * TOKENS * TOKENS * asked_rows / tokens > _SHARED)
 
@@ -78,11 +79,7 @@ def _write(queries: Queries, corpus: Corpus, begin: int, stop: int, asked: np.nd
         best = _maxima(queries, corpus, begin, stop, rows)
     for number, (low, high) in enumerate(queries.bounds):
         which = np.flatnonzero(asked[number])
-        total = np.zeros(len(which), np.float64)
-        with np.errstate(invalid="ignore", over="ignore"):  # inf - inf is the NaN it should be, beyond FP32 lies inf
-            for row in queries.rows[low:high]:  # in the order of a whole call
-                total += best[row, which]
-            scores[number, torch.from_numpy(which)] = torch.from_numpy(total.astype(np.float32))
+        scores[number, torch.from_numpy(which)] = torch.from_numpy(summed(best, queries.rows[low:high], which))
 
 
 def _maxima(queries: Queries, corpus: Corpus, begin: int, stop: int, wanted: np.ndarray) -> np.ndarray:

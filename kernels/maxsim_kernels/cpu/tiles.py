@@ -266,6 +266,15 @@ def _first_of(cells: np.ndarray, best: np.ndarray, begins: np.ndarray, places: n
     return np.minimum.reduceat(np.where(hit, places.astype(np.int32), np.iinfo(np.int32).max), begins, axis=1)
 
 
+def summed(best: np.ndarray, rows: np.ndarray, documents: np.ndarray | slice) -> np.ndarray:
+    """A query's scores `[n]` float32 of some documents: the maxima `[R, N]` of its rows, added in FP64 in one order."""
+    total = np.zeros(best[0, documents].shape, np.float64)
+    with np.errstate(invalid="ignore", over="ignore"):  # inf - inf is the NaN it should be, beyond FP32 lies inf
+        for row in rows:
+            total += best[row, documents]
+        return total.astype(np.float32)
+
+
 def merge_pieces(
     found: np.ndarray, winners: np.ndarray | None, owners: np.ndarray, documents: int
 ) -> tuple[np.ndarray, np.ndarray | None]:

@@ -75,17 +75,25 @@ def test_what_was_written_is_read(made: tuple[Stored, list[tuple[int, int]]], ch
     assert sum(stored.stripes.verify()) == len(stored.data)
 
 
+def damaged(stored: Stored, runs: list[tuple[int, int]], data: st.DataObject) -> str | None:
+    """Change a byte of what is read: how whoever reads it must say so; None where nothing is read."""
+    touched = sorted({row for first, count in runs for row in range(first, first + count)})
+    if not touched:
+        return None
+    row, column = data.draw(st.sampled_from(touched)), data.draw(st.integers(0, stored.data.shape[1] - 1))
+    stored.data[row, column] ^= data.draw(st.integers(1, 255))
+    first = row // stored.stripes.stripe * stored.stripes.stripe
+    return rf"a\.h5: damaged: tokens {first} to \d+ do not have the CRC-32.*Remove it"
+
+
 @settings(deadline=None, max_examples=300)
 @given(layouts(), st.data())
 def test_any_changed_byte_of_what_is_read_is_found(made: tuple[Stored, list[tuple[int, int]]], data: st.DataObject) -> None:
     stored, runs = made
-    touched = sorted({row for first, count in runs for row in range(first, first + count)})
-    if not touched:
+    message = damaged(stored, runs, data)
+    if message is None:
         return
-    row, column = data.draw(st.sampled_from(touched)), data.draw(st.integers(0, stored.data.shape[1] - 1))
-    stored.data[row, column] ^= data.draw(st.integers(1, 255))
-    first = row // stored.stripes.stripe * stored.stripes.stripe
-    with pytest.raises(CacheError, match=rf"a\.h5: damaged: tokens {first} to \d+ do not have the CRC-32.*Remove it"):
+    with pytest.raises(CacheError, match=message):
         stored.read(runs)
     stored.read(runs, checked=False)
 
@@ -100,13 +108,10 @@ def test_what_a_read_leaves_to_others_is_claimed(made: tuple[Stored, list[tuple[
         assert out == stored.rows(runs)
         assert stored.wrong(out, claims) == []
         assert all(one.stop <= other.first for one, other in pairwise(claims))
-        touched = sorted({row for first, count in runs for row in range(first, first + count)})
-        if not touched:
+        message = damaged(stored, runs, data)
+        if message is None:
             return
-        row, column = data.draw(st.sampled_from(touched)), data.draw(st.integers(0, stored.data.shape[1] - 1))
-        stored.data[row, column] ^= data.draw(st.integers(1, 255))
-        first = row // stored.stripes.stripe * stored.stripes.stripe
-        with pytest.raises(CacheError, match=rf"a\.h5: damaged: tokens {first} to \d+ do not have the CRC-32.*Remove it"):
+        with pytest.raises(CacheError, match=message):
             stored.wrong(*stored.claim(runs))[0].blame()
 
 
