@@ -5,8 +5,8 @@
 
 Every row is one call of a library's own API, once with each backend that the library has and once after `integrations.enable`. A method
 takes part only where its scores, or its loss and gradients, are those of the library in float64. Times are whole calls as their caller
-sees them (host clock around calls and one wait for the GPU), medians of rounds in which the methods take turns; memory is what a call
-allocates beyond its inputs at its peak. A library, or a backend, that cannot be imported is left out, and the file says why.
+sees them (host clock around calls and one wait for the GPU), medians and quartiles of rounds in which the methods take turns; memory is
+what a call allocates beyond its inputs at its peak. A library, or a backend, that cannot be imported is left out, and the file says why.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from measure.session import kernels
 
 SCHEMA = "maxsim-kernels/libraries/1"
 OURS = "ours"
-ROUNDS = 5
+ROUNDS = 31
 ROUND_SECONDS = 0.03
 # Largest distance of a score from float64's, as a share of the largest score; of gradients, of their norm (near ties flip the winner).
 SCORE_BOUND = {torch.float32: 3e-3, torch.float16: 3e-3, torch.bfloat16: 2e-2}
@@ -170,7 +170,8 @@ def measure(row: Row, device: str) -> dict[str, Any]:
                 row.begin()
                 samples[name].append(one_round(row, device))
     for name, times in samples.items():
-        found[name] |= {"ms": statistics.median(times), "low": min(times), "high": max(times)}
+        low, middle, high = statistics.quantiles(times, n=4)
+        found[name] |= {"ms": middle, "low": low, "high": high}
     others = {name: one["ms"] for name, one in found.items() if name != OURS}
     ratio = {name: ms / found[OURS]["ms"] for name, ms in others.items()} if OURS in found else {}
     return {"library": row.library, "row": row.name, **row.facts, "methods": found, "faster": ratio, "left_out": left_out}
