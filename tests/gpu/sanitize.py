@@ -41,7 +41,7 @@ from maxsim_kernels import (
     quantize_int8,
     stream_topk,
 )  # fmt: skip
-from maxsim_kernels.search import exact_topk
+from maxsim_kernels.search import exact_topk, residuals_of
 from maxsim_kernels.training import contrastive_loss
 
 HALF, BFLOAT, SINGLE = torch.float16, torch.bfloat16, torch.float32
@@ -320,12 +320,13 @@ def search_cases() -> Iterator[Case]:
         for queries in (near[0].clone(), near, near.repeat(7, 1, 1)):
             for where in ("device", "host"):
                 held = documents if where == "device" else on_cpu(documents)
-                yield f"search {name}, {list(queries.shape)}, {where}", queries, held, {"codes": codes}
+                stored = {"codes": codes, "residuals": residuals_of(documents, codes)}
+                yield f"search {name}, {list(queries.shape)}, {where}", queries, held, stored
 
 
 def search_differs(queries: Any, documents: Any, options: dict[str, Any]) -> str:
     """A certified search against brute force, bit for bit; what is wrong, or nothing."""
-    scores, found, _ = exact_topk(queries, documents, 1, codes=options["codes"])
+    scores, found, _ = exact_topk(queries, documents, 1, **options)
     best, order = stream_topk(queries, [documents], 1, memory_budget=1 << 30)
     return "" if torch.equal(scores, best) and torch.equal(found, order) else "other documents, or other scores"
 
