@@ -1,17 +1,18 @@
 """The whole of `python evaluate.py beir hotpotqa`, rehearsed: a corpus with HotpotQA's published counts, by phase, beside its floors.
 
-    python benchmarks/rehearsal.py [--json FILE] [--folder DIR] [--encoded 20] [--scored 5] [--gpus 1]
+    python benchmarks/rehearsal.py [--json FILE] [--folder DIR] [--encoded 20] [--scored 5] [--gpus 1] [--only scored --beside FILE]
 
-Nothing is downloaded. Two runs of the real command with its defaults, each in a process of its own with clocks around its phases:
+Nothing is downloaded. Two runs of the real command with its defaults, each in a process of its own with clocks around its phases, and
+before each of them what `plan` predicts of it:
 
 - `encoded`: 1/20 of 5,233,329 passages of made-up words (lognormal, 46 words on average, as published), encoded by a random
   BERT-base of ColBERTv2's shape, cached, scored by all paths, compared and reported.
 - `scored`: 1/5 of the passages with random unit vectors in the cache under the default encoder's name, and all 7,405 queries of 32
   tokens: every pair is scored by fp32, fp16 and int8.
 
-Each phase is extrapolated linearly in the documents (what depends on queries alone is not), beside its floor: bytes over
-Each phase is extrapolated linearly in the documents (what depends on queries alone is not), beside its floor: bytes over
-files are in the page cache when they are read back, words are made up, scores of random vectors have no near ties.
+Each phase is extrapolated linearly in the documents (what depends on queries alone is not), beside its floor: bytes, or
+operations, over a rate of this machine that is measured first. What it cannot show: files are in the page cache when they are read back,
+words are made up, scores of random vectors have no near ties.
 """
 
 from __future__ import annotations
@@ -35,12 +36,18 @@ import torch
 from encoding import make_checkpoints
 from results.file import write
 
-SCHEMA = "maxsim-eval/rehearsal/1"
+SCHEMA = "maxsim-eval/rehearsal/2"
 DOCUMENTS, QUERIES, RELEVANT = 5_233_329, 7_405, 2
 WORDS, SPREAD, LONGEST, QUERY_WORDS = 46.3, 0.6, 250, 17
 TOKENS, MOST_TOKENS, QUERY_TOKENS, DIM = 66.0, 256, 32, 128
 VOCABULARY = 50_000
 ROOT = Path(__file__).resolve().parents[1]
+# Phases of `plan` and the measured ones that are the same work; the others have one name.
+PLANNED = {
+    "start": (("start",), ("read texts", "hash texts", "start and the rest")),
+    "encode": (("encode",), ("encode and write",)),
+    "comparison and report": (("compare", "finish"), ("metrics and statistics", "runs and report")),
+}
 LAYER_PARAMETERS = 85_054_464  # of BERT-base, which every token passes
 
 
@@ -153,6 +160,28 @@ def child(arguments: list[str], record: Path) -> int:
     seconds["in the process"] = time.perf_counter() - began
     record.write_text(json.dumps(seconds))
     return code
+
+
+def planned(arguments: list[str], gpus: int) -> dict[str, Any]:
+    """What `plan` says before a command: its answer, and seconds by phase with what may come on top."""
+    command = [sys.executable, str(ROOT / "evaluate.py"), "plan", *arguments, "--json"]
+    ended = subprocess.run([*command, "--processes", str(gpus)], check=False, capture_output=True, text=True)
+    if ended.returncode not in (0, 1):  # 1: it does not fit
+        raise SystemExit(f"plan {' '.join(arguments)}: ended with {ended.returncode}\n{ended.stderr[-3000:]}")
+    said = json.loads(ended.stdout)
+    return {"answer": said["answer"], "phases": {phase["name"]: [phase["seconds"], phase["more"]] for phase in said["phases"]}}
+
+
+def predictions(run: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Predicted over measured seconds by phase; where `plan` gave a range, of its two ends. A phase that it did not know is left out."""
+    said, found = run["plan"]["phases"], {}
+    for phase, (names, took) in {**PLANNED, **{name: ((name,), (name,)) for name in run["detail"]}}.items():
+        held = [said[name] for name in names if said.get(name, [None])[0] is not None]
+        measured, least = sum(run["phases"][name] for name in took), sum(seconds for seconds, _ in held)
+        if held:
+            ends = sorted({least, least + sum(more for _, more in held)})
+            found[phase] = {"measured": measured, "planned_over_measured": [end / measured for end in ends]}
+    return found
 
 
 def run(arguments: list[str], out: Path, gpus: int) -> dict[str, Any]:
@@ -279,12 +308,18 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--layers", type=int, default=12, help="of the encoder (default 12)")
     parser.add_argument("--gpus", type=int, default=1, help="processes, each with a GPU (default 1)")
     parser.add_argument("--only", choices=("encoded", "scored"), help="one of the two runs")
+    parser.add_argument("--beside", type=Path, help="with --only: what an earlier call wrote of the other")
     options = parser.parse_args(arguments)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     report: dict[str, Any] = {
         "schema": SCHEMA, "torch": torch.__version__, "gpus": options.gpus, "encoded_part": options.encoded,
         "scored_part": options.scored, "device": torch.cuda.get_device_name() if device == "cuda" else "cpu",
     }  # fmt: skip
+    if options.beside is not None:
+        earlier = json.loads(options.beside.read_text())
+        report |= {
+            name: earlier[name] for name in ("encoded", "encoded_part", "scored", "scored_part") if options.only not in name
+        }
     with tempfile.TemporaryDirectory(dir=options.folder) as place:
         home = Path(place)
         report["rates"] = floors(home, device)
@@ -302,7 +337,9 @@ def main(arguments: list[str] | None = None) -> None:
                 words += ["--encoder", make_checkpoints(home, some, options.layers, 768)["multi-vector"]]
             made |= {"made_in": time.perf_counter() - began, "text_bytes": (data / "hotpotqa" / "corpus.jsonl").stat().st_size}
             print(f"{name}: data made in {made['made_in']:.0f} s", flush=True)
-            report[name] = {**made, **run(words, home / f"{name}-out", options.gpus)}
+            before = {"plan": planned(words, options.gpus)}
+            report[name] = {**made, **before, **run(words, home / f"{name}-out", options.gpus)}
+            report[name]["predictions"] = predictions(report[name])
             if name == "encoded":
                 result = json.loads((home / "encoded-out" / "result.json").read_text())
                 report[name]["document_tokens"] = result["task"]["document_tokens"]

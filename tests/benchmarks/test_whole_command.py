@@ -58,6 +58,34 @@ def test_phases_are_extrapolated_beside_their_floors() -> None:
     assert (rows["fp32"]["full"], rows["encode and write"]["full"]) == (50.0, 200.0)
 
 
+def test_predictions_stand_beside_what_was_measured() -> None:
+    phases = {
+        "read texts": 1.0,
+        "hash texts": 1.0,
+        "start and the rest": 2.0,
+        "fp32": 10.0,
+        "fp16": 4.0,
+        "encode and write": 5.0,
+    }
+    run = {
+        "phases": phases | {"metrics and statistics": 3.0, "runs and report": 1.0},
+        "detail": {"fp32": {}, "fp16": {}},
+        "plan": {
+            "phases": {
+                "start": [2.0, 0.0],
+                "encode": [None, 0.0],
+                "fp32": [8.0, 4.0],
+                "compare": [1.0, 0.0],
+                "finish": [2.0, 1.0],
+            }
+        },
+    }
+    found = {name: one["planned_over_measured"] for name, one in rehearsal.predictions(run).items()}
+    assert found == {"start": [0.5], "fp32": [0.8, 1.2], "comparison and report": [0.75, 1.0]}, (
+        "what plan did not know is left out"
+    )
+
+
 def test_everybody_encodes_the_same_tokens(texts: Path, tmp_path: Path) -> None:
     some = encoding.read_texts(texts / "hotpotqa" / "corpus.jsonl", 40)
     names = encoding.make_checkpoints(tmp_path, some, layers=1, hidden=64)
