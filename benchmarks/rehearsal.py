@@ -11,8 +11,8 @@ before each of them what `plan` predicts of it:
   tokens: every pair is scored by fp32, fp16 and int8.
 
 Each phase is extrapolated linearly in the documents (what depends on queries alone is not), beside its floor: bytes, or
-operations, over a rate of this machine that is measured first. What it cannot show: files are in the page cache when they are read back,
-words are made up, scores of random vectors have no near ties.
+operations, over a rate of this machine that is measured first. What it cannot show: files are in the page cache when they are read
+back, words are made up, scores of random vectors have no near ties.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ import torch
 from encoding import make_checkpoints
 from results.file import write
 
-SCHEMA = "maxsim-eval/rehearsal/2"
+SCHEMA = "maxsim-eval/rehearsal/1"
 DOCUMENTS, QUERIES, RELEVANT = 5_233_329, 7_405, 2
 WORDS, SPREAD, LONGEST, QUERY_WORDS = 46.3, 0.6, 250, 17
 TOKENS, MOST_TOKENS, QUERY_TOKENS, DIM = 66.0, 256, 32, 128
@@ -173,7 +173,7 @@ def planned(arguments: list[str], gpus: int) -> dict[str, Any]:
 
 
 def predictions(run: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """Predicted over measured seconds by phase; where `plan` gave a range, of its two ends. A phase that it did not know is left out."""
+    """Predicted over measured seconds by phase; where `plan` gave a range, of its two ends. What it did not know is left out."""
     said, found = run["plan"]["phases"], {}
     for phase, (names, took) in {**PLANNED, **{name: ((name,), (name,)) for name in run["detail"]}}.items():
         held = [said[name] for name in names if said.get(name, [None])[0] is not None]
