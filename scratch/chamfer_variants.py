@@ -57,7 +57,7 @@ def integer_chunks(
 
 
 def candidates(d: int) -> dict[str, dict]:
-    """What of `nearest` each candidate replaces."""
+    """What of `nearest` each candidate replaces; tiles are never longer than rows are many, as `FILTERS` asks."""
     key = nearest.features_of(d)
     now = nearest.FILTERS[key]
 
@@ -71,10 +71,7 @@ def candidates(d: int) -> dict[str, dict]:
         found |= {
             "128x128 w4, 2 stages": config(stages=2),
             "128x128 w4, 4 stages": config(stages=4),
-            "128x256 w8, chunks of 256": config(tokens=256, warps=8, short=256, programs=1),
             "128x64 w4, chunks of 64, 5 programs": config(tokens=64, short=64, programs=5),
-            "64x128 w4, 5 programs": config(rows=64, programs=5),
-            "64x256 w4, chunks of 256": config(rows=64, tokens=256, short=256),
             "integer 128x128 (upper bound)": {"chunks_kernel": integer_chunks},
             "integer 128x128, 256 MB (upper bound)": {"chunks_kernel": integer_chunks, "MAXIMA_BYTES": 256 << 20},
             "refine looks at 32": {"REFINES": nearest.REFINES | {True: (8, 32, 1024)}},
