@@ -236,6 +236,7 @@ def _tile_cases() -> list[Case]:
             Case(90, f"ragged {token} winners", "one query", (1, 1024), page, codes=token, options=both),
             Case(90, f"wide {kind}", "document", many, long, 768, codes=document),
             Case(90, f"wide {token}", "token, ragged", many, long, 768, codes=token, options=ragged),
+            Case(90, f"wide {token}", "token, ragged, winners", many, long, 768, codes=token, options=both),
         ]
     return cases
 

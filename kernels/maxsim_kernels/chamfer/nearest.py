@@ -74,8 +74,10 @@ FILTERS: dict[tuple[bool, int], Config] = {
     (False, 128): Config(256, 64, 8, 3, 2, "H200", "bound by the matrix units; two programs fit: 0.9 of cuBLAS", short=16),
     (False, 256): Config(128, 64, 4, 2, 1, "untuned", "rows and tiles of 512 bytes leave room for small tiles", short=16),
 }
-# Maxima held at once. On an H200, 50,000 points: d = 3 takes 0.74 ms with 32, 64 or 128 MB, d = 128 takes 2.9, 2.7 and 2.6 ms.
-MAXIMA_BYTES = 128 << 20
+# By whether features are split: maxima held at once, beside memory that is linear in the points. On an H200, 50,000 points: d = 3 takes
+# 0.725 ms in two slices (128 MB) and 0.674 in one, which needs 149 MB; d = 128 takes 2.70, 2.54, 2.54 and 2.58 with 64 to 512 MB and
+# 2.35 in one slice of 600 MB: too many for 8%.
+MAXIMA_BYTES = {True: 160 << 20, False: 128 << 20}
 # By whether features are split: coordinates that a program of `bounds_kernel` reads at once. Its warps; programs at most, whose
 # findings every program of `features_kernel` reads; points of a cloud that give the centre.
 BOUNDS = {True: 1024, False: 4096}
@@ -170,7 +172,7 @@ def _slices(shape: _Shape, processors: int) -> list[tuple[int, int, int]]:
     """Runs of row groups whose maxima fit `MAXIMA_BYTES`: the first group, groups of p and groups of q."""
     (in_p, in_q), (tiles_p, tiles_q) = shape.groups, shape.tiles
     whole, longest = in_p * tiles_q + in_q * tiles_p, max(tiles_p, tiles_q)
-    pieces = triton.cdiv(whole * shape.tile_words * 4, MAXIMA_BYTES)
+    pieces = triton.cdiv(whole * shape.tile_words * 4, MAXIMA_BYTES[shape.split])
     room = max(triton.cdiv(whole, pieces), longest)
     if pieces > 1:  # as many groups as fill whole waves of programs, but no fewer than half
         most = room // longest

@@ -53,13 +53,18 @@ def test_launches_cover_every_group_and_tile_once(d, points) -> None:
         covered += range(first, first + of_p + of_q)
         assert of_p == sum(first <= group < first + of_p + of_q for group in range(in_p))
         held = (of_p * shape.tiles[1] + of_q * shape.tiles[0]) * shape.tile_words * 4
-        assert held <= nearest.MAXIMA_BYTES or of_p + of_q == 1
+        assert held <= nearest.MAXIMA_BYTES[shape.split] or of_p + of_q == 1
         rows = (of_p + of_q) * shape.config.rows
         assert rows % shape.refine[0] == 0
         assert 1 <= shape.refine_pieces(rows) <= max(shape.tiles)
         splits = nearest._splits(of_p, of_q, shape, PROCESSORS)[:2]
         assert all(1 <= pieces <= tiles for pieces, tiles in zip(splits, shape.tiles[::-1], strict=True))
     assert covered == list(range(in_p + in_q))
+
+
+def test_fifty_thousand_points_of_three_coordinates_are_filtered_at_once() -> None:
+    cloud = torch.empty(50_000, 3, device="meta")
+    assert len(nearest._slices(nearest._shape(cloud, cloud), PROCESSORS)) == 1
 
 
 @pytest.mark.parametrize("d", [3, 128])

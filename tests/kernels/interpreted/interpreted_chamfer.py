@@ -31,7 +31,7 @@ def poisoned(*size: Any, **options: Any) -> torch.Tensor:
 
 def set_up(capability: tuple[int, int] = DESCRIPTORS, maxima: int = 1 << 20) -> None:
     nearest.hardware = lambda device: (capability, 2)
-    nearest.MAXIMA_BYTES = maxima
+    nearest.MAXIMA_BYTES = {True: maxima, False: maxima}
     for key in nearest.FILTERS:
         nearest.FILTERS[key] = Config(32, 32, 4, 1, 2, "interpreter", "small tiles", short=16 if key[0] else 8)
     nearest.REFINE_LOOKS = 1

@@ -85,10 +85,12 @@ def _wide_kernel(
         best = tl.full([ROWS], float("-inf"), tl.float32)
         index = tl.full([ROWS], -1, tl.int32)
         cells = tl.zeros([ROWS, TOKENS], tl.int32 if CODES else tl.float32)
-        for step in tl.range(0, documents * tiles * slices, num_stages=STAGES):
-            slice = step % slices
-            tile = (step // slices) % tiles
-            document = low + turn + step // (slices * tiles)
+        slice = 0
+        tile = 0
+        document = low + turn
+        for _ in tl.range(0, documents * tiles * slices, num_stages=STAGES):
+            done = slice == slices - 1
+            whole = tile == tiles - 1
             first = tl.minimum(tile * TOKENS, tl.maximum(size - TOKENS, 0))
             start = origin + first
             if not RAGGED:
@@ -96,14 +98,14 @@ def _wide_kernel(
             masked = start - document // splits * (pitch - document_size)
             if MASKED and not ARGMAX:
                 # Asked for before the products, which take longer than it takes to come; winners leave it no registers.
-                counted = _mask_of(mask_ptr, masked, place, (first + place < size) & (slice == slices - 1))
+                counted = _mask_of(mask_ptr, masked, place, (first + place < size) & done)
             rows = query_desc.load([group * ROWS, slice * WIDTH])
             tokens = document_desc.load([start, slice * WIDTH])
             if CODES:
                 cells = tl.dot(rows, tokens.T, cells, out_dtype=tl.int32)
             else:
                 cells = tl.dot(rows, tokens.T, cells, input_precision="tf32")  # says something of FP32 tokens alone
-            if slice == slices - 1:
+            if done:
                 values = cells.to(tl.float32)
                 if SCALE == 1:
                     at = start + place
@@ -120,7 +122,7 @@ def _wide_kernel(
                     index = tl.where(win, first_place(values, here, first + place), index)
                 best = keep_nan(best, here)
                 cells = tl.zeros([ROWS, TOKENS], tl.int32 if CODES else tl.float32)
-                if tile == tiles - 1:
+                if whole:
                     kept = best
                     number = tl.full([], 0, tl.int64) + document
                     if size > 0:
@@ -136,6 +138,10 @@ def _wide_kernel(
                         tl.store(winner_ptr + to, tl.minimum(index, size - 1), mask=row < rows_total)
                         index = tl.full([ROWS], -1, tl.int32)
                     best = tl.full([ROWS], float("-inf"), tl.float32)
+            # Counted, not divided out of a step: such divisions stood between one product and the next, a tenth of the time.
+            document += (done & whole).to(tl.int32)
+            tile = tl.where(done, tl.where(whole, 0, tile + 1), tile)
+            slice = tl.where(done, 0, slice + 1)
 
 
 def _one_masked_tile(call: Call, tokens: int, winners: bool) -> bool:
