@@ -74,10 +74,10 @@ CODES: dict[str, dict[str, Form]] = {
         "gluon 128 8w": gluon(128, 128, 8, 4, 1),
     },
     "colpali int8 token": {
-        "gluon 128": gluon(64, 128, 4, 3, 2),
+        "gluon 128": gluon(64, 128, 4, 3, 3),
         "gluon 128 4 stages": gluon(64, 128, 4, 4, 2),
-        "gluon 128 held": gluon(64, 128, 4, 3, 2, held=True),
-        "gluon 64": gluon(64, 64, 4, 4, 3, 168),
+        "gluon 128 held": gluon(64, 128, 4, 3, 3, held=True),
+        "gluon 64": gluon(64, 64, 4, 4, 4, 128),
     },
     "colpali int8 corpus": {"raw": text("raw"), "gluon 128": gluon(64, 128, 4, 3, 3)},
     "colpali fp8 document": {
@@ -96,10 +96,10 @@ CODES: dict[str, dict[str, Form]] = {
         "gluon 128": gluon(64, 128, 4, 3, 3),
     },
     "ragged int8 token": {
-        "gluon 64": gluon(64, 64, 4, 3, 3, 168),
+        "gluon 64": gluon(64, 64, 4, 3, 4, 128),
         "gluon 64 4 stages": gluon(64, 64, 4, 4, 4, 128),
-        "gluon 128": gluon(64, 128, 4, 3, 2),
-        "gluon 128 held": gluon(64, 128, 4, 3, 2, held=True),
+        "gluon 128": gluon(64, 128, 4, 3, 3),
+        "gluon 128 held": gluon(64, 128, 4, 3, 3, held=True),
     },
     "ragged none": {"gluon 64": gluon(64, 64, 4, 4, 2), "gluon 64 8w": gluon(128, 64, 8, 4, 1)},
 }
