@@ -6,7 +6,7 @@
 Every row is one call of a library's own API, once with each backend that the library has and once after `integrations.enable`. A method
 takes part only where its scores, or its loss and gradients, are those of the library in float64. Times are whole calls as their caller
 sees them (host clock around calls and one wait for the GPU), medians and quartiles of rounds in which the methods take turns; memory is
-what a call allocates beyond its inputs at its peak. A library, or a backend, that cannot be imported is left out, and the file says why.
+what a call allocates beyond its inputs at its peak. A library or backend that cannot be imported is left out, and the file says why.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import hashlib
 import io
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
@@ -177,8 +177,8 @@ class QuantisedShard:
         return (float(scales.min()), float(scales.max())) if scales.size else None
 
 
-def _read_at(path: Path, stamp: Stamp, place: int, row: int, parts: Iterable[tuple[int, memoryview]]) -> None:
-    read_at(path, stamp, ((place + first * row, target) for first, target in parts))
+def _read_at(path: Path, stamp: Stamp, place: int, row: int, parts: Iterable[tuple[int, Sequence[memoryview]]]) -> None:
+    read_at(path, stamp, ((place + first * row, targets) for first, targets in parts))
 
 
 def _runs(starts: np.ndarray, stops: np.ndarray) -> tuple[list[int], list[int]]:

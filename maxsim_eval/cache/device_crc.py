@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import nullcontext
 from functools import lru_cache
+from itertools import chain
 from typing import Any
 
 import torch
@@ -57,8 +58,11 @@ def _with_row(state, row):
 
 
 @triton.jit
-def _crc_kernel(ranges_ptr, powers_ptr, out_ptr, Y: tl.constexpr, LANES: tl.constexpr, ROWS: tl.constexpr):
-    """Program (chunk, range): chunks are counted from a range's end. `ranges`: addresses of the first byte and behind the last one."""
+def _crc_kernel(ranges_ptr, powers_ptr, Y: tl.constexpr, LANES: tl.constexpr, ROWS: tl.constexpr):
+    """Program (chunk, range): chunks are counted from a range's end.
+
+    `ranges`: addresses of the first byte and behind the last one of each range, then a 0 for each, which becomes its remainder.
+    """
     chunk, number = tl.program_id(0), tl.program_id(1)
     start = tl.load(ranges_ptr + 2 * number)
     stop = tl.load(ranges_ptr + 2 * number + 1)
@@ -91,7 +95,8 @@ def _crc_kernel(ranges_ptr, powers_ptr, out_ptr, Y: tl.constexpr, LANES: tl.cons
                 column = _times(column, tl.full([], Y, tl.uint32)) ^ state[31]
                 state = (state[31],) + state[:31]
         whole = tl.xor_sum(_times(column ^ rest, tl.load(powers_ptr + lanes)), 0)
-        tl.atomic_xor(out_ptr + number, _times(whole, tl.load(powers_ptr + LANES + chunk)).to(tl.int32, bitcast=True))
+        out_ptr = (ranges_ptr + 2 * tl.num_programs(1) + number).to(tl.pointer_type(tl.int32))
+        tl.atomic_xor(out_ptr, _times(whole, tl.load(powers_ptr + LANES + chunk)).to(tl.int32, bitcast=True))
 
 
 @lru_cache(maxsize=8)
@@ -109,7 +114,7 @@ def _there(numbers: Sequence[Any], dtype: torch.dtype, device: torch.device) -> 
 
 
 def remainders(ranges: Sequence[tuple[int, int]], device: torch.device) -> Tensor:
-    """Queue what `crc_of` makes the CRC-32s of ranges of bytes from, `[R]` int32 on the device; nothing waits.
+    """Queue what `crc_of` makes the CRC-32s of ranges of bytes from, `[R]` int64 on the device; nothing waits.
 
     Args:
         ranges: addresses of the first byte and behind the last one, in memory of the device; what else lies in the words of 4 bytes
@@ -118,11 +123,11 @@ def remainders(ranges: Sequence[tuple[int, int]], device: torch.device) -> Tenso
     most = max(stop - start for start, stop in ranges)
     chunks = (most + 3) // (4 * LANES * ROWS) + 1  # up to 3 bytes more where a range ends within a word
     stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
-    powers, table = _powers(device, 1 << (chunks - 1).bit_length(), stream), _there(ranges, torch.int64, device)
-    found = torch.zeros(len(ranges), dtype=torch.int32, device=device)
+    powers = _powers(device, 1 << (chunks - 1).bit_length(), stream)
+    table = _there([*chain.from_iterable(ranges), *(0 for _ in ranges)], torch.int64, device)
     with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
-        _crc_kernel[(chunks, len(ranges))](table, powers, found, Y=Y, LANES=LANES, ROWS=ROWS, num_warps=LANES // 32)
-    return found
+        _crc_kernel[(chunks, len(ranges))](table, powers, Y=Y, LANES=LANES, ROWS=ROWS, num_warps=LANES // 32)
+    return table[2 * len(ranges) :]
 
 
 def crc_of(remainder: int, start: int, stop: int) -> int:

@@ -25,6 +25,7 @@ LIBVER = ("v108", "v108")
 # What h5py raises when a file's structure does not hold what it says (AttributeError: a group where a dataset must be).
 READ_ERRORS = (OSError, RuntimeError, KeyError, ValueError, TypeError, OverflowError, AttributeError, IndexError)
 _SIGNATURE = b"\x89HDF\r\n\x1a\n"
+_MOST_BUFFERS = 1000  # of one call; Linux takes 1024
 
 
 @dataclass(frozen=True)
@@ -111,8 +112,8 @@ def damaged(path: Path, reason: str, advice: str) -> CacheError:
     return CacheError(f"{path}: damaged: {reason}. {advice}")
 
 
-def read_at(path: Path, stamp: Stamp, parts: Iterable[tuple[int, memoryview]]) -> None:
-    """Fill every buffer from its byte of the file on; any number of threads may read one file at once.
+def read_at(path: Path, stamp: Stamp, parts: Iterable[tuple[int, Sequence[memoryview]]]) -> None:
+    """Fill buffers one behind the other from a byte of the file on; any number of threads may read one file at once.
 
     Raises:
         CacheError: a file that cannot be read, ends early, or is not (or while it is read stops to be) the one with this stamp.
@@ -127,18 +128,30 @@ def read_at(path: Path, stamp: Stamp, parts: Iterable[tuple[int, memoryview]]) -
         raise CacheError(f"{path}: cannot be opened: {error}") from error
     try:
         stamp.require(path, os.fstat(descriptor))
-        for place, target in parts:
-            rest = target
-            while rest:
-                count = os.preadv(descriptor, [rest], place + len(target) - len(rest))
-                if not count:
-                    raise CacheError(f"{path}: truncated: the file ends {len(rest)} bytes too early, need {stamp.size} bytes")
-                rest = rest[count:]
+        for begin, targets in parts:
+            place = begin
+            for first in range(0, len(targets), _MOST_BUFFERS):
+                place = _fill(path, stamp, descriptor, place, targets[first : first + _MOST_BUFFERS])
         stamp.require(path, os.fstat(descriptor))
     except OSError as error:
         raise CacheError(f"{path}: cannot be read: {error}") from error
     finally:
         os.close(descriptor)
+
+
+def _fill(path: Path, stamp: Stamp, descriptor: int, place: int, targets: Sequence[memoryview]) -> int:
+    """Fill buffers by one call, by further ones where that fell short; gives the byte behind them."""
+    stop, rest = place + sum(map(len, targets)), targets
+    while place < stop:
+        count = os.preadv(descriptor, rest, place)
+        if not count:
+            raise CacheError(f"{path}: truncated: the file ends {stop - place} bytes too early, need {stamp.size} bytes")
+        place += count
+        while rest and count >= len(rest[0]):
+            count, rest = count - len(rest[0]), rest[1:]
+        if rest:
+            rest = [rest[0][count:], *rest[1:]]
+    return place
 
 
 def reserve(file: Any, name: str, shape: tuple[int, int], stored: np.dtype[Any]) -> tuple[int, int]:

@@ -128,17 +128,20 @@ class Shard:
         fetch = self._read_hdf5 if self.position is None else self._read_at
         return Stripes(self.path, self.tokens, self.spec.row_bytes, self.stripe_tokens, self.crcs, fetch, _REMOVE)
 
-    def _read_at(self, parts: Iterable[tuple[int, memoryview]]) -> None:
+    def _read_at(self, parts: Iterable[tuple[int, Sequence[memoryview]]]) -> None:
         assert self.position is not None
         position, row = self.position, self.spec.row_bytes
-        read_at(self.path, self.stamp, ((position + first * row, target) for first, target in parts))
+        read_at(self.path, self.stamp, ((position + first * row, targets) for first, targets in parts))
 
-    def _read_hdf5(self, parts: Iterable[tuple[int, memoryview]]) -> None:
+    def _read_hdf5(self, parts: Iterable[tuple[int, Sequence[memoryview]]]) -> None:
         with _HDF5, open_hdf5(self.path, _REMOVE, self.stamp) as (file, _):
             values = structure(self.path, _REMOVE, lambda: file["values"])
-            for first, target in parts:
-                rows = np.frombuffer(target, _STORED[self.spec.dtype]).reshape(-1, self.spec.dim)
-                _read_rows(self.path, values, first, rows)
+            for first, targets in parts:
+                place = first
+                for target in targets:
+                    rows = np.frombuffer(target, _STORED[self.spec.dtype]).reshape(-1, self.spec.dim)
+                    _read_rows(self.path, values, place, rows)
+                    place += len(rows)
 
 
 def shard_name(number: int) -> str:

@@ -26,7 +26,11 @@ BYTES = (
 _ROWS = 128  # of a stripe, at least: each is a call, and a thread waits 0.1 ms for its next one while another runs a model
 _SMALL_BYTES = 2 << 20  # are read with what lies around them by one call, then copied
 _VERIFY_BYTES = 16 << 20
-Fetch = Callable[[Iterable[tuple[int, memoryview]]], None]  # fills every buffer from its row on, in order, one after the other
+# Up to so many bytes go through zlib in slices so short that it keeps Python's lock: to get it back takes a tenth of a millisecond.
+_HELD_BYTES, _SLICE_BYTES = 64 << 10, 4 << 10
+Fetch = Callable[
+    [Iterable[tuple[int, Sequence[memoryview]]]], None
+]  # fills buffers one behind the other from a row on, in order
 _Runs = list[tuple[int, memoryview]]  # first row of each, and its buffer
 # Takes a note of rows that were read and not proven: from which row of `out` on, how many, their CRC-32, and what raises the error.
 Note = Callable[[int, int, int, Callable[[], None]], None]
@@ -47,6 +51,15 @@ def add_crcs(crcs: np.ndarray, rows: np.ndarray, first: int, stripe: int) -> Non
         before = int(crcs[number - (within == 0)]) if first + done else 0
         crcs[number] = zlib_ng.crc32(rows[done : done + count].data, before)
         done += count
+
+
+def _crc32(data: memoryview, crc: int = 0) -> int:
+    """zlib's; a stream's threads take turns over every call that lets go of Python's lock."""
+    if len(data) > _HELD_BYTES:
+        return zlib_ng.crc32(data, crc)
+    for first in range(0, len(data), _SLICE_BYTES):
+        crc = zlib_ng.crc32(data[first : first + _SLICE_BYTES], crc)
+    return crc
 
 
 def without_tail(crc: int, count: int) -> int:
@@ -146,10 +159,10 @@ class Stripes:
         checked: bool,
         note: Note | None,
         bad: list[tuple[int, int]],
-    ) -> Iterator[tuple[int, memoryview]]:
+    ) -> Iterator[tuple[int, Sequence[memoryview]]]:
         """What to read, in order; a generator that goes on knows that what it gave last is filled."""
         if not checked:
-            yield from self._cut(firsts, counts, out)
+            yield from ((first, [target]) for first, target in self._cut(firsts, counts, out))
             return
         scratch, done = memoryview(b""), 0
         for begin, end, runs in self._groups(firsts, counts, out):
@@ -158,14 +171,14 @@ class Stripes:
             if size <= _SMALL_BYTES and size > wanted:  # small: read at once, then copied
                 if len(scratch) < size:
                     scratch = memoryview(bytearray(size))
-                yield begin * self.stripe, scratch[:size]
-                crc = zlib_ng.crc32(scratch[:size])
+                yield begin * self.stripe, [scratch[:size]]
+                crc = _crc32(scratch[:size])
                 for first, target in runs:
                     start = (first - begin * self.stripe) * self.row_bytes
                     target[:] = scratch[start : start + len(target)]
             else:
                 held = self._whole(begin, end, runs)
-                yield from held
+                yield begin * self.stripe, [part for _, part in held]
                 if note is not None and len(runs) == 1:
                     note(
                         place,
@@ -175,7 +188,7 @@ class Stripes:
                     )
                     continue
                 for _, part in held:
-                    crc = zlib_ng.crc32(part, crc)
+                    crc = _crc32(part, crc)
             if crc != self._crc_of(begin, end):
                 bad.append((begin, end))
 
@@ -225,7 +238,7 @@ class Stripes:
         for row, part in held:
             behind -= len(part)
             if row != first:
-                whole ^= zlib_ng.crc32_combine(zlib_ng.crc32(part), 0, behind)
+                whole ^= zlib_ng.crc32_combine(_crc32(part), 0, behind)
         last, part = held[-1]
         return whole if last == first else without_tail(whole, len(part))
 
@@ -237,8 +250,8 @@ class Stripes:
         buffer = memoryview(bytearray(self.stripe * self.row_bytes))
         for number in range(begin, end):
             first, size = number * self.stripe, self._bytes(number, number + 1)
-            self.fetch([(first, buffer[:size])])
-            if zlib_ng.crc32(buffer[:size]) != self._crc_of(number, number + 1):
+            self.fetch([(first, [buffer[:size]])])
+            if _crc32(buffer[:size]) != self._crc_of(number, number + 1):
                 last = first + size // self.row_bytes - 1
                 reason = f"tokens {first} to {last} do not have the CRC-32 they were written with"
                 raise damaged(self.path, reason, self.advice)

@@ -36,6 +36,27 @@ class _Part:
     last: bool
 
 
+@dataclass(frozen=True)
+class _Column:
+    """Where a block's column lies. Parts are found by arithmetic: beside threads that read, each call of torch waits for its turn."""
+
+    base: int
+    rows: int
+    row_bytes: int
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> _Column:
+        assert tensor.is_contiguous()
+        rows = tensor.shape[0]
+        return cls(tensor.data_ptr(), rows, tensor.nbytes // max(rows, 1))
+
+    def part(self, claim: Claim, place: int) -> _Part:
+        """The part of a claim that lies here, where rows begin at a place of the stream."""
+        first, stop = max(claim.first - place, 0), min(claim.stop - place, self.rows)
+        ends = claim.stop - place <= self.rows
+        return _Part(claim, self.base + first * self.row_bytes, self.base + stop * self.row_bytes, ends)
+
+
 @dataclass
 class Launch:
     """The proof of a block: `words` are what the CRCs of its parts are made from, wherever they are by now."""
@@ -54,11 +75,11 @@ class Proofs:
 
     def launch(self, block: Any) -> None:
         """Queue the proof of the next block, on the current stream of its device; nothing waits."""
-        columns = _columns(block)
-        place, stop = self._place, self._place + next(iter(columns.values())).shape[0]
+        columns = {name: _Column.of(tensor) for name, tensor in _columns(block).items()}
+        place, stop = self._place, self._place + next(iter(columns.values())).rows
         new = self.claims.take(stop)
         assert all(claim.first >= place for claim in new), "claims of a block that has gone by"
-        parts = [_part(claim, columns[claim.column], place) for claim in (*self._open, *new)]
+        parts = [columns[claim.column].part(claim, place) for claim in (*self._open, *new)]
         self._place, self._open = stop, [part.claim for part in parts if not part.last]
         if parts:
             from maxsim_eval.cache.device_crc import remainders  # needs Triton
@@ -88,14 +109,6 @@ def settle(launches: Iterable[Launch]) -> None:
             crcs[part.claim] = zlib_ng.crc32_combine(crcs.get(part.claim, 0), here, part.stop - part.start)
             if part.last and crcs[part.claim] != part.claim.crc:
                 part.claim.blame()
-
-
-def _part(claim: Claim, column: Tensor, place: int) -> _Part:
-    """The part of a claim that a block's column holds, whose rows begin at a place."""
-    rows = column[max(claim.first - place, 0) : claim.stop - place]
-    assert rows.is_contiguous()
-    start = rows.data_ptr()
-    return _Part(claim, start, start + rows.numel() * rows.element_size(), claim.stop <= place + column.shape[0])
 
 
 def _columns(block: Any) -> dict[str, Tensor]:

@@ -61,7 +61,7 @@ class StoredScores:
     def read(self, row: int, out: np.ndarray) -> None:
         """Fill `out` `[n]` (contiguous float32) with a row; `CacheError` for a file that changed or is damaged."""
         target = out.data.cast("B")
-        read_at(self.path, self.stamp, [(self.position + row * len(target), target)])
+        read_at(self.path, self.stamp, [(self.position + row * len(target), [target])])
         if zlib.crc32(target) != self.crcs[row]:
             reason = f"scores of row {row} do not have the CRC-32 they were written with"
             raise damaged(self.path, reason, _AGAIN)

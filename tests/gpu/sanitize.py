@@ -15,6 +15,7 @@ import argparse
 import itertools
 import sys
 import warnings
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -40,7 +41,8 @@ from maxsim_kernels import (
     quantize_int8,
     stream_topk,
 )  # fmt: skip
-from maxsim_kernels.search import exact_topk
+from maxsim_kernels.search import exact_topk, residuals_of
+from maxsim_kernels.training import contrastive_loss
 
 HALF, BFLOAT, SINGLE = torch.float16, torch.bfloat16, torch.float32
 COUNTS, ASKED = [3, 0, 31, 1, 130, 65], [4, 0, 31, 1, 70, 17]
@@ -210,6 +212,54 @@ def gradients_differ(queries: Any, documents: Any, options: dict[str, Any]) -> s
     return ""
 
 
+def loss_cases() -> Iterator[Case]:
+    """The contrastive loss as one node: documents beyond the queries, named positives, masks, ragged sides."""
+    asked, rows = make.packed([4, 1, 31, 20], 128), make.packed([3, 40, 31, 1, 7, 0], 128, seed=1)
+    for d, dtype in ((128, HALF), (100, SINGLE), (300, BFLOAT)):
+        few, documents = make.gauss(6, 17, d, dtype=dtype), make.gauss(11, 70, d, dtype=dtype, seed=1)
+        yield f"loss d={d} {dtype}", few, documents, {}
+        yield f"loss d={d} {dtype} positives", few, documents, {"positives": torch.arange(6, device=make.device).flip(0) + 2}
+        yield f"loss d={d} {dtype} masked", few, documents, {"query_mask": make.mask(6, 17), "document_mask": make.mask(11, 70)}
+    yield "loss packed", asked, rows, {}
+
+
+def loss_differs(queries: Any, documents: Any, options: dict[str, Any]) -> str:
+    """Loss and gradients by every path against the CPU's; what is wrong, or nothing."""
+
+    def step(path: str, *sides: Any) -> list[torch.Tensor]:
+        leaves = [(side.values if isinstance(side, Packed) else side).detach().requires_grad_() for side in sides]
+        held = [side.with_values(leaf) if isinstance(side, Packed) else leaf for side, leaf in zip(sides, leaves, strict=True)]
+        asked = options if sides[0] is queries else {name: on_cpu(value) for name, value in options.items()}
+        loss = contrastive_loss(*held, temperature=20.0, backward=path, **asked)
+        loss.backward()
+        return [one.detach().cpu().double() for one in (loss, *(leaf.grad for leaf in leaves))]
+
+    need = step("csr", on_cpu(queries), on_cpu(documents))
+    for path in ("unified", "atomic", "csr"):
+        for name, got, want in zip(("loss", "dQ", "dD"), step(path, queries, documents), need, strict=True):
+            worst = float((got - want).abs().max())
+            if not worst <= 2e-2 * float(want.abs().max()):
+                return f"{path} {name}: {worst} off"
+    return ""
+
+
+def crc_cases() -> Iterator[Case]:
+    """Stored bytes in one chunk and in many."""
+    for size in (4, 5000, 70_000, 3 << 20):
+        yield f"crc of {size} bytes", (make.gauss(size, 1) * 50).to(torch.int8), None, {}
+
+
+def crc_differs(data: Any, _: Any, options: dict[str, Any]) -> str:
+    """CRC-32s of ranges that begin and end anywhere, against zlib's; what is wrong, or nothing."""
+    from maxsim_eval.cache import device_crc
+
+    base, held, size = data.data_ptr(), data.cpu().numpy().tobytes(), data.numel()
+    cuts = [(0, size), (1, size), (0, size - 1), (size // 2, size // 2), (size // 3, size - 3)]
+    words = device_crc.remainders([(base + first, base + last) for first, last in cuts], data.device).tolist()
+    found = [device_crc.crc_of(word, base + first, base + last) for (first, last), word in zip(cuts, words, strict=True)]
+    return "" if found == [zlib.crc32(held[first:last]) for first, last in cuts] else "another CRC-32 than zlib's"
+
+
 def chamfer_cases() -> Iterator[Case]:
     """Clouds that leave a tail in every tile, of every way through the kernels."""
     for d, dtype, n, m in ((3, SINGLE, 1, 1), (3, SINGLE, 700, 1301), (3, HALF, 65, 1301),
@@ -270,12 +320,13 @@ def search_cases() -> Iterator[Case]:
         for queries in (near[0].clone(), near, near.repeat(7, 1, 1)):
             for where in ("device", "host"):
                 held = documents if where == "device" else on_cpu(documents)
-                yield f"search {name}, {list(queries.shape)}, {where}", queries, held, {"codes": codes}
+                stored = {"codes": codes, "residuals": residuals_of(documents, codes)}
+                yield f"search {name}, {list(queries.shape)}, {where}", queries, held, stored
 
 
 def search_differs(queries: Any, documents: Any, options: dict[str, Any]) -> str:
     """A certified search against brute force, bit for bit; what is wrong, or nothing."""
-    scores, found, _ = exact_topk(queries, documents, 1, codes=options["codes"])
+    scores, found, _ = exact_topk(queries, documents, 1, **options)
     best, order = stream_topk(queries, [documents], 1, memory_budget=1 << 30)
     return "" if torch.equal(scores, best) and torch.equal(found, order) else "other documents, or other scores"
 
@@ -347,6 +398,8 @@ def main() -> int:
         (stream_cases(), stream_differs, 1),
         (coded_cases(), coded_differs, 1),
         (search_cases(), search_differs, 1),
+        (loss_cases(), loss_differs, 3),
+        (crc_cases(), crc_differs, 1),
     ]
     every = ((case, judged, each) for cases, judged, each in checks for case in cases if options.only in case[0])
     calls, wrong = 0, 0
@@ -357,9 +410,9 @@ def main() -> int:
         if message:
             wrong += 1
             print(f"WRONG {name}: {message}", flush=True)
+    print(f"{calls} calls, {wrong} wrong", flush=True)
     if not options.only and not part:
-        calls += broken_offsets()
-    print(f"{calls} calls, {wrong} wrong")
+        print(f"{broken_offsets()} calls with broken offsets")
     return 1 if wrong or not calls else 0
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from pathlib import Path
 
@@ -14,7 +15,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from maxsim_eval.cache import shards, stripes
+from maxsim_eval.cache import hdf5, shards, stripes
 from maxsim_eval.cache.filling import fill_entry
 from maxsim_eval.cache.selection import Selection
 from maxsim_eval.cache.sides import Entry, open_entry
@@ -32,11 +33,14 @@ class Stored:
         crcs = [zlib.crc32(self.data[: first + stripe]) for first in range(0, rows, stripe)]
         self.stripes = Stripes(Path("a.h5"), rows, row, stripe, np.array(crcs, np.uint32), self.fetch, "Remove it.")
 
-    def fetch(self, parts: Iterable[tuple[int, memoryview]]) -> None:
+    def fetch(self, parts: Iterable[tuple[int, Sequence[memoryview]]]) -> None:
         flat, row = self.data.reshape(-1), self.data.shape[1]
-        for first, target in parts:
-            self.read_bytes += len(target)
-            target[:] = flat[first * row : first * row + len(target)].data
+        for first, targets in parts:
+            place = first * row
+            for target in targets:
+                self.read_bytes += len(target)
+                target[:] = flat[place : place + len(target)].data
+                place += len(target)
 
     def read(self, runs: list[tuple[int, int]], *, checked: bool = True) -> bytes:
         out = bytearray(sum(count for _, count in runs) * self.data.shape[1])
@@ -140,14 +144,14 @@ def test_no_stripe_is_read_twice_and_little_beside_what_is_asked() -> None:
 def test_a_disk_that_reads_differently_each_time_is_named() -> None:
     stored, fetch = Stored(100, 4, 10), []
 
-    def once_wrong(parts: Iterable[tuple[int, memoryview]]) -> None:
+    def once_wrong(parts: Iterable[tuple[int, Sequence[memoryview]]]) -> None:
         fetch.append(1)
         stored.fetch(parts)
 
     held = stored.data.copy()
     stored.data[55] ^= 1
 
-    def repaired(parts: Iterable[tuple[int, memoryview]]) -> None:
+    def repaired(parts: Iterable[tuple[int, Sequence[memoryview]]]) -> None:
         once_wrong(parts)
         stored.data[:] = held
 
@@ -260,3 +264,26 @@ def test_files_with_a_checksum_for_each_stripe_are_read_and_checked(entry: Entry
     assert sum(before.shards[0].verify()) == len(whole)
     with pytest.raises(CacheError, match=r"00000\.h5: damaged: tokens 10 to 19 do not have the CRC-32"):
         damage(before, 17).load()
+
+
+@pytest.mark.parametrize("most", [1, 5, 1 << 20])
+def test_many_buffers_are_filled_by_few_calls_that_may_fall_short(
+    most: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = np.random.default_rng(0).integers(0, 256, 9_000, dtype=np.uint8).tobytes()
+    path = tmp_path / "values"
+    path.write_bytes(data)
+    real, calls = os.preadv, []
+
+    def short(descriptor: int, buffers: Sequence[memoryview], place: int) -> int:
+        calls.append(len(buffers))
+        return real(descriptor, [buffers[0][:most]] if most < len(buffers[0]) else buffers, place)
+
+    monkeypatch.setattr(os, "preadv", short)
+    out = memoryview(bytearray(3 * 2_500))
+    buffers = [out[first : first + 3] for first in range(0, len(out), 3)]
+    hdf5.read_at(path, hdf5.Stamp.of(path.stat()), [(7, buffers[:2_000]), (7 + 6_000, buffers[2_000:])])
+    assert bytes(out) == data[7 : 7 + len(out)]
+    assert max(calls) <= 1_024
+    with pytest.raises(CacheError, match=r"truncated: the file ends 2 bytes too early, need 9000 bytes"):
+        hdf5.read_at(path, hdf5.Stamp.of(path.stat()), [(8_998, [out[:4]])])

@@ -123,9 +123,9 @@ def test_the_kernel_compiles_without_spills(architecture: int, tmp_path: Path) -
     import record_resources as recorder
     from maxsim_eval.cache import device_crc
 
-    words = {"powers_ptr": torch.zeros(1, dtype=torch.uint32), "out_ptr": torch.zeros(1, dtype=torch.int32)}
+    powers = {"powers_ptr": torch.zeros(1, dtype=torch.uint32)}
     sizes = {"Y": device_crc.Y, "LANES": device_crc.LANES, "ROWS": device_crc.ROWS}
-    arguments = {"ranges_ptr": torch.zeros(2, dtype=torch.int64), **words, **sizes}
+    arguments = {"ranges_ptr": torch.zeros(3, dtype=torch.int64), **powers, **sizes}
     launch = recorder.Launch(device_crc._crc_kernel, arguments, device_crc.LANES // 32, None)
     used = recorder.resources(recorder.compiled(launch, architecture), tmp_path)
     assert used["spill_bytes"] == 0
