@@ -189,9 +189,11 @@ def _tiles_kernel(
     next_tile = 0
     entry = tile_entry(begin, end, next_document, next_tile, table_ptr, document_size, pitch, tiles, RAGGED, TOKENS)
     scale = token_scales(entry[0], begin < end, scale_ptr, tokens_total, KIND, TOKENS)
+    # A document's scale is loaded where it ends: other programs hide the wait, and a tile carries nothing for it. Beside winners that
+    # would take the registers of a program, so there it comes a tile ahead too.
     next_weight = weight
-    if DOCUMENT_SCALED == 1:
-        next_weight = document_scale(entry[1], scale_ptr, argmax_documents, splits, STORE_ROWS)
+    if DOCUMENT_SCALED == 1 and ARGMAX:
+        next_weight = document_scale(entry[1] >> 1, scale_ptr, argmax_documents, 1, STORE_ROWS)
     for step in tl.range(begin, end, num_stages=STAGES):
         row, owner_and_last = entry
         # Counted, not divided: a division costs as much as a tenth of a tile's maxima.
@@ -201,8 +203,8 @@ def _tiles_kernel(
         next_scale = token_scales(entry[0], step + 1 < end, scale_ptr, tokens_total, KIND, TOKENS)
         if HOLES:  # asked for before the products, which take longer than it takes to come
             counted = counted_tokens(row, owner_and_last, mask_ptr, document_size, pitch, splits, STORE_ROWS, TOKENS)
-        document = owner_and_last // 2
-        last = owner_and_last % 2 == 1
+        document = owner_and_last >> 1
+        last = (owner_and_last & 1) == 1
         size = document_size
         first = row - document * pitch
         if RAGGED:
@@ -210,9 +212,9 @@ def _tiles_kernel(
             if SHORT or ARGMAX:
                 size = tl.load(length_ptr + document)
                 first = row - tl.load(start_ptr + document)
-        if DOCUMENT_SCALED == 1:
+        if DOCUMENT_SCALED == 1 and ARGMAX:
             weight = next_weight
-            next_weight = document_scale(entry[1], scale_ptr, argmax_documents, splits, STORE_ROWS)
+            next_weight = document_scale(entry[1] >> 1, scale_ptr, argmax_documents, 1, STORE_ROWS)
         tokens = document_desc.load([row, 0])
         cells0 = _cells(rows0, tokens, scale, KIND)
         cells1 = _cells(rows1, tokens, scale, KIND)
@@ -247,8 +249,11 @@ def _tiles_kernel(
                 # An empty document stays -inf, also for a query token whose scale is NaN. The document's scale comes first, as in
                 # the other kernels: views of a large buffer are theirs, and must get the same bits.
                 there = size > 0
-                sum0 = sum0 * tl.where(there, weight, 1.0) * tl.where(there, weight0, 1.0)
-                sum1 = sum1 * tl.where(there, weight, 1.0) * tl.where(there, weight1, 1.0)
+                times = weight
+                if DOCUMENT_SCALED == 1 and not ARGMAX:
+                    times = document_scale(document, scale_ptr, argmax_documents, splits, STORE_ROWS)
+                sum0 = sum0 * tl.where(there, times, 1.0) * tl.where(there, weight0, 1.0)
+                sum1 = sum1 * tl.where(there, times, 1.0) * tl.where(there, weight1, 1.0)
             sum0 = tl.where(valid0, sum0, 0.0)
             sum1 = tl.where(valid1, sum1, 0.0)
             column = number - first_document

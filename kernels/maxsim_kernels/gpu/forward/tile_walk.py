@@ -42,11 +42,11 @@ def counted_tokens(row, owner_and_last, mask_ptr, document_size, pitch, splits, 
 
 
 @triton.jit
-def document_scale(owner_and_last, scale_ptr, documents, splits, STORE_ROWS: tl.constexpr):
-    """The scale of a tile's document (of the document that a piece belongs to)."""
-    document = owner_and_last // 2
+def document_scale(document, scale_ptr, documents, splits, STORE_ROWS: tl.constexpr):
+    """The scale of a document, or of the document that a piece belongs to; of the last one for numbers beyond."""
     if STORE_ROWS:
-        document = document // splits
+        if splits > 1:  # seldom, and a division costs more than this branch
+            document = document // splits
     return tl.load(scale_ptr + tl.minimum(document, documents - 1)).to(tl.float32)
 
 

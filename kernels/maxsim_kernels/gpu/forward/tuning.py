@@ -127,7 +127,7 @@ ROWS = (
     Row("dense int8 token short winners", "sm_90", _keys("dense", "int8 token", ("tiny", "short"), narrow=BOTH, winners=(True,)),
         Config(64, 64, 4, 3, 3, "H200", "fewer registers would spill")),
     Row("dense fp8", "sm_90", _keys("dense", "fp8"),
-        Config(128, 128, 8, 3, 2, "H200", "two programs fit; 1.6x FP16")),
+        Config(64, 128, 4, 3, 3, "H200", "three programs fit; 1.7x FP16")),
     Row("dense fp8 narrow", "sm_90", _keys("dense", "fp8", ("brief", ""), narrow=(True,), winners=BOTH),
         Config(64, 128, 4, 3, 2, "H200", "as INT8")),
     Row("dense fp8 brief", "sm_90", _keys("dense", "fp8", ("brief",), winners=BOTH),
