@@ -15,7 +15,7 @@ from maxsim_kernels import fallback
 from maxsim_kernels.api import run
 from maxsim_kernels.checks import Options
 from maxsim_kernels.integrations.patching import Library
-from maxsim_kernels.tokens import FLOAT_DTYPES, Packed
+from maxsim_kernels.tokens import FLOAT_DTYPES, Packed, lengths_of
 
 Tokens = Tensor | Packed
 _LARGE = 1 << 22  # elements from which a kernel of our own is worth its launch: torch's reads at a fifth of the memory's speed
@@ -133,18 +133,12 @@ def used_tokens(tokens: Tensor) -> Tensor:
     return tokens.any(dim=-1)
 
 
-def packable(items: object) -> bool:
-    """Whether a list of token matrices can be packed: float tensors `[L, d]` of one dtype, device and width."""
-    if not isinstance(items, list) or not items:
-        return False
+def list_lengths(items: object) -> list[int] | None:
+    """Lengths of a list of token matrices that can be packed: float tensors `[L, d]` of one dtype, device and width; else None."""
+    if not isinstance(items, list) or not items or not all(issubclass(kind, Tensor) for kind in set(map(type, items))):
+        return None
     first = items[0]
-    if not isinstance(first, Tensor) or first.dim() != 2 or not first.shape[1] or first.dtype not in FLOAT_DTYPES:
-        return False
-    kinds = set(map(type, items))
-    if kinds != {Tensor} and not all(issubclass(kind, Tensor) for kind in kinds):
-        return False
-    alike = {item.shape[1:] for item in items} == {first.shape[1:]}  # sets: a list may have ten thousand items
-    return alike and {item.dtype for item in items} == {first.dtype} and {item.device for item in items} == {first.device}
+    return lengths_of(items) if first.dim() == 2 and first.shape[1] and first.dtype in FLOAT_DTYPES else None
 
 
 def slices(lengths: list[int], width: int, limit: int) -> Iterator[slice]:

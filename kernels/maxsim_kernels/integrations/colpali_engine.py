@@ -16,7 +16,7 @@ from torch import Tensor
 
 from maxsim_kernels.integrations import calls
 from maxsim_kernels.integrations.patching import Library, Target
-from maxsim_kernels.tokens import Packed, pack
+from maxsim_kernels.tokens import Packed, joined
 
 _MAXSIM = "colpali_engine.utils.maxsim"
 _PROCESSING = "colpali_engine.utils.processing_utils"
@@ -51,21 +51,23 @@ def score_multi_vector(qs: Any, ps: Any, batch_size: int = 128, device: Any = No
     Pages are moved and scored some at a time, without padding; `batch_size` says, as in the library, which of them are padded together.
     """
     place = torch.device(device or LIBRARY["get_torch_device"]("auto"))
-    reason = _named_backend() or _unlisted(qs, ps, place, batch_size)
+    asked, held = _lengths(qs), _lengths(ps)
+    reason = _named_backend() or _unlisted(qs, ps, asked, held, place, batch_size)
     if reason:
         calls.leave(LIBRARY, reason)
         scores: Tensor = LIBRARY[_SCORE](qs, ps, batch_size=batch_size, device=device)
         return scores
     calls.count(LIBRARY, "score_multi_vector")
-    queries = (qs if isinstance(qs, Tensor) else pack(list(qs))).to(place)  # a padded query token would add 0
+    assert asked is not None
+    assert held is not None
+    queries = (qs if isinstance(qs, Tensor) else joined(qs, asked)).to(place)  # a padded query token would add 0
     if isinstance(ps, Tensor):
         rows = max(1, calls.CHUNK // (ps.shape[1] * ps.shape[2]))
         parts = [_pages(queries, ps[start : start + rows].to(place)) for start in range(0, len(ps), rows)]
     else:
-        lengths = [len(page) for page in ps]
-        runs = calls.slices(lengths, ps[0].shape[1], calls.CHUNK)
-        short = _short(lengths, batch_size)
-        parts = [_pages(queries, _padded(ps, short, run).to(place)) for run in runs]
+        short = _short(held, batch_size)
+        runs = calls.slices(held, ps[0].shape[1], calls.CHUNK)
+        parts = [_pages(queries, _padded(ps[run], held[run], short[run]).to(place)) for run in runs]
     return torch.cat(parts, dim=1).cpu()
 
 
@@ -100,11 +102,17 @@ def _named_backend() -> str:
     return "" if named == "auto" else f"COLPALI_SCORES_BACKEND is {named!r}"
 
 
-def _unlisted(qs: Any, ps: Any, place: torch.device, batch_size: int) -> str:
-    for side in (qs, ps):
-        if not (isinstance(side, Tensor) and side.dim() == 3) and not calls.packable(side):
-            return "embeddings that are no [N, L, d] tensor and no list of [L, d] tensors"
-    if batch_size < 1 or any(isinstance(side, list) and not all(len(item) for item in side) for side in (qs, ps)):
+def _lengths(side: Any) -> list[int] | None:
+    """Lengths of a tensor's or a list's items; None where they are no `[L, d]`."""
+    if isinstance(side, Tensor):
+        return [side.shape[1]] * len(side) if side.dim() == 3 else None
+    return calls.list_lengths(side)
+
+
+def _unlisted(qs: Any, ps: Any, asked: list[int] | None, held: list[int] | None, place: torch.device, batch_size: int) -> str:
+    if asked is None or held is None:
+        return "embeddings that are no [N, L, d] tensor and no list of [L, d] tensors"
+    if batch_size < 1 or not all(asked) or not all(held):
         return "nothing to score"
     first, second = (side[:1] if isinstance(side, Tensor) else side[0] for side in (qs, ps))
     return calls.untaken(first, second, place)
@@ -118,8 +126,8 @@ def _short(lengths: list[int], batch_size: int) -> list[bool]:
     return [length < longest[number // batch_size] for number, length in enumerate(lengths)]
 
 
-def _padded(pages: list[Tensor], short: list[bool], run: slice) -> Packed:
-    """Pages of a run, with one zero token where the library pads with any number of them."""
+def _padded(pages: list[Tensor], lengths: list[int], short: list[bool]) -> Packed:
+    """Pages, with one zero token where the library pads with any number of them."""
     zero = pages[0].new_zeros(1, pages[0].shape[1])
-    held = [torch.cat((page, zero)) if pad else page for page, pad in zip(pages[run], short[run], strict=True)]
-    return pack(held)
+    rows = [row for page, pad in zip(pages, short, strict=True) for row in ((page, zero) if pad else (page,))]
+    return joined(rows, [length + pad for length, pad in zip(lengths, short, strict=True)])

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from maxsim_kernels.integrations import calls
 from maxsim_kernels.integrations.patching import Library, Target
-from maxsim_kernels.tokens import Packed, pack
+from maxsim_kernels.tokens import Packed, joined
 
 _SCORES = "pylate.scores.colbert"
 _MASKED = "(queries_embeddings, documents_embeddings, queries_mask=None, documents_mask=None, backend=None)"
@@ -170,7 +170,8 @@ def _pairs(queries: Any, documents: Any, backend: str | None) -> tuple[calls.Tok
 def _matrices(tokens: Any) -> Tensor | Packed | None:
     if isinstance(tokens, Tensor):
         return tokens if tokens.dim() == 3 else None
-    return pack(tokens) if calls.packable(tokens) and all(len(item) for item in tokens) else None
+    lengths = calls.list_lengths(tokens)
+    return joined(tokens, lengths) if lengths is not None and all(lengths) else None
 
 
 def _dtype(queries: Tensor | Packed, *masks: Tensor | None) -> torch.dtype:

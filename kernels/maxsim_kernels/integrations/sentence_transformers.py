@@ -17,7 +17,7 @@ from torch import Tensor
 
 from maxsim_kernels.integrations import calls
 from maxsim_kernels.integrations.patching import Library, Target
-from maxsim_kernels.tokens import Packed, pack
+from maxsim_kernels.tokens import Packed, joined
 
 _SIMILARITY = "sentence_transformers.util.similarity"
 _SCORING = "sentence_transformers.multi_vector_encoder.scoring.colbert"
@@ -43,10 +43,11 @@ LIBRARY = Library(
 
 
 class _Side(NamedTuple):
-    """Queries or documents as the operator takes them. `tokens` is a list where it has yet to be packed."""
+    """Queries or documents as the operator takes them. `tokens` is a list, of items of `lengths`, where it has yet to be packed."""
 
     tokens: Tensor | list[Tensor]
     mask: Tensor | None
+    lengths: list[int] | None = None
 
 
 def maxsim(
@@ -192,7 +193,8 @@ def _side(tokens: Any, mask: Any, dims: int = 3) -> _Side | None:
         if tokens.dim() != dims or not tokens.is_floating_point() or not _fits(mask, tokens):
             return None
         return _Side(tokens, calls.used_tokens(tokens) if mask is None else mask)
-    return _Side(tokens, None) if dims == 3 and mask is None and calls.packable(tokens) else None
+    lengths = calls.list_lengths(tokens) if dims == 3 and mask is None else None
+    return None if lengths is None else _Side(tokens, None, lengths)
 
 
 def _fits(mask: Any, tokens: Tensor) -> bool:
@@ -223,35 +225,47 @@ def _sample(side: _Side) -> Tensor:
 
 def _all(queries: _Side, documents: _Side, chunk_elements: int | None) -> Tensor:
     """Every query with every document; of a list, a chunk of documents is packed at a time."""
-    parts = [_scored(queries, part) for part in _chunks(documents, chunk_elements)]
+    ready = _ready(queries)
+    parts = [_scored_with(ready, part) for part in _chunks(documents, chunk_elements)]
     return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
 
 
 def _pairs(queries: _Side, documents: _Side, chunk_elements: int | None) -> Tensor:
     limit = min(chunk_elements or calls.CHUNK, calls.CHUNK)
-    if isinstance(queries.tokens, Tensor) and isinstance(documents.tokens, Tensor):
+    if queries.lengths is None and documents.lengths is None:
         return _scored(queries, documents, pairs=True)
-    lengths = [a.shape[0] + b.shape[0] for a, b in zip(queries.tokens, documents.tokens, strict=True)]
+    lengths = [sum(pair) for pair in zip(_sizes(queries), _sizes(documents), strict=True)]
     runs = calls.slices(lengths, _sample(documents).shape[-1], limit)
     parts = [_scored(_part(queries, run), _part(documents, run), pairs=True) for run in runs]
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 def _chunks(documents: _Side, chunk_elements: int | None) -> list[_Side]:
-    if isinstance(documents.tokens, Tensor):
+    if documents.lengths is None:
         return [documents]
     limit = min(chunk_elements or calls.CHUNK, calls.CHUNK)
-    lengths = [item.shape[0] for item in documents.tokens]
-    return [_part(documents, run) for run in calls.slices(lengths, _sample(documents).shape[-1], limit)]
+    return [_part(documents, run) for run in calls.slices(documents.lengths, _sample(documents).shape[-1], limit)]
+
+
+def _sizes(side: _Side) -> list[int]:
+    if side.lengths is not None:
+        return side.lengths
+    assert isinstance(side.tokens, Tensor)
+    return [side.tokens.shape[1]] * len(side.tokens)
 
 
 def _part(side: _Side, run: slice) -> _Side:
-    return _Side(side.tokens[run], None if side.mask is None else side.mask[run])
+    mask = None if side.mask is None else side.mask[run]
+    return _Side(side.tokens[run], mask, None if side.lengths is None else side.lengths[run])
 
 
 def _scored(queries: _Side, documents: _Side, pairs: bool = False) -> Tensor:
     """Scores of the operator, with the library's value where a document has no token that counts."""
-    rows, query_mask = _ready(queries)
+    return _scored_with(_ready(queries), documents, pairs)
+
+
+def _scored_with(ready: tuple[Tensor | Packed, Tensor | None], documents: _Side, pairs: bool = False) -> Tensor:
+    rows, query_mask = ready
     if query_mask is not None and query_mask.dtype != torch.bool:
         # A float mask multiplies each query token's maximum, which is linear in the token (for weights of 0 and above).
         if query_mask.is_floating_point():
@@ -288,7 +302,10 @@ def _empty_score(documents: Tensor | Packed) -> float | None:
 
 
 def _ready(side: _Side) -> tuple[Tensor | Packed, Tensor | None]:
-    return (side.tokens if isinstance(side.tokens, Tensor) else pack(side.tokens)), side.mask
+    if isinstance(side.tokens, list):
+        assert side.lengths is not None
+        return joined(side.tokens, side.lengths), side.mask
+    return side.tokens, side.mask
 
 
 def _normalized(scores: Tensor, queries: _Side) -> Tensor:
