@@ -12,7 +12,7 @@ a GPU; only where named). --ranks: the first of these shapes over all processes 
 
 The wall goes from the call to the results on the host. The floor is the larger of the bytes at the rate of pinned copies that took
 turns with the stream, and of one pass over the same documents resident on the GPU, both of the same run. How it is measured and
-checked: `streaming_measure.py`; what the documents are: `streaming_data.py`.
+checked: `out_of_core/measure.py`; what the documents are: `out_of_core/corpora.py`.
 
 The file is written after every line, so a run that is stopped keeps what it has. A row starts only while `--seconds` allow it. Rows
 need up to 17 GB of pinned memory, 17 GB more for `pageable` and 9 for `int8`; `stored` needs 15 GB of disk under `--folder`.

@@ -8,7 +8,8 @@ Groups: steps (forward + backward of in-batch negatives: ours by path, both peer
 and uniform winners; csr must give the same bits 20 times), layouts (distillation, pairs, packed, d = 768, FP32 inputs).
 
 Every method's gradients for one random upstream gradient are compared first with FP64 arithmetic on FP64 winners, for a part of
-the queries and documents (`gradients.py`); all must be finite. How rows are prepared, timed and written: `harness.py`.
+the queries and documents (`measure/gradient_truth.py`); all must be finite. How rows are prepared and timed:
+`run/runner.py`; how they are written: `results/file.py`.
 
 Compiling takes longer than timing. `--compile-only --only GROUP` in several processes at once fills Triton's cache on disk first.
 """

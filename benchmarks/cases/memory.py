@@ -257,7 +257,7 @@ def main(arguments: list[str]) -> None:
     torch.set_float32_matmul_precision("high")
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if device.type == "cpu" and not smoke:
-        raise SystemExit("paper_memory.py measures a CUDA GPU, and torch sees none here")
+        raise SystemExit("cases/memory.py measures a CUDA GPU, and torch sees none here")
     if method in COMPILED:
         paper.settle(HERE not in arguments)
     for key, found in measure(method, cells, device, smoke):

@@ -1,7 +1,7 @@
 """The parts of a training step, and the backward alone: our paths called directly, the peers' through autograd.
 
 Source: the paper's component breakdown (tab:bwd_breakdown, one query) and its ablation of backward paths (tab:bwd_abl). Winners come
-from data, so that peers can take part (`training_cases.drawn`). Every run of csr must give the same bits.
+from data, so that peers can take part (`drawn` of `training.py`). Every run of csr must give the same bits.
 """
 
 from __future__ import annotations

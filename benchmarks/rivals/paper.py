@@ -1,4 +1,4 @@
-"""Baselines by the paper's names beyond those of `rivals.py`, and our own kernels forced where the choice would take another.
+"""Baselines by the paper's names beyond those of `torch_rivals.py`, and our own kernels forced where the choice would take another.
 
 Compiled in both precisions (padded too), textbook, scorers of PyLate and colpali-engine, every chunk size by itself. `torch.compile`
 runs as the paper's protocol says: max-autotune with CUDA graphs and without, over FP16 and over FP32 accumulation

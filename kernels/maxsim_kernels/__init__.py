@@ -12,7 +12,7 @@ api.py         `maxsim`, `maxsim_pairs`, `explain`: validates, chooses, says why
 autograd.py    gradients of eager GPU calls
 ops.py         the custom operators behind them, for torch.compile and autograd
 chamfer/       Chamfer distance
-gpu/           Triton kernels: forward and backward
+gpu/           Triton kernels: forward, backward, tokens of few bits, certified search
 cpu/           fast exact CPU paths
 reference.py   the truth: plain chunked torch that shares no arithmetic with the fast paths
 quantize.py    INT8 and FP8 codes of tokens

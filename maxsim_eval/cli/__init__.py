@@ -5,7 +5,7 @@ atlas.py     the command `atlas`: what every way of storing embeddings costs, wi
 bench.py     the command `bench`: one table of the paper, measured here by the scripts of `benchmarks/`, and shown
 cache.py     the commands of the embedding cache: `encode`, `inspect`, `convert` and `cache ls | rm | gc`
 conform.py   the command `conform`: whether a function that scores keeps the contract, bugs told from conventions
-evaluate.py  the evaluating commands, one a source of data: `beir`, `local`, `real-mm-rag`, `demo`
+evaluate.py  the evaluating commands, one a source of data: `beir`, `local`, `real-mm-rag`, `irds`, `demo`
 explain.py   the command `explain`: which document tokens a score comes from, as a table, as JSON and as a picture
 gate.py      the command `gate`: a Result against a committed baseline and thresholds, for a CI
 import_.py   the command `import`: token embeddings that were computed elsewhere, checked and put into the cache

@@ -39,7 +39,7 @@ def gate(
 ) -> None:
     """Fail (exit code 1) when quality fell or a path left its parity bounds. For a CI: docs/gate.md.
 
-    Example: python evaluate.py gate results/beir-scifact-lexical/result.json --baseline tests/baselines/scifact.json
+    Example: python evaluate.py gate results/beir-scifact-lexical/result.json --baseline tests/baselines/scifact-lexical.json
     """
     from maxsim_eval.gate import checking as rules
     from maxsim_eval.gate.report import append_summary, overview, render, to_json, to_summary

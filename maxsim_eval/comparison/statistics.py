@@ -11,7 +11,7 @@ not shown that there is nothing.
 Interval: percentile bootstrap over queries (Efron 1979) with Hesterberg's expanded tails (2015, 'What Teachers Should Know About the
 Bootstrap'), which widen it as a t-interval is wider than a normal one. Not BCa (Efron 1987): rankings of two good paths differ in few
 queries, most differences are exactly 0, and its bias correction rests on the share of resamples below the observed mean, which then
-jumps. Simulated coverage of 95% intervals, 1000 samples each (`tests/toolkit/test_statistics.py` holds smaller ones):
+jumps. Simulated coverage of 95% intervals, 1000 samples each (`tests/toolkit/comparison/test_statistics.py` holds smaller ones):
 
     300 queries, 3% of them change, by +-0.05 to 0.37    BCa 84%   percentile 92%   Student's t 96%
     300 queries, 10% change, mostly down                 BCa 92%   percentile 93%   Student's t 92%

@@ -1,6 +1,6 @@
 """The fidelity study of docs/fidelity.md: what each scoring path costs in ranking quality, on real token embeddings.
 
-    python -m maxsim_eval.fidelity                              prints the tables
+    python -m maxsim_eval.studies.fidelity                              prints the tables
     python -m maxsim_eval.studies.fidelity --write docs/fidelity.md     puts them between their markers there
     python -m maxsim_eval.studies.fidelity --measure --data-dir DIR     evaluates first, and writes the JSON (--json)
 

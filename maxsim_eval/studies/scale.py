@@ -1,6 +1,6 @@
 """The tables of docs/scale.md: the arithmetic of `costs.py` carried to collections larger than the machines at hand.
 
-    python -m maxsim_eval.scale                               prints the tables
+    python -m maxsim_eval.studies.scale                               prints the tables
     python -m maxsim_eval.studies.scale --write docs/scale.md         puts them between their markers there
     python -m maxsim_eval.studies.scale --rates FILE ...              from other rates (default: docs/results/h200/rates.json)
 

@@ -1,4 +1,4 @@
-"""MaxSim on GPUs in Triton: forward, backward, and what the kernels of both share.
+"""MaxSim on GPUs in Triton: forward, backward, tokens of few bits, certified search, and what their kernels share.
 
 geometry.py  shapes of a launch: padded rows, flat token matrices, how many programs share the documents
 launch.py    launching kernels cheaply: a call's launches are recorded once and replayed for every later call of the same signature
