@@ -220,10 +220,10 @@ def run(arguments: list[str], out: Path, gpus: int) -> dict[str, Any]:
 # Floors
 
 
-def rate_of(amount: float, call: Callable[[], Any], repeats: int = 3) -> float:
-    """Amount a second, the best of some."""
+def rate_of(amount: float, call: Callable[[], Any]) -> float:
+    """Amount a second, the best of three."""
     best = float("inf")
-    for _ in range(repeats):
+    for _ in range(3):
         began = time.perf_counter()
         call()
         if torch.cuda.is_available():

@@ -41,7 +41,6 @@ from run.campaign import Plan
 CHUNK = 1024
 CALLS, TIMED = 3, 7
 ROOM = 128 << 20  # documents larger than this are in no L2
-LARGE = 10_000  # documents from here on are checked in part only
 COLPALI = (2000, 5000, 7000, 10000, 15000, 20000, 50000, 100000, 150000, 175000, 300000, 500000, 600000)
 CELLS = (*(f"{shape}:1000" for shape in SHAPES), "visual:10000", "visual:20000", *(f"ColPali:{count}" for count in COLPALI))
 COMPILED_CELLS = (*(f"{shape}:1000" for shape in SHAPES), "ColPali:10000", "ColPali:20000")

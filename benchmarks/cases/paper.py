@@ -34,7 +34,7 @@ def cell(shape: str, documents: int) -> str:
     return f"{shape} {documents}"
 
 
-def _row(held: Sizes, options: Options, lineup: Lineup, queries: object, documents: object) -> Row:
+def _row(held: Sizes, lineup: Lineup, queries: object, documents: object) -> Row:
     truths = {"float": partial(truth, queries, documents)}  # type: ignore[arg-type]
     return Row("", held.about, lineup, held.work(), (held.queries, held.documents), truths)
 
@@ -76,7 +76,7 @@ def shape_row(options: Options, shape: str, documents: int, *, compiled: bool, g
     found.add(peers.dense(options.peers, asked, corpus))
     if options.peers:
         found.add(paper.scorers(asked, corpus))
-    return _row(held, options, found, queries, corpus)
+    return _row(held, found, queries, corpus)
 
 
 def shapes(options: Options) -> list[Plan]:
@@ -97,7 +97,7 @@ def frontier_row(options: Options, shape: str, documents: int) -> Row:
     if options.compile and documents == 10000:
         found.add(paper.chunked_compiled(asked, corpus, COMPILED_CHUNKS))
     found.add(peers.dense(options.peers, asked, corpus))
-    return _row(held, options, found, queries, corpus)
+    return _row(held, found, queries, corpus)
 
 
 def frontier(options: Options) -> list[Plan]:
@@ -117,7 +117,7 @@ def chunks_row(options: Options, shape: str, documents: int) -> Row:
     held = sizes(options, SHAPES[shape], documents)
     queries, asked, corpus = drawn(options, held)
     found = torch_rivals.ours(asked, corpus).add(paper.chunk_grid(asked, corpus))
-    return _row(held, options, found, queries, corpus)
+    return _row(held, found, queries, corpus)
 
 
 def chunks(options: Options) -> list[Plan]:
@@ -131,7 +131,7 @@ def op_abl_row(options: Options, shape: str) -> Row:
     found = torch_rivals.ours(asked, corpus).add(paper.one_program_a_pair(asked, corpus))
     found.add(torch_rivals.naive(asked, corpus)).add(torch_rivals.chunked(asked, corpus))
     found.add(compiled_half(options, held, asked, corpus)).add(peers.dense(options.peers, asked, corpus))
-    return _row(held, options, found, queries, corpus)
+    return _row(held, found, queries, corpus)
 
 
 def op_abl(options: Options) -> list[Plan]:
@@ -153,7 +153,7 @@ def multiquery_row(options: Options, shape: str, queries: int) -> Row:
     found = torch_rivals.ours(asked, corpus).add(paper.textbook(asked, corpus))
     found.add(torch_rivals.naive(asked, corpus)).add(torch_rivals.chunked(asked, corpus))
     found.add(compiled_half(options, held, asked, corpus)).add(peers.dense(options.peers, asked, corpus))
-    return _row(held, options, found, block, corpus)
+    return _row(held, found, block, corpus)
 
 
 def multiquery(options: Options) -> list[Plan]:

@@ -18,7 +18,7 @@ from functools import partial
 import torch
 
 from cases import memory
-from cases.inputs import sizes, unit
+from cases.inputs import DIM, sizes, unit
 from measure.method import Options
 from measure.names import SHAPES
 from results.paper_file import Findings
@@ -31,11 +31,11 @@ COUNTERS = ("dram__bytes_read.sum", "dram__bytes_write.sum")
 SECONDS = 120
 
 
-def counted(shape: str, documents: int, method: str, *, dim: int = 128) -> int:
+def counted(shape: str, documents: int, method: str) -> int:
     """Bytes the algorithm moves at least."""
     rows, tokens = SHAPES[shape]
     size = 4 if method == memory.WIDE else 2
-    operands = size * dim * (documents * tokens + rows) + 4 * documents
+    operands = size * DIM * (documents * tokens + rows) + 4 * documents
     if method != memory.OURS:
         return operands + 2 * size * documents * rows * tokens
     stored = rows if rows > 64 else 0  # beyond 64 tokens row maxima go through memory (FP32)

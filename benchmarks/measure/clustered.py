@@ -28,8 +28,8 @@ class Clustered:
         device: where tokens are made; another kind of device makes others.
     """
 
-    def __init__(self, growth: str, dim: int, tokens: int, device: str = "cpu", seed: int = 0) -> None:
-        self.growth, self.dim, self.tokens, self.device, self.seed = growth, dim, tokens, device, seed
+    def __init__(self, growth: str, dim: int, tokens: int, device: str = "cpu") -> None:
+        self.growth, self.dim, self.tokens, self.device = growth, dim, tokens, device
         self.centres = torch.nn.functional.normalize(self._normal(self._draw(-1), _CENTRES, dim), dim=1)
 
     def block(self, number: int) -> Tensor:
@@ -53,7 +53,7 @@ class Clustered:
         return torch.nn.functional.normalize(chosen + _QUERY_NOISE / self.dim**0.5 * self._normal(draw, *chosen.shape), dim=2)
 
     def _draw(self, number: int) -> torch.Generator:
-        return torch.Generator(self.device).manual_seed(1_000_003 * self.seed + number + 7)
+        return torch.Generator(self.device).manual_seed(number + 7)
 
     def _normal(self, draw: torch.Generator, *shape: int) -> Tensor:
         return torch.randn(shape, generator=draw, device=self.device)

@@ -136,16 +136,16 @@ class Figures:
         group, held = self.rows[row]
         return held.get("ceilings", group["ceilings"]).get(unit)
 
-    def of_matrix(self, row: str, unit: str, name: str = "ours") -> float | None:
-        """Operations/s over the library product's of the same run."""
-        return self._share(row, name, "operations", unit)
+    def of_matrix(self, row: str, unit: str) -> float | None:
+        """Our operations/s over the library product's of the same run."""
+        return self._share(row, "operations", unit)
 
-    def of_read(self, row: str, name: str = "ours") -> float | None:
-        """Document bytes/s over the plain read's of the same run."""
-        return self._share(row, name, "bytes", "read")
+    def of_read(self, row: str) -> float | None:
+        """Our document bytes/s over the plain read's of the same run."""
+        return self._share(row, "bytes", "read")
 
-    def _share(self, row: str, name: str, work: str, unit: str) -> float | None:
-        time, ceiling = self.time(row, name), self.ceiling(row, unit)
+    def _share(self, row: str, work: str, unit: str) -> float | None:
+        time, ceiling = self.time(row, "ours"), self.ceiling(row, unit)
         return None if time is None or ceiling is None else self.rows[row][1][work] / time * 1e3 / ceiling
 
     def ratio(self, row: str, other: str, name: str = "ours", key: str = "median_ms") -> float | None:

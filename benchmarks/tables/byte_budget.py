@@ -13,6 +13,7 @@ from typing import Any
 
 LEAN_BELOW = 65_535  # a 16-bit winner index still has a value left for "no winner"
 PATHS = ("vanilla", "unified", "atomic", "csr")
+CELL_BYTES = 4  # of a similarity in the paper
 
 
 @dataclass(frozen=True)
@@ -47,9 +48,9 @@ class Budget:
         return self.similarities + self.similarity_gradient + self.winners + self.scratch + self.source_list
 
 
-def winner_bytes(document_tokens: int, *, returned: bool = False) -> int:
-    """Of one index: two where training saves winners for itself and they fit, four where the caller gets them."""
-    return 2 if document_tokens < LEAN_BELOW and not returned else 4
+def winner_bytes(document_tokens: int) -> int:
+    """Of one index that training saves for itself: two where it fits."""
+    return 2 if document_tokens < LEAN_BELOW else 4
 
 
 def budget(
@@ -57,7 +58,6 @@ def budget(
     path: str,
     *,
     index_bytes: int | None = None,
-    cell_bytes: int = 4,
     list_bytes: int | None = None,
 ) -> Budget:
     """What a path must hold at least.
@@ -65,7 +65,6 @@ def budget(
     Args:
         path: "vanilla", "unified", "atomic" or "csr".
         index_bytes: of a winner; None: what our default saves.
-        cell_bytes: of a similarity (4 in the paper; 2 when everything stays FP16).
         list_bytes: of the sources that csr lists at once; None: all of them.
 
     Raises:
@@ -75,7 +74,7 @@ def budget(
         raise ValueError(f"path: got {path!r}, need one of {', '.join(PATHS)}")
     tokens = shape.queries * shape.documents * shape.query_tokens  # maxima
     if path == "vanilla":
-        cells = tokens * shape.document_tokens * cell_bytes
+        cells = tokens * shape.document_tokens * CELL_BYTES
         return Budget(cells, cells, 0, 0, 0)
     winners = tokens * (winner_bytes(shape.document_tokens) if index_bytes is None else index_bytes)
     rows = shape.documents * shape.document_tokens

@@ -75,14 +75,6 @@ def keys_of(place: str) -> tuple[str, list[str]]:
     return file, [key.replace("~1", "/").replace("~0", "~") for key in path.split("/")[1:]]
 
 
-def resolve(found: Any, path: str) -> Any:
-    """What a pointer (the part behind #) points at."""
-    for part in path.split("/")[1:]:
-        key = part.replace("~1", "/").replace("~0", "~")
-        found = found[int(key)] if isinstance(found, list) else found[key]
-    return found
-
-
 def claimed(path: Path = FIGURES) -> Claims:
     """The paper's figures as printed: 2.60 stays 2.60."""
     return tomllib.loads(path.read_text(encoding="utf-8"), parse_float=str)
@@ -131,9 +123,9 @@ class Book:
 # Cells
 
 
-def number(value: Value | None, digits: int = 3, unit: str = "") -> Cell:
+def number(value: Value | None, digits: int = 3) -> Cell:
     """Significant digits, thousands without an exponent."""
-    return Cell(MISSING) if value is None else Cell(plain(value.number, digits) + unit, value.sources)
+    return Cell(MISSING) if value is None else Cell(plain(value.number, digits), value.sources)
 
 
 def plain(figure: float, digits: int = 3) -> str:

@@ -59,7 +59,7 @@ class Lines:
                 self.add(row, f"times faster than {name}, the fastest {kind}, GPU time alone", theirs / mine, asked, aim)
 
 
-def verdict_table(lines: list[dict[str, Any]], head: str = "## Asked and measured") -> list[str]:
+def verdict_table(lines: list[dict[str, Any]]) -> list[str]:
     """The lines as Markdown."""
     words = {None: "", True: "yes", False: "**no**"}
     rows = []
@@ -70,7 +70,7 @@ def verdict_table(lines: list[dict[str, Any]], head: str = "## Asked and measure
         rows.append([line["row"], line["what"], asked, aim, measured, words[line["met"]], words[line["aimed"]]])
     asked_lines = [line for line in lines if line["met"] is not None]
     shown = grid(["row", "what", "at least", "aim", "measured", "met", "aim met"], rows)
-    return [head, "", *shown, f"{sum(line['met'] for line in asked_lines)} of {len(asked_lines)} lines met."]
+    return ["## Asked and measured", "", *shown, f"{sum(line['met'] for line in asked_lines)} of {len(asked_lines)} lines met."]
 
 
 # Cells

@@ -181,8 +181,8 @@ def validate(
     if single:
         assert isinstance(queries, Tensor)
         queries = queries.unsqueeze(0)
-        query_mask = _lift("query_mask", query_mask, 1)
-        query_lengths = _lift("query_lengths", query_lengths, 0)
+        query_mask = _lift(query_mask, 1)
+        query_lengths = _lift(query_lengths, 0)
     query_starts = None
     if isinstance(queries, Packed):
         query_values, query_starts, query_lengths = _packed_side("query", queries, query_mask, query_lengths)
@@ -268,7 +268,7 @@ def validate_coded(queries: Tensor | Packed, documents: CodedTokens, options: Op
     return replace(validate(queries, stand_in, options), end_to_end=codes.offsets is not None)
 
 
-def _lift(name: str, tensor: Tensor | None, rank: int) -> Tensor | None:
+def _lift(tensor: Tensor | None, rank: int) -> Tensor | None:
     """Give a single query's mask or length its batch dimension; a tensor of another rank is left for the checks to name."""
     if isinstance(tensor, Tensor) and tensor.dim() == rank:
         return tensor.unsqueeze(0)

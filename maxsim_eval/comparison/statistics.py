@@ -246,19 +246,17 @@ def verdict_of(low: float, high: float, bound: float, queries: int) -> Verdict:
     return "different" if low > bound or high < -bound else "inconclusive"
 
 
-def queries_needed(
-    mean: float, sd: float, bound: float, queries: int, level: float = LEVEL, power: float = POWER
-) -> int | None:
+def queries_needed(mean: float, sd: float, bound: float, queries: int, level: float = LEVEL) -> int | None:
     """About how many queries would tell, by the normal approximation, from the standard deviation of the differences.
 
-    So many that a path without any true difference is found equivalent with probability `power`. Where there are that many already
+    So many that a path without any true difference is found equivalent with probability `POWER`. Where there are that many already
     (the mean lies near the bound, or the bound is 0): so many that the interval clears the bound if mean and sd stay as they are;
     None where no number does (nor one of 10^9 or fewer), and for an unknown (NaN) sd.
     """
     if math.isnan(sd):
         return None
     half = float(special.ndtri((1 + level) / 2))
-    planned = 0 if bound == 0 else _whole_square((half + float(special.ndtri((1 + power) / 2))) * sd / bound)
+    planned = 0 if bound == 0 else _whole_square((half + float(special.ndtri((1 + POWER) / 2))) * sd / bound)
     if planned is None:
         return None
     if planned > queries or queries < MIN_QUERIES:

@@ -60,12 +60,8 @@ _STOP_WORDS = """
 STOP_WORDS = frozenset(_STOP_WORDS.split())
 
 
-def split_words(text: str) -> list[str]:
-    """Lower-cased runs of letters and digits, stop words dropped. NFKC first: a composed and a decomposed é are one letter."""
-    return [word for word in _words(text) if word not in STOP_WORDS]
-
-
 def _words(text: str) -> list[str]:
+    """Lower-cased runs of letters and digits. NFKC first: a composed and a decomposed é are one letter."""
     return _WORD.findall((text if text.isascii() else unicodedata.normalize("NFKC", text)).lower())
 
 

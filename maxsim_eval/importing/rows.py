@@ -26,7 +26,6 @@ KEPT = (torch.float16, torch.bfloat16, torch.float32)
 SLICE_TOKENS = 1 << 18  # tokens handled at once while checking: 64 MB at d=128 in 16 bits
 ZERO_STEP = 16  # positions looked at together while searching for the end of a row
 INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
-Embeddings = Tensor | Sequence[Any]
 
 
 @dataclass(frozen=True)

@@ -231,8 +231,9 @@ def read_rate(asked: Sequence[Place], readers: int, *, direct: bool) -> Rate | N
     return Rate(moved / seconds, f"{moved / 1e6:,.0f} MB {what}, {readers} threads")
 
 
-def link_rate(device: str, size: int = 256 << 20) -> Rate:
+def link_rate(device: str) -> Rate:
     """Pinned host memory to the GPU."""
+    size = 256 << 20
     source, target = torch.empty(size // 4, pin_memory=True), torch.empty(size // 4, device=device)
 
     def copy() -> None:

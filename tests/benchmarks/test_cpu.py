@@ -14,8 +14,6 @@ import torch
 
 import cpu_forward
 
-FOLDER = Path(__file__).resolve().parents[2] / "benchmarks"
-
 
 @pytest.mark.parametrize("ragged", [False, True])
 def test_chunked_products_are_maxsim(ragged: bool) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import page
+from page_cases import figure, shown, text_at
 from tables import cells as page_cells
 from tables import losses as page_losses
 from tables import marks
@@ -88,10 +89,10 @@ def test_every_figure_names_its_file_and_key() -> None:
         for cell in table.values():
             assert cell["from"]
             for source in cell["from"]:
-                name, _, pointer = source.partition("#")
+                name, keys = page_cells.keys_of(source)
                 if name not in files:
                     files[name] = json.loads((RESULTS / name).read_text(encoding="utf-8"))
-                found = page_cells.resolve(files[name], pointer)
+                found = figure(files[name], keys)
                 assert isinstance(found, int | float), source
                 checked += 1
     assert checked > 300
@@ -105,9 +106,9 @@ def test_a_cell_shows_the_number_it_names() -> None:
         column = name.partition(" | ")[2]
         if column in ("ours", "naive FP32 acc.", "flash-maxsim"):
             (source,) = cell["from"]
-            file, _, pointer = source.partition("#")
-            assert pointer.endswith("/median_ms")
-            found = page_cells.resolve(json.loads((RESULTS / file).read_text(encoding="utf-8")), pointer)
+            file, keys = page_cells.keys_of(source)
+            assert keys[-1] == "median_ms"
+            found = figure(json.loads((RESULTS / file).read_text(encoding="utf-8")), keys)
             assert float(cell["shows"]) == pytest.approx(found, rel=5.1e-3)
             seen += 1
     assert seen >= 15
@@ -210,18 +211,9 @@ def campaign(tmp_path: Path) -> Any:
     return page_cells.Book(tmp_path, page.FIGURES)
 
 
-def shown(book: Any) -> dict[str, Any]:
-    return dict(page.named(page.sections(book)))
-
-
-def cell(table: Any, row: str, head: str) -> str:
-    (found,) = [held for held in table.rows if page_cells.text_of(held[0]) == row]
-    return str(page_cells.text_of(found[list(table.heads).index(head)]))
-
-
 def test_tables_of_a_whole_campaign(campaign: Any) -> None:
     tables = shown(campaign)
-    of = lambda name, row, head: cell(tables[name], row, head)  # noqa: E731
+    of = lambda name, row, head: text_at(tables[name], row, head)  # noqa: E731
     assert of("fwd", "ColPali (1024, 1024)", "naive FP32 acc.") == "6.00x"
     assert of("fwd", "ColPali (1024, 1024)", "fastest eager") == "3.00x"
     assert of("fwd", "ColPali (1024, 1024)", "flash-maxsim") == "0.80x"

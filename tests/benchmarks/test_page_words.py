@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import page
+from page_cases import figure, shown, text_at
 from tables import cells as page_cells
 from tables import losses as page_losses
 from tables import script as page_script
@@ -23,15 +24,6 @@ FOLDER, RESULTS = ROOT / "benchmarks", ROOT / "docs" / "results"
 @pytest.fixture
 def book() -> Any:
     return page_cells.Book(RESULTS, page.FIGURES)
-
-
-def shown(book: Any) -> dict[str, Any]:
-    return dict(page.named(page.sections(book)))
-
-
-def cell(table: Any, row: str, head: str) -> str:
-    (found,) = [held for held in table.rows if page_cells.text_of(held[0]) == row]
-    return str(page_cells.text_of(found[list(table.heads).index(head)]))
 
 
 def test_numbers_keep_their_digits() -> None:
@@ -58,18 +50,18 @@ def test_arithmetic_keeps_sources() -> None:
     assert page_cells.times(left, right).text == "2.00x"
     assert page_cells.times(None, right).text == page_cells.MISSING
     assert page_cells.pointer("f", ("a/b", "c~d")) == "f#/a~1b/c~0d"
-    assert page_cells.resolve({"a/b": [1, {"c~d": 7}]}, "/a~1b/1/c~0d") == 7
+    assert figure({"a/b": [1, {"c~d": 7}]}, page_cells.keys_of("f#/a~1b/1/c~0d")[1]) == 7
 
 
 def test_every_loss_on_the_page_has_a_reason_and_its_row(book: Any) -> None:
     tables = shown(book)
     assert all(row[3] != page_losses.UNKNOWN for row in tables["losses"].rows)
-    assert cell(tables["splitd_perf"], "4096", "x fastest eager (which)") == "0.92x (naive FP16, amax)"
+    assert text_at(tables["splitd_perf"], "4096", "x fastest eager (which)") == "0.92x (naive FP16, amax)"
 
 
 def test_the_papers_cost_agrees_with_its_own_times(book: Any) -> None:
     table = shown(book)["roofline and cost"]
-    assert cell(table, "ColPali 10000", "paper A100: Flash, chunked, s a million") == "1.6, 4.3"
+    assert text_at(table, "ColPali 10000", "paper A100: Flash, chunked, s a million") == "1.6, 4.3"
     claim = book.paper["cost"]["ColPali"]
     for name in ("flash", "chunked"):
         hours = float(claim[name]) * 1e-6 * 1e9 / 3600
@@ -79,11 +71,11 @@ def test_the_papers_cost_agrees_with_its_own_times(book: Any) -> None:
 
 def test_the_papers_pieces_and_rates_are_shown(book: Any) -> None:
     tables = shown(book)
-    assert cell(tables["ooc"], "750000", "paper A100: embeddings, peak, pages/s") == "197, 5.3, 52000"
-    assert cell(tables["ooc"], "100000", "paper A100: embeddings, peak, pages/s") == "26, 5.5, -"
+    assert text_at(tables["ooc"], "750000", "paper A100: embeddings, peak, pages/s") == "197, 5.3, 52000"
+    assert text_at(tables["ooc"], "100000", "paper A100: embeddings, peak, pages/s") == "26, 5.5, -"
     parts = tables["bwd_breakdown"]
-    assert cell(parts, "ColPali B=64", list(parts.heads)[-1]) == "0.46, 0.52, 0.07, 0.12, 0.70, 1.16"
-    figures = [float(cell(parts, "ColPali B=64", head)) for head in ("list building", "dQ", "dD", "sum of the three")]
+    assert text_at(parts, "ColPali B=64", list(parts.heads)[-1]) == "0.46, 0.52, 0.07, 0.12, 0.70, 1.16"
+    figures = [float(text_at(parts, "ColPali B=64", head)) for head in ("list building", "dQ", "dD", "sum of the three")]
     assert sum(figures[:3]) == pytest.approx(figures[3], rel=0.01)
 
 
@@ -108,7 +100,7 @@ def test_a_file_with_memory_of_compiled_methods_alone(tmp_path: Path) -> None:
         "-",
         "OOM, -",
     ]
-    assert cell(table, "ColPali 20000", f"peak of {names[0]}") == "OOM (39.06 GiB asked for)"
+    assert text_at(table, "ColPali 20000", f"peak of {names[0]}") == "OOM (39.06 GiB asked for)"
     assert not shown(book)["mem"].rows
 
 
@@ -157,8 +149,8 @@ def test_backward_paths_stand_beside_whole_steps(book: Any) -> None:
         "ours unified/median_ms",
     ]
     assert all("/step ColPali B=128/" in source for source in sources)
-    assert float(cell(table, "ColPali B=128", "whole step, csr").split()[0]) > 3 * float(
-        cell(table, "ColPali B=128", "csr").split()[0]
+    assert float(text_at(table, "ColPali B=128", "whole step, csr").split()[0]) > 3 * float(
+        text_at(table, "ColPali B=128", "csr").split()[0]
     )
     assert any("step's peak" in note for note in table.notes)
 

@@ -8,8 +8,6 @@ import pytest
 
 import parity
 
-FOLDER = Path(__file__).resolve().parents[2] / "benchmarks"
-
 
 def test_parity_run_and_its_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "parity.json"

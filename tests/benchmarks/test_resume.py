@@ -29,7 +29,6 @@ from run import campaign
 from run import command as tools
 
 ROOT = Path(__file__).resolve().parents[2]
-FOLDER = ROOT / "benchmarks"
 CPU = torch.device("cpu")
 HERE = {"gpu": "G", "capability": [9, 0], "torch": "2", "cuda": "13", "triton": "3", "sources": "a", "revision": "r"}
 FLASH, LIK = "flash-maxsim", "late-interaction-kernels"

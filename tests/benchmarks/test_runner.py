@@ -19,7 +19,6 @@ from rivals import peers, torch_rivals
 from run import command
 from tables import forward_asked
 
-FOLDER = Path(__file__).resolve().parents[2] / "benchmarks"
 ENVIRONMENT = {"gpu": "G", "capability": [9, 0], "torch": "2", "cuda": "13", "triton": "3", "sources": "abc", "revision": "r"}
 
 

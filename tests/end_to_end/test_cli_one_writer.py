@@ -14,7 +14,6 @@ import pytest
 from maxsim_eval.files import alone, host
 
 DATA = 3
-SCRIPT = Path(__file__).resolve().parents[2] / "evaluate.py"
 
 # Two evaluations in two processes that import once and meet at every turn.
 PAIR = """if True:

@@ -62,7 +62,7 @@ class World:
             "query": dict(zip(queries, unit(1, len(queries)), strict=True)),
             "document": dict(zip(corpus, unit(2, len(corpus)), strict=True)),
         }
-        self.write_embeddings(sides, qrels)
+        self.write_embeddings(sides)
         self.make_pages()
         (home / "my_kernels.py").write_text(
             "import torch\nfrom maxsim_kernels import maxsim\n\n\ndef score(queries, documents):\n    return maxsim(queries, documents)\n"
@@ -78,7 +78,7 @@ class World:
         (home / "ci").mkdir()
         (home / "models").mkdir()
 
-    def write_embeddings(self, sides: dict[str, dict[str, torch.Tensor]], qrels: list[tuple[str, str, int]]) -> None:
+    def write_embeddings(self, sides: dict[str, dict[str, torch.Tensor]]) -> None:
         home, (queries, documents) = self.home, (sides["query"], sides["document"])
 
         def padded(side: dict[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:

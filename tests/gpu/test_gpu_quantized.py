@@ -11,7 +11,6 @@ from truth import agree
 
 D = 128
 HALF, BFLOAT, SINGLE = torch.float16, torch.bfloat16, torch.float32
-GRANULARITIES = ["token", "document", "corpus"]
 COUNTS = [3, 0, 31, 1, 7, 100, 0, 1000, 63, 64, 65, 128, 129, 0]
 FORMS = ["int8-token", "int8-document", "int8-corpus", "int8-affine-token", "int8-affine-document", "int8-affine-corpus"]
 FORMS += ["fp8-token", "fp8-document", "fp8-corpus"]

@@ -12,7 +12,6 @@ from maxsim_kernels import BitTokens, Packed, ResidualTokens, maxsim, maxsim_pai
 
 SCORE = 2e-6  # of sum_i ||Q_i|| * max_j ||D_j||: the contract's (docs/kernels.md)
 LENGTHS = (3, 0, 31, 1, 7, 100, 63, 0)
-SIZES = (1, 7, 31, 63, 100)
 
 
 def pack(codes: Tensor, bits: int) -> Tensor:

@@ -19,7 +19,6 @@ from inputs import on_gpu, same_bits, values_of
 from maxsim_kernels import Packed, maxsim, maxsim_pairs
 
 HALF, BFLOAT, SINGLE = torch.float16, torch.bfloat16, torch.float32
-PATHS = ("unified", "atomic", "csr")
 
 # The numbers. An entry may be wrong by LIMIT times the norm of its row; the cosine is that of the whole tensors.
 COSINE = {SINGLE: 0.99999, HALF: 0.9999, BFLOAT: 0.9999}
@@ -32,21 +31,6 @@ FLOOR = {SINGLE: 2.0**-149, HALF: 2.0**-24, BFLOAT: 2.0**-133}
 
 _CELLS = 2**25  # float64 numbers gathered at once: 256 MB
 
-LAYOUTS = (
-    "one query",
-    "few",
-    "many",
-    "long",
-    "packed",
-    "packed one",
-    "packed queries",
-    "both packed",
-    "views",
-    "views of queries",
-    "per query",
-    "pairs",
-    "ragged pairs",
-)
 _COUNTS = [31, 0, 3, 1, 7, 100, 0, 1000, 63, 64, 65, 128, 129, 0]
 _ASKED = [4, 0, 31, 1, 100, 0]
 

@@ -10,8 +10,6 @@ from torch import Tensor
 
 from maxsim_kernels import Packed
 
-DTYPES = (torch.float16, torch.bfloat16, torch.float32)
-
 
 def valid(size: int, mask: Tensor | None, lengths: Tensor | None) -> Tensor | None:
     """Validity `[..., size]` that mask AND lengths mean; None: every token counts."""

@@ -50,8 +50,6 @@ HALF_FLOOR = 2.0**-25
 # FP8 e4m3: 3 mantissa bits round by at most 2^-4 relative; below 2^-6 (times the scale) the spacing is 2^-9, half of it 2^-10.
 FP8_RELATIVE = 2.0**-4 * (1 + 1e-3)
 FP8_FLOOR_STEPS = 2.0**-10 * (1 + 1e-3)
-# Largest e4m3 value.
-FP8_MAX = 448.0
 
 # Storage of FP16 tokens against INT8 codes with one FP16 scale a token at d = 128: 256 / 130 bytes, the paper's 1.97.
 STORAGE_RATIO = 256 / 130

@@ -50,8 +50,8 @@ def recorded(architecture: int | str) -> dict[str, dict[str, Any]]:
 def test_what_a_program_may_have() -> None:
     kilobytes = {80: 163, 89: 99, 90: 227, 100: 227, 120: 99, "gfx942": 64}
     assert {name: limit >> 10 for name, limit in recorder.LIMITS.items()} == kilobytes
-    assert geometry.shared_bytes((8, 6)) == 99 << 10
-    assert geometry.shared_bytes((7, 5)) == 64 << 10  # Turing
+    assert recorder.shared_bytes((8, 6)) == 99 << 10
+    assert recorder.shared_bytes((7, 5)) == 64 << 10  # Turing
 
 
 @EVERY

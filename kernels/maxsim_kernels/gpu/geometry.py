@@ -40,14 +40,6 @@ def hardware(device: torch.device) -> Hardware:
     return Hardware(OTHER if torch.version.hip else torch.cuda.get_device_capability(device), processors)
 
 
-def shared_bytes(capability: tuple[int, int]) -> int:
-    """Shared memory (AMD: LDS) that one program may have: 64 KB where nothing else is known, as on AMD's and older GPUs."""
-    major, minor = capability
-    if major == 8:
-        return (163 if minor in (0, 7) else 99) << 10
-    return {9: 227, 10: 227, 11: 227, 12: 99}.get(major, 64) << 10
-
-
 def has_descriptors(capability: tuple[int, int]) -> bool:
     """Whether the GPU reads tiles by tensor descriptors (TMA)."""
     return capability >= (9, 0)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import shutil
 import struct
 from pathlib import Path
 from random import Random
@@ -236,19 +235,11 @@ def torch_entry(rng: Random, path: Path) -> str:
     return f"entry {key}"
 
 
-def npy_entry(rng: Random, path: Path) -> str:
-    """A lone array changed."""
-    arrays = {"x": np.load(path)}
-    said = _array(rng, arrays, names=False)
-    np.save(path, next(iter(arrays.values())))
-    return said
-
-
-def _array(rng: Random, arrays: dict[str, Any], names: bool = True) -> str:
+def _array(rng: Random, arrays: dict[str, Any]) -> str:
     name = rng.choice(sorted(arrays))
     kind = rng.randrange(6)
     value = arrays[name].copy()
-    if kind == 0 and names:
+    if kind == 0:
         del arrays[name]
         if rng.random() < 0.5:
             arrays[name + "x"] = value
@@ -265,9 +256,3 @@ def _array(rng: Random, arrays: dict[str, Any], names: bool = True) -> str:
         return f"a count of {name}"
     arrays[name] = _odd_array(rng, value)
     return f"another {name}"
-
-
-def copied(source: Path, target: Path) -> None:
-    """A file in another's place."""
-    target.unlink()
-    shutil.copy(source, target)

@@ -19,7 +19,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 
@@ -31,7 +31,6 @@ _PATIENCE = 6 * LIMIT  # a command that does not even heed the alarm is killed a
 _ROOM = 3 << 30  # bytes that a case may ask for beyond what this process has
 _CASES = 100  # of one worker: what a library leaks must not reach too many
 Work = Callable[[str, int, Path], Case]
-T = TypeVar("T")
 
 
 def forked(work: Callable[[], None], said: Path) -> int:

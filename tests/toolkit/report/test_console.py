@@ -17,8 +17,6 @@ from maxsim_eval.report.words import brief, verdict, verdicts
 from maxsim_eval.types import PathResult, Result
 from report_results import full
 
-PATHS = ("fp32", "fp16", "int8")
-
 
 def statistics(**verdicts: str) -> dict[str, dict[str, object]]:
     return {

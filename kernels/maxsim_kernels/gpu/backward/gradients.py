@@ -228,7 +228,7 @@ def _listed(saved: Saved, end_to_end: bool, out: Tensor) -> None:
             f"{saved.argmax.shape[2]} tokens, need fewer than 2^31 of either; 'atomic' has no such limit"
         )
     if starts is not None and not end_to_end:
-        _overlapping_documents(saved, starts, out)
+        _overlapping_documents(saved, out)
         return
     if saved.owned:
         if starts is not None:
@@ -260,7 +260,7 @@ def _owners(owners: Tensor, starts: Tensor) -> None:
     owners.sub_(1).clamp_(min=0)
 
 
-def _overlapping_documents(saved: Saved, starts: Tensor, out: Tensor) -> None:
+def _overlapping_documents(saved: Saved, out: Tensor) -> None:
     """dD of views that may share rows, by a stable sort of the winners of some queries at a time, added up in order."""
     unrecorded()
     queries, count, size = saved.argmax.shape
