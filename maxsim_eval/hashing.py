@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterable
 from typing import Any
 
 
-def feed(digest: Any, parts: Iterable[bytes]) -> None:
+def feed(running: Any, parts: Iterable[bytes]) -> None:
     """Feed byte strings to a hash, each behind its length, so that ('ab', 'c') and ('a', 'bc') differ."""
-    digest.update(b"".join(len(part).to_bytes(8, "little") + part for part in parts))
+    running.update(b"".join(len(part).to_bytes(8, "little") + part for part in parts))
 
 
 def canonical(value: Any) -> bytes:
     """The one JSON text of a value: sorted keys, no spaces; NaN, infinity and what is no JSON raise."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
+
+
+def digest(value: Any) -> str:
+    """SHA-256 of `canonical(value)`, as hexadecimal digits."""
+    return hashlib.sha256(canonical(value)).hexdigest()

@@ -5,12 +5,16 @@ Python's own readers also end in `RecursionError`, or in advice about `sys.set_i
 
 from __future__ import annotations
 
+import importlib.resources
 import json
 import math
 import re
 import tomllib
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
+
+from maxsim_eval.errors import UsageError
 
 _LEVELS = 100  # whoever reads a value goes down it by recursion
 _DIGITS = 300  # a double holds numbers of up to 309
@@ -68,6 +72,21 @@ def toml_of(text: str) -> dict[str, Any]:
     value: dict[str, Any] = _parsed(text, tomllib.loads)
     _require_flat(value)
     return value
+
+
+def settings_of(what: str, path: Path | str | None, package: str, packaged: str) -> dict[str, Any]:
+    """The tables of a TOML file of one's own; None: those of the file that lies in the package.
+
+    Raises:
+        UsageError: unreadable, or not TOML; `what` says what the file should be.
+    """
+    try:
+        file = importlib.resources.files(package).joinpath(packaged) if path is None else Path(path)
+        return toml_of(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UsageError(f"{what} {path}: cannot be read ({error.strerror})") from error
+    except ValueError as error:
+        raise UsageError(f"{what} {path}: not valid TOML: {error}") from error
 
 
 def _parsed(text: str, parse: Callable[[str], Any]) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.resources
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -13,7 +12,7 @@ from maxsim_eval.codecs.names import STEPS, codec_of, names_step
 from maxsim_eval.comparison.metrics import parse_metric
 from maxsim_eval.errors import UnknownNameError, UsageError
 from maxsim_eval.first_stage.names import FIRST_STAGES, get_first_stage
-from maxsim_eval.parsing import toml_of
+from maxsim_eval.parsing import settings_of
 from maxsim_eval.scoring.own_functions import PREFIX, find_paths
 from maxsim_eval.scoring.paths import REFERENCE, our_paths
 
@@ -60,17 +59,7 @@ def load_grid(path: Path | str | None = None) -> Grid:
     Raises:
         UsageError: unreadable, not TOML, an unknown key, or a name, metric or bound that cannot be.
     """
-    try:
-        if path is None:
-            text = importlib.resources.files("maxsim_eval.atlas").joinpath("grid.toml").read_text(encoding="utf-8")
-        else:
-            text = Path(path).read_text(encoding="utf-8")
-        found = toml_of(text)
-    except OSError as error:
-        raise UsageError(f"grid {path}: cannot be read ({error.strerror})") from error
-    except ValueError as error:
-        raise UsageError(f"grid {path}: not valid TOML: {error}") from error
-    return _grid(found, f"grid {path or 'grid.toml'}")
+    return _grid(settings_of("grid", path, "maxsim_eval.atlas", "grid.toml"), f"grid {path or 'grid.toml'}")
 
 
 def _grid(found: Mapping[str, Any], where: str) -> Grid:

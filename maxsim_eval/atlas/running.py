@@ -7,7 +7,6 @@ go on.
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -26,7 +25,7 @@ from maxsim_eval.errors import DataError, MaxsimEvalError
 from maxsim_eval.files import write_text
 from maxsim_eval.first_stage.names import get_first_stage
 from maxsim_eval.first_stage.stage import Texts, Tokens
-from maxsim_eval.hashing import canonical
+from maxsim_eval.hashing import digest
 from maxsim_eval.report.csv_files import CSV_FILES
 from maxsim_eval.report.result_json import dump_json, load_json
 from maxsim_eval.scoring.own_functions import find_paths, run_file
@@ -97,7 +96,7 @@ class Setting:
             "metrics": list(self.metrics),
             "device": self.device,
         }
-        return hashlib.sha256(canonical(facts)).hexdigest()
+        return digest(facts)
 
 
 def finished(entry: GridEntry, setting: Setting) -> Finished | str:

@@ -33,7 +33,7 @@ from maxsim_eval.cache.shards import Shard, write_error
 from maxsim_eval.cache.stripes import Note, Stripes, add_crcs, stripe_rows
 from maxsim_eval.errors import CacheError, DataError, UnknownNameError
 from maxsim_eval.files import atomic_path
-from maxsim_eval.hashing import canonical, feed
+from maxsim_eval.hashing import canonical, digest, feed
 from maxsim_kernels import Fp8Tokens, Int8Tokens, Packed, quantize_fp8, quantize_int8
 from maxsim_kernels.search import Residuals
 
@@ -194,7 +194,7 @@ def _runs(starts: np.ndarray, stops: np.ndarray) -> tuple[list[int], list[int]]:
 
 def entry_digest(stamp: Any) -> str:
     """SHA-256 of an entry's stamp: what a corpus scale depends on."""
-    return hashlib.sha256(canonical(stamp)).hexdigest()
+    return digest(stamp)
 
 
 def write_copy(path: Path, shard: Shard, kind: Kind, entry_sha256: str, pieces: Iterable[tuple[Tokens, Residuals]]) -> int:
@@ -293,11 +293,11 @@ def _image(
 
 def _digest(head: dict[str, Any], tokens: int, dim: int, stripe: int, crcs: np.ndarray, columns: dict[str, np.ndarray]) -> str:
     """SHA-256 over everything that the CRCs do not cover, and over them."""
-    digest = hashlib.sha256()
+    running = hashlib.sha256()
     kept = sorted(name for name in columns if name in _RESIDUALS or head["granularity"] != "token")  # others have CRCs
-    feed(digest, [canonical([head, tokens, dim, stripe, sorted(columns)]), crcs.astype("<u4").tobytes()])
-    feed(digest, [columns[name].astype(_BESIDE[name]).tobytes() for name in kept])
-    return digest.hexdigest()
+    feed(running, [canonical([head, tokens, dim, stripe, sorted(columns)]), crcs.astype("<u4").tobytes()])
+    feed(running, [columns[name].astype(_BESIDE[name]).tobytes() for name in kept])
+    return running.hexdigest()
 
 
 def open_copy(path: Path, shard: Shard, kind: Kind, entry_sha256: str) -> QuantisedShard:

@@ -34,7 +34,7 @@ from maxsim_eval.cache.shards import (
 from maxsim_eval.cache.stripes import Claims
 from maxsim_eval.errors import CacheError
 from maxsim_eval.files import open_regular, write_text
-from maxsim_eval.hashing import canonical, feed
+from maxsim_eval.hashing import digest, feed
 from maxsim_eval.parsing import json_of
 from maxsim_kernels import LazyBlock, Packed
 
@@ -193,7 +193,7 @@ _NEEDED: dict[str, tuple[Callable[[Any], bool], str]] = {
 
 
 def _checksum(manifest: Mapping[str, Any]) -> str:
-    return hashlib.sha256(canonical(manifest)).hexdigest()
+    return digest(manifest)
 
 
 def write_manifest(folder: Path, manifest: Mapping[str, Any]) -> None:
@@ -207,10 +207,10 @@ def write_manifest(folder: Path, manifest: Mapping[str, Any]) -> None:
 
 def ids_hash(ids: Sequence[bytes]) -> str:
     """SHA-256 over ordered ids (UTF-8), each behind its length."""
-    digest = hashlib.sha256()
+    running = hashlib.sha256()
     for start in range(0, len(ids), 65536):
-        feed(digest, ids[start : start + 65536])
-    return digest.hexdigest()
+        feed(running, ids[start : start + 65536])
+    return running.hexdigest()
 
 
 def require_same(folder: Path, manifest: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:

@@ -32,7 +32,7 @@ from maxsim_eval.cache.filling import LEAST, Begun, begun_entry, fill_entry, fil
 from maxsim_eval.cache.shards import DTYPES, FORMAT, encode_ids
 from maxsim_eval.data.items import Pages
 from maxsim_eval.errors import CacheError, UsageError
-from maxsim_eval.hashing import canonical, feed
+from maxsim_eval.hashing import canonical, digest, feed
 from maxsim_eval.processes.world import World
 from maxsim_eval.quantities import size_text
 from maxsim_eval.types import Encoder, Role, Task
@@ -70,12 +70,12 @@ def content_hash(ids: Sequence[str], items: Sequence[Any]) -> str:
     """
     if len(ids) != len(items):
         raise UsageError(f"items: got {len(items)}, need one for each of the {len(ids)} ids")
-    digest = hashlib.sha256()
-    feed(digest, [b"maxsim-eval/content/1", str(len(ids)).encode()])
+    running = hashlib.sha256()
+    feed(running, [b"maxsim-eval/content/1", str(len(ids)).encode()])
     for row, name in enumerate(ids):
         parts = items.item_parts(row) if isinstance(items, Pages) else _item_parts(name, items[row])
-        feed(digest, [name.encode("utf-8", "surrogatepass"), *parts])
-    return digest.hexdigest()
+        feed(running, [name.encode("utf-8", "surrogatepass"), *parts])
+    return running.hexdigest()
 
 
 class Contents:
@@ -104,7 +104,7 @@ def _item_parts(name: str, item: Any) -> list[bytes]:
 
 def entry_key(content: str, fingerprint: Mapping[str, Any]) -> str:
     """16 hex characters that change with the content hash and with every field of the fingerprint (JSON-able)."""
-    return hashlib.sha256(canonical({"content": content, "fingerprint": dict(fingerprint)})).hexdigest()[:16]
+    return digest({"content": content, "fingerprint": dict(fingerprint)})[:16]
 
 
 def entry_folder(cache_dir: Path | str, source: str, dataset: str, encoder_name: str, role: Role, key: str) -> Path:

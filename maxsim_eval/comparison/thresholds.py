@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fnmatch
-import importlib.resources
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ from typing import Any
 from maxsim_eval.comparison.metrics import parse_metric
 from maxsim_eval.comparison.rankings import OVERLAPS
 from maxsim_eval.errors import UnknownNameError, UsageError
-from maxsim_eval.parsing import toml_of
+from maxsim_eval.parsing import settings_of
 
 THRESHOLDS_SCHEMA = "maxsim-eval/thresholds/1"
 DEFAULT_THRESHOLDS = "thresholds.toml"
@@ -91,16 +90,7 @@ def load_thresholds(path: Path | str | None = None) -> Mapping[str, Any]:
     Raises:
         UsageError: unreadable, not TOML, or not valid (see `check_thresholds`).
     """
-    try:
-        if path is None:
-            text = importlib.resources.files("maxsim_eval").joinpath(DEFAULT_THRESHOLDS).read_text(encoding="utf-8")
-        else:
-            text = Path(path).read_text(encoding="utf-8")
-        found = toml_of(text)
-    except OSError as error:
-        raise UsageError(f"thresholds {path}: cannot be read ({error.strerror})") from error
-    except ValueError as error:
-        raise UsageError(f"thresholds {path}: not valid TOML: {error}") from error
+    found = settings_of("thresholds", path, "maxsim_eval", DEFAULT_THRESHOLDS)
     return check_thresholds(found, str(path or DEFAULT_THRESHOLDS))
 
 

@@ -14,7 +14,6 @@ over everything its numbers depend on.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import io
 import os
 import queue
@@ -36,7 +35,7 @@ from maxsim_eval.cache.hdf5 import LIBVER, Stamp, damaged, fixed, open_hdf5, pla
 from maxsim_eval.cache.shards import write_error
 from maxsim_eval.errors import CacheError
 from maxsim_eval.files import alive, fsync_folder, host
-from maxsim_eval.hashing import canonical
+from maxsim_eval.hashing import canonical, digest
 from maxsim_eval.parsing import json_of
 
 FORMAT = "maxsim-eval/record/1"
@@ -129,7 +128,7 @@ class Records:
 
     def __init__(self, folder: Path | str, fingerprint: Mapping[str, Any]) -> None:
         self.folder = Path(folder)
-        self.fingerprint = hashlib.sha256(canonical(dict(fingerprint))).hexdigest()
+        self.fingerprint = digest(dict(fingerprint))
         self._waiting: queue.Queue[_Finished | None] = queue.Queue(_WAITING)
         self._writer: threading.Thread | None = None
         self._error: Exception | None = None
