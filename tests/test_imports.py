@@ -38,6 +38,7 @@ quantize
 checks
 modes coded
 fallback topk tokens
+needs
 """
 BENCHMARKS = """
 page checksums alone

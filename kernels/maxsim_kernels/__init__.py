@@ -19,6 +19,7 @@ quantize.py    INT8 and FP8 codes of tokens
 checks.py      what a call may be given
 coded.py       BitTokens, ResidualTokens: tokens of 1, 2 or 4 bits a number, as they are stored
 modes.py       what torch does around a call: transforms, kinds of tensor, autocast, capture in a CUDA graph
+needs.py       refusing bad input: what it is about, what was found, what is needed
 fallback.py    whether Triton is there, and saying once why a call runs slower code
 topk.py        a running exact top-k
 tokens.py      Packed, Int8Tokens, Fp8Tokens

@@ -30,7 +30,7 @@ from maxsim_kernels.coded import BitTokens, CodedTokens, ResidualTokens, coded_b
 from maxsim_kernels.gpu.backward.path_choice import backward_path
 from maxsim_kernels.gpu.forward.tuning import Config
 from maxsim_kernels.modes import under_autocast
-from maxsim_kernels.tokens import Fp8Tokens, Int8Tokens, Packed
+from maxsim_kernels.tokens import Fp8Tokens, Int8Tokens, Packed, held_of
 
 _CODED_TOKENS = 1 << 16  # decoded at once
 _SHORT_WINNERS = 0xFFFF  # documents from this length on have winners that 16 bits cannot tell from "none"
@@ -200,7 +200,7 @@ def _cuda_inputs(queries: object, documents: object, options: Options) -> tuple[
     values = queries.values if isinstance(queries, Packed) else queries
     if not isinstance(values, Tensor) or not values.is_cuda:
         return None
-    held = documents.codes if isinstance(documents, Int8Tokens | Fp8Tokens) else documents
+    held = held_of(documents)
     tokens = held.values if isinstance(held, Packed) else held
     if not isinstance(tokens, Tensor) or values.is_neg() or tokens.is_neg():
         return None
@@ -209,7 +209,7 @@ def _cuda_inputs(queries: object, documents: object, options: Options) -> tuple[
 
 
 def _end_to_end(documents: object) -> bool:
-    held = documents.codes if isinstance(documents, Int8Tokens | Fp8Tokens) else documents
+    held = held_of(documents)
     return isinstance(held, Packed) and held.offsets is not None
 
 

@@ -15,7 +15,8 @@ from torch import Tensor
 
 from maxsim_kernels.coded import CodedTokens
 from maxsim_kernels.modes import check_tensors, ordinary, transformed, unusual
-from maxsim_kernels.tokens import FLOAT_DTYPES, INDEX_DTYPES, Fp8Tokens, Int8Tokens, Packed
+from maxsim_kernels.needs import describe, need
+from maxsim_kernels.tokens import FLOAT_DTYPES, INDEX_DTYPES, Fp8Tokens, Int8Tokens, Packed, held_of
 
 Documents = Tensor | Packed | Int8Tokens | Fp8Tokens
 Layout = Literal["shared", "per_query", "pairs"]
@@ -91,35 +92,26 @@ class Call:
         return self.documents.shape[1] if self.layout == "per_query" else self.documents.shape[0]
 
 
-def _need(condition: bool, name: str, got: object, need: object) -> None:
-    if not condition:
-        raise ValueError(f"{name}: got {got}, need {need}")
-
-
-def _describe(value: object) -> str:
-    return f"{value.dtype} {list(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
-
-
 def check_choice(name: str, value: str, known: tuple[str, ...]) -> None:
     """Refuse a value outside `known`."""
     if value not in known:
-        _need(False, name, repr(value), "one of " + ", ".join(map(repr, known)))
+        need(False, name, repr(value), "one of " + ", ".join(map(repr, known)))
 
 
 def _check_lengths(name: str, lengths: Tensor | None, shape: tuple[int, ...], device: torch.device) -> None:
     if lengths is None:
         return
-    _need(isinstance(lengths, Tensor) and lengths.dtype in INDEX_DTYPES, name, _describe(lengths), "int32 or int64")
-    _need(tuple(lengths.shape) == shape, name, list(lengths.shape), list(shape))
-    _need(lengths.device == device, name, f"a tensor on {lengths.device}", f"one on {device}")
+    need(isinstance(lengths, Tensor) and lengths.dtype in INDEX_DTYPES, name, describe(lengths), "int32 or int64")
+    need(tuple(lengths.shape) == shape, name, list(lengths.shape), list(shape))
+    need(lengths.device == device, name, f"a tensor on {lengths.device}", f"one on {device}")
 
 
 def _check_mask(name: str, mask: Tensor | None, shape: tuple[int, ...], device: torch.device) -> None:
     if mask is None:
         return
-    _need(isinstance(mask, Tensor) and mask.dtype in MASK_DTYPES, name, _describe(mask), "bool or 0/1 integers")
-    _need(tuple(mask.shape) == shape, name, list(mask.shape), list(shape))
-    _need(mask.device == device, name, f"a tensor on {mask.device}", f"one on {device}")
+    need(isinstance(mask, Tensor) and mask.dtype in MASK_DTYPES, name, describe(mask), "bool or 0/1 integers")
+    need(tuple(mask.shape) == shape, name, list(mask.shape), list(shape))
+    need(mask.device == device, name, f"a tensor on {mask.device}", f"one on {device}")
 
 
 def _packed_side(
@@ -170,9 +162,9 @@ def validate(
     query_mask, document_mask, query_lengths, document_lengths = options[:TENSORS]
     pairs = options.pairs
     quantized = documents if isinstance(documents, Int8Tokens | Fp8Tokens) else None
-    held: Tensor | Packed = documents.codes if isinstance(documents, Int8Tokens | Fp8Tokens) else documents
-    _need(isinstance(queries, Tensor | Packed), "queries", _describe(queries), "a tensor or Packed")
-    _need(isinstance(held, Tensor | Packed), "documents", _describe(held), "a tensor, Packed, Int8Tokens or Fp8Tokens")
+    held = held_of(documents)
+    need(isinstance(queries, Tensor | Packed), "queries", describe(queries), "a tensor or Packed")
+    need(isinstance(held, Tensor | Packed), "documents", describe(held), "a tensor, Packed, Int8Tokens or Fp8Tokens")
 
     if unusual(tensors_of(queries, documents, held, options)):
         check_tensors("maxsim_pairs" if pairs else "maxsim", _named(queries, documents, options))
@@ -189,8 +181,8 @@ def validate(
         query_mask = None
     else:
         query_values = queries
-        need = "[N, Lq, d] or Packed" if pairs else "[Lq, d], [Nq, Lq, d] or Packed"
-        _need(queries.dim() == 3 and queries.shape[-1] >= 1, "queries", list(queries.shape), need)
+        wanted = "[N, Lq, d] or Packed" if pairs else "[Lq, d], [Nq, Lq, d] or Packed"
+        need(queries.dim() == 3 and queries.shape[-1] >= 1, "queries", list(queries.shape), wanted)
         _check_mask("query_mask", query_mask, tuple(queries.shape[:2]), queries.device)
         _check_lengths("query_lengths", query_lengths, (queries.shape[0],), queries.device)
 
@@ -202,22 +194,22 @@ def validate(
     else:
         values = held
         if pairs:
-            _need(held.dim() == 3, "documents", list(held.shape), "[N, Ld, d] or packed")
+            need(held.dim() == 3, "documents", list(held.shape), "[N, Ld, d] or packed")
         else:
-            _need(held.dim() in (3, 4), "documents", list(held.shape), "[B, Ld, d], [Nq, B, Ld, d] or packed")
+            need(held.dim() in (3, 4), "documents", list(held.shape), "[B, Ld, d], [Nq, B, Ld, d] or packed")
             if held.dim() == 4:
                 layout = "per_query"
                 count = query_values.shape[0] if query_starts is None else query_starts.shape[0]
-                _need(held.shape[0] == count, "documents", list(held.shape), f"[{count}, B, Ld, d] for {count} queries")
+                need(held.shape[0] == count, "documents", list(held.shape), f"[{count}, B, Ld, d] for {count} queries")
         _check_mask("document_mask", document_mask, tuple(held.shape[:-1]), held.device)
         _check_lengths("document_lengths", document_lengths, tuple(held.shape[:-2]), held.device)
 
     width = query_values.shape[-1]
-    _need(values.shape[-1] == width, "documents", f"d = {values.shape[-1]}", f"the queries' d = {width}")
-    _need(query_values.dtype in dtypes, "queries", query_values.dtype, "float16, bfloat16 or float32")
+    need(values.shape[-1] == width, "documents", f"d = {values.shape[-1]}", f"the queries' d = {width}")
+    need(query_values.dtype in dtypes, "queries", query_values.dtype, "float16, bfloat16 or float32")
     if quantized is None:
-        _need(values.dtype == query_values.dtype, "documents", values.dtype, f"the queries' dtype {query_values.dtype}")
-    _need(values.device == query_values.device, "documents", f"on {values.device}", f"on {query_values.device} as queries")
+        need(values.dtype == query_values.dtype, "documents", values.dtype, f"the queries' dtype {query_values.dtype}")
+    need(values.device == query_values.device, "documents", f"on {values.device}", f"on {query_values.device} as queries")
     call = Call(
         layout=layout,
         queries=query_values,
@@ -242,7 +234,7 @@ def validate(
     )
     if pairs:
         got = f"{call.document_count} documents"
-        _need(call.query_count == call.document_count, "documents", got, f"{call.query_count}, one a query")
+        need(call.query_count == call.document_count, "documents", got, f"{call.query_count}, one a query")
     return call
 
 
@@ -251,8 +243,8 @@ def validate_coded(queries: Tensor | Packed, documents: CodedTokens, options: Op
     kind = type(documents).__name__
     if torch.compiler.is_compiling():
         raise RuntimeError(f"documents: got {kind} inside torch.compile, need an eager call (torch.compiler.disable)")
-    _need(not options.return_argmax, "return_argmax", f"True with {kind}", "False: winners are given for .dequantize()")
-    _need(isinstance(queries, Tensor | Packed), "queries", _describe(queries), "a tensor or Packed")
+    need(not options.return_argmax, "return_argmax", f"True with {kind}", "False: winners are given for .dequantize()")
+    need(isinstance(queries, Tensor | Packed), "queries", describe(queries), "a tensor or Packed")
     values = queries.values if isinstance(queries, Packed) else queries
     beside = [tensor for _, tensor in documents.tensors()[1:]]
     if unusual([*tensors_of(queries, documents.codes, documents.codes, options), *beside]):

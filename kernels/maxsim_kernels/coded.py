@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from maxsim_kernels.needs import need
 from maxsim_kernels.tokens import FLOAT_DTYPES, Int8Tokens, Packed
 
 BITS = (1, 2, 4)
@@ -34,22 +35,17 @@ def unpacked(packed: Tensor, dim: int, bits: int) -> Tensor:
     return ((packed[:, :, None] >> shifts) & (2**bits - 1)).flatten(1)[:, :dim]
 
 
-def _need(condition: bool, name: str, got: object, need: object) -> None:
-    if not condition:
-        raise ValueError(f"{name}: got {got}, need {need}")
-
-
 def _check_codes(codes: Packed, size: int, bits: int, dim: int) -> None:
-    _need(isinstance(codes, Packed), "codes", type(codes).__name__, "Packed of uint8 [tokens, bytes]")
-    _need(codes.dtype == torch.uint8, "codes", codes.dtype, "torch.uint8")
-    _need(codes.dim == size, "codes", f"{codes.dim} bytes a token", f"{size} for {dim} codes of {bits} bits")
+    need(isinstance(codes, Packed), "codes", type(codes).__name__, "Packed of uint8 [tokens, bytes]")
+    need(codes.dtype == torch.uint8, "codes", codes.dtype, "torch.uint8")
+    need(codes.dim == size, "codes", f"{codes.dim} bytes a token", f"{size} for {dim} codes of {bits} bits")
 
 
 def _check_side(name: str, tensor: Tensor, shape: tuple[int, ...], device: torch.device) -> None:
     """One of the tensors beside the codes."""
-    _need(isinstance(tensor, Tensor), name, type(tensor).__name__, "a tensor")
-    _need(tuple(tensor.shape) == shape, name, list(tensor.shape), list(shape))
-    _need(tensor.device == device, name, f"a tensor on {tensor.device}", f"one on the codes' device {device}")
+    need(isinstance(tensor, Tensor), name, type(tensor).__name__, "a tensor")
+    need(tuple(tensor.shape) == shape, name, list(tensor.shape), list(shape))
+    need(tensor.device == device, name, f"a tensor on {tensor.device}", f"one on the codes' device {device}")
 
 
 def _taken(tensor: Tensor, rows: Tensor | slice) -> Tensor:
@@ -82,11 +78,11 @@ class BitTokens:
     dim: int
 
     def __post_init__(self) -> None:
-        _need(self.bits in BITS, "bits", self.bits, "1, 2 or 4")
-        _need(isinstance(self.dim, int) and self.dim >= 1, "dim", self.dim, "1 or more")
+        need(self.bits in BITS, "bits", self.bits, "1, 2 or 4")
+        need(isinstance(self.dim, int) and self.dim >= 1, "dim", self.dim, "1 or more")
         _check_codes(self.codes, packed_bytes(self.dim, self.bits), self.bits, self.dim)
         _check_side("scales", self.scales, (self.codes.values.shape[0],), self.codes.device)
-        _need(self.scales.is_floating_point(), "scales", self.scales.dtype, "a floating dtype")
+        need(self.scales.is_floating_point(), "scales", self.scales.dtype, "a floating dtype")
 
     @property
     def device(self) -> torch.device:
@@ -148,21 +144,21 @@ class ResidualTokens:
     def __post_init__(self) -> None:
         held = isinstance(self.centroids, Tensor) and self.centroids.dim() == 2 and self.centroids.numel() > 0
         got = list(self.centroids.shape) if isinstance(self.centroids, Tensor) else type(self.centroids).__name__
-        _need(held, "centroids", got, "[C, d] with C >= 1 and d >= 1")
-        _need(self.centroids.dtype in FLOAT_DTYPES, "centroids", self.centroids.dtype, "float16, bfloat16 or float32")
+        need(held, "centroids", got, "[C, d] with C >= 1 and d >= 1")
+        need(self.centroids.dtype in FLOAT_DTYPES, "centroids", self.centroids.dtype, "float16, bfloat16 or float32")
         known = isinstance(self.weights, Tensor) and self.weights.shape in [(2**bits,) for bits in BITS]
         got = list(self.weights.shape) if isinstance(self.weights, Tensor) else type(self.weights).__name__
-        _need(known, "weights", got, "[2], [4] or [16]: one a bucket of 1, 2 or 4 bits")
-        _need(self.weights.dtype == torch.float32, "weights", self.weights.dtype, "torch.float32")
+        need(known, "weights", got, "[2], [4] or [16]: one a bucket of 1, 2 or 4 bits")
+        need(self.weights.dtype == torch.float32, "weights", self.weights.dtype, "torch.float32")
         _check_codes(self.codes, packed_bytes(self.dim, self.bits), self.bits, self.dim)
         device = self.codes.device
         _check_side("ids", self.ids, (self.codes.values.shape[0],), device)
-        _need(self.ids.dtype in ID_DTYPES, "ids", self.ids.dtype, "uint16, int32 or int64")
+        need(self.ids.dtype in ID_DTYPES, "ids", self.ids.dtype, "uint16, int32 or int64")
         _check_side("centroids", self.centroids, tuple(self.centroids.shape), device)
         _check_side("weights", self.weights, tuple(self.weights.shape), device)
         if device.type == "cpu" and self.ids.numel():  # on a GPU this would wait; such tokens score NaN there
             low, high = (int(end) for end in torch.aminmax(self.ids.to(torch.int64)))
-            _need(low >= 0 and high < len(self.centroids), "ids", f"{low}..{high}", f"0..{len(self.centroids) - 1}")
+            need(low >= 0 and high < len(self.centroids), "ids", f"{low}..{high}", f"0..{len(self.centroids) - 1}")
 
     @property
     def dim(self) -> int:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from maxsim_kernels.checks import check_padded, is_plain
+from maxsim_kernels.needs import describe
 from maxsim_kernels.tokens import FLOAT_DTYPES, Fp8Tokens, Granularity, Int8Tokens, Packed
 
 _SCALE_DTYPE = torch.float16
@@ -86,8 +87,7 @@ def _held(tokens: Tensor | Packed, mask: Tensor | None, lengths: Tensor | None) 
     packed = tokens.compact() if isinstance(tokens, Packed) else None
     values = packed.values if packed is not None else tokens
     if not isinstance(values, Tensor) or values.dim() < 2 or values.dtype not in FLOAT_DTYPES:
-        got = f"{values.dtype} {list(values.shape)}" if isinstance(values, Tensor) else type(values).__name__
-        raise ValueError(f"tokens: got {got}, need fp16, bf16 or fp32 [..., L, d] or Packed")
+        raise ValueError(f"tokens: got {describe(values)}, need fp16, bf16 or fp32 [..., L, d] or Packed")
     if packed is not None and (mask is not None or lengths is not None):
         raise ValueError("mask, lengths: got a value with Packed, which has no padding, need None")
     if mask is not None and mask.shape != values.shape[:-1]:

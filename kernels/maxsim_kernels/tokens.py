@@ -9,7 +9,7 @@ Source: paper section 'Variable-length corpora' (cu_seqlens offsets), section 'I
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Literal, overload
 
 import numpy as np
 import torch
@@ -382,3 +382,12 @@ class Fp8Tokens(_QuantizedTokens):
         if self.granularity == "document":
             scales = scales[torch.as_tensor(indices, device=self.device, dtype=torch.int64)]
         return Fp8Tokens(self.codes.select(indices), scales, self.granularity)
+
+
+@overload
+def held_of(documents: Tensor | Packed | Int8Tokens | Fp8Tokens) -> Tensor | Packed: ...
+@overload
+def held_of(documents: object) -> object: ...
+def held_of(documents: object) -> object:
+    """What holds the tokens: documents as they are or, of quantised ones, their codes."""
+    return documents.codes if isinstance(documents, _QuantizedTokens) else documents

@@ -22,6 +22,7 @@ from torch import Tensor
 from maxsim_kernels.api import maxsim, node_of
 from maxsim_kernels.autograd import contrastive
 from maxsim_kernels.checks import MASK_DTYPES, Options, is_plain
+from maxsim_kernels.needs import describe
 from maxsim_kernels.tokens import Packed
 
 if TYPE_CHECKING:
@@ -64,7 +65,7 @@ def contrastive_loss(
     """
     batch, device = _queries(queries), queries.device
     if not isinstance(documents, Tensor | Packed) or (isinstance(documents, Tensor) and documents.dim() != 3):
-        raise ValueError(f"documents: got {_describe(documents)}, need [N, Ld, d] or Packed")
+        raise ValueError(f"documents: got {describe(documents)}, need [N, Ld, d] or Packed")
     _check_positives(positives, batch, len(documents), device)
     _check_temperature(temperature, device)
     if not isinstance(temperature, Tensor) and is_plain(positives):
@@ -133,7 +134,7 @@ def distillation_loss(
     """
     batch, device = _queries(queries), queries.device
     if not isinstance(documents, Tensor) or documents.dim() != 4 or documents.shape[0] != batch or documents.shape[1] < 1:
-        raise ValueError(f"documents: got {_describe(documents)}, need [{batch}, K, Ld, d] with K >= 1 for {batch} queries")
+        raise ValueError(f"documents: got {describe(documents)}, need [{batch}, K, Ld, d] with K >= 1 for {batch} queries")
     shape = documents.shape[:2]
     _check_candidates("teacher_scores", teacher_scores, shape, device)
     _check_temperature(temperature, device)
@@ -191,7 +192,7 @@ def gather_documents(documents: Tensor, group: ProcessGroup | None = None, *, ch
     import torch.distributed as dist
 
     if not isinstance(documents, Tensor) or documents.dim() < 1:
-        raise ValueError(f"documents: got {_describe(documents)}, need [N, ...], a tensor of equal shape on every process")
+        raise ValueError(f"documents: got {describe(documents)}, need [N, ...], a tensor of equal shape on every process")
     if not dist.is_available() or not dist.is_initialized():
         raise ValueError("group: got no initialised process group, need torch.distributed.init_process_group first")
     if check:
@@ -245,14 +246,10 @@ def _check_equal_shapes(documents: Tensor, group: ProcessGroup | None) -> None:
         raise ValueError(f"documents: got {each}, need one shape and dtype on every process (pad to one Ld)")
 
 
-def _describe(value: object) -> str:
-    return f"{value.dtype} {list(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
-
-
 def _queries(queries: object) -> int:
     """B, after what `maxsim` allows and a loss does not: a single query, no query."""
     if not isinstance(queries, Tensor | Packed) or (isinstance(queries, Tensor) and queries.dim() != 3):
-        raise ValueError(f"queries: got {_describe(queries)}, need [B, Lq, d] or Packed")
+        raise ValueError(f"queries: got {describe(queries)}, need [B, Lq, d] or Packed")
     count = len(queries)
     if count == 0:
         raise ValueError("queries: got 0 queries, need at least 1 (a mean over none is undefined)")
@@ -265,7 +262,7 @@ def _check_positives(positives: Tensor | None, batch: int, count: int, device: t
             raise ValueError(f"documents: got {count} for {batch} queries, need one positive a query (N >= B), or positives=")
         return
     if not isinstance(positives, Tensor) or positives.dtype != torch.int64 or tuple(positives.shape) != (batch,):
-        raise ValueError(f"positives: got {_describe(positives)}, need int64 [{batch}]")
+        raise ValueError(f"positives: got {describe(positives)}, need int64 [{batch}]")
     if positives.device != device:
         raise ValueError(f"positives: got a tensor on {positives.device}, need one on {device}")
     if device.type == "cpu" and is_plain(positives):  # on a GPU this would wait: the loss is NaN there, or gather asserts
@@ -281,7 +278,7 @@ def _check_temperature(temperature: float | Tensor, device: torch.device) -> Non
             or not temperature.is_floating_point()
             or temperature.device not in (device, torch.device("cpu"))
         ):
-            raise ValueError(f"temperature: got {_describe(temperature)} on {temperature.device}, need a float [] on {device}")
+            raise ValueError(f"temperature: got {describe(temperature)} on {temperature.device}, need a float [] on {device}")
     elif isinstance(temperature, bool) or not isinstance(temperature, int | float) or not 0 < temperature < math.inf:
         raise ValueError(f"temperature: got {temperature!r}, need a finite number above 0")
 
@@ -292,7 +289,7 @@ def _check_candidates(name: str, tensor: object, shape: torch.Size, device: torc
     else:
         fits, kind = isinstance(tensor, Tensor) and tensor.is_floating_point(), "a floating tensor"
     if not isinstance(tensor, Tensor) or not fits or tensor.shape != shape:
-        raise ValueError(f"{name}: got {_describe(tensor)}, need {kind} {list(shape)}")
+        raise ValueError(f"{name}: got {describe(tensor)}, need {kind} {list(shape)}")
     if tensor.device != device:
         raise ValueError(f"{name}: got a tensor on {tensor.device}, need one on {device}")
 
@@ -302,7 +299,7 @@ def _without(candidate_mask: Tensor, lengths: Tensor | None, documents: Tensor) 
     if lengths is None:
         lengths = torch.full(documents.shape[:2], documents.shape[2], dtype=torch.int32, device=documents.device)
     if not isinstance(lengths, Tensor) or lengths.shape != candidate_mask.shape:
-        raise ValueError(f"document_lengths: got {_describe(lengths)}, need {list(candidate_mask.shape)}")
+        raise ValueError(f"document_lengths: got {describe(lengths)}, need {list(candidate_mask.shape)}")
     return lengths.masked_fill(candidate_mask == 0, 0)
 
 

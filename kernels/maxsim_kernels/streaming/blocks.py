@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from maxsim_kernels.checks import Documents
-from maxsim_kernels.tokens import FLOAT_DTYPES, Fp8Tokens, Int8Tokens, Packed
+from maxsim_kernels.tokens import FLOAT_DTYPES, Fp8Tokens, Int8Tokens, Packed, held_of
 
 ALIGNMENT = 256  # bytes: of every part in a buffer, more than any kernel asks for
 _MOST_PARTS = 4  # codes, scales, offset, document offsets
@@ -105,7 +105,7 @@ def pieces(blocks: Iterable[Block], device: torch.device, limits: Limits) -> Ite
 
 
 def _checked(number: int, block: object) -> torch.device:
-    held = block.codes if isinstance(block, Int8Tokens | Fp8Tokens) else block
+    held = held_of(block)
     if isinstance(held, Packed):
         return held.device
     if not isinstance(held, Tensor):
@@ -167,7 +167,7 @@ class _Column:
 
 def _columns(block: Documents) -> list[_Column]:
     """The tensors of a block but for the offsets of packed documents, tokens first."""
-    held = block.codes if isinstance(block, Int8Tokens | Fp8Tokens) else block
+    held = held_of(block)
     packed = isinstance(held, Packed)
     values = held.values if isinstance(held, Packed) else held
     columns = [_Column(values.detach(), "token" if packed else "document")]
@@ -182,7 +182,7 @@ def _columns(block: Documents) -> list[_Column]:
 
 def _rebuild(block: Documents, made: Sequence[Tensor]) -> Documents:
     """Documents like `block` from its columns' tensors and, of packed documents, offsets."""
-    held = block.codes if isinstance(block, Int8Tokens | Fp8Tokens) else block
+    held = held_of(block)
     tokens = Packed(made[0], made[-1]) if isinstance(held, Packed) else made[0]
     if isinstance(block, Int8Tokens):
         return Int8Tokens(tokens, made[1], made[2] if block.offset is not None else None, block.granularity)
@@ -207,7 +207,7 @@ def _gathered(tensor: Tensor, rows: Tensor) -> Part:
 
 def _host_pieces(block: Documents, limits: Limits) -> Iterator[Piece]:
     columns = _columns(block)
-    held = block.codes if isinstance(block, Int8Tokens | Fp8Tokens) else block
+    held = held_of(block)
     packed = held if isinstance(held, Packed) else None
     token = sum(column.row_bytes for column in columns if column.row == "token")
     document = sum(column.row_bytes for column in columns if column.row == "document")
@@ -262,7 +262,7 @@ def _sliced(block: Documents, limits: Limits) -> Iterator[Documents]:
 
 def slice_of(block: Documents, first: int, stop: int) -> Documents:
     """Documents `first` to `stop` of a block, in its form, without a copy and without waiting for a GPU."""
-    held = block.codes if isinstance(block, Int8Tokens | Fp8Tokens) else block
+    held = held_of(block)
     tokens: Tensor | Packed
     span = slice(None)  # of a token's scales
     if not isinstance(held, Packed):
