@@ -17,7 +17,6 @@ import importlib
 import importlib.metadata
 import importlib.util
 import json
-import os
 import platform
 import statistics
 import sys
@@ -33,7 +32,7 @@ from torch import Tensor
 
 from cases.libraries import ROWS, TINY, Call, Row, Sizes, tokens
 from maxsim_kernels import integrations, maxsim
-from measure.session import kernels
+from measure.session import environment_variable, kernels
 
 SCHEMA = "maxsim-kernels/libraries/1"
 OURS = "ours"
@@ -56,20 +55,6 @@ def enabled(library: str) -> Iterator[None]:
         status = integrations.status()[library]
     if status.left or not status.calls:
         raise UnfitError(f"not scored by us, but by the library: {dict(status.left)}")
-
-
-@contextlib.contextmanager
-def variable(name: str, value: str) -> Iterator[None]:
-    """An environment variable for a block."""
-    before = os.environ.get(name)
-    os.environ[name] = value
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ[name]
-        else:
-            os.environ[name] = before
 
 
 def import_library(library: str) -> None:
@@ -96,7 +81,7 @@ def backends(library: str) -> dict[str, Callable[[], AbstractContextManager[Any]
         return {"own": contextlib.nullcontext, **ours}
     name = "PYLATE_SCORES_BACKEND" if library == "pylate" else "COLPALI_SCORES_BACKEND"
     known = {"torch": "own", "lik": "LIK", **({"flash": "flash-maxsim"} if library == "pylate" else {})}
-    return {shown: (lambda value=value: variable(name, value)) for value, shown in known.items()} | ours
+    return {shown: (lambda value=value: environment_variable(name, value)) for value, shown in known.items()} | ours
 
 
 def wait(device: str) -> None:

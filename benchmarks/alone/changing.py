@@ -30,7 +30,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # this file is a s
 from maxsim_kernels import Packed, maxsim, warmup
 from measure import installed
 from measure.names import FLASH, LIK
-from measure.session import kernels
+from measure.session import about
 from results.file import write
 
 SCHEMA = "maxsim-kernels/changing/1"
@@ -132,8 +132,7 @@ def main(arguments: list[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     if options.warmup:
         print(warmup(queries=((1, SIZE),), document_tokens=(LENGTH,)))
-    about = {"torch": torch.__version__, "device": torch.cuda.get_device_name(), **kernels()}
-    report: dict[str, Any] = {"schema": SCHEMA, "warmup": options.warmup, **about, "rows": {}}
+    report: dict[str, Any] = {"schema": SCHEMA, "warmup": options.warmup, **about(), "rows": {}}
     source = torch.Generator("cuda").manual_seed(0)
     tokens = torch.randn(COUNT * LONGEST, WIDTH, device="cuda", generator=source)
     tokens = torch.nn.functional.normalize(tokens, dim=-1).half()

@@ -23,7 +23,7 @@ from maxsim_kernels import BitTokens, Packed, ResidualTokens, maxsim, quantize_i
 from maxsim_kernels.coded import BITS, unpacked
 from measure import installed
 from measure.names import LIK
-from measure.session import kernels
+from measure.session import about
 from measure.timing import Call, Flush, extra_bytes, measure
 from results.file import write
 
@@ -138,8 +138,7 @@ def main(arguments: list[str] | None = None) -> None:
                 found = {method: one["median_ms"] for method, one in measure(calls, options.runs, flush).items()}
                 rows.append({"shape": shape, "tokens": f"{name} {bits}", "ms": found, "extra_mib": extra, "error": errors})
                 print(shape, rows[-1]["tokens"], {method: round(ms, 3) for method, ms in found.items()}, flush=True)
-                about = {"torch": torch.__version__, "device": torch.cuda.get_device_name(), **kernels()}
-                write(options.json, {"schema": SCHEMA, **about, "rows": rows})
+                write(options.json, {"schema": SCHEMA, **about(), "rows": rows})
 
 
 if __name__ == "__main__":

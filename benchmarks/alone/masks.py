@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # this file is a s
 
 from maxsim_kernels import maxsim
 from measure.names import FLASH, LIK
-from measure.session import kernels
+from measure.session import about
 from measure.timing import Call, Flush, measure
 from results.file import write
 from rivals.peers import dense
@@ -116,8 +116,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--runs", type=int, default=15)
     options = parser.parse_args(arguments)
     flush = Flush()
-    about = {"torch": torch.__version__, "device": torch.cuda.get_device_name(), **kernels()}
-    report: dict[str, Any] = {"schema": SCHEMA, **about, "ms": {}}
+    report: dict[str, Any] = {"schema": SCHEMA, **about(), "ms": {}}
     for name, sizes in (MASKED | SINGLE).items():
         calls = mask_calls(*sizes) if name in MASKED else single_calls(*sizes)
         if name in MASKED:

@@ -26,7 +26,7 @@ from maxsim_kernels import Int8Tokens, Packed, quantize_int8, stream_topk
 from maxsim_kernels.search import Residuals, device, exact_topk, residuals_of
 from measure import installed
 from measure.names import FLASH
-from measure.session import kernels
+from measure.session import about
 from measure.timing import Flush
 from results.file import write
 
@@ -43,8 +43,7 @@ class Rows:
 
     def __init__(self, path: Path | None, seconds: float) -> None:
         self.path, self.ending, self.flush = path, time.perf_counter() + seconds, Flush()
-        about = {"torch": torch.__version__, "device": torch.cuda.get_device_name(), **kernels()}
-        self.report: dict[str, Any] = {"schema": SCHEMA, **about, "rows": []}
+        self.report: dict[str, Any] = {"schema": SCHEMA, **about(), "rows": []}
 
     def keep(self, row: dict[str, Any]) -> None:
         """Write it too."""

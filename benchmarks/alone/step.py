@@ -26,7 +26,7 @@ from maxsim_kernels.training import contrastive_loss
 from measure.clocks import kernel_times
 from measure.method import Method, Options
 from measure.names import FLASH, LIK
-from measure.session import RefusedError, failures, kernels
+from measure.session import RefusedError, about, failures
 from measure.timing import Call, Flush, wall
 from results.file import write
 from rivals.training import Problem, flash, in_batch, lik, ours
@@ -131,10 +131,9 @@ def main(arguments: list[str] | None = None) -> None:
     for name in ("ours contrastive_loss", "ours"):
         print(name, {kernel[:40]: round(ms * 1e3, 1) for kernel, ms in found[name]["kernels_ms"].items()})
     print("left out:", {name: row["left_out"] for name, row in found.items() if "left_out" in row} | skipped)
-    about = {"torch": torch.__version__, "device": torch.cuda.get_device_name(), **kernels()}
     write(
         options.json,
-        {"schema": SCHEMA, "shape": SHAPE, "counts": options.counts, **about, "skipped": skipped, "methods": found},
+        {"schema": SCHEMA, "shape": SHAPE, "counts": options.counts, **about(), "skipped": skipped, "methods": found},
     )
 
 

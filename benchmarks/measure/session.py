@@ -57,6 +57,20 @@ def interruptible() -> Iterator[None]:
         raise SystemExit(130) from None
 
 
+@contextmanager
+def environment_variable(name: str, value: str) -> Iterator[None]:
+    """An environment variable for a block."""
+    before = os.environ.get(name)
+    os.environ[name] = value
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before
+
+
 def still_answers(wait: Callable[[], None], name: str) -> None:
     """Wait for the GPU after a method failed.
 
@@ -100,6 +114,11 @@ def environment(revision: str) -> dict[str, Any]:
 def kernels(revision: str = "") -> dict[str, Any]:
     """Which operator is measured: its commit, and the digests that tell later whether its figures are still of the present one."""
     return {"revision": revision or described(PACKAGE), "families": sources.digests(PACKAGE)}
+
+
+def about() -> dict[str, Any]:
+    """What a script of one kernel records of itself: torch, the GPU, and the kernels."""
+    return {"torch": torch.__version__, "device": torch.cuda.get_device_name(), **kernels()}
 
 
 def described(folder: Path) -> str:

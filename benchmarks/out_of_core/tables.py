@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from tables.markdown import Lines, grid
+from tables.markdown import Lines, gigabytes, grid
 
 GPUS = {2: (1.8, 1.95), 4: (3.4, 3.8)}  # times one GPU: at least, aim
 DEFAULT_READERS = "8 readers"
@@ -113,11 +113,6 @@ def _volume(held: Held, add: Any) -> None:
 def seconds(value: float | None) -> str:
     """Three digits, or a dash."""
     return "-" if value is None else f"{value:.3g}"
-
-
-def gigabytes(value: float | None) -> str:
-    """Of bytes: three digits, or a dash."""
-    return "-" if value is None else f"{value / 1e9:.3g}"
 
 
 def cells(name: str, data: Mapping[str, Any]) -> list[str]:

@@ -12,9 +12,8 @@ flash-maxsim chooses its path by the environment variable FLASH_BWD_PATH, which 
 from __future__ import annotations
 
 import inspect
-import os
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
@@ -29,7 +28,7 @@ from measure import installed
 from measure.gradient_truth import FULL, HALF, ROUNDED, Bound, Truth
 from measure.method import Lineup, Method
 from measure.names import FLASH, LIK
-from measure.session import RefusedError
+from measure.session import RefusedError, environment_variable
 from measure.timing import Call
 from rivals import torch_rivals
 
@@ -41,21 +40,9 @@ BLOCKS = (1 << 29, 1 << 31)  # similarities a block of the recomputing and chunk
 Scores = Callable[[], Tensor]
 
 
-@contextmanager
-def path(name: str) -> Iterator[None]:
+def path(name: str) -> AbstractContextManager[None]:
     """flash-maxsim's path for a while; "" leaves the variable alone."""
-    if not name:
-        yield
-        return
-    before = os.environ.get(VARIABLE)
-    os.environ[VARIABLE] = name
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ[VARIABLE]
-        else:
-            os.environ[VARIABLE] = before
+    return environment_variable(VARIABLE, name) if name else nullcontext()
 
 
 def in_batch(scores: Tensor) -> Tensor:

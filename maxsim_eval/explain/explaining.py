@@ -163,38 +163,57 @@ def explain_pair(
     row, place = place_of("query", query, task.query_ids), place_of("document", document, kept.document_ids)
     device = resolve_device(device, quiet=quiet)
     found = cached_embeddings(task, encoder, cache_dir, kept=kept, device=device, **dict(encoder_options or {}))
-    queries, tokens = one_row(found.queries, row), one_row(found.documents, place)
-    check_widths(found, queries)
     corpus = Corpus(found.documents, quiet, device, copies=find_copies([path], found.documents))
-    scored = _Pair(path, queries, tokens, corpus, place)
-    score, winners, parts = scored.run(device)
-    items = (task.queries[row], kept.documents[place])
-    notes = list(_notes(task, query, document, score))
-    texts = {role: _texts(found, role, item, len(side.values), notes) for role, item, side in _sides(items, queries, tokens)}
-    page = None if isinstance(items[1], str) else items[1]
-    known = _grid(found, page, len(tokens.values), grid, notes) if page is not None else (None, None)
-    if page is None and grid is not None:
-        raise UsageError(f"grid: document {document!r} is a text, which has no patches")
-    return Explanation(
-        source=task.source,
-        dataset=task.dataset,
-        split=task.split,
-        encoder=found.encoder,
-        path=path,
-        query=query,
-        document=document,
-        query_text=items[0] if isinstance(items[0], str) else None,
-        document_text=items[1] if isinstance(items[1], str) else None,
-        relevance=task.qrels.get(query, {}).get(document),
-        score=score if math.isfinite(score) else None,
-        tokens=tuple(_matches(score, winners, parts, texts)),
-        document_tokens=len(tokens.values),
-        notes=tuple(notes),
-        patches=known[0],
-        grid_from=known[1],
-        page=page,
-        similarities=(queries.values.float() @ tokens.values.float().T).numpy(),
-    )
+    return Opened(task, kept, found, corpus, path, device).pair(row, place, grid)
+
+
+@dataclass(frozen=True)
+class Opened:
+    """Embeddings of the cache, opened for any number of pairs of one path; `kept` is what is searched of the task."""
+
+    task: Task
+    kept: Task
+    found: Embeddings
+    corpus: Corpus
+    path: str
+    device: str
+
+    def pair(self, row: int, place: int, grid: PatchGrid | None = None) -> Explanation:
+        """Explain a query, by its place in the task, and a document, by its place among those searched."""
+        task, found, path = self.task, self.found, self.path
+        query, document = task.query_ids[row], self.kept.document_ids[place]
+        queries, tokens = one_row(found.queries, row), one_row(found.documents, place)
+        check_widths(found, queries)
+        score, winners, parts = _Pair(path, queries, tokens, self.corpus, place).run(self.device)
+        items = (task.queries[row], self.kept.documents[place])
+        notes = list(_notes(task, query, document, score))
+        texts = {
+            role: _texts(found, role, item, len(side.values), notes) for role, item, side in _sides(items, queries, tokens)
+        }
+        page = None if isinstance(items[1], str) else items[1]
+        known = _grid(found, page, len(tokens.values), grid, notes) if page is not None else (None, None)
+        if page is None and grid is not None:
+            raise UsageError(f"grid: document {document!r} is a text, which has no patches")
+        return Explanation(
+            source=task.source,
+            dataset=task.dataset,
+            split=task.split,
+            encoder=found.encoder,
+            path=path,
+            query=query,
+            document=document,
+            query_text=items[0] if isinstance(items[0], str) else None,
+            document_text=items[1] if isinstance(items[1], str) else None,
+            relevance=task.qrels.get(query, {}).get(document),
+            score=score if math.isfinite(score) else None,
+            tokens=tuple(_matches(score, winners, parts, texts)),
+            document_tokens=len(tokens.values),
+            notes=tuple(notes),
+            patches=known[0],
+            grid_from=known[1],
+            page=page,
+            similarities=(queries.values.float() @ tokens.values.float().T).numpy(),
+        )
 
 
 def place_of(what: str, name: str, ids: Sequence[str]) -> int:

@@ -13,7 +13,7 @@ from maxsim_eval.cache.corpus import Corpus
 from maxsim_eval.cache.embeddings import cached_embeddings, check_widths
 from maxsim_eval.data.subsets import limit_task
 from maxsim_eval.environment import resolve_device
-from maxsim_eval.explain.explaining import Explanation, explain_pair, path_with_winners, place_of
+from maxsim_eval.explain.explaining import Explanation, Opened, path_with_winners, place_of
 from maxsim_eval.scoring.asked import Asked
 from maxsim_eval.scoring.finite import one_row
 from maxsim_eval.scoring.job import find_copies
@@ -68,7 +68,6 @@ def explain_query(
     Arguments and errors are those of `explain_pair`.
     """
     how = path_with_winners(path)
-    limits: dict[str, Any] = {"limit_queries": limit_queries, "limit_documents": limit_documents, "limit_seed": limit_seed}
     kept = limit_task(task, queries=limit_queries, documents=limit_documents, seed=limit_seed)
     row = place_of("query", query, task.query_ids)
     device = resolve_device(device, quiet=quiet)
@@ -83,27 +82,11 @@ def explain_query(
     order = [int(place) for place in np.argsort(-scores[0], kind="stable") if scores[0, place] != -np.inf]
     relevant = {name for name, grade in task.qrels.get(query, {}).items() if grade > 0}
     ranks = {kept.document_ids[place]: rank for rank, place in enumerate(order, 1)}
-    held = [kept.document_ids[place] for place in range(len(kept.document_ids))] if relevant else []
+    held = kept.document_ids if relevant else ()
     there = sorted((name for name in held if name in relevant), key=lambda name: ranks.get(name, len(held) + 1))
-    again: Encoder | str = encoder if found.made_by is None else found.made_by
-    options = encoder_options if isinstance(again, str) else None
+    opened = Opened(task, kept, found, corpus, path, device)
     documents = tuple(
-        Ranked(
-            why,
-            ranks.get(name),
-            explain_pair(
-                task,
-                again,
-                query,
-                name,
-                path=path,
-                cache_dir=cache_dir,
-                device=device,
-                encoder_options=options,
-                quiet=quiet,
-                **limits,
-            ),
-        )
+        Ranked(why, ranks.get(name), opened.pair(row, place_of("document", name, kept.document_ids)))
         for name, why in _shown(kept.document_ids[order[0]] if order else None, there, ranks).items()
     )
     return QueryExplanation(query, documents, len(relevant), sum(ranks.get(name, CUTOFF + 1) <= CUTOFF for name in relevant))
