@@ -24,12 +24,12 @@ from maxsim_eval.cli.bench import SETTINGS as SCRIPTS
 from maxsim_eval.cli.bench import bench
 from maxsim_eval.cli.cache import cache, convert, encode, inspect
 from maxsim_eval.cli.conform import conform
-from maxsim_eval.cli.evaluate import command_line, register
+from maxsim_eval.cli.evaluate import register
 from maxsim_eval.cli.explain import explain
 from maxsim_eval.cli.gate import gate
 from maxsim_eval.cli.import_ import import_
 from maxsim_eval.cli.metrics import metrics
-from maxsim_eval.cli.options import AsJson, Verbose
+from maxsim_eval.cli.options import AsJson, Verbose, command_line
 from maxsim_eval.cli.output import (
     EXAMPLES,
     EXIT_CODES,

@@ -10,7 +10,6 @@ from typing import Annotated, Any
 
 import typer
 
-from maxsim_eval.cli.evaluate import command_line, names_of
 from maxsim_eval.cli.options import (
     ANSWERS,
     LIMITS,
@@ -20,8 +19,10 @@ from maxsim_eval.cli.options import (
     SCORING,
     SOURCES,
     Split,
+    command_line,
     loading_options,
     model_options,
+    names_of,
     require_counts,
     with_options,
 )

@@ -13,7 +13,6 @@ import typer
 from rich import box
 from rich.table import Table
 
-from maxsim_eval.cli.evaluate import say_last
 from maxsim_eval.cli.options import (
     ANSWERS,
     CACHE,
@@ -32,7 +31,7 @@ from maxsim_eval.cli.options import (
     require_counts,
     with_options,
 )
-from maxsim_eval.cli.output import answer, console, print_json, say
+from maxsim_eval.cli.output import answer, console, print_json, say, say_last
 from maxsim_eval.errors import UsageError
 from maxsim_eval.printing import printable, shown
 

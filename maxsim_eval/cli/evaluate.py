@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -18,13 +17,16 @@ from maxsim_eval.cli.options import (
     SCORING,
     SOURCES,
     Split,
+    command_line,
     encoder_option,
     loading_options,
+    metric_names,
     model_options,
+    names_of,
     require_counts,
     with_options,
 )
-from maxsim_eval.cli.output import answer, console, say, write_json
+from maxsim_eval.cli.output import answer, console, say, say_last, write_json
 from maxsim_eval.cli.sources import COMMANDS
 from maxsim_eval.errors import MaxsimEvalError, UsageError
 
@@ -205,26 +207,3 @@ def _folder_name(source: str, dataset: str, part: str, encoder: str, settings: S
     limits = [f"{letter}{limit}" for letter, limit in (("q", settings.limit_queries), ("d", settings.limit_documents)) if limit]
     reranked = ["reranked"] if settings.candidates is not None else []
     return re.sub(r"[^A-Za-z0-9._-]+", "-", "-".join(filter(None, [source, dataset, part, prefix, model, *limits, *reranked])))
-
-
-def names_of(text: str | None) -> tuple[str, ...]:
-    """Names between commas; those in parentheses belong to a name."""
-    return tuple(name.strip() for name in re.split(r",(?![^(]*\))", text or "") if name.strip())
-
-
-def metric_names(text: str | None) -> tuple[str, ...]:
-    """The names of `--metrics`; none where the option was not given."""
-    names = names_of(text)
-    if text is not None and not names:
-        raise UsageError(f"--metrics: got {text!r}, which names none; need some, as nDCG@10,R@100,AP,RR@10")
-    return names
-
-
-def say_last(line: str) -> None:
-    """The one message of a failure of several processes; a follower's stderr is closed to anything else."""
-    print(line, file=sys.__stderr__, flush=True)
-
-
-def command_line() -> list[str]:
-    """The command as it was given, without the folder the program lies in."""
-    return [Path(sys.argv[0]).name, *sys.argv[1:]]

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from maxsim_eval.cli.evaluate import metric_names
-from maxsim_eval.cli.options import AsJson
+from maxsim_eval.cli.options import AsJson, metric_names
 from maxsim_eval.cli.output import answer, print_json
 from maxsim_eval.errors import DataError, UsageError
 from maxsim_eval.printing import printable

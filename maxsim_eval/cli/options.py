@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+import re
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any
@@ -188,3 +190,21 @@ def require_counts(given: Mapping[str, Any], *names: str) -> None:
         if given[name] is not None and not 1 <= given[name] <= MOST:
             more = "" if given[name] < 1 else f", and {MOST} at most"
             raise UsageError(f"--{name.replace('_', '-')}: got {str(given[name])[:40]}, need 1 or more{more}")
+
+
+def names_of(text: str | None) -> tuple[str, ...]:
+    """Names between commas; those in parentheses belong to a name."""
+    return tuple(name.strip() for name in re.split(r",(?![^(]*\))", text or "") if name.strip())
+
+
+def metric_names(text: str | None) -> tuple[str, ...]:
+    """The names of `--metrics`; none where the option was not given."""
+    names = names_of(text)
+    if text is not None and not names:
+        raise UsageError(f"--metrics: got {text!r}, which names none; need some, as nDCG@10,R@100,AP,RR@10")
+    return names
+
+
+def command_line() -> list[str]:
+    """The command as it was given, without the folder the program lies in."""
+    return [Path(sys.argv[0]).name, *sys.argv[1:]]

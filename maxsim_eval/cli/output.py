@@ -63,6 +63,11 @@ def say_lines(text: str, colour: str | None = None) -> None:
     typer.echo(typer.style(text, fg=colour) if colour and coloured(sys.stderr) else text, err=True)
 
 
+def say_last(line: str) -> None:
+    """The one message of a failure of several processes; a follower's stderr is closed to anything else."""
+    print(line, file=sys.__stderr__, flush=True)
+
+
 def print_json(value: Any) -> None:
     """An answer as JSON: no NaN, no infinity, letters as they are."""
     write_json(json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n")

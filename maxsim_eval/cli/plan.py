@@ -17,8 +17,7 @@ import typer
 from rich import box
 from rich.table import Table
 
-from maxsim_eval.cli.evaluate import names_of
-from maxsim_eval.cli.options import ANSWERS, LIMITS, PLACES, SCORING, Split, require_counts, with_options
+from maxsim_eval.cli.options import ANSWERS, LIMITS, PLACES, SCORING, Split, names_of, require_counts, with_options
 from maxsim_eval.cli.output import console, print_json
 from maxsim_eval.cli.sources import COMMANDS
 from maxsim_eval.errors import EXIT_GATE, UsageError
@@ -77,21 +76,20 @@ def plan(source: str, dataset: str, as_json: bool, quiet: bool, **given: Any) ->
     codecs = [name for name in names if name not in our_paths() and names_step(name)]
     if codecs:
         raise UsageError(f"--paths: plan knows no rates of codecs, got {', '.join(codecs)}; name paths alone")
-    device = "cuda" if given["gpu"] else resolve_device(given["device"], quiet=True)
-    require_certifiable(find_paths(names), "cpu" if given["gpu"] else device, candidates=False)
+    given["device"] = "cpu" if given["gpu"] else resolve_device(given["device"], quiet=True)
+    require_certifiable(find_paths(names), given["device"], candidates=False)
     if not names:
         raise UsageError("--paths: got none, need at least one")
     require_counts(given, "k", "processes", "readers", "gpus", "limit_queries", "limit_documents")
     elsewhere, k = _elsewhere(given), given["k"]
-    if elsewhere is None:
-        given["device"] = resolve_device(given["device"], quiet=True)
     budget = None if given["memory_budget"] is None else bytes_of(given["memory_budget"])
     name = given["encoder"] or (COMMANDS[source][2] if source in COMMANDS else "lexical")
-    device = "cpu" if elsewhere else given["device"]
     limits = {side: given[f"limit_{side}"] for side in ("queries", "documents")}
     where = {option: given[option] for option in ("data_dir", "cache_dir", "split")}
     silent = quiet or as_json
-    found = find_sizes(source, dataset, name, **where, limits=limits, seed=given["limit_seed"], quiet=silent, device=device)
+    found = find_sizes(
+        source, dataset, name, **where, limits=limits, seed=given["limit_seed"], quiet=silent, device=given["device"]
+    )
     start = time.process_time()  # the imports too, which the evaluation does as well
     if elsewhere is None:
         found, rates, room = _measured(found, names, given)
@@ -103,7 +101,7 @@ def plan(source: str, dataset: str, as_json: bool, quiet: bool, **given: Any) ->
     made = make_plan(found.sizes, rates, room, names, k=k, processes=count, memory_budget=budget, start=start)
     answer = Answer(found, name, str(elsewhere or f"{HERE}, {given['device']}, measured now"), made)
     if as_json:
-        print_json(answer.as_json(device))
+        print_json(answer.as_json(given["device"]))
     else:
         answer.render()
     if not made.fits:
