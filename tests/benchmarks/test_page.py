@@ -14,7 +14,7 @@ import page
 from tables import cells as page_cells
 from tables import losses as page_losses
 from tables import marks
-from tables.columns import faster_bold
+from tables.columns import below_one_bold, faster_bold
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "docs" / "results"
@@ -107,6 +107,13 @@ def test_a_faster_rival_is_bold() -> None:
     )
     ours = faster_bold([cell("1", ("a",)), cell("2", ("b",))])
     assert [one.text for one in ours] == ["1", "2"]
+    clocks = faster_bold([cell("24.2 / 70.0", ("a",)), cell("25 / 60 (x)", ("b",)), cell("OOM (39.06 GiB asked for)", ("c",))])
+    assert [one.text for one in clocks[1:]] == ["25 / **60** (x)", "OOM (39.06 GiB asked for)"]
+    assert [below_one_bold(cell(text, ("a",))).text for text in ("0.92x (naive)", "1.00x", "0.3")] == [
+        "**0.92x** (naive)",
+        "1.00x",
+        "0.3",
+    ]
     unmeasured = faster_bold([cell("-"), cell("2", ("b",))])
     assert [one.text for one in unmeasured] == ["-", "2"]
 
@@ -255,7 +262,7 @@ def test_tables_of_a_whole_campaign(campaign: Any) -> None:
     of = lambda name, row, head: cell(tables[name], row, head)  # noqa: E731
     assert of("fwd", "ColPali (1024, 1024)", "naive FP32 acc.") == "6.00x"
     assert of("fwd", "ColPali (1024, 1024)", "fastest eager") == "3.00x"
-    assert of("fwd", "ColPali (1024, 1024)", "flash-maxsim") == "0.80x"
+    assert of("fwd", "ColPali (1024, 1024)", "flash-maxsim") == "**0.80x**"
     assert of("nocg", "textual", "strongest") == "2.00x"
     assert of("fwd_chunked", "visual 10000", "chunked ms (chunk)") == "3.00 (256)"
     assert of("twoaxis", "150000", "naive FP16") == "OOM (39.06 GiB asked for)"
