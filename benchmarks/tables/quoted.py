@@ -20,6 +20,7 @@ CHECKED = {  # heads of columns, and their files
     "two CPU cores": "cpu/checksums.json", "H200": "h200/checksums.json", "H200, more": "h200/checksums_evaluation.json",
 }  # fmt: skip
 OURS = "ours"
+COMPILED = ("ours in torch.compile", "naive FP16 in torch.compile")  # columns of their own once they were measured
 
 
 def beside(value: Value | None, other: Value | None, digits: int = 3) -> Cell:
@@ -129,13 +130,15 @@ def changing(book: Book) -> Table:
         "first pass, kernels compiled": (CHANGING, "first compiled"),
         "first pass after our `warmup()`": (WARMED, "first us"),
     }
-    kinds = dict.fromkeys(name.rpartition(", ")[0] for name in book.raw(CHANGING, "rows") or {})
+    held = book.raw(CHANGING, "rows") or {}
+    kinds = dict.fromkeys(name.partition(", ")[0] for name in held)
+    who = [OURS, FLASH, LIK, *(name for name in COMPILED if any(row.endswith(f", {name}") for row in held))]
     rows: list[list[Cell | str]] = []
     for kind in kinds:
         for label, (file, key) in lines.items():
-            cells = [number(book.value(file, "rows", f"{kind}, {who}", key)) for who in (OURS, FLASH, LIK)]
+            cells = [number(book.value(file, "rows", f"{kind}, {name}", key)) for name in who]
             rows.append([f"{kind}: {label}", *faster_bold(cells)])
-    return Table("changing", "us of host time a call", ["", OURS, FLASH, LIK], rows)
+    return Table("changing", "us of host time a call", ["", *who], rows)
 
 
 def libraries(book: Book) -> Table:
