@@ -37,6 +37,7 @@ from maxsim_eval.environment import resolve_device
 from maxsim_eval.scoring.asked import Asked
 from maxsim_eval.scoring.scoring import score_path
 from maxsim_kernels import Packed
+from measure.session import kernels
 from rehearsal import DIM, TOKENS, make_embeddings, make_texts
 from results.file import write
 
@@ -140,7 +141,7 @@ def main(arguments: list[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     device, ending = resolve_device(options.device), time.perf_counter() + options.within
     size = options.gigabytes * 1e9
-    here = {"torch": torch.__version__, "device": device, "threads": torch.get_num_threads(), "bytes": int(size)}
+    here = {"torch": torch.__version__, "device": device, "threads": torch.get_num_threads(), "bytes": int(size), **kernels()}
     if device != "cpu":
         here["device"] = torch.cuda.get_device_name(device)
     seconds: dict[str, dict[str, list[float]]] = {}

@@ -23,6 +23,7 @@ from typing import Any
 import torch
 
 from maxsim_kernels.tokens import distinct_rows
+from measure.session import kernels
 from reference_speed import scifact
 from results.file import write
 
@@ -100,6 +101,7 @@ def main(arguments: list[str] | None = None) -> None:
         "schema": SCHEMA,
         "torch": torch.__version__,
         "threads": torch.get_num_threads(),
+        **kernels(),
         "query_tokens": [len(queries.values), rows],
         "document_tokens": len(documents.values),
         "rates": rates,

@@ -37,6 +37,7 @@ import torch
 from maxsim_eval.cache.embeddings import embeddings
 from maxsim_eval.encoders.names import get_encoder
 from maxsim_eval.types import Task
+from measure.session import kernels
 from results.file import write
 
 SCHEMA = "maxsim-eval/encoding/1"
@@ -245,7 +246,7 @@ def main(arguments: list[str] | None = None) -> None:
     report: dict[str, Any] = {
         "schema": SCHEMA, "torch": torch.__version__, "threads": torch.get_num_threads(), "machine": platform.machine(),
         "device": torch.cuda.get_device_name() if options.device == "cuda" else "cpu",
-        "documents": len(texts), "layers": options.layers, "hidden": options.hidden, "rows": {},
+        "documents": len(texts), "layers": options.layers, "hidden": options.hidden, **kernels(), "rows": {},
     }  # fmt: skip
     with tempfile.TemporaryDirectory(dir=options.cache) as place:
         names = make_checkpoints(Path(place), texts, options.layers, options.hidden)

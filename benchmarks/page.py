@@ -40,6 +40,7 @@ The tables of the paper's evaluation, measured here with its protocol, the paper
 data is not here stand with their commands under [not measured](#not-measured-tables-that-are-evaluations-with-data-that-is-not-here).
 This page is made of the raw results by `python benchmarks/page.py`; a test keeps it equal to them. **Older kernels**: the sources
 behind a row (`benchmarks/measure/sources.py` says which count) are no longer those that were measured.
+**Bold**: somebody else is faster (a time below ours in the same line, a ratio below 1).
 `docs/results/benchmarks_cells.json` names the file and key of every figure. Compare ratios, not milliseconds: the paper's GPUs
 are others.
 

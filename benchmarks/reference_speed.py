@@ -21,6 +21,7 @@ from typing import Any
 import torch
 
 from maxsim_kernels import Packed, maxsim, maxsim_reference
+from measure.session import kernels
 from results.file import write
 
 SCHEMA = "maxsim-eval/reference-speed/1"
@@ -125,6 +126,7 @@ def main(arguments: list[str] | None = None) -> None:
         "torch": torch.__version__,
         "threads": torch.get_num_threads(),
         "device": name,
+        **kernels(),
         "rows": {},
     }
     if device == "cuda":

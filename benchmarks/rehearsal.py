@@ -34,6 +34,7 @@ import numpy as np
 import torch
 
 from encoding import make_checkpoints
+from measure.session import kernels
 from results.file import write
 
 SCHEMA = "maxsim-eval/rehearsal/1"
@@ -313,7 +314,7 @@ def main(arguments: list[str] | None = None) -> None:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     report: dict[str, Any] = {
         "schema": SCHEMA, "torch": torch.__version__, "gpus": options.gpus, "encoded_part": options.encoded,
-        "scored_part": options.scored, "device": torch.cuda.get_device_name() if device == "cuda" else "cpu",
+        "scored_part": options.scored, "device": torch.cuda.get_device_name() if device == "cuda" else "cpu", **kernels(),
     }  # fmt: skip
     if options.beside is not None:
         earlier = json.loads(options.beside.read_text())

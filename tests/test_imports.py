@@ -41,10 +41,10 @@ fallback topk tokens
 needs
 """
 BENCHMARKS = """
-page checksums alone
+page owed checksums alone
 rehearsal
 paper forward training chamfer streaming parity cpu_forward second encoding cold_start libraries
-reference_speed pruning
+reference_speed
 cases out_of_core
 tables
 run rivals

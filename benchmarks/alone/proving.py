@@ -22,6 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # this file is a s
 
 from maxsim_eval.cache import device_crc
 from maxsim_kernels import Packed, maxsim, quantize_int8
+from measure.session import kernels
 from measure.timing import Flush, measure
 from results.file import write
 
@@ -79,7 +80,7 @@ def main(arguments: list[str] | None = None) -> None:
         for called, times in found["ms"].items():
             print(f"{name:5} {called:18} {times['median_ms']:8.4f} ms, {size / times['median_ms'] / 1e9:6.2f} TB/s", flush=True)
     device = torch.cuda.get_device_name()
-    write(options.json, {"schema": SCHEMA, "torch": torch.__version__, "device": device, "rows": rows})
+    write(options.json, {"schema": SCHEMA, "torch": torch.__version__, "device": device, **kernels(), "rows": rows})
 
 
 if __name__ == "__main__":

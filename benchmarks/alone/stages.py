@@ -30,6 +30,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # this file is a s
 
 from maxsim_kernels import Packed, quantize_int8
 from measure.clustered import BLOCK, Clustered, packed
+from measure.session import kernels
 from results.file import write
 
 SCHEMA = "maxsim-eval/stages/1"
@@ -225,7 +226,7 @@ def main(arguments: list[str] | None = None) -> None:
     for block in tqdm(blocks, desc=name):
         stages.add(block)
     about = {"documents": len(lengths), "tokens": int(lengths.sum()), "dim": stages.queries.shape[1], "queries": len(queries)}
-    report["corpora"][name] = {**about, **stages.rows(lengths, stages.queries.shape[1])}
+    report["corpora"][name] = {**about, **kernels(), **stages.rows(lengths, stages.queries.shape[1])}
     write(options.json, report)
 
 

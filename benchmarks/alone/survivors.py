@@ -28,6 +28,7 @@ from maxsim_kernels import maxsim, quantize_int8
 from maxsim_kernels.search import residuals_of
 from maxsim_kernels.search.bounds import query_terms
 from measure.clustered import BLOCK, GROWTH, Clustered, packed
+from measure.session import kernels
 from results.file import write
 
 SCHEMA = "maxsim-eval/survivors/1"
@@ -125,7 +126,13 @@ def main(arguments: list[str] | None = None) -> None:
     held = report.setdefault("growth", {})
     for growth in options.growth or GROWTH:
         rows = measured(growth, options.documents, options.queries, options.device)
-        held[growth] = {"torch": torch.__version__, "device": options.device, "queries": options.queries, "rows": rows}
+        held[growth] = {
+            "torch": torch.__version__,
+            "device": options.device,
+            **kernels(),
+            "queries": options.queries,
+            "rows": rows,
+        }
         write(options.json, report)
 
 

@@ -25,6 +25,7 @@ from rivals.training import Problem, summed
 DIM = 128
 # B of queries and of documents, Lq, Ld
 SHAPES = {
+    "ColBERT B=32": (32, 32, 180),
     "ColBERT B=128": (128, 32, 180),
     "ColBERT B=512": (512, 32, 180),
     "ColBERT B=1024": (1024, 32, 180),

@@ -32,7 +32,7 @@ def quantised_name(kind: str, granularity: str) -> str:
 
 # Training
 
-STEPS = ("ColPali B=64", "ColPali B=128", "ColBERT B=128", "ColBERT B=512", "ColBERT B=1024")
+STEPS = ("ColPali B=32", "ColPali B=64", "ColPali B=128", "ColBERT B=32", "ColBERT B=128", "ColBERT B=512", "ColBERT B=1024")
 MEMORY_STEPS = ("ColPali B=64", "ColPali B=128", "ColPali B=256", "ColBERT B=1024")
 LAYOUTS = {
     "distillation": "distillation, 32 queries x 32 candidates of their own",

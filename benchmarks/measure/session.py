@@ -94,9 +94,6 @@ def environment(revision: str) -> dict[str, Any]:
     """The machine, the software and the kernels, as far as figures depend on them."""
     import triton
 
-    digest = hashlib.sha256()
-    for source in sorted(PACKAGE.rglob("*.py")):
-        digest.update(source.relative_to(PACKAGE).as_posix().encode() + b"\0" + source.read_bytes() + b"\0")
     properties = torch.cuda.get_device_properties(0)
     return {
         "gpu": properties.name,
@@ -106,9 +103,17 @@ def environment(revision: str) -> dict[str, Any]:
         "cuda": torch.version.cuda,
         "triton": triton.__version__,
         "peers": installed.versions(),
-        "sources": digest.hexdigest()[:16],
+        "sources": digest_of_all(),
         **kernels(revision),
     }
+
+
+def digest_of_all() -> str:
+    """Of every byte of the operator's sources: files of `results/file.py` hold rows of one such state alone."""
+    digest = hashlib.sha256()
+    for source in sorted(PACKAGE.rglob("*.py")):
+        digest.update(source.relative_to(PACKAGE).as_posix().encode() + b"\0" + source.read_bytes() + b"\0")
+    return digest.hexdigest()[:16]
 
 
 def kernels(revision: str = "") -> dict[str, Any]:

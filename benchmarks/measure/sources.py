@@ -1,8 +1,9 @@
-"""Which sources of the operator a figure depends on: a digest for every family of kernels.
+"""Which sources a figure depends on: a digest for every family of kernels, and of the toolkit where the toolkit was measured.
 
 A family is the modules that make its figures (kernels, what chooses among them, what launches them) and all that those import inside
-the rooms of kernels. Not counted: checks and classes of arguments, dispatch.py, which hands a call on to any kernel, and whatever runs
-nothing (docstrings, comments, layout). So a change of the backward leaves figures of the forward as they are.
+its rooms. Not counted: classes of arguments, dispatch.py, which hands a call on to any kernel, the search of a GPU in figures of a CPU,
+and whatever runs nothing (docstrings, comments, layout). So a change of the backward leaves figures of the forward as they are.
+Rows whose time is the host's too count what a call passes on its way: checks, dispatch, autograd.
 """
 
 from __future__ import annotations
@@ -14,49 +15,75 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-PACKAGE = "maxsim_kernels"
+PACKAGE, TOOLKIT_PACKAGE = "maxsim_kernels", "maxsim_eval"
+TOOLKIT_FOLDER = Path(__file__).resolve().parents[2] / TOOLKIT_PACKAGE
 ROOMS = ("chamfer", "gpu", "integrations", "search", "streaming")
-NOT_FOLLOWED = "gpu.forward.dispatch"
+CPU_ROOMS = ("cpu", "search")
+NOT_FOLLOWED = ("gpu.forward.dispatch", "search.device")
 FORWARD = ("gpu.forward.choice", "gpu.forward.dense", "gpu.forward.general")
 CODES = (*FORWARD, "gpu.forward.query_codes")
-CALLS = ("api", "ops", "autograd", "checks", "modes", "tokens", NOT_FOLLOWED)  # what a call costs its caller beside the kernels
+CALLS = ("api", "ops", "autograd", "checks", "modes", "tokens", "gpu.forward.dispatch")  # what a call costs beside the kernels
+BACKWARD = ("gpu.backward.gradients", "autograd", "training")
 LIBRARIES = tuple(f"integrations.{name}" for name in ("sentence_transformers", "pylate", "colpali_engine"))
+SEARCH = ("search.exact", "search.searching", "topk")
+CPU = ("cpu.forward", "cpu.pairs", "cpu.tiles", "quantize", "reference")
+EVERYTHING = "operator"  # the family of all modules of the operator
 FAMILIES = {  # roots: modules of the operator
     "forward": FORWARD,  # float tokens of up to 256 bytes
     "codes": CODES,  # INT8 and FP8
     "coded": (*CODES, "gpu.coded.coded", "coded"),  # tokens of few bits, scored as they are stored
     "wide": (*FORWARD, "gpu.forward.wide"),  # float tokens of any width
-    "training": (*FORWARD, "gpu.backward.gradients", "autograd", "training"),
+    "training": (*FORWARD, *BACKWARD),  # kernels of a step alone
+    "step": (*FORWARD, *BACKWARD, *CALLS),  # a step with its host
     "chamfer": ("chamfer.chamfer", "chamfer.nearest"),
     "streaming": (*CODES, "streaming.streaming", "topk"),
-    "search": (*CODES, "search.searching", "search.device"),
+    "search": (*CODES, *CALLS, *SEARCH, "search.device"),
     "host": (*FORWARD, *CALLS),
     "libraries": (*FORWARD, *CALLS, *LIBRARIES),
-    "cpu": ("cpu.forward", "cpu.pairs", "cpu.tiles", "quantize", "reference"),
+    "cpu": CPU,
+    "search-cpu": (*CPU, *SEARCH, "cpu.some"),
+    "reference": ("reference",),
+}
+ON_A_CPU = ("cpu", "search-cpu", "reference")
+TOOLKIT = {  # roots: modules of the toolkit, which are followed wherever they lead
+    "encoding": ("cache.embeddings", "encoders.names"),
+    "evaluation": ("api",),
+    "proving": ("cache.device_crc",),
+    "atlas": ("atlas.running", "atlas.judging"),
 }
 
 
-def digests(package: Path) -> dict[str, str]:
-    """Of every family, where the operator lies in this folder."""
-    return {family: _digest(package, roots) for family, roots in FAMILIES.items()}
+def digests(package: Path, toolkit: Path = TOOLKIT_FOLDER) -> dict[str, str]:
+    """Of every family, where the operator and the toolkit lie in these folders."""
+    found = {
+        family: _digest(package, PACKAGE, roots, CPU_ROOMS if family in ON_A_CPU else ROOMS)
+        for family, roots in FAMILIES.items()
+    }
+    every = sorted(path.relative_to(package).with_suffix("") for path in package.rglob("*.py") if path.name != "__init__.py")
+    found[EVERYTHING] = _digest(package, PACKAGE, tuple(".".join(path.parts) for path in every), ())
+    return found | {family: _digest(toolkit, TOOLKIT_PACKAGE, roots, None) for family, roots in TOOLKIT.items()}
 
 
-def _digest(package: Path, roots: tuple[str, ...]) -> str:
+def _digest(package: Path, name: str, roots: tuple[str, ...], rooms: tuple[str, ...] | None) -> str:
+    """Of modules and what they import in these rooms (None: anywhere)."""
     waiting, code = list(roots), dict[str, str]()
     while waiting:
-        name = waiting.pop()
-        if name not in code:
-            code[name], imported = _read(_file(package, name).read_text(encoding="utf-8"))
-            waiting += [one for one in imported if _file(package, one).exists()]
-    held = "".join(f"{name}\0{code[name]}\0" for name in sorted(code))
+        one = waiting.pop()
+        if one not in code:
+            code[one], imported = _read(_file(package, one).read_text(encoding="utf-8"), name)
+            followed = (
+                other for other in imported if rooms is None or (other.partition(".")[0] in rooms and other not in NOT_FOLLOWED)
+            )
+            waiting += [other for other in followed if other and _file(package, other).exists()]
+    held = "".join(f"{one}\0{code[one]}\0" for one in sorted(code))
     return hashlib.sha256(held.encode()).hexdigest()[:16]
 
 
 @cache
-def _read(text: str) -> tuple[str, list[str]]:
-    """What a file's code says, and which modules of the rooms it may import."""
+def _read(text: str, package: str) -> tuple[str, list[str]]:
+    """What a file's code says, and which modules of its package it may import."""
     tree = ast.parse(text)
-    return said(tree), [name for name in _imported(tree) if name.partition(".")[0] in ROOMS and name != NOT_FOLLOWED]
+    return said(tree), list(_imported(tree, package))
 
 
 def _file(package: Path, name: str) -> Path:
@@ -64,11 +91,11 @@ def _file(package: Path, name: str) -> Path:
     return path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
 
 
-def _imported(tree: ast.AST) -> Iterator[str]:
-    """Modules of the operator, its name left out; some are names inside a module, which no file has."""
+def _imported(tree: ast.AST, package: str) -> Iterator[str]:
+    """Modules of a package, its name left out; some are names inside a module, which no file has."""
     for node in ast.walk(tree):
-        if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == PACKAGE:
-            above = str(node.module)[len(PACKAGE) + 1 :]
+        if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == package:
+            above = str(node.module)[len(package) + 1 :]
             yield above
             yield from (f"{above}.{alias.name}".lstrip(".") for alias in node.names)
 

@@ -12,6 +12,7 @@ script.py          tables of forward.py alone
 losses.py          where somebody else is faster, and shares of cells
 summary.py         who was not timed, the second harness, side studies, the CPU
 readme.py          the tables that the READMEs quote
+quoted.py          the tables that pages of docs quote of scripts with files of their own
 marks.py           what is written into READMEs and docs between marks
 ages.py            which figures are of older kernels
 

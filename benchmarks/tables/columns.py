@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -48,7 +50,7 @@ class Source:
     lines: Lines
     columns: Mapping[str, Getter]
     notes: tuple[Note, ...] = ()
-    compared: int = 0  # so many figures of a line compete: those below the first one, which is ours, are bold
+    competing: tuple[str, ...] = ()  # heads of columns that compete: figures below the first one's, which is ours, are bold
 
 
 Maker = Source | Callable[[Book], Table]
@@ -61,23 +63,46 @@ def drawn(source: Maker, book: Book) -> Table:
     rows: list[list[Cell | str]] = []
     for label, cell, held in source.lines(book):
         line = Line(book, source.name, label, cell, held)
-        found = [get(line) for get in source.columns.values()]
-        rows.append([label, *faster_bold(found[: source.compared]), *found[source.compared :]])
+        cells = {head: get(line) for head, get in source.columns.items()}
+        found = {
+            head: cell if head.startswith("over ") else below_one_bold(cell) for head, cell in cells.items()
+        }  # ours over ours
+        found |= zip(source.competing, faster_bold([found[head] for head in source.competing]), strict=True)
+        rows.append([label, *found.values()])
     notes = [text for note in source.notes for text in ([note] if isinstance(note, str) else note(book))]
     return Table(source.name, source.title, [source.first, *source.columns], rows, notes)
 
 
 def faster_bold(cells: list[Cell | str]) -> list[Cell | str]:
-    """Every figure below the first one, which is ours, in bold."""
-    shown, ours = list(cells), None
+    """Every figure below the first one, which is ours, in bold; of two clocks, `a / b`, each against ours of that clock."""
+    shown, ours = list(cells), list[str]()
     for place, cell in enumerate(cells):
         if not isinstance(cell, Cell) or not cell.sources:
             continue
-        value, _, rest = cell.text.partition(" ")
-        ours = float(value) if place == 0 else ours
-        if ours is not None and float(value) < ours:
-            shown[place] = Cell(f"**{value}**" + (f" {rest}" if rest else ""), cell.sources)
+        clocks = cell.text.split(" / ")
+        ours = clocks if place == 0 else ours
+        if ours:
+            text = " / ".join(
+                _bold_below(one, mine) for one, mine in itertools.zip_longest(clocks, ours[: len(clocks)], fillvalue="")
+            )
+            shown[place] = Cell(text, cell.sources)
     return shown
+
+
+def _bold_below(text: str, ours: str) -> str:
+    """A figure and what stands behind it, the figure in bold where it is below ours; text without a figure as it is."""
+    value, mine = (re.match(r"\d[\d.e+-]*(?= |$)", one) for one in (text, ours))
+    if value is None or mine is None or float(value[0]) >= float(mine[0]):
+        return text
+    return f"**{value[0]}**{text[value.end() :]}"
+
+
+def below_one_bold(cell: Cell | str) -> Cell | str:
+    """A ratio of times that is below 1, where somebody else is faster, in bold."""
+    ratio = re.match(r"(\d[\d.]*)x(?= |$)", cell.text) if isinstance(cell, Cell) and cell.sources else None
+    if ratio is None or float(ratio[1]) >= 1 or not isinstance(cell, Cell):
+        return cell
+    return Cell(f"**{ratio[0]}**{cell.text[ratio.end() :]}", cell.sources)
 
 
 # Rows

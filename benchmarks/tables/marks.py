@@ -13,18 +13,18 @@ from collections.abc import Callable
 from pathlib import Path
 
 from measure.names import FLASH, LIK
-from tables import ages, readme
+from tables import ages, quoted, readme
 from tables.cells import Book, plain, table_lines
 from tables.columns import Maker, drawn
-from tables.rows import CPU, MAIN, forward_rows
+from tables.rows import CPU, FORWARD, MAIN, forward_rows
 
 MARKED = re.compile(r"(<!-- (table|figure|age): (\S+) -->)(?:(?!<!--).)*(<!-- end of \2 -->)", re.DOTALL)
-PLACES = {
-    "README.md": ("gpu", "fidelity"),
-    "kernels/README.md": ("CPU", "steps", "streams"),
-}  # which README quotes which tables
-TABLES: dict[str, Maker] = {**readme.TABLES, **readme.QUALITY}
+READMES: dict[str, tuple[str, ...]] = {"README.md": ("gpu", "fidelity"), "kernels/README.md": ("CPU", "steps", "streams")}
+PLACES = {**READMES, **quoted.PLACES}  # which page quotes which tables
+TABLES: dict[str, Maker] = {**readme.TABLES, **readme.QUALITY, **quoted.TABLES}
+AGELESS = frozenset(readme.QUALITY)  # quality, not speed: docs/fidelity.md says of what it is
 COLD, REHEARSED, EAGER = "cpu/cold_start.json", "h200/rehearsal.json", "naive FP16"
+PROVED = "h200/proving.json"
 
 
 def seconds(kind: str) -> Callable[[Book], str]:
@@ -54,13 +54,15 @@ def worst(method: str) -> Callable[[Book], str]:
     return lambda book: f"{100 * max(case[method]['max_error'] for case in book.raw(CPU, 'cases').values()):.1g}%"
 
 
-FIGURES: dict[str, Callable[[Book], str]] = {
-    "cold": seconds("cold"),
-    "warm": seconds("warm"),
-    "hotpotqa": rehearsed,
-    "host": host,
-    "numkong-error": worst("numkong 7.8.6"),
-    "int8-error": worst("ours INT8, token scale"),
+FIGURES: dict[str, tuple[str, Callable[[Book], str]]] = {  # with their files, whose age stands in the same section
+    "cold": (COLD, seconds("cold")),
+    "warm": (COLD, seconds("warm")),
+    "hotpotqa": (REHEARSED, rehearsed),
+    "host": (FORWARD, host),
+    "numkong-error": (CPU, worst("numkong 7.8.6")),
+    "int8-error": (CPU, worst("ours INT8, token scale")),
+    "proof-fp16": (PROVED, quoted.proof("fp16")),
+    "proof-int8": (PROVED, quoted.proof("int8")),
 }
 
 
@@ -84,7 +86,7 @@ def written(book: Book, text: str, place: str) -> str:
             raise ValueError(f"{place}: got a mark of {name!r}, need a file below docs/results")
         made = {
             "table": lambda: _table(book, name),
-            "figure": lambda: FIGURES[name](book),
+            "figure": lambda: FIGURES[name][1](book),
             "age": lambda: ages.of_file(book, name),
         }
         return begin + made[kind]() + end
@@ -95,11 +97,12 @@ def written(book: Book, text: str, place: str) -> str:
 def _table(book: Book, name: str) -> str:
     """With a line about its age below."""
     table = drawn(TABLES[name], book)
-    age = ages.said(book, table) if name in readme.TABLES else ""
+    age = ages.said(book, table) if name not in AGELESS else ""
     return "\n".join(["", *table_lines(table), *(["", age] if age else []), ""])
 
 
 def pages(root: Path) -> list[Path]:
-    """The READMEs, and every page of docs with a mark."""
+    """Those that quote tables, and every page of docs with a mark."""
     docs = sorted((root / "docs").glob("*.md"))
-    return [*(root / name for name in PLACES), *(path for path in docs if "<!-- age: " in path.read_text(encoding="utf-8"))]
+    marked = (path for path in docs if "<!-- age: " in path.read_text(encoding="utf-8"))
+    return list(dict.fromkeys((*(root / name for name in PLACES), *marked)))

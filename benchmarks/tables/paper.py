@@ -227,15 +227,16 @@ FORWARD = (
         "peak ours": peak(MAIN, "{} 1000"), "peak naive FP32 acc.": peak(WIDE, "{} 1000"),
         "paper A100: naive, MA, nocg, Flash; peaks":
             claim("naive", "graphs", "plain", "flash", "naive_peak", "flash_peak", form="{}, {}, {}, {}; {}, {}"),
-    }),
+    }, competing=("ours", "naive FP32 acc.", "naive FP16", "chunked FP16", "compiled FP32, graphs", "compiled FP16, no graphs",
+                  *PEERS)),
     Source("nocg", "every compile flavour at 1000 documents, ms; times faster than the strongest", "shape", rows(SHAPES, at_1000), {
         "ours": ms(MAIN), "FP16, no graphs": ms(PLAIN), "FP16, graphs": ms(f"compiled FP16, {GRAPHED}"),
         "FP32, no graphs": ms(f"compiled FP32, {GRAPHLESS}"), "FP32, graphs": ms(GRAPHS), "strongest": faster(COMPILED),
         "paper A100: no graphs": claim("times", form="{}x"),
-    }),
+    }, competing=("ours", "FP16, no graphs", "FP16, graphs", "FP32, no graphs", "FP32, graphs")),
     Source("scorers", "scorers of PyLate and colpali-engine at 1000 documents, ms", "shape", rows(SHAPES, scored), {
         "ours": ms(MAIN), **each(ms, *SCORERS), **{f"times faster than {name}": faster(name) for name in SCORERS},
-    }, (apart,)),
+    }, (apart,), competing=("ours", *SCORERS)),
     Source("fwd_chunked", "large candidate sets: times faster than chunked FP16 (best chunk), and peak GB", "shape, documents",
            rows(of_paper("fwd_chunked"), sized), {
         "times": faster(CHUNKED), "paper A100": claim("times"), "ours ms": ms(MAIN), "chunked ms (chunk)": with_chunk,
@@ -247,12 +248,12 @@ FORWARD = (
         "times faster than chunked": faster(CHUNKED), "fastest compiled": ms(COMPILED), "x compiled": faster(COMPILED),
         "fastest peer": who(PEER),
         "paper A100: whole, chunked, Flash, times": claim("whole", "chunked", "flash", "times", form="{}, {}, {}, {}x"),
-    }),
+    }, competing=("ours", "naive FP16", "naive FP16, amax", "chunked (best)", "fastest compiled", "fastest peer")),
     Source("twoaxis", "ColPali, one call, ms (peak GB); the paper's GPU has 40 GB", "documents",
            rows(of_paper("twoaxis"), lambda book, cell: point(book, MAIN, cell), last), {
         "ours": time_and_peak(MAIN), "naive FP16": time_and_peak(HALF), "us a candidate, ours": a_candidate(MAIN),
         "us a candidate, naive": a_candidate(HALF), "paper A100-40GB: Flash, naive": claim("flash", "naive", form="{}, {}"),
-    }),
+    }, competing=("ours", "naive FP16")),
     Source("mem", "ColPali corpus scaling: peak GB of a process of its own, inputs included", "documents",
            rows(tried_by("memory", MAIN), lambda book, cell: point(book, MAIN, cell) if cell.startswith("ColPali ") else None, last), {
         "ours": peak(MAIN), "documents alone": of_size(MAIN, "inputs_bytes"), "naive FP16": peak(HALF),
@@ -281,7 +282,7 @@ FORWARD = (
         "x textbook": faster("textbook FP32, cast inside"), "best eager": who(ANY_EAGER), "x best eager": faster(ANY_EAGER),
         "fastest compiled": ms(COMPILED), "x compiled": faster(COMPILED), **each(ms, *PEERS),
         "paper A100: Flash, QPS, naive, times": claim("flash", "qps", "naive", "times", form="{}, {}, {}, {}x"),
-    }),
+    }, competing=("ours", "textbook", "best eager", "fastest compiled", *PEERS)),
     Source("varlen", "1000 documents of up to 512 tokens, one query of 32, ms", "lengths", same("varlen"), {
         "fill": share("shape", "fill"), "mean tokens": value("shape", "mean_tokens"), "ours, packed": ms(MAIN),
         "naive FP32 acc., padded": ms(WIDE), "x naive": faster(WIDE), "naive FP16, padded": ms(HALF),
@@ -289,7 +290,9 @@ FORWARD = (
         "late-interaction-kernels, varlen": ms(LIK),
         "paper A100: fill, naive, Flash, times": claim("fill", "naive", "flash", "times", form="{}, {}, {}, {}x"),
     }, ("The names are the paper's, the lengths are drawn: 'HotpotQA-like' is log-normal with about the paper's mean and fill, not "
-        "HotpotQA's own lengths.",)),
+        "HotpotQA's own lengths.",),
+           competing=("ours, packed", "naive FP32 acc., padded", "naive FP16, padded", "fastest compiled, padded",
+                      "flash-maxsim, packed", "late-interaction-kernels, varlen")),
 )  # fmt: skip
 
 OTHERS = (

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import fields
 
+from measure.names import STEPS as STEP_SHAPES
 from tables.byte_budget import Budget, Shape, budget
 from tables.cells import MISSING, Book, Cell, Value, gigabytes, number, percent, ratio, times
 from tables.columns import (
@@ -13,11 +14,14 @@ from tables.columns import (
     Getter,
     Line,
     Source,
+    Which,
     claim,
     claims,
     faster,
+    joined,
     ms,
     of_paper,
+    picked,
     rows,
     step,
     value,
@@ -30,13 +34,31 @@ STEPS = ("h200/training_steps.json", "h200/training.json")
 ABLATION = ("h200/training_backward.json", "h200/training.json")
 PARTS, CHAMFER, PARITY = "h200/training.json", "h200/chamfer.json", "h200/parity.json"
 RECOMPUTE, NAIVE = "checkpointed FP32 accumulation", "naive FP32 accumulation"
-BATCHES = ("ColPali B=64", "ColPali B=128", "ColBERT B=128", "ColBERT B=512", "ColBERT B=1024")
+BATCHES = STEP_SHAPES  # those that were measured
 PATHS = {"vanilla": NAIVE, "csr": "ours csr", "unified": "ours unified"}
 BASELINE, THEIRS, PRODUCTS = Fastest(("baseline",)), "flash-maxsim train", "naive, products"
 
 
 def whole_step(book: Book, cell: str) -> Held | None:
     return first(book, "steps", f"step {cell}", *STEPS)
+
+
+def whole_peak(held: Held, method: str) -> Value | None:
+    """Bytes of a step with its inputs and their gradients: FP16 tokens of both sides beside what was measured beyond them."""
+    about, peak = held.raw("about") or {}, held.value("methods", method, "strict_bytes")
+    if peak is None or about.get("layout") != "shared" or about.get("dtype") != "float16":
+        return None
+    read = {name: held.value("about", name) for name in ("queries", "query_tokens", "documents", "document_tokens", "dim")}
+    rows = about["queries"] * about["query_tokens"] + about["documents"] * about["document_tokens"]
+    sources = tuple(source for value in read.values() if value is not None for source in value.sources)
+    return peak + Value(2.0 * about["dim"] * rows, sources)
+
+
+def joined_totals(*methods: Which) -> Getter:
+    """The whole peaks of these."""
+    return lambda line: joined(
+        ", ".join("{}" for _ in methods), *(gigabytes(whole_peak(line.held, picked(line.held, one)[0])) for one in methods)
+    )
 
 
 def hot(path: str) -> Getter:
@@ -161,11 +183,13 @@ SOURCES = (
            rows(BATCHES, whole_step), {
         "ours (csr)": step(MAIN), "ours unified": step("ours unified"), "naive FP32 acc.": step(NAIVE),
         "recompute FP32 acc.": step(RECOMPUTE), "fastest eager": step(BASELINE), "fastest peer": step(PEER), "x naive": faster(NAIVE),
+        "GB with inputs and gradients: ours, fastest peer, naive": joined_totals(MAIN, PEER, NAIVE),
         "x fastest eager": faster(BASELINE), "x fastest peer": faster(PEER),
         "paper A100: naive, recompute, unified, csr":
             claim("naive", "naive_peak", "recompute", "recompute_peak", "unified", "unified_peak", "csr", "csr_peak",
                   form="{} ({}), {} ({}), {} ({}), {} ({})"),
-    }),
+    }, ("With inputs and gradients: the peak beyond the inputs, gradients counted (`strict_bytes`), and the FP16 tokens themselves.",),
+           competing=("ours (csr)", "ours unified", "naive FP32 acc.", "recompute FP32 acc.", "fastest eager", "fastest peer")),
     Source("bwd_abl", "the backward alone, random winners, and our whole steps, ms (peak GB beyond inputs and gradients)", "shape",
            rows(of_paper("bwd_abl"), within("ablation", *ABLATION, form="backward {}, random winners")), {
         "csr": step("ours csr"), "atomic": step("ours atomic"), "unified": step("ours unified"), "csr, hot winners": hot("csr"),
@@ -178,7 +202,7 @@ SOURCES = (
         "ColPali B=32 and B=64); where GPU time alone is longer than a peer's, `losses` says so.",
         "The paper's figures belong beside the whole steps: its caption gives the step's peak, and its times are as long as steps, not "
         "as backwards alone (flash-maxsim's here: [training_figures.md](training_figures.md)). Steps at ColPali B=32 were not "
-        "measured.")),
+        "measured."), competing=("csr", "fastest peer")),
     Source("bwd_breakdown", "components of the csr backward for one query, GPU ms", "shape",
            rows(of_paper("bwd_breakdown"), within("parts", PARTS, form="parts {}, one query")), {
         "forward, winners kept": ms("scores, winners kept for the gradient", BUSY),

@@ -94,13 +94,13 @@ SOURCES = (
         "flash-maxsim 0.3.0": lambda line: ms(FLASH if WORK[line.cell][1] == MAIN else f"{FLASH}, INT8")(line),
         "late-interaction-kernels 0.4.5": ms(LIK), "naive FP16": of_floats(ms(HALF)),
         "best `torch.compile`": of_floats(ms(COMPILED)), "ours, of the floor": of_floats(value("methods", MAIN, "of_floor", digits=2)),
-    }, compared=5),
+    }, competing=("ours", "flash-maxsim 0.3.0", "late-interaction-kernels 0.4.5", "naive FP16", "best `torch.compile`")),
     Source("steps", "training steps: forward and backward of in-batch negatives, ms (peak GB beyond inputs and gradients)", "batch",
            rows(BATCHES, lambda book, label: whole_step(book, BATCHES[label])), {
         "ours": step(MAIN), "flash-maxsim, best path": step(Fastest(("peer",), FLASH)),
         "late-interaction-kernels, best path": step(Fastest(("peer",), LIK)), "naive FP16": step(HALF),
         "checkpointed FP16": step("checkpointed FP16"),
-    }, compared=5),
+    }, competing=("ours", "flash-maxsim, best path", "late-interaction-kernels, best path", "naive FP16", "checkpointed FP16")),
     Source("streams", "500 queries of 32 tokens against 500,000 ragged documents (15.4 GB) that do not lie on the GPU, exact top-100",
            "documents lie in", rows(STREAMED, streamed), {
         "seconds": value("median_s"), "times the floor (copying or in-memory scoring, the longer)": times_floor,

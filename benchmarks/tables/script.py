@@ -82,7 +82,7 @@ SOURCES = (
         "naive FP16 (max / amax)": lambda line: joined("{} / {}", *(number(line.held.ms(one)) for one in EAGER[:2])),
         "naive FP32 acc.": ms(EAGER[2]), "chunked FP16": ms(EAGER[3]), "fastest compiled": ms(COMPILED),
         "times faster than the fastest rival": faster_than(Fastest(("baseline", "peer"))),
-    }, (which_are_older,)),
+    }, (which_are_older,), competing=("ours", FLASH, LIK, "naive FP32 acc.", "chunked FP16", "fastest compiled")),
     Source("codes", "INT8 and FP8 over our own FP16 on the same documents, ms", "row", coded, {
         "FP16": ms(OWN_HALF), **{f"{granularity} scale": scaled(granularity) for granularity in GRANULARITIES}, "peer": coded_peer,
     }),
@@ -95,5 +95,5 @@ SOURCES = (
            of_script("host", lambda name: name.removeprefix("host ")), {
         **each(host_clocks, MAIN, "ours, CUDA graph", FLASH, LIK), "fastest naive FP16": host_clocks(HALF, fastest=True),
         "fastest compiled": host_clocks("compiled", fastest=True),
-    }),
+    }, competing=(MAIN, FLASH, LIK, "fastest naive FP16", "fastest compiled")),
 )  # fmt: skip

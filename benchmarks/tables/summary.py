@@ -9,7 +9,22 @@ from pathlib import Path
 from measure.names import FLASH, LIK, SHAPES
 from tables.ages import about
 from tables.cells import MISSING, Book, Cell, Table, Value, number, paper, percent, plain, ratio, times
-from tables.columns import Fastest, Getter, Line, Source, claim, each, faster, joined, ms, over, rows, value, within
+from tables.columns import (
+    Fastest,
+    Getter,
+    Line,
+    Source,
+    claim,
+    each,
+    faster,
+    faster_bold,
+    joined,
+    ms,
+    over,
+    rows,
+    value,
+    within,
+)
 from tables.losses import measured
 from tables.paper import CHUNKED, HALF, SCORERS, WIDE, at_1000, sized
 from tables.rows import CPU, MAIN, PAPER, SECOND, Held, finished, row
@@ -165,7 +180,9 @@ def cpu(book: Book) -> Table:
             if time is None or faster is None:
                 row.append(MISSING)
             else:
-                row.append(Cell(f"{plain(time.number)} ({faster.number:.2f})", time.sources + faster.sources))
+                cell = Cell(f"{plain(time.number)} ({faster.number:.2f})", time.sources + faster.sources)
+                ours = number(book.value(CPU, "cases", case, "ours FP32", "median_ms"))
+                row.append(cell if method.startswith("our") else faster_bold([ours, cell])[1])
         table.rows.append(row)
     table.notes = [f"{book.raw(CPU, 'threads')} threads, torch {book.raw(CPU, 'torch')} (`make bench-cpu`)."]
     table.notes += [f"{name}: {why}." for name, why in (book.raw(CPU, "skipped") or {}).items()]
@@ -185,7 +202,7 @@ STUDIES = (
         "ours": ms(MAIN), **{str(size): ms(f"chunks of {size}") for size in SIZES},
         "compiled chunks (size; over ours)": compiled_chunks,
         "paper: compiled chunks (over Flash)": claim("ms", "times", form="{} ({}x)", table="chunked_compile"),
-    }, (missing_chunks,)),
+    }, (missing_chunks,), competing=("ours", *map(str, SIZES))),
     Source("tile table", "ColPali, 1000 documents: neighbours of the chosen row, ms", "tile (rows x tokens, warps, stages)",
            rows(tried_tiles, tiles, lambda name: "as chosen" if name == MAIN else name.removeprefix("tiles ")), {
         "ms": lambda line: ms(line.cell)(line),
@@ -203,5 +220,5 @@ STUDIES = (
            of_script("pairs", lambda name: name.removeprefix("pairs ")), {
         "ours": ms(MAIN, scale=1e3), "compiled (fastest)": ms(COMPILED, scale=1e3), "naive FP16": ms(HALF, scale=1e3),
         **each(ms, FLASH, LIK, scale=1e3), "x compiled": faster(COMPILED),
-    }),
+    }, competing=("ours", "compiled (fastest)", "naive FP16", FLASH, LIK)),
 )  # fmt: skip

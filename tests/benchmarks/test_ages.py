@@ -18,6 +18,7 @@ import page
 from measure import session, sources
 from tables import ages, marks
 from tables import cells as page_cells
+from tables.columns import drawn
 
 ROOT = Path(__file__).resolve().parents[2]
 FENCED = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)
@@ -35,28 +36,38 @@ def operator(tmp_path: Path) -> Path:
 
 
 def changed(operator: Path, file: str, edit: Callable[[str], str]) -> set[str]:
-    """The families whose digest an edit of a file changes."""
+    """The families whose digest an edit of a file changes; that of the whole operator does by any."""
     before, path = sources.digests(operator), operator / file
     old = path.read_text(encoding="utf-8")
     path.write_text(edit(old), encoding="utf-8")
     assert path.read_text(encoding="utf-8") != old
-    return {name for name, digest in sources.digests(operator).items() if digest != before[name]}
+    found = {name for name, digest in sources.digests(operator).items() if digest != before[name]}
+    assert (sources.EVERYTHING in found) == bool(found)
+    return found - {sources.EVERYTHING}
 
 
-FLOATS = {"forward", "wide", "codes", "coded", "training", "streaming", "search", "host", "libraries"}
+HOSTS = {"host", "libraries", "search", "step"}  # whose times are the host's too
+FLOATS = HOSTS | {"forward", "wide", "codes", "coded", "training", "streaming"}
 
 
 @pytest.mark.parametrize(
     ("file", "families"),
     [
         ("gpu/forward/dense.py", FLOATS),
-        ("gpu/forward/query_codes.py", {"codes", "coded", "streaming", "search", "host", "libraries"}),
-        ("gpu/forward/wide.py", {"wide", "host", "libraries"}),
+        ("gpu/forward/query_codes.py", HOSTS | {"codes", "coded", "streaming"}),
+        ("gpu/forward/wide.py", HOSTS | {"wide"}),
         ("gpu/forward/tuning.py", FLOATS | {"chamfer"}),
-        ("gpu/backward/kernels.py", {"training", "host", "libraries"}),
+        ("gpu/backward/kernels.py", HOSTS | {"training"}),
         ("chamfer/filter_kernels.py", {"chamfer"}),
-        ("cpu/tiles.py", {"cpu"}),
-        ("api.py", {"host", "libraries"}),
+        ("gpu/forward/counted.py", HOSTS),
+        ("gpu/forward/dispatch.py", HOSTS),
+        ("cpu/tiles.py", {"cpu", "search-cpu"}),
+        ("cpu/some.py", {"search-cpu"}),
+        ("search/exact.py", {"search", "search-cpu"}),
+        ("search/device.py", {"search"}),
+        ("reference.py", {"cpu", "search-cpu", "reference"}),
+        ("ops.py", HOSTS),
+        ("api.py", HOSTS),
         ("warm.py", set()),
     ],
 )
@@ -92,7 +103,9 @@ def test_a_digest_is_the_same_under_every_python() -> None:
 def test_every_root_is_a_module_and_every_run_records_its_families(tmp_path: Path) -> None:
     here = session.surroundings("", torch.device("cpu"))
     assert here["families"] == sources.digests(session.PACKAGE)
-    assert set(here["families"]) == set(sources.FAMILIES) >= {*ages.SCRIPTS.values(), *ages.GROUPS.values(), "forward"}
+    known = {*sources.FAMILIES, *sources.TOOLKIT, sources.EVERYTHING}
+    named = {name for names in (*ages.SCRIPTS.values(), *ages.GROUPS.values(), *ages.TOOLKIT.values()) for name in names}
+    assert set(here["families"]) == known >= named | {"forward"}
     assert here["revision"]
 
 
@@ -137,7 +150,7 @@ def test_rows_of_other_sources_are_marked(operator: Path, tmp_path: Path) -> Non
         "measured at abc",
     )
     assert said() == now
-    assert changed(operator, "cpu/forward.py", lambda text: text + "\nMORE = 1\n") == {"cpu"}
+    assert changed(operator, "cpu/forward.py", lambda text: text + "\nMORE = 1\n") == {"cpu", "search-cpu"}
     assert said() == now, "nothing here is of a CPU"
     changed(operator, "gpu/forward/general.py", lambda text: text + "\nMORE = 1\n")
     assert said() == (
@@ -153,16 +166,44 @@ def test_rows_of_other_sources_are_marked(operator: Path, tmp_path: Path) -> Non
 
 def test_groups_know_their_family() -> None:
     known = {
-        ("paper/1", "shapes"): "forward",
-        ("paper/1", "int8_B"): "codes",
-        ("forward/2", "host"): "host",
-        ("streaming/1", "int8"): "streaming",
-        ("training/1", "memory"): "training",
-        ("chamfer/1", "forward"): "chamfer",
-        ("second/1", "ColPali"): "forward",
-        ("masks/1", ""): "forward",
+        ("maxsim-kernels/paper/1", "shapes"): ("forward",),
+        ("maxsim-kernels/paper/1", "int8_B"): ("codes",),
+        ("maxsim-kernels/forward/2", "host"): ("host",),
+        ("maxsim-kernels/streaming/1", "int8"): ("streaming",),
+        ("maxsim-kernels/training/1", "memory"): ("training",),
+        ("maxsim-kernels/training/1", "steps"): ("step",),
+        ("maxsim-kernels/step/1", ""): ("step",),
+        ("maxsim-kernels/chamfer/1", "forward"): ("chamfer",),
+        ("maxsim-kernels/second/1", "ColPali"): ("forward",),
+        ("maxsim-kernels/masks/1", ""): ("wide",),
+        ("maxsim-kernels/search-cases/1", ""): ("search-cpu",),
+        ("maxsim-eval/rehearsal/1", ""): ("evaluation", "streaming"),
+        ("maxsim-eval/tests/2", "test_gpu_dense"): ("operator",),
+        ("maxsim-eval/attack/1", ""): (),
     }
-    assert {key: ages.family(ages.SCHEMAS + key[0], key[1]) for key in known} == known
+    assert {key: ages.families(*key) for key in known} == known
+
+
+def test_a_change_of_the_toolkit_ages_its_own_families(tmp_path: Path) -> None:
+    """An evaluation's figures depend on what scores and what encodes, an encoder's not on how results are compared."""
+    toolkit = shutil.copytree(sources.TOOLKIT_FOLDER, tmp_path / "eval", ignore=shutil.ignore_patterns("__pycache__"))
+
+    def digests() -> dict[str, str]:
+        return {
+            name: digest for name, digest in sources.digests(page_cells.OPERATOR, toolkit).items() if name in sources.TOOLKIT
+        }
+
+    before = digests()
+    for file, families in (
+        ("comparison/metrics.py", {"evaluation", "atlas"}),
+        ("encoders/hf.py", {"encoding", "evaluation", "atlas"}),
+        ("cache/device_crc.py", set(sources.TOOLKIT) - {"encoding"}),
+    ):
+        path = toolkit / file
+        path.write_text(path.read_text(encoding="utf-8") + "\nMORE = 1\n", encoding="utf-8")
+        now = digests()
+        assert {name for name in now if now[name] != before[name]} == families, file
+        before = now
 
 
 # The committed pages
@@ -192,8 +233,8 @@ def older(cell: dict[str, Any]) -> bool:
             group = found[keys[0]][keys[1]]
             here = group.get("environment") or found["environments"][group["rows"][keys[3]]["environment"]]
         here = here.get("environment", here)
-        family = ages.family(found.get("schema", ""), keys[1])
-        if here.get("families", {}).get(family) != today()[family]:
+        named = ages.families(found.get("schema", ""), keys[1])
+        if any(here.get("families", {}).get(name) != today()[name] for name in named):
             return True
     return False
 
@@ -220,21 +261,31 @@ def test_every_quoted_table_with_older_figures_says_so(place: str) -> None:
         assert (ages.OLDER in blocks[name]) == any(map(older, held[name].values())), name
 
 
-LINKED = re.compile(r"\]\((?:\.\./docs/)?results/([\w/]+\.json)\)")
+LINKED = re.compile(r"results/((?:cpu|h200)/\w+\.json)")
 
 
 def test_pages_with_tables_of_their_own_say_the_age_of_what_they_link() -> None:
     """Wherever a section of another page links figures of the operator, it has their mark, which `page.py` writes."""
     seen = 0
-    for path in [*(ROOT / "docs").glob("*.md"), *(ROOT / name for name in marks.PLACES)]:
+    for path in {*(ROOT / "docs").glob("*.md"), *(ROOT / name for name in marks.PLACES)}:
         for section in sections(path) if path != page.PAGE else ():
-            linked = {name for name in LINKED.findall(section) if str(raw(name).get("schema")).startswith(ages.SCHEMAS)}
+            linked = {name for name in LINKED.findall(section) if ages.families(str(raw(name).get("schema", "")), "")}
+            linked |= {marks.FIGURES[match[3]][0] for match in marks.MARKED.finditer(section) if match[2] == "figure"}
+            linked -= tables_of(path, section)
             marked = {match[3] for match in marks.MARKED.finditer(section) if match[2] == "age"}
             assert linked <= marked, (
                 f"{path.relative_to(ROOT)}: needs <!-- age: FILE --><!-- end of age --> of {linked - marked}"
             )
             seen += len(linked)
-    assert seen >= 15
+    assert seen >= 35
+
+
+def tables_of(path: Path, section: str) -> set[str]:
+    """Files of the tables that `page.py` writes into a section, whose line below says how old they are."""
+    book = page_cells.Book(page.RESULTS, page.FIGURES)
+    names = [match[3] for match in marks.MARKED.finditer(section) if match[2] == "table"]
+    made = [drawn(marks.TABLES[name], book) for name in names if name not in marks.AGELESS]
+    return {page_cells.keys_of(place)[0] for table in made for place in page_cells.sources(table)}
 
 
 def own_figures(text: str) -> list[str]:
@@ -242,7 +293,7 @@ def own_figures(text: str) -> list[str]:
     return FIGURE.findall(marks.MARKED.sub("", FENCED.sub("", text)))
 
 
-@pytest.mark.parametrize("place", marks.PLACES)
+@pytest.mark.parametrize("place", marks.READMES)
 def test_prose_holds_no_measured_figure_of_its_own(place: str) -> None:
     assert own_figures((ROOT / place).read_text(encoding="utf-8")) == []
 

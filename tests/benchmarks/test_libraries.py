@@ -47,6 +47,29 @@ def test_only_who_gives_the_right_scores_is_measured(monkeypatch: pytest.MonkeyP
     assert "left out" in libraries.line(found)
 
 
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        (lambda gradient: gradient * 1.2, "middle row"),
+        (lambda gradient: gradient * 0.9, "middle row"),
+        (lambda gradient: gradient + 0.02 * gradient.roll(1, 0), ""),
+        (lambda gradient: torch.cat((gradient[:1], gradient[1:].roll(1, 0))), "middle row"),
+        (lambda gradient: torch.cat((gradient[:1] * 1.5, gradient[1:])), "length"),
+    ],
+)
+def test_a_gradient_is_right_but_for_moved_rows(spoil: Any, said: str) -> None:
+    """A tenth off everywhere is refused, though less than what moved winners may do to the whole."""
+    true = tokens("cpu", torch.float64, 9, 8)
+    made = row()
+    made.dtype, made.call = torch.bfloat16, lambda: None
+    made.found = lambda _: (torch.ones(1), [spoil(true)])
+    if not said:
+        assert libraries.check(made, (torch.ones(1), [true]), "cpu")["gradient_row"] == pytest.approx(0.02, rel=0.1)
+        return
+    with pytest.raises(libraries.UnfitError, match=said):
+        libraries.check(made, (torch.ones(1), [true]), "cpu")
+
+
 def test_what_the_library_scored_itself_is_not_taken_for_ours() -> None:
     from sentence_transformers.util import similarity
 

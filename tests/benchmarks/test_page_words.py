@@ -56,7 +56,7 @@ def test_arithmetic_keeps_sources() -> None:
 def test_every_loss_on_the_page_has_a_reason_and_its_row(book: Any) -> None:
     tables = shown(book)
     assert all(row[3] != page_losses.UNKNOWN for row in tables["losses"].rows)
-    assert text_at(tables["splitd_perf"], "4096", "x fastest eager (which)") == "0.92x (naive FP16, amax)"
+    assert text_at(tables["splitd_perf"], "4096", "x fastest eager (which)") == "**0.92x** (naive FP16, amax)"
 
 
 def test_the_papers_cost_agrees_with_its_own_times(book: Any) -> None:
@@ -288,3 +288,24 @@ def test_tables_without_their_data_name_their_command(book: Any) -> None:
     table = shown(book)["not measured"]
     assert [row[0] for row in table.rows] == ["beir_ndcg", "beir_scale", "colpali_ndcg", "int8_realmmrag"]
     assert all("`python evaluate.py " in str(row[2]) for row in table.rows)
+
+
+def test_the_floors_of_speed_are_of_committed_runs() -> None:
+    """tests/gpu/test_gpu_speed.py asks for the least that these files show, less the spread that it states."""
+    text = (page.ROOT / "tests" / "gpu" / "test_gpu_speed.py").read_text(encoding="utf-8")
+    asked = {name: float(found) for name, found in re.findall(r'Case\("([^"]+)".*"(?:read|fp16)", ([\d.]+)\)', text)}
+    rows = {
+        "one short query": ("dense", "textual 10K"),
+        "one short query, long documents": ("dense", "long-doc 10K"),
+        "one ColPali query": ("dense", "ColPali 10K"),
+        "many queries": ("many", "256 queries x 8192 x 128"),
+    }
+    assert set(asked) == set(rows)
+    for name, (group, row) in rows.items():
+        shares = []
+        for file in ("forward", "forward_alone", "forward_before"):
+            groups = json.loads((page.RESULTS / "h200" / f"{file}.json").read_text(encoding="utf-8"))["groups"]
+            held = groups.get(group, {}).get("rows", {}).get(row, {}).get("methods", {}).get("ours")
+            shares += [held["of_floor"]] if held else []
+        assert shares
+        assert 0.985 * min(shares) <= asked[name] <= min(shares) + 0.005, name

@@ -1,6 +1,6 @@
 """How many documents a bound on scores over codes leaves in the race, for bounds of different size: SciFact, CPU.
 
-    python benchmarks/pruning.py --data-dir FOLDER [--encoder lexical] [--name NAME] [--codes "int8 token" ...] [--json FILE]
+    python benchmarks/alone/pruning.py --data-dir FOLDER [--encoder lexical] [--name NAME] [--codes "int8 token" ...] [--json FILE]
 
 For every query the documents are counted that can still be among its k best: the upper bound is not below the threshold. Two
 thresholds: the k-th best lower bound, and the k-th best *exact* score among the k documents whose lower bounds are best (which have to
@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,11 +26,15 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # this file is a script in a folder of its own
+
 from maxsim_kernels import Fp8Tokens, Int8Tokens, Packed, maxsim, quantize_fp8, quantize_int8
 from maxsim_kernels.search import residuals_of
 from maxsim_kernels.search.bounds import query_terms
+from measure.session import kernels
 from results.file import write
 
+SCHEMA = "maxsim-eval/pruning/1"
 DEPTHS = (10, 100)
 Codes = Int8Tokens | Fp8Tokens
 KINDS: dict[str, Callable[[Packed], Codes]] = {
@@ -206,13 +211,16 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--json", type=Path, help="write the raw figures here; those of other encoders stay")
     parser.add_argument("--queries", type=int, default=20)
     options = parser.parse_args(arguments)
-    report: dict[str, Any] = {"corpus": "SciFact, test", "encoders": {}}
+    report: dict[str, Any] = {"schema": SCHEMA, "corpus": "SciFact, test", "encoders": {}}
     if options.json is not None and options.json.exists():
         report = json.loads(options.json.read_text(encoding="utf-8"))
     name, kinds = options.name or options.encoder, options.codes or list(KINDS)
     queries, documents = embedded(options.data_dir, options.encoder, options.cache_dir)
     sizes = {"documents": len(documents), "tokens": len(documents.values), "dim": documents.dim}
-    found = report["encoders"][name] = {"torch": torch.__version__, "queries": options.queries, **sizes, "cases": {}}
+    about = {"torch": torch.__version__, **kernels(), "queries": options.queries}
+    found: dict[str, Any] = {**about, **sizes, "cases": {}}
+    report |= {"schema": SCHEMA}
+    report["encoders"][name] = found
     for case, counts in tqdm(cases(queries, documents, options.queries, kinds), total=2 * len(kinds), desc=name):
         found["cases"][case] = counts
         write(options.json, report)

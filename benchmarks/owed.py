@@ -1,0 +1,381 @@
+"""What has to be measured again on an NVIDIA GPU, most valuable first, and the runs of it within the time there is.
+
+    python benchmarks/owed.py --list                                what is owed, why, and what each takes
+    python benchmarks/owed.py --seconds 1800 --out owed             run it, one after the other, as far as the time goes
+    python benchmarks/owed.py --take owed                           put what was measured into docs/results
+    python benchmarks/page.py                                       and write the pages anew
+
+`owed.toml` holds every measurement behind the pages: its command, its file, what it takes. One is owed where its file or group is not
+there, or where the sources behind it are no longer those that the file recorded. Correctness comes first (tests/gpu, the sanitizers),
+then most value a second. Each runs in a process group of its own with a limit of its own, and none is begun that does not fit. What
+ended well in `--out` with these sources is skipped, so the same command continues; what failed there is tried again last. Logs and
+`owed.json`, which says how each ended, lie in `--out`.
+
+Exit status: 0 nothing is owed any more, 1 something failed, 2 it could not be run, 3 something did not fit and is still owed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import tomllib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from measure.session import digest_of_all
+from measure.sources import PACKAGE
+from results.file import write
+from tables import ages
+from tables.cells import FIGURES, OPERATOR, Book
+
+ROOT = Path(__file__).resolve().parents[1]
+TABLE, RESULTS = Path(__file__).with_suffix(".toml"), ROOT / "docs" / "results"
+JOURNAL = "owed.json"
+LONGER, LEAST_MORE = 1.5, 60.0  # a measurement may take so many times what it is known to, or so many seconds more
+KEYS = {"name", "command", "file", "seconds", "value", "groups", "entries", "slice", "first", "gpus", "after"}
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """One entry of the table."""
+
+    name: str
+    command: str
+    file: str
+    seconds: float
+    value: float
+    groups: tuple[str, ...] = ()
+    entries: tuple[str, ...] = ()
+    first: bool = False
+    gpus: int = 1
+    after: str = ""
+
+    @property
+    def rank(self) -> tuple[bool, float]:
+        """Correctness, then value a second: the least is the first."""
+        return (not self.first, -self.value / self.seconds)
+
+
+def table(path: Path = TABLE) -> list[Measurement]:
+    """All measurements, in the order in which they would run.
+
+    Raises:
+        ValueError: an entry lacks something, or says what is not known.
+    """
+    found = []
+    for entry in tomllib.loads(path.read_text(encoding="utf-8"))["measurement"]:
+        lacks = {"name", "command", "file", "seconds", "value"} - set(entry)
+        if lacks or set(entry) - KEYS:
+            wrong = ", ".join(sorted(lacks or set(entry) - KEYS))
+            raise ValueError(
+                f"{path}: {entry.get('name')!r} {'lacks' if lacks else 'has'} {wrong}; known: {', '.join(sorted(KEYS))}"
+            )
+        held = dict(entry)
+        if "slice" in held:
+            part, count = held.pop("slice")
+            held["entries"] = [one.stem for one in test_files()[part - 1 :: count]]
+        lists = {key: tuple(held[key]) for key in ("groups", "entries") if key in held}
+        found.append(Measurement(**{**held, **lists}))
+    return ordered(found)
+
+
+def ordered(found: Sequence[Measurement]) -> list[Measurement]:
+    """By rank, but whoever reads another's file behind that."""
+    result: list[Measurement] = []
+    waiting = sorted(found, key=lambda one: one.rank)
+    while waiting:
+        placed = {one.name for one in result}
+        ready = next((one for one in waiting if not one.after or one.after in placed), None)
+        if ready is None:
+            raise ValueError(f"{', '.join(one.name for one in waiting)}: come after what is not in the table")
+        waiting.remove(ready)
+        result.append(ready)
+    return result
+
+
+def test_files() -> list[Path]:
+    """As tests/gpu/record.py deals them out."""
+    return sorted(path for path in (ROOT / "tests" / "gpu").glob("test_*.py") if path.name != "test_gpu_speed.py")
+
+
+# What is owed
+
+
+def why_owed(one: Measurement, book: Book) -> str:
+    """Why it has to be measured, by the files of this folder; nothing where it is there and of today's sources."""
+    found = book.file(one.file)
+    if found is None:
+        return "not measured"
+    rows, lost = list(_rows(one, found)), _lost(one, found)
+    if lost:
+        return f"lacks {', '.join(lost[:3])}{' and others' if len(lost) > 3 else ''}"
+    old = [keys for keys in rows if ages.is_older(book, one.file, keys)]
+    if not old:
+        return ""
+    if all(not ages.about(found, keys).get("families") for keys in old):
+        return "recorded no sources"
+    return "sources changed" if len(old) == len(rows) else f"sources changed for {len(old)} of {len(rows)} rows"
+
+
+def _rows(one: Measurement, found: dict[str, Any]) -> Iterator[list[str]]:
+    """Keys of what it measures in its file."""
+    for group in one.groups:
+        yield from (["groups", group, "rows", row] for row in (found.get("groups") or {}).get(group, {}).get("rows", {}))
+    yield from (keys for entry in one.entries for keys in _entries(entry, found))
+    if not (one.groups or one.entries):
+        yield from list(ages.rows(found)) or [[]]
+
+
+def _entries(entry: str, found: dict[str, Any]) -> list[list[str]]:
+    """Keys of parts whose names begin so."""
+    held = [
+        [part, name]
+        for part in ages.PARTS
+        if isinstance(found.get(part), dict)
+        for name in found[part]
+        if name.startswith(entry)
+    ]
+    return held or ([[entry]] if entry in found else [])
+
+
+def _lost(one: Measurement, found: dict[str, Any]) -> list[str]:
+    """Groups and entries that are not there."""
+    groups = [group for group in one.groups if not (found.get("groups") or {}).get(group, {}).get("rows")]
+    return groups + [entry for entry in one.entries if not _entries(entry, found)]
+
+
+def owed(found: Sequence[Measurement], out: Path | None, results: Path = RESULTS) -> list[tuple[Measurement, str]]:
+    """What has to be measured and why, in the order in which it would run; what failed in `out` comes last."""
+    committed, held = Book(results, FIGURES), Book(out, FIGURES) if out is not None else None
+    ended = journal(out)
+    left, failed = [], []
+    for one in found:
+        why = why_owed(one, committed)
+        if not why:
+            continue
+        if held is not None and one.name in ended:
+            if ended[one.name]["exit"] == 0 and not why_owed(one, held):
+                continue
+            if ended[one.name]["exit"] != 0 and ended[one.name].get("sources") == digest_of_all():
+                failed.append((one, f"ended with {ended[one.name]['exit']} here before"))
+                continue
+        left.append((one, why))
+    return left + failed
+
+
+def journal(out: Path | None) -> dict[str, Any]:
+    """How what was run in a folder ended."""
+    path = None if out is None else out / JOURNAL
+    return json.loads(path.read_text(encoding="utf-8")) if path is not None and path.exists() else {}
+
+
+# Running
+
+
+def command(one: Measurement, out: Path, texts: Path | None) -> list[str]:
+    """Its words, this Python in place of `python` and of its neighbours' scripts."""
+    known = {"json": str(out / one.file), "texts": str(texts)}
+    words = [word.format(**known) for word in shlex.split(one.command)]
+    beside = {"python": [sys.executable], "torchrun": [sys.executable, "-m", "torch.distributed.run", "--standalone"]}
+    return [*beside.get(words[0], words[:1]), *words[1:]]
+
+
+def lacking(one: Measurement, gpus: int, texts: Path | None, done: set[str]) -> str:
+    """What this machine or call lacks for it."""
+    if one.gpus > gpus:
+        return f"needs {one.gpus} GPU{'s' if one.gpus > 1 else ''}, here {gpus}"
+    if "{texts}" in one.command and texts is None:
+        return "needs --texts"
+    return f"comes after {one.after!r}" if one.after and one.after not in done else ""
+
+
+def aside(path: Path) -> None:
+    """Move a file away to which these sources may not add (`results/file.py` would refuse)."""
+    if path.exists():
+        recorded = (json.loads(path.read_text(encoding="utf-8")).get("identity") or {}).get("sources")
+        if recorded not in (None, digest_of_all()):
+            path.replace(path.with_name(f"{path.stem}.{recorded}.json"))
+
+
+def run(one: Measurement, out: Path, texts: Path | None, limit: float) -> dict[str, Any]:
+    """One measurement in a process group of its own; how it ended."""
+    log = out / "logs" / f"{''.join(letter if letter.isalnum() else '_' for letter in one.name)}.log"
+    for folder in (log.parent, (out / one.file).parent):
+        folder.mkdir(parents=True, exist_ok=True)
+    aside(out / one.file)
+    began = time.perf_counter()
+    paths = [str(ROOT), str(OPERATOR.parent), os.environ.get("PYTHONPATH", "")]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
+    with log.open("w", encoding="utf-8") as file:
+        process = subprocess.Popen(
+            command(one, out, texts), cwd=ROOT, stdout=file, stderr=subprocess.STDOUT, env=environment, start_new_session=True
+        )
+        try:
+            code: int | str = process.wait(limit)
+        except subprocess.TimeoutExpired:
+            code = "its limit"
+        finally:  # Ctrl-C too: nothing is left on the GPU
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+    return {
+        "exit": code,
+        "seconds": round(time.perf_counter() - began, 1),
+        "limit": round(limit),
+        "log": str(log.relative_to(out)),
+    }
+
+
+def work(todo: Sequence[tuple[Measurement, str]], options: argparse.Namespace, done: set[str]) -> tuple[list[str], list[str]]:
+    """Run what fits; what failed, and what is still owed."""
+    ending, failed, left = time.perf_counter() + options.seconds, [], []
+    options.out.mkdir(parents=True, exist_ok=True)
+    ended = journal(options.out)
+    for one, _ in todo:
+        remaining = ending - time.perf_counter()
+        lacks = lacking(one, options.gpus, options.texts, done)
+        if lacks or one.seconds > remaining:
+            left.append(one.name)
+            print(
+                f"{one.name}: left out, {lacks or f'takes {one.seconds:.0f} s, {max(0, remaining):.0f} are left'}", flush=True
+            )
+            continue
+        limit = min(remaining, max(LONGER * one.seconds, one.seconds + LEAST_MORE))
+        here = run(one, options.out, options.texts, limit)
+        ended[one.name] = {**here, "sources": digest_of_all()}
+        write(options.out / JOURNAL, ended)
+        why = why_owed(one, Book(options.out, FIGURES))
+        if here["exit"] == 0 and not why:
+            done.add(one.name)
+            print(f"{one.name}: done in {here['seconds']:.0f} s ({one.seconds:.0f} known)", flush=True)
+            continue
+        failed.append(one.name)
+        last = (options.out / here["log"]).read_text(encoding="utf-8", errors="replace").strip().splitlines()[-1:]
+        how = f"ended with {here['exit']}" if here["exit"] != 0 else f"wrote a file that {why}"
+        print(f"{one.name}: {how} after {here['seconds']:.0f} s: {' '.join(last)[:160]}", flush=True)
+    return failed, left
+
+
+# Into docs/results
+
+
+def taken(one: Measurement, new: dict[str, Any], old: dict[str, Any] | None) -> dict[str, Any]:
+    """The committed file with what was measured in place of what it had of that.
+
+    Raises:
+        ValueError: the two are of different machines.
+    """
+    if not (one.groups or one.entries):
+        return new
+    old = (
+        {key: held for key, held in new.items() if key not in ("groups", "partial", "verdicts", *ages.PARTS)}
+        if old is None
+        else old
+    )
+    gpus = [(found.get("identity") or {}).get("gpu") for found in (new, old)]
+    if None not in gpus and gpus[0] != gpus[1]:
+        raise ValueError(
+            f"{one.file}: measured on {gpus[0]}, the committed file on {gpus[1]}; take its rows into a file of their own"
+        )
+    made = {**old, **{key: new[key] for key in ("schema", "identity") if key in new}}
+    for group in one.groups:
+        made["groups"] = {**made.get("groups", {}), group: new["groups"][group]}
+        rows = new["groups"][group]["rows"]
+        kept = [said for said in made.get("verdicts") or [] if said["row"] not in rows]
+        made["verdicts"] = kept + [said for said in new.get("verdicts") or [] if said["row"] in rows]
+        made["partial"] = {name: held for name, held in (made.get("partial") or {}).items() if name != group}
+    if "environments" in new:
+        made["environments"] = {**old.get("environments", {}), **new["environments"]}
+    for entry in one.entries:
+        for keys in _entries(entry, new):
+            if len(keys) == 1:
+                return new  # a file whose parts share one record of its sources: not to be mixed
+            made[keys[0]] = {**made.get(keys[0], {}), keys[1]: new[keys[0]][keys[1]]}
+    return made
+
+
+def take(found: Sequence[Measurement], out: Path, results: Path) -> int:
+    """Everything that ended well in a folder into another; how many files were written."""
+    ended, held, written = journal(out), Book(out, FIGURES), set()
+    for one in found:
+        if ended.get(one.name, {}).get("exit") != 0 or why_owed(one, held):
+            continue
+        path = results / one.file
+        old = json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+        old = old if old is None or old.get("schema") == held.file(one.file).get("schema") else None
+        write(path, taken(one, held.file(one.file), old))
+        written.add(one.file)
+        print(f"{one.name}: into {one.file}")
+    return len(written)
+
+
+# The command
+
+
+def visible() -> int:
+    """How many NVIDIA GPUs this machine has."""
+    if shutil.which("nvidia-smi") is None:
+        return 0
+    said = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=False).stdout
+    return sum(line.startswith("GPU ") for line in said.splitlines())
+
+
+def shown(todo: Sequence[tuple[Measurement, str]], count: int) -> list[str]:
+    """What is owed, a line each."""
+    lines = [f"{one.seconds:6.0f} s  {one.name:32} {one.file:42} {why}" for one, why in todo]
+    total = sum(one.seconds for one, _ in todo)
+    return [
+        *lines,
+        f"{len(todo)} of {count} measurements of {PACKAGE} and the toolkit are owed, about {total / 60:.0f} minutes",
+    ]
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """The command."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--list", action="store_true", help="print what is owed, in order, and end")
+    parser.add_argument("--seconds", type=float, help="run what is owed for so long at most")
+    parser.add_argument("--out", type=Path, help="the folder for files, logs and what was done")
+    parser.add_argument("--take", type=Path, metavar="OUT", help="put what a run measured into docs/results and end")
+    parser.add_argument("--only", default="", help="only measurements whose name holds one of these, by comma")
+    parser.add_argument("--texts", type=Path, help="a BEIR corpus.jsonl, for what encodes texts")
+    parser.add_argument("--gpus", type=int, default=visible(), help="GPUs that may be used (default: those of nvidia-smi)")
+    parser.add_argument("--table", type=Path, default=TABLE, help="another table of measurements")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="another folder than docs/results")
+    options = parser.parse_args(arguments)
+    parts = [part for part in options.only.split(",") if part]
+    found = [one for one in table(options.table) if not parts or any(part in one.name for part in parts)]
+    if not found:
+        parser.error(f"--only: got {options.only!r}, which no measurement's name holds; --list prints them")
+    if options.take is not None:
+        return 0 if take(found, options.take, options.results) else 1
+    todo = owed(found, options.out, options.results)
+    if options.list:
+        print("\n".join(shown(todo, len(found))))
+        return 0
+    if options.seconds is None or options.out is None:
+        parser.error("need --list, --take OUT, or --seconds N and --out OUT")
+    if not options.gpus and any(one.gpus for one, _ in todo):
+        print(
+            "owed.py runs on a machine with an NVIDIA GPU, and nvidia-smi names none here; --list needs none", file=sys.stderr
+        )
+        return 2
+    done = {one.name for one in found} - {one.name for one, _ in todo}
+    failed, left = work(todo, options, done)
+    print(
+        f"{len(todo) - len(failed) - len(left)} done, {len(failed)} failed, {len(left)} still owed; --take {options.out} keeps them"
+    )
+    return 1 if failed else 3 if left else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

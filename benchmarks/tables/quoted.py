@@ -1,0 +1,266 @@
+"""The tables that pages of docs quote of scripts with files of their own (`benchmarks/alone`, libraries.py, checksums.py)."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+
+from measure.names import FLASH, LIK
+from tables.cells import MISSING, Book, Cell, Table, Value, number, pointer, ratio
+from tables.columns import Maker, faster_bold
+
+MASKS, CODED, RESIDUAL, STEP = (f"h200/{name}.json" for name in ("masks", "coded", "residual", "step"))
+CHANGING, WARMED = "h200/changing.json", "h200/changing_warmed.json"
+LIBRARIES = tuple(  # the newest that has a row is read
+    f"h200/libraries{name}.json"
+    for name in ("_sentence_transformers", "_pylate", "_colpali_engine", "_contrastive", "", "_earlier")
+)
+SEARCH, STREAMED = "h200/search.json", "h200/search_out_of_core.json"
+CHECKED = {  # heads of columns, and their files
+    "two CPU cores": "cpu/checksums.json", "H200": "h200/checksums.json", "H200, more": "h200/checksums_evaluation.json",
+}  # fmt: skip
+OURS = "ours"
+COMPILED = ("ours in torch.compile", "naive FP16 in torch.compile")  # columns of their own once they were measured
+
+
+def beside(value: Value | None, other: Value | None, digits: int = 3) -> Cell:
+    """A number, and how many times `other` it is."""
+    found = ratio(value, other)
+    if value is None or found is None:
+        return Cell(MISSING)
+    return Cell(f"{number(value, digits).text} ({found.number:.2f}x)", found.sources)
+
+
+def named(book: Book, file: str, keys: Sequence[str], part: str) -> Value | None:
+    """The least of the numbers there whose names begin with `part`: a peer with several entry points takes part by its fastest."""
+    held = book.raw(file, *keys) or {}
+    found = [book.value(file, *keys, name) for name in held if name.startswith(part)]
+    return min((value for value in found if value is not None), key=lambda value: value.number, default=None)
+
+
+def masks(book: Book) -> Table:
+    """Every way to say which tokens count; in brackets over `document_lengths`."""
+    heads = (
+        "plain",
+        "document_lengths",
+        "mask of padding",
+        "mask, holes in every document",
+        "mask, holes in a tenth",
+        "query mask",
+    )
+    rows: list[list[Cell | str]] = []
+    for shape, held in (book.raw(MASKS, "ms") or {}).items():
+        if "plain" in held:
+            plain, lengths, *masked, asked = (book.value(MASKS, "ms", shape, head) for head in heads)
+            rows.append(
+                [shape, number(plain), number(lengths), *(beside(one, lengths) for one in masked), beside(asked, plain)]
+            )
+    shown = (
+        "plain",
+        "`document_lengths`",
+        "mask of padding",
+        "holes in every document",
+        "holes in a tenth",
+        "query mask, over plain",
+    )
+    return Table("masks", "masks of documents, ms", ["", *shown], rows)
+
+
+def single(book: Book) -> Table:
+    """FP32 tokens under TF32 by us and by both peers; IEEE is ours too."""
+    rows: list[list[Cell | str]] = []
+    for shape, held in (book.raw(MASKS, "ms") or {}).items():
+        if "TF32" in held:
+            times = [number(named(book, MASKS, ("ms", shape), name)) for name in ("TF32", FLASH, LIK)]
+            rows.append([shape.removeprefix("FP32 "), *faster_bold(times), number(book.value(MASKS, "ms", shape, "IEEE"))])
+    return Table("single", "FP32 tokens, ms", ["", "TF32", FLASH, f"{LIK} (rounds to FP16)", "IEEE FP32"], rows)
+
+
+def coded(book: Book) -> Table:
+    """Stored codes as they are, beside what a user does without them."""
+    methods = {"stored codes": "stored codes", "LIK": LIK, "decode to FP16, then `maxsim`": "decode to FP16, then maxsim"}
+    more = {"INT8 queries": "stored codes, INT8 queries", "FP16 decoded before": "FP16 decoded before"}
+    rows: list[list[Cell | str]] = []
+    for place, held in enumerate(book.raw(CODED, "rows") or []):
+        keys = ("rows", str(place))
+        kind, bits = held["tokens"].split()
+        label = f"{'`BitTokens`' if kind == 'bits' else '`ResidualTokens`'}, {bits} bit{'s' * (bits != '1')}, {held['shape']}"
+        times = [number(book.value(CODED, *keys, "ms", name)) for name in methods.values()]
+        sizes = [
+            number(book.value(CODED, *keys, "extra_mib", name)) for name in (methods["stored codes"], list(methods.values())[2])
+        ]
+        theirs = ratio(book.value(CODED, *keys, "error", LIK), book.value(CODED, *keys, "error", "stored codes"))
+        others = (number(book.value(CODED, *keys, "ms", name)) for name in more.values())
+        rows.append([label, *faster_bold(times), *others, *sizes, number(theirs, 2)])
+    heads = [*methods, *more, "MiB: stored codes", "MiB: decoding", "LIK's error over ours"]
+    return Table("coded", "stored codes, ms", ["", *heads], rows)
+
+
+CANDIDATES = {
+    "before: two stages, decoded for every block of query rows": "stored codes",
+    "the same with one stage (kept for few rows)": "today's, one stage",
+    "weights selected among registers, one stage": "today's, selected, one stage",
+    "decoded once, 64 rows x 64 tokens, three stages (kept for many rows)": "64 x 64 x 3, looked up",
+    "decoded once, few rows": "few, 64, looked up",
+    "decoded once, 128 x 128": "128 x 128, looked up",
+    "decoded once, 128 x 128, weights selected": "128 x 128, selected",
+    "LIK": LIK,
+    "decoding to FP16 first": "decode to FP16, then maxsim",
+    "FP16 decoded before": "FP16 decoded before",
+}
+
+
+def residual(book: Book) -> Table:
+    """The candidates for residual tokens, once."""
+    held = book.raw(RESIDUAL, "rows") or []
+    heads = [f"{row['shape']}, {row['bits']} bits" for row in held]
+    rows: list[list[Cell | str]] = [
+        [label, *(number(book.value(RESIDUAL, "rows", str(place), "ms", name)) for place in range(len(held)))]
+        for label, name in CANDIDATES.items()
+    ]
+    return Table("residual", "residual tokens, ms", ["", *heads], rows if held else [])
+
+
+def changing(book: Book) -> Table:
+    """Host time of calls whose shapes change; a line for every way to call, so that columns compete."""
+    lines = {
+        "a new shape each call, everything compiled": (CHANGING, "again us"),
+        "one shape again and again": (CHANGING, "repeated us"),
+        "first pass, what is compiled included": (CHANGING, "first us"),
+        "first pass, kernels compiled": (CHANGING, "first compiled"),
+        "first pass after our `warmup()`": (WARMED, "first us"),
+    }
+    held = book.raw(CHANGING, "rows") or {}
+    kinds = dict.fromkeys(name.partition(", ")[0] for name in held)
+    who = [OURS, FLASH, LIK, *(name for name in COMPILED if any(row.endswith(f", {name}") for row in held))]
+    rows: list[list[Cell | str]] = []
+    for kind in kinds:
+        for label, (file, key) in lines.items():
+            cells = [number(book.value(file, "rows", f"{kind}, {name}", key)) for name in who]
+            rows.append([f"{kind}: {label}", *faster_bold(cells)])
+    return Table("changing", "us of host time a call", ["", *who], rows)
+
+
+def libraries(book: Book) -> Table:
+    """Calls of libraries by their own code, by their backends and by us."""
+    rows: list[list[Cell | str]] = []
+    found: dict[tuple[str, str], tuple[str, str]] = {}
+    for file in LIBRARIES:
+        for place, row in enumerate(book.raw(file, "rows") or []):
+            found.setdefault((row["library"], row["row"]), (file, str(place)))
+    order = ("sentence-transformers", "pylate", "colpali-engine")
+    for (library, name), (file, place) in sorted(found.items(), key=lambda one: order.index(one[0][0])):
+        methods = ("rows", place, "methods")
+        times = [number(book.value(file, *methods, who, "ms")) for who in (OURS, "own", "LIK", "flash-maxsim")]
+        sizes = [book.value(file, *methods, who, "peak_mib") for who in (OURS, "own", "LIK")]
+        peaks = Cell("; ".join("-" if one is None else f"{one.number:.0f}" for one in sizes))
+        rows.append([f"{library}: {name}", *faster_bold(times), peaks])
+    heads = ("this operator", "own", "LIK", "flash-maxsim", "MiB: this; own; LIK")
+    return Table("libraries", "calls of libraries, ms", ["call", *heads], rows)
+
+
+def searches(book: Book) -> Table:
+    """Exact search against brute force: later searches, the first of a corpus, and what was scored exactly."""
+    rows: list[list[Cell | str]] = []
+    for file, unit in ((SEARCH, "ms"), (STREAMED, "s")):
+        for place, row in enumerate(book.raw(file, "rows") or []):
+            keys = ("rows", str(place))
+            brute, took, first = (book.value(file, *keys, f"{name}_{unit}") for name in ("brute", "exact", "first_search"))
+            label = f"{row['row'].removeprefix('resident ')}, k = {row['k']}"
+            if brute is None:
+                missed = f", missed {row['missed']}" if "missed" in row else ""
+                rows.append([label + missed, MISSING, number(book.value(file, *keys, unit), 3, f" {unit}"), *[MISSING] * 4])
+                continue
+            cells = [number(value, 3, f" {unit}") for value in (brute, took)]
+            speeds = [ratio(brute, took), ratio(brute, first)]
+            shown = [Cell(MISSING) if one is None else Cell(_below_one(one), one.sources) for one in speeds]
+            rows.append(
+                [
+                    label,
+                    *cells,
+                    shown[0],
+                    number(first, 3, f" {unit}"),
+                    shown[1],
+                    number(book.value(file, *keys, "survivors_mean")),
+                ]
+            )
+    heads = ("brute force", "search", "times faster", "first search of a corpus", "times faster", "scored exactly, a query")
+    return Table("search", "exact search", ["row", *heads], rows)
+
+
+def _below_one(found: Value) -> str:
+    """A ratio, in bold where brute force is faster."""
+    text = f"{found.number:.2f}x"
+    return f"**{text}**" if found.number < 1 else text
+
+
+def checksums(book: Book) -> Table:
+    """Seconds with and without checks of stored values, medians."""
+    held = {head: (file, book.raw(file, "seconds") or {}) for head, file in CHECKED.items()}
+    heads = []
+    for head, (file, _) in held.items():
+        size, queries = (book.raw(file, key) for key in ("bytes", "queries"))
+        heads.append(f"{head.partition(',')[0]}, {size / 1e9:g} GB, {queries} queries: checked / not" if size else head)
+
+    def cell(file: str, way: str) -> Cell:
+        values = [_middle(book, file, ("seconds", way, kind)) for kind in ("checked", "unchecked")]
+        if None in values:
+            return Cell(MISSING)
+        with_, without = (value for value in values if value is not None)
+        text = f"{number(with_).text} / {number(without).text} ({100 * (with_.number / without.number - 1):+.0f}%)"
+        return Cell(text, (*with_.sources, *without.sources))
+
+    ways = dict.fromkeys(way for _, seconds in held.values() for way in seconds)
+    rows: list[list[Cell | str]] = [[way, *(cell(file, way) for file, _ in held.values())] for way in ways]
+    return Table("checksums", "seconds with and without the checks", ["", *heads], rows)
+
+
+def _middle(book: Book, file: str, keys: tuple[str, ...]) -> Value | None:
+    """The median of a list."""
+    found = book.raw(file, *keys)
+    return Value(statistics.median(found), (pointer(file, keys),)) if found else None
+
+
+def step(book: Book) -> Table:
+    """A small training step by everybody: with the host back to back, from an idle GPU, on the GPU alone."""
+    methods = book.raw(STEP, "methods") or {}
+    first = next(iter(methods), "")
+
+    def clocks(name: str) -> list[Value | None]:
+        busy = methods[name].get("kernels_ms") or {}
+        alone = Value(1e3 * sum(busy.values()), (pointer(STEP, ("methods", name, "kernels_ms")),)) if busy else None
+        return [*(book.value(STEP, "methods", name, f"{key}_median_us") for key in ("call", "idle")), alone]
+
+    rows: list[list[Cell | str]] = []
+    for name, held in methods.items():
+        theirs = name.startswith((FLASH, LIK))
+        pairs = [faster_bold([number(ours, 4), number(value, 4)])[1] if theirs else number(value, 4)
+                 for ours, value in zip(clocks(first), clocks(name), strict=True)]  # fmt: skip
+        rows.append([name, *pairs, str(len(held.get("kernels_ms") or {}))])
+    return Table("step", "us a step", ["", "back to back", "from an idle GPU", "GPU alone", "launches"], rows)
+
+
+TABLES: dict[str, Maker] = {
+    "masks": masks, "single": single, "coded": coded, "residual": residual, "changing": changing, "libraries": libraries,
+    "search": searches, "checksums": checksums, "step": step,
+}  # fmt: skip
+PLACES: dict[str, tuple[str, ...]] = {
+    "docs/kernels.md": ("masks", "single", "coded", "residual", "changing"),
+    "docs/integrations.md": ("libraries",),
+    "docs/search.md": ("search",),
+    "docs/promises.md": ("checksums",),
+    "docs/training.md": ("step",),
+}
+Told = Callable[[Book], str]
+
+
+def proof(kind: str) -> Told:
+    """The GPU's proof of a block over the time of scoring it."""
+
+    def share(book: Book) -> str:
+        scores, proved = (
+            book.raw("h200/proving.json", "rows", kind, "ms", name, "median_ms") for name in ("scores", "proof, 256 rows")
+        )
+        return f"{100 * proved / scores:.1f}%"
+
+    return share
