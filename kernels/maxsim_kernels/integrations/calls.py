@@ -6,7 +6,6 @@ What the operator does not take is left to the library's own code, and counted w
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 from torch import Tensor
@@ -84,43 +83,17 @@ def score(
     Scores in the dtype `out`, which on GPUs the kernels write at once; `empty_score`: of documents without a token that counts.
     """
     asked = out if out in FLOAT_DTYPES else torch.float32
-    options = Options(query_mask, document_mask, pairs=pairs, out=asked, empty_score=empty_score)
-    scores = _run(library, queries, documents, options)
-    return scores if scores.dtype == out else scores.to(out)
-
-
-def _run(library: Library, queries: Tokens, documents: Tokens, options: Options) -> Tensor:
     lower = autocast_dtype(queries.device)
-    if lower is None and queries.dtype != torch.float32:  # nothing to set around the call
+    # A part of the call, not torch's setting, which is one for all threads. CPUs have no TF32.
+    fp32 = "tf32" if (lower or queries.dtype) == torch.float32 and not library.exact else None
+    options = Options(query_mask, document_mask, pairs=pairs, out=asked, empty_score=empty_score, fp32=fp32)
+    if lower is None:
         scores = run(queries, documents, options)
-        assert isinstance(scores, Tensor)
-        return scores
-    if lower is not None:
-        queries, documents = queries.to(lower), documents.to(lower)
-    with (
-        torch.autocast(queries.device.type, enabled=False) if lower is not None else nullcontext(),
-        _precision(library, queries),
-    ):
-        scores = run(queries, documents, options)
+    else:
+        with torch.autocast(queries.device.type, enabled=False):
+            scores = run(queries.to(lower), documents.to(lower), options)
     assert isinstance(scores, Tensor)
-    return scores
-
-
-def _precision(library: Library, queries: Tokens) -> AbstractContextManager[None]:
-    fast = queries.dtype == torch.float32 and queries.device.type == "cuda" and not library.exact
-    return _tf32() if fast and not torch.compiler.is_compiling() else nullcontext()
-
-
-@contextmanager
-def _tf32() -> Iterator[None]:
-    """Products of float32 in TF32 while the call is launched; other threads that start one just then may get it too."""
-    setting = torch.backends.cuda.matmul
-    before = setting.fp32_precision
-    setting.fp32_precision = "tf32"
-    try:
-        yield
-    finally:
-        setting.fp32_precision = before
+    return scores if scores.dtype == out else scores.to(out)
 
 
 def used_tokens(tokens: Tensor) -> Tensor:
