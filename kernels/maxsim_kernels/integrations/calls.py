@@ -14,6 +14,7 @@ from maxsim_kernels import fallback
 from maxsim_kernels.api import run
 from maxsim_kernels.checks import Options
 from maxsim_kernels.integrations.patching import Library
+from maxsim_kernels.modes import transformed
 from maxsim_kernels.tokens import FLOAT_DTYPES, Packed, lengths_of
 
 Tokens = Tensor | Packed
@@ -37,6 +38,8 @@ def untaken(queries: Tokens, documents: Tokens, device: torch.device | None = No
         return "queries and documents of different widths"
     if _bare(queries) or _bare(documents):
         return "nothing to score"
+    if not torch.compiler.is_compiling() and transformed():
+        return "a transform of torch.func, or forward-mode differentiation"
     return ""
 
 
