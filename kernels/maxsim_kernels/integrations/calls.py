@@ -6,6 +6,7 @@ What the operator does not take is left to the library's own code, and counted w
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -63,6 +64,18 @@ def leave(library: Library, reason: str) -> None:
         library.left[reason] += 1
 
 
+def theirs(library: Library, name: str, reason: str, given: tuple[Any, ...], strict: bool, **named: Any) -> Tensor:
+    """The library's own scores of a call that is left to it; refused where they break `strict`'s promise."""
+    leave(library, reason)
+    scores: Tensor = library[name](*given, **named)  # what the library itself refuses, it says
+    if strict and scores.numel():
+        raise ValueError(
+            f"{name}: got {reason}, which only {library.name}'s own code scores, and there padding may win; strict=True needs a call "
+            f"that runs here, or disable({library.name!r})"
+        )
+    return scores
+
+
 def autocast_dtype(device: torch.device) -> torch.dtype | None:
     """The dtype that the library's own matrix product would run in under autocast; None outside it."""
     if not torch._C._is_any_autocast_enabled():  # one cheap question, where a device's own takes its name as a string
@@ -107,6 +120,17 @@ def used_tokens(tokens: Tensor) -> Tensor:
 
         return nonzero_rows(tokens.detach())
     return tokens.any(dim=-1)
+
+
+def without_zeros(tokens: Packed) -> Packed:
+    """The same documents without their rows of zeros; how many these are is read, which waits for a GPU."""
+    kept = used_tokens(tokens.values)
+    if bool(kept.all()):
+        return tokens
+    before = torch.zeros(len(kept) + 1, dtype=torch.int64, device=kept.device)
+    before[1:] = kept.cumsum(0)
+    assert tokens.offsets is not None
+    return Packed(tokens.values[kept], before[tokens.offsets])
 
 
 def list_lengths(items: object) -> list[int] | None:
