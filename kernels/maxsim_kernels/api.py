@@ -154,7 +154,7 @@ def _replayed(
     from maxsim_kernels.gpu.forward import counted
 
     held = (type(queries), type(documents), getattr(documents, "granularity", None), _end_to_end(documents))
-    flags = (options[TENSORS:], held, _precision(inputs))
+    flags = (options[TENSORS:], held, _precision(inputs, options))
     device = inputs[0].device  # type: ignore[union-attr]
     sizes = counted.sizes_of(queries, documents, inputs, options)
     shared = None if sizes is None else counted.class_of(inputs, sizes, flags)
@@ -213,9 +213,9 @@ def _end_to_end(documents: object) -> bool:
     return isinstance(held, Packed) and held.offsets is not None
 
 
-def _precision(inputs: tuple[Tensor | None, ...]) -> object:
-    """What decides whether FP32 products may use TF32; nothing for other dtypes."""
-    if inputs[0] is None or inputs[0].dtype != torch.float32:
+def _precision(inputs: tuple[Tensor | None, ...], options: Options) -> object:
+    """What torch says of FP32 products, where it decides; nothing for other dtypes and where the call says it (`Options.fp32`)."""
+    if options.fp32 is not None or inputs[0] is None or inputs[0].dtype != torch.float32:
         return None
     return torch.backends.fp32_precision, torch.backends.cuda.matmul.fp32_precision  # type: ignore[attr-defined]
 
@@ -255,7 +255,7 @@ def _run_coded(queries: Tensor | Packed, documents: CodedTokens, options: Option
 
     about = (type(queries), type(documents), documents.bits, documents.dim, getattr(documents, "unit", None))
     inputs = (*inputs, *beside)
-    key = launch.signature(inputs, options[TENSORS:], about, _end_to_end(queries), _precision(inputs))
+    key = launch.signature(inputs, options[TENSORS:], about, _end_to_end(queries), _precision(inputs, options))
     plan = launch.planned(key)
     if plan is None:
         return launch.record(key, inputs, documents.device, run)

@@ -45,6 +45,7 @@ class Options(NamedTuple):
     empty_score: float | None = (
         None  # of a document without a token that counts, whatever the query; None: the contract's. So too.
     )
+    fp32: str | None = None  # how a GPU multiplies float32 in this call ("tf32", "ieee"); None: as torch is set. So too.
 
 
 TENSORS: Final = 4  # of `Options`
@@ -78,6 +79,7 @@ class Call:
     queries_end_to_end: bool  # the same of packed queries
     out: torch.dtype = torch.float32  # as `Options` says
     empty_score: float | None = None
+    fp32: str | None = None
 
     @property
     def query_count(self) -> int:
@@ -231,6 +233,7 @@ def validate(
         queries_end_to_end=isinstance(queries, Packed) and queries.offsets is not None,
         out=options.out,
         empty_score=options.empty_score,
+        fp32=options.fp32,
     )
     if pairs:
         got = f"{call.document_count} documents"

@@ -38,6 +38,7 @@ def forward(
     end_to_end: bool = False,
     queries_end_to_end: bool = False,
     lean: bool = False,
+    fp32: str | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Scores `[Nq, N]` (pairs: `[N]`) float32; argmax int32, the same plus `[max Lq]`, or empty. `lean` (GPU only): int16, the low
     16 bits of the same."""
@@ -60,6 +61,7 @@ def forward(
         single_query=False,
         end_to_end=end_to_end,
         queries_end_to_end=queries_end_to_end,
+        fp32=fp32,
     )
     return run(call)
 
@@ -85,6 +87,7 @@ def traced(call: Call, path: str) -> tuple[Tensor, Tensor]:
         call.end_to_end,
         call.queries_end_to_end,
         call.lean,
+        call.fp32,
     )
     return finished(scores, call), argmax
 
@@ -131,6 +134,7 @@ def _(
     end_to_end: bool = False,
     queries_end_to_end: bool = False,
     lean: bool = False,
+    fp32: str | None = None,
 ) -> tuple[Tensor, Tensor]:
     count = queries.shape[0] if query_starts is None else query_starts.shape[0]
     shape: list[Any] = [count]
@@ -245,7 +249,7 @@ def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tens
 
 
 def _backward(ctx: Any, grad: Tensor | None, _: Any) -> tuple[Any, ...]:
-    grads: list[Tensor | None] = [None] * 18  # one an input of `forward`
+    grads: list[Tensor | None] = [None] * 19  # one an input of `forward`
     if grad is None:
         return tuple(grads)
     queries, query_starts, documents, document_starts, argmax = ctx.saved_tensors

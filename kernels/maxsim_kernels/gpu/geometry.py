@@ -55,8 +55,10 @@ def fp32_precision(dtype: torch.dtype) -> str:
 
 
 def allows_tf32(call: Call) -> bool:
-    """Whether torch allows TF32 for FP32 inputs; by default it does not."""
-    return fp32_precision(call.queries.dtype) == "tf32"
+    """Whether the call, or where it says nothing torch, allows TF32 for FP32 inputs; by default neither does."""
+    if call.queries.dtype != torch.float32:
+        return False
+    return (call.fp32 or fp32_precision(torch.float32)) == "tf32"
 
 
 def padded(size: int, least: int = 16) -> int:

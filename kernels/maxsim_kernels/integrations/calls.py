@@ -6,7 +6,7 @@ What the operator does not take is left to the library's own code, and counted w
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,6 +15,7 @@ from maxsim_kernels import fallback
 from maxsim_kernels.api import run
 from maxsim_kernels.checks import Options
 from maxsim_kernels.integrations.patching import Library
+from maxsim_kernels.modes import transformed
 from maxsim_kernels.tokens import FLOAT_DTYPES, Packed, lengths_of
 
 Tokens = Tensor | Packed
@@ -38,6 +39,8 @@ def untaken(queries: Tokens, documents: Tokens, device: torch.device | None = No
         return "queries and documents of different widths"
     if _bare(queries) or _bare(documents):
         return "nothing to score"
+    if not torch.compiler.is_compiling() and transformed():
+        return "a transform of torch.func, or forward-mode differentiation"
     return ""
 
 
@@ -59,6 +62,18 @@ def leave(library: Library, reason: str) -> None:
     """Note a call that is left to the library."""
     if not torch.compiler.is_compiling():
         library.left[reason] += 1
+
+
+def theirs(library: Library, name: str, reason: str, given: tuple[Any, ...], strict: bool, **named: Any) -> Tensor:
+    """The library's own scores of a call that is left to it; refused where they break `strict`'s promise."""
+    leave(library, reason)
+    scores: Tensor = library[name](*given, **named)  # what the library itself refuses, it says
+    if strict and scores.numel():
+        raise ValueError(
+            f"{name}: got {reason}, which only {library.name}'s own code scores, and there padding may win; strict=True needs a call "
+            f"that runs here, or disable({library.name!r})"
+        )
+    return scores
 
 
 def autocast_dtype(device: torch.device) -> torch.dtype | None:
@@ -84,43 +99,17 @@ def score(
     Scores in the dtype `out`, which on GPUs the kernels write at once; `empty_score`: of documents without a token that counts.
     """
     asked = out if out in FLOAT_DTYPES else torch.float32
-    options = Options(query_mask, document_mask, pairs=pairs, out=asked, empty_score=empty_score)
-    scores = _run(library, queries, documents, options)
-    return scores if scores.dtype == out else scores.to(out)
-
-
-def _run(library: Library, queries: Tokens, documents: Tokens, options: Options) -> Tensor:
     lower = autocast_dtype(queries.device)
-    if lower is None and queries.dtype != torch.float32:  # nothing to set around the call
+    # A part of the call, not torch's setting, which is one for all threads. CPUs have no TF32.
+    fp32 = "tf32" if (lower or queries.dtype) == torch.float32 and not library.exact else None
+    options = Options(query_mask, document_mask, pairs=pairs, out=asked, empty_score=empty_score, fp32=fp32)
+    if lower is None:
         scores = run(queries, documents, options)
-        assert isinstance(scores, Tensor)
-        return scores
-    if lower is not None:
-        queries, documents = queries.to(lower), documents.to(lower)
-    with (
-        torch.autocast(queries.device.type, enabled=False) if lower is not None else nullcontext(),
-        _precision(library, queries),
-    ):
-        scores = run(queries, documents, options)
+    else:
+        with torch.autocast(queries.device.type, enabled=False):
+            scores = run(queries.to(lower), documents.to(lower), options)
     assert isinstance(scores, Tensor)
-    return scores
-
-
-def _precision(library: Library, queries: Tokens) -> AbstractContextManager[None]:
-    fast = queries.dtype == torch.float32 and queries.device.type == "cuda" and not library.exact
-    return _tf32() if fast and not torch.compiler.is_compiling() else nullcontext()
-
-
-@contextmanager
-def _tf32() -> Iterator[None]:
-    """Products of float32 in TF32 while the call is launched; other threads that start one just then may get it too."""
-    setting = torch.backends.cuda.matmul
-    before = setting.fp32_precision
-    setting.fp32_precision = "tf32"
-    try:
-        yield
-    finally:
-        setting.fp32_precision = before
+    return scores if scores.dtype == out else scores.to(out)
 
 
 def used_tokens(tokens: Tensor) -> Tensor:
@@ -131,6 +120,17 @@ def used_tokens(tokens: Tensor) -> Tensor:
 
         return nonzero_rows(tokens.detach())
     return tokens.any(dim=-1)
+
+
+def without_zeros(tokens: Packed) -> Packed:
+    """The same documents without their rows of zeros; how many these are is read, which waits for a GPU."""
+    kept = used_tokens(tokens.values)
+    if bool(kept.all()):
+        return tokens
+    before = torch.zeros(len(kept) + 1, dtype=torch.int64, device=kept.device)
+    before[1:] = kept.cumsum(0)
+    assert tokens.offsets is not None
+    return Packed(tokens.values[kept], before[tokens.offsets])
 
 
 def list_lengths(items: object) -> list[int] | None:

@@ -1,10 +1,10 @@
 """colpali-engine 0.3.18: `score_multi_vector` of its processors, `utils.maxsim`, and with it the losses (smooth maxima stay torch).
 
 Rules of the library that hold here: there are no masks, padding is zeros, whose similarity 0 beats negative ones; in a list, a document
-shorter than the longest of its batch is padded, so `batch_size` may change scores. `strict=True` scores lists without padding, and
-leaves all-zero rows of padded tensors out. In `utils.maxsim`, scores have the dtype that the library's would have, rounded once from
-float32; of equal maxima the first takes the gradient, where the library shares it. COLPALI_SCORES_BACKEND other than "auto" is the
-library's.
+shorter than the longest of its batch is padded, so `batch_size` may change scores. `strict=True` scores lists without padding, leaves
+all-zero rows out, of lists too, and refuses calls that only the library scores. In `utils.maxsim`, scores have the dtype that the
+library's would have, rounded once from float32; of equal maxima the first takes the gradient, where the library shares it.
+COLPALI_SCORES_BACKEND other than "auto" is the library's.
 """
 
 from __future__ import annotations
@@ -54,9 +54,8 @@ def score_multi_vector(qs: Any, ps: Any, batch_size: int = 128, device: Any = No
     asked, held = _lengths(qs), _lengths(ps)
     reason = _named_backend() or _unlisted(qs, ps, asked, held, place, batch_size)
     if reason:
-        calls.leave(LIBRARY, reason)
-        scores: Tensor = LIBRARY[_SCORE](qs, ps, batch_size=batch_size, device=device)
-        return scores
+        # Not refused here where `strict` is on: the library's code calls its `maxsim_inbatch`, which is ours.
+        return calls.theirs(LIBRARY, _SCORE, reason, (qs, ps), False, batch_size=batch_size, device=device)
     calls.count(LIBRARY, "score_multi_vector")
     assert asked is not None
     assert held is not None
@@ -76,13 +75,13 @@ REPLACEMENTS = {"maxsim_inbatch": maxsim_inbatch, "maxsim_kd": maxsim_kd, _SCORE
 
 def _scored(name: str, query: Tensor, doc: Tensor, dims: int) -> Tensor:
     reason = _named_backend()
+    if not reason and not (isinstance(query, Tensor) and isinstance(doc, Tensor)):
+        reason = "embeddings that are no tensors"
     if not reason and (query.dim() != 3 or doc.dim() != dims or (dims == 4 and len(query) != len(doc))):
         reason = "embeddings of other shapes"
     reason = reason or calls.untaken(query, doc)
     if reason:
-        calls.leave(LIBRARY, reason)
-        scores: Tensor = LIBRARY[name](query, doc)
-        return scores
+        return calls.theirs(LIBRARY, name, reason, (query, doc), LIBRARY.strict)
     calls.count(LIBRARY, name)
     lower = calls.autocast_dtype(query.device)
     dtype = (
@@ -92,7 +91,11 @@ def _scored(name: str, query: Tensor, doc: Tensor, dims: int) -> Tensor:
 
 
 def _pages(queries: Tensor | Packed, pages: Tensor | Packed, out: torch.dtype = torch.float32) -> Tensor:
-    mask = calls.used_tokens(pages) if LIBRARY.strict and isinstance(pages, Tensor) else None
+    mask = None
+    if LIBRARY.strict and isinstance(pages, Tensor):
+        mask = calls.used_tokens(pages)
+    elif LIBRARY.strict:
+        pages = calls.without_zeros(pages)  # type: ignore[arg-type]
     return calls.score(LIBRARY, queries, pages, None, mask, out=out)
 
 

@@ -2,8 +2,9 @@
 
 Rules of the library that hold here: masks of any dtype multiply similarities, so a masked token has the similarity 0, which beats
 negative ones, and a document without tokens scores 0; so do the zeros that `rank.rerank` pads with. `strict=True` leaves masked tokens
-and, without a mask, all-zero rows out instead; documents without tokens then score -inf. Scores have the dtype that the library's would
-have, rounded once from float32. A backend that is named (`backend=`, PYLATE_SCORES_BACKEND) other than "auto" is the library's.
+and, without a mask, all-zero rows out instead, of lists too, and refuses calls that only the library scores; documents without tokens
+then score -inf. Scores have the dtype that the library's would have, rounded once from float32. A backend that is named (`backend=`,
+PYLATE_SCORES_BACKEND) other than "auto" is the library's.
 
 The functions need no `enable`: `score_metric=maxsim_kernels.integrations.pylate.colbert_kd_scores`.
 """
@@ -70,12 +71,15 @@ def colbert_scores_pairwise(
     """`pylate.scores.colbert_scores_pairwise`: query n with document n, tensors or lists of `[L, d]`, `[N]`."""
     pairs = _pairs(queries_embeddings, documents_embeddings, backend)
     if isinstance(pairs, str):
-        calls.leave(LIBRARY, pairs)
-        scores: Tensor = LIBRARY["colbert_scores_pairwise"](queries_embeddings, documents_embeddings, backend=backend)
-        return scores
+        given = (queries_embeddings, documents_embeddings)
+        return calls.theirs(LIBRARY, "colbert_scores_pairwise", pairs, given, _strict(strict), backend=backend)
     calls.count(LIBRARY, "colbert_scores_pairwise")
     queries, documents = pairs
-    mask = calls.used_tokens(documents) if _strict(strict) and isinstance(documents, Tensor) else None
+    mask = None
+    if _strict(strict) and isinstance(documents, Tensor):
+        mask = calls.used_tokens(documents)
+    elif _strict(strict):
+        documents = calls.without_zeros(documents)  # type: ignore[arg-type]
     return calls.score(LIBRARY, queries, documents, None, mask, pairs=True, out=_dtype(queries))
 
 
@@ -89,7 +93,8 @@ def _grouped_scores(
 ) -> Tensor:
     """`ColBERTScores()(...)`: every query with the documents of every group `[G, N, Ld, d]`, `[Nq, G * N]`, in one call."""
     groups, mask = documents_embeddings, documents_mask
-    flat = isinstance(groups, Tensor) and groups.dim() == 4 and (mask is None or isinstance(mask, Tensor))
+    flat = isinstance(groups, Tensor) and groups.dim() == 4 and groups.shape[0] and groups.shape[1]
+    flat = flat and (mask is None or isinstance(mask, Tensor))
     if not flat or (mask is not None and mask.shape != groups.shape[:3]):
         calls.leave(LIBRARY, "groups of documents that are no [G, N, Ld, d] tensor")
         theirs = LIBRARY["ColBERTScores.__call__"]
@@ -113,9 +118,7 @@ def _masked(name: str, given: tuple[Any, Any, Any, Any], backend: str | None, di
     reason = _named_backend(backend) or _unshaped(queries, documents, query_mask, document_mask, dims)
     reason = reason or calls.untaken(queries, documents)
     if reason:
-        calls.leave(LIBRARY, reason)
-        scores: Tensor = LIBRARY[name](*given, backend=backend)
-        return scores
+        return calls.theirs(LIBRARY, name, reason, given, _strict(strict), backend=backend)
     calls.count(LIBRARY, name)
     dtype = _dtype(queries, query_mask, document_mask)
     if query_mask is not None and query_mask.dtype != torch.bool:
@@ -153,6 +156,8 @@ def _unshaped(queries: Tensor, documents: Tensor, query_mask: Tensor | None, doc
     for mask, tokens in ((query_mask, queries), (document_mask, documents)):
         if mask is not None and (mask.shape != tokens.shape[:-1] or mask.device != tokens.device):
             return "a mask of another shape or device"
+        if mask is not None and mask.is_complex():
+            return "a complex mask"
     return ""
 
 

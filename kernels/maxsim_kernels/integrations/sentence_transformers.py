@@ -1,9 +1,10 @@
 """sentence-transformers 6: `util.similarity`, the scorings of `multi_vector_encoder`, and with them its losses and evaluators.
 
 Rules of the library that hold here: a float32 result on the documents' device; `[L, d]` is one item; lists of `[L, d]`; masks of any
-dtype, a query's float mask multiplies its maxima, a document's excludes; without a mask, all-zero rows are padding; a document without
-tokens scores the library's own low value and warns as there. What the operator does not take (float64, integers, arrays, a list with a
-mask, another device's tensors) runs the library's own code.
+dtype, a query's multiplies its maxima (bool: excludes), a document's excludes; without a mask, all-zero rows are padding; a document
+without tokens scores the library's own low value and warns as there. What the operator does not take (float64, integers, arrays, a list
+with a mask, weights of query tokens that want a gradient or, on CPUs, are negative, another device's tensors) runs the library's own
+code. On GPUs, where reading weights would wait, negative ones give other scores than the library's.
 
 The functions need no `enable`: `similarity_fct=maxsim_kernels.integrations.sentence_transformers.colbert_scores`.
 """
@@ -103,13 +104,14 @@ def colbert_scores(
     Groups `[G, N, Ld, d]` are scored in one call, where the library scores a column of groups at a time.
     """
     groups, mask = documents_embeddings, documents_mask
-    if not (isinstance(groups, Tensor) and groups.dim() == 4 and _fits(mask, groups)):
+    flat = isinstance(groups, Tensor) and groups.dim() == 4 and groups.shape[0] and groups.shape[1]
+    if not (flat and _fits(mask, groups)):
         calls.leave(LIBRARY, "groups of documents that are no [G, N, Ld, d] tensor")
         given = (queries_embeddings, groups, queries_mask, mask)
         scores: Tensor = LIBRARY["colbert_scores"](*given, chunk_elements, length_normalize)
         return scores
-    flat = None if mask is None else mask.flatten(0, 1)
-    return maxsim(queries_embeddings, groups.flatten(0, 1), queries_mask, flat, chunk_elements, length_normalize)
+    flat_mask = None if mask is None else mask.flatten(0, 1)
+    return maxsim(queries_embeddings, groups.flatten(0, 1), queries_mask, flat_mask, chunk_elements, length_normalize)
 
 
 def colbert_kd_scores(
@@ -157,7 +159,9 @@ def _score_pairs(a: Tensor, b: Tensor, a_mask: Tensor | None, b_mask: Tensor | N
 
 
 def _chunk(name: str, a: Tensor, b: Tensor, a_mask: Tensor | None, b_mask: Tensor | None, pairs: bool) -> Tensor:
-    reason = "a mask of another shape" if not (_fits(a_mask, a) and _fits(b_mask, b)) else calls.untaken(a, b)
+    # The library's own `maxsim`, where it was left a call, comes here with whatever it was given.
+    shaped = a.dim() == b.dim() == 3 and _fits(a_mask, a) and _fits(b_mask, b)
+    reason = (calls.untaken(a, b) or _unweighed(a_mask)) if shaped else "tokens or a mask of another shape"
     if reason:
         calls.leave(LIBRARY, reason)
         scores: Tensor = LIBRARY[name](a, b, a_mask, b_mask)
@@ -210,10 +214,25 @@ def _both(
     if equal and len(queries.tokens) != len(documents.tokens):
         return "queries and documents of different counts"
     first, second = _sample(queries), _sample(documents)
-    reason = calls.untaken(first, second)
+    reason = calls.untaken(first, second) or _unweighed(queries.mask)
     if not reason and device is not None and torch.device(device) != second.device:
         reason = "scoring on another device"
     return reason or (queries, documents)
+
+
+def _unweighed(weights: Tensor | None) -> str:
+    """Why weights of query tokens are left to the library; empty where multiplying tokens by them multiplies their maxima."""
+    if weights is None or weights.dtype == torch.bool:
+        return ""
+    if weights.requires_grad and torch.is_grad_enabled():
+        return (
+            "weights of query tokens that want a gradient"  # of a weight of 0 it is the maximum, which a token of zeros has not
+        )
+    if weights.is_complex():
+        return "complex weights of query tokens"
+    if weights.device.type == "cpu" and not torch.compiler.is_compiling() and bool((weights < 0).any()):
+        return "negative weights of query tokens"
+    return ""
 
 
 def _sample(side: _Side) -> Tensor:
@@ -225,7 +244,7 @@ def _sample(side: _Side) -> Tensor:
 
 def _all(queries: _Side, documents: _Side, chunk_elements: int | None) -> Tensor:
     """Every query with every document; of a list, a chunk of documents is packed at a time."""
-    ready = _ready(queries)
+    ready = _asking(queries)
     parts = [_scored_with(ready, part) for part in _chunks(documents, chunk_elements)]
     return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
 
@@ -261,17 +280,11 @@ def _part(side: _Side, run: slice) -> _Side:
 
 def _scored(queries: _Side, documents: _Side, pairs: bool = False) -> Tensor:
     """Scores of the operator, with the library's value where a document has no token that counts."""
-    return _scored_with(_ready(queries), documents, pairs)
+    return _scored_with(_asking(queries), documents, pairs)
 
 
 def _scored_with(ready: tuple[Tensor | Packed, Tensor | None], documents: _Side, pairs: bool = False) -> Tensor:
     rows, query_mask = ready
-    if query_mask is not None and query_mask.dtype != torch.bool:
-        # A float mask multiplies each query token's maximum, which is linear in the token (for weights of 0 and above).
-        if query_mask.is_floating_point():
-            assert isinstance(rows, Tensor)
-            rows = rows * query_mask.to(rows.dtype).unsqueeze(-1)
-        query_mask = query_mask != 0
     columns, document_mask = _ready(documents)
     document_mask = None if document_mask is None else document_mask.bool()
     low = _empty_score(columns) if isinstance(columns, Packed) or document_mask is not None else None
@@ -306,6 +319,20 @@ def _ready(side: _Side) -> tuple[Tensor | Packed, Tensor | None]:
         assert side.lengths is not None
         return joined(side.tokens, side.lengths), side.mask
     return side.tokens, side.mask
+
+
+def _asking(side: _Side) -> tuple[Tensor | Packed, Tensor | None]:
+    """Queries, each token times its weight where a mask is one of weights: its maximum is linear in it, for weights of 0 and above."""
+    rows, weights = _ready(side)
+    if weights is None or weights.dtype == torch.bool:
+        return rows, weights
+    assert isinstance(rows, Tensor)
+    if weights.device.type == "cpu" and not torch.compiler.is_compiling():
+        kept = weights.bool()
+        if torch.equal(kept.to(weights.dtype), weights):  # of 0 and 1, as they mostly are: fewer rows to score
+            return rows, kept
+    weights = weights.to(rows.dtype) if weights.is_floating_point() else weights  # integers are cast in the product
+    return rows * weights.unsqueeze(-1), None
 
 
 def _normalized(scores: Tensor, queries: _Side) -> Tensor:

@@ -59,7 +59,8 @@ def enable(library: str, *, strict: bool = False, fp32: str = "fast") -> Enabled
     Args:
         library: "sentence-transformers" (6.0 to 6.2), "pylate" (1.6) or "colpali-engine" (0.3.18).
         strict: padding never wins: where PyLate or colpali-engine give a masked or padded token the similarity 0, which beats negative
-            ones, it is left out instead. Without a mask, an all-zero row counts as padding. sentence-transformers does so itself.
+            ones, it is left out instead. Without a mask, an all-zero row counts as padding, in lists too. A call that only the
+            library can score is refused with a ValueError. sentence-transformers does so itself.
         fp32: on GPUs, "fast" lets products of float32 embeddings use TF32, "exact" keeps what torch is set to.
 
     Returns:

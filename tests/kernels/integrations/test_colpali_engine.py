@@ -69,6 +69,43 @@ def test_scores_of_processors(batch_size: int, lists: str, dtype: torch.dtype) -
     torch.testing.assert_close(strict, maxsim(queries, pack(documents)))
 
 
+def test_strict_leaves_rows_of_zeros_in_lists_out() -> None:
+    qs = [tokens(length, 8, seed=length).detach().abs() for length in (3, 5)]
+    padded = -tokens(4, 6, 8, seed=1).detach().abs()
+    padded[:, 4:] = 0
+    padded[1, 1] = 0
+    want = maxsim(pack(qs), padded, document_mask=padded.any(dim=-1))
+    assert ColPaliProcessor.score_multi_vector(qs, list(padded), device="cpu").eq(0).any(), "the library lets them win"
+    with integrations.enable(NAME, strict=True):
+        for pages in (padded, list(padded), [*padded[:3], padded[3, :4]], tuple(padded)):
+            torch.testing.assert_close(ColPaliProcessor.score_multi_vector(qs, pages, device="cpu"), want)
+
+
+def test_strict_refuses_what_only_the_library_scores(monkeypatch: pytest.MonkeyPatch) -> None:
+    q, d = tokens(2, 5, 8).detach(), tokens(2, 6, 8, seed=1).detach()
+    with integrations.enable(NAME, strict=True):
+        for call in (
+            lambda: dispatch.maxsim_inbatch(q.double(), d.double()),
+            lambda: ColPaliProcessor.score_multi_vector(list(q.double()), list(d.double()), device="cpu"),
+        ):
+            with pytest.raises(ValueError, match="float64 queries, which only colpali-engine's own code scores"):
+                call()
+        monkeypatch.setenv("COLPALI_SCORES_BACKEND", "torch")
+        with pytest.raises(ValueError, match="COLPALI_SCORES_BACKEND is 'torch'"):
+            dispatch.maxsim_kd(q, d.unsqueeze(1))
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_what_is_no_tensor_is_the_librarys_error(strict: bool) -> None:
+    q, d = tokens(2, 5, 8).detach().tolist(), tokens(2, 6, 8, seed=1).detach().tolist()
+    for name in ("maxsim_inbatch", "maxsim_kd"):
+        with pytest.raises(TypeError) as theirs:
+            getattr(dispatch, name)(q, d)
+        with integrations.enable(NAME, strict=strict), pytest.raises(TypeError) as found:
+            getattr(dispatch, name)(q, d)
+        assert str(found.value) == str(theirs.value)
+
+
 def test_many_pages_are_scored_some_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     from maxsim_kernels.integrations import calls
 

@@ -86,6 +86,73 @@ def test_negative_documents_lose_to_padding_unless_strict() -> None:
     torch.testing.assert_close(ours.colbert_scores(q, d, None, kept), truth)
 
 
+def test_strict_leaves_rows_of_zeros_in_lists_out() -> None:
+    q, d = tokens(3, 5, 8).detach().abs(), -tokens(3, 6, 8, seed=1).detach().abs()
+    padded = torch.cat((d, torch.zeros(3, 2, 8)), 1)
+    padded[1, 2] = 0  # in the middle
+    padded[2] = 0  # a document without tokens
+    want = maxsim(q, padded, document_mask=padded.any(dim=-1)).diagonal()
+    assert want[2] == -torch.inf
+    wanted = [(tokens(5, 8, seed=n), padded[n].clone().requires_grad_()) for n in range(2)]
+    with integrations.enable(NAME, strict=True):
+        for documents in (padded, list(padded)):
+            torch.testing.assert_close(
+                scores.colbert_scores_pairwise(list(q) if isinstance(documents, list) else q, documents), want
+            )
+        torch.testing.assert_close(scores.colbert_scores(list(q), list(padded)).diagonal(), want)
+        scores.colbert_scores_pairwise(*map(list, zip(*wanted))).sum().backward()
+        assert not integrations.status()[NAME].left
+    assert wanted[1][1].grad[2].eq(0).all()
+    assert wanted[1][1].grad[6:].eq(0).all()
+    assert scores.colbert_scores_pairwise(list(q), list(padded)).eq(0).any(), "the library lets them win"
+
+
+def test_strict_refuses_what_only_the_library_scores(monkeypatch: pytest.MonkeyPatch) -> None:
+    q, d, kept = tokens(2, 5, 8).detach(), tokens(2, 6, 8, seed=1).detach(), mask(1, 6)
+    calls = {
+        "float64": lambda: scores.colbert_scores(q.double(), d.double()),
+        "a mask of another shape": lambda: scores.colbert_scores(q, d, None, kept),
+        "backend 'torch'": lambda: scores.colbert_scores(q, d, backend="torch"),
+        "pairs that are no": lambda: scores.colbert_scores_pairwise([q[0], q[1]], [d[0].numpy(), d[1].numpy()]),
+        "float64 queries": lambda: scores.ColBERTScores()(q.double(), d.double().unsqueeze(1)),
+    }
+    for call in calls.values():
+        call()  # the library scores it
+    with integrations.enable(NAME):
+        for call in calls.values():
+            call()
+    with integrations.enable(NAME, strict=True):
+        for reason, call in calls.items():
+            with pytest.raises(ValueError, match=f"got .*{reason}.*padding may win; strict=True needs"):
+                call()
+        with pytest.raises(RuntimeError, match="CUDA"):  # what the library refuses stays its own error
+            scores.colbert_scores(q, d, backend="lik")
+        assert scores.colbert_scores(q[:0], d).shape == (0, 2)
+    with pytest.raises(ValueError, match="strict=True needs"):
+        ours.colbert_kd_scores(q.double(), d.double().unsqueeze(1), strict=True)
+
+
+@pytest.mark.parametrize("shape", [(0, 2), (2, 0)])
+def test_no_group_is_refused_as_there(shape: tuple[int, int]) -> None:
+    q, d = tokens(2, 5, 8).detach(), torch.empty(*shape, 6, 8)
+    with pytest.raises(RuntimeError) as theirs:
+        scores.ColBERTScores()(q, d)
+    with integrations.enable(NAME), pytest.raises(RuntimeError) as found:
+        scores.ColBERTScores()(q, d)
+    assert str(found.value) == str(theirs.value)
+
+
+def test_complex_masks_are_refused_as_there() -> None:
+    q, d = tokens(2, 5, 8).detach(), tokens(3, 6, 8, seed=1).detach()
+    weights = torch.ones(3, 6, dtype=torch.complex64)
+    with pytest.raises(RuntimeError) as theirs:
+        scores.colbert_scores(q, d, None, weights)
+    for strict in (False, True):
+        with integrations.enable(NAME, strict=strict), pytest.raises(RuntimeError) as found:
+            scores.colbert_scores(q, d, None, weights)
+        assert str(found.value) == str(theirs.value)
+
+
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("lists", [False, True])
 def test_pairs(dtype: torch.dtype, lists: bool) -> None:
