@@ -123,9 +123,9 @@ class Book:
 # Cells
 
 
-def number(value: Value | None, digits: int = 3) -> Cell:
+def number(value: Value | None, digits: int = 3, unit: str = "") -> Cell:
     """Significant digits, thousands without an exponent."""
-    return Cell(MISSING) if value is None else Cell(plain(value.number, digits), value.sources)
+    return Cell(MISSING) if value is None else Cell(plain(value.number, digits) + unit, value.sources)
 
 
 def plain(figure: float, digits: int = 3) -> str:
