@@ -65,7 +65,15 @@ def tests(paths: list[Path], processes: int) -> tuple[dict[str, Any], bool]:
     """Run test files: what passed by file, and whether all did."""
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.xml"
-        command = [sys.executable, "-m", "pytest", *map(str, paths), f"--junitxml={report}", "-q", "--continue-on-collection-errors"]
+        command = [
+            sys.executable,
+            "-m",
+            "pytest",
+            *map(str, paths),
+            f"--junitxml={report}",
+            "-q",
+            "--continue-on-collection-errors",
+        ]
         command += ["-n", str(processes)] if processes > 1 and find_spec("xdist") else []
         ended = subprocess.run(command, cwd=ROOT, check=False).returncode
         found = counted(report) if report.exists() else {}
