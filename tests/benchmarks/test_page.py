@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,6 @@ from page_cases import figure, shown, text_at
 from tables import cells as page_cells
 from tables import losses as page_losses
 from tables import marks
-from tables.columns import below_one_bold, faster_bold
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "docs" / "results"
@@ -68,55 +66,6 @@ def test_the_readme_marks_every_table_once(book: Any) -> None:
     assert marks.written(book, stale, "README.md") == text != stale
     with pytest.raises(ValueError, match=r"README\.md: got marks of"):
         marks.written(book, text.replace("<!-- table: gpu -->", ""), "README.md")
-
-
-@pytest.mark.parametrize(
-    ("place", "file", "keys"),
-    [
-        ("docs/kernels.md", "h200/masks.json", ("ms", "ColPali 1K", "mask of padding")),
-        ("docs/kernels.md", "h200/masks.json", ("ms", "FP32 1 query x 1000 x 180", "late-interaction-kernels")),
-        ("docs/kernels.md", "h200/coded.json", ("rows", "4", "ms", "stored codes")),
-        ("docs/kernels.md", "h200/residual.json", ("rows", "0", "ms", "64 x 64 x 3, looked up")),
-        ("docs/kernels.md", "h200/changing.json", ("rows", "ragged, flash-maxsim", "again us")),
-        ("docs/kernels.md", "h200/changing_warmed.json", ("rows", "dense, ours", "first us")),
-        ("docs/integrations.md", "h200/libraries.json", ("rows", "0", "methods", "LIK", "ms")),
-        ("docs/integrations.md", "h200/libraries_contrastive.json", ("rows", "0", "methods", "ours", "peak_mib")),
-        ("docs/search.md", "h200/search.json", ("rows", "1", "first_search_ms")),
-        ("docs/search.md", "h200/search_out_of_core.json", ("rows", "0", "exact_s")),
-        ("docs/promises.md", "h200/proving.json", ("rows", "fp16", "ms", "proof, 256 rows", "median_ms")),
-        ("docs/training.md", "h200/step.json", ("methods", "flash-maxsim fused step", "idle_median_us")),
-    ],
-)
-def test_a_changed_digit_fails(tmp_path: Path, place: str, file: str, keys: tuple[str, ...]) -> None:
-    """What a page quotes between marks is of its raw file: another number there is another page."""
-    folder = shutil.copytree(RESULTS, tmp_path / "results")
-    held = json.loads((folder / file).read_text(encoding="utf-8"))
-    here = held
-    for key in keys[:-1]:
-        here = here[int(key)] if isinstance(here, list) else here[key]
-    here[keys[-1]] *= 1.1
-    (folder / file).write_text(json.dumps(held), encoding="utf-8")
-    text = (ROOT / place).read_text(encoding="utf-8")
-    assert marks.written(page_cells.Book(folder, page.FIGURES), text, place) != text
-
-
-def test_a_faster_rival_is_bold() -> None:
-    cell = page_cells.Cell
-    shown = faster_bold([cell("1.08 (0.01)", ("a",)), cell("0.7 (0)", ("b",)), cell("-"), "x", cell("1.00", ("c",))])
-    assert [page_cells.text_of(one) for one in shown] == ["1.08 (0.01)", "**0.7** (0)", "-", "x", "**1.00**"], (
-        "every one, not the least"
-    )
-    ours = faster_bold([cell("1", ("a",)), cell("2", ("b",))])
-    assert [one.text for one in ours] == ["1", "2"]
-    clocks = faster_bold([cell("24.2 / 70.0", ("a",)), cell("25 / 60 (x)", ("b",)), cell("OOM (39.06 GiB asked for)", ("c",))])
-    assert [one.text for one in clocks[1:]] == ["25 / **60** (x)", "OOM (39.06 GiB asked for)"]
-    assert [below_one_bold(cell(text, ("a",))).text for text in ("0.92x (naive)", "1.00x", "0.3")] == [
-        "**0.92x** (naive)",
-        "1.00x",
-        "0.3",
-    ]
-    unmeasured = faster_bold([cell("-"), cell("2", ("b",))])
-    assert [one.text for one in unmeasured] == ["-", "2"]
 
 
 def test_every_figure_names_its_file_and_key() -> None:
