@@ -29,7 +29,7 @@ files quantities types errors environment hashing ending printing parsing bars
 OPERATOR = """
 warm tuner integrations
 search
-training streaming
+training streaming explaining
 api
 autograd
 ops chamfer

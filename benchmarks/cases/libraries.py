@@ -26,9 +26,8 @@ class Row:
     found: Callable[[Any], tuple[Tensor, list[Tensor]]]  # what a call gave, cut as the truth is
     dtype: torch.dtype
     facts: dict[str, Any]
-    begin: Callable[[], None] = lambda: (
-        None
-    )  # before a method's first call: losses keep the functions of the time they are made
+    # Before a method's first call: losses keep the functions of the time they are made.
+    begin: Callable[[], None] = lambda: None
     methods: dict[str, Callable[[], AbstractContextManager[Any]]] = field(default_factory=dict)
 
 

@@ -32,9 +32,8 @@ class Method:
     truth: str = "float"  # which of the row's truths
     work: Work | None = None  # where it differs from the row's
     says: str = ""  # explain(): what ours chose, and why
-    check: Callable[[str], dict[str, Any]] | None = (
-        None  # instead of `bound` and `truth`: entry -> what was found, or RefusedError
-    )
+    # Instead of `bound` and `truth`: entry -> what was found, or RefusedError.
+    check: Callable[[str], dict[str, Any]] | None = None
     gradient_bytes: int = 0  # what a call leaves behind
     kernels: bool = False  # record the time of each of its kernels
 

@@ -8,7 +8,8 @@ integrations/  sentence-transformers, PyLate and colpali-engine score and train 
 search/        certified search: the exact top-k of full precision through a scan of codes
 training.py    contrastive and distillation losses on `maxsim`
 streaming/     `stream_topk`: corpora larger than memory
-api.py         `maxsim`, `maxsim_pairs`, `explain`: validates, chooses, says why
+explaining.py  `explain`: what a call would run, and why
+api.py         `maxsim`, `maxsim_pairs`: validates, chooses, runs
 autograd.py    gradients of eager GPU calls
 ops.py         the custom operators behind them, for torch.compile and autograd
 chamfer/       Chamfer distance
@@ -25,9 +26,10 @@ topk.py        a running exact top-k
 tokens.py      Packed, Int8Tokens, Fp8Tokens
 """
 
-from maxsim_kernels.api import explain, maxsim, maxsim_pairs
+from maxsim_kernels.api import maxsim, maxsim_pairs
 from maxsim_kernels.chamfer.chamfer import chamfer_distance
 from maxsim_kernels.coded import BitTokens, ResidualTokens
+from maxsim_kernels.explaining import explain
 from maxsim_kernels.quantize import quantize_fp8, quantize_int8
 from maxsim_kernels.reference import maxsim_reference
 from maxsim_kernels.streaming import LazyBlock, device_blocks, stream_topk

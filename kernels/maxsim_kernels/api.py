@@ -1,4 +1,4 @@
-"""The operator's front: `maxsim`, `maxsim_pairs`, `explain`. Validates, chooses an implementation, says why.
+"""The operator's front: `maxsim`, `maxsim_pairs`. Validates, chooses an implementation, runs it; `explaining.py` says which and why.
 
 Source: paper Eq. 1 and section 'Fused Forward'; the contract's table is in docs/kernels.md and tested by tests/kernels.
 """
@@ -28,16 +28,17 @@ from maxsim_kernels.checks import (
 )
 from maxsim_kernels.coded import BitTokens, CodedTokens, ResidualTokens, coded_blocks, plain_of
 from maxsim_kernels.gpu.backward.path_choice import backward_path
-from maxsim_kernels.gpu.forward.tuning import Config
 from maxsim_kernels.modes import under_autocast
 from maxsim_kernels.tokens import Fp8Tokens, Int8Tokens, Packed, held_of
 
-_CODED_TOKENS = 1 << 16  # decoded at once
+CODED_TOKENS = 1 << 16  # decoded at once
 _SHORT_WINNERS = 0xFFFF  # documents from this length on have winners that 16 bits cannot tell from "none"
 
 
 @dataclass(frozen=True)
-class _Implementation:
+class Implementation:
+    """What runs a call, and why."""
+
     name: str  # "cpu", "triton" or "reference"
     reason: str
 
@@ -222,9 +223,9 @@ def _precision(inputs: tuple[Tensor | None, ...], options: Options) -> object:
 
 def _run_checked(queries: Tensor | Packed, documents: Documents, options: Options) -> Tensor | tuple[Tensor, Tensor]:
     call = validate(queries, documents, options)
-    differentiable = _needs_gradient(call)
+    differentiable = needs_gradient(call)
     path = backward_path(options.backward)[0] if differentiable else ""
-    found = _implementation(call, options.impl)
+    found = implementation(call, options.impl)
     if found.name == "reference":
         if options.impl == "auto":
             fallback.say_once(found.reason)
@@ -265,7 +266,7 @@ def _run_coded(queries: Tensor | Packed, documents: CodedTokens, options: Option
 
 def _coded_checked(queries: Tensor | Packed, documents: CodedTokens, options: Options) -> Tensor:
     call = validate_coded(queries, documents, options)
-    if _implementation(call, options.impl).name == "triton":
+    if implementation(call, options.impl).name == "triton":
         from maxsim_kernels.gpu.coded import coded
 
         if isinstance(queries, Packed) and queries.offsets is None and not options.pairs:
@@ -277,7 +278,7 @@ def _coded_checked(queries: Tensor | Packed, documents: CodedTokens, options: Op
     if isinstance(documents, ResidualTokens):
         queries = queries.to(torch.float32)  # as the decoded tokens are
     parts, first = [], 0
-    for block in coded_blocks(documents, _CODED_TOKENS):
+    for block in coded_blocks(documents, CODED_TOKENS):
         asked, held = _pairs_of(queries, options, first, first + len(block)) if options.pairs else (queries, options)
         parts.append(_run_checked(asked, plain_of(block), held))
         first += len(block)
@@ -297,28 +298,29 @@ def _fit_16_bits(documents: Tensor) -> bool:
     return documents.dim() >= 2 and documents.shape[-2] < _SHORT_WINNERS
 
 
-def _needs_gradient(call: Call) -> bool:
+def needs_gradient(call: Call) -> bool:
+    """Whether a call wants gradients; refuses them of quantised documents."""
     wanted = call.queries.requires_grad or call.documents.requires_grad
     if call.scales is not None and (wanted or call.scales.requires_grad) and torch.is_grad_enabled():
         raise ValueError("queries, documents: got requires_grad with quantised documents, which have no gradient; detach them")
     return wanted and torch.is_grad_enabled()
 
 
-def _implementation(call: Call, impl: str) -> _Implementation:
+def implementation(call: Call, impl: str) -> Implementation:
     """The one place that decides: by device, by what was asked, and by what the kernels can take."""
     kind = call.queries.device.type
     if impl == "reference":
-        return _Implementation("reference", "asked for: plain chunked torch in FP32")
+        return Implementation("reference", "asked for: plain chunked torch in FP32")
     if impl == "cpu" and kind != "cpu":
         raise ValueError(f"impl: got 'cpu' with tensors on {kind}, need CPU tensors")
     if kind == "cpu" and impl != "triton":
-        return _Implementation("cpu", "CPU tensors: tiled matrix products, running maximum (cpu/forward.py)")
+        return Implementation("cpu", "CPU tensors: tiled matrix products, running maximum (cpu/forward.py)")
     missing = _no_triton(call)
     if not missing:
-        return _Implementation("triton", "CUDA tensors: fused Triton kernels")
+        return Implementation("triton", "CUDA tensors: fused Triton kernels")
     if impl == "triton":
         raise ValueError(f"impl: got 'triton', need 'auto': {missing}")
-    return _Implementation("reference", f"{missing}: plain chunked torch in FP32 (slower)")
+    return Implementation("reference", f"{missing}: plain chunked torch in FP32 (slower)")
 
 
 def _no_triton(call: Call) -> str:
@@ -326,85 +328,3 @@ def _no_triton(call: Call) -> str:
     if call.queries.device.type != "cuda":
         return f"no fused kernel for {call.queries.device.type} tensors"
     return "" if fallback.HAS_TRITON else "Triton is not installed"
-
-
-def _launch_reason(call: Call) -> str:
-    """Which kernel and configuration, and whether that row of the table was measured."""
-    from maxsim_kernels.gpu.forward.choice import choose
-    from maxsim_kernels.gpu.geometry import hardware
-
-    winners = call.granularity == "none" and _needs_gradient(call)
-    return _launch_words(*choose(replace(call, winners=winners), hardware(call.queries.device)))
-
-
-def _launch_words(name: str, config: Config) -> str:
-    tuned = "untuned" if config.measured == "untuned" else f"measured on {config.measured}"
-    return f"{name} kernel, tiles of {config.rows} query rows x {config.tokens} document tokens, {tuned}: {config.reason}"
-
-
-def explain(
-    queries: Tensor | Packed,
-    documents: Documents | CodedTokens,
-    *,
-    pairs: bool = False,
-    query_mask: Tensor | None = None,
-    document_mask: Tensor | None = None,
-    query_lengths: Tensor | None = None,
-    document_lengths: Tensor | None = None,
-    quantize_queries: bool = True,
-    backward: str = "auto",
-    impl: str = "auto",
-) -> str:
-    """Which implementation a call would run, on what, and why. Takes the arguments of `maxsim` (`pairs=True`: `maxsim_pairs`)."""
-    options = Options(
-        query_mask, document_mask, query_lengths, document_lengths, False, quantize_queries, backward, impl, pairs=pairs
-    )
-    if isinstance(documents, BitTokens | ResidualTokens):
-        return _explain_coded(queries, documents, options)
-    queries, tokens = under_autocast(queries, documents)
-    call = validate(queries, tokens, options)
-    found = _implementation(call, impl)
-    if found.name == "triton":
-        found = _Implementation("triton", _launch_reason(call))
-    if call.granularity != "none":
-        kind = "FP8" if isinstance(tokens, Fp8Tokens) else "INT8"
-        queries_as = f"{kind} queries (one scale a token)" if quantize_queries else "float queries"
-        products = f"{kind} codes, one scale a {call.granularity}, {queries_as}, scale after the product"
-    else:
-        products = f"{str(call.queries.dtype).removeprefix('torch.')} inputs, FP32 accumulation"
-    lines = "gradients: none (quantised documents)"
-    if call.granularity == "none":
-        path, why = backward_path(backward)
-        where = {"triton": "", "cpu": ", the same bits for every path on CPU tensors"}.get(found.name, ", through plain torch")
-        lines = f"gradients: {path} ({why}{where})"
-    return _explained(call, found, products, lines)
-
-
-def _explained(call: Call, found: _Implementation, products: str, lines: str) -> str:
-    held = "packed" if call.document_starts is not None else "dense"
-    return (
-        f"{found.name}: {found.reason}\n"
-        f"layout: {call.layout}, {call.query_count} queries x {call.document_count} documents ({held}), d = {call.queries.shape[-1]}\n"
-        f"products: {products}\n"
-        f"{lines}"
-    )
-
-
-def _explain_coded(queries: Tensor | Packed, documents: CodedTokens, options: Options) -> str:
-    call = validate_coded(queries, documents, options)
-    found = _implementation(call, options.impl)
-    kind = f"{str(call.queries.dtype).removeprefix('torch.')} queries"
-    if found.name == "triton":
-        from maxsim_kernels.gpu.coded.choice import choose
-        from maxsim_kernels.gpu.geometry import hardware
-
-        found = _Implementation("triton", _launch_words(*choose(call, documents, hardware(call.queries.device)[0])))
-    else:
-        found = _Implementation(found.name, f"{found.reason}; decoded {_CODED_TOKENS:,} tokens at a time")
-    if isinstance(documents, BitTokens):
-        asked = "INT8 queries (one scale a token)" if options.quantize_queries else kind
-        products = f"whole numbers of {documents.bits} bits, {asked}, one scale a token after the product"
-    else:
-        rounded = f"rounded to {kind}' dtype" if found.name == "triton" else "in FP32"
-        products = f"centroids and {documents.bits}-bit residuals {rounded}, {kind}, FP32 accumulation"
-    return _explained(call, found, products, "gradients: none (coded documents)")

@@ -42,10 +42,10 @@ class Options(NamedTuple):
     pairs: bool = False
     lean: bool = False  # winners for the backward alone, in 16 bits; no user says it
     out: torch.dtype = torch.float32  # of the scores, rounded once; the integrations say it
-    empty_score: float | None = (
-        None  # of a document without a token that counts, whatever the query; None: the contract's. So too.
-    )
-    fp32: str | None = None  # how a GPU multiplies float32 in this call ("tf32", "ieee"); None: as torch is set. So too.
+    # Of a document without a token that counts, whatever the query; None: the contract's. The integrations say it too.
+    empty_score: float | None = None
+    # How a GPU multiplies float32 in this call ("tf32", "ieee"); None: as torch is set. So too.
+    fp32: str | None = None
 
 
 TENSORS: Final = 4  # of `Options`

@@ -28,10 +28,8 @@ if TYPE_CHECKING:
 FORMS = ("dense", "lengths", "mask", "packed", "int8", "fp8")
 _GRANULARITIES: tuple[Granularity, ...] = ("token", "document", "corpus")
 _RUNS, _WARM = 15, 3  # of every candidate, in turns
-_FLUSH_BYTES, _FLUSHES = (
-    256 << 20,
-    4,
-)  # written before each run: more than any L2 holds, and longer than the host takes to launch
+# Written before each run: more than any L2 holds, and longer than the host takes to launch.
+_FLUSH_BYTES, _FLUSHES = 256 << 20, 4
 _WORTH = 0.97  # of the table's own time: what is left of a gain below is noise
 
 

@@ -212,9 +212,8 @@ def write_copy(path: Path, shard: Shard, kind: Kind, entry_sha256: str, pieces: 
     stripe, own = stripe_rows(dim), len(kind.columns) if kind.granularity == "token" else 0
     crcs = np.zeros((1 + own, -(-tokens // stripe)), np.uint32)
     columns = {name: np.zeros(shape, _BESIDE[name]) for name, shape in _shapes(kind, tokens, documents).items()}
-    _, position, size = _image(
-        head, tokens, dim, columns, crcs, stripe
-    )  # where everything will lie: that depends on sizes alone
+    # Where everything will lie: that depends on sizes alone.
+    _, position, size = _image(head, tokens, dim, columns, crcs, stripe)
     try:
         with atomic_path(path) as temporary, open(temporary, "wb") as handle:
             handle.seek(position)

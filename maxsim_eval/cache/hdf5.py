@@ -119,9 +119,8 @@ def read_at(path: Path, stamp: Stamp, parts: Iterable[tuple[int, Sequence[memory
         CacheError: a file that cannot be read, ends early, or is not (or while it is read stops to be) the one with this stamp.
     """
     try:
-        descriptor = os.open(
-            path, os.O_RDONLY | os.O_CLOEXEC
-        )  # one of its own for each call: no shared position, nothing to close later
+        # One of its own for each call: no shared position, nothing to close later.
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError as error:
         raise CacheError(f"{path}: missing: it was there when it was opened first, with {stamp.size} bytes") from error
     except OSError as error:

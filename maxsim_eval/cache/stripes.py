@@ -20,17 +20,15 @@ from zlib_ng import zlib_ng
 
 from maxsim_eval.cache.hdf5 import damaged
 
-BYTES = (
-    16 << 10
-)  # of a stripe, at least: what a single document makes the disk read beside it; with 4 bytes for each, 0.02% of a file
+# Of a stripe, at least: what a single document makes the disk read beside it; with 4 bytes for each, 0.02% of a file.
+BYTES = 16 << 10
 _ROWS = 128  # of a stripe, at least: each is a call, and a thread waits 0.1 ms for its next one while another runs a model
 _SMALL_BYTES = 2 << 20  # are read with what lies around them by one call, then copied
 _VERIFY_BYTES = 16 << 20
 # Up to so many bytes go through zlib in slices so short that it keeps Python's lock: to get it back takes a tenth of a millisecond.
 _HELD_BYTES, _SLICE_BYTES = 64 << 10, 4 << 10
-Fetch = Callable[
-    [Iterable[tuple[int, Sequence[memoryview]]]], None
-]  # fills buffers one behind the other from a row on, in order
+# Fills buffers one behind the other from a row on, in order.
+Fetch = Callable[[Iterable[tuple[int, Sequence[memoryview]]]], None]
 _Runs = list[tuple[int, memoryview]]  # first row of each, and its buffer
 # Takes a note of rows that were read and not proven: from which row of `out` on, how many, their CRC-32, and what raises the error.
 Note = Callable[[int, int, int, Callable[[], None]], None]

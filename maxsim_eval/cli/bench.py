@@ -134,10 +134,8 @@ def bench(
         _list(registry, as_json)
         return
     table = registry.aliases.get(table, table)
-    given = [
-        *context.args,
-        *(["--list"] if listed else []),
-    ]  # with a table it is refused as any option that its script does not take
+    # With a table --list is refused as any option that its script does not take.
+    given = [*context.args, *(["--list"] if listed else [])]
     if table in registry.evaluations:
         raise UsageError(
             f"{table} needs trained encoders and their data, so it is an evaluation: evaluate.py {registry.evaluations[table]}"

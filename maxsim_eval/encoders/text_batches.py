@@ -189,9 +189,8 @@ class TextBatches:
             values, kept = forward(batch)
         lengths = ends.places.diff().long()
         peaks = _peaks(values, kept)[0].nan_to_num(torch.inf)  # a NaN is told like an infinity: no maximum may lose it
-        counts = torch.segment_reduce(
-            kept[0].float(), "sum", lengths=lengths, unsafe=True
-        )  # lengths are right, and unlooked at
+        # Unsafe: lengths are right, and not looked at.
+        counts = torch.segment_reduce(kept[0].float(), "sum", lengths=lengths, unsafe=True)
         peaks = torch.segment_reduce(peaks, "max", lengths=lengths, unsafe=True)
         return _Part(values.to(self.dtype), kept, counts.long(), peaks)
 

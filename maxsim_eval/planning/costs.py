@@ -225,9 +225,8 @@ def _stages(
     if name in SCANS:
         rescored = rescored_share(sizes, k, gpu)
         part = corpus_bytes(sizes.document_tokens, sizes.documents, sizes.dim, SCANS[name]) / max(1, stored) + rescored
-        more = rescored * (
-            _ELEMENT.get(sizes.form, 1) if gpu else 1
-        )  # matrix units take as much longer as components are wider
+        wider = _ELEMENT.get(sizes.form, 1) if gpu else 1
+        more = rescored * wider  # matrix units take as much longer as components are wider
         stored, cold = int(part * stored), part * cold
     unit, host = ("GPU", "host") if gpu else ("CPU", "CPU")
     if name in READ_TWICE:  # the corpus is read for its scale before anything is scored

@@ -269,11 +269,8 @@ class _Slice:
     """A path over a run of documents in the middle of an entry, enough of them for a rate."""
 
     def __init__(self, name: str, queries: Packed, documents: Documents, device: str, k: int) -> None:
-        self.queries, self.documents, self.name = (
-            queries,
-            documents,
-            SCANS.get(name, name),
-        )  # a scan's rate is that of its codes
+        self.queries, self.documents = queries, documents
+        self.name = SCANS.get(name, name)  # a scan's rate is that of its codes
         ids, searched = [str(number) for number in range(len(queries))], documents.documents
         named: Any = range(searched)  # for the message about a NaN alone
         nothing = np.full(len(queries), -1, np.int64), np.zeros(0, np.int64)

@@ -25,12 +25,8 @@ from maxsim_eval.report.values import about, entries, figure, mapping, number, p
 from maxsim_eval.report.values import entry as entry_of
 from maxsim_eval.types import PathResult, Result
 
-SCRIPTS = (
-    "report_data.js",
-    "report_table.js",
-    "vendor/plotly-basic.min.js",
-    "report_plots.js",
-)  # the table before the large one
+# The table before the large one.
+SCRIPTS = ("report_data.js", "report_table.js", "vendor/plotly-basic.min.js", "report_plots.js")
 NONE, MINUS = "\N{EN DASH}", "\N{MINUS SIGN}"
 _MOST_CHANGED = 20
 _SIGNS = {"equivalent": "=", "different": "≠", "inconclusive": "?"}  # a verdict is never told by its colour alone

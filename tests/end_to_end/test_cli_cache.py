@@ -114,9 +114,8 @@ def test_interrupted_encode_goes_on(
 
     monkeypatch.setattr(LexicalEncoder, "encode", noted)
     said = cli(*command, cwd=tmp_path).fine().out
-    assert (
-        sum(count for role, count in counted if role == "document") == 1200 - 512
-    )  # what the finished shard holds is not again
+    # What the finished shard holds is not again.
+    assert sum(count for role, count in counted if role == "document") == 1200 - 512
     assert "documents: 1,200 rows" in said
     assert "; 2 of 3 shards are new: " in said
     assert finished.items() <= files(tmp_path / "embeddings_cache").items()

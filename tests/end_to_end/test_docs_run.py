@@ -50,9 +50,8 @@ class World:
     def __init__(self, home: Path, cli: Callable[..., Any], collection: Callable[..., Path]) -> None:
         self.home, self.cli = home, cli
         draw = random.Random(0)
-        words = [
-            "".join(draw.choices("abcdefghijklmnop", k=7)) for _ in range(400)
-        ]  # no near ties, which INT8 would decide anew
+        # No near ties, which INT8 would decide anew.
+        words = ["".join(draw.choices("abcdefghijklmnop", k=7)) for _ in range(400)]
         corpus = {str(n): " ".join(draw.sample(words, 12 + n % 9)) for n in range(12, 40)}
         queries = {str(n): " ".join(corpus[str(12 + n * 3)].split()[:6]) for n in range(1, 6)}
         qrels = [(query, str(12 + int(query) * 3 + more), 1) for query in queries for more in (0, 1)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,8 @@ import torch
 
 import maxsim_kernels.fallback
 from fixtures import poison  # noqa: F401 - a fixture of every test here
+from maxsim_kernels.streaming import streaming
+from maxsim_kernels.streaming.blocks import Limits
 
 HERE = Path(__file__).parent
 os.environ["MAXSIM_CACHE"] = ""  # what is tested is the table, not what somebody tuned on this machine
@@ -28,9 +30,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     missing = not torch.cuda.is_available() or torch.version.cuda is None
     for item in items:
         if HERE in item.path.parents:
-            item.add_marker(
-                pytest.mark.filterwarnings("error:maxsim_kernels"), append=False
-            )  # a test's own come later, and win
+            # A test's own come later, and win.
+            item.add_marker(pytest.mark.filterwarnings("error:maxsim_kernels"), append=False)
             if missing:
                 item.add_marker(pytest.mark.skip(reason="needs an NVIDIA GPU"))
 
@@ -62,3 +63,22 @@ def compilations() -> Iterator[list[str]]:
     knobs.jit_post_compile_hook = note
     yield seen
     knobs.jit_post_compile_hook = before
+
+
+@pytest.fixture
+def small_pieces(monkeypatch: pytest.MonkeyPatch) -> Callable[[tuple[int, int] | None], None]:
+    """Set what a piece of a stream may hold; None: what the budget gives."""
+    usual = streaming._limits
+
+    def cut(limits: tuple[int, int] | None) -> None:
+        monkeypatch.setattr(streaming, "_limits", usual if limits is None else lambda *args: Limits(*limits))
+
+    return cut
+
+
+@pytest.fixture
+def fresh_dynamo() -> Iterator[None]:
+    """Nothing that was compiled before, nor after."""
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()

@@ -209,7 +209,7 @@ def test_nothing_is_decoded_into_memory(kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_reference_decodes_block_by_block(kind, monkeypatch):
-    monkeypatch.setattr(api, "_CODED_TOKENS", 200)
+    monkeypatch.setattr(api, "CODED_TOKENS", 200)
     queries = make.gauss(7, 31, 128)
     for documents in (coded(kind, 2), coded(kind, 2).select([7, 3, 3, 0, 13, 8])):
         cases.agree(queries, documents, impl="reference")

@@ -27,13 +27,6 @@ def given_back():
     torch.cuda.empty_cache()
 
 
-@pytest.fixture
-def fresh_dynamo():
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
-
-
 def equal(one, other):
     """Integer tokens: the same numbers on every path and in every order."""
     return all(torch.equal(a, b) for a, b in zip(one.grads, other.grads, strict=True))

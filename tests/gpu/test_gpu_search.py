@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 import torch
 
+import search_cases
 from inputs import on_gpu as make
-from maxsim_kernels import Packed, maxsim, pack, quantize_fp8, quantize_int8, stream_topk
-from maxsim_kernels.search import Residuals, Rows, exact_topk, residuals_of, trust
-from search_cases import Awkward
+from maxsim_kernels import Packed, maxsim, pack, quantize_int8, stream_topk
+from maxsim_kernels.search import Residuals, exact_topk, residuals_of, trust
+from search_cases import KINDS, Awkward, Held
 
 pytest.importorskip("triton", reason="Triton is not installed")
 from maxsim_kernels.search import device, scanning
@@ -20,7 +21,6 @@ from maxsim_kernels.search import fetching as fetching_module
 HALVES = (torch.float16, torch.bfloat16)
 DTYPES = (*HALVES, torch.float32)
 AWKWARD = Awkward(documents=60, tokens=9, kinds=9, tie=2.0**-9, least_power=-6, tiny=1e-7)
-KINDS = [f"{kind} {scale}" for kind in ("int8", "affine", "fp8") for scale in ("token", "document", "corpus")]
 
 
 @pytest.fixture(autouse=True)
@@ -30,10 +30,9 @@ def nothing_remembered():
 
 
 def coded(documents: Packed, kind: str):
-    name, granularity = kind.split()
-    if name == "fp8" and torch.cuda.get_device_capability() < (8, 9):
+    if kind.startswith("fp8") and torch.cuda.get_device_capability() < (8, 9):
         pytest.skip("FP8 needs compute capability 8.9")
-    return quantize_fp8(documents, granularity) if name == "fp8" else quantize_int8(documents, granularity, name == "affine")
+    return search_cases.coded(documents, kind)
 
 
 def clustered(count: int, d: int, seed: int, dtype: torch.dtype = torch.float16, longest: int = 40, least: int = 0) -> Packed:
@@ -69,19 +68,6 @@ def codes_on_host(codes):
     offset = getattr(codes, "offset", None)
     extra = (None if offset is None else offset.cpu(),) if hasattr(codes, "offset") else ()
     return type(codes)(held, codes.scales.cpu(), *extra, granularity=codes.granularity)
-
-
-class Held(Rows):
-    """Documents on the host that are read by number."""
-
-    def __init__(self, documents: Packed) -> None:
-        super().__init__(documents.lengths.long(), documents.dim, documents.dtype)
-        self.documents, self.reads = documents, torch.zeros(len(documents), dtype=torch.int64)
-
-    def read(self, numbers):
-        assert (numbers[1:] > numbers[:-1]).all()
-        self.reads[numbers] += 1
-        return self.documents.select(numbers).compact()
 
 
 def same(queries, documents, k, codes, whole=None, **options):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import threading
 from contextlib import closing
 
 import pytest
@@ -23,8 +22,8 @@ from maxsim_kernels import (
 )
 from maxsim_kernels.streaming import blocks, links
 from maxsim_kernels.streaming import streaming as module
-from maxsim_kernels.streaming.blocks import Limits
 from maxsim_kernels.topk import TopK
+from stream_cases import readers_alive
 
 D, K = 128, 37
 MIB = 2**20
@@ -45,21 +44,6 @@ class Poisoned(links.CudaLink):
 def poisoned(monkeypatch):
     """The link that these tests use."""
     monkeypatch.setattr(module, "CudaLink", Poisoned)
-
-
-@pytest.fixture
-def small_pieces(monkeypatch):
-    """Set what a piece may hold; None: what the budget gives."""
-    usual = module._limits
-
-    def cut(limits):
-        monkeypatch.setattr(module, "_limits", usual if limits is None else lambda *args: Limits(*limits))
-
-    return cut
-
-
-def readers_alive():
-    return [thread.name for thread in threading.enumerate() if thread.name.startswith("maxsim-reader")]
 
 
 def expected(full, k):

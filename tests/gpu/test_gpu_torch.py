@@ -118,13 +118,6 @@ def test_opcheck(calls, kind):
         torch.library.opcheck(func, args, kwargs, test_utils=checks)
 
 
-@pytest.fixture
-def fresh_dynamo():
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_compile(calls, kind, fresh_dynamo):
     """`fullgraph=True`: one node, no break."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import threading
 import time
 from contextlib import closing
 
@@ -14,7 +13,7 @@ from inputs import on_gpu as make
 from maxsim_kernels import LazyBlock, device_blocks, stream_topk
 from maxsim_kernels.streaming import links
 from maxsim_kernels.streaming import streaming as module
-from maxsim_kernels.streaming.blocks import Limits
+from stream_cases import readers_alive
 
 POISON = False  # memory is measured here; buffers are poisoned by `Poisoned`
 D = 128
@@ -57,21 +56,6 @@ def poisoned(monkeypatch):
 
     monkeypatch.setattr(module, "CudaLink", Link)
     return Link
-
-
-@pytest.fixture
-def small_pieces(monkeypatch):
-    """Set what a piece may hold; None: what the budget gives."""
-    usual = module._limits
-
-    def cut(limits):
-        monkeypatch.setattr(module, "_limits", usual if limits is None else lambda *args: Limits(*limits))
-
-    return cut
-
-
-def readers_alive():
-    return [thread.name for thread in threading.enumerate() if thread.name.startswith("maxsim-reader")]
 
 
 def ones(documents, size=128):

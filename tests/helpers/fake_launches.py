@@ -58,7 +58,7 @@ def counted() -> Iterator[Counter[str]]:
         for name, module in list(sys.modules.items()):
             if name.startswith("maxsim_kernels.gpu") and hasattr(module, "hardware"):
                 replace(module, "hardware", lambda device: H200)
-        replace(api, "_implementation", lambda call, impl: api._Implementation("triton", "launches are counted"))
+        replace(api, "implementation", lambda call, impl: api.Implementation("triton", "launches are counted"))
         replace(ops, "run", dispatch.forward)
         launch.forget()
         try:

@@ -29,6 +29,11 @@ def mask(*shape: int, seed: int = 0, dtype: torch.dtype = torch.bool) -> Tensor:
     return kept.to(dtype)
 
 
+def masks(kind: torch.dtype | None, *shapes: tuple[int, ...]) -> list[Tensor | None]:
+    """A mask of every shape, in a dtype; None: none."""
+    return [None if kind is None else mask(*shape, seed=number, dtype=kind) for number, shape in enumerate(shapes)]
+
+
 def scores_and_gradients(function: Callable[..., Tensor], *inputs: Any, **options: Any) -> tuple[Tensor, list[Tensor]]:
     """Scores, and the gradients of an uneven sum of them with respect to every input that wants one."""
     scores = function(*inputs, **options)

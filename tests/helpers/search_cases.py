@@ -7,7 +7,10 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from maxsim_kernels import Packed, pack
+from maxsim_kernels import Fp8Tokens, Int8Tokens, Packed, pack, quantize_fp8, quantize_int8
+from maxsim_kernels.search import Rows
+
+KINDS = [f"{kind} {scale}" for kind in ("int8", "affine", "fp8") for scale in ("token", "document", "corpus")]
 
 
 @dataclass(frozen=True)
@@ -39,3 +42,22 @@ class Awkward:
         elif kind == 7:
             parts = [part * self.tiny for part in parts]
         return pack([torch.from_numpy(np.ascontiguousarray(part)).to(dtype) for part in parts])
+
+
+class Held(Rows):
+    """Documents in memory that are read by number, and how often each was."""
+
+    def __init__(self, documents: Packed) -> None:
+        super().__init__(documents.lengths.long(), documents.dim, documents.dtype)
+        self.documents, self.reads = documents, torch.zeros(len(documents), dtype=torch.int64)
+
+    def read(self, numbers: torch.Tensor) -> Packed:
+        assert (numbers[1:] > numbers[:-1]).all()
+        self.reads[numbers] += 1
+        return self.documents.select(numbers).compact()
+
+
+def coded(documents: Packed, kind: str) -> Int8Tokens | Fp8Tokens:
+    """Documents as one of `KINDS` of codes."""
+    name, granularity = kind.split()
+    return quantize_fp8(documents, granularity) if name == "fp8" else quantize_int8(documents, granularity, name == "affine")

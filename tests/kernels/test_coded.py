@@ -82,7 +82,7 @@ def test_pairs(impl, kind, monkeypatch):
     whole = cases.agree(queries, documents, pairs=True, impl=impl, **asked)
     rows = make.packed([4, 0, 31, 1, 2, 3, 7, 1], 31)
     packed = cases.agree(rows, documents, pairs=True, impl=impl)
-    monkeypatch.setattr(api, "_CODED_TOKENS", 40)
+    monkeypatch.setattr(api, "CODED_TOKENS", 40)
     assert make.same_bits(whole, maxsim_pairs(queries, documents, impl=impl, **asked))
     assert make.same_bits(packed, maxsim_pairs(rows, documents, impl=impl))
 
@@ -93,7 +93,7 @@ def test_blocks_change_no_bit(impl, kind, most, monkeypatch):
     documents = cases.coded(kind, 2, 100)
     queries = make.gauss(3, 7, 100)
     whole = maxsim(queries, documents, impl=impl)
-    monkeypatch.setattr(api, "_CODED_TOKENS", most)
+    monkeypatch.setattr(api, "CODED_TOKENS", most)
     assert make.same_bits(whole, maxsim(queries, documents, impl=impl))
     blocks = list(coded_blocks(documents, most))
     assert all(len(block.codes.values) <= most or len(block) == 1 for block in blocks)

@@ -70,13 +70,13 @@ def test_devices_without_a_fused_kernel_say_so() -> None:
     call = call_of(ones(1, 4, 16), ones(2, 5, 16))
     for kind in ("mps", "xpu"):
         elsewhere = replace(call, queries=SimpleNamespace(device=torch.device(kind)))  # type: ignore[arg-type]
-        found = api._implementation(elsewhere, "auto")
+        found = api.implementation(elsewhere, "auto")
         assert found.name == "reference"
         assert found.reason == f"no fused kernel for {kind} tensors: plain chunked torch in FP32 (slower)"
         with pytest.raises(ValueError, match=f"^impl: got 'triton', need 'auto': no fused kernel for {kind} tensors$"):
-            api._implementation(elsewhere, "triton")
+            api.implementation(elsewhere, "triton")
         with pytest.raises(ValueError, match=f"^impl: got 'cpu' with tensors on {kind}, need CPU tensors$"):
-            api._implementation(elsewhere, "cpu")
+            api.implementation(elsewhere, "cpu")
         cloud: Any = SimpleNamespace(device=torch.device(kind))
         assert chamfer._not_fused(cloud, cloud) == f"no fused Chamfer kernel for {kind} tensors"
         assert warmup(kind) == f"{kind}: nothing to compile"
@@ -86,7 +86,7 @@ def test_a_device_that_runs_the_reference_is_said_once(monkeypatch) -> None:
     """The path of a call on MPS, with tensors that this machine has."""
     monkeypatch.setattr(fallback, "_SAID", set())
     monkeypatch.setattr(
-        api, "_implementation", lambda call, impl: api._Implementation("reference", "no fused kernel for mps tensors")
+        api, "implementation", lambda call, impl: api.Implementation("reference", "no fused kernel for mps tensors")
     )
     queries, documents = torch.ones(1, 4, 16), torch.ones(2, 5, 16)
     with pytest.warns(UserWarning, match=r"^maxsim_kernels: no fused kernel for mps tensors$"):

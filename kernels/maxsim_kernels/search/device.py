@@ -33,19 +33,16 @@ from maxsim_kernels.search.trust import FP8, factor_of, form_of, looked_at
 from maxsim_kernels.tokens import Packed
 from maxsim_kernels.topk import TopK, of_keys
 
-_CELLS, _CELL_BYTES = (
-    1 << 27,
-    32,
-)  # (query, document) pairs bounded at once, and what one takes: 16 bytes, and a top-k's temporaries
+# (query, document) pairs bounded at once, and what one takes: 16 bytes, and a top-k's temporaries.
+_CELLS, _CELL_BYTES = 1 << 27, 32
 _LEAST_DOCUMENTS = 4096
 _SAMPLED, _SAMPLE = 2048, 128  # pieces from this size on begin with a sample of so many documents, scored exactly
 _HOPELESS = 0.4  # share of the sample's pairs that bounds would leave, beyond which nothing is scanned
 _PAIRS_PAY, _UNION_PAYS = 0.1, 0.6  # shares of pairs and documents beyond which brute force is the cheaper way
 _SPREAD = 0.9  # of documents that queries which have nothing in common would want, beyond which no union is tried
 
-_pruned_before: WeakKeyDictionary[Codes, bool] = (
-    WeakKeyDictionary()
-)  # by codes on a device: whether bounds pruned them last time
+# By codes on a device: whether bounds pruned them last time.
+_pruned_before: WeakKeyDictionary[Codes, bool] = WeakKeyDictionary()
 
 
 class DeviceSearch:
@@ -84,9 +81,8 @@ class DeviceSearch:
         self.highest = torch.full((len(queries),), -torch.inf, dtype=torch.float64, device=self.device)
         self.read = 0  # tokens behind exact scores, each query's counted for itself
         self.brute_read: list[Tensor] = []  # the same, of brute force: still on the device
-        self.looks: list[
-            tuple[Codes, Tensor, float]
-        ] = []  # codes, the share of pairs that bounds would leave, and the most that pays
+        # Codes, the share of pairs that bounds would leave, and the most that pays.
+        self.looks: list[tuple[Codes, Tensor, float]] = []
         self.width = 0  # bytes of a token
         self.brute, self.pieces, self.why = 0, 0, ""
 

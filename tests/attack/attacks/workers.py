@@ -42,9 +42,8 @@ def forked(work: Callable[[], None], said: Path) -> int:
         return pid
     code = 70
     try:
-        torch.set_num_threads(
-            1
-        )  # makes torch's pool anew, here and once: two threads that find it gone after a fork race for it
+        # Makes torch's pool anew, here and once: two threads that find it gone after a fork race for it.
+        torch.set_num_threads(1)
         signal.signal(signal.SIGINT, signal.default_int_handler)
         for name, descriptor in ((f"{said}.out", 1), (said, 2)):
             os.dup2(os.open(name, os.O_WRONLY | os.O_CREAT | os.O_APPEND), descriptor)

@@ -116,7 +116,7 @@ def test_the_number_of_documents_decides_nothing() -> None:
 
 
 def test_what_runs_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(api, "_implementation", lambda call, impl: api._Implementation("triton", ""))
+    monkeypatch.setattr(api, "implementation", lambda call, impl: api.Implementation("triton", ""))
     documents = cases.coded("unit", 2, 128, (30,) * 4)
     for capability, tuned in (((9, 0), "measured on H200"), ((8, 0), "untuned")):
         monkeypatch.setattr(geometry, "hardware", lambda device, found=capability: geometry.Hardware(found, 132))

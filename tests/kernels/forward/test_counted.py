@@ -64,7 +64,7 @@ def started(monkeypatch) -> Iterator[list[Started]]:
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: STREAM, raising=False)
     for module in (geometry, dispatch, general, counted):
         monkeypatch.setattr(module, "hardware", lambda device: H200)
-    monkeypatch.setattr(api, "_implementation", lambda call, impl: api._Implementation("triton", "pretended"))
+    monkeypatch.setattr(api, "implementation", lambda call, impl: api.Implementation("triton", "pretended"))
     monkeypatch.setattr(api.ops, "run", dispatch.forward)
     launch.forget()
     yield found

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 import tiny_checkpoints
-from library_cases import ONCE, ROUNDED, mask, same, scores_and_gradients, tokens, widened
+from library_cases import ONCE, ROUNDED, mask, masks, same, scores_and_gradients, tokens, widened
 from maxsim_kernels import integrations
 from maxsim_kernels.integrations import sentence_transformers as ours
 
@@ -33,10 +33,6 @@ MASKS = (None, torch.bool, torch.float32, torch.int64)
 def restored() -> Iterator[None]:
     yield
     integrations.disable()
-
-
-def masks(kind: torch.dtype | None, *shapes: tuple[int, ...]) -> list[Tensor | None]:
-    return [None if kind is None else mask(*shape, seed=number, dtype=kind) for number, shape in enumerate(shapes)]
 
 
 def enabled(function: str, *inputs: Any, module: Any = similarity, **options: Any) -> tuple[Tensor, list[Tensor]]:

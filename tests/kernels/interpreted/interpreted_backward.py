@@ -35,11 +35,8 @@ CHECKED: list[str] = []
 # entries of a long list that a program sums.
 inverse_grid.PLACE_CHUNK, inverse_grid.COUNT_CHUNK, inverse_grid._BLOCK_WINNERS, gradients.LIST_BYTES = 16, 64, 32, 400
 inverse_grid.APART = 8
-inverse_grid.TABLE_CHUNK, inverse_grid.WHOLE_CHUNK, inverse_grid._TABLE_WINNERS = (
-    64,
-    16,
-    100,
-)  # lists of fewer winners are begun by one launch
+inverse_grid.TABLE_CHUNK, inverse_grid.WHOLE_CHUNK = 64, 16
+inverse_grid._TABLE_WINNERS = 100  # lists of fewer winners are begun by one launch
 gradients._RAGGED_LIST_BYTES, gradients._MOST_SORTED = 600, 300  # packed documents and views take several turns too
 TURN, TABLES = itertools.count(), itertools.count()
 plain, plain_like, plain_new = torch.empty, torch.empty_like, Tensor.new_empty

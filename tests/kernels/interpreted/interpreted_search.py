@@ -21,23 +21,13 @@ from maxsim_kernels import Packed, maxsim, pack, quantize_fp8, quantize_int8, st
 from maxsim_kernels.gpu.search import survivors
 from maxsim_kernels.gpu.search.bounds import Bounded, Rounding, query_terms
 from maxsim_kernels.gpu.search.fetching import fetched
-from maxsim_kernels.search import Residuals, Rows, StreamedCodes, device, fetching, residuals_of, scanning
+from maxsim_kernels.search import Residuals, StreamedCodes, device, fetching, residuals_of, scanning
 from maxsim_kernels.search import bounds as host
 from maxsim_kernels.search.queries import Queries
 from maxsim_kernels.search.trust import Trust
+from search_cases import Held, coded
 
 CHECKED: list[str] = []
-
-
-class Held(Rows):
-    """Documents that are read by number."""
-
-    def __init__(self, documents: Packed) -> None:
-        super().__init__(documents.lengths.long(), documents.dim, documents.dtype)
-        self.documents = documents
-
-    def read(self, numbers: torch.Tensor) -> Packed:
-        return self.documents.select(numbers).compact()
 
 
 def grid(count: int, d: int, draw: np.random.Generator, levels: int = 8) -> torch.Tensor:
@@ -55,11 +45,6 @@ def corpus(count: int, d: int, draw: np.random.Generator, longest: int = 9, topi
         if number % 11 == 10:
             parts[-1] = parts[number // 2]
     return pack(parts)
-
-
-def coded(documents: Packed, kind: str) -> Any:
-    name, granularity = kind.split()
-    return quantize_fp8(documents, granularity) if name == "fp8" else quantize_int8(documents, granularity, name == "affine")
 
 
 def trusting(pairs: bool) -> None:

@@ -10,17 +10,12 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from inputs import on_cpu as cases
-from maxsim_kernels import Int8Tokens, Packed, maxsim, maxsim_reference, pack, quantize_fp8, quantize_int8
+from maxsim_kernels import Int8Tokens, Packed, maxsim, maxsim_reference, pack, quantize_int8
 from maxsim_kernels.search import Residuals, residuals_of
 from maxsim_kernels.search.bounds import query_terms
+from search_cases import KINDS, coded
 
-KINDS = [f"{kind} {scale}" for kind in ("int8", "affine", "fp8") for scale in ("token", "document", "corpus")]
 SHAPES = ("gauss", "codes", "near ties", "spike", "constant", "shifted", "zeros", "half codes")
-
-
-def coded(documents: Packed, kind: str):
-    name, granularity = kind.split()
-    return quantize_fp8(documents, granularity) if name == "fp8" else quantize_int8(documents, granularity, name == "affine")
 
 
 def tokens(shape: str, count: int, d: int, exponent: int, seed: int) -> Tensor:

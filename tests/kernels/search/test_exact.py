@@ -12,18 +12,12 @@ from inputs import on_cpu as cases
 from maxsim_kernels import Packed, maxsim, pack, quantize_fp8, quantize_int8, stream_topk
 from maxsim_kernels.search import Residuals, Rows, exact_topk, rescoring, residuals_of, searching
 from maxsim_kernels.search import rows as rows_module
-from search_cases import Awkward
+from search_cases import KINDS, Awkward, Held, coded
 
 CASES = int(os.environ.get("MAXSIM_SEARCH_CASES", "1000"))
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 AWKWARD = Awkward(documents=24, tokens=6, kinds=10, tie=2.0**-22, least_power=-20, tiny=1e-38)
-KINDS = [f"{kind} {scale}" for kind in ("int8", "affine", "fp8") for scale in ("token", "document", "corpus")]
 SHARES = (0.0, 0.25, 1.0)  # brute force always, as it is, never
-
-
-def coded(documents: Packed, kind: str):
-    name, granularity = kind.split()
-    return quantize_fp8(documents, granularity) if name == "fp8" else quantize_int8(documents, granularity, name == "affine")
 
 
 def same(queries, documents: Packed, k: int, codes, **options):
@@ -132,9 +126,8 @@ def test_a_rising_threshold_prunes_later_blocks_harder():
         assert cases.same_bits(scores, expected[0])
         assert torch.equal(indices, expected[1])
         counts.append(int(stats.survivors.sum()))
-    assert (
-        counts[1] < 8 * 10 * 10 / 2
-    )  # with thresholds of their own, 8 blocks would each rescore 10 documents or more for 10 queries
+    # With thresholds of their own, 8 blocks would each rescore 10 documents or more for 10 queries.
+    assert counts[1] < 8 * 10 * 10 / 2
 
 
 def test_views_masks_and_one_query():
@@ -250,19 +243,6 @@ def test_reduced_precision_products_are_not_bounded():
     finally:
         setting.fp32_precision = before
     assert stats.fell_back.startswith("products of float32 may be rounded to bf16")
-
-
-class Held(Rows):
-    """Documents in memory that count how often each is read."""
-
-    def __init__(self, documents):
-        super().__init__(documents.lengths.long(), documents.dim, documents.dtype)
-        self.documents, self.reads = documents, torch.zeros(len(documents), dtype=torch.int64)
-
-    def read(self, numbers):
-        assert (numbers[1:] > numbers[:-1]).all()
-        self.reads[numbers] += 1
-        return self.documents.select(numbers).compact()
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

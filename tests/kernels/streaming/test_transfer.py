@@ -24,6 +24,7 @@ from maxsim_kernels.streaming.blocks import Block, LazyBlock, Limits, Piece, pie
 from maxsim_kernels.streaming.links import HostLink
 from maxsim_kernels.streaming.transfer import Ring
 from maxsim_kernels.tokens import Fp8Tokens, Int8Tokens, Packed
+from stream_cases import readers_alive
 
 GPU = torch.device("cuda")  # a name only: where the pieces are said to go
 WIDTH = 8
@@ -322,10 +323,6 @@ def test_only_what_is_little_and_in_memory_is_filled_by_the_consumer(kind: str, 
         assert fillers == expected  # at the end of all, the last copies are waited for here
         link.copies.put(lambda: None)
     link.end()
-
-
-def readers_alive() -> list[str]:
-    return [thread.name for thread in threading.enumerate() if thread.name.startswith("maxsim-reader")]
 
 
 def test_an_early_end_leaves_no_thread() -> None:

@@ -14,8 +14,9 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from import_cases import assert_rows
 from maxsim_eval.importing.importing import read_embeddings
-from maxsim_kernels import Packed, pack
+from maxsim_kernels import pack
 
 DIM = 8
 LENGTHS = [3, 1, 0, 5, 2]
@@ -38,14 +39,6 @@ def padded(rows: list[torch.Tensor], size: int | None = None, fill: float = 0.0)
 def saved(path: Path, **content: Any) -> Path:
     torch.save(content, path)
     return path
-
-
-def assert_rows(got: Packed | None, want: list[torch.Tensor]) -> None:
-    assert got is not None
-    assert got.dtype == want[0].dtype
-    assert got.lengths.tolist() == [len(row) for row in want]
-    for number, row in enumerate(want):
-        assert torch.equal(got[number], row), f"row {number}"
 
 
 DOCUMENTS = tokens(LENGTHS)

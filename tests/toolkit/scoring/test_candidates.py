@@ -16,6 +16,7 @@ from maxsim_eval.data.trec import write_trec_run
 from maxsim_eval.errors import DataError
 from maxsim_eval.scoring.candidates import Candidates, places, read_candidates
 from maxsim_eval.types import Run, Task
+from scoring_cases import of_sets
 
 QUERIES, DOCUMENTS = 7, 60
 
@@ -30,12 +31,6 @@ def write(path: Path, lines: Sequence[tuple[str, str]], tag: str = "bm25") -> Pa
     """A run of another tool: ranks and scores in the order given."""
     path.write_text("".join(f"{query} Q0 {document} {n + 1} {1000 - n}.5 {tag}\n" for n, (query, document) in enumerate(lines)))
     return path
-
-
-def of_sets(sets: Sequence[set[int]]) -> Candidates:
-    rows = [np.array(sorted(one), np.int64) for one in sets]
-    offsets = np.concatenate([[0], np.cumsum([len(row) for row in rows])]).astype(np.int64)
-    return Candidates("x", offsets, np.concatenate(rows).astype(np.int64))
 
 
 def sets_of(candidates: Candidates) -> list[set[int]]:

@@ -23,17 +23,12 @@ from maxsim_eval.scoring.candidates import Candidates, pair_scores
 from maxsim_eval.scoring.paths import PATHS
 from maxsim_kernels import BitTokens, Packed, ResidualTokens, maxsim, maxsim_reference, pack, quantize_int8
 from maxsim_kernels.topk import TopK
+from scoring_cases import of_sets
 
 WIDTH = 48
 QUERIES, DOCUMENTS = 7, 60
 EMPTY_QUERY = 2
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
-
-
-def of_sets(sets: Sequence[set[int]]) -> Candidates:
-    rows = [np.array(sorted(one), np.int64) for one in sets]
-    offsets = np.concatenate([[0], np.cumsum([len(row) for row in rows])]).astype(np.int64)
-    return Candidates("x", offsets, np.concatenate(rows).astype(np.int64))
 
 
 def tokens(size: int, seed: int, *, grid: bool) -> Tensor:

@@ -13,17 +13,10 @@ import pytest
 from maxsim_eval import files
 from maxsim_eval.errors import CacheError
 from maxsim_eval.scoring.records import Record, Records, ScoreRows, StoredScores
+from scoring_cases import numbers
 
 PRINT = {"k": 10, "path": "fp16", "stamps": ["a", "b"]}
 UNITS = [(0, 40), (40, 41), (41, 300)]
-
-
-def numbers(start: int, stop: int, rows: int = 3) -> tuple[np.ndarray, np.ndarray]:
-    draw = np.random.default_rng(start)
-    keys = draw.integers(-(1 << 63), (1 << 63) - 1, (7, 10), np.int64, endpoint=True)
-    scores = draw.standard_normal((rows, stop - start)).astype(np.float32)
-    scores[0, 0] = -np.inf
-    return keys, scores
 
 
 def write(folder: Path, units: list[tuple[int, int]] = UNITS, **fingerprint: object) -> Records:

@@ -17,10 +17,8 @@ from torch import Tensor
 from maxsim_kernels.gpu.launch import launch
 
 _QUERIES, _DOCUMENTS = 64, 16  # of a tile of marks
-_LOWER_QUERIES, _LOWER_DOCUMENTS = (
-    8,
-    128,
-)  # of a tile of lower bounds: 8 cells a thread, as of marks, or FP64 takes more registers
+# Of a tile of lower bounds: 8 cells a thread, as of marks, or FP64 takes more registers.
+_LOWER_QUERIES, _LOWER_DOCUMENTS = 8, 128
 _SLACK = tl.constexpr(1.0 + 2.0**-20)  # far more than FP64 rounds; a number that FP32 holds
 _LARGEST = tl.constexpr(2.0**100)  # magnitudes beyond which some step could overflow FP32: no bound there
 

@@ -1,0 +1,97 @@
+"""`explain`: which implementation a call would run, on what, and why, in a few lines."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from torch import Tensor
+
+from maxsim_kernels import api
+from maxsim_kernels.checks import Call, Documents, Options, validate, validate_coded
+from maxsim_kernels.coded import BitTokens, CodedTokens, ResidualTokens
+from maxsim_kernels.gpu.backward.path_choice import backward_path
+from maxsim_kernels.gpu.forward.tuning import Config
+from maxsim_kernels.modes import under_autocast
+from maxsim_kernels.tokens import Fp8Tokens, Packed
+
+
+def explain(
+    queries: Tensor | Packed,
+    documents: Documents | CodedTokens,
+    *,
+    pairs: bool = False,
+    query_mask: Tensor | None = None,
+    document_mask: Tensor | None = None,
+    query_lengths: Tensor | None = None,
+    document_lengths: Tensor | None = None,
+    quantize_queries: bool = True,
+    backward: str = "auto",
+    impl: str = "auto",
+) -> str:
+    """Which implementation a call would run, on what, and why. Takes the arguments of `maxsim` (`pairs=True`: `maxsim_pairs`)."""
+    options = Options(
+        query_mask, document_mask, query_lengths, document_lengths, False, quantize_queries, backward, impl, pairs=pairs
+    )
+    if isinstance(documents, BitTokens | ResidualTokens):
+        return _explain_coded(queries, documents, options)
+    queries, tokens = under_autocast(queries, documents)
+    call = validate(queries, tokens, options)
+    found = api.implementation(call, impl)
+    if found.name == "triton":
+        found = api.Implementation("triton", _launch_reason(call))
+    if call.granularity != "none":
+        kind = "FP8" if isinstance(tokens, Fp8Tokens) else "INT8"
+        queries_as = f"{kind} queries (one scale a token)" if quantize_queries else "float queries"
+        products = f"{kind} codes, one scale a {call.granularity}, {queries_as}, scale after the product"
+    else:
+        products = f"{str(call.queries.dtype).removeprefix('torch.')} inputs, FP32 accumulation"
+    lines = "gradients: none (quantised documents)"
+    if call.granularity == "none":
+        path, why = backward_path(backward)
+        where = {"triton": "", "cpu": ", the same bits for every path on CPU tensors"}.get(found.name, ", through plain torch")
+        lines = f"gradients: {path} ({why}{where})"
+    return _explained(call, found, products, lines)
+
+
+def _explained(call: Call, found: api.Implementation, products: str, lines: str) -> str:
+    held = "packed" if call.document_starts is not None else "dense"
+    return (
+        f"{found.name}: {found.reason}\n"
+        f"layout: {call.layout}, {call.query_count} queries x {call.document_count} documents ({held}), d = {call.queries.shape[-1]}\n"
+        f"products: {products}\n"
+        f"{lines}"
+    )
+
+
+def _explain_coded(queries: Tensor | Packed, documents: CodedTokens, options: Options) -> str:
+    call = validate_coded(queries, documents, options)
+    found = api.implementation(call, options.impl)
+    kind = f"{str(call.queries.dtype).removeprefix('torch.')} queries"
+    if found.name == "triton":
+        from maxsim_kernels.gpu.coded.choice import choose
+        from maxsim_kernels.gpu.geometry import hardware
+
+        found = api.Implementation("triton", _launch_words(*choose(call, documents, hardware(call.queries.device)[0])))
+    else:
+        found = api.Implementation(found.name, f"{found.reason}; decoded {api.CODED_TOKENS:,} tokens at a time")
+    if isinstance(documents, BitTokens):
+        asked = "INT8 queries (one scale a token)" if options.quantize_queries else kind
+        products = f"whole numbers of {documents.bits} bits, {asked}, one scale a token after the product"
+    else:
+        rounded = f"rounded to {kind}' dtype" if found.name == "triton" else "in FP32"
+        products = f"centroids and {documents.bits}-bit residuals {rounded}, {kind}, FP32 accumulation"
+    return _explained(call, found, products, "gradients: none (coded documents)")
+
+
+def _launch_reason(call: Call) -> str:
+    """Which kernel and configuration, and whether that row of the table was measured."""
+    from maxsim_kernels.gpu.forward.choice import choose
+    from maxsim_kernels.gpu.geometry import hardware
+
+    winners = call.granularity == "none" and api.needs_gradient(call)
+    return _launch_words(*choose(replace(call, winners=winners), hardware(call.queries.device)))
+
+
+def _launch_words(name: str, config: Config) -> str:
+    tuned = "untuned" if config.measured == "untuned" else f"measured on {config.measured}"
+    return f"{name} kernel, tiles of {config.rows} query rows x {config.tokens} document tokens, {tuned}: {config.reason}"
