@@ -9,6 +9,7 @@ from torch import Tensor
 from maxsim_kernels import api
 from maxsim_kernels.checks import Call, Documents, Options, validate, validate_coded
 from maxsim_kernels.coded import BitTokens, CodedTokens, ResidualTokens
+from maxsim_kernels.cpu import integers
 from maxsim_kernels.gpu.backward.path_choice import backward_path
 from maxsim_kernels.gpu.forward.tuning import Config
 from maxsim_kernels.modes import under_autocast
@@ -43,6 +44,8 @@ def explain(
         kind = "FP8" if isinstance(tokens, Fp8Tokens) else "INT8"
         queries_as = f"{kind} queries (one scale a token)" if quantize_queries else "float queries"
         products = f"{kind} codes, one scale a {call.granularity}, {queries_as}, scale after the product"
+        if quantize_queries and kind == "INT8" and found.name == "cpu" and not pairs:
+            products += integers.said(call.queries.shape[-1])
     else:
         products = f"{str(call.queries.dtype).removeprefix('torch.')} inputs, FP32 accumulation"
     lines = "gradients: none (quantised documents)"
@@ -76,7 +79,8 @@ def _explain_coded(queries: Tensor | Packed, documents: CodedTokens, options: Op
         found = api.Implementation(found.name, f"{found.reason}; decoded {api.CODED_TOKENS:,} tokens at a time")
     if isinstance(documents, BitTokens):
         asked = "INT8 queries (one scale a token)" if options.quantize_queries else kind
-        products = f"whole numbers of {documents.bits} bits, {asked}, one scale a token after the product"
+        slower = integers.said(documents.dim) if options.quantize_queries and found.name == "cpu" and not options.pairs else ""
+        products = f"whole numbers of {documents.bits} bits, {asked}, one scale a token after the product{slower}"
     else:
         rounded = f"rounded to {kind}' dtype" if found.name == "triton" else "in FP32"
         products = f"centroids and {documents.bits}-bit residuals {rounded}, {kind}, FP32 accumulation"

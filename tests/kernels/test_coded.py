@@ -12,6 +12,7 @@ from inputs import on_cpu as make
 from maxsim_eval.codecs.bits import pack_bits, packed_size
 from maxsim_kernels import BitTokens, Int8Tokens, Packed, ResidualTokens, api, explain, maxsim, maxsim_pairs, maxsim_reference
 from maxsim_kernels.coded import coded_blocks, packed_bytes, unpacked
+from maxsim_kernels.cpu import integers
 
 KINDS = ["bits", "unit", "free"]
 BITS = [1, 2, 4]
@@ -246,7 +247,8 @@ def test_bad_calls(kind):
 )
 def test_explained(kind, quantize, line):
     said = explain(make.gauss(3, 7, 16, dtype=torch.float32), cases.coded(kind, 2, 16), quantize_queries=quantize)
-    assert said.splitlines()[2] == line
+    slower = integers.said(16) if kind == "bits" and quantize else ""  # on CPUs without VNNI
+    assert said.splitlines()[2] == line + slower
     assert said.startswith("cpu: ")
     assert "65,536 tokens at a time" in said
     assert "3 queries x 8 documents (packed), d = 16" in said

@@ -3,7 +3,8 @@
 Query tokens are the rows of a matrix; document tokens stream past in tiles that hold whole documents (a longer document is
 cut into pieces; `tiles.py`). A tile's product stays in cache and is reduced at once, so memory beyond inputs and scores is
 a few tens of megabytes whatever the corpus. FP16 and BF16 tokens are widened tile by tile (their products are exact in FP32),
-INT8 codes meet INT8 query codes in exact integer products (`torch._int_mm`), and scales are applied after the product.
+INT8 codes meet INT8 query codes in exact integer products (`torch._int_mm`; as floats where a CPU gets those wrong, `integers.py`),
+and scales are applied after the product.
 
 Bits: every product has the same shape for a given set of queries, and the inner dimension is cut at 512 so that the matrix
 library adds in one order; a document's score then does not depend on its place, its neighbours or the cut of the corpus.

@@ -1,7 +1,7 @@
 """Independent (query, document) pairs on the CPU: batched products over pairs of similar length.
 
 Pairs are sorted by document length and cut into batches whose similarities fit in cache; a pair too large for that is scored alone
-through `forward.py`. Works on every token type; INT8 products are taken in FP32 (exact up to d = 1040, in FP64 above).
+through `forward.py`. Works on every token type; INT8 products are taken in FP32 (FP64 where d is too large for exact sums).
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from torch.nn.functional import pad
 
 from maxsim_kernels.checks import Call
 from maxsim_kernels.cpu.forward import check_values, forward, quantized_queries, query_width
+from maxsim_kernels.cpu.integers import exact_float
 
 _CELLS = 1 << 20  # similarities of a batch of pairs: 4 MB
 _TOKENS = 1 << 16  # query and document tokens gathered for a batch
 _INNER = 512  # as in tiles.py: a longer inner sum is cut so that its order is fixed
 _WHOLE = 16  # both sides take whole runs of rows: libraries give what is left over to other kernels, which add in another order
-_EXACT_INT8_WIDTH = 1040  # 127 * 127 * 1040 < 2 ** 24
 
 
 @dataclass(frozen=True)
@@ -124,7 +124,7 @@ def _score_batch(call: Call, numbers: Tensor, query_sizes: Tensor, document_size
     if call.granularity != "none" and call.quantize_queries:
         flat = flat.masked_fill(~queries.valid.reshape(-1, 1), 0)  # a masked token must not reach the quantiser
     matrix, query_scales = quantized_queries(call, flat)
-    work = torch.float64 if matrix.dtype == torch.int8 and width > _EXACT_INT8_WIDTH else torch.float32
+    work = exact_float(width) if matrix.dtype == torch.int8 else torch.float32
     left = matrix.view(pairs, rows, width).to(work)
     cells = _product(left, documents.tokens.to(work)).float()
     sums = left.sum(2, keepdim=True, dtype=torch.float64).float() if call.offset is not None else None

@@ -89,7 +89,7 @@ def _maxima(queries: Queries, corpus: Corpus, begin: int, stop: int, wanted: np.
     if not tiles:
         return merge_pieces(found, None, owners, stop - begin)[0]
     asked = np.logical_or.reduceat(wanted[:, owners], [tile.pieces.start for tile in tiles], axis=1)
-    reader = TileReader(corpus, TOKENS, False)
+    reader = TileReader(corpus, TOKENS, torch.float32)
     left, product = torch.empty(ROWS[-1], queries.matrix.shape[1]), torch.empty(ROWS[-1] * TOKENS)
     base = int(corpus.starts[begin])
     for number, tile in enumerate(tiles):

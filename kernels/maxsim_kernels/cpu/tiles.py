@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from torch import Tensor
+
+from maxsim_kernels.cpu import integers
 
 _LONGEST_TILE = 16384  # document tokens a product, at most: with few query rows calls cost more than cache misses
 _TILE_ROWS = 512  # query tokens a product
@@ -20,9 +22,9 @@ _INNER = 512  # inner dimension a product: longer sums are split by the matrix l
 class Queries:
     """A block of queries as one matrix, tokens that repeat in it once.
 
-    `matrix`: `[R, d]` float32 or int8, rows padded with zeros; `bounds[q]`: tokens of query q; `rows`, `places`: `[tokens]` row of
-    each token and its position in its query; `scales`, `sums`: `[R, 1]` float32, the quantised queries' scales and (affine
-    documents) row sums.
+    `matrix`: `[R, d]` float32 or int8 (float64: wide codes as floats), rows padded with zeros; `bounds[q]`: tokens of query q;
+    `rows`, `places`: `[tokens]` row of each token and its position in its query; `scales`, `sums`: `[R, 1]` float32, the quantised
+    queries' scales and (affine documents) row sums.
     """
 
     matrix: Tensor
@@ -101,10 +103,20 @@ def product_of(queries: Tensor, tokens: Tensor) -> Tensor:
     return work.cells(work.parts[0], tokens, None, None)
 
 
-def _reduced_dtype(queries: Queries, corpus: Corpus) -> torch.dtype:
-    """Maxima of integer products stay integers until a scale has been applied."""
-    integer = queries.matrix.dtype == torch.int8 and corpus.token_scale is None
-    return torch.int32 if integer else torch.float32
+def _exact(queries: Queries, tokens_first: bool) -> Queries:
+    """The same queries; INT8 codes as floats where this CPU's integer products are wrong. Scores keep their bits."""
+    rows, width = queries.matrix.shape
+    if queries.matrix.dtype != torch.int8:
+        return queries
+    chunks = {min(_INT8_TILE_ROWS, rows - low) for low in range(0, rows, _INT8_TILE_ROWS)}
+    if all(integers.right(chunk, _tile_tokens(queries), width, tokens_first) for chunk in chunks):
+        return queries
+    return replace(queries, matrix=queries.matrix.to(integers.exact_float(width)))
+
+
+def _cell_dtype(queries: Queries) -> torch.dtype:
+    """Of a product's cells: integers stay what they are."""
+    return torch.int32 if queries.matrix.dtype == torch.int8 else queries.matrix.dtype
 
 
 def maxima(
@@ -114,7 +126,7 @@ def maxima(
 
     Documents without tokens have maximum -inf and winner -1.
     """
-    integer = queries.matrix.dtype == torch.int8
+    queries = _exact(queries, not return_argmax and bool(corpus.uniform))
     lengths = corpus.lengths[begin:stop]
     base = int(corpus.starts[begin])
     tile_tokens = _tile_tokens(queries)
@@ -123,10 +135,11 @@ def maxima(
         tile_tokens = tile_tokens // uniform * uniform
     tiles, owners = tiles_of(lengths, tile_tokens)
     rows = queries.matrix.shape[0]
+    reduced = torch.float32 if corpus.token_scale is not None else _cell_dtype(queries)
     found = np.empty((rows, 0 if uniform else len(owners)), np.float32)
-    by_document = torch.empty(len(owners), rows, dtype=_reduced_dtype(queries, corpus)) if uniform else None
+    by_document = torch.empty(len(owners), rows, dtype=reduced) if uniform else None
     winners = np.full((rows, len(owners)), -1, np.int32) if return_argmax else None
-    reader = TileReader(corpus, tile_tokens, integer)
+    reader = TileReader(corpus, tile_tokens, queries.matrix.dtype)
     work = _Products(queries, tile_tokens, corpus.token_scale is not None, tokens_first=by_document is not None)
     for tile in tiles:
         tokens, scale, offset, shift = reader.read(base + tile.first, base + tile.last)
@@ -152,10 +165,9 @@ def maxima(
 class TileReader:
     """Gives tiles of document tokens in one fixed shape, copying only where dtype, order or a small corpus needs it."""
 
-    def __init__(self, corpus: Corpus, tile_tokens: int, integer: bool) -> None:
+    def __init__(self, corpus: Corpus, tile_tokens: int, dtype: torch.dtype) -> None:
         self.corpus = corpus
         self.tile_tokens = tile_tokens
-        dtype = torch.int8 if integer else torch.float32
         same = corpus.index is None and corpus.values.dtype == dtype and corpus.values.stride(1) == 1
         self.direct = same and corpus.values.shape[0] >= tile_tokens
         if not self.direct:
@@ -206,7 +218,7 @@ class _Products:
         self.integer = queries.matrix.dtype == torch.int8
         total = queries.matrix.shape[0]
         chunk = min(_INT8_TILE_ROWS if self.integer else _TILE_ROWS, total)
-        product = torch.empty(chunk * tile_tokens, dtype=torch.int32 if self.integer else torch.float32)
+        product = torch.empty(chunk * tile_tokens, dtype=_cell_dtype(queries))
         result = torch.empty(chunk * tile_tokens) if scaled else product
         self.parts = []
         for low in range(0, total, chunk):
@@ -224,7 +236,7 @@ class _Products:
         out = part.product
         left, right = (tokens, part.operand) if self.tokens_first else (part.operand, tokens.t())
         if self.integer:
-            torch._int_mm(left, right, out=out)
+            integers.product(left, right, out)
         else:
             multiply(left, right, out)
         if scale is None:
@@ -238,7 +250,7 @@ class _Products:
 
 
 def multiply(left: Tensor, right: Tensor, out: Tensor) -> None:
-    """Float32 products into `out`, long sums in pieces: the matrix library would cut them itself, by the shape."""
+    """Float products into `out`, long sums in pieces: the matrix library would cut them itself, by the shape."""
     if left.shape[1] <= _INNER:
         torch.mm(left, right, out=out)
         return

@@ -1,0 +1,77 @@
+"""Products of INT8 codes on the CPU, exact on every processor: by the library's integer product where it is right, else by floats.
+
+`torch._int_mm` goes through oneDNN, whose kernels for processors without VNNI add pairs of products in 16 bits that saturate: codes
+near the ends of their range then give other numbers, silently. So it is looked at before it is believed, once a process and kind of
+product. Float products of codes are exact while no sum leaves what the format holds: 2**24 for float32, 2**53 for float64.
+"""
+
+from __future__ import annotations
+
+import warnings
+from functools import lru_cache
+from threading import Lock
+
+import torch
+from torch import Tensor
+
+EXACT_WIDTH = 1024  # d * 128 * 128 <= 2**24: float32 holds every partial sum of so many products of codes
+_WORK = 1 << 23  # multiplications of a look, at most: half a millisecond
+_LEAST = 64  # document tokens of a look
+_PERIOD = 16  # rows and tokens repeat after so many
+_SLOWER = "torch._int_mm adds products of INT8 codes wrongly on this CPU, so they are multiplied as floats, which is slower"
+_lock = Lock()  # threads that ask at once wait for one look, and one warning
+
+
+def exact_float(width: int) -> torch.dtype:
+    """The float type whose products of INT8 codes of `width` dimensions are exact."""
+    return torch.float32 if width <= EXACT_WIDTH else torch.float64
+
+
+def right(rows: int, tokens: int, width: int, tokens_first: bool) -> bool:
+    """Whether `torch._int_mm` gives exact integers for products of this shape; warns once where it does not.
+
+    Args:
+        rows, tokens, width: query rows, document tokens, inner dimension.
+        tokens_first: the product is `[tokens, rows]`, of documents with transposed queries, else the other way round.
+    """
+    few = min(tokens, max(_LEAST, _WORK // max(1, rows * width)))
+    with _lock:
+        return _looked_at(rows, few, width, tokens_first, torch.get_num_threads())
+
+
+def said(width: int) -> str:
+    """What `explain` adds where codes of `width` dimensions are multiplied as floats; empty where they are not."""
+    wrong = width > 1 and not all(right(32, _LEAST, width, first) for first in (False, True))
+    return f" ({_SLOWER})" if wrong else ""
+
+
+@lru_cache(maxsize=1024)
+def _looked_at(rows: int, tokens: int, width: int, tokens_first: bool, threads: int) -> bool:
+    """Codes at both ends of their range, of one and of changing signs, and random ones, against exact sums; `threads`: a key alone."""
+    left, right_side = _codes(width, 0)[torch.arange(rows) % _PERIOD], _codes(width, 1)[torch.arange(tokens) % _PERIOD]
+    expected = (left[:_PERIOD].double() @ right_side[:_PERIOD].double().t()).int()
+    expected = expected[torch.arange(rows)[:, None] % _PERIOD, torch.arange(tokens) % _PERIOD]
+    found = product(right_side, left.t()).t() if tokens_first else product(left, right_side.t())
+    same = torch.equal(found, expected)
+    if not same:
+        _warn()
+    return same
+
+
+@lru_cache(maxsize=1)
+def _warn() -> None:
+    warnings.warn(f"maxsim_kernels: {_SLOWER}", RuntimeWarning, stacklevel=2)
+
+
+def product(left: Tensor, right_side: Tensor, out: Tensor | None = None) -> Tensor:
+    """`torch._int_mm`, of which nothing but `right` knows whether it is."""
+    return torch._int_mm(left, right_side) if out is None else torch._int_mm(left, right_side, out=out)
+
+
+def _codes(width: int, seed: int) -> Tensor:
+    """`[_PERIOD, width]` int8."""
+    codes = torch.randint(-128, 128, (_PERIOD, width), generator=torch.Generator().manual_seed(seed), dtype=torch.int8)
+    sign = 1 - 2 * (torch.arange(width) % 2)
+    codes[0], codes[1], codes[2] = 127, -128, -127
+    codes[3], codes[4] = 127 * sign, -127 * sign
+    return codes
