@@ -103,7 +103,7 @@ def _broken(device: str) -> str | None:
     """Why a device cannot compute; None: it can. One number is computed there and brought back."""
     try:
         return None if torch.ones(1, device=device).add(1).item() == 2 else "it computes 1 + 1 wrongly"
-    except (RuntimeError, AssertionError) as error:
+    except (RuntimeError, AssertionError, torch.cuda.DeferredCudaCallError) as error:  # the last derives from Exception alone
         return (str(error).splitlines() or [type(error).__name__])[0]
 
 

@@ -11,6 +11,7 @@ fixed order: so a score does not depend on where the document stands, on its nei
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -35,7 +36,9 @@ _SLABS = 8  # documents of a product come in whole eights, of whole eights of ro
 _PRODUCT_ROWS = {"cpu": 1024, "cuda": 16384}  # about what a product has of document rows where it has several documents
 _FEW = 128  # query rows, up to which a GPU's time is launches above all: products of _FEW_ROWS tokens of any documents
 _FEW_ROWS = 131072
-_HELD_BYTES = 64 << 20  # of maxima that wait to be summed
+_HELD_BYTES = {"cpu": 16 << 20, "cuda": 64 << 20}  # of maxima that wait to be summed
+_SUMMED_BYTES = {"cpu": 2 << 20, "cuda": 64 << 20}  # of them that are summed at once, which holds three times as much
+_MAXIMA = 2  # times as many bytes of maxima one product may have: with very many query tokens it has fewer documents
 
 
 def has_float64(device: torch.device) -> bool:
@@ -223,7 +226,10 @@ def _all_asked(queries: _Rows, dtype: torch.dtype) -> _Asked:
     within = torch.arange(owner.shape[0], device=owner.device) - (lengths.cumsum(0) - lengths)[owner]
     found = queries.starts[owner] + within
     place = within if queries.padded is None else queries.place(found)
-    tokens = queries.values[found if queries.index is None else queries.index[found]]
+    if queries.end_to_end and queries.values.is_contiguous():
+        tokens = queries.values[: len(owner)]
+    else:
+        tokens = queries.values[found if queries.index is None else queries.index[found]]
     return _Asked(tokens.to(dtype), owner * width + place, lengths.shape[0], width)
 
 
@@ -280,8 +286,9 @@ def _score_rows(
             parts.append(_score_block(asked, documents.part(first, first + block), dtype, return_argmax, together))
             first += block
             continue
-        except torch.OutOfMemoryError:
-            if block < 2:
+        except RuntimeError as error:  # a CPU's allocator has no class of its own
+            exhausted = isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
+            if not exhausted or block < 2:
                 raise
         block = -(-block // 2)  # out here, where the failed attempt holds no memory any more
         fallback.say_once(f"out of memory on {device}: the reference goes on with fewer documents at once (slower)")
@@ -302,34 +309,42 @@ def _score_block(
     track = return_argmax or asked.tokens.requires_grad or documents.values.requires_grad
     if device.type == "cuda" and rows <= _FEW and together and not track:
         return _few(asked, documents, dtype), torch.zeros(asked.count, 0, dtype=torch.int32, device=device)
-    product = _PRODUCT_ROWS.get(device.type, _PRODUCT_ROWS["cuda"]) if together else 0
+    product = _of(_PRODUCT_ROWS, device) if together else 0
+    held_bytes = _of(_HELD_BYTES, device)
+    most = max(_SLABS, _MAXIMA * held_bytes // (rows * dtype.itemsize))  # documents of a product
     if documents.each is None:
-        order, spans = _grouped(documents.host(), product)
+        order, spans = _grouped(documents.host(), product, most)
         taken = torch.from_numpy(order)
         back = torch.empty(total, dtype=torch.int64)
         back[taken] = torch.arange(len(order))  # of a document's repeats any
         taken, back = taken.to(device), back.to(device)
     else:
-        height, count = _shape(_slab(documents.each), product, total)
+        height, count = _shape(_slab(documents.each), product, total, most)
         spans = [(0, -(-total // count) * count, height, count)]
         taken, back = torch.arange(spans[0][1], device=device).clamp_max(total - 1), torch.arange(total, device=device)
     starts, last = documents.starts[taken], documents.lengths[taken] - 1
     scores, winners, first = [], [], 0
-    held: list[tuple[Tensor, Tensor]] = []  # maxima that wait to be summed
+    held: list[tuple[Tensor, Tensor]] = []  # maxima that wait to be summed, where gradients or places are asked for
     blocks = [_whole(block).t() for block in asked.tokens.split(_QUERY_ROWS)]
     columns = torch.arange(max(slab for *_, slab, _ in spans), device=device)
-    for begin, end, slab, count in spans:
-        for start in range(begin, end, count):
-            span = slice(start, start + count)
-            held.append(_maxima(blocks, rows, documents, (starts[span], last[span]), columns[:slab], dtype, track))
-            if start + count < spans[-1][1] and (start + count - first) * asked.rows * dtype.itemsize < _HELD_BYTES:
-                continue
+    room = None if track else _room(spans, blocks, rows, held_bytes)
+    products = [(start, start + count, slab) for begin, end, slab, count in spans for start in range(begin, end, count)]
+    for (start, end, slab), (_, after, _) in zip(products, [*products[1:], (0, sys.maxsize, 0)], strict=True):
+        those = starts[start:end], last[start:end]
+        if room is None:
+            held.append(_maxima(blocks, rows, documents, those, columns[:slab]))
+        else:
+            _fill(room[0][start - first : end - first], room[1], blocks, documents, those, columns[:slab])
+        if (after - first) * rows * dtype.itemsize <= held_bytes:
+            continue  # there is room for the next product's
+        if room is None:
             best, number = (torch.cat(side) if len(held) > 1 else side[0] for side in zip(*held, strict=True))
-            scores.append(_summed(best, asked))
-            if return_argmax:
-                done = slice(first, start + count)
-                winners.append(_placed(number, starts[done], last[done], asked, documents))
-            held, first = [], start + count
+        else:
+            best = room[0][: end - first]
+        scores.append(_summed(best, asked))
+        if return_argmax:
+            winners.append(_placed(number, starts[first:end], last[first:end], asked, documents))
+        held, first = [], end
     argmax = torch.cat(winners, 1)[:, back] if return_argmax else torch.zeros(asked.count, 0, dtype=torch.int32, device=device)
     return torch.cat(scores, 1)[:, back], argmax
 
@@ -338,9 +353,11 @@ def _few(asked: _Asked, documents: _Rows, dtype: torch.dtype) -> Tensor:
     """Few query tokens against every document: `[Nq, N]`. All products have one shape; a maximum is of a document's own rows."""
     lengths = documents.host()
     block = _whole(asked.tokens).t()
-    most = _HELD_BYTES // (block.shape[1] * dtype.itemsize)
+    most = _of(_HELD_BYTES, block.device) // (block.shape[1] * dtype.itemsize)
     ends = np.cumsum(lengths)
-    best, begin = [], 0
+    scores: list[Tensor] = []
+    best: list[Tensor] = []  # maxima that wait to be summed
+    begin = waiting = 0
     while begin < len(lengths):
         before = int(ends[begin - 1]) if begin else 0
         end = max(int(np.searchsorted(ends, before + most, "right")), begin + 1)
@@ -359,17 +376,24 @@ def _few(asked: _Asked, documents: _Rows, dtype: torch.dtype) -> Tensor:
                 tokens = torch.nn.functional.pad(tokens, (0, 0, 0, _FEW_ROWS - len(tokens)))
             torch.mm(tokens, block, out=products[first : first + _FEW_ROWS])
         best.append(torch.segment_reduce(products[:rows], "max", lengths=sizes, initial=-torch.inf, unsafe=True))
+        if end == len(lengths) or end - waiting >= most:
+            scores.append(_summed(torch.cat(best)[:, : asked.tokens.shape[0]], asked))
+            best, waiting = [], end
         begin = end
-    return _summed(torch.cat(best)[:, : asked.tokens.shape[0]], asked)
+    return torch.cat(scores, 1) if len(scores) > 1 else scores[0]
 
 
-def _shape(slab: int, product: int, total: int) -> tuple[int, int]:
-    """Rows a document and documents a product; of slabs without a row all `total` at once, which costs nothing."""
-    count = product // slab // _SLABS * _SLABS if slab else total
+def _of(sizes: dict[str, int], device: torch.device) -> int:
+    return sizes.get(device.type, sizes["cuda"])
+
+
+def _shape(slab: int, product: int, total: int, most: int) -> tuple[int, int]:
+    """Rows a document and documents a product, `most` at most; of slabs without a row up to all `total` at once."""
+    count = min(product // slab, most) // _SLABS * _SLABS if slab else min(total, most)
     return (slab, count) if count else (-(-slab // _PADDED_ROWS) * _PADDED_ROWS, 1)  # one alone, in whole runs of rows
 
 
-def _grouped(lengths: np.ndarray, product: int) -> tuple[np.ndarray, list[tuple[int, int, int, int]]]:
+def _grouped(lengths: np.ndarray, product: int, most: int) -> tuple[np.ndarray, list[tuple[int, int, int, int]]]:
     """Documents in the order in which they are scored, and spans of it (begin, end, rows a slab, documents a product).
 
     A span's documents fill whole products: the last one is repeated where there are too few. The first span holds documents without
@@ -380,7 +404,7 @@ def _grouped(lengths: np.ndarray, product: int) -> tuple[np.ndarray, list[tuple[
     begin = 0
     for slab in np.unique(slabs).tolist():
         members = np.flatnonzero(slabs == slab)
-        height, count = _shape(slab, product, len(members))
+        height, count = _shape(slab, product, len(members), most)
         members = np.pad(members, (0, -len(members) % count), mode="edge")
         order.append(members)
         spans.append((begin, begin + len(members), height, count))
@@ -406,48 +430,63 @@ class _Product(torch.autograd.Function):
             )
 
 
-def _maxima(
-    blocks: list[Tensor],
-    rows: int,
-    documents: _Rows,
-    held: tuple[Tensor, Tensor],
-    columns: Tensor,
-    dtype: torch.dtype,
-    track: bool,
-) -> tuple[Tensor, Tensor]:
-    """Maximum over each document's tokens for each query token: `[n, R]` values and, when tracked, which valid token, `[n, R]`.
+def _room(spans: list[tuple[int, int, int, int]], blocks: list[Tensor], rows: int, held_bytes: int) -> tuple[Tensor, Tensor]:
+    """Memory that is used again and again: for the maxima that wait to be summed `[n, R]`, and for one product, flat."""
+    documents = max(held_bytes // (rows * blocks[0].itemsize), *(count for *_, count in spans))
+    heights = [count * slab if count > 1 else min(slab, _DOCUMENT_ROWS) for *_, slab, count in spans]
+    product = max(heights) * max(block.shape[1] for block in blocks)
+    return blocks[0].new_empty(min(documents, spans[-1][1]), rows), blocks[0].new_empty(product)
 
-    The documents of one product, `held` their beginnings and last tokens; `columns` 0, 1, ... up to the rows of a slab.
+
+def _pieces(documents: _Rows, held: tuple[Tensor, Tensor], columns: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """Which tokens of each document of a product, and their vectors `[n, tokens, d]`: in one piece, or a long document in several.
+
+    `held`: the documents' beginnings and last tokens; `columns` 0, 1, ... up to the rows of a slab.
     """
     starts, last = held
-    if not len(columns):
-        empty = torch.full((len(starts), rows), -torch.inf, dtype=dtype, device=starts.device)
-        return empty, torch.zeros_like(empty, dtype=torch.int64) if track else empty
-    best: list[Tensor] = []
-    index: list[Tensor] = []
     for part in columns.split(_DOCUMENT_ROWS if len(starts) == 1 else len(columns)):
         found = torch.minimum(part, last[:, None]) + starts[:, None]
         found = found if documents.index is None else documents.index[found]
-        tokens = documents.values[found.reshape(-1)].to(dtype)
+        yield part, documents.values[found]
+
+
+def _fill(
+    table: Tensor, room: Tensor, blocks: list[Tensor], documents: _Rows, held: tuple[Tensor, Tensor], columns: Tensor
+) -> None:
+    """Maximum over each document's tokens for each query token, into `table` `[n, R]`; `room` is for the product."""
+    if not len(columns):
+        table.fill_(-torch.inf)
+        return
+    for part, (_, tokens) in enumerate(_pieces(documents, held, columns)):
+        left = tokens.flatten(0, 1).to(table.dtype)
+        for block, best in zip(blocks, table.split(_QUERY_ROWS, 1), strict=True):
+            product = room[: len(left) * block.shape[1]].view(len(left), -1)
+            torch.mm(left, block, out=product)
+            here = product.view(*tokens.shape[:2], -1).amax(1)[:, : best.shape[1]]
+            best.copy_(torch.maximum(best, here) if part else here)
+
+
+def _maxima(
+    blocks: list[Tensor], rows: int, documents: _Rows, held: tuple[Tensor, Tensor], columns: Tensor
+) -> tuple[Tensor, Tensor]:
+    """As `_fill`, differentiable: `[n, R]` values, and which of the valid tokens each is, `[n, R]`."""
+    if not len(columns):
+        empty = torch.full((len(held[0]), rows), -torch.inf, dtype=blocks[0].dtype, device=columns.device)
+        return empty, torch.zeros_like(empty, dtype=torch.int64)
+    best: list[Tensor] = []
+    index: list[Tensor] = []
+    for part, tokens in _pieces(documents, held, columns):
+        left = tokens.flatten(0, 1).to(blocks[0].dtype)
         for n, block in enumerate(blocks):
-            products = (_Product.apply(tokens, block) if track else tokens @ block).view(*found.shape, block.shape[1])
-            if track:
-                here, where = products.max(1)  # the first of equal maxima, and NaN before any number
-                where = where + part[0]
-                if n == len(best):
-                    best.append(here)
-                    index.append(where)
-                    continue
-                later = (here > best[n]) | (torch.isnan(here) & ~torch.isnan(best[n]))
-                best[n], index[n] = torch.where(later, here, best[n]), torch.where(later, where, index[n])
-            else:  # amax needs no index and is several times faster
-                here = products.amax(1)
-                if n == len(best):
-                    best.append(here)
-                else:
-                    best[n] = torch.maximum(best[n], here)
-    found = _beside(best, rows)
-    return found, _beside(index, rows) if track else found
+            here, where = _Product.apply(left, block).view(*tokens.shape[:2], -1).max(1)  # the first of equals, NaN before any
+            where = where + part[0]
+            if n == len(best):
+                best.append(here)
+                index.append(where)
+                continue
+            later = (here > best[n]) | (torch.isnan(here) & ~torch.isnan(best[n]))
+            best[n], index[n] = torch.where(later, here, best[n]), torch.where(later, where, index[n])
+    return _beside(best, rows), _beside(index, rows)
 
 
 def _beside(blocks: list[Tensor], rows: int) -> Tensor:
@@ -466,6 +505,9 @@ def _spread(best: Tensor, asked: _Asked, fill: float) -> Tensor:
 
 def _summed(best: Tensor, asked: _Asked) -> Tensor:
     """Sums over each query's tokens `[Nq, n]`: in float64, by halves, so that their order is one whatever stands beside them."""
+    most = max(1, _of(_SUMMED_BYTES, best.device) // max(1, asked.count * asked.width * best.dtype.itemsize))
+    if len(best) > most:
+        return torch.cat([_summed(part, asked) for part in best.split(most)], 1)
     terms = _spread(best, asked, 0.0)
     terms = terms.to(torch.float64) if has_float64(best.device) else terms.to("cpu", torch.float64)
     while terms.shape[2] > 1:
@@ -486,5 +528,12 @@ def _placed(number: Tensor, starts: Tensor, last: Tensor, asked: _Asked, documen
 
 
 def _whole(rows: Tensor) -> Tensor:
-    """Rows with zero rows behind them, up to a multiple of `_PADDED_ROWS`."""
+    """Rows with zero rows behind them, up to a multiple of `_PADDED_ROWS`; a copy where they begin at an odd address."""
+    if (
+        not torch.compiler.is_compiling()
+        and len(rows) % _PADDED_ROWS == 0
+        and rows.is_contiguous()
+        and rows.data_ptr() % 64 == 0
+    ):
+        return rows
     return torch.nn.functional.pad(rows, (0, 0, 0, -rows.shape[0] % _PADDED_ROWS))

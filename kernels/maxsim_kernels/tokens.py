@@ -19,6 +19,7 @@ FLOAT_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 INDEX_DTYPES = (torch.int32, torch.int64)
 Granularity = Literal["token", "document", "corpus"]
 _REPEATING = 0.9  # share of distinct rows up to which they are worth gathering
+_SLICE_BYTES = 8 << 20  # of halves that are summed at once
 
 
 def _require_index(name: str, tensor: Tensor, size: int | None, device: torch.device) -> None:
@@ -41,11 +42,16 @@ def distinct_rows(values: Tensor) -> tuple[Tensor, Tensor] | None:
     if count < 2 or not width:
         return None
     bits = values.detach().contiguous().view(torch.uint8).numpy()
-    halves = bits.view(np.uint16).astype(np.uint64)
-    sums = halves @ (np.arange(1, halves.shape[1] + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15))
-    if len(np.unique(sums)) > _REPEATING * count:  # as most encoders' are: a look that costs little
+    halves = bits.view(np.uint16)
+    factors = np.arange(1, halves.shape[1] + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    step = max(1, _SLICE_BYTES // factors.nbytes)
+    slices = [slice(n, n + step) for n in range(0, count, step)]
+    sums = np.concatenate([halves[part].astype(np.uint64) @ factors for part in slices])
+    found, first, which = np.unique(sums, return_index=True, return_inverse=True)
+    if len(found) > _REPEATING * count:  # as most encoders' are: a look that costs little
         return None
-    _, first, which = np.unique(bits.view(f"V{bits.shape[1]}")[:, 0], return_index=True, return_inverse=True)
+    if any((halves[part] != halves[first[which[part]]]).any() for part in slices):  # two rows of one sum
+        _, first, which = np.unique(bits.view(f"V{bits.shape[1]}")[:, 0], return_index=True, return_inverse=True)
     return values[torch.from_numpy(first)], torch.from_numpy(which)
 
 

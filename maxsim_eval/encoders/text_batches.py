@@ -54,6 +54,10 @@ class Read:
             features[name][torch.from_numpy(places)] = values
         return Read(features, lengths, self.left, self.others)
 
+    def part(self, span: slice) -> Read:
+        """Texts that follow each other."""
+        return Read({name: values[span] for name, values in self.features.items()}, self.lengths[span], self.left, self.others)
+
     def batch(self, rows: np.ndarray, device: torch.device) -> dict[str, Any]:
         """Some texts' features `[b, longest]` on a device, and the others."""
         longest, place = int(self.lengths[rows].max()), torch.from_numpy(rows)
@@ -121,6 +125,7 @@ class TextBatches:
         self.name, self.device, self.texts, self.computed, self.dtype = name, device, texts, computed, dtype
         self.tokens = TOKENS[device.type]
         self.first_position: int | None = None  # of a text's tokens, for a model that reads unpadded texts; None: pad them
+        self._most: float = float("inf")  # tokens of texts whose embeddings are put together at once
         self._halving = Halving(name, device, "texts")
         self._turn = threading.Lock()  # one window is launched at a time: two would share the memory meant for one
 
@@ -130,6 +135,16 @@ class TextBatches:
         Raises:
             UsageError: no memory even for one text. DataError: NaN or infinity (names the text by its number).
         """
+        tokens, counts, peaks = self._window(read, dim, forward)
+        self._require_finite(peaks)
+        offsets = torch.zeros(len(counts) + 1, dtype=torch.int64)
+        torch.cumsum(counts, 0, out=offsets[1:])
+        return Packed(tokens, offsets)
+
+    def _window(self, read: Read, dim: int, forward: Forward) -> tuple[Tensor, Tensor, Tensor]:
+        """Tokens of all texts `[T, d]`, how many each has and their largest magnitude, on the CPU."""
+        if len(read.lengths) > 1 and int(read.lengths.sum()) > self._most:
+            return self._halves(read, dim, forward)
         first = self.first_position if read.can_lie_unpadded() else None
         row = None if first is None else read.laid_out(first, self.device)  # before its turn: launching is what a GPU waits for
         with (
@@ -139,16 +154,22 @@ class TextBatches:
                 ended = None
                 while ended is None:
                     ended = self._launched(read, row, dim, forward)
-            tokens, counts, peaks = ended()
-        self._require_finite(peaks)
-        offsets = torch.zeros(len(counts) + 1, dtype=torch.int64)
-        torch.cumsum(counts, 0, out=offsets[1:])
-        return Packed(tokens, offsets)
+            return ended()
+
+    def _halves(self, read: Read, dim: int, forward: Forward) -> tuple[Tensor, Tensor, Tensor]:
+        """`_window` of texts whose embeddings do not fit into memory together."""
+        half = len(read.lengths) // 2
+        parts = [self._window(read.part(span), dim, forward) for span in (slice(half), slice(half, None))]
+        tokens, counts, peaks = (torch.cat(side) for side in zip(*parts, strict=True))
+        return tokens, counts, peaks
 
     def _launched(
         self, read: Read, row: Row | None, dim: int, forward: Forward
     ) -> Callable[[], tuple[Tensor, Tensor, Tensor]] | None:
-        """What waits for the tokens of a window whose batches were all launched; None: memory ran out, and batches are smaller now."""
+        """What waits for the tokens of a window whose batches were all launched; None: memory ran out, and batches are smaller now.
+
+        Where the batches fit and what they gave does not, all of it together, that is to be called for a half and the other half.
+        """
         order = np.arange(len(read.lengths)) if row is not None else np.argsort(-read.lengths, kind="stable")
         order = order[read.lengths[order] > 0]
         sizes = read.lengths[order]
@@ -162,10 +183,14 @@ class TextBatches:
                 begin += size
             return self._together(parts, order, len(read.lengths), dim)
         except RuntimeError as error:
+            crowded = begin == len(order)
+            size = len(order) if crowded else size
             self._halving.check(error, size, lambda: f"one text of {int(sizes[min(begin, len(order) - 1)])} tokens")
         parts.clear()  # outside the except clause, whose traceback keeps the failed batch's tensors
-        begin = min(begin, len(order) - size)  # where not a batch but what all of them gave was too much
-        self._halving.halve(size, depth=4)
+        self._halving.halve(size, depth=5)
+        if crowded:  # smaller batches would leave as much to put together
+            self._most = min(self._most, int(sizes.sum()) // 2)
+            return lambda: self._halves(read, dim, forward)
         half = sizes[begin : begin + size // 2]
         self.tokens = int(half.sum() if row is not None else len(half) * half[0])
         return None

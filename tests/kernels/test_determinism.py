@@ -65,6 +65,18 @@ def test_cuts_of_a_larger_corpus(impl, queries, two_threads):
         assert cases.same_bits(torch.cat([maxsim(q, documents.select(chunk), impl=impl) for chunk in chunks], dim=1), first)
 
 
+def test_more_query_tokens_than_one_block(impl, two_threads):
+    """5,000 query tokens, which the reference takes in two blocks of columns: cuts and orders of the corpus change no bit."""
+    q = cases.packed([40] * 100 + [1000], D, make=cases.gauss)
+    documents = cases.packed([*cases.lengths(50, high=90).tolist(), 0, 300], D, seed=1, make=cases.gauss)
+    first = maxsim(q, documents, impl=impl)
+    for size in (1, 19):
+        chunks = torch.arange(52).split(size)
+        assert cases.same_bits(torch.cat([maxsim(q, documents.select(chunk), impl=impl) for chunk in chunks], dim=1), first)
+    order = torch.randperm(52, generator=torch.Generator().manual_seed(0))
+    assert cases.same_bits(maxsim(q, documents.select(order).compact(), impl=impl), first[:, order])
+
+
 def test_dense_batches(impl, queries, two_threads):
     q, documents = queries(), cases.gauss(50, 60, D, seed=1)
     first = maxsim(q, documents, impl=impl)

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
+import textwrap
+
 import pytest
 import torch
 
 import oracle
 import tolerances as tol
 from inputs import on_cpu as cases
-from maxsim_kernels import maxsim, maxsim_reference, quantize_int8
+from maxsim_kernels import fallback, maxsim, maxsim_reference, quantize_int8, reference
 
 DTYPES = [torch.float16, torch.bfloat16, torch.float32]
 
@@ -101,3 +106,109 @@ def test_gradcheck_packed():
 def test_impl_reference_is_the_reference():
     queries, documents = cases.gauss(3, 9, 48), cases.gauss(4, 20, 48, seed=1)
     assert cases.same_bits(maxsim(queries, documents, impl="reference"), maxsim_reference(queries, documents))
+
+
+@pytest.mark.parametrize("winners", [False, True], ids=["scores", "argmax"])
+def test_how_many_maxima_wait_changes_no_bit(winners, monkeypatch):
+    """Sums of every product alone, of slices of one document, and products of fewer documents."""
+    queries = cases.packed([9, 0, 700, 33], 48, make=cases.gauss)
+    documents = cases.packed([0, 0, 0, 5000, *cases.lengths(200, high=90).tolist()], 48, seed=1, make=cases.gauss)
+    whole = maxsim_reference(queries, documents, return_argmax=winners)
+    for held, summed in ((1 << 20, 1), (1, 1 << 20), (200_000, 30_000)):
+        monkeypatch.setattr(reference, "_HELD_BYTES", {"cuda": held})
+        monkeypatch.setattr(reference, "_SUMMED_BYTES", {"cuda": summed})
+        again = maxsim_reference(queries, documents, return_argmax=winners)
+        for one, other in zip(*([each] if torch.is_tensor(each) else each for each in (again, whole)), strict=True):
+            assert cases.same_bits(one, other), (held, summed)
+
+
+def test_a_product_with_very_many_query_tokens_has_fewer_documents():
+    """2048 documents of a GPU's product with 7,405 queries of 32 tokens would be 1.9 GB of maxima."""
+    for device in ("cpu", "cuda"):
+        held, rows = reference._HELD_BYTES[device], 7405 * 32
+        most = max(reference._SLABS, reference._MAXIMA * held // (rows * 4))
+        for slab in (8, 64, 128):
+            _, count = reference._shape(slab, reference._PRODUCT_ROWS[device], 10**6, most)
+            assert count % reference._SLABS == 0
+            assert count * rows * 4 <= 128 << 20
+
+
+def out_of_memory(limit, monkeypatch, error):
+    """No memory for more than so many documents at once; returns how many every successful block had."""
+    plain, done = reference._score_block, []
+
+    def limited(asked, documents, *others):
+        if len(documents.lengths) > limit:
+            raise error
+        done.append(len(documents.lengths))
+        return plain(asked, documents, *others)
+
+    monkeypatch.setattr(reference, "_score_block", limited)
+    monkeypatch.setattr(fallback, "_SAID", set())
+    return done
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory"),
+        RuntimeError(
+            "[enforce fail at alloc_cpu.cpp:124] DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes."
+        ),
+    ],
+    ids=["cuda", "cpu"],
+)
+@pytest.mark.parametrize("limit", [37, 3, 1])
+def test_out_of_memory_takes_fewer_documents_at_once(limit, error, monkeypatch):
+    """Halved until it fits, said once, and not a bit of scores and winners is another."""
+    queries = cases.packed([9, 0, 33, 4], 48, make=cases.gauss)
+    documents = cases.packed(cases.lengths(100, high=90), 48, seed=1, make=cases.gauss)
+    scores, argmax = maxsim_reference(queries, documents, return_argmax=True)
+    done = out_of_memory(limit, monkeypatch, error)
+    with pytest.warns(UserWarning, match="out of memory on cpu: the reference goes on with fewer documents at once") as said:
+        found, where = maxsim_reference(queries, documents, return_argmax=True)
+    again = maxsim_reference(queries, documents)  # warnings are errors here: it was said once
+    assert len(said) == 1
+    assert max(done) <= limit
+    assert cases.same_bits(found, scores)
+    assert cases.same_bits(again, scores)
+    assert torch.equal(where, argmax)
+
+
+def test_no_memory_for_one_document_is_the_allocators_error(monkeypatch):
+    out_of_memory(0, monkeypatch, torch.OutOfMemoryError("CUDA out of memory"))
+    queries, documents = cases.gauss(2, 3, 8), cases.gauss(5, 4, 8)
+    with pytest.warns(UserWarning, match="fewer documents at once"), pytest.raises(torch.OutOfMemoryError):
+        maxsim_reference(queries, documents)
+
+
+def test_other_errors_are_not_taken_for_it(monkeypatch):
+    done = out_of_memory(0, monkeypatch, RuntimeError("quite another thing"))
+    with pytest.raises(RuntimeError, match="quite another thing"):
+        maxsim_reference(cases.gauss(2, 3, 8), cases.gauss(5, 4, 8))
+    assert not done
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shape", [(300, 16, 4000, 60), (7405, 32, 40, 60), (7405, 32, 256, 5)], ids=str)
+def test_memory_beyond_inputs_on_a_cpu(shape):
+    """Below 256 MB, scores included, in a process of its own; most of it is memory that every product uses again."""
+    code = """if True:
+        import json, sys, torch
+        from maxsim_kernels import Packed, maxsim_reference
+        def unit(count, length, seed):
+            values = torch.randn(count * length, 128, generator=torch.Generator().manual_seed(seed))
+            return Packed(torch.nn.functional.normalize(values, dim=1), torch.arange(count + 1) * length)
+        def peak():
+            return int(next(line for line in open("/proc/self/status") if line.startswith("VmHWM")).split()[1]) * 1024
+        queries, length, documents, tokens = json.loads(sys.argv[1])
+        queries, documents = unit(queries, length, 0), unit(documents, tokens, 1)
+        maxsim_reference(queries.select([0]), documents.select([0]))
+        open("/proc/self/clear_refs", "w").write("5")  # the peak is what is held now
+        before = peak()
+        maxsim_reference(queries, documents)
+        print(json.dumps(peak() - before))
+    """
+    command = [sys.executable, "-c", textwrap.dedent(code), json.dumps(shape)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout) < 256 << 20

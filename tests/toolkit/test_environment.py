@@ -53,6 +53,33 @@ def test_auto_passes_over_a_cuda_device_that_does_not_work(gpu: Any, capsys: pyt
     assert capsys.readouterr().err == "device: cpu (the CUDA device does not work)\n"
 
 
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.cuda.DeferredCudaCallError("CUDA call failed lazily at initialization with error: no such device\nmore"),
+        RuntimeError("CUDA call failed: out of memory"),
+        AssertionError("CUDA call: Torch not compiled with CUDA enabled"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_whatever_cuda_raises_at_its_first_number_is_a_device_that_does_not_work(
+    error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = torch.ones
+
+    def ones(*size: Any, device: Any = None, **others: Any) -> torch.Tensor:
+        if str(device).startswith("cuda"):
+            raise error
+        return plain(*size, device=device, **others)
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch, "ones", ones)
+    with pytest.warns(RuntimeWarning, match="a CUDA device is there and does not work: CUDA call[^\n]*; the CPU is used"):
+        assert resolve_device("auto") == "cpu"
+    with pytest.raises(UsageError, match="device 'cuda' cannot be used: CUDA call"):
+        resolve_device("cuda")
+
+
 def test_a_cuda_device_that_was_asked_for_and_does_not_work_is_refused(gpu: Any) -> None:
     gpu("CUDA error: out of memory")
     with pytest.raises(UsageError, match="device 'cuda:0' cannot be used: CUDA error: out of memory"):

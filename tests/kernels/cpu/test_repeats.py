@@ -122,6 +122,15 @@ def test_distinct_rows_of_few_repeats_is_none() -> None:
     assert distinct_rows(torch.zeros(5, 0)) is None
 
 
+def test_rows_of_one_sum_are_told_apart() -> None:
+    """Rows are grouped by a weighted sum of their halves first, and these two have the same."""
+    values = torch.tensor([[2, 0], [0, 1]] * 4, dtype=torch.int16).view(torch.float16)
+    found = distinct_rows(values)
+    assert found is not None
+    assert len(found[0]) == 2
+    assert torch.equal(found[0][found[1]].view(torch.int16), values.view(torch.int16))
+
+
 def test_zeros_of_two_signs_are_two_rows() -> None:
     values = torch.zeros(8, 4)
     values[::2] = -0.0

@@ -197,6 +197,51 @@ def test_memory_that_runs_out_halves_the_tokens(checkpoints: dict[str, Path], mo
         encoder.encode(TEXTS, "document")
 
 
+def limit_what_fits_together(monkeypatch: pytest.MonkeyPatch, encoder: HfEncoder, most: int) -> list[int]:
+    """No memory to put more than so many tokens together; returns how many were, each time."""
+    original, done = encoder.texts._together, []
+
+    def together(parts: list[Any], *others: Any) -> Any:
+        tokens = sum(int(part.counts.sum()) for part in parts)
+        if tokens > most:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        done.append(tokens)
+        return original(parts, *others)
+
+    monkeypatch.setattr(encoder.texts, "_together", together)
+    return done
+
+
+@pytest.mark.parametrize("way", ["padded", "unpadded"])
+def test_embeddings_that_do_not_fit_together_are_taken_in_halves(
+    way: str, checkpoints: dict[str, Path], monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    """Smaller batches would free nothing there. Said once, and the next window is halved before it fails."""
+    if way == "unpadded":
+        request.getfixturevalue("on_gpu")
+    texts = [*(TEXTS * 8)[:-1], ""]
+    encoder = HfEncoder(str(checkpoints["bert"]), device="cpu")
+    need = encoder.encode(texts, "document")
+    assert (encoder.texts.first_position is None) == (way == "padded")
+    fits = len(need.values) // 5
+    done = limit_what_fits_together(monkeypatch, encoder, fits)
+    batches = encoder.texts.tokens
+    with pytest.warns(RuntimeWarning, match=r"out of memory on cpu with \d+ texts at once; continuing with \d+") as said:
+        found = encoder.encode(texts, "document")
+    assert len(said) == 1
+    assert said[0].filename == __file__
+    again = encoder.encode(texts, "document")
+    assert sum(done) == 2 * len(need.values)
+    assert encoder.texts.tokens == batches, "what fits into a batch is another matter"
+    for each in (found, again):
+        assert each.offsets is not None
+        assert torch.equal(each.offsets, need.offsets)
+        assert torch.allclose(each.values, need.values, atol=1e-5)
+    limit_what_fits_together(monkeypatch, encoder, 1)
+    with pytest.raises(UsageError, match="one text of"):
+        encoder.encode(texts, "document")
+
+
 @pytest.mark.usefixtures("on_gpu")
 @pytest.mark.parametrize(
     ("value", "words"),
