@@ -175,7 +175,7 @@ def _calling_ours(target: Target, function: FunctionType, module: str) -> CodeTy
     signature = inspect.signature(function)
     kinds = inspect.Parameter
     bare = [one.replace(annotation=kinds.empty, default=kinds.empty) for one in signature.parameters.values()]
-    marks = {kinds.KEYWORD_ONLY: "{0}={0}", kinds.VAR_POSITIONAL: "*{0}", kinds.VAR_KEYWORD: "**{0}"}
+    marks: dict[object, str] = {kinds.KEYWORD_ONLY: "{0}={0}", kinds.VAR_POSITIONAL: "*{0}", kinds.VAR_KEYWORD: "**{0}"}
     passed = ", ".join(marks.get(one.kind, "{0}").format(one.name) for one in bare)
     head = signature.replace(parameters=bare, return_annotation=inspect.Signature.empty)
     call = f"from {module} import REPLACEMENTS\n    return REPLACEMENTS[{target.name!r}]({passed})"
