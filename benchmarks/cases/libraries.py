@@ -101,7 +101,8 @@ def training(name: str, library: str, make: Call, step: Call, leaves: list[Tenso
     def truth() -> tuple[Tensor, list[Tensor]]:
         exact = [leaf.detach().double().requires_grad_() for leaf in leaves]
         loss = step(make(), exact)
-        return loss.detach().cpu(), [one.cpu() for one in torch.autograd.grad(loss, exact)]
+        loss.backward()  # not autograd.grad: losses that cache gradients hand them out in a hook
+        return loss.detach().cpu(), [one.grad.cpu() for one in exact if one.grad is not None]
 
     def found(loss: Tensor) -> tuple[Tensor, list[Tensor]]:
         return loss.double().cpu(), [leaf.grad.double().cpu() for leaf in leaves if leaf.grad is not None]
@@ -111,7 +112,7 @@ def training(name: str, library: str, make: Call, step: Call, leaves: list[Tenso
 
 
 class Given(nn.Module):
-    """A model whose token embeddings are its inputs, so that a step is the loss alone."""
+    """A model whose token embeddings are its inputs, so that a step is the loss alone; a cached loss calls it twice, on parts."""
 
     skiplist: tuple[int, ...] = ()
     do_query_expansion = True
@@ -148,8 +149,19 @@ def columns(device: str, sizes: Sizes, batch: int, ways: int) -> list[Tensor]:
     return [one.requires_grad_() for one in (q, answers(q, sizes.document_tokens, 1), *others)]
 
 
+def embedded(loss: Any, held: list[Tensor]) -> Tensor:
+    """A loss of columns that needs no labels."""
+    value: Tensor = loss([features(one) for one in held])
+    return value
+
+
+def part(batch: int) -> int:
+    """The size of the parts in which a cached loss embeds and scores a batch: several of them."""
+    return max(1, batch // 4)
+
+
 def rows_of_sentence_transformers(device: str, sizes: Sizes) -> Iterator[Row]:
-    """Similarity of 32 queries with 10,000 documents, padded and as lists; two losses."""
+    """Similarity of 32 queries with 10,000 documents, padded and as lists; four losses."""
     library = "sentence-transformers"
     score = late("sentence_transformers.util.similarity", "maxsim")
     for dtype in (torch.float32, torch.float16):
@@ -163,13 +175,22 @@ def rows_of_sentence_transformers(device: str, sizes: Sizes) -> Iterator[Row]:
     losses = importlib.import_module("sentence_transformers.multi_vector_encoder.losses")
     for batch, amp in zip(sizes.batches, (False, True), strict=True):
         facts = {"batch": batch, "autocast": amp}
-        leaves = columns(device, sizes, batch, 2)
+        ranking = {
+            "MultipleNegativesRanking": lambda: losses.MultiVectorMultipleNegativesRankingLoss(Given()),
+            "CachedMultipleNegativesRanking": lambda batch=batch: losses.CachedMultiVectorMultipleNegativesRankingLoss(
+                Given(), mini_batch_size=part(batch)
+            ),
+        }
+        for name, make in ranking.items():
+            leaves = columns(device, sizes, batch, 2)
+            yield training(f"{name}, batch {batch}", library, make, embedded, leaves, amp, **facts)
+        margins = torch.linspace(-3, 3, batch, device=device).view(batch, 1)
         yield training(
-            f"MultipleNegativesRanking, batch {batch}",
+            f"MarginMSE, batch {batch}",
             library,
-            lambda: losses.MultiVectorMultipleNegativesRankingLoss(Given()),
-            lambda loss, held: loss([features(one) for one in held]),
-            leaves,
+            lambda: losses.MultiVectorMarginMSELoss(Given()),
+            lambda loss, held, t=margins: loss([features(one) for one in held], t.to(held[0].dtype)),
+            columns(device, sizes, batch, 2),
             amp,
             **facts,
         )
@@ -187,7 +208,7 @@ def rows_of_sentence_transformers(device: str, sizes: Sizes) -> Iterator[Row]:
 
 
 def rows_of_pylate(device: str, sizes: Sizes) -> Iterator[Row]:
-    """Scores with masks, candidates a query, the candidates of one query; two losses."""
+    """Scores with masks, candidates a query, the candidates of one query; three losses."""
     for dtype in (torch.float32, torch.float16):
         q = tokens(device, dtype, sizes.queries, sizes.query_tokens, sizes.dim)
         d = tokens(device, dtype, sizes.some, sizes.document_tokens, sizes.dim, seed=1)
@@ -225,15 +246,12 @@ def rows_of_pylate(device: str, sizes: Sizes) -> Iterator[Row]:
     losses = importlib.import_module("pylate.losses")
     for batch, amp in zip(sizes.batches, (False, True), strict=True):
         facts = {"batch": batch, "autocast": amp}
-        yield training(
-            f"Contrastive, batch {batch}",
-            "pylate",
-            lambda: losses.Contrastive(Given()),
-            lambda loss, held: loss([features(one) for one in held]),
-            columns(device, sizes, batch, 2),
-            amp,
-            **facts,
-        )
+        contrastive = {
+            "Contrastive": lambda: losses.Contrastive(Given()),
+            "CachedContrastive": lambda batch=batch: losses.CachedContrastive(Given(), mini_batch_size=part(batch)),
+        }
+        for name, make in contrastive.items():
+            yield training(f"{name}, batch {batch}", "pylate", make, embedded, columns(device, sizes, batch, 2), amp, **facts)
         teacher = torch.linspace(0, 3, batch * sizes.ways, device=device).view(batch, -1)
         shapes = (batch, sizes.query_tokens), (batch * sizes.ways, sizes.document_tokens)
         leaves = [tokens(device, torch.float32, *shape, sizes.dim, seed=n).requires_grad_() for n, shape in enumerate(shapes)]
@@ -249,7 +267,7 @@ def rows_of_pylate(device: str, sizes: Sizes) -> Iterator[Row]:
 
 
 def rows_of_colpali_engine(device: str, sizes: Sizes) -> Iterator[Row]:
-    """Scores of pages as processors give them; two losses."""
+    """Scores of pages as processors give them; five losses, two of them with explicit negatives."""
     processing = importlib.import_module("colpali_engine.utils.processing_utils").BaseVisualRetrieverProcessor
     dtype = torch.bfloat16
     q = tokens(device, dtype, sizes.queries, sizes.query_tokens, sizes.dim)
@@ -265,11 +283,18 @@ def rows_of_colpali_engine(device: str, sizes: Sizes) -> Iterator[Row]:
         pages=list(d.shape),
     )
     losses = importlib.import_module("colpali_engine.loss.late_interaction_losses")
-    for name in ("ColbertLoss", "ColbertPairwiseCELoss"):
+    names = ("Loss", "PairwiseCELoss", "SigmoidLoss", "NegativeCELoss", "PairwiseNegativeCELoss")
+    for name in (f"Colbert{name}" for name in names):
         make = getattr(losses, name)
         for batch in sizes.batches:
             q = tokens(device, dtype, batch, sizes.query_tokens, sizes.dim)
             leaves = [q.requires_grad_(), answers(q, sizes.page_tokens, 1).requires_grad_()]
+            if "Negative" in name:
+                # Better than the positives: of differences about 0 their temperature of 0.02 makes a number that rounding decides.
+                leaves[1] = (0.6 * leaves[1].detach()).requires_grad_()
+                leaves.append(
+                    torch.stack([answers(q, sizes.page_tokens, seed) for seed in (2, 3)], 1).detach().requires_grad_()
+                )
             yield training(
                 f"{name}, batch {batch}",
                 "colpali-engine",

@@ -90,7 +90,7 @@ def test_every_row_of_what_is_installed(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(sys, "argv", ["libraries.py", *words, str(tmp_path / "a.json")])
     libraries.main()
     found = json.loads((tmp_path / "a.json").read_text())
-    assert len(found["rows"]) == 4 + 2 * len(TINY.batches)
+    assert len(found["rows"]) == 4 + 4 * len(TINY.batches)
     for one in found["rows"]:
         assert set(one["methods"]) == {"own", "ours"}, one
     assert "sentence-transformers, similarity, float16, lists: own" in capsys.readouterr().out

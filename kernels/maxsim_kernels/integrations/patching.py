@@ -1,7 +1,8 @@
-"""What may be patched: the versions and signatures that are known; putting names in place and taking them away again.
+"""What may be patched: the versions and signatures that are known; giving functions other code and taking it away again.
 
-A replaced function is found by identity in every module of the library, so names that its modules took by `from x import y`, defaults
-of arguments and attributes of classes change too, and are restored from what is there at the time, modules imported meanwhile included.
+A function of the library stays the object that it is and gets code that calls ours: so whoever took its name before, a default of an
+argument, a loss or a model that keeps it scores with us too, and all of it can be pickled by the library's name at any time. `disable`
+puts the library's code back.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from types import FunctionType, ModuleType
+from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 
@@ -47,7 +48,7 @@ class Library:
         self.calls: Counter[str] = Counter()  # scored by the operator, by function
         self.left: Counter[str] = Counter()  # left to the library, by reason
         self._originals: dict[str, Callable[..., Any]] = {}
-        self._table: dict[int, tuple[object, object]] = {}  # id of what stood there -> (it, what stands there now)
+        self._patched: list[_Patched] = []
 
     def __getitem__(self, name: str) -> Callable[..., Any]:
         """The library's own function, whether it is replaced or not."""
@@ -62,34 +63,39 @@ class Library:
         except importlib.metadata.PackageNotFoundError:
             return None
 
-    def patch(self, replacements: Mapping[str, Callable[..., Any]]) -> None:
-        """Check everything first, then put the replacements in place."""
+    def patch(self, module: str) -> None:
+        """Check everything first, then give the functions code that calls the `REPLACEMENTS` of a module of ours."""
         found = self._look_up()
-        for target in self.targets:
-            if target.replaced:
-                raw, function = found[target.name]
-                new = _stand_in(self, function, replacements[target.name])
-                self._table[id(raw)] = (raw, staticmethod(new) if isinstance(raw, staticmethod) else new)
+        self._patched = [
+            _Patched(target, raw, function, function.__code__, _calling_ours(target, function, module))
+            for target in self.targets
+            if target.replaced
+            for raw, function in (found[target.name],)
+        ]
         self.enabled = True
-        _swap(self.package, self._table)
+        for one in self._patched:
+            one.function.__code__ = one.ours
 
     def restore(self) -> None:
-        """Put the library's own functions back wherever a replacement stands."""
+        """Give the functions the library's own code back."""
         self.enabled = False
-        _swap(self.package, {id(new): (new, old) for old, new in self._table.values()})
-        self._table = {}
-        taken = [t.path for t in self.targets if t.replaced and _function(_find(t)) is not self._originals[t.name]]
+        taken = []
+        for one in self._patched:
+            if one.function.__code__ is one.ours:
+                one.function.__code__ = one.own
+            if one.function.__code__ is not one.own or _function(_find(one.target)) is not one.function:
+                taken.append(one.target.path)
+        self._patched = []
         if taken:
             warnings.warn(
                 f"maxsim_kernels: not restored, since something else has replaced them: {', '.join(taken)}", stacklevel=4
             )
 
     def places(self) -> list[str]:
-        """Every name that stands for a replacement now."""
-        table = {id(new): (new, new) for _, new in self._table.values()}
-        return sorted(place.name for place in _places(self.package, table))
+        """Every name in the library's modules that stands for a function of which the code is ours."""
+        return sorted(_places(self.package, {id(one): one for held in self._patched for one in (held.raw, held.function)}))
 
-    def _look_up(self) -> dict[str, tuple[object, Callable[..., Any]]]:
+    def _look_up(self) -> dict[str, tuple[object, FunctionType]]:
         """The library's functions as they stand, after the checks of its version and of every signature."""
         version = self.installed()
         if version is None:
@@ -102,7 +108,9 @@ class Library:
             function = _function(raw)
             _check(self.name, version, target, function)
             found[target.name] = (raw, function)
-        self._originals = {name: function for name, (_, function) in found.items()}
+        self._originals = {
+            target.name: _copy(found[target.name][1]) if target.replaced else found[target.name][1] for target in self.targets
+        }
         return found
 
     def _known(self) -> str:
@@ -129,6 +137,8 @@ def _check(library: str, version: str, target: Target, function: object) -> None
         raise IntegrationError(
             f"{library} {version}: {target.path} is already replaced, by code of {function.__code__.co_filename}"
         )
+    if target.replaced and function.__closure__:
+        raise IntegrationError(f"{library} {version}: {target.path} has a closure, need a function without one")
     got = _signature(function)
     if got != target.signature:
         raise IntegrationError(f"{library} {version}: {target.path} takes {got}, need {target.signature}")
@@ -149,44 +159,54 @@ def _signature(function: Callable[..., Any]) -> str:
     return str(signature.replace(parameters=bare, return_annotation=inspect.Signature.empty))
 
 
-def _stand_in(library: Library, original: Callable[..., Any], ours: Callable[..., Any]) -> Callable[..., Any]:
-    """What is put in place: the library's name and signature; whoever keeps it beyond `disable` calls the library again."""
+def _copy(function: FunctionType) -> FunctionType:
+    """The same function with the code that it has now, whatever code the first one gets."""
+    copy = FunctionType(function.__code__, function.__globals__, function.__name__, function.__defaults__)
+    copy.__kwdefaults__ = function.__kwdefaults__
+    return copy
 
-    @functools.wraps(original)
-    def stand_in(*args: Any, **kwargs: Any) -> Any:
-        return ours(*args, **kwargs) if library.enabled else original(*args, **kwargs)
 
-    return stand_in
+@functools.cache  # one object however often it is put in place: what was compiled with it (torch.compile) serves again
+def _calling_ours(target: Target, function: FunctionType, module: str) -> CodeType:
+    """Code with the function's parameters that passes them on; defaults belong to the function and stay.
+
+    It imports what it calls, so that it needs nothing in the library's module, also in a thread that is still in it after `disable`.
+    """
+    signature = inspect.signature(function)
+    kinds = inspect.Parameter
+    bare = [one.replace(annotation=kinds.empty, default=kinds.empty) for one in signature.parameters.values()]
+    marks: dict[object, str] = {kinds.KEYWORD_ONLY: "{0}={0}", kinds.VAR_POSITIONAL: "*{0}", kinds.VAR_KEYWORD: "**{0}"}
+    passed = ", ".join(marks.get(one.kind, "{0}").format(one.name) for one in bare)
+    head = signature.replace(parameters=bare, return_annotation=inspect.Signature.empty)
+    call = f"from {module} import REPLACEMENTS\n    return REPLACEMENTS[{target.name!r}]({passed})"
+    compiled = compile(f"def {function.__name__}{head}:\n    {call}\n", f"<maxsim_kernels in place of {target.path}>", "exec")
+    code = next(one for one in compiled.co_consts if isinstance(one, CodeType))
+    return code.replace(co_qualname=function.__qualname__)
 
 
 @dataclass(frozen=True)
-class _Place:
-    """Somewhere that a function is held: a module, a class, or a function's defaults."""
+class _Patched:
+    """A function, what stands at its place (itself, or the staticmethod that holds it), the library's code and ours."""
 
-    name: str
-    held: object
-    put: Callable[[object], None]
-
-
-def _swap(package: str, table: Mapping[int, tuple[object, object]]) -> None:
-    for place in list(_places(package, table)):
-        place.put(table[id(place.held)][1])
+    target: Target
+    raw: object
+    function: FunctionType
+    own: CodeType
+    ours: CodeType
 
 
-def _places(package: str, table: Mapping[int, tuple[object, object]]) -> Iterator[_Place]:
-    """Where the keys of `table` are held in the modules of a package; nothing is imported by looking."""
+def _places(package: str, table: Mapping[int, object]) -> Iterator[str]:
+    """Where objects are held in the modules of a package, by id; nothing is imported by looking."""
     seen: set[int] = set()
     for name, module in sorted(sys.modules.items()):
         if isinstance(module, ModuleType) and (name == package or name.startswith(package + ".")):
             yield from _members(name, module, package, table, seen)
 
 
-def _members(
-    name: str, owner: ModuleType | type, package: str, table: Mapping[int, tuple[object, object]], seen: set[int]
-) -> Iterator[_Place]:
+def _members(name: str, owner: ModuleType | type, package: str, table: Mapping[int, object], seen: set[int]) -> Iterator[str]:
     for key, value in list(vars(owner).items()):
-        if id(value) in table and table[id(value)][0] is value:
-            yield _Place(f"{name}.{key}", value, functools.partial(setattr, owner, key))
+        if id(value) in table:
+            yield f"{name}.{key}"
         function = _function(value)
         if id(function) in seen or not str(getattr(function, "__module__", "")).startswith(package):
             continue
@@ -198,17 +218,9 @@ def _members(
             yield from _members(f"{function.__module__}.{function.__qualname__}", function, package, table, seen)
 
 
-def _defaults(name: str, function: FunctionType, table: Mapping[int, tuple[object, object]]) -> Iterator[_Place]:
-    for number, value in enumerate(function.__defaults__ or ()):
+def _defaults(name: str, function: FunctionType, table: Mapping[int, object]) -> Iterator[str]:
+    if any(id(value) in table for value in function.__defaults__ or ()):
+        yield f"{name} (a default)"
+    for key, value in (function.__kwdefaults__ or {}).items():
         if id(value) in table:
-            yield _Place(f"{name} (a default)", value, functools.partial(_put_default, function, number))
-    named = function.__kwdefaults__ or {}
-    for key, value in named.items():
-        if id(value) in table:
-            yield _Place(f"{name} (default of {key})", value, functools.partial(named.__setitem__, key))
-
-
-def _put_default(function: FunctionType, number: int, value: object) -> None:
-    held = list(function.__defaults__ or ())
-    held[number] = value
-    function.__defaults__ = tuple(held)
+            yield f"{name} (default of {key})"

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import importlib
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from maxsim_kernels.integrations.patching import Library
 
@@ -54,7 +53,7 @@ class Enabled:
 
 
 def enable(library: str, *, strict: bool = False, fp32: str = "fast") -> Enabled:
-    """Let a library score and train with the operator, by its own rules. Call it before losses are made.
+    """Let a library score and train with the operator, by its own rules, whoever took its functions before or takes them later.
 
     Args:
         library: "sentence-transformers" (6.0 to 6.2), "pylate" (1.6) or "colpali-engine" (0.3.18).
@@ -74,7 +73,7 @@ def enable(library: str, *, strict: bool = False, fp32: str = "fast") -> Enabled
     if fp32 not in ("fast", "exact"):
         raise ValueError(f"fp32: got {fp32!r}, need 'fast' or 'exact'")
     with _LOCK:
-        held, replacements = _known(library)
+        held = _known(library)
         asked = (strict, fp32 == "exact")
         if held.enabled:
             if asked != (held.strict, held.exact):
@@ -84,7 +83,7 @@ def enable(library: str, *, strict: bool = False, fp32: str = "fast") -> Enabled
         held.left.clear()
         held.strict, held.exact = asked
         try:
-            held.patch(replacements)
+            held.patch(_MODULES[library])
         finally:
             if not held.enabled:
                 held.strict = held.exact = False
@@ -95,7 +94,7 @@ def disable(library: str | None = None) -> None:
     """Give a library, or all of them, its own functions back; nothing happens where it is not enabled."""
     with _LOCK:
         for name in _MODULES if library is None else (library,):
-            held, _ = _known(name)
+            held = _known(name)
             if held.enabled:
                 held.restore()
                 held.strict = held.exact = False
@@ -104,7 +103,7 @@ def disable(library: str | None = None) -> None:
 def status() -> dict[str, Status]:
     """How every known library stands; imports none of them."""
     with _LOCK:
-        return {name: _status(_known(name)[0]) for name in _MODULES}
+        return {name: _status(_known(name)) for name in _MODULES}
 
 
 def _status(held: Library) -> Status:
@@ -121,8 +120,8 @@ def _status(held: Library) -> Status:
     )
 
 
-def _known(library: str) -> tuple[Library, Mapping[str, Callable[..., Any]]]:
+def _known(library: str) -> Library:
     if library not in _MODULES:
         raise ValueError(f"library: got {library!r}, need one of {', '.join(map(repr, _MODULES))}")
-    module = importlib.import_module(_MODULES[library])
-    return module.LIBRARY, module.REPLACEMENTS
+    held: Library = importlib.import_module(_MODULES[library]).LIBRARY
+    return held

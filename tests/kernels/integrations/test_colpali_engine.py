@@ -169,8 +169,11 @@ def test_a_named_backend_and_odd_input_are_theirs(monkeypatch: pytest.MonkeyPatc
 def test_nothing_is_left_behind() -> None:
     before = vars(BaseVisualRetrieverProcessor)["score_multi_vector"]
     scorer = late_interaction_losses.maxsim_inbatch
+    codes = before.__func__.__code__, scorer.__code__
     with integrations.enable(NAME):
-        assert vars(BaseVisualRetrieverProcessor)["score_multi_vector"] is not before
-        assert late_interaction_losses.maxsim_inbatch is dispatch.maxsim_inbatch is not scorer
+        assert before.__func__.__code__ is not codes[0]
+        assert scorer.__code__ is not codes[1]
+        assert "colpali_engine.loss.late_interaction_losses.maxsim_inbatch" in integrations.status()[NAME].places
+    assert (before.__func__.__code__, scorer.__code__) == codes
     assert vars(BaseVisualRetrieverProcessor)["score_multi_vector"] is before
     assert late_interaction_losses.maxsim_inbatch is dispatch.maxsim_inbatch is scorer

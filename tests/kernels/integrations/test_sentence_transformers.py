@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import logging
 import math
+import pickle
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -178,7 +179,7 @@ def test_names_taken_before_score_with_us() -> None:
     taken = similarity.maxsim
     with integrations.enable(NAME):
         taken(a, b)
-        assert integrations.status()[NAME].calls == {"_maxsim_score_documents": 1}
+        assert integrations.status()[NAME].calls == {"maxsim": 1}
         kept = util.maxsim
     before = integrations.status()[NAME].calls
     torch.testing.assert_close(kept(a, b), taken(a, b))
@@ -205,6 +206,25 @@ def test_compiled_without_a_break() -> None:
         with integrations.enable(NAME):
             compiled = torch.compile(getattr(scoring, function), fullgraph=True, backend="aot_eager")
             same(scores_and_gradients(compiled, q, d, q_mask, d_mask), truth)
+
+
+@pytest.mark.slow
+def test_what_was_compiled_follows_the_switch() -> None:
+    """Calls compiled before score with us while we are on, and with the library after; nothing is compiled twice for it."""
+    given = (tokens(3, 4, 8).detach(), tokens(3, 2, 5, 8, seed=1).detach(), mask(3, 4), mask(3, 2, 5))
+    graphs: list[bool] = []
+
+    def backend(graph: Any, _: Any) -> Any:
+        graphs.append("maxsim_kernels" in graph.code)
+        return graph
+
+    compiled = torch.compile(lambda *given: scoring.colbert_scores(*given) * 2, fullgraph=True, backend=backend)
+    truth = compiled(*given)
+    for _ in range(3):
+        with integrations.enable(NAME):
+            torch.testing.assert_close(compiled(*given), truth)
+        torch.testing.assert_close(compiled(*given), truth, rtol=0, atol=0)
+    assert graphs == [False, True]
 
 
 @pytest.fixture(scope="module")
@@ -273,9 +293,43 @@ def test_a_model_scores_with_us(encoder: Any) -> None:
     assert held.calls
 
 
+def test_models_and_losses_can_be_pickled_before_in_and_after(encoder: Any) -> None:
+    """Also those that have scored before, which keep the function; a pool of processes pickles the model."""
+    from sentence_transformers.multi_vector_encoder import losses
+
+    queries, documents = encoder.encode_query(QUERIES), encoder.encode_document(POSITIVES)
+    truth = encoder.similarity(queries, documents)
+    held = [encoder, losses.MultiVectorMultipleNegativesRankingLoss(encoder)]
+    before = len(pickle.dumps(held))
+    with integrations.enable(NAME):
+        assert encoder.similarity(queries, documents).shape == truth.shape
+        assert integrations.status()[NAME].calls == {"maxsim": 1}, "a model that has scored before scores with us"
+        meanwhile = losses.MultiVectorMultipleNegativesRankingLoss(encoder)
+        assert len(pickle.dumps(held)) == before
+        inside = pickle.dumps(meanwhile)
+    for loss in (pickle.loads(pickle.dumps(meanwhile)), pickle.loads(inside)):
+        assert loss.similarity_fct is scoring.colbert_scores
+        torch.testing.assert_close(loss.model.similarity(queries, documents), truth, rtol=0, atol=0)
+
+
+@pytest.mark.slow
+def test_a_pool_of_processes_starts_while_it_is_on(encoder: Any) -> None:
+    encoder.similarity(encoder.encode_query(QUERIES), encoder.encode_document(POSITIVES))
+    with integrations.enable(NAME):
+        pool = encoder.start_multi_process_pool(["cpu"])
+        try:
+            found = encoder.encode_document(POSITIVES, pool=pool)
+        finally:
+            encoder.stop_multi_process_pool(pool)
+    for one, other in zip(found, encoder.encode_document(POSITIVES), strict=True):
+        torch.testing.assert_close(torch.as_tensor(one), torch.as_tensor(other).cpu(), rtol=1e-5, atol=1e-6)
+
+
 def test_nothing_is_left_behind() -> None:
     importlib.import_module("sentence_transformers.multi_vector_encoder.losses")  # modules that take the functions' names
     modules = {name: dict(vars(module)) for name, module in _library().items()}
+    functions = {target.path: getattr(sys.modules[target.module], target.name) for target in ours.LIBRARY.targets}
+    codes = {name: function.__code__ for name, function in functions.items()}
     with integrations.enable(NAME):
         changed = integrations.status()[NAME].places
         assert f"{scoring.__name__}.colbert_scores" in changed
@@ -286,6 +340,7 @@ def test_nothing_is_left_behind() -> None:
             assert now.keys() == modules[name].keys()
             assert all(now[key] is value for key, value in modules[name].items()), name
             assert list(now) == list(modules[name])
+    assert {name: function.__code__ for name, function in functions.items()} == codes
 
 
 def _library() -> dict[str, Any]:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.metadata
 import inspect
+import pickle
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
+from types import FunctionType, ModuleType
 from typing import Any
 
 import pytest
@@ -78,15 +81,20 @@ def library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Library
             Target("made_up.scores", "helper", "(x)", replaced=False),
         ),
     )
-    module = ModuleType("made_up_integration")
-    module.LIBRARY = held  # type: ignore[attr-defined]
-    module.REPLACEMENTS = dict.fromkeys(("score", "Scorer.__call__", "Scorer.static"), lambda *_, **__: "ours")  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "made_up_integration", module)
+    monkeypatch.setitem(sys.modules, "made_up_integration", module_of_ours(held))
     monkeypatch.setitem(switch._MODULES, NAME, "made_up_integration")
     yield held
     integrations.disable()
     for name in [name for name in sys.modules if name.split(".")[0] == "made_up"]:
         del sys.modules[name]
+
+
+def module_of_ours(held: Library) -> ModuleType:
+    """What knows the library, as the modules of the package do."""
+    module = ModuleType("made_up_integration")
+    module.LIBRARY = held  # type: ignore[attr-defined]
+    module.REPLACEMENTS = {one.name: lambda *_, **__: "ours" for one in held.targets if one.replaced}  # type: ignore[attr-defined]
+    return module
 
 
 def everything(uses: Any) -> set[str]:
@@ -107,7 +115,12 @@ def snapshot() -> dict[str, Any]:
                 if isinstance(value, type):
                     held |= {f"{name}.{key}.{inner}": one for inner, one in vars(value).items()}
                 if inspect.isfunction(value):
-                    held[f"{name}.{key} defaults"] = (value.__defaults__, value.__kwdefaults__, vars(value).copy())
+                    held[f"{name}.{key} defaults"] = (
+                        value.__defaults__,
+                        value.__kwdefaults__,
+                        vars(value).copy(),
+                        value.__code__,
+                    )
     return held
 
 
@@ -146,10 +159,79 @@ def test_modules_imported_meanwhile_are_restored_too(library: Library) -> None:
 def test_replacements_look_like_the_library(library: Library) -> None:
     scores = importlib.import_module("made_up.scores")
     theirs = scores.score
+    signature = inspect.signature(theirs)
     with integrations.enable(NAME):
         assert scores.score.__name__ == "score"
         assert scores.score.__doc__ == theirs.__doc__
-        assert inspect.signature(scores.score) == inspect.signature(theirs)
+        assert scores.score.__code__.co_qualname == "score"
+        assert inspect.signature(scores.score) == signature
+        with pytest.raises(TypeError, match=r"score\(\) missing 1 required positional argument: 'a'"):
+            scores.score()
+
+
+def test_parameters_reach_ours_as_they_were_given(library: Library) -> None:
+    scores = importlib.import_module("made_up.scores")
+    seen: list[Any] = []
+    sys.modules["made_up_integration"].REPLACEMENTS["score"] = lambda *given, **named: seen.append((given, named))  # type: ignore[attr-defined]
+    with integrations.enable(NAME):
+        scores.score(1)
+        scores.score(b=2, a=1, scale=3)
+    assert seen == [((1, None), {"scale": 1}), ((1, 2), {"scale": 3})]
+
+
+def test_names_and_objects_taken_before_score_with_us_too(library: Library) -> None:
+    uses = importlib.import_module("made_up.uses")
+    kept, loss, method = uses.score, uses.Loss(), uses.Scorer().__call__
+    with integrations.enable(NAME):
+        assert kept(1) == loss.metric(1) == method(1) == "ours"
+    assert kept(1) == loss.metric(1) == method(1) == "theirs"
+
+
+def test_everything_can_be_pickled_before_in_and_after(library: Library) -> None:
+    """By the library's names: who unpickles it elsewhere gets the library's functions."""
+    uses = importlib.import_module("made_up.uses")
+    before = [uses.score, uses.Loss(), functools.partial(uses.score, scale=2)]
+    stored = [pickle.dumps(before)]
+    with integrations.enable(NAME):
+        meanwhile = [uses.score, uses.Loss(), functools.partial(uses.score, scale=2)]
+        stored += [pickle.dumps(before), pickle.dumps(meanwhile)]
+        assert pickle.loads(stored[0])[1].metric(1) == "ours"
+    stored += [pickle.dumps(before), pickle.dumps(meanwhile)]
+    assert len(set(stored)) == 1
+    for one in map(pickle.loads, stored):
+        assert one[0] is uses.score
+        assert one[1].metric is one[2].func is uses.score
+
+
+def test_a_call_that_is_running_ends_with_ours(library: Library) -> None:
+    """A thread that has entered our code, or a function of ours, while another one disables."""
+    scores = importlib.import_module("made_up.scores")
+    entered, disabled, found = threading.Event(), threading.Event(), []
+
+    def slow(*_: Any, **__: Any) -> str:
+        entered.set()
+        assert disabled.wait(20)
+        return "ours"
+
+    sys.modules["made_up_integration"].REPLACEMENTS["score"] = slow  # type: ignore[attr-defined]
+    with integrations.enable(NAME):
+        late = scores.score.__code__
+        thread = threading.Thread(target=lambda: found.append(scores.score(1)))
+        thread.start()
+        assert entered.wait(20)
+    disabled.set()
+    thread.join(20)
+    assert found == ["ours"]
+    assert FunctionType(late, vars(scores))(1, None, scale=1) == "ours", "it needs nothing that disable() takes away"
+
+
+def test_code_that_somebody_replaces_after_us_is_left_and_named(library: Library) -> None:
+    scores = importlib.import_module("made_up.scores")
+    integrations.enable(NAME)
+    scores.score.__code__ = (lambda a, b=None, *, scale=1: "foreign").__code__
+    with pytest.warns(UserWarning, match=r"not restored.*made_up\.scores\.score$"):
+        integrations.disable(NAME)
+    assert scores.score(1) == "foreign"
 
 
 def test_blocks_may_be_nested(library: Library) -> None:
@@ -193,6 +275,11 @@ REFUSED = {
         "class Scorer",
         "import functools\nscore = functools.wraps(score)(lambda *a: 1)\nclass Scorer",
         "already replaced",
+    ),
+    "with a closure": (
+        "class Scorer",
+        "def made(own):\n    def score(a, b=None, *, scale=1):\n        return own\n    return score\nscore = made(1)\nclass Scorer",
+        "score has a closure",
     ),
     "from elsewhere": (
         "class Scorer",
