@@ -121,7 +121,7 @@ def _measured(found: FoundSizes, names: Sequence[str], given: Mapping[str, Any])
 
     found, encode = encoding(found)
     folder, device, threads = given["cache_dir"], given["device"], given["readers"] * given["processes"]
-    of_entry = {"entry": found.entry, "lengths": found.lengths, "folder": folder}
+    of_entry = {"entry": found.entry, "lengths": found.lengths, "queries": found.queries, "folder": folder}
     rates, resident = measure(found.sizes, names, **of_entry, device=device, k=given["k"], readers=threads)
     return found, replace(rates, encode=encode), read_room(folder, given["out"], device, resident)
 

@@ -15,6 +15,7 @@ from types import ModuleType
 from typing import Any
 
 import numpy as np
+import torch
 
 from maxsim_eval.cache.embeddings import chosen_rows, imported_entries
 from maxsim_eval.cache.entries import Entry
@@ -28,6 +29,7 @@ from maxsim_eval.encoders.names import ONE_DTYPE, get_encoder
 from maxsim_eval.errors import DataError, MissingPackageError, UnknownNameError, UsageError
 from maxsim_eval.planning.costs import Sizes
 from maxsim_eval.types import Encoder, Task
+from maxsim_kernels import Packed
 
 CARD_DOCUMENT_TOKENS = 120  # of a passage, where not even its text is here
 CARD_QUERY_TOKENS = 32
@@ -62,7 +64,8 @@ IMPORTED = Rule(1.57, 300, 32, "float16")
 class FoundSizes:
     """Sizes, the documents in the cache (None: not there), a sample of document lengths, and what the reader must know.
 
-    `kept` and `encoder` are there where something has to be encoded and both are on this machine.
+    `queries`: some of them as they are encoded, where they are. `kept` and `encoder` are there where something has to be encoded
+    and both are on this machine.
     """
 
     sizes: Sizes
@@ -72,6 +75,7 @@ class FoundSizes:
     notes: tuple[str, ...]
     kept: Task | None = None
     encoder: Encoder | None = None
+    queries: Packed | None = None
 
 
 def find_sizes(
@@ -106,9 +110,11 @@ def find_sizes(
     queries, documents, made, notes = _entries(task, kept, encoder, cache_dir, device)
     if queries is not None and documents is not None:
         lengths = documents.lengths()
-        tokens = int(queries.lengths()[rows_of(task.query_ids, kept.query_ids)].sum()), int(lengths.sum())
+        chosen = rows_of(task.query_ids, kept.query_ids)
+        tokens = int(queries.lengths()[chosen].sum()), int(lengths.sum())
         sizes = Sizes(len(kept.query_ids), len(kept.document_ids), *tokens, documents.dim, documents.manifest["dtype"])
-        return FoundSizes(sizes, documents, lengths, facts, notes)
+        real = queries.load().select(torch.from_numpy(chosen)).compact()
+        return FoundSizes(sizes, documents, lengths, facts, notes, queries=real)
     return _by_texts(kept, encoder, made, documents, queries, facts, notes)
 
 
