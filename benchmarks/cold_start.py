@@ -23,6 +23,7 @@ from typing import Any
 import torch
 
 from maxsim_kernels.tokens import distinct_rows
+from measure.session import described
 from reference_speed import scifact
 from results.file import write
 
@@ -98,6 +99,7 @@ def main(arguments: list[str] | None = None) -> None:
     floor = statistics.median(imports["torch"]) + work * (2 / rates["float32"] + 1 / rates["int8"])
     report = {
         "schema": SCHEMA,
+        "revision": described(ROOT),
         "torch": torch.__version__,
         "threads": torch.get_num_threads(),
         "query_tokens": [len(queries.values), rows],

@@ -21,6 +21,7 @@ from typing import Any
 import torch
 
 from maxsim_kernels import Packed, maxsim, maxsim_reference
+from measure.session import described
 from results.file import write
 
 SCHEMA = "maxsim-eval/reference-speed/1"
@@ -136,6 +137,7 @@ def main(arguments: list[str] | None = None) -> None:
     name = torch.cuda.get_device_name() if device == "cuda" else "cpu"
     report: dict[str, Any] = {
         "schema": SCHEMA,
+        "revision": described(Path(__file__).parent),
         "torch": torch.__version__,
         "threads": torch.get_num_threads(),
         "device": name,

@@ -34,6 +34,7 @@ import numpy as np
 import torch
 
 from encoding import make_checkpoints
+from measure.session import described
 from results.file import write
 
 SCHEMA = "maxsim-eval/rehearsal/1"
@@ -46,8 +47,9 @@ ROOT = Path(__file__).resolve().parents[1]
 PLANNED = {
     "start": (("start",), ("read texts", "hash texts", "start and the rest")),
     "encode": (("encode",), ("encode and write",)),
-    "comparison and report": (("compare", "finish"), ("metrics and statistics", "runs and report")),
+    "comparison and report": (("compare", "finish"), ("compare full scores", "metrics", "statistics", "runs and report")),
 }
+OF_QUERIES = ("metrics", "statistics", "runs and report", "start and the rest")  # any number of documents takes as long
 LAYER_PARAMETERS = 85_054_464  # of BERT-base, which every token passes
 
 
@@ -128,6 +130,7 @@ def child(arguments: list[str], record: Path) -> int:
     from maxsim_eval import api
     from maxsim_eval.cache import filling, sides
     from maxsim_eval.cli import main as command
+    from maxsim_eval.comparison import assessing, parity
     from maxsim_eval.data import loading
     from maxsim_eval.encoders.multi_vector import MultiVectorEncoder
 
@@ -151,6 +154,8 @@ def child(arguments: list[str], record: Path) -> int:
     clocked(MultiVectorEncoder, "_features", "tokenise (its threads)")
     clocked(filling, "write_shard", "write shards (their threads)")
     clocked(api, "assess", "score and compare")
+    clocked(parity, "compare_scores", "compare full scores")
+    clocked(assessing, "_result", "metrics")
     clocked(api, "_write", "write runs and report")
     code = 0
     try:
@@ -205,7 +210,9 @@ def run(arguments: list[str], out: Path, gpus: int) -> dict[str, Any]:
     phases["encode and write"] = clocks.pop("embeddings") - phases["hash texts"]
     scoring = {name: path["seconds"]["total"] for name, path in paths.items()}
     phases |= scoring
-    phases["metrics and statistics"] = clocks.pop("score and compare") - sum(scoring.values())
+    phases |= {name: clocks.pop(name, 0.0) for name in ("compare full scores", "metrics")}
+    others = sum(scoring.values()) + phases["compare full scores"] + phases["metrics"]
+    phases["statistics"] = clocks.pop("score and compare") - others
     phases["runs and report"] = clocks.pop("write runs and report")
     phases["start and the rest"] = wall - sum(phases.values())
     return {
@@ -279,7 +286,7 @@ def with_floors(report: dict[str, Any]) -> list[dict[str, Any]]:
     for phase in scored["phases"]:
         name = "encoded" if phase == "encode and write" else last
         seconds, part = report[name]["phases"][phase], report[f"{name}_part"]
-        whole = seconds if phase in ("start and the rest", "runs and report") else seconds * part
+        whole = seconds if phase in OF_QUERIES else seconds * part
         rows.append({"phase": phase, "run": name, "seconds": seconds, "full": whole, "floor": floor.get(phase)})
     return rows
 
@@ -312,7 +319,8 @@ def main(arguments: list[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     report: dict[str, Any] = {
-        "schema": SCHEMA, "torch": torch.__version__, "gpus": options.gpus, "encoded_part": options.encoded,
+        "schema": SCHEMA, "revision": described(ROOT), "torch": torch.__version__,
+        "gpus": options.gpus, "encoded_part": options.encoded,
         "scored_part": options.scored, "device": torch.cuda.get_device_name() if device == "cuda" else "cpu",
     }  # fmt: skip
     if options.beside is not None:

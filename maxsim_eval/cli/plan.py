@@ -66,7 +66,7 @@ def plan(source: str, dataset: str, as_json: bool, quiet: bool, **given: Any) ->
     from maxsim_eval.codecs.names import names_step
     from maxsim_eval.environment import resolve_device
     from maxsim_eval.planning.around import compare_rate, finish_rate
-    from maxsim_eval.planning.sizes import find_sizes
+    from maxsim_eval.planning.sizes import find_sizes, rule_of
     from maxsim_eval.report.writing import write_reports
     from maxsim_eval.scoring.certified import require_certifiable
     from maxsim_eval.scoring.own_functions import find_paths
@@ -96,7 +96,8 @@ def plan(source: str, dataset: str, as_json: bool, quiet: bool, **given: Any) ->
     if elsewhere is None:
         found, rates, room = _measured(found, names, given)
     else:
-        rates, room = elsewhere.rates(names, given["readers"]), elsewhere.room()
+        encode = elsewhere.encode(found.sizes, rule_of(name).parameters)
+        rates, room = replace(elsewhere.rates(names, given["readers"]), encode=encode), elsewhere.room()
     finish = finish_rate(found.sizes, names, k, write_reports)
     rates = replace(rates, compare=compare_rate(found.sizes.documents), finish=finish)
     count = elsewhere.gpus if elsewhere else given["processes"]

@@ -143,7 +143,9 @@ def test_scores_may_be_modified_in_place(layout):
     """On the first call of a signature, on the second, which is recorded, and on later ones, which are replayed."""
     documents = make.gauss(6, 63, D, seed=1)
     few = make.gauss(6, 31, D)
-    asked: torch.Tensor | Packed = {"one query": few[0].clone(), "packed queries": make.packed([4, 0, 31, 1, 7, 9], D)}.get(layout, few)
+    asked: torch.Tensor | Packed = {"one query": few[0].clone(), "packed queries": make.packed([4, 0, 31, 1, 7, 9], D)}.get(
+        layout, few
+    )
     for _ in range(2):
         leaf = (asked.values if isinstance(asked, Packed) else asked).detach().requires_grad_()
         queries = asked.with_values(leaf) if isinstance(asked, Packed) else leaf
