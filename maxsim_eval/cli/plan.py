@@ -65,7 +65,7 @@ def plan(source: str, dataset: str, as_json: bool, quiet: bool, **given: Any) ->
     from maxsim_eval.codecs.names import names_step
     from maxsim_eval.environment import resolve_device
     from maxsim_eval.planning.around import compare_rate, finish_rate
-    from maxsim_eval.planning.sizes import find_sizes
+    from maxsim_eval.planning.sizes import find_sizes, rule_of
     from maxsim_eval.report.writing import write_reports
     from maxsim_eval.scoring.certified import require_certifiable
     from maxsim_eval.scoring.own_functions import find_paths
@@ -94,7 +94,8 @@ def plan(source: str, dataset: str, as_json: bool, quiet: bool, **given: Any) ->
     if elsewhere is None:
         found, rates, room = _measured(found, names, given)
     else:
-        rates, room = elsewhere.rates(names, given["readers"]), elsewhere.room()
+        encode = elsewhere.encode(found.sizes, rule_of(name).parameters)
+        rates, room = replace(elsewhere.rates(names, given["readers"]), encode=encode), elsewhere.room()
     finish = finish_rate(found.sizes, names, k, write_reports)
     rates = replace(rates, compare=compare_rate(found.sizes.documents), finish=finish)
     count = elsewhere.gpus if elsewhere else given["processes"]
@@ -119,7 +120,7 @@ def _measured(found: FoundSizes, names: Sequence[str], given: Mapping[str, Any])
 
     found, encode = encoding(found)
     folder, device, threads = given["cache_dir"], given["device"], given["readers"] * given["processes"]
-    of_entry = {"entry": found.entry, "lengths": found.lengths, "folder": folder}
+    of_entry = {"entry": found.entry, "lengths": found.lengths, "queries": found.queries, "folder": folder}
     rates, resident = measure(found.sizes, names, **of_entry, device=device, k=given["k"], readers=threads)
     return found, replace(rates, encode=encode), read_room(folder, given["out"], device, resident)
 

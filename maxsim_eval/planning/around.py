@@ -24,6 +24,7 @@ from maxsim_eval.scoring.asked import Asked
 from maxsim_eval.scoring.job import Outcome
 from maxsim_eval.scoring.own_functions import find_paths
 from maxsim_eval.types import Encoder, Result, Role, Run
+from maxsim_kernels import Packed
 
 _ENCODED = 256  # items an encoder gets at a time, as when the cache is filled
 _QUERIES = 200  # of the made-up evaluation that is compared and written
@@ -42,38 +43,45 @@ def encoding(found: FoundSizes) -> tuple[FoundSizes, Rate | None]:
     try:
         with offline():
             if found.entry is None:
-                seconds, lengths, form = _encoding(encoder, kept.documents, "document")
+                seconds, tried = _encoding(encoder, kept.documents, "document")
+                lengths, form = tried.lengths.numpy(), str(tried.dtype).removeprefix("torch.")
                 sizes = replace(sizes, document_tokens=round(lengths.mean() * sizes.documents), form=form, source="sample")
             sample = [kept.documents[place] for place in range(min(_ENCODED, sizes.documents))]
             seconds += timed(lambda: encoder.prepare(sample)) * sizes.documents / len(sample)
-            more, asked, _ = _encoding(encoder, kept.queries, "query")
+            more, asked = _encoding(encoder, kept.queries, "query")
     except (DataError, MissingPackageError) as error:
         return replace(found, notes=(*found.notes, str(error))), None
-    sizes = replace(sizes, query_tokens=round(asked.mean() * sizes.queries), dim=encoder.dim)
+    sizes = replace(sizes, query_tokens=round(len(asked.values) / len(asked) * sizes.queries), dim=encoder.dim)
     note = f"ESTIMATE: not in the cache; seconds and tokens are those of a sample, encoded in {time.perf_counter() - started:.1f} s"
     # Without the encoder: its model's memory is for scoring now.
-    found = replace(found, sizes=sizes, lengths=lengths, notes=(note, *found.notes[1:]), kept=None, encoder=None)
+    found = replace(found, sizes=sizes, lengths=lengths, notes=(note, *found.notes[1:]), kept=None, encoder=None, queries=asked)
     return found, Rate(sizes.documents / (seconds + more))
 
 
-def _encoding(encoder: Encoder, items: Sequence[Any], role: Role) -> tuple[float, np.ndarray, str]:
+def _encoding(encoder: Encoder, items: Sequence[Any], role: Role) -> tuple[float, Packed]:
     """Seconds for all items: of those tried, and at the pace of the last of them for the rest (words become known, batches full).
 
-    With the tokens of those tried, and the dtype.
+    With the tokens of those tried.
     """
     places = np.random.default_rng(0).permutation(len(items)).tolist()
-    tried, spent, count, lengths = 0, 0.0, 4, []
+    tried, spent, count, made = 0, 0.0, 4, []
     while True:
         batch = [items[place] for place in places[tried : tried + count]]
         started = time.perf_counter()
         found = encoder.encode(batch, role)
         seconds = time.perf_counter() - started
         tried, spent = tried + len(batch), spent + seconds
-        lengths.append(found.lengths.cpu().numpy())
+        made.append(found)
         if spent > SECONDS or tried == len(items):
-            form = str(found.dtype).removeprefix("torch.")
-            return spent + (len(items) - tried) * seconds / len(batch), np.concatenate(lengths), form
+            return spent + (len(items) - tried) * seconds / len(batch), _joined(made)
         count = min(2 * count, _ENCODED)
+
+
+def _joined(parts: Sequence[Packed]) -> Packed:
+    """All of them, one behind the other, on the CPU."""
+    lengths = torch.cat([part.lengths.cpu() for part in parts])
+    offsets = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)])
+    return Packed(torch.cat([part.compact().values.cpu() for part in parts]), offsets)
 
 
 def compare_rate(documents: int) -> Rate:

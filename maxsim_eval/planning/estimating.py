@@ -53,7 +53,7 @@ def estimate(
     if work * part < LEAST_OPERATIONS[kind] or not names:
         return None
     sizes = Sizes(len(asked), len(lengths), *tokens, queries.dim, documents.manifest["dtype"])
-    found, topk, _ = path_rates(sizes, names, documents, device, k)
+    found, topk, _ = path_rates(sizes, names, documents, device, k, queries)
     rates = Rates(kind, found, topk=topk)
     seconds = {name: (path_plan(name, sizes, rates, cold=0, k=k, processes=processes).seconds or 0) * part for name in names}
     total = sum(seconds.values())

@@ -108,7 +108,8 @@ def make_plan(
     phases = [_phase("start", "imports and loading", start), *paths]
     if not sizes.encoded:
         made, written = seconds_of(sizes.documents, rates.encode), seconds_of(sizes.stored, rates.output)
-        phases.insert(1, _phase("encode", "the encoder", None if made is None or written is None else made + written))
+        more = 0.0 if made is None or rates.encode is None else made * rates.encode.spread
+        phases.insert(1, _phase("encode", "the encoder", None if made is None or written is None else made + written, more))
     if rows:
         pairs = rows * sizes.documents * (len(names) - 1)
         phases.append(_phase("compare", f"full scores of {rows:,} queries", seconds_of(pairs, rates.compare)))
@@ -131,8 +132,8 @@ def make_plan(
     )
 
 
-def _phase(name: str, bound: str, seconds: float | None) -> PathPlan:
-    return PathPlan(name, (), bound, 0.0, seconds)
+def _phase(name: str, bound: str, seconds: float | None, more: float = 0.0) -> PathPlan:
+    return PathPlan(name, (), bound, 0.0, seconds, more)
 
 
 def _checks(

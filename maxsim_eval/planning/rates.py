@@ -40,7 +40,7 @@ SECONDS = 1.2  # after which one that does not agree with itself is left as it i
 _PAGE = 4096
 _CHUNK = 8 << 20  # one sequential read
 _PROBES = 512
-_QUERIES = 512  # more would not change a rate
+QUERIES = 512  # more would hardly change a rate
 Place = tuple[str, int]  # a file, and the byte in it where a page begins
 # By kind of device: the shortest call that is a rate, and the bytes of made-up tokens where the cache holds none.
 _CALL = {"cpu": 0.2, "cuda": 0.01}
@@ -93,6 +93,7 @@ def measure(
     *,
     entry: Documents | None,
     lengths: np.ndarray | None = None,
+    queries: Packed | None = None,
     folder: Path,
     device: str = "cpu",
     k: int = 100,
@@ -104,6 +105,7 @@ def measure(
         names: scoring paths.
         entry: the documents in the cache; None: made-up ones are written, read and scored instead.
         lengths: tokens of documents (a sample will do); None: all of the mean length.
+        queries: as of `path_rates`.
         folder: where the cache is, or will be.
         readers: threads that read; on a CPU 2 at most, as in streaming.
     """
@@ -114,7 +116,7 @@ def measure(
         resident = None if entry is None else in_page_cache(asked)
         threads = readers if kind == "cuda" else min(readers, 2)
         disk = read_rate(asked, threads, direct=True)
-        paths, topk, host = ({}, None, None) if held is None else path_rates(sizes, names, held, device, k)
+        paths, topk, host = ({}, None, None) if held is None else path_rates(sizes, names, held, device, k, queries)
         if kind == "cuda":  # there reading goes on beside the scoring
             host = [read_rate(asked[:16], threads, direct=False) for _ in range(4)][-1]
     link = link_rate(device) if kind == "cuda" else None
@@ -245,18 +247,26 @@ def link_rate(device: str) -> Rate:
     return Rate(size / seconds, f"copy of {size / 1e6:,.0f} MB from pinned memory", spread)
 
 
+def some(count: int, most: int) -> np.ndarray:
+    """At most so many of the numbers below `count`, evenly chosen, ascending."""
+    return np.linspace(0, count - 1, min(count, most)).astype(np.int64)
+
+
 def path_rates(
-    sizes: Sizes, names: Sequence[str], documents: Documents, device: str, k: int
+    sizes: Sizes, names: Sequence[str], documents: Documents, device: str, k: int, queries: Packed | None = None
 ) -> tuple[dict[str, PathRates], Rate | None, Rate | None]:
     """Rates of each path, of the top-k and of reading from memory: by scoring a slice of documents as an evaluation does.
 
-    Queries are made up: at most 512, of the mean length.
+    By 512 of the queries at most, evenly chosen: on a CPU a token that comes up again and again is scored once, so real ones of a
+    lexical encoder are worth several times what others are. Where there are none they are made up, all of the mean length.
     """
     if not (sizes.document_tokens and sizes.query_tokens and documents.tokens):
         return {}, None, None
-    count = min(sizes.queries, _QUERIES)
-    each = np.full(count, max(1, round(sizes.query_tokens / sizes.queries)))
-    queries = _tokens(each, sizes.dim, DTYPES[sizes.form])
+    if queries is None or not queries.values.shape[0]:
+        each = np.full(min(sizes.queries, QUERIES), max(1, round(sizes.query_tokens / sizes.queries)))
+        queries = _tokens(each, sizes.dim, DTYPES[sizes.form])
+    elif len(queries) > QUERIES:
+        queries = queries.select(torch.from_numpy(some(len(queries), QUERIES))).compact()
     found = {name: _Slice(name, queries, documents, device, k) for name in names}
     for part, (_, least) in zip(found.values(), steady(*(part.run for part in found.values())), strict=True):
         part.spread = max(least, _spread([run["score"] for run in part.runs]))

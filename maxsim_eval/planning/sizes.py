@@ -15,6 +15,7 @@ from types import ModuleType
 from typing import Any
 
 import numpy as np
+import torch
 
 from maxsim_eval.cache.embeddings import chosen_rows, imported_entries
 from maxsim_eval.cache.entries import Entry
@@ -28,6 +29,7 @@ from maxsim_eval.encoders.names import ONE_DTYPE, get_encoder
 from maxsim_eval.errors import DataError, MissingPackageError, UnknownNameError, UsageError
 from maxsim_eval.planning.costs import Sizes
 from maxsim_eval.types import Encoder, Task
+from maxsim_kernels import Packed
 
 CARD_DOCUMENT_TOKENS = 120  # of a passage, where not even its text is here
 CARD_QUERY_TOKENS = 32
@@ -38,22 +40,26 @@ _NOBODY = ModuleType("nobody")
 
 @dataclass(frozen=True)
 class Rule:
-    """What is assumed where nothing can be encoded: tokens a word of a document and at most, tokens of a query, and the dtype."""
+    """What is assumed where nothing can be encoded: tokens a word of a document and at most, tokens of a query, and the dtype.
+
+    `parameters`: those of the model that every token passes; 0: no model.
+    """
 
     factor: float
     most: int
     query: int
     form: str
+    parameters: float = 85e6  # of BERT-base's layers
 
 
 # Stems or BERT's word pieces a word, on SciFact (abstracts of 212 words; everyday text makes fewer pieces). 0: always the most.
 RULES = {
-    "lexical": Rule(0.42, 256, 9, "float32"),
+    "lexical": Rule(0.42, 256, 9, "float32", 0),
     "hf": Rule(1.57, 256, 20, "float32"),
     "colbertv2": Rule(1.57, 180, 32, "float32"),
     "multi-vector": Rule(1.57, 300, 32, "float32"),
-    "colpali": Rule(0.0, 1030, 32, "bfloat16"),  # patches and the prompt of a page
-    "gve": Rule(0.0, 729, 32, "float16"),
+    "colpali": Rule(0.0, 1030, 32, "bfloat16", 2.9e9),  # patches and the prompt of a page
+    "gve": Rule(0.0, 729, 32, "float16", 2e9),
 }
 IMPORTED = Rule(1.57, 300, 32, "float16")
 
@@ -62,7 +68,8 @@ IMPORTED = Rule(1.57, 300, 32, "float16")
 class FoundSizes:
     """Sizes, the documents in the cache (None: not there), a sample of document lengths, and what the reader must know.
 
-    `kept` and `encoder` are there where something has to be encoded and both are on this machine.
+    `queries`: some of them as they are encoded, where they are. `kept` and `encoder` are there where something has to be encoded
+    and both are on this machine.
     """
 
     sizes: Sizes
@@ -72,6 +79,7 @@ class FoundSizes:
     notes: tuple[str, ...]
     kept: Task | None = None
     encoder: Encoder | None = None
+    queries: Packed | None = None
 
 
 def find_sizes(
@@ -106,9 +114,11 @@ def find_sizes(
     queries, documents, made, notes = _entries(task, kept, encoder, cache_dir, device)
     if queries is not None and documents is not None:
         lengths = documents.lengths()
-        tokens = int(queries.lengths()[rows_of(task.query_ids, kept.query_ids)].sum()), int(lengths.sum())
+        chosen = rows_of(task.query_ids, kept.query_ids)
+        tokens = int(queries.lengths()[chosen].sum()), int(lengths.sum())
         sizes = Sizes(len(kept.query_ids), len(kept.document_ids), *tokens, documents.dim, documents.manifest["dtype"])
-        return FoundSizes(sizes, documents, lengths, facts, notes)
+        real = queries.load().select(torch.from_numpy(chosen)).compact()
+        return FoundSizes(sizes, documents, lengths, facts, notes, queries=real)
     return _by_texts(kept, encoder, made, documents, queries, facts, notes)
 
 
@@ -174,7 +184,7 @@ def offline() -> Iterator[None]:
         os.environ |= {} if before is None else {name: before}
 
 
-def _rule(name: str, dtype: str | None) -> Rule:
+def rule_of(name: str, dtype: str | None = None) -> Rule:
     """The rule of an encoder; `dtype` is what the card stores embeddings in, where it says so."""
     prefix = name.partition(":")[0].partition("@")[0]  # colbertv2@<revision> too
     rule = RULES.get(prefix, IMPORTED)
@@ -200,7 +210,7 @@ def _by_texts(
     notes: tuple[str, ...],
 ) -> FoundSizes:
     """Where a side is not in the cache: that side by its words, the other as it is."""
-    rule = _rule(name, kept.dtype)
+    rule = rule_of(name, kept.dtype)
     lengths = estimate_lengths(kept.documents, rule.factor, rule.most) if documents is None else documents.lengths()
     missing = " and ".join(side for side, entry in (("documents", documents), ("queries", queries)) if entry is None)
     dim = encoder.dim if encoder is not None else documents.dim if documents is not None else _DIM
@@ -221,7 +231,7 @@ def _by_card(source: str, dataset: str, name: str, asked: dict[str, int | None])
             f"{dataset} ... does), then plan"
         )
     encoder, notes = _encoder(name, card.dtype or None)
-    rule = _rule(name, card.dtype or None)
+    rule = rule_of(name, card.dtype or None)
     documents, queries = (min(n, asked[side] or n) for n, side in ((card.documents, "documents"), (card.queries, "queries")))
     tokens, dim = (queries * CARD_QUERY_TOKENS, documents * CARD_DOCUMENT_TOKENS), _DIM if encoder is None else encoder.dim
     sizes = Sizes(queries, documents, *tokens, dim, rule.form, "card", exact=False, encoded=False)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -28,6 +30,7 @@ from maxsim_eval.planning.costs import (
 )
 from maxsim_eval.planning.hardware import Machine
 from maxsim_eval.planning.plan import HOST_BYTES, LEAST_GPU, Room, cold_bytes, make_plan
+from maxsim_eval.planning.sizes import rule_of
 from maxsim_eval.scoring import units
 from maxsim_kernels import pack, quantize_fp8, quantize_int8
 from maxsim_kernels.topk import TopK
@@ -291,3 +294,23 @@ def test_one_disk_must_hold_both() -> None:
     room = replace(ROOMY, one_disk=True, cache_disk=needed, output_disk=needed)
     assert verdicts(room, new)["disk"] is True
     assert verdicts(replace(room, cache_disk=needed - 1), new)["disk"] is False
+
+
+def test_the_ranges_of_an_h200_cover_its_rehearsal() -> None:
+    """What `plan --gpu h200` says of every path and of encoding, beside what the whole command took."""
+    run = json.loads((Path(__file__).parents[3] / "docs" / "results" / "h200" / "rehearsal.json").read_text())["encoded"]
+    sizes = Sizes(7405, 261_666, 7405 * 32, run["document_tokens"], 128, "float16", encoded=False)
+    machine = Machine("h200", 1, disk=3 * 10**9, ram=10**12)
+    encode = machine.encode(sizes, rule_of("colbertv2").parameters)
+    rates = replace(machine.rates(["fp32", "fp16", "int8"], 4), encode=encode)
+    made = make_plan(sizes, rates, machine.room(), ["fp32", "fp16", "int8"])
+    said = {phase.name: phase for phase in made.phases}
+    for name, took in (("fp32", "fp32"), ("fp16", "fp16"), ("int8", "int8"), ("encode", "encode and write")):
+        seconds, measured = said[name].seconds, run["phases"][took]
+        assert seconds is not None
+        assert seconds / 1.1 <= measured <= 1.1 * (seconds + said[name].more), name
+    assert machine.encode(sizes, rule_of("lexical").parameters) is None, "no model: a CPU's work, whose rate is not known"
+    four = Machine("h200", 4, disk=1).encode(sizes, 85e6)
+    assert four is not None
+    assert encode is not None
+    assert four.value == pytest.approx(4 * encode.value)
