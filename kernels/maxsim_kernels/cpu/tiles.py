@@ -8,6 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from maxsim_kernels.cpu import few
+
 _LONGEST_TILE = 16384  # document tokens a product, at most: with few query rows calls cost more than cache misses
 _TILE_ROWS = 512  # query tokens a product
 _CELLS = 1 << 20  # similarities a product: FP32 [2048, 512]
@@ -121,8 +123,11 @@ def maxima(
     uniform = corpus.uniform if not return_argmax and (corpus.uniform or 0) <= tile_tokens else None
     if uniform:
         tile_tokens = tile_tokens // uniform * uniform
+    rows, dim = queries.matrix.shape
+    if not integer and corpus.token_scale is None:
+        parts = (min(_TILE_ROWS, rows - low) for low in range(0, rows, _TILE_ROWS))
+        tile_tokens = few.tile_for(int(lengths.sum()), tile_tokens, uniform or 1, parts, dim, bool(uniform), multiply)
     tiles, owners = tiles_of(lengths, tile_tokens)
-    rows = queries.matrix.shape[0]
     found = np.empty((rows, 0 if uniform else len(owners)), np.float32)
     by_document = torch.empty(len(owners), rows, dtype=_reduced_dtype(queries, corpus)) if uniform else None
     winners = np.full((rows, len(owners)), -1, np.int32) if return_argmax else None
