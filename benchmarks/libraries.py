@@ -1,7 +1,7 @@
 """sentence-transformers, PyLate and colpali-engine by their own calls and defaults: their scores and theirs on ours, correctness first.
 
     python benchmarks/libraries.py [--json FILE] [--only sentence-transformers,pylate,colpali-engine] [--rows TEXT] [--tiny]
-        [--seconds 110]
+        [--rounds 31] [--seconds 110]
 
 Every row is one call of a library's own API, once with each backend that the library has and once after `integrations.enable`. A method
 takes part only where its scores, or its loss and gradients, are those of the library in float64. Times are whole calls as their caller
@@ -155,7 +155,7 @@ def one_round(row: Row, device: str) -> float:
     return (time.perf_counter() - started) / count * 1e3
 
 
-def measure(row: Row, device: str) -> dict[str, Any]:
+def measure(row: Row, device: str, rounds: int = ROUNDS) -> dict[str, Any]:
     """One row: who takes part, milliseconds, memory."""
     with row.methods["own"]():  # other backends of the library have no float64
         truth = row.truth()
@@ -169,7 +169,7 @@ def measure(row: Row, device: str) -> dict[str, Any]:
         except Exception as problem:  # noqa: BLE001 - whatever another's code raises is why it is not measured
             left_out[name] = f"{type(problem).__name__}: {' '.join(str(problem).split())}"[:200]
     samples: dict[str, list[float]] = {name: [] for name in found}
-    for number in range(ROUNDS):
+    for number in range(rounds):
         names = list(found)
         for name in names[number % len(names) :] + names[: number % len(names)] if names else ():
             with row.methods[name]():
@@ -233,6 +233,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="write everything there")
     parser.add_argument("--only", default=",".join(ROWS), help="comma-separated libraries (default all)")
     parser.add_argument("--rows", default="", help="only rows whose name holds this")
+    parser.add_argument("--rounds", type=int, default=ROUNDS, help=f"of turns (default {ROUNDS})")
     parser.add_argument("--tiny", action="store_true", help="small sizes: whether everything runs")
     parser.add_argument("--seconds", type=float, default=110, help="begin no row after so many (default 110)")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
@@ -263,7 +264,7 @@ def main() -> None:
                 document["left_out"][f"{library}, {row.name}"] = f"not begun within {arguments.seconds:.0f} seconds"
                 continue
             row.methods = backends(library)
-            document["rows"].append(measure(row, device))
+            document["rows"].append(measure(row, device, arguments.rounds))
             print(line(document["rows"][-1]), flush=True)
             write(document, arguments.json)
             if device != "cpu":

@@ -22,7 +22,6 @@ def row() -> Row:
 
 
 def test_only_who_gives_the_right_scores_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(libraries, "ROUNDS", 2)
     made = row()
     right = made.call
 
@@ -36,7 +35,7 @@ def test_only_who_gives_the_right_scores_is_measured(monkeypatch: pytest.MonkeyP
         raise ImportError("no such kernels\nhere")
 
     made.methods = {"own": contextlib.nullcontext, "ours": lambda: off(1.001), "wrong": lambda: off(1.1), "absent": absent}
-    found = libraries.measure(made, "cpu")
+    found = libraries.measure(made, "cpu", rounds=2)
     assert set(found["methods"]) == {"own", "ours"}
     assert found["methods"]["ours"]["error"] == pytest.approx(1e-3, rel=1e-2)
     assert found["left_out"] == {
@@ -84,9 +83,8 @@ def test_what_the_library_scored_itself_is_not_taken_for_ours() -> None:
 
 @pytest.mark.slow
 def test_every_row_of_what_is_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
-    monkeypatch.setattr(libraries, "ROUNDS", 2)
     monkeypatch.setattr(libraries, "ROUND_SECONDS", 0.0)
-    words = ["--tiny", "--device", "cpu", "--only", "sentence-transformers", "--json"]
+    words = ["--tiny", "--rounds", "2", "--device", "cpu", "--only", "sentence-transformers", "--json"]
     monkeypatch.setattr(sys, "argv", ["libraries.py", *words, str(tmp_path / "a.json")])
     libraries.main()
     found = json.loads((tmp_path / "a.json").read_text())

@@ -11,6 +11,9 @@ import sys
 import sysconfig
 import tarfile
 from pathlib import Path
+from typing import NoReturn
+
+import pytest
 
 # colpali-engine imports torchvision, whose wheel of the registry may be built for another torch than the one here; nothing of what
 # it registers with torch is used.
@@ -29,6 +32,8 @@ REQUIREMENTS = {
         "fastkmeans==0.5.0",
         "fast-plaid==1.4.6.2110",
     ),
+    "sentence-transformers 6.0": ("sentence-transformers==6.0.0",),
+    "sentence-transformers 6.1": ("sentence-transformers==6.1.0",),
     "mteb": ("mteb==2.26.24", "polars==2.1.0", "polars-runtime-32==2.1.0", "ir_datasets==0.6.3", "lxml==6.1.3", "lz4==4.4.5"),
     "colpali_engine": ("colpali-engine==0.3.18", "peft==0.20.0", "accelerate==1.15.0", "torchvision==0.28.0"),
 }
@@ -37,6 +42,13 @@ UNREACHABLE = ("(from versions: none)", "ConnectionError", "Temporary failure", 
 
 class UnreachableError(RuntimeError):
     """The package registry gave nothing."""
+
+
+def without_registry(library: str, error: UnreachableError) -> NoReturn:
+    """Skip the test, or fail it where MAXSIM_REQUIRE_REGISTRY=1 says that the registry is there (`.ci/run`)."""
+    if os.environ.get("MAXSIM_REQUIRE_REGISTRY") == "1":
+        pytest.fail(f"MAXSIM_REQUIRE_REGISTRY=1, but no {library} from the package registry: {error}", pytrace=False)
+    pytest.skip(f"no {library} from the package registry: {error}")
 
 
 def environment(library: str, folder: Path) -> Path:

@@ -21,6 +21,7 @@ from maxsim_eval import evaluate
 from maxsim_eval.data.loading import load_task
 from maxsim_eval.errors import UsageError
 from maxsim_eval.mteb import MaxSimModel, load_mteb_task, write_mteb_results
+from maxsim_kernels import integrations
 
 K = 300  # the whole corpus
 
@@ -95,6 +96,18 @@ def test_the_scores_are_those_of_mteb_with_the_same_model(demo: Any, tmp_path: P
     scores = [run(model, own_task(demo, reranked=reranked), tmp_path / str(n)) for n, model in enumerate((theirs, ours))]
     for metric in ("ndcg_at_10", "recall_at_100", "map_at_100"):
         assert scores[1][metric] == pytest.approx(scores[0][metric], abs=3e-3), metric
+
+
+def test_mtebs_own_model_scores_here_while_sentence_transformers_is_enabled(demo: Any, tmp_path: Path) -> None:
+    from sentence_transformers import MultiVectorEncoder
+
+    model = MultiVectorEncoder(str(tiny_checkpoints.stanford(tmp_path / "model")), device="cpu")
+    own = run(model, own_task(demo), tmp_path / "own")
+    with integrations.enable("sentence-transformers"):
+        ours = run(model, own_task(demo), tmp_path / "ours")
+        assert integrations.status()["sentence-transformers"].calls["maxsim"] > 0
+    for metric in ("ndcg_at_10", "recall_at_100", "map_at_100"):
+        assert ours[metric] == pytest.approx(own[metric], abs=3e-3), metric
 
 
 def test_a_task_of_ones_own_by_our_paths_and_its_results_in_mtebs_form(demo: Any, tmp_path: Path) -> None:

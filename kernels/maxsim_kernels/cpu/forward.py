@@ -7,7 +7,8 @@ INT8 codes meet INT8 query codes in exact integer products (`torch._int_mm`; as 
 and scales are applied after the product.
 
 Bits: every product has the same shape for a given set of queries, and the inner dimension is cut at 512 so that the matrix
-library adds in one order; a document's score then does not depend on its place, its neighbours or the cut of the corpus.
+library adds in one order; a document's score then does not depend on its place, its neighbours or the cut of the corpus. Few
+documents take a smaller product where it was seen to have the same bits (`few.py`).
 
 Source: paper Alg. 1 (fused forward), section 'INT8'; tile sizes measured by `benchmarks/cpu_forward.py`.
 """
@@ -72,29 +73,12 @@ def query_width(call: Call) -> int:
     return int(call.query_lengths.max()) if call.query_lengths.numel() else 0
 
 
-def _valid_places(mask: Tensor | None, length: Tensor | None, size: int) -> Tensor | None:
-    """Positions `[n]` of the valid tokens of one padded row; None when all are valid."""
-    if mask is None and length is None:
-        return None
-    valid = torch.ones(size, dtype=torch.bool) if mask is None else mask != 0
-    if length is not None:
-        valid = valid & (torch.arange(size) < length)
-    return valid.nonzero()[:, 0]
-
-
-def _query_tokens(call: Call, query: int) -> tuple[Tensor, Tensor]:
-    """Valid tokens `[L, d]` of one query, in the dtype given, and their positions `[L]`."""
-    if call.query_starts is not None:
-        assert call.query_lengths is not None
-        start, length = int(call.query_starts[query]), int(call.query_lengths[query])
-        return call.queries[start : start + length], torch.arange(length)
-    tokens = call.queries[query]
-    mask = None if call.query_mask is None else call.query_mask[query]
-    length_of = None if call.query_lengths is None else call.query_lengths[query]
-    places = _valid_places(mask, length_of, tokens.shape[0])
-    if places is None:
-        return tokens, torch.arange(tokens.shape[0])
-    return tokens[places], places
+def _packed_tokens(call: Call, query: int) -> tuple[Tensor, Tensor]:
+    """Tokens `[L, d]` of one packed query, in the dtype given, and their positions `[L]`."""
+    assert call.query_starts is not None
+    assert call.query_lengths is not None
+    start, length = int(call.query_starts[query]), int(call.query_lengths[query])
+    return call.queries[start : start + length], torch.arange(length)
 
 
 def query_blocks(call: Call) -> Iterator[tuple[int, Queries]]:
@@ -105,12 +89,37 @@ def query_blocks(call: Call) -> Iterator[tuple[int, Queries]]:
         yield first, _queries(call, range(first, min(first + step, call.query_count)))
 
 
+def _padded_tokens(call: Call, first: int, last: int) -> tuple[Tensor, np.ndarray, np.ndarray]:
+    """Valid tokens `[T, d]` of padded queries one after the other, their positions `[T]`, and how many each query has."""
+    block = call.queries[first:last]
+    count, size, width = block.shape
+    mask = None if call.query_mask is None else call.query_mask[first:last]
+    length = None if call.query_lengths is None else call.query_lengths[first:last, None]
+    valid = _valid(mask, length, count, size)
+    if valid is None:
+        return block.reshape(count * size, width), np.tile(np.arange(size), count), np.full(count, size)
+    index = valid.view(-1).nonzero()[:, 0]
+    return block.reshape(count * size, width)[index], (index % max(1, size)).numpy(), valid.sum(1).numpy()
+
+
+def _valid(mask: Tensor | None, lengths: Tensor | None, count: int, size: int) -> Tensor | None:
+    """Which tokens of padded rows count, `[N, L]`; None where all do. `lengths`: `[N, 1]`."""
+    if mask is None and lengths is None:
+        return None
+    valid = torch.ones(count, size, dtype=torch.bool) if mask is None else mask if mask.dtype == torch.bool else mask != 0
+    return (valid if lengths is None else valid & (torch.arange(size) < lengths)).contiguous()
+
+
 def _queries(call: Call, numbers: range | list[int]) -> Queries:
-    parts = [_query_tokens(call, number) for number in numbers]
-    ends = np.cumsum([part.shape[0] for part, _ in parts]).tolist()
+    if call.query_starts is None and numbers:
+        tokens, places, sizes = _padded_tokens(call, numbers[0], numbers[-1] + 1)
+        ends = np.cumsum(sizes).tolist()
+    else:
+        parts = [_packed_tokens(call, number) for number in numbers]
+        ends = np.cumsum([part.shape[0] for part, _ in parts]).tolist()
+        tokens = torch.cat([part for part, _ in parts]) if parts else call.queries.new_empty(0, call.queries.shape[-1])
+        places = torch.cat([place for _, place in parts]).numpy() if parts else np.empty(0, np.int64)
     bounds = list(zip([0, *ends[:-1]], ends, strict=True))
-    tokens = torch.cat([part for part, _ in parts]) if parts else call.queries.new_empty(0, call.queries.shape[-1])
-    places = torch.cat([place for _, place in parts]).numpy() if parts else np.empty(0, np.int64)
     which = np.arange(len(tokens))
     if (found := distinct_rows(tokens)) is not None:
         tokens, which = found[0], found[1].numpy()
@@ -165,10 +174,9 @@ def corpora(call: Call, query: int | None) -> Iterator[tuple[int, Corpus]]:
         flat = block.reshape(count * size, block.shape[-1])  # a view wherever the strides allow one
         index = places = None
         sizes = np.full(count, size, np.int64)
-        if mask is not None or lengths is not None:
-            valid = torch.ones(count, size, dtype=torch.bool) if mask is None else mask[span] != 0
-            if lengths is not None:
-                valid = valid & (torch.arange(size) < lengths[span, None])
+        within = (None if mask is None else mask[span]), (None if lengths is None else lengths[span, None])
+        valid = _valid(*within, count, size)
+        if valid is not None:
             index = valid.view(-1).nonzero()[:, 0]
             sizes = valid.sum(1).numpy()
             places = (index % max(1, size)).numpy()

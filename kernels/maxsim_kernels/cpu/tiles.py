@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from maxsim_kernels.cpu import integers
+from maxsim_kernels.cpu import few, integers
 
 _LONGEST_TILE = 16384  # document tokens a product, at most: with few query rows calls cost more than cache misses
 _TILE_ROWS = 512  # query tokens a product
@@ -133,8 +133,11 @@ def maxima(
     uniform = corpus.uniform if not return_argmax and (corpus.uniform or 0) <= tile_tokens else None
     if uniform:
         tile_tokens = tile_tokens // uniform * uniform
+    rows, dim = queries.matrix.shape
+    if queries.matrix.dtype == torch.float32 and corpus.token_scale is None:
+        parts = (min(_TILE_ROWS, rows - low) for low in range(0, rows, _TILE_ROWS))
+        tile_tokens = few.tile_for(int(lengths.sum()), tile_tokens, uniform or 1, parts, dim, bool(uniform), multiply)
     tiles, owners = tiles_of(lengths, tile_tokens)
-    rows = queries.matrix.shape[0]
     reduced = torch.float32 if corpus.token_scale is not None else _cell_dtype(queries)
     found = np.empty((rows, 0 if uniform else len(owners)), np.float32)
     by_document = torch.empty(len(owners), rows, dtype=reduced) if uniform else None

@@ -46,6 +46,16 @@ def test_dispatch(name: str, dtype: torch.dtype) -> None:
     same((found[0].float(), found[1]), (truth[0], [gradient.to(dtype) for gradient in truth[1]]), **ONCE[dtype])
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["maxsim_inbatch", "maxsim_kd"])
+def test_compiled_without_a_break(name: str) -> None:
+    q, d = tokens(3, 5, 8), tokens(*((4, 6, 8) if name == "maxsim_inbatch" else (3, 2, 6, 8)), seed=1)
+    truth = scores_and_gradients(getattr(dispatch, name), q, d)
+    with integrations.enable(NAME):
+        compiled = torch.compile(getattr(dispatch, name), fullgraph=True, backend="aot_eager")
+        same(scores_and_gradients(compiled, q, d), truth)
+
+
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("lists", ["both", "queries", "pages", "neither"])
 @pytest.mark.parametrize("batch_size", [2, 128])

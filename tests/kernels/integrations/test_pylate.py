@@ -61,6 +61,16 @@ def test_scores(name: str, dtype: torch.dtype, kind: torch.dtype | None) -> None
     same((found[0].float(), found[1]), (truth[0], [gradient.to(dtype) for gradient in truth[1]]), **ONCE[dtype])
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["colbert_scores", "colbert_kd_scores"])
+def test_compiled_without_a_break(name: str) -> None:
+    q, d = tokens(3, 5, 8), tokens(*((4, 6, 8) if name == "colbert_scores" else (3, 2, 6, 8)), seed=1)
+    truth = scores_and_gradients(getattr(scores, name), q, d)
+    with integrations.enable(NAME):
+        compiled = torch.compile(getattr(scores, name), fullgraph=True, backend="aot_eager")
+        same(scores_and_gradients(compiled, q, d), truth)
+
+
 def test_negative_documents_lose_to_padding_unless_strict() -> None:
     q = tokens(2, 3, 8).detach().abs()
     d = -tokens(3, 4, 8, seed=1).detach().abs()
