@@ -1,9 +1,10 @@
 """The search itself: codes of a block are scanned, bounds prune, what is left is scored exactly, and the threshold rises.
 
-For a block of documents: scores over codes and their widths (`bounds.py`) give an interval that holds each exact score. The k
-documents with the best lower bounds are scored exactly; the k-th best exact score so far, of this block and those before, is the
-threshold. Every other document whose upper bound reaches it, ties included, is scored exactly too; the rest cannot be among the best
-k, whatever their ties. Thresholds only rise, so later blocks prune harder.
+For a block of documents: scores over codes and their widths (`bounds.py`) give an interval that holds each exact score. A guess of the
+threshold, from the k-th best score over codes, chooses the documents that are scored exactly; the k-th best exact score so far, of this
+block and those before, is the threshold. Every other document whose upper bound reaches it, ties included, is scored exactly too: most
+often none is left, since the guess was lower. The rest cannot be among the best k, whatever their ties. Thresholds only rise, so later
+blocks prune harder.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from maxsim_kernels.topk import TopK, keys_of, merge_topk, of_keys, refuse_nan
 
 _CELLS = 1 << 21  # (query, document) pairs bounded at once: about 100 MB of scores, widths and bounds
 _LEAST_DOCUMENTS = 256
+_GUESSED = 0.1  # of a width: true errors are 0.5 to 3% of it (docs/search.md), and the k-th best of many hardly moves
 
 
 @dataclass(frozen=True)
@@ -122,9 +124,11 @@ class Search:
                 scores = self._all(piece)
             keys = keys_of(scores, self.seen)
             self.keys = torch.cat([self.keys, keys], 1).topk(self.k, dim=1).values
-            refuse_nan(self.keys)
             self.seen += len(piece)
             self.pieces += 1
+        refuse_nan(
+            self.keys
+        )  # of the whole block, as brute force does: the first query that has one may meet it in a late piece
 
     def _all(self, documents: Packed | Rows) -> Tensor:
         """Brute force: scores `[Nq, n]`."""
@@ -145,25 +149,26 @@ class Search:
 
     def _pruned(self, documents: Packed | Rows, codes: Codes, terms: QueryTerms, residuals: Residuals) -> Tensor | None:
         """Scores `[Nq, n]`, exact or -inf where a document cannot be among the best; None where too many can."""
-        count, k = len(documents), self.k
-        lower, upper = self._bounds(documents, codes, terms, residuals)
+        approximate, width, upper = self._bounds(documents, codes, terms, residuals)
         scores = torch.full(upper.shape, -torch.inf)
         most = self.most_rescored * upper.numel()
-        held = of_keys(self.keys)[0]
-        alive = (upper >= held[:, -1:]) & (upper > -torch.inf)
-        leads = lower.masked_fill_(~alive, -torch.inf).topk(min(k, count), dim=1).indices
-        done = torch.zeros_like(alive).scatter_(1, leads, True).logical_and_(alive)
+        held = of_keys(self.keys)[0].nan_to_num(-torch.inf, torch.inf, -torch.inf)
+        alive = (upper >= held.amin(1, keepdim=True)) & (upper > -torch.inf)
+        done = alive & (upper >= self._guess(approximate, width, alive, held))
         if int(done.sum()) > most:
             return None
         self._rescore(documents, done, scores)
         if bool(torch.isnan(scores).any()):
             return None  # to be refused with the name of the first such document: brute force finds that
-        kth = torch.cat([held, scores], 1).topk(k, dim=1).values[:, -1:]
+        kth = torch.cat([held, scores], 1).topk(self.k, dim=1).values[:, -1:]
         late = (upper >= kth) & alive & ~done
-        if int(done.sum()) + int(late.sum()) > most:
-            return None
-        self._rescore(documents, late, scores)
-        done |= late
+        if left := int(late.sum()):
+            if int(done.sum()) + left > most:
+                return None
+            self._rescore(documents, late, scores)
+            if bool(torch.isnan(scores).any()):
+                return None
+            done |= late
         self._note_lost((scores == -torch.inf) & done)
         scores[self.void] = 0.0
         self.survivors += done.sum(1)
@@ -171,17 +176,32 @@ class Search:
         self.highest = torch.maximum(self.highest, upper.masked_fill_(done, -torch.inf).amax(1))
         return scores
 
-    def _bounds(self, documents: Packed | Rows, codes: Codes, terms: QueryTerms, residuals: Residuals) -> tuple[Tensor, Tensor]:
-        """Lower and upper bounds FP64 `[Nq, n]` of the exact scores; -inf for pairs whose score needs no look at the tokens."""
-        approximate = maxsim(self.queries, codes, quantize_queries=self.quantize_queries)
-        assert isinstance(approximate, Tensor)
+    def _guess(self, approximate: Tensor, width: Tensor, alive: Tensor, held: Tensor) -> Tensor:
+        """`[Nq, 1]` FP64: about the k-th best exact score, seldom above it. No proof rests on it, only how often documents are read."""
+        middle = torch.cat([held.double(), approximate.masked_fill(~alive, -torch.inf)], 1)
+        best = middle.topk(self.k, dim=1)
+        last, place = best.values[:, -1:], best.indices[:, -1:] - held.shape[1]
+        slack = width.gather(1, place.clamp(min=0)).masked_fill_(place < 0, 0.0) if width.shape[1] else torch.zeros_like(last)
+        return (last - _GUESSED * slack).nan_to_num(-torch.inf, torch.inf, -torch.inf)
+
+    def _bounds(
+        self, documents: Packed | Rows, codes: Codes, terms: QueryTerms, residuals: Residuals
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Scores over codes, their widths and the upper bounds of the exact scores, FP64 `[Nq, n]`.
+
+        Without a bound: -inf, inf, inf. Of pairs whose score needs no look at the tokens the upper bound is -inf.
+        """
+        found = maxsim(self.queries, codes, quantize_queries=self.quantize_queries)
+        assert isinstance(found, Tensor)
         self.scanned += len(documents)
-        width = terms.width(residuals)
-        unknown = ~torch.isfinite(width)
+        approximate, width = found.double(), terms.width(residuals)
+        unknown = ~(torch.isfinite(width) & torch.isfinite(approximate))
+        if bool(unknown.any()):
+            approximate.masked_fill_(unknown, -torch.inf)
+            width.masked_fill_(unknown, torch.inf)
         upper = (approximate + width).masked_fill_(unknown, torch.inf)
-        lower = (approximate - width).masked_fill_(unknown, -torch.inf)
         known = (documents.lengths == 0)[None, :] | self.void[:, None]
-        return lower.masked_fill_(known, -torch.inf), upper.masked_fill_(known, -torch.inf)
+        return approximate, width, upper.masked_fill_(known, -torch.inf)
 
     def _rescore(self, documents: Packed | Rows, chosen: Tensor, scores: Tensor) -> None:
         """Write the exact scores of the chosen pairs; of `Rows` each document is read once, in order."""

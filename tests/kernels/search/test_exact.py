@@ -10,6 +10,7 @@ import torch
 
 from inputs import on_cpu as cases
 from maxsim_kernels import Packed, maxsim, pack, quantize_fp8, quantize_int8, stream_topk
+from maxsim_kernels.cpu import batches
 from maxsim_kernels.search import Residuals, Rows, exact_topk, rescoring, residuals_of, searching
 from maxsim_kernels.search import rows as rows_module
 from search_cases import Awkward
@@ -216,6 +217,50 @@ def test_scores_of_some_pairs_have_the_bits_of_a_call_with_all(two_threads, d, s
         some.score(few, asked, found)
         assert cases.same_bits(found, torch.where(asked, together[:, numbers], torch.tensor(7.0)))
     assert torch.get_num_threads() == 2
+
+
+@pytest.mark.parametrize("d", [24, 600])
+@pytest.mark.parametrize("refused", ["none", "some", "all"])
+def test_documents_one_by_one_have_the_bits_of_a_call_with_all(d, refused, monkeypatch):
+    """Queries that want different documents; shapes whose batched products have other bits go another way."""
+    taken, add = [], batches.add_maxima
+    monkeypatch.setattr(batches, "add_maxima", lambda *a: taken.append(len(a[2])) or add(*a))
+    look = batches.same_bits
+    monkeypatch.setattr(batches, "same_bits", {"none": look, "some": lambda r, t, _: t != 32, "all": lambda *_: False}[refused])
+    draw = torch.Generator().manual_seed(d)
+    lengths = [0, *torch.randint(1, 90, (60,), generator=draw).tolist(), 300, 2, 0]
+    documents = cases.packed(lengths, d, make=cases.gauss)
+    for held in (documents, cases.scattered(documents), documents.with_values(documents.values.half())):
+        queries = pack([cases.gauss(n, d, seed=n).to(held.values.dtype) for n in (5, 40, 0, 12, 9, 300, 7, 31, 8)])
+        together = maxsim(queries, held)
+        wanted = (torch.rand(9, len(lengths), generator=draw) < 0.12) & (held.lengths > 0)
+        found = torch.full(wanted.shape, 7.0)
+        rescoring.Some(queries).score(held, wanted, found)
+        assert cases.same_bits(found, torch.where(wanted, together, torch.tensor(7.0)))
+    assert sum(taken) > 30
+
+
+def test_batched_products_of_another_order_are_noticed(monkeypatch):
+    assert batches.same_bits(64, 96, 128)
+    batches.same_bits.cache_clear()
+    product = batches.batched
+    monkeypatch.setattr(batches, "batched", lambda a, b, out: product(a.flip(2).contiguous(), b.flip(2).contiguous(), out))
+    try:
+        assert not batches.same_bits(64, 96, 128)
+    finally:
+        batches.same_bits.cache_clear()
+
+
+def test_a_guess_that_is_wrong_changes_nothing(monkeypatch):
+    """Above every score nothing is scored at first, far below most documents are: what bounds leave follows in any case."""
+    documents = clustered(600, 64, 3)
+    queries = about(documents, 20, 4)
+    counts = []
+    for share in (0.0, 0.1, 1.0, -1e9):
+        monkeypatch.setattr(searching, "_GUESSED", share)
+        counts.append(same(queries, documents, 5, quantize_int8(documents), most_rescored=1.0).survivors.sum())
+    assert counts == sorted(counts)
+    assert counts[-1] == 20 * 600
 
 
 def test_a_matrix_library_that_adds_in_another_order_is_noticed(monkeypatch):
