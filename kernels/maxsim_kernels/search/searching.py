@@ -15,9 +15,11 @@ import torch
 from torch import Tensor
 
 from maxsim_kernels.api import maxsim
+from maxsim_kernels.checks import Call
 from maxsim_kernels.search.bounds import WIDEST, Codes, QueryTerms, Residuals, query_terms
-from maxsim_kernels.search.rescoring import Some, why_not_some
+from maxsim_kernels.search.rescoring import Some, brute_force, why_not_some
 from maxsim_kernels.search.rows import Rows, documents_at, part, whole
+from maxsim_kernels.streaming import device_blocks
 from maxsim_kernels.tokens import Packed
 from maxsim_kernels.topk import TopK, keys_of, merge_topk, of_keys, refuse_nan
 
@@ -70,13 +72,17 @@ class Search:
         queries: `packed_queries`: the valid tokens of every query, end to end, on the CPU.
         k: how many documents of each query.
         quantize_queries, most_rescored: as of `exact_topk`.
+        call: the call whose bits are wanted, where its queries are not packed.
 
     `keys` `[Nq, k]` int64 are the best so far (`maxsim_kernels.topk`), in no order; `lost` is a (query, document) pair whose document
     has tokens and whose score is -inf all the same, or None.
     """
 
-    def __init__(self, queries: Packed, k: int, quantize_queries: bool = True, most_rescored: float = 0.25) -> None:
+    def __init__(
+        self, queries: Packed, k: int, quantize_queries: bool = True, most_rescored: float = 0.25, call: Call | None = None
+    ) -> None:
         self.queries, self.k = queries, k
+        self.call = call
         self.some = Some(queries)
         self.quantize_queries, self.most_rescored = quantize_queries, most_rescored
         count = len(queries)
@@ -110,7 +116,7 @@ class Search:
         self.seen = self.seen if first is None else first
         if self.pieces == 0 and len(documents):
             wide = f"d = {documents.dim} is more than {WIDEST}" if documents.dim > WIDEST else ""
-            self.never = wide or why_not_some(self.queries, documents.dim)
+            self.never = wide or why_not_some(self.queries, documents.dim, self.call)
         terms = None if self.never else query_terms(self.queries, codes, self.quantize_queries)
         step = max(_LEAST_DOCUMENTS, _CELLS // max(1, len(self.queries)))
         for begin in range(0, len(documents), step):
@@ -126,20 +132,27 @@ class Search:
             self.keys = torch.cat([self.keys, keys], 1).topk(self.k, dim=1).values
             self.seen += len(piece)
             self.pieces += 1
-        refuse_nan(
-            self.keys
-        )  # of the whole block, as brute force does: the first query that has one may meet it in a late piece
+        if bool(torch.isnan(of_keys(self.keys)[0]).any()):
+            self._refuse_nan(documents, self.seen - len(documents))
 
     def _all(self, documents: Packed | Rows) -> Tensor:
         """Brute force: scores `[Nq, n]`."""
         self.brute += 1
         self.survivors += len(documents)
         self.rescored_bytes += len(self.queries) * int(documents.lengths.sum()) * _token_bytes(documents)
-        found = [maxsim(self.queries, block) for block in whole(documents)]
-        scores = torch.cat([one for one in found if isinstance(one, Tensor)], 1)
+        scores = torch.cat([brute_force(self.call or self.some.call, block) for block in whole(documents)], 1)
         filled = (documents.lengths > 0)[None, :] & ~self.void[:, None]
         self._note_lost((scores == -torch.inf) & filled)
         return scores
+
+    def _refuse_nan(self, documents: Packed | Rows, first: int) -> None:
+        """Brute force once more, in the pieces of `stream_topk`: the NaN that is named is the one that it names."""
+        best = TopK(len(self.queries), self.k, first=first)
+        for held in whole(documents):
+            for block in device_blocks([held], "cpu", queries=len(self.queries)):
+                assert isinstance(block, Packed)
+                best.add(brute_force(self.call or self.some.call, block))
+        refuse_nan(self.keys)
 
     def _note_lost(self, lost: Tensor) -> None:
         """Remember the first pair that `lost` `[Nq, n]` marks, of the piece that begins with document `seen`."""

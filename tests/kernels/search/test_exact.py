@@ -10,7 +10,7 @@ import torch
 
 from inputs import on_cpu as cases
 from maxsim_kernels import Packed, maxsim, pack, quantize_fp8, quantize_int8, stream_topk
-from maxsim_kernels.cpu import batches
+from maxsim_kernels.cpu import batches, tiles
 from maxsim_kernels.search import Residuals, Rows, exact_topk, rescoring, residuals_of, searching
 from maxsim_kernels.search import rows as rows_module
 from search_cases import Awkward
@@ -191,6 +191,33 @@ def test_what_is_not_finite(side, value):
     assert answers[0] == answers[1]
 
 
+@pytest.mark.parametrize("late", [3000, 6000, 8500])
+def test_the_nan_that_is_named_is_brute_forces(late):
+    """A later query meets it in an early document, the first query in a late one: pieces of both paths decide which is named."""
+    draw = torch.Generator().manual_seed(0)
+    values, queries = torch.randn(9000, 4, generator=draw), 1e-3 * torch.rand(300, 1, 4, generator=draw)
+    values[5], values[late], queries[1, 0, 0] = torch.tensor([torch.inf, 0, 0, 0]), torch.nan, 0
+    documents = Packed(values, torch.arange(9001))
+    codes = quantize_int8(documents)
+    with pytest.raises(ValueError, match=r"scores: NaN for query \d, document") as expected:
+        stream_topk(queries, [documents], 3)
+    for held in (documents, Held(documents)):
+        with pytest.raises(ValueError, match=r"scores: NaN") as found:
+            exact_topk(queries, held, 3, codes=codes, residuals=residuals_of(documents, codes))
+        assert str(found.value) == str(expected.value)
+
+
+@pytest.mark.parametrize("scale", [torch.nan, torch.inf])
+def test_scores_over_codes_that_are_not_finite_say_nothing(scale):
+    documents = clustered(600, 64, 3)
+    codes = quantize_int8(documents, "document")
+    residuals = residuals_of(documents, codes)
+    codes.scales[::50] = scale
+    for k in (5, 12):
+        stats = same(about(documents, 20, 4), documents, k, codes, residuals=residuals)
+        assert stats.survivors.double().mean() < 80
+
+
 def test_wrong_residuals_are_seen_to_matter(monkeypatch):
     """With residuals of nothing the answer is that of the codes: the tests above compare what they should."""
     documents = clustered(400, 16, 9)
@@ -283,6 +310,37 @@ def test_a_matrix_library_that_adds_in_another_order_is_noticed(monkeypatch):
         assert stats.survivors.tolist() == [300] * 5
     finally:
         rescoring.same_order.cache_clear()
+
+
+def test_shapes_are_those_of_queries_as_they_are_padded(monkeypatch):
+    """Padding decides how many queries a product of brute force takes: a shape that adds in another order there is noticed."""
+    documents = clustered(300, 64, 3)
+    queries, lengths = torch.zeros(128, 186, 64), torch.full((128,), 8)
+    queries[:, :8] = cases.gauss(128, 8, 64)
+    rows = set()
+    product, multiply = rescoring.product_of, tiles.multiply
+
+    def other(left, tokens, out=None):
+        """Halves of d, for the rows that brute force's blocks of 44 padded queries have, and only those."""
+        if left.shape[0] != 352:
+            return product(left, tokens) if out is None else multiply(left, tokens, out)
+        rows.add(left.shape[0])
+        tokens = tokens if out is not None else tokens.t()
+        found = left[:, :32] @ tokens[:32] + left[:, 32:] @ tokens[32:]
+        return found if out is None else out.copy_(found)
+
+    monkeypatch.setattr(rescoring, "product_of", other)
+    monkeypatch.setattr(tiles, "multiply", other)
+    rescoring.same_order.cache_clear()
+    try:
+        expected = stream_topk(queries, [documents], 5, query_lengths=lengths)
+        found = exact_topk(queries, documents, 5, codes=quantize_int8(documents), query_lengths=lengths)
+    finally:
+        rescoring.same_order.cache_clear()
+    assert rows == {352}
+    assert cases.same_bits(found[0], expected[0])
+    assert torch.equal(found[1], expected[1])
+    assert found[2].fell_back.startswith("the matrix library adds in another order for products of 352 x")
 
 
 def test_reduced_precision_products_are_not_bounded():
