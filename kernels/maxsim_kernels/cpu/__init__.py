@@ -1,6 +1,7 @@
 """Fast exact MaxSim on CPUs, and its gradients.
 
 backward.py  MaxSim gradients on the CPU from saved winners: a gather for queries, a scatter for documents, accumulated in FP32
+batches.py   maxima of documents that meet different query tokens each: batched products of a few shapes
 few.py       smaller tiles for few documents, where they have the bits of whole ones
 forward.py   shared and per-query documents: planning, and the sums of the tiles' maxima
 integers.py  products of INT8 codes, exact on every processor: a look at the library's, and floats where it is wrong

@@ -1,7 +1,8 @@
 """Scores of some of the pairs of queries and documents on the CPU: a tile meets only the query tokens that one of its documents is for.
 
-Many queries that each want a few documents share the reading of a tile, and most of its products are never made. The products have
-shapes of their own: whether they keep the bits of a whole call is looked at by whoever asks (`search/rescoring.py`).
+Many queries that each want a few documents share the reading of a tile, and most of its products are never made. Where documents of
+a tile are wanted by different queries, each meets its own instead (`batches.py`). The products have shapes of their own: whether they
+keep the bits of a whole call is looked at by whoever asks (`search/rescoring.py`).
 """
 
 from __future__ import annotations
@@ -14,11 +15,13 @@ import torch
 from torch import Tensor
 
 from maxsim_kernels.checks import Call
+from maxsim_kernels.cpu import batches
 from maxsim_kernels.cpu.forward import corpora
 from maxsim_kernels.cpu.tiles import Corpus, Queries, TileReader, merge_pieces, multiply, summed, tiles_of
 
 TOKENS = 256  # of documents, a product
 ROWS = (8, 16, 32, 64, 96, 128, 192, 256, 320, 384, 448, 512)  # query tokens, a product: few shapes, each of which is looked at
+_ROUNDED = 32  # rows of a tile's product, about, for what it costs
 _SHARED = 4e6  # operations a product, from which threads gain: for less they wait for each other's Python
 _CELLS = 1 << 22  # (query token, document piece) maxima held at once by a thread: 16 MB
 
@@ -82,17 +85,41 @@ def _write(queries: Queries, corpus: Corpus, begin: int, stop: int, asked: np.nd
         scores[number, torch.from_numpy(which)] = torch.from_numpy(summed(best, queries.rows[low:high], which))
 
 
+def _cheaper_alone(
+    corpus: Corpus, begin: int, firsts: np.ndarray, owners: np.ndarray, rows: np.ndarray, union: np.ndarray
+) -> np.ndarray:
+    """Which tiles cost more than their documents one by one: their products meet every row that any of the documents wants.
+
+    Args:
+        firsts: the first piece of every tile.
+        rows, union: how many rows want each piece, and any piece of each tile.
+    """
+    cells = batches.cells_of(rows, corpus.lengths[begin + owners])
+    whole = np.bincount(owners)[owners] == 1  # a document of several pieces is none of a batch
+    fits = np.logical_and.reduceat(whole & (cells > 0), firsts)
+    return fits & (np.add.reduceat(cells, firsts) < -(-union // _ROUNDED) * _ROUNDED * TOKENS)
+
+
 def _maxima(queries: Queries, corpus: Corpus, begin: int, stop: int, wanted: np.ndarray) -> np.ndarray:
     """Maximum `[R, documents]` of the wanted cells, `[R, documents]` bool, over a document's tokens; -inf elsewhere."""
     tiles, owners = tiles_of(corpus.lengths[begin:stop], TOKENS)
     found = np.full((len(wanted), len(owners)), -np.inf, np.float32)
     if not tiles:
         return merge_pieces(found, None, owners, stop - begin)[0]
-    asked = np.logical_or.reduceat(wanted[:, owners], [tile.pieces.start for tile in tiles], axis=1)
+    wanted = wanted if len(owners) == wanted.shape[1] and np.array_equal(owners, np.arange(len(owners))) else wanted[:, owners]
+    firsts = np.array([tile.pieces.start for tile in tiles])
+    asked = np.logical_or.reduceat(wanted, firsts, axis=1)
+    alone = _cheaper_alone(corpus, begin, firsts, owners, wanted.sum(0), asked.sum(0))
+    pieces = np.flatnonzero(np.repeat(alone, np.diff(np.append(firsts, len(owners)))))
+    if len(pieces):
+        left_out = batches.add_maxima(queries, corpus, begin + owners[pieces], pieces, wanted, found)
+        alone[np.searchsorted(firsts, left_out, side="right") - 1] = False
     reader = TileReader(corpus, TOKENS, torch.float32)
     left, product = torch.empty(ROWS[-1], queries.matrix.shape[1]), torch.empty(ROWS[-1] * TOKENS)
     base = int(corpus.starts[begin])
     for number, tile in enumerate(tiles):
+        if alone[number]:
+            continue
         rows = np.flatnonzero(asked[:, number])
         if not len(rows):
             continue

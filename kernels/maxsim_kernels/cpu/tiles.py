@@ -15,7 +15,7 @@ _TILE_ROWS = 512  # query tokens a product
 _CELLS = 1 << 20  # similarities a product: FP32 [2048, 512]
 _INT8_TILE_ROWS = 256
 _INT8_CELLS = 3 << 16  # the integer path is bound by its reduction, which wants a result that fits the L2 cache: [768, 256]
-_INNER = 512  # inner dimension a product: longer sums are split by the matrix library in shape-dependent ways
+INNER = 512  # inner dimension a product: longer sums are split by the matrix library in shape-dependent ways
 
 
 @dataclass(frozen=True)
@@ -254,12 +254,12 @@ class _Products:
 
 def multiply(left: Tensor, right: Tensor, out: Tensor) -> None:
     """Float products into `out`, long sums in pieces: the matrix library would cut them itself, by the shape."""
-    if left.shape[1] <= _INNER:
+    if left.shape[1] <= INNER:
         torch.mm(left, right, out=out)
         return
-    torch.mm(left[:, :_INNER], right[:_INNER], out=out)
-    for start in range(_INNER, left.shape[1], _INNER):
-        out.addmm_(left[:, start : start + _INNER], right[start : start + _INNER])
+    torch.mm(left[:, :INNER], right[:INNER], out=out)
+    for start in range(INNER, left.shape[1], INNER):
+        out.addmm_(left[:, start : start + INNER], right[start : start + INNER])
 
 
 def _token_places(corpus: Corpus, begin: int, owners: np.ndarray, first: int, last: int) -> np.ndarray:

@@ -72,7 +72,8 @@ def exact_topk(
             if search is None and call.queries.device.type == "cuda":
                 search = _on_device(queries, query_mask, query_lengths, k, quantize_queries, most_rescored)
             elif search is None:
-                search = Search(packed_queries(call), k, quantize_queries, most_rescored)
+                padded = call if call.query_starts is None else None
+                search = Search(packed_queries(call), k, quantize_queries, most_rescored, padded)
             search.add(block, coded, known)
     if search is None:
         raise ValueError("documents: got no blocks, need at least one (it may hold no documents)")

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from maxsim_kernels.checks import Call, Options, check_rows, validate
-from maxsim_kernels.cpu.forward import check_values, query_blocks
+from maxsim_kernels.cpu.forward import check_values, forward, query_blocks
 from maxsim_kernels.cpu.some import ROWS, TOKENS, score_some
 from maxsim_kernels.cpu.tiles import Queries, product_of, product_shapes
 from maxsim_kernels.tokens import Packed
@@ -58,16 +58,27 @@ class Some:
             score_some(some, first, block, wanted, scores)
 
 
-def why_not_some(queries: Packed, dim: int) -> str:
-    """Why scores of some pairs would not have the bits of a call with all of them; empty when they do."""
+def brute_force(call: Call, documents: Packed) -> Tensor:
+    """Scores `[Nq, N]` as a call with these queries, padded or packed as they are, gives them."""
+    check_rows("document", documents.starts, documents.lengths, documents.values.shape[0])
+    asked = replace(
+        call, documents=documents.values, document_starts=documents.starts, document_lengths=documents.lengths, winners=False
+    )
+    return forward(asked)[0]
+
+
+def why_not_some(queries: Packed, dim: int, call: Call | None = None) -> str:
+    """Why scores of some pairs would not have the bits of a call with all of them; empty when they do.
+
+    `call`: that call, where its queries are not packed: padding decides how many of them a product takes.
+    """
     precision = torch.backends.mkldnn.matmul.fp32_precision  # type: ignore[attr-defined]
     asked = torch.backends.fp32_precision if precision == "none" else precision  # type: ignore[attr-defined]
     if asked not in ("none", "ieee"):
         return f"products of float32 may be rounded to {asked} (torch.backends.mkldnn), which the bounds do not cover"
     nothing = Packed(torch.empty(0, dim, dtype=queries.dtype), torch.zeros(1, dtype=torch.int64))
-    call = validate(queries, nothing, Options())
     shapes: set[tuple[int, int]] = set()
-    for _, block in query_blocks(call):
+    for _, block in query_blocks(call or validate(queries, nothing, Options())):
         shapes |= product_shapes(block)
     some = {(rows, TOKENS) for rows in ROWS}
     other = _first_of_another_order(shapes | some, queries.dim, False) or _first_of_another_order(some, queries.dim, True)

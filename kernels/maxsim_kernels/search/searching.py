@@ -1,9 +1,10 @@
 """The search itself: codes of a block are scanned, bounds prune, what is left is scored exactly, and the threshold rises.
 
-For a block of documents: scores over codes and their widths (`bounds.py`) give an interval that holds each exact score. The k
-documents with the best lower bounds are scored exactly; the k-th best exact score so far, of this block and those before, is the
-threshold. Every other document whose upper bound reaches it, ties included, is scored exactly too; the rest cannot be among the best
-k, whatever their ties. Thresholds only rise, so later blocks prune harder.
+For a block of documents: scores over codes and their widths (`bounds.py`) give an interval that holds each exact score. A guess of the
+threshold, from the k-th best score over codes, chooses the documents that are scored exactly; the k-th best exact score so far, of this
+block and those before, is the threshold. Every other document whose upper bound reaches it, ties included, is scored exactly too: most
+often none is left, since the guess was lower. The rest cannot be among the best k, whatever their ties. Thresholds only rise, so later
+blocks prune harder.
 """
 
 from __future__ import annotations
@@ -14,14 +15,17 @@ import torch
 from torch import Tensor
 
 from maxsim_kernels.api import maxsim
+from maxsim_kernels.checks import Call
 from maxsim_kernels.search.bounds import WIDEST, Codes, QueryTerms, Residuals, query_terms
-from maxsim_kernels.search.rescoring import Some, why_not_some
+from maxsim_kernels.search.rescoring import Some, brute_force, why_not_some
 from maxsim_kernels.search.rows import Rows, documents_at, part, whole
+from maxsim_kernels.streaming import device_blocks
 from maxsim_kernels.tokens import Packed
 from maxsim_kernels.topk import TopK, keys_of, merge_topk, of_keys, refuse_nan
 
 _CELLS = 1 << 21  # (query, document) pairs bounded at once: about 100 MB of scores, widths and bounds
 _LEAST_DOCUMENTS = 256
+_GUESSED = 0.1  # of a width: true errors are 0.5 to 3% of it (docs/search.md), and the k-th best of many hardly moves
 
 
 @dataclass(frozen=True)
@@ -68,13 +72,17 @@ class Search:
         queries: `packed_queries`: the valid tokens of every query, end to end, on the CPU.
         k: how many documents of each query.
         quantize_queries, most_rescored: as of `exact_topk`.
+        call: the call whose bits are wanted, where its queries are not packed.
 
     `keys` `[Nq, k]` int64 are the best so far (`maxsim_kernels.topk`), in no order; `lost` is a (query, document) pair whose document
     has tokens and whose score is -inf all the same, or None.
     """
 
-    def __init__(self, queries: Packed, k: int, quantize_queries: bool = True, most_rescored: float = 0.25) -> None:
+    def __init__(
+        self, queries: Packed, k: int, quantize_queries: bool = True, most_rescored: float = 0.25, call: Call | None = None
+    ) -> None:
         self.queries, self.k = queries, k
+        self.call = call
         self.some = Some(queries)
         self.quantize_queries, self.most_rescored = quantize_queries, most_rescored
         count = len(queries)
@@ -108,7 +116,7 @@ class Search:
         self.seen = self.seen if first is None else first
         if self.pieces == 0 and len(documents):
             wide = f"d = {documents.dim} is more than {WIDEST}" if documents.dim > WIDEST else ""
-            self.never = wide or why_not_some(self.queries, documents.dim)
+            self.never = wide or why_not_some(self.queries, documents.dim, self.call)
         terms = None if self.never else query_terms(self.queries, codes, self.quantize_queries)
         step = max(_LEAST_DOCUMENTS, _CELLS // max(1, len(self.queries)))
         for begin in range(0, len(documents), step):
@@ -122,20 +130,29 @@ class Search:
                 scores = self._all(piece)
             keys = keys_of(scores, self.seen)
             self.keys = torch.cat([self.keys, keys], 1).topk(self.k, dim=1).values
-            refuse_nan(self.keys)
             self.seen += len(piece)
             self.pieces += 1
+        if bool(torch.isnan(of_keys(self.keys)[0]).any()):
+            self._refuse_nan(documents, self.seen - len(documents))
 
     def _all(self, documents: Packed | Rows) -> Tensor:
         """Brute force: scores `[Nq, n]`."""
         self.brute += 1
         self.survivors += len(documents)
         self.rescored_bytes += len(self.queries) * int(documents.lengths.sum()) * _token_bytes(documents)
-        found = [maxsim(self.queries, block) for block in whole(documents)]
-        scores = torch.cat([one for one in found if isinstance(one, Tensor)], 1)
+        scores = torch.cat([brute_force(self.call or self.some.call, block) for block in whole(documents)], 1)
         filled = (documents.lengths > 0)[None, :] & ~self.void[:, None]
         self._note_lost((scores == -torch.inf) & filled)
         return scores
+
+    def _refuse_nan(self, documents: Packed | Rows, first: int) -> None:
+        """Brute force once more, in the pieces of `stream_topk`: the NaN that is named is the one that it names."""
+        best = TopK(len(self.queries), self.k, first=first)
+        for held in whole(documents):
+            for block in device_blocks([held], "cpu", queries=len(self.queries)):
+                assert isinstance(block, Packed)
+                best.add(brute_force(self.call or self.some.call, block))
+        refuse_nan(self.keys)
 
     def _note_lost(self, lost: Tensor) -> None:
         """Remember the first pair that `lost` `[Nq, n]` marks, of the piece that begins with document `seen`."""
@@ -145,25 +162,26 @@ class Search:
 
     def _pruned(self, documents: Packed | Rows, codes: Codes, terms: QueryTerms, residuals: Residuals) -> Tensor | None:
         """Scores `[Nq, n]`, exact or -inf where a document cannot be among the best; None where too many can."""
-        count, k = len(documents), self.k
-        lower, upper = self._bounds(documents, codes, terms, residuals)
+        approximate, width, upper = self._bounds(documents, codes, terms, residuals)
         scores = torch.full(upper.shape, -torch.inf)
         most = self.most_rescored * upper.numel()
-        held = of_keys(self.keys)[0]
-        alive = (upper >= held[:, -1:]) & (upper > -torch.inf)
-        leads = lower.masked_fill_(~alive, -torch.inf).topk(min(k, count), dim=1).indices
-        done = torch.zeros_like(alive).scatter_(1, leads, True).logical_and_(alive)
+        held = of_keys(self.keys)[0].nan_to_num(-torch.inf, torch.inf, -torch.inf)
+        alive = (upper >= held.amin(1, keepdim=True)) & (upper > -torch.inf)
+        done = alive & (upper >= self._guess(approximate, width, alive, held))
         if int(done.sum()) > most:
             return None
         self._rescore(documents, done, scores)
         if bool(torch.isnan(scores).any()):
             return None  # to be refused with the name of the first such document: brute force finds that
-        kth = torch.cat([held, scores], 1).topk(k, dim=1).values[:, -1:]
+        kth = torch.cat([held, scores], 1).topk(self.k, dim=1).values[:, -1:]
         late = (upper >= kth) & alive & ~done
-        if int(done.sum()) + int(late.sum()) > most:
-            return None
-        self._rescore(documents, late, scores)
-        done |= late
+        if left := int(late.sum()):
+            if int(done.sum()) + left > most:
+                return None
+            self._rescore(documents, late, scores)
+            if bool(torch.isnan(scores).any()):
+                return None
+            done |= late
         self._note_lost((scores == -torch.inf) & done)
         scores[self.void] = 0.0
         self.survivors += done.sum(1)
@@ -171,17 +189,32 @@ class Search:
         self.highest = torch.maximum(self.highest, upper.masked_fill_(done, -torch.inf).amax(1))
         return scores
 
-    def _bounds(self, documents: Packed | Rows, codes: Codes, terms: QueryTerms, residuals: Residuals) -> tuple[Tensor, Tensor]:
-        """Lower and upper bounds FP64 `[Nq, n]` of the exact scores; -inf for pairs whose score needs no look at the tokens."""
-        approximate = maxsim(self.queries, codes, quantize_queries=self.quantize_queries)
-        assert isinstance(approximate, Tensor)
+    def _guess(self, approximate: Tensor, width: Tensor, alive: Tensor, held: Tensor) -> Tensor:
+        """`[Nq, 1]` FP64: about the k-th best exact score, seldom above it. No proof rests on it, only how often documents are read."""
+        middle = torch.cat([held.double(), approximate.masked_fill(~alive, -torch.inf)], 1)
+        best = middle.topk(self.k, dim=1)
+        last, place = best.values[:, -1:], best.indices[:, -1:] - held.shape[1]
+        slack = width.gather(1, place.clamp(min=0)).masked_fill_(place < 0, 0.0) if width.shape[1] else torch.zeros_like(last)
+        return (last - _GUESSED * slack).nan_to_num(-torch.inf, torch.inf, -torch.inf)
+
+    def _bounds(
+        self, documents: Packed | Rows, codes: Codes, terms: QueryTerms, residuals: Residuals
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Scores over codes, their widths and the upper bounds of the exact scores, FP64 `[Nq, n]`.
+
+        Without a bound: -inf, inf, inf. Of pairs whose score needs no look at the tokens the upper bound is -inf.
+        """
+        found = maxsim(self.queries, codes, quantize_queries=self.quantize_queries)
+        assert isinstance(found, Tensor)
         self.scanned += len(documents)
-        width = terms.width(residuals)
-        unknown = ~torch.isfinite(width)
+        approximate, width = found.double(), terms.width(residuals)
+        unknown = ~(torch.isfinite(width) & torch.isfinite(approximate))
+        if bool(unknown.any()):
+            approximate.masked_fill_(unknown, -torch.inf)
+            width.masked_fill_(unknown, torch.inf)
         upper = (approximate + width).masked_fill_(unknown, torch.inf)
-        lower = (approximate - width).masked_fill_(unknown, -torch.inf)
         known = (documents.lengths == 0)[None, :] | self.void[:, None]
-        return lower.masked_fill_(known, -torch.inf), upper.masked_fill_(known, -torch.inf)
+        return approximate, width, upper.masked_fill_(known, -torch.inf)
 
     def _rescore(self, documents: Packed | Rows, chosen: Tensor, scores: Tensor) -> None:
         """Write the exact scores of the chosen pairs; of `Rows` each document is read once, in order."""

@@ -10,6 +10,7 @@ import torch
 
 from inputs import on_cpu as cases
 from maxsim_kernels import Packed, maxsim, pack, quantize_fp8, quantize_int8, stream_topk
+from maxsim_kernels.cpu import batches, tiles
 from maxsim_kernels.search import Residuals, Rows, exact_topk, rescoring, residuals_of, searching
 from maxsim_kernels.search import rows as rows_module
 from search_cases import KINDS, Awkward, Held, coded
@@ -183,6 +184,33 @@ def test_what_is_not_finite(side, value):
     assert answers[0] == answers[1]
 
 
+@pytest.mark.parametrize("late", [3000, 6000, 8500])
+def test_the_nan_that_is_named_is_brute_forces(late):
+    """A later query meets it in an early document, the first query in a late one: pieces of both paths decide which is named."""
+    draw = torch.Generator().manual_seed(0)
+    values, queries = torch.randn(9000, 4, generator=draw), 1e-3 * torch.rand(300, 1, 4, generator=draw)
+    values[5], values[late], queries[1, 0, 0] = torch.tensor([torch.inf, 0, 0, 0]), torch.nan, 0
+    documents = Packed(values, torch.arange(9001))
+    codes = quantize_int8(documents)
+    with pytest.raises(ValueError, match=r"scores: NaN for query \d, document") as expected:
+        stream_topk(queries, [documents], 3)
+    for held in (documents, Held(documents)):
+        with pytest.raises(ValueError, match=r"scores: NaN") as found:
+            exact_topk(queries, held, 3, codes=codes, residuals=residuals_of(documents, codes))
+        assert str(found.value) == str(expected.value)
+
+
+@pytest.mark.parametrize("scale", [torch.nan, torch.inf])
+def test_scores_over_codes_that_are_not_finite_say_nothing(scale):
+    documents = clustered(600, 64, 3)
+    codes = quantize_int8(documents, "document")
+    residuals = residuals_of(documents, codes)
+    codes.scales[::50] = scale
+    for k in (5, 12):
+        stats = same(about(documents, 20, 4), documents, k, codes, residuals=residuals)
+        assert stats.survivors.double().mean() < 80
+
+
 def test_wrong_residuals_are_seen_to_matter(monkeypatch):
     """With residuals of nothing the answer is that of the codes: the tests above compare what they should."""
     documents = clustered(400, 16, 9)
@@ -211,6 +239,50 @@ def test_scores_of_some_pairs_have_the_bits_of_a_call_with_all(two_threads, d, s
     assert torch.get_num_threads() == 2
 
 
+@pytest.mark.parametrize("d", [24, 600])
+@pytest.mark.parametrize("refused", ["none", "some", "all"])
+def test_documents_one_by_one_have_the_bits_of_a_call_with_all(d, refused, monkeypatch):
+    """Queries that want different documents; shapes whose batched products have other bits go another way."""
+    taken, add = [], batches.add_maxima
+    monkeypatch.setattr(batches, "add_maxima", lambda *a: taken.append(len(a[2])) or add(*a))
+    look = batches.same_bits
+    monkeypatch.setattr(batches, "same_bits", {"none": look, "some": lambda r, t, _: t != 32, "all": lambda *_: False}[refused])
+    draw = torch.Generator().manual_seed(d)
+    lengths = [0, *torch.randint(1, 90, (60,), generator=draw).tolist(), 300, 2, 0]
+    documents = cases.packed(lengths, d, make=cases.gauss)
+    for held in (documents, cases.scattered(documents), documents.with_values(documents.values.half())):
+        queries = pack([cases.gauss(n, d, seed=n).to(held.values.dtype) for n in (5, 40, 0, 12, 9, 300, 7, 31, 8)])
+        together = maxsim(queries, held)
+        wanted = (torch.rand(9, len(lengths), generator=draw) < 0.12) & (held.lengths > 0)
+        found = torch.full(wanted.shape, 7.0)
+        rescoring.Some(queries).score(held, wanted, found)
+        assert cases.same_bits(found, torch.where(wanted, together, torch.tensor(7.0)))
+    assert sum(taken) > 30
+
+
+def test_batched_products_of_another_order_are_noticed(monkeypatch):
+    assert batches.same_bits(64, 96, 128)
+    batches.same_bits.cache_clear()
+    product = batches.batched
+    monkeypatch.setattr(batches, "batched", lambda a, b, out: product(a.flip(2).contiguous(), b.flip(2).contiguous(), out))
+    try:
+        assert not batches.same_bits(64, 96, 128)
+    finally:
+        batches.same_bits.cache_clear()
+
+
+def test_a_guess_that_is_wrong_changes_nothing(monkeypatch):
+    """Above every score nothing is scored at first, far below most documents are: what bounds leave follows in any case."""
+    documents = clustered(600, 64, 3)
+    queries = about(documents, 20, 4)
+    counts = []
+    for share in (0.0, 0.1, 1.0, -1e9):
+        monkeypatch.setattr(searching, "_GUESSED", share)
+        counts.append(same(queries, documents, 5, quantize_int8(documents), most_rescored=1.0).survivors.sum())
+    assert counts == sorted(counts)
+    assert counts[-1] == 20 * 600
+
+
 def test_a_matrix_library_that_adds_in_another_order_is_noticed(monkeypatch):
     product = rescoring.product_of
 
@@ -231,6 +303,37 @@ def test_a_matrix_library_that_adds_in_another_order_is_noticed(monkeypatch):
         assert stats.survivors.tolist() == [300] * 5
     finally:
         rescoring.same_order.cache_clear()
+
+
+def test_shapes_are_those_of_queries_as_they_are_padded(monkeypatch):
+    """Padding decides how many queries a product of brute force takes: a shape that adds in another order there is noticed."""
+    documents = clustered(300, 64, 3)
+    queries, lengths = torch.zeros(128, 186, 64), torch.full((128,), 8)
+    queries[:, :8] = cases.gauss(128, 8, 64)
+    rows = set()
+    product, multiply = rescoring.product_of, tiles.multiply
+
+    def other(left, tokens, out=None):
+        """Halves of d, for the rows that brute force's blocks of 44 padded queries have, and only those."""
+        if left.shape[0] != 352:
+            return product(left, tokens) if out is None else multiply(left, tokens, out)
+        rows.add(left.shape[0])
+        tokens = tokens if out is not None else tokens.t()
+        found = left[:, :32] @ tokens[:32] + left[:, 32:] @ tokens[32:]
+        return found if out is None else out.copy_(found)
+
+    monkeypatch.setattr(rescoring, "product_of", other)
+    monkeypatch.setattr(tiles, "multiply", other)
+    rescoring.same_order.cache_clear()
+    try:
+        expected = stream_topk(queries, [documents], 5, query_lengths=lengths)
+        found = exact_topk(queries, documents, 5, codes=quantize_int8(documents), query_lengths=lengths)
+    finally:
+        rescoring.same_order.cache_clear()
+    assert rows == {352}
+    assert cases.same_bits(found[0], expected[0])
+    assert torch.equal(found[1], expected[1])
+    assert found[2].fell_back.startswith("the matrix library adds in another order for products of 352 x")
 
 
 def test_reduced_precision_products_are_not_bounded():
