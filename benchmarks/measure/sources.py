@@ -32,7 +32,13 @@ FAMILIES = {  # roots: modules of the operator
     "search": (*CODES, "search.searching", "search.device"),
     "host": (*FORWARD, *CALLS),
     "libraries": (*FORWARD, *CALLS, *LIBRARIES),
-    "cpu": ("cpu.forward", "cpu.pairs", "cpu.tiles", "quantize", "reference"),
+    "cpu": (
+        "cpu.forward",
+        "cpu.pairs",
+        "cpu.tiles",
+        "quantize",
+        *(f"reference.{name}" for name in ("reference", "products", "rows")),
+    ),
 }
 
 
