@@ -12,6 +12,7 @@ mteb.py          a model for mteb, tasks of mteb evaluated here, results in mteb
 many.py          `evaluate_datasets`: several datasets with one encoder, and their averages
 atlas/           what every way of storing embeddings costs, with verdicts
 api.py           `evaluate`: a task, an encoder and scoring paths in, a Result out
+subject.py       what an evaluation is of: settings, the part of a task that is searched, its embeddings
 gate/            the quality gate: bounds on what changed, an exit code
 report/          a Result as something to read: console, Markdown, HTML, CSV, JSON
 planning/        what an evaluation will take: bytes, seconds, whether it fits

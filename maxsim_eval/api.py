@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import functools
-import re
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -15,27 +13,23 @@ from typing import Any
 import numpy as np
 import torch
 
-from maxsim_eval.cache.embeddings import Embeddings, check_widths, embeddings, embeddings_by, query_tokens
+from maxsim_eval.cache.embeddings import Embeddings, check_widths, embeddings, query_tokens
 from maxsim_eval.cache.selection import Documents
 from maxsim_eval.comparison.assessing import assess
-from maxsim_eval.comparison.metrics import DEFAULT_METRICS, evaluate_run, parse_metric
+from maxsim_eval.comparison.metrics import DEFAULT_METRICS
 from maxsim_eval.comparison.texts import shown_texts
-from maxsim_eval.data.beir import check_name
-from maxsim_eval.data.subsets import idle_limits, limit_task, limits_of
+from maxsim_eval.data.subsets import idle_limits, limits_of
 from maxsim_eval.data.task_facts import task_facts
 from maxsim_eval.data.trec import write_trec_run
 from maxsim_eval.environment import environment, resolve_device
-from maxsim_eval.errors import DataError, UsageError
-from maxsim_eval.files import alone, writing
-from maxsim_eval.first_stage.names import staged
-from maxsim_eval.first_stage.stage import Texts, Tokens
+from maxsim_eval.files import writing
 from maxsim_eval.planning.costs import ALL_PAIRS as _ALL_PAIRS
 from maxsim_eval.planning.costs import SAMPLED_QUERIES as _SAMPLED_QUERIES
 from maxsim_eval.planning.estimating import estimate, say_estimate
 from maxsim_eval.processes.world import World, joined
 from maxsim_eval.report.writing import write_reports
 from maxsim_eval.scoring.asked import Asked
-from maxsim_eval.scoring.candidates import Candidates, candidates_of, read_candidates
+from maxsim_eval.scoring.candidates import Candidates
 from maxsim_eval.scoring.certified import require_certifiable, require_copies
 from maxsim_eval.scoring.job import (
     Division,
@@ -50,57 +44,16 @@ from maxsim_eval.scoring.job import (
     score_job,
     sources_of,
 )
-from maxsim_eval.scoring.own_functions import OTHER_RUNS, Chosen, find_paths, run_file, scorer_facts
+from maxsim_eval.scoring.own_functions import OTHER_RUNS, Chosen, run_file, scorer_facts
 from maxsim_eval.scoring.partial import folder_for, remove
 from maxsim_eval.scoring.paths import REFERENCE, ScoringPath, our_paths
-from maxsim_eval.types import Encoder, Result, Run, Task, TokenTexts
+from maxsim_eval.subject import DEFAULT_PATHS, OutDir, Settings, Subject, embedded
+from maxsim_eval.types import Encoder, Result, Run, Task
 from maxsim_kernels import Packed
 
 __all__ = ["DEFAULT_PATHS", "Embeddings", "Settings", "embeddings", "evaluate", "evaluate_settings"]
 
-DEFAULT_PATHS = ("fp32", "fp16", "int8")
 _IN_MEMORY_BYTES = 64 << 20  # kept scores of a path beyond this go to files
-OutDir = Path | str | None
-
-
-@dataclass(frozen=True)
-class Settings:
-    """Everything but the task and the output folder that an evaluation is given; `evaluate` says what each means."""
-
-    encoder: Encoder | str
-    encoder_options: Mapping[str, Any] = field(default_factory=dict)
-    paths: Sequence[Chosen] = DEFAULT_PATHS
-    k: int = 100
-    cache_dir: Path | str = "embeddings_cache"
-    metrics: Sequence[str] = DEFAULT_METRICS
-    limit_queries: int | None = None
-    limit_documents: int | None = None
-    limit_seed: int = 0
-    candidates: Path | str | None = None
-    device: str = "auto"
-    memory_budget: int | None = None
-    readers: int = 8
-    fresh: bool = False
-    verify: bool = True
-    command: Sequence[str] = ()
-    quiet: bool = False
-
-    @property
-    def limits(self) -> dict[str, int | None]:
-        """Both limits, as `subsets` takes them."""
-        return {"queries": self.limit_queries, "documents": self.limit_documents}
-
-    def check(self) -> dict[str, ScoringPath]:
-        """The paths by name, in order; what cannot work is a `UsageError`."""
-        paths = find_paths(self.paths)
-        if not paths:
-            raise UsageError("paths: got none, need at least one of " + ", ".join(our_paths()))
-        for name, value in (("k", self.k), ("readers", self.readers), ("memory_budget", self.memory_budget)):
-            if value is not None and value < 1:
-                raise UsageError(f"{name}: got {value}, need 1 or more")
-        for metric in self.metrics:
-            parse_metric(metric)
-        return paths
 
 
 def evaluate(
@@ -185,7 +138,7 @@ def evaluate_settings(
     with joined(settings.device) as world, contextlib.ExitStack() as stack:
         device = resolve_device(world.device(settings.device), quiet=settings.quiet)
         require_certifiable(paths, device, candidates=settings.candidates is not None)
-        found = _embeddings(settings, task, out_dir, world, device, stack)
+        found = embedded(settings, task, out_dir, world, device, stack)
         ready = None if found is None else _prepare(settings, paths, *found, world, stack)
         job: Job = world.share(None if ready is None else ready.job)
         here = () if ready is None else (ready.documents, ready.subject.document_ids)
@@ -201,103 +154,12 @@ def evaluate_settings(
 
 
 @dataclass(frozen=True)
-class _Subject:
-    """What is evaluated, and where its report goes."""
-
-    task: Task
-    kept: Task
-    candidates: Candidates | None
-    out_dir: Path | None
-    words: Callable[[], Iterator[Sequence[str]]] | None = None  # what the documents' tokens stand for
-
-    @functools.cached_property
-    def document_ids(self) -> Sequence[str]:
-        """Ids of the documents that are searched."""
-        if self.candidates is None:
-            return self.kept.document_ids
-        return [self.kept.document_ids[row] for row in self.candidates.union().tolist()]
-
-
-def _embeddings(
-    settings: Settings,
-    task: Task | Callable[[], Task],
-    out_dir: OutDir | Callable[[Task], OutDir],
-    world: World,
-    device: str,
-    stack: contextlib.ExitStack,
-) -> tuple[_Subject, Embeddings] | None:
-    """What is evaluated, and its embeddings; None but on the leader, where texts that were loaded to help are let go."""
-
-    @functools.cache
-    def subject() -> _Subject:
-        loaded = task() if callable(task) else task
-        found = _subject_of(settings, loaded, out_dir(loaded) if callable(out_dir) else out_dir, world)
-        if world.leader and found.out_dir is not None:
-            stack.enter_context(alone(found.out_dir))  # until the report is written
-        return found
-
-    def both() -> tuple[Task, Task]:
-        return subject().task, subject().kept
-
-    found = embeddings_by(
-        world, both, settings.encoder, settings.cache_dir, device=device, quiet=settings.quiet, **settings.encoder_options
-    )
-    if found is None:
-        return None
-    if not settings.verify:
-        found = replace(found, queries=found.queries.unchecked(), documents=found.documents.unchecked())
-    named = replace(subject(), words=_words(settings, subject().kept, found.made_by))
-    found = replace(found, made_by=None)  # the model's memory is for scoring now
-    return _with_first_stage(settings, named, found, device), found
-
-
-def _words(settings: Settings, kept: Task, encoder: Encoder | None) -> Callable[[], Iterator[Sequence[str]]] | None:
-    """What the documents' tokens stand for; only where a codec asks, as the encoder stays in memory for it."""
-    codecs = [path.codec for path in settings.check().values() if path.codec is not None]
-    if not isinstance(encoder, TokenTexts) or not any(shape.reads_words for codec in codecs for shape in codec.shapes):
-        return None
-    return lambda: (encoder.token_texts(document, "document") or () for document in kept.documents)
-
-
-def _with_first_stage(settings: Settings, subject: _Subject, found: Embeddings, device: str) -> _Subject:
-    """The candidates that a first stage finds here, where one is asked for instead of a run."""
-    asked = None if settings.candidates is None else staged(str(settings.candidates))
-    if asked is None:
-        return subject
-    stage, depth = asked
-    source: Texts | Tokens = Texts(subject.kept.queries, subject.kept.documents)
-    if stage.reads == "embeddings":
-        source = Tokens(query_tokens(subject.task, subject.kept, found.queries), found.documents)
-    depth = min(depth, len(subject.kept.document_ids))
-    indices = stage.search(source, depth, device=device, quiet=settings.quiet).indices
-    name = re.sub(r"\s", "", str(settings.candidates))
-    return replace(subject, candidates=candidates_of(name, indices, subject.kept))
-
-
-def _subject_of(settings: Settings, task: Task, out_dir: OutDir, world: World) -> _Subject:
-    if world.size > 1 and out_dir is None:
-        raise UsageError("out_dir: got None, need a folder that all processes see: what they find is handed over there")
-    for what, name in (("source", task.source), ("dataset", task.dataset), ("split", task.split)):
-        check_name(what, name)
-    for what, found in (("documents", task.documents), ("queries", task.queries)):
-        if len(found) == 0:
-            raise DataError(f"{task.source} {task.dataset}: holds no {what}, need at least one to evaluate")
-    kept = limit_task(task, **settings.limits, seed=settings.limit_seed)
-    if settings.metrics:  # judgements that a metric refuses are no news after the scoring
-        evaluate_run(Run("none", {}), kept.qrels, settings.metrics)
-    candidates = None
-    if settings.candidates is not None and world.leader and staged(str(settings.candidates)) is None:
-        candidates = read_candidates(settings.candidates, kept)
-    return _Subject(task, kept, candidates, None if out_dir is None else Path(out_dir))
-
-
-@dataclass(frozen=True)
 class _Ready:
     """What the leader knows beyond the job."""
 
     job: Job
     paths: Mapping[str, ScoringPath]
-    subject: _Subject
+    subject: Subject
     found: Embeddings
     documents: Documents  # those that are searched
     facts: Mapping[str, Any]  # the Result's `task`
@@ -306,7 +168,7 @@ class _Ready:
 def _prepare(
     settings: Settings,
     paths: Mapping[str, ScoringPath],
-    subject: _Subject,
+    subject: Subject,
     found: Embeddings,
     world: World,
     stack: contextlib.ExitStack,
@@ -358,7 +220,7 @@ def _job(
     queries: Packed,
     asked: Asked,
     documents: Documents,
-    subject: _Subject,
+    subject: Subject,
     world: World,
     stack: contextlib.ExitStack,
 ) -> Job:

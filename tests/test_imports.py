@@ -18,7 +18,7 @@ TOOLKIT = """
 cli studies in_memory many mteb
 atlas
 api gate
-report planning
+report planning subject
 comparison explain conformance
 importing scoring first_stage
 cache

@@ -26,7 +26,8 @@ CALLS = ("api", "ops", "autograd", "checks", "modes", "tokens", "gpu.forward.dis
 BACKWARD = ("gpu.backward.gradients", "autograd", "training")
 LIBRARIES = tuple(f"integrations.{name}" for name in ("sentence_transformers", "pylate", "colpali_engine"))
 SEARCH = ("search.exact", "search.searching", "topk")
-CPU = ("cpu.forward", "cpu.pairs", "cpu.tiles", "quantize", "reference")
+REFERENCE = tuple(f"reference.{name}" for name in ("reference", "rows", "products"))
+CPU = ("cpu.forward", "cpu.pairs", "cpu.tiles", "quantize", *REFERENCE)
 EVERYTHING = "operator"  # the family of all modules of the operator
 FAMILIES = {  # roots: modules of the operator
     "forward": FORWARD,  # float tokens of up to 256 bytes
@@ -42,7 +43,7 @@ FAMILIES = {  # roots: modules of the operator
     "libraries": (*FORWARD, *CALLS, *LIBRARIES),
     "cpu": CPU,
     "search-cpu": (*CPU, *SEARCH, "cpu.some"),
-    "reference": ("reference",),
+    "reference": REFERENCE,
 }
 ON_A_CPU = ("cpu", "search-cpu", "reference")
 TOOLKIT = {  # roots: modules of the toolkit, which are followed wherever they lead

@@ -15,7 +15,7 @@ ops.py         the custom operators behind them, for torch.compile and autograd
 chamfer/       Chamfer distance
 gpu/           Triton kernels: forward, backward, tokens of few bits, certified search
 cpu/           fast exact CPU paths
-reference.py   the truth: plain chunked torch that shares no arithmetic with the fast paths
+reference/     the truth: plain chunked torch that shares no arithmetic with the fast paths
 quantize.py    INT8 and FP8 codes of tokens
 checks.py      what a call may be given
 coded.py       BitTokens, ResidualTokens: tokens of 1, 2 or 4 bits a number, as they are stored

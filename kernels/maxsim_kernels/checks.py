@@ -116,13 +116,14 @@ def _check_mask(name: str, mask: Tensor | None, shape: tuple[int, ...], device: 
     need(mask.device == device, name, f"a tensor on {mask.device}", f"one on {device}")
 
 
-def _packed_side(
-    name: str, packed: Packed, mask: Tensor | None, lengths: Tensor | None
-) -> tuple[Tensor, Tensor | None, Tensor | None]:
+_Side = tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]  # values, starts, lengths, mask
+
+
+def _packed_side(name: str, packed: Packed, mask: Tensor | None, lengths: Tensor | None) -> _Side:
     if mask is not None or lengths is not None:
         what = f"{name}_mask" if mask is not None else f"{name}_lengths"
         raise ValueError(f"{what}: got a value with Packed, which has no padding to mask, need None")
-    return packed.values, packed.starts, packed.lengths
+    return packed.values, packed.starts, packed.lengths, None
 
 
 def tensors_of(queries: Tensor | Packed, documents: Documents, held: Tensor | Packed, options: Options) -> list[Tensor | None]:
@@ -152,6 +153,36 @@ def _named(queries: Tensor | Packed, documents: Documents, options: Options) -> 
             yield name, side
 
 
+def _query_side(queries: Tensor | Packed, options: Options, single: bool) -> _Side:
+    """The queries; `single`: one `[Lq, d]`, which gets a batch of one."""
+    mask, lengths = options.query_mask, options.query_lengths
+    if isinstance(queries, Packed):
+        return _packed_side("query", queries, mask, lengths)
+    if single:
+        queries, mask, lengths = queries.unsqueeze(0), _lift(mask, 1), _lift(lengths, 0)
+    wanted = "[N, Lq, d] or Packed" if options.pairs else "[Lq, d], [Nq, Lq, d] or Packed"
+    need(queries.dim() == 3 and queries.shape[-1] >= 1, "queries", list(queries.shape), wanted)
+    _check_mask("query_mask", mask, tuple(queries.shape[:2]), queries.device)
+    _check_lengths("query_lengths", lengths, (queries.shape[0],), queries.device)
+    return queries, None, lengths, mask
+
+
+def _document_side(held: Tensor | Packed, options: Options, queries: int) -> _Side:
+    """The documents, for so many queries."""
+    mask, lengths = options.document_mask, options.document_lengths
+    if isinstance(held, Packed):
+        return _packed_side("document", held, mask, lengths)
+    if options.pairs:
+        need(held.dim() == 3, "documents", list(held.shape), "[N, Ld, d] or packed")
+    else:
+        need(held.dim() in (3, 4), "documents", list(held.shape), "[B, Ld, d], [Nq, B, Ld, d] or packed")
+        if held.dim() == 4:
+            need(held.shape[0] == queries, "documents", list(held.shape), f"[{queries}, B, Ld, d] for {queries} queries")
+    _check_mask("document_mask", mask, tuple(held.shape[:-1]), held.device)
+    _check_lengths("document_lengths", lengths, tuple(held.shape[:-2]), held.device)
+    return held, None, lengths, mask
+
+
 def validate(
     queries: Tensor | Packed,
     documents: Documents,
@@ -161,7 +192,6 @@ def validate(
     """Check everything that shapes, dtypes and devices can tell, and bring the call to one form."""
     check_choice("backward", options.backward, BACKWARDS)
     check_choice("impl", options.impl, IMPLS)
-    query_mask, document_mask, query_lengths, document_lengths = options[:TENSORS]
     pairs = options.pairs
     quantized = documents if isinstance(documents, Int8Tokens | Fp8Tokens) else None
     held = held_of(documents)
@@ -172,40 +202,10 @@ def validate(
         check_tensors("maxsim_pairs" if pairs else "maxsim", _named(queries, documents, options))
 
     single = isinstance(queries, Tensor) and queries.dim() == 2 and not pairs
-    if single:
-        assert isinstance(queries, Tensor)
-        queries = queries.unsqueeze(0)
-        query_mask = _lift(query_mask, 1)
-        query_lengths = _lift(query_lengths, 0)
-    query_starts = None
-    if isinstance(queries, Packed):
-        query_values, query_starts, query_lengths = _packed_side("query", queries, query_mask, query_lengths)
-        query_mask = None
-    else:
-        query_values = queries
-        wanted = "[N, Lq, d] or Packed" if pairs else "[Lq, d], [Nq, Lq, d] or Packed"
-        need(queries.dim() == 3 and queries.shape[-1] >= 1, "queries", list(queries.shape), wanted)
-        _check_mask("query_mask", query_mask, tuple(queries.shape[:2]), queries.device)
-        _check_lengths("query_lengths", query_lengths, (queries.shape[0],), queries.device)
-
-    document_starts = None
-    layout: Layout = "pairs" if pairs else "shared"
-    if isinstance(held, Packed):
-        values, document_starts, document_lengths = _packed_side("document", held, document_mask, document_lengths)
-        document_mask = None
-    else:
-        values = held
-        if pairs:
-            need(held.dim() == 3, "documents", list(held.shape), "[N, Ld, d] or packed")
-        else:
-            need(held.dim() in (3, 4), "documents", list(held.shape), "[B, Ld, d], [Nq, B, Ld, d] or packed")
-            if held.dim() == 4:
-                layout = "per_query"
-                count = query_values.shape[0] if query_starts is None else query_starts.shape[0]
-                need(held.shape[0] == count, "documents", list(held.shape), f"[{count}, B, Ld, d] for {count} queries")
-        _check_mask("document_mask", document_mask, tuple(held.shape[:-1]), held.device)
-        _check_lengths("document_lengths", document_lengths, tuple(held.shape[:-2]), held.device)
-
+    query_values, query_starts, query_lengths, query_mask = _query_side(queries, options, single)
+    count = query_values.shape[0] if query_starts is None else query_starts.shape[0]
+    values, document_starts, document_lengths, document_mask = _document_side(held, options, count)
+    layout: Layout = "pairs" if pairs else "per_query" if values.dim() == 4 else "shared"
     width = query_values.shape[-1]
     need(values.shape[-1] == width, "documents", f"d = {values.shape[-1]}", f"the queries' d = {width}")
     need(query_values.dtype in dtypes, "queries", query_values.dtype, "float16, bfloat16 or float32")

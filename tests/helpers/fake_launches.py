@@ -16,14 +16,14 @@ import torch
 from triton.runtime import jit
 
 from maxsim_kernels import api, ops
-from maxsim_kernels.gpu import geometry, launch
+from maxsim_kernels.gpu import geometry, launch, plans
 from maxsim_kernels.gpu.forward import dispatch
 
 H200 = geometry.Hardware((9, 0), 132)
 
 
 class Compiled:
-    """What Triton returns from a launch, as `launch.Plan` calls it."""
+    """What Triton returns from a launch, as `plans.Plan` calls it."""
 
     function = packed_metadata = None
 
@@ -52,7 +52,7 @@ def counted() -> Iterator[Counter[str]]:
         replace(torch._C, "_cuda_getDevice", lambda: 0, create=True)
         replace(torch._C, "_cuda_getCurrentRawStream", lambda device: 0, create=True)
         replace(torch.cuda, "device", lambda device: nullcontext())
-        for module in (launch, dispatch):
+        for module in (plans, dispatch):
             replace(module, "ensure_context", lambda device: None)
         replace(jit.JITFunction, "run", run)
         for name, module in list(sys.modules.items()):

@@ -59,7 +59,8 @@ from maxsim_kernels.chamfer.refine_kernels import (
 )
 from maxsim_kernels.gpu.forward.tuning import Config
 from maxsim_kernels.gpu.geometry import descriptor, hardware, has_descriptors, padded
-from maxsim_kernels.gpu.launch import call, empty, ensure_context, launch, planned, record, signature
+from maxsim_kernels.gpu.launch import call, empty, launch, planned, record, signature
+from maxsim_kernels.gpu.plans import ensure_context
 
 # By whether features are split, and their width: rows of sources, targets a tile, warps, stages, programs a multiprocessor; `short`:
 # targets that share a maximum, a chunk of a tile (split) or a slot. Tiles are no longer than rows are many.

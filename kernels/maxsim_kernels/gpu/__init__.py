@@ -2,6 +2,7 @@
 
 geometry.py  shapes of a launch: padded rows, flat token matrices, how many programs share the documents
 launch.py    launching kernels cheaply: a call's launches are recorded once and replayed for every later call of the same signature
+plans.py     the launches of one call signature, as they are recorded and as they are replayed
 nonzero.py   which tokens are not all zeros, as libraries mark padding
 tile_ops.py  pieces shared by the Triton kernels
 backward/    gradients: which path takes a call, and the kernels

@@ -22,7 +22,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from maxsim_kernels import Packed, api
 from maxsim_kernels.checks import Options, tensors_of, validate
-from maxsim_kernels.gpu import geometry, launch
+from maxsim_kernels.gpu import geometry, launch, plans
 from maxsim_kernels.gpu.forward import choice, counted, dispatch, general, tuned
 
 H200 = geometry.Hardware((9, 0), 132)
@@ -59,7 +59,7 @@ def started(monkeypatch) -> Iterator[list[Started]]:
 
     monkeypatch.setattr(JITFunction, "run", compile_and_run)
     monkeypatch.setattr(launch, "_is_cuda", lambda tensor: True)
-    monkeypatch.setattr(launch, "ensure_context", lambda device: None)
+    monkeypatch.setattr(plans, "ensure_context", lambda device: None)
     monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: 0, raising=False)
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: STREAM, raising=False)
     for module in (geometry, dispatch, general, counted):

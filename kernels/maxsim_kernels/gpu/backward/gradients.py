@@ -25,7 +25,8 @@ from maxsim_kernels.gpu.backward.inverse_grid import Grid, Lists, divisor, sorte
 from maxsim_kernels.gpu.backward.kernels import _lists_kernel, _own_kernel, _pieces_kernel, _rows_kernel, _sum_kernel
 from maxsim_kernels.gpu.backward.saved import GATHER, SCATTER, Saved
 from maxsim_kernels.gpu.geometry import hardware
-from maxsim_kernels.gpu.launch import Inputs, call, empty, launch, planned, record, signature, unrecorded
+from maxsim_kernels.gpu.launch import call, empty, launch, planned, record, signature, unrecorded
+from maxsim_kernels.gpu.plans import Inputs
 
 LIST_BYTES = 11 << 20  # of query tokens listed at once: small enough to stay in the cache beside the queries
 _RAGGED_LIST_BYTES = 64 << 20  # at least: every turn looks at all rows of the buffer; up to a quarter of the documents' size

@@ -31,7 +31,8 @@ from maxsim_kernels.gpu.forward.dispatch import with_plain_rows
 from maxsim_kernels.gpu.forward.query_codes import query_codes
 from maxsim_kernels.gpu.forward.tuning import Config
 from maxsim_kernels.gpu.geometry import allows_tf32, byte_mask, flat_queries, hardware, padded
-from maxsim_kernels.gpu.launch import empty, ensure_context, launch, unrecorded
+from maxsim_kernels.gpu.launch import empty, launch, unrecorded
+from maxsim_kernels.gpu.plans import ensure_context
 from maxsim_kernels.gpu.tile_ops import FLOAT, best_along, load_rows, merge_best, nothing, slots, valid_rows
 
 _EXACT_SLICE = 32

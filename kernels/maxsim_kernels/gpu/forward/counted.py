@@ -24,19 +24,8 @@ from maxsim_kernels.checks import Options
 from maxsim_kernels.gpu.forward.choice import STREAM_ROWS, stream_class
 from maxsim_kernels.gpu.forward.general import ARGUMENTS, workers_of
 from maxsim_kernels.gpu.geometry import hardware, stay_whole
-from maxsim_kernels.gpu.launch import (
-    ByCounts,
-    Inputs,
-    Plan,
-    Step,
-    classes,
-    keep_class,
-    on_device,
-    planned,
-    signature,
-    start,
-    watched,
-)
+from maxsim_kernels.gpu.launch import classes, keep_class, planned, signature, watched
+from maxsim_kernels.gpu.plans import ByCounts, Inputs, Plan, Step, on_device, start
 from maxsim_kernels.tokens import Packed
 
 _DOCUMENTS, _TOTAL, _WORKERS = (ARGUMENTS.index(name) for name in ("documents", "document_total", "workers"))

@@ -15,7 +15,8 @@ from maxsim_kernels.gpu.forward.choice import Launch, choose
 from maxsim_kernels.gpu.forward.empties import fill_empty
 from maxsim_kernels.gpu.forward.query_codes import query_codes
 from maxsim_kernels.gpu.geometry import OTHER, hardware
-from maxsim_kernels.gpu.launch import empty, ensure_context, unrecorded
+from maxsim_kernels.gpu.launch import empty, unrecorded
+from maxsim_kernels.gpu.plans import ensure_context
 from maxsim_kernels.modes import capturing
 
 

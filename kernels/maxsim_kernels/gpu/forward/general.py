@@ -29,7 +29,8 @@ from maxsim_kernels.gpu.geometry import (
     padded,
     pieces_a_document,
 )
-from maxsim_kernels.gpu.launch import ByCounts, by_counts, empty, launch
+from maxsim_kernels.gpu.launch import by_counts, empty, launch
+from maxsim_kernels.gpu.plans import ByCounts
 from maxsim_kernels.gpu.tile_ops import better, keep_nan, load_rows, query_rows, valid_rows, wins
 
 _MOST_PROGRAMS = 2**31 - 1  # of a launch

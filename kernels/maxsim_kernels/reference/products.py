@@ -1,7 +1,4 @@
-"""The truth: MaxSim in plain chunked torch, TF32 off, sharing no arithmetic with any fast path.
-
-Matrix products of one shape, maxima, sums: the paper's chunked FP32 einsum (appendix 'Benchmarking Protocol'), differentiable by
-autograd alone. `dtype=torch.float64` gives the truth for tests; `torch.float32` is the toolkit's `fp32` path.
+"""Scores of rows against rows, by matrix products of one shape in true precision.
 
 Documents of similar length go through a product together, each as a slab of as many rows as its class of lengths has; rows beyond a
 document's own repeat its last token, which changes no maximum. How many slabs a product has and how long they are depends on the
@@ -14,7 +11,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -22,11 +18,7 @@ import torch
 from torch import Tensor
 
 from maxsim_kernels import fallback
-from maxsim_kernels.checks import Call, Documents, Options, check_padded, check_rows, validate
-from maxsim_kernels.coded import BitTokens, CodedTokens, ResidualTokens, plain_of
-from maxsim_kernels.modes import under_autocast
-from maxsim_kernels.quantize import quantize_fp8, quantize_int8
-from maxsim_kernels.tokens import FLOAT_DTYPES, Fp8Tokens, Int8Tokens, Packed, distinct_rows
+from maxsim_kernels.reference.rows import Asked, Rows
 
 _DOCUMENT_ROWS = 4096  # of one product; a longer document takes several
 _QUERY_ROWS = 4096
@@ -69,210 +61,14 @@ def true_precision() -> Iterator[None]:
             setting.fp32_precision = value
 
 
-def maxsim_reference(
-    queries: Tensor | Packed,
-    documents: Documents | CodedTokens,
-    *,
-    query_mask: Tensor | None = None,
-    document_mask: Tensor | None = None,
-    query_lengths: Tensor | None = None,
-    document_lengths: Tensor | None = None,
-    return_argmax: bool = False,
-    quantize_queries: bool = True,
-    backward: str = "auto",
-    impl: str = "auto",
-    pairs: bool = False,
-    dtype: torch.dtype = torch.float32,
-) -> Tensor | tuple[Tensor, Tensor]:
-    """MaxSim scores in `dtype`, computed in `dtype` from the inputs as they are.
-
-    Args: as `maxsim` (`pairs=True`: as `maxsim_pairs`); `backward` and `impl` are checked and change nothing, so that a call can
-    be swapped for this one. Quantised and coded documents are dequantised in full, and queries quantised and
-    dequantised when `quantize_queries`, so the result is the truth for those codes. Differentiable in float inputs.
-    """
-    options = Options(
-        query_mask, document_mask, query_lengths, document_lengths, return_argmax, quantize_queries, backward, impl, pairs
-    )
-    if isinstance(documents, ResidualTokens):
-        queries = queries.to(torch.float32)  # as the decoded tokens are
-    if isinstance(documents, BitTokens | ResidualTokens):
-        documents = plain_of(documents)
-    return score(*under_autocast(queries, documents), options, dtype)
-
-
-def score(
-    queries: Tensor | Packed, documents: Documents, options: Options, dtype: torch.dtype = torch.float32
-) -> Tensor | tuple[Tensor, Tensor]:
-    """`maxsim_reference` of options that travel together."""
-    if isinstance(documents, Int8Tokens | Fp8Tokens):
-        plain: Tensor | Packed = documents.dequantize(torch.float64 if dtype == torch.float64 else torch.float32)
-        if options.quantize_queries:
-            queries = _requantized(queries, isinstance(documents, Fp8Tokens), options.query_mask, options.query_lengths)
-        values = plain.values if isinstance(plain, Packed) else plain
-        queries = queries.to(values.dtype)
-    else:
-        plain = documents
-    call = validate(queries, plain, options, dtypes=(*FLOAT_DTYPES, torch.float64))
-    if dtype == torch.float64 and not has_float64(call.queries.device):
-        raise ValueError(f"dtype: got torch.float64, which {call.queries.device.type} devices do not have, need torch.float32")
-    with true_precision():
-        scores, argmax = _scores_of(call, dtype)
-    if call.queries.requires_grad or call.documents.requires_grad:
-        # A sum of nothing ties the scores to the inputs, so that "no valid token anywhere" has a gradient too: zero.
-        scores = scores + (call.queries.flatten()[:0].sum() + call.documents.flatten()[:0].sum()).to(dtype)
-    if call.single_query:
-        scores, argmax = scores[0], argmax[0]
-    return (scores, argmax) if call.winners else scores
-
-
-def _requantized(queries: Tensor | Packed, fp8: bool, mask: Tensor | None, lengths: Tensor | None) -> Tensor | Packed:
-    """Queries as the quantised paths see them: one scale a token, whatever the documents' granularity."""
-    quantize = quantize_fp8 if fp8 else quantize_int8
-    return quantize(queries, "token", mask=mask, lengths=lengths).dequantize()
-
-
-@dataclass(frozen=True)
-class _Rows:
-    """Where the valid tokens of one side lie: row n has `lengths[n]` of them, the rows `index[starts[n] + i]` of `values`."""
-
-    values: Tensor  # [T, d]
-    index: Tensor | None  # [V]; None: 0, 1, 2, ...
-    starts: Tensor  # [N], on the values' device
-    lengths: Tensor  # [N], the same
-    size: int  # of the longest row, padding included
-    padded: int | None  # rows between two row's beginnings where positions are not 0, 1, 2, ...: masks leave holes
-    each: int | None = None  # tokens of every row, where all have as many by their shape
-    end_to_end: bool = False  # row n + 1 begins where row n ends, and row 0 at 0
-    counts: np.ndarray | None = None  # `lengths` on the host, where they are known there
-
-    def part(self, first: int, last: int) -> _Rows:
-        """Rows `first` to `last`, of the same values."""
-        if first == 0 and last >= self.lengths.shape[0]:
-            return self
-        counts = None if self.counts is None else self.counts[first:last]
-        return replace(self, starts=self.starts[first:last], lengths=self.lengths[first:last], end_to_end=False, counts=counts)
-
-    def host(self) -> np.ndarray:
-        """The lengths `[N]` on the host."""
-        return self.lengths.cpu().numpy() if self.counts is None else self.counts
-
-    def place(self, found: Tensor) -> Tensor:
-        """Positions in their rows of tokens that are given as numbers of valid tokens (counted over all rows)."""
-        assert self.index is not None
-        assert self.padded is not None
-        return self.index[found] % self.padded
-
-
-def _rows(
-    name: str, values: Tensor, starts: Tensor | None, lengths: Tensor | None, mask: Tensor | None, end_to_end: bool = False
-) -> _Rows:
-    device = values.device
-    if starts is not None:
-        assert lengths is not None
-        counts = check_rows(name, starts, lengths, values.shape[0])
-        longest, rows = int(counts.max(initial=0)), (starts.to(torch.int64), lengths.to(torch.int64))
-        return _Rows(values, None, *rows, longest, None, end_to_end=end_to_end, counts=counts)
-    check_padded(name, mask, lengths, values.shape[-2])
-    count, size = values.shape[:2]
-    if mask is None and lengths is None:
-        starts = torch.arange(count, device=device) * size
-        return _Rows(
-            values.reshape(count * size, values.shape[-1]), None, starts, torch.full_like(starts, size), size, None, size, True
-        )
-    valid = torch.ones(count, size, dtype=torch.bool, device=device) if mask is None else mask != 0
-    if lengths is not None:
-        valid = valid & (torch.arange(size, device=device) < lengths[:, None])
-    each = valid.sum(1)
-    flat = values.reshape(count * size, values.shape[-1])
-    return _Rows(flat, valid.reshape(-1).nonzero()[:, 0], each.cumsum(0) - each, each, size, max(size, 1))
-
-
-@dataclass(frozen=True)
-class _Asked:
-    """Every query's valid tokens, one behind the other, and where their maxima go in a table of queries by positions."""
-
-    tokens: Tensor  # [R, d], in the dtype of the scores
-    slots: Tensor | None  # [R], cells of the table; None: 0, 1, 2, ... up to the last
-    count: int
-    width: int  # columns: the longest query, padding included
-    which: Tensor | None = None  # [R]: row of `tokens` of each token, where those that repeat are there once
-
-    @property
-    def rows(self) -> int:
-        """Query tokens, repeated or not."""
-        return len(self.tokens if self.which is None else self.which)
-
-
-def _asked(queries: _Rows, dtype: torch.dtype) -> _Asked:
-    """Tokens and places; on a CPU, where nobody asks for gradients, tokens that repeat are taken once."""
-    asked = _all_asked(queries, dtype)
-    tokens = asked.tokens
-    if tokens.device.type != "cpu" or tokens.requires_grad or torch.compiler.is_compiling():
-        return asked
-    found = distinct_rows(tokens)
-    return asked if found is None else replace(asked, tokens=found[0], which=found[1])
-
-
-def _all_asked(queries: _Rows, dtype: torch.dtype) -> _Asked:
-    lengths, width = queries.lengths, queries.size
-    if queries.each is not None and queries.each * lengths.shape[0] == queries.values.shape[0]:
-        return _Asked(queries.values.to(dtype), None, lengths.shape[0], width)
-    if queries.end_to_end and lengths.shape[0] == 1:
-        return _Asked(queries.values[:width].to(dtype), None, 1, width)
-    if queries.each is None:
-        owner = torch.repeat_interleave(lengths)
-    else:
-        owner = torch.arange(lengths.shape[0], device=lengths.device).repeat_interleave(queries.each)
-    within = torch.arange(owner.shape[0], device=owner.device) - (lengths.cumsum(0) - lengths)[owner]
-    found = queries.starts[owner] + within
-    place = within if queries.padded is None else queries.place(found)
-    if queries.end_to_end and queries.values.is_contiguous():
-        tokens = queries.values[: len(owner)]
-    else:
-        tokens = queries.values[found if queries.index is None else queries.index[found]]
-    return _Asked(tokens.to(dtype), owner * width + place, lengths.shape[0], width)
-
-
-def _scores_of(call: Call, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Scores `[Nq, N]` (pairs: `[N]`) and argmax, int32, the same plus `[max Lq]` (meaningless when not asked for)."""
-    places = call.query_starts, call.query_lengths, call.query_mask
-    queries = _rows("query", call.queries, *places, end_to_end=call.queries_end_to_end)
-    width = queries.size
-    if call.layout == "shared":
-        places = call.document_starts, call.document_lengths, call.document_mask
-        documents = _rows("document", call.documents, *places, end_to_end=call.end_to_end)
-        return _score_rows(_asked(queries, dtype), documents, dtype, call.winners)
-    one_by_one = [queries.part(n, n + 1) for n in range(call.query_count)]
-    if call.layout == "per_query":
-        parts = []
-        for n, query in enumerate(one_by_one):
-            mask = None if call.document_mask is None else call.document_mask[n]
-            lengths = None if call.document_lengths is None else call.document_lengths[n]
-            documents = _rows("document", call.documents[n], None, lengths, mask)
-            parts.append(_score_rows(_asked(query, dtype), documents, dtype, call.winners))
-        shape: tuple[int, ...] = (0, call.document_count)
-    else:
-        documents = _rows("document", call.documents, call.document_starts, call.document_lengths, call.document_mask)
-        parts = [
-            _score_rows(_asked(query, dtype), documents.part(n, n + 1), dtype, call.winners, together=False)
-            for n, query in enumerate(one_by_one)
-        ]
-        parts = [(scores[0], argmax[0]) for scores, argmax in parts]
-        shape = (0,)
-    if not parts:
-        empty = torch.zeros(*shape, width, dtype=torch.int32, device=call.documents.device)
-        return call.documents.new_zeros(shape, dtype=dtype), empty
-    return torch.cat([part[0] for part in parts]), torch.cat([part[1] for part in parts])
-
-
 def _slab(length: int) -> int:
     """Rows that a document of so many tokens takes: four steps to a doubling, so that few are repeats."""
     step = max(_SLABS, 1 << max(0, (length - 1).bit_length() - 3))
     return -(-length // step) * step
 
 
-def _score_rows(
-    asked: _Asked, documents: _Rows, dtype: torch.dtype, return_argmax: bool, together: bool = True
+def score_rows(
+    asked: Asked, documents: Rows, dtype: torch.dtype, return_argmax: bool, together: bool = True
 ) -> tuple[Tensor, Tensor]:
     """Every query against every document: `[Nq, N]`, `[Nq, N, width]`. `together`: several documents may share a product.
 
@@ -299,9 +95,9 @@ def _score_rows(
 
 
 def _score_block(
-    asked: _Asked, documents: _Rows, dtype: torch.dtype, return_argmax: bool, together: bool
+    asked: Asked, documents: Rows, dtype: torch.dtype, return_argmax: bool, together: bool
 ) -> tuple[Tensor, Tensor]:
-    """`_score_rows` of documents whose scores fit into memory."""
+    """`score_rows` of documents whose scores fit into memory."""
     total, device, rows = documents.lengths.shape[0], documents.values.device, asked.tokens.shape[0]
     if not rows or not total:
         argmax = torch.full((asked.count, total, asked.width) if return_argmax else (asked.count, 0), -1, dtype=torch.int32)
@@ -349,7 +145,7 @@ def _score_block(
     return torch.cat(scores, 1)[:, back], argmax
 
 
-def _few(asked: _Asked, documents: _Rows, dtype: torch.dtype) -> Tensor:
+def _few(asked: Asked, documents: Rows, dtype: torch.dtype) -> Tensor:
     """Few query tokens against every document: `[Nq, N]`. All products have one shape; a maximum is of a document's own rows."""
     lengths = documents.host()
     block = _whole(asked.tokens).t()
@@ -438,7 +234,7 @@ def _room(spans: list[tuple[int, int, int, int]], blocks: list[Tensor], rows: in
     return blocks[0].new_empty(min(documents, spans[-1][1]), rows), blocks[0].new_empty(product)
 
 
-def _pieces(documents: _Rows, held: tuple[Tensor, Tensor], columns: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+def _pieces(documents: Rows, held: tuple[Tensor, Tensor], columns: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
     """Which tokens of each document of a product, and their vectors `[n, tokens, d]`: in one piece, or a long document in several.
 
     `held`: the documents' beginnings and last tokens; `columns` 0, 1, ... up to the rows of a slab.
@@ -451,7 +247,7 @@ def _pieces(documents: _Rows, held: tuple[Tensor, Tensor], columns: Tensor) -> I
 
 
 def _fill(
-    table: Tensor, room: Tensor, blocks: list[Tensor], documents: _Rows, held: tuple[Tensor, Tensor], columns: Tensor
+    table: Tensor, room: Tensor, blocks: list[Tensor], documents: Rows, held: tuple[Tensor, Tensor], columns: Tensor
 ) -> None:
     """Maximum over each document's tokens for each query token, into `table` `[n, R]`; `room` is for the product."""
     if not len(columns):
@@ -467,7 +263,7 @@ def _fill(
 
 
 def _maxima(
-    blocks: list[Tensor], rows: int, documents: _Rows, held: tuple[Tensor, Tensor], columns: Tensor
+    blocks: list[Tensor], rows: int, documents: Rows, held: tuple[Tensor, Tensor], columns: Tensor
 ) -> tuple[Tensor, Tensor]:
     """As `_fill`, differentiable: `[n, R]` values, and which of the valid tokens each is, `[n, R]`."""
     if not len(columns):
@@ -494,7 +290,7 @@ def _beside(blocks: list[Tensor], rows: int) -> Tensor:
     return (torch.cat(blocks, 1) if len(blocks) > 1 else blocks[0])[:, :rows]
 
 
-def _spread(best: Tensor, asked: _Asked, fill: float) -> Tensor:
+def _spread(best: Tensor, asked: Asked, fill: float) -> Tensor:
     """Columns by query, `[n, Nq, width]`, `fill` where a query has no token."""
     best = best if asked.which is None else best[:, asked.which]
     if asked.slots is None:
@@ -503,7 +299,7 @@ def _spread(best: Tensor, asked: _Asked, fill: float) -> Tensor:
     return spread.index_copy(1, asked.slots, best).view(-1, asked.count, asked.width)
 
 
-def _summed(best: Tensor, asked: _Asked) -> Tensor:
+def _summed(best: Tensor, asked: Asked) -> Tensor:
     """Sums over each query's tokens `[Nq, n]`: in float64, by halves, so that their order is one whatever stands beside them."""
     most = max(1, _of(_SUMMED_BYTES, best.device) // max(1, asked.count * asked.width * best.dtype.itemsize))
     if len(best) > most:
@@ -518,7 +314,7 @@ def _summed(best: Tensor, asked: _Asked) -> Tensor:
     return sums.masked_fill(sums.isnan(), torch.nan)  # of one sign
 
 
-def _placed(number: Tensor, starts: Tensor, last: Tensor, asked: _Asked, documents: _Rows) -> Tensor:
+def _placed(number: Tensor, starts: Tensor, last: Tensor, asked: Asked, documents: Rows) -> Tensor:
     """Winners as positions in their documents, `[Nq, n, width]`; -1 where the query has no token or the document is empty."""
     number = torch.minimum(number, last.clamp_min(0)[:, None])
     if documents.padded is not None and documents.index is not None and documents.index.numel():
