@@ -13,7 +13,8 @@ import torch
 import oracle
 import tolerances as tol
 from inputs import on_cpu as cases
-from maxsim_kernels import fallback, maxsim, maxsim_reference, quantize_int8, reference
+from maxsim_kernels import fallback, maxsim, maxsim_reference, quantize_int8
+from maxsim_kernels.reference import products
 
 DTYPES = [torch.float16, torch.bfloat16, torch.float32]
 
@@ -115,8 +116,8 @@ def test_how_many_maxima_wait_changes_no_bit(winners, monkeypatch):
     documents = cases.packed([0, 0, 0, 5000, *cases.lengths(200, high=90).tolist()], 48, seed=1, make=cases.gauss)
     whole = maxsim_reference(queries, documents, return_argmax=winners)
     for held, summed in ((1 << 20, 1), (1, 1 << 20), (200_000, 30_000)):
-        monkeypatch.setattr(reference, "_HELD_BYTES", {"cuda": held})
-        monkeypatch.setattr(reference, "_SUMMED_BYTES", {"cuda": summed})
+        monkeypatch.setattr(products, "_HELD_BYTES", {"cuda": held})
+        monkeypatch.setattr(products, "_SUMMED_BYTES", {"cuda": summed})
         again = maxsim_reference(queries, documents, return_argmax=winners)
         for one, other in zip(*([each] if torch.is_tensor(each) else each for each in (again, whole)), strict=True):
             assert cases.same_bits(one, other), (held, summed)
@@ -125,17 +126,17 @@ def test_how_many_maxima_wait_changes_no_bit(winners, monkeypatch):
 def test_a_product_with_very_many_query_tokens_has_fewer_documents():
     """2048 documents of a GPU's product with 7,405 queries of 32 tokens would be 1.9 GB of maxima."""
     for device in ("cpu", "cuda"):
-        held, rows = reference._HELD_BYTES[device], 7405 * 32
-        most = max(reference._SLABS, reference._MAXIMA * held // (rows * 4))
+        held, rows = products._HELD_BYTES[device], 7405 * 32
+        most = max(products._SLABS, products._MAXIMA * held // (rows * 4))
         for slab in (8, 64, 128):
-            _, count = reference._shape(slab, reference._PRODUCT_ROWS[device], 10**6, most)
-            assert count % reference._SLABS == 0
+            _, count = products._shape(slab, products._PRODUCT_ROWS[device], 10**6, most)
+            assert count % products._SLABS == 0
             assert count * rows * 4 <= 128 << 20
 
 
 def out_of_memory(limit, monkeypatch, error):
     """No memory for more than so many documents at once; returns how many every successful block had."""
-    plain, done = reference._score_block, []
+    plain, done = products._score_block, []
 
     def limited(asked, documents, *others):
         if len(documents.lengths) > limit:
@@ -143,7 +144,7 @@ def out_of_memory(limit, monkeypatch, error):
         done.append(len(documents.lengths))
         return plain(asked, documents, *others)
 
-    monkeypatch.setattr(reference, "_score_block", limited)
+    monkeypatch.setattr(products, "_score_block", limited)
     monkeypatch.setattr(fallback, "_SAID", set())
     return done
 
