@@ -70,18 +70,11 @@ def tune(
     unknown = set(forms) - set(FORMS)
     if unknown:
         raise ValueError(f"forms: got {sorted(unknown)}, need some of {', '.join(FORMS)}")
-    place = torch.device(device if device is not None else "cuda" if torch.cuda.is_available() else "cpu")
-    if place.type != "cuda" or not torch.cuda.is_available():
-        raise RuntimeError(f"tune: got {place} as the device, need a GPU to time kernels on")
-    if not fallback.HAS_TRITON:
-        raise RuntimeError("tune: Triton is not installed: there are no kernels to time")
-    if capturing():
-        raise RuntimeError("tune: a CUDA graph is being captured: call tune() before the capture")
+    place = _timed_on(device)
     from maxsim_kernels.gpu.forward import tuned
     from maxsim_kernels.gpu.geometry import hardware
     from maxsim_kernels.gpu.launch import forget
 
-    place = torch.device("cuda", torch.cuda.current_device() if place.index is None else place.index)
     if tuned.folder() is None:
         raise RuntimeError("tune: got no folder to keep its answers in, need MAXSIM_CACHE or a home folder")
     known = {} if again else tuned.read(place)
@@ -94,6 +87,18 @@ def tune(
         lines.append(f"kept in {tuned.keep(place, found)}")
         forget()  # launches that were recorded with what the table said
     return "\n".join(lines)
+
+
+def _timed_on(device: torch.device | str | None) -> torch.device:
+    """The GPU that is meant, by number; `RuntimeError` where nothing can be timed."""
+    place = torch.device(device if device is not None else "cuda" if torch.cuda.is_available() else "cpu")
+    if place.type != "cuda" or not torch.cuda.is_available():
+        raise RuntimeError(f"tune: got {place} as the device, need a GPU to time kernels on")
+    if not fallback.HAS_TRITON:
+        raise RuntimeError("tune: Triton is not installed: there are no kernels to time")
+    if capturing():
+        raise RuntimeError("tune: a CUDA graph is being captured: call tune() before the capture")
+    return torch.device("cuda", torch.cuda.current_device() if place.index is None else place.index)
 
 
 def _answers(calls: Iterator[Call], gpu: Hardware, known: dict[str, Answer]) -> tuple[dict[str, Answer], list[str]]:

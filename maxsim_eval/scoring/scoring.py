@@ -78,40 +78,56 @@ def score_path(
     total = _Total(len(asked.query_ids), asked.k)
     missing = []
     for start, stop in mine:
-        record = None if records is None else records.get(start, stop)
-        if record is None:
+        unit = None if records is None else _finished(records, start, stop, kept)
+        if unit is None:
             missing.append((start, stop))
         else:
-            finite.refuse(name, torch.from_numpy(record.keys), None, queries, corpus, asked)
-            total.add(UnitScores(start, stop, record.keys, None, record.cost))
-            if kept is not None and record.scores is not None:
-                for row in range(len(kept)):
-                    record.scores.read(row, kept[row, start:stop])
+            finite.refuse(name, torch.from_numpy(unit.keys), None, queries, corpus, asked)
+            total.add(unit)
         world.check()
     with Progress(name, corpus.entry.documents, _documents(mine) - _documents(missing), world, corpus.quiet) as progress:
-        wanted = kept is not None or keep
+        given = (name, queries, corpus, asked, missing)
         scored: Iterable[UnitScores] = ()
         if missing and asked.paths[name].certified:
-            scored = certified_units(name, queries, corpus, asked, missing, known=total.keys, tick=progress.tick)
+            scored = certified_units(*given, known=total.keys, tick=progress.tick)
         elif missing:
-            scored = score_units(name, queries, corpus, asked, missing, keep=wanted, tick=progress.tick)
+            scored = score_units(*given, keep=kept is not None or keep, tick=progress.tick)
         for unit in scored:
             total.add(unit)
             progress.spent(unit.cost.get("read", 0.0), unit.cost.get("total", 0.0))
-            if kept is not None:
-                assert unit.scores is not None
-                kept[:, unit.start : unit.stop] = unit.scores
-            if records is not None:
-                records.put(unit.start, unit.stop, unit.keys, unit.scores if keep else None, unit.cost)
+            _keep(unit, kept, records, keep)
         if records is not None:
             records.close()
         cost = _added(world.collect(dict(total.cost)))
         keys = world.reduce(total.keys, merge_topk)
-    if keys is None:
-        return None
+    return None if keys is None else _found(keys, cost)
+
+
+def _found(keys: torch.Tensor, cost: dict[str, float]) -> Scored:
+    """The merged top-k, and what it took."""
     scores, indices = of_keys(keys.cpu())
     seconds = {name: cost.pop(name) for name in (*PHASES, "total")}
     return Scored(scores.numpy(), indices.numpy(), seconds, cost)
+
+
+def _finished(records: Records, start: int, stop: int, kept: np.ndarray | None) -> UnitScores | None:
+    """A unit that an earlier process finished, if one did; its rows' scores go into `kept`."""
+    record = records.get(start, stop)
+    if record is None:
+        return None
+    if kept is not None and record.scores is not None:
+        for row in range(len(kept)):
+            record.scores.read(row, kept[row, start:stop])
+    return UnitScores(start, stop, record.keys, None, record.cost)
+
+
+def _keep(unit: UnitScores, kept: np.ndarray | None, records: Records | None, with_scores: bool) -> None:
+    """A unit that was scored now: its rows' scores into `kept`, itself into `records`."""
+    if kept is not None:
+        assert unit.scores is not None
+        kept[:, unit.start : unit.stop] = unit.scores
+    if records is not None:
+        records.put(unit.start, unit.stop, unit.keys, unit.scores if with_scores else None, unit.cost)
 
 
 def _documents(units: Sequence[tuple[int, int]]) -> int:

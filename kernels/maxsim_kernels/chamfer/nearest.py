@@ -250,19 +250,7 @@ def _launch(p: Tensor, q: Tensor, winners: bool) -> Any:
     )
     keys, sums = scratch["keys"].view(torch.int64), scratch["sums"].view(torch.float64)
     done = scratch["done"].view(torch.int32)
-    rows = BOUNDS[split] // lanes
-    bounds = min(BOUND_PROGRAMS, triton.cdiv(count_p, rows) + triton.cdiv(count_q, rows))
-    launch(
-        bounds_kernel, bounds, p, q, scratch["centre"], scratch["bound"], count_p, count_q,
-        D=d, LANES=lanes, ROWS=rows, SAMPLE=SAMPLE, warps=BOUND_WARPS,
-    )  # fmt: skip
-    rows, warps = FEATURES[split]
-    rows = min(rows, config.rows)
-    launch(
-        features_kernel, shape.rows // rows,
-        p, q, scratch["centre"], scratch["bound"], features, scratch["bias"], keys, done, count_p, count_q, row_q, bounds,
-        D=d, LANES=lanes, WIDTH=width, SPLIT=split, PIECES=weight, ROWS=rows, BOUNDS=BOUND_PROGRAMS, warps=warps,
-    )  # fmt: skip
+    _launch_features(p, q, shape, scratch, features, (keys, done), weight)
     described = has_descriptors(capability)
     target = descriptor(features, shape.rows, width, width, [config.tokens, width]) if described else features
     refine_rows, look, scan = shape.refine
@@ -296,6 +284,27 @@ def _launch(p: Tensor, q: Tensor, winners: bool) -> Any:
         WINNERS=winners, ROWS=WINNER_ROWS, CELLS=WINNER_CELLS, warps=WINNER_WARPS,
     )  # fmt: skip
     return (distance, nearest) if winners else distance
+
+
+def _launch_features(
+    p: Tensor, q: Tensor, shape: _Shape, scratch: _Scratch, features: Tensor, cleared: tuple[Tensor, Tensor], weight: float
+) -> None:
+    """Both clouds as rows of features, from bounds of what they span; `cleared`: keys and the counter, for later launches."""
+    (split, width), lanes = features_of(shape.d), padded(shape.d, 4)
+    count_p, count_q = shape.points
+    rows = BOUNDS[split] // lanes
+    bounds = min(BOUND_PROGRAMS, triton.cdiv(count_p, rows) + triton.cdiv(count_q, rows))
+    launch(
+        bounds_kernel, bounds, p, q, scratch["centre"], scratch["bound"], count_p, count_q,
+        D=shape.d, LANES=lanes, ROWS=rows, SAMPLE=SAMPLE, warps=BOUND_WARPS,
+    )  # fmt: skip
+    rows, warps = FEATURES[split]
+    rows = min(rows, shape.config.rows)
+    launch(
+        features_kernel, shape.rows // rows,
+        p, q, scratch["centre"], scratch["bound"], features, scratch["bias"], *cleared, count_p, count_q, shape.row_q, bounds,
+        D=shape.d, LANES=lanes, WIDTH=width, SPLIT=split, PIECES=weight, ROWS=rows, BOUNDS=BOUND_PROGRAMS, warps=warps,
+    )  # fmt: skip
 
 
 def forward(p: Tensor, q: Tensor, winners: bool) -> tuple[Tensor, Tensor | None]:

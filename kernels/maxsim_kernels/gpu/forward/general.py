@@ -315,6 +315,23 @@ def workers_of(documents: int, most: int) -> int:
     return max(1, min(documents, most)) if most else documents
 
 
+def _query_rows(count: int, size: int, packed: bool, own: bool, most: int) -> tuple[int, int]:
+    """Query rows of a block, `most` at most, and the rows that one query's tokens are padded to."""
+    if packed:
+        rows = min(32, most)
+        return rows, 2 * rows
+    lanes = padded(size)
+    return (min(most, lanes) if own else max(16, min(most, lanes * padded(count, 1)))), lanes
+
+
+def _columns(queries: Tensor, documents: Tensor, stream: bool) -> tuple[int, bool]:
+    """Columns that a program holds at once, and whether these are all."""
+    item = max(queries.element_size(), documents.element_size())
+    held = padded(queries.shape[-1], 32 if queries.dtype in EIGHT_BITS else 16)
+    whole = held * item <= (512 if stream else 256)
+    return (held if whole else 256 // item if item < 4 else 32), whole
+
+
 def launch_general(
     call: Call, queries: Tensor, scales: Tensor | None, config: Config, scores: Tensor, argmax: Tensor | None, stream: bool
 ) -> None:
@@ -328,20 +345,10 @@ def launch_general(
     size = call.queries.shape[1] if not packed else 0
     count = call.query_count
     width = queries.shape[-1]
-    lanes = padded(size)
-    if packed:
-        rows = min(32, config.rows)
-        lanes = 2 * rows
-    elif own:
-        rows = min(config.rows, lanes)
-    else:
-        rows = max(16, min(config.rows, lanes * padded(count, 1)))
+    rows, lanes = _query_rows(count, size, packed, own, config.rows)
     parts = packed or lanes > rows
     blocks = count if parts or own else triton.cdiv(count, rows // lanes)
-    wide_item = max(queries.element_size(), documents.element_size())
-    held = padded(width, 32 if queries.dtype in EIGHT_BITS else 16)
-    whole = held * wide_item <= (512 if stream else 256)
-    held = held if whole else (256 // wide_item if wide_item < 4 else 32)
+    held, whole = _columns(queries, documents, stream)
     programs = blocks * per_query
     splits = 1 if packed else pieces_a_document(call, config.tokens, programs)
     dealt = many_short(programs, documents.shape[-2], processors) or programs > _MOST_PROGRAMS
