@@ -1,6 +1,7 @@
 """Encoding: texts into a full cache through the toolkit, beside a plain loop over the same model, correctness first, in one run.
 
     python benchmarks/encoding.py --texts FILE.jsonl [--json FILE] [--documents 40000] [--device cuda] [--cache FOLDER]
+    python benchmarks/encoding.py --texts FILE.jsonl --device cpu --documents 400 --layers 6 --hidden 384 --runs 5    (a CPU's size)
 
 The models are random (nothing is downloaded): BERT-base (`--layers`, `--hidden` for smaller ones) with a vocabulary trained on the
 texts, as `hf:` and as a ColBERTv2-shaped `multi-vector:` (projection to 128, markers, punctuation skipped). Each row is the whole way
@@ -244,7 +245,8 @@ def main(arguments: list[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     texts = read_texts(options.texts, options.documents)
     report: dict[str, Any] = {
-        "schema": SCHEMA, "torch": torch.__version__, "threads": torch.get_num_threads(), "machine": platform.machine(),
+        "schema": SCHEMA, "torch": torch.__version__,
+        "threads": torch.get_num_threads(), "machine": platform.machine(),
         "device": torch.cuda.get_device_name() if options.device == "cuda" else "cpu",
         "documents": len(texts), "layers": options.layers, "hidden": options.hidden, **kernels(), "rows": {},
     }  # fmt: skip

@@ -15,9 +15,9 @@ import torch
 import checksums
 import cold_start
 import encoding
-import plan_accuracy
 import reference_speed
 import rehearsal
+from alone import plan_accuracy
 from maxsim_eval.data.loading import load_task
 from maxsim_kernels import maxsim_reference
 

@@ -242,23 +242,6 @@ def test_progress_bar(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert capsys.readouterr().err == ""
 
 
-@pytest.mark.usefixtures("every_bar")
-def test_a_disk_slower_than_the_model_is_said(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    original = filling.write_shard
-
-    def slow(*given: object) -> int:
-        time.sleep(0.2)
-        return original(*given)  # type: ignore[arg-type]
-
-    fill(tmp_path / "quick", lambda start, stop: (time.sleep(0.1), tokens(start, stop))[1], quiet=False)
-    assert "disk" not in capsys.readouterr().err
-    monkeypatch.setattr(filling, "write_shard", slow)
-    assert_right(fill(tmp_path / "slow", quiet=False))
-    assert " tokens/s, the disk is slower than the model" in capsys.readouterr().err
-
-
 CHILD = """
 import os, signal, sys, time
 from pathlib import Path

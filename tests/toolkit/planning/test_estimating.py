@@ -12,12 +12,13 @@ import torch
 
 from maxsim_eval.api import evaluate
 from maxsim_eval.cache.embeddings import cached_embeddings
-from maxsim_eval.planning import estimating
-from maxsim_eval.planning.costs import PathRates, Rate
+from maxsim_eval.planning import estimating, rates
+from maxsim_eval.planning.costs import PathRates, Rate, Sizes
 from maxsim_eval.planning.estimating import estimate
 from maxsim_eval.quantities import about_text
 from maxsim_eval.scoring.candidates import Candidates
 from maxsim_eval.scoring.own_functions import find_paths
+from maxsim_eval.scoring.stream import UnitScores
 from maxsim_eval.types import Task
 from maxsim_kernels import Packed
 
@@ -27,11 +28,11 @@ def slow(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     """A machine of 10^6 operations a second, 10^5 for fp32; which paths were measured."""
     measured: list[list[str]] = []
 
-    def rates(sizes: Any, names: Any, *_: Any) -> Any:
+    def measure(sizes: Any, names: Any, *_: Any) -> Any:
         measured.append(list(names))
         return {name: PathRates(Rate(1e5 if name == "fp32" else 1e6)) for name in names}, Rate(1e12), None
 
-    monkeypatch.setattr(estimating, "path_rates", rates)
+    monkeypatch.setattr(estimating, "path_rates", measure)
     monkeypatch.setattr(estimating, "LEAST_OPERATIONS", {"cpu": 1, "cuda": 1})
     return measured
 
@@ -97,3 +98,28 @@ def test_measured_rates_give_a_line_too(demo_home: Path, demo_task: Task, monkey
     )
     monkeypatch.setattr(estimating, "LEAST_SECONDS", 1e9)
     assert estimate(find_paths(["int8"]), found.queries.load(), found.documents, device="cpu", k=10) is None
+
+
+def test_real_queries_are_scored_where_there_are_some(
+    demo_home: Path, demo_task: Task, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of a lexical encoder repeat their tokens, which a CPU scores once; 512 of them at most, evenly chosen."""
+    asked = []
+
+    def units(name: str, queries: Packed, corpus: Any, asked_of: Any, spans: Any, *, keep: bool) -> Any:
+        asked.append(queries)
+        yield UnitScores(0, 0, np.zeros(0), None, {"read": 0.5, "prepare": 0.125, "score": 0.25, "topk": 1.0, "total": 2.0})
+
+    monkeypatch.setattr(rates, "score_units", units)
+    found = cached_embeddings(demo_task, "lexical", demo_home / "cache")
+    few, documents = found.queries.load(), found.documents
+    sizes = Sizes(2000, documents.documents, 2000, documents.tokens, documents.dim, "float32")
+    rates.path_rates(sizes, ["fp16"], documents, "cpu", 5, few)
+    assert all(queries is few for queries in asked)
+    many = Packed(torch.arange(2000.0)[:, None].expand(2000, documents.dim), torch.arange(2001))
+    rates.path_rates(sizes, ["fp16"], documents, "cpu", 5, many)
+    assert len(asked[-1]) == 512
+    assert asked[-1].values[[0, 1, -1], 0].tolist() == [0, 3, 1999]
+    rates.path_rates(sizes, ["fp16"], documents, "cpu", 5)
+    assert len(asked[-1]) == 512
+    assert (asked[-1].lengths == 1).all(), "made up, of the mean length"

@@ -212,25 +212,6 @@ def test_an_entry_gives_every_rate(tmp_path: Path) -> None:
         assert path.score.value > 1e6  # operations a second: even a slow machine makes more
 
 
-def test_real_queries_are_scored_where_there_are_some(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those of a lexical encoder repeat their tokens, which a CPU scores once; 512 of them at most, evenly chosen."""
-    asked = []
-
-    def units(name: str, queries: Packed, corpus: Any, asked_of: Any, spans: Any, *, keep: bool) -> Any:
-        asked.append(queries)
-        yield UnitScores(0, 0, np.zeros(0), None, {"read": 0.5, "prepare": 0.125, "score": 0.25, "topk": 1.0, "total": 2.0})
-
-    monkeypatch.setattr(measuring, "score_units", units)
-    ones = Packed(torch.arange(3 * 128.0).view(3, 128), torch.tensor([0, 2, 3]))
-    measure(sizes(), ["fp16"], entry=None, queries=ones, folder=tmp_path, k=5)
-    assert all(queries is ones for queries in asked)
-    asked.clear()
-    many = Packed(torch.arange(2000.0)[:, None].expand(2000, 128), torch.arange(2001))
-    measure(sizes(), ["fp16"], entry=None, queries=many, folder=tmp_path, k=5)
-    assert len(asked[0]) == 512
-    assert asked[0].values[[0, 1, -1], 0].tolist() == [0, 3, 1999]
-
-
 def test_a_rate_is_work_over_the_seconds_that_an_evaluation_would_record(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -5,16 +5,20 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from maxsim_eval.cache import filling
 from maxsim_eval.processes import world as distributed
 from maxsim_eval.processes.failures import Failure, JoinError, RankError
 from maxsim_eval.processes.progress import EncodeProgress, Progress
 from maxsim_eval.processes.world import World, follower, joined, several
+from maxsim_kernels import Packed
 
 # Ranks are forked from one process that has imported torch; prints {scenario: [exit codes, what each said, seconds]}.
 RANKS = """if True:
@@ -249,6 +253,27 @@ def test_the_bars_say_when_the_disk_sets_the_pace() -> None:
         progress.spent(3.0, 4.0)
         progress.tick(10, 1000)
         assert progress.bar.postfix.endswith("tokens/s, the disk is slower than the model")
+
+
+@pytest.mark.usefixtures("every_bar")
+@pytest.mark.parametrize("slow", ["disk", "model"])
+def test_filling_says_when_the_disk_is_slower_than_the_model(
+    slow: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = filling.write_shard
+
+    def writing(*given: Any) -> int:
+        time.sleep(0.2 if slow == "disk" else 0.0)
+        return write(*given)
+
+    def encode(start: int, stop: int) -> Packed:
+        time.sleep(0.0 if slow == "disk" else 0.2)
+        return Packed(torch.ones(stop - start, 4), torch.arange(stop - start + 1))
+
+    monkeypatch.setattr(filling, "write_shard", writing)
+    manifest: dict[str, Any] = {"key": "key", "dtype": torch.float32, "dim": 4, "provenance": {}}
+    filling.fill_entry(tmp_path, ids=list("abcdefgh"), **manifest, encode=encode, documents_per_shard=2, quiet=False)
+    assert (" tokens/s, the disk is slower than the model" in capsys.readouterr().err) == (slow == "disk")
 
 
 def test_a_failure_elsewhere_is_raised_at_the_next_block() -> None:

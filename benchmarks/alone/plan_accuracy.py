@@ -1,6 +1,6 @@
 """What `plan` says of an evaluation beside what it then takes, phase by phase, on the machine this runs on.
 
-    python benchmarks/plan_accuracy.py --data-dir FOLDER [--json FILE] [--documents 20000] [--queries 300]
+    python benchmarks/alone/plan_accuracy.py --data-dir FOLDER [--json FILE] [--documents 20000] [--queries 300]
 
 SciFact and made-up texts of the lengths that HotpotQA publishes, by the `lexical` encoder and three paths, each with an empty cache and
 with a filled one: the plan first, then the command in a process of its own (`rehearsal.py` clocks it). A phase is predicted where the
@@ -17,6 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # this file is a script in a folder of its own
 
 from cold_start import ROOT, seconds_of
 from measure.session import described
