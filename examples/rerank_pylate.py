@@ -9,6 +9,7 @@ The candidates of a question are its judged documents and others drawn at random
 from __future__ import annotations
 
 import argparse
+import json
 import random
 import tempfile
 import time
@@ -30,6 +31,7 @@ def main() -> None:
     parser.add_argument("--queries", type=int, default=20)
     parser.add_argument("--candidates", type=int, default=50, help="documents a query (default 50)")
     parser.add_argument("--device", default="cpu", help="cpu or cuda (default cpu)")
+    parser.add_argument("--json", type=Path, help="write what was found there")
     arguments = parser.parse_args()
 
     from pylate import models, rank
@@ -68,6 +70,10 @@ def main() -> None:
         f"{len(queries)} queries x {arguments.candidates} candidates: PyLate {own_seconds:.3f} s, with maxsim-kernels {seconds:.3f} s"
     )
     print(f"scores at most {apart:.1e} apart, {same} of {len(queries)} rankings the same; scored here: {dict(calls)}")
+    if arguments.json:
+        found = {"queries": len(queries), "candidates": arguments.candidates, "pylate_seconds": own_seconds, "seconds": seconds}
+        found |= {"scores_apart": apart, "same_rankings": same, "calls": dict(calls)}
+        arguments.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     if apart > 1e-3:
         raise SystemExit("the scores are not the same")
 
