@@ -9,17 +9,21 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from coded_cases import few_bits
 from inputs import on_cpu as cases
 from maxsim_kernels import Int8Tokens, Packed, maxsim, maxsim_reference, pack, quantize_fp8, quantize_int8
 from maxsim_kernels.search import Residuals, residuals_of
 from maxsim_kernels.search.bounds import query_terms
 
 KINDS = [f"{kind} {scale}" for kind in ("int8", "affine", "fp8") for scale in ("token", "document", "corpus")]
+KINDS += [f"{kind} {bits}" for kind in ("bits", "unit", "residual") for bits in (1, 2, 4)]
 SHAPES = ("gauss", "codes", "near ties", "spike", "constant", "shifted", "zeros", "half codes")
 
 
 def coded(documents: Packed, kind: str):
     name, granularity = kind.split()
+    if name in ("bits", "unit", "residual"):
+        return few_bits(documents, name, int(granularity))
     return quantize_fp8(documents, granularity) if name == "fp8" else quantize_int8(documents, granularity, name == "affine")
 
 

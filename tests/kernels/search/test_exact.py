@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from coded_cases import few_bits
 from inputs import on_cpu as cases
 from maxsim_kernels import Packed, maxsim, pack, quantize_fp8, quantize_int8, stream_topk
 from maxsim_kernels.cpu import batches, tiles
@@ -19,11 +20,14 @@ CASES = int(os.environ.get("MAXSIM_SEARCH_CASES", "1000"))
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 AWKWARD = Awkward(documents=24, tokens=6, kinds=10, tie=2.0**-22, least_power=-20, tiny=1e-38)
 KINDS = [f"{kind} {scale}" for kind in ("int8", "affine", "fp8") for scale in ("token", "document", "corpus")]
+KINDS += [f"{kind} {bits}" for kind in ("bits", "unit", "residual") for bits in (1, 2, 4)]
 SHARES = (0.0, 0.25, 1.0)  # brute force always, as it is, never
 
 
 def coded(documents: Packed, kind: str):
     name, granularity = kind.split()
+    if name in ("bits", "unit", "residual"):
+        return few_bits(documents, name, int(granularity))
     return quantize_fp8(documents, granularity) if name == "fp8" else quantize_int8(documents, granularity, name == "affine")
 
 
@@ -110,9 +114,10 @@ def test_a_corpus_that_prunes(kind, dtype):
     codes = coded(documents, kind)
     for quantize_queries in (True, False):
         stats = same(queries, documents, 5, codes, quantize_queries=quantize_queries)
-        assert kind.split()[0] == "fp8" or stats.fell_back == ""
+        narrow = kind.split()[0] in ("int8", "affine")
+        assert not narrow or stats.fell_back == ""
         assert stats.scanned == 600
-        if kind.split()[0] != "fp8":
+        if narrow:
             assert stats.survivors.double().mean() < 60
     stored = residuals_of(documents, codes)
     assert torch.equal(
