@@ -28,7 +28,8 @@ from tqdm import tqdm
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # this file is a script in a folder of its own
 
-from maxsim_kernels import Fp8Tokens, Int8Tokens, Packed, maxsim, quantize_fp8, quantize_int8
+from maxsim_eval.codecs.names import codec_of
+from maxsim_kernels import BitTokens, Fp8Tokens, Int8Tokens, Packed, ResidualTokens, maxsim, quantize_fp8, quantize_int8
 from maxsim_kernels.search import residuals_of
 from maxsim_kernels.search.bounds import query_terms
 from measure.session import kernels
@@ -36,13 +37,33 @@ from results.file import write
 
 SCHEMA = "maxsim-eval/pruning/1"
 DEPTHS = (10, 100)
-Codes = Int8Tokens | Fp8Tokens
+SAMPLE = 1 << 16  # tokens that a codebook is learned from
+
+
+def stored_by(name: str) -> Callable[[Packed], BitTokens | ResidualTokens]:
+    """Documents as a codec of the toolkit stores them."""
+
+    def store(documents: Packed) -> BitTokens | ResidualTokens:
+        codec = codec_of(name)
+        rows = torch.randperm(len(documents.values), generator=torch.Generator().manual_seed(0))[:SAMPLE]
+        sample = Packed(documents.values[rows], torch.tensor([0, len(rows)]))
+        learned = codec.fit(lambda _: sample, documents.dim, len(documents.values))
+        state = {key.removeprefix("0."): value for key, value in learned.items()}
+        parts = [codec.coder.encode(block, state) for block in documents.values.split(SAMPLE)]
+        return codec.coder.as_stored(documents, {key: torch.cat([part[key] for part in parts]) for key in parts[0]}, state)
+
+    return store
+
+
+Codes = Int8Tokens | Fp8Tokens | BitTokens | ResidualTokens
 KINDS: dict[str, Callable[[Packed], Codes]] = {
     "int8 token": quantize_int8,
     "int8 document": lambda documents: quantize_int8(documents, "document"),
     "int8 corpus": lambda documents: quantize_int8(documents, "corpus"),
     "int8 token, affine": lambda documents: quantize_int8(documents, affine=True),
     "fp8 document": quantize_fp8,
+    "4 bits token": stored_by("int4"),
+    "4-bit residuals": stored_by("residual-4(centroids=1024)"),
 }
 
 
@@ -152,7 +173,9 @@ def counted(side: Side, queries: list[Tensor], codes: Codes, quantised: bool) ->
 
 def as_multiplied(query: Tensor, codes: Codes) -> Tensor:
     """The query's own codes, as the scan multiplies them."""
-    made = quantize_int8(query) if isinstance(codes, Int8Tokens) else quantize_fp8(query, "token")
+    if isinstance(codes, ResidualTokens):
+        return query  # decoded tokens meet queries as they are
+    made = quantize_int8(query) if isinstance(codes, Int8Tokens | BitTokens) else quantize_fp8(query, "token")
     found = made.dequantize()
     assert isinstance(found, Tensor)
     return found
@@ -185,7 +208,7 @@ def cases(queries: Packed, documents: Packed, count: int, kinds: list[str]) -> I
         meant = codes.dequantize()
         assert isinstance(meant, Packed)
         side = Side(whole.values, meant.values, whole.starts.numpy(), whole.values.mean(0))
-        for quantised in (True, False):
+        for quantised in (True, False)[isinstance(codes, ResidualTokens) :]:
             found = counted(side, chosen, codes, quantised)
             found["variants"]["maxsim_kernels.search"] = shipped(whole, chosen, codes, quantised)
             yield f"{kind}, {'quantised' if quantised else 'float'} queries", found

@@ -102,8 +102,7 @@ class BitTokens:
 
     def as_int8(self) -> Int8Tokens:
         """The same tokens as INT8 codes with a scale a token: 8 / bits times the bytes."""
-        levels = unpacked(self.codes.values, self.dim, self.bits).to(torch.int8).mul_(2).sub_(2**self.bits - 1)
-        return Int8Tokens(self.codes.with_values(levels), self.scales, granularity="token")
+        return Int8Tokens(self.codes.with_values(levels_of(self, slice(None))), self.scales, granularity="token")
 
     def dequantize(self) -> Packed:
         """The tokens as float32: levels times scales."""
@@ -210,6 +209,18 @@ CodedTokens = BitTokens | ResidualTokens
 def plain_of(documents: CodedTokens) -> Packed | Int8Tokens:
     """What stands for coded tokens outside the kernel: whole numbers with their scales, or the decoded values."""
     return documents.as_int8() if isinstance(documents, BitTokens) else documents.dequantize()
+
+
+def levels_of(documents: BitTokens, span: slice) -> Tensor:
+    """Levels int8 `[t, d]` of the tokens `span` of the buffer."""
+    levels = unpacked(documents.codes.values[span], documents.dim, documents.bits).to(torch.int8)
+    return levels.mul_(2).sub_(2**documents.bits - 1)
+
+
+def coded_at(documents: ResidualTokens, span: slice) -> ResidualTokens:
+    """The tokens `span` of the buffer, as one document."""
+    held = documents.codes.values[span]
+    return documents.rows(span, Packed(held, torch.tensor([0, len(held)], device=held.device)))
 
 
 def coded_blocks(documents: CodedTokens, tokens: int) -> Iterator[CodedTokens]:

@@ -45,6 +45,25 @@ def coded(
     return ResidualTokens(packed, ids, *tables, unit=kind == "unit").to(device)
 
 
+def few_bits(documents: Packed, kind: str, bits: int) -> BitTokens | ResidualTokens:
+    """Codes of some tokens end to end: "bits" with a scale that fits each token, "residual" or "unit" about a few of the tokens."""
+    values = documents.values.float()
+    sound = values.nan_to_num(0.0, 3e38, -3e38).double()
+    most = 2**bits - 1
+    if kind == "bits":
+        scales = values.abs().amax(1) / most if len(values) else values.new_zeros(0)
+        codes = ((sound / scales.double().clamp(min=1e-300)[:, None]).nan_to_num(0.0) + most).div(2).round().clamp(0, most)
+        return BitTokens(documents.with_values(pack(codes, bits)), scales, bits, documents.dim)
+    centroids = values[:: max(1, len(values) // 5)] if len(values) else torch.zeros(1, documents.dim)
+    ids = torch.cdist(sound, centroids.nan_to_num(0.0).double()).argmin(1) if len(values) else torch.zeros(0, dtype=torch.int64)
+    apart = (sound - centroids[ids].nan_to_num(0.0)).clamp(-3e38, 3e38)
+    width = float(apart.std()) if apart.numel() > 1 else 1.0
+    weights = (torch.linspace(-1.5, 1.5, 2**bits) * width).clamp(-3e38, 3e38)
+    codes = (apart[:, :, None] - weights.double()).abs().argmin(2)
+    packed = documents.with_values(pack(codes, bits))
+    return ResidualTokens(packed, ids, centroids.contiguous(), weights, unit=kind == "unit")
+
+
 def values_of(documents: BitTokens | ResidualTokens, rounded: torch.dtype | None = None) -> Tensor:
     """Decoded tokens `[T, d]` float64; `rounded`: residuals rounded to it before they are brought to length 1, as the kernel does."""
     digits = digits_of(documents.codes.values, documents.dim, documents.bits)

@@ -7,10 +7,13 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from maxsim_kernels import Fp8Tokens, Int8Tokens, Packed, pack, quantize_fp8, quantize_int8
+from coded_cases import few_bits
+from maxsim_kernels import BitTokens, Fp8Tokens, Int8Tokens, Packed, ResidualTokens, pack, quantize_fp8, quantize_int8
 from maxsim_kernels.search import Rows
 
+FEW_BITS = ("bits", "unit", "residual")
 KINDS = [f"{kind} {scale}" for kind in ("int8", "affine", "fp8") for scale in ("token", "document", "corpus")]
+CPU_KINDS = [*KINDS, *(f"{kind} {bits}" for kind in FEW_BITS for bits in (1, 2, 4))]
 
 
 @dataclass(frozen=True)
@@ -57,7 +60,9 @@ class Held(Rows):
         return self.documents.select(numbers).compact()
 
 
-def coded(documents: Packed, kind: str) -> Int8Tokens | Fp8Tokens:
-    """Documents as one of `KINDS` of codes."""
+def coded(documents: Packed, kind: str) -> Int8Tokens | Fp8Tokens | BitTokens | ResidualTokens:
+    """Documents as one of `CPU_KINDS` of codes."""
     name, granularity = kind.split()
+    if name in FEW_BITS:
+        return few_bits(documents, name, int(granularity))
     return quantize_fp8(documents, granularity) if name == "fp8" else quantize_int8(documents, granularity, name == "affine")

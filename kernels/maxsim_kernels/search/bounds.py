@@ -12,21 +12,24 @@ names of its constants are used here.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf, sqrt
 
 import torch
 from torch import Tensor
 
+from maxsim_kernels.coded import BitTokens, CodedTokens, ResidualTokens, coded_at, levels_of
 from maxsim_kernels.quantize import quantize_fp8, quantize_int8
 from maxsim_kernels.search.rows import Rows
 from maxsim_kernels.tokens import Fp8Tokens, Int8Tokens, Packed
 
 Codes = Int8Tokens | Fp8Tokens
+AnyCodes = Codes | CodedTokens
 WIDEST = 1 << 16  # embedding width up to which integer products fit 32 bits and the constants below hold
 _STEPS = 16  # roundings that a similarity meets besides its inner product, at most (docs/search.md counts 12)
 _TINY = 2.0**-112  # of underflow, per dimension: flushed inputs and results, times the largest scale of a code
 LARGEST = 2.0**100  # magnitudes beyond which some step could overflow FP32: no bound there
+_SHORTEST, _LONGEST = 2.0**-40, 2.0**60  # of a decoded token before it is brought to length 1
 _SLACK = 1 + 2.0**-40  # FP64 rounding of the bounds themselves
 _CHUNK = 1 << 22  # values widened to FP64 at once: 32 MB
 
@@ -58,12 +61,13 @@ class Residuals:
         return Residuals(self.errors[span], self.norms[span])
 
 
-def residuals_of(documents: Packed, codes: Codes) -> Residuals:
+def residuals_of(documents: Packed, codes: AnyCodes) -> Residuals:
     """The residuals of `codes` made from `documents` (`quantize_int8`, `quantize_fp8`, or by anybody), rounded up.
 
     Args:
         documents: N documents of the exact path, float16, bfloat16 or float32.
-        codes: packed codes of the same documents, end to end, in the same order, on the same device.
+        codes: packed codes of the same documents, end to end, in the same order, on the same device; those of `BitTokens` and
+            `ResidualTokens` too, for a search on a CPU.
     """
     packed = check_codes(documents, codes)
     device, width = documents.device, documents.dim
@@ -89,8 +93,20 @@ def residuals_of(documents: Packed, codes: Codes) -> Residuals:
     return Residuals(_rounded_up(errors), _rounded_up(norms))
 
 
-def _meant(codes: Codes, span: slice, owner: Tensor) -> tuple[Tensor, Tensor]:
+def _meant(codes: AnyCodes, span: slice, owner: Tensor) -> tuple[Tensor, Tensor]:
     """Tokens `span` as the scoring path understands the codes, FP64, and the size `[t]` of the parts that they are sums of."""
+    if isinstance(codes, BitTokens):  # whose scales meet every similarity before the maximum: any sign will do
+        meant = levels_of(codes, span).double() * codes.scales[span].float().double().reshape(-1, 1)
+        return meant, meant.norm(dim=1)
+    if isinstance(codes, ResidualTokens):
+        held = coded_at(codes, span)
+        meant = held.dequantize().values.double()
+        if codes.unit:  # lengths whose squares could leave FP32 have no bound
+            length = replace(held, unit=False).dequantize().values.double().norm(dim=1, keepdim=True)
+            meant = meant.masked_fill((length != 0) & ~((length > _SHORTEST) & (length < _LONGEST)), torch.nan)
+        size = meant.norm(dim=1)
+        # They are decoded again for every scan, in blocks of its own: sums of d squares, in maybe another order, and a root.
+        return meant, size * (1 + 2.0**45 * gamma_of(codes.dim))
 
     def per_token(values: Tensor) -> Tensor:  # the CPU path reads scales and offsets as float32
         if codes.granularity != "corpus":
@@ -113,14 +129,14 @@ def _rounded_up(values: Tensor) -> Tensor:
     return torch.where(found.double() < values, torch.nextafter(found, torch.full_like(found, torch.inf)), found)
 
 
-def check_codes(documents: Packed | Rows, codes: Codes) -> Packed:
+def check_codes(documents: Packed | Rows, codes: AnyCodes) -> Packed:
     """The packed codes, refused unless they can be those of `documents`."""
-    if not isinstance(codes, Int8Tokens | Fp8Tokens) or not isinstance(codes.codes, Packed) or codes.codes.offsets is None:
+    if not isinstance(codes, AnyCodes) or not isinstance(codes.codes, Packed) or codes.codes.offsets is None:
         kind = type(codes).__name__
-        raise ValueError(f"codes: got {kind}, need Int8Tokens or Fp8Tokens of Packed documents, end to end")
+        raise ValueError(f"codes: got {kind}, need Int8Tokens, Fp8Tokens or coded tokens of Packed documents, end to end")
     packed = codes.codes
-    if len(packed) != len(documents) or packed.dim != documents.dim:
-        got, need = f"{len(packed)} documents of d = {packed.dim}", f"{len(documents)} of d = {documents.dim}"
+    if len(packed) != len(documents) or codes.dim != documents.dim:
+        got, need = f"{len(packed)} documents of d = {codes.dim}", f"{len(documents)} of d = {documents.dim}"
         raise ValueError(f"codes: got {got}, need {need} as documents")
     held = documents.lengths.to(packed.device).long()
     if not torch.equal(packed.lengths.long(), held):
@@ -152,7 +168,7 @@ class QueryTerms:
         return found.mul_(_SLACK).masked_fill_(~sound, torch.inf)
 
 
-def query_terms(queries: Packed, codes: Codes, quantize_queries: bool = True) -> QueryTerms:
+def query_terms(queries: Packed, codes: AnyCodes, quantize_queries: bool = True) -> QueryTerms:
     """The queries' part of the bounds of scores `maxsim(queries, codes, quantize_queries=...)`.
 
     Args:
@@ -193,14 +209,16 @@ def tiny_of(width: int) -> float:
     return width * _TINY
 
 
-def shift_of(codes: Codes) -> float:
+def shift_of(codes: AnyCodes) -> float:
     """`2 sqrt(d) max|offset|` of codes (read: waits on a GPU, where there are offsets)."""
     return 2 * sqrt(codes.dim) * _largest_offset(codes)
 
 
-def _as_multiplied(tokens: Tensor, codes: Codes) -> Tensor:
+def _as_multiplied(tokens: Tensor, codes: AnyCodes) -> Tensor:
     """Query tokens as the scan multiplies them: what their codes mean."""
-    if isinstance(codes, Int8Tokens):
+    if isinstance(codes, ResidualTokens):
+        return tokens  # which decoded tokens meet as they are
+    if isinstance(codes, Int8Tokens | BitTokens):
         found = quantize_int8(tokens).dequantize(torch.float64)
     else:
         found = quantize_fp8(tokens, "token").dequantize()
@@ -208,7 +226,7 @@ def _as_multiplied(tokens: Tensor, codes: Codes) -> Tensor:
     return found
 
 
-def _largest_offset(codes: Codes) -> float:
-    if isinstance(codes, Fp8Tokens) or codes.offset is None or not codes.offset.numel():
+def _largest_offset(codes: AnyCodes) -> float:
+    if not isinstance(codes, Int8Tokens) or codes.offset is None or not codes.offset.numel():
         return 0.0
     return float(codes.offset.double().abs().nan_to_num(0.0, 0.0).amax())  # documents with others have an infinite error

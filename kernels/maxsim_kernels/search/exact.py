@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 from weakref import WeakKeyDictionary, ref
 
 import torch
@@ -11,17 +11,17 @@ from torch import Tensor
 
 from maxsim_kernels.checks import Options, validate
 from maxsim_kernels.fallback import HAS_TRITON
-from maxsim_kernels.search.bounds import Codes, Residuals, check_codes, residuals_of
+from maxsim_kernels.search.bounds import AnyCodes, Codes, Residuals, check_codes, residuals_of
 from maxsim_kernels.search.rescoring import packed_queries
 from maxsim_kernels.search.rows import Rows
 from maxsim_kernels.search.searching import Search, Stats
-from maxsim_kernels.tokens import Fp8Tokens, Int8Tokens, Packed
+from maxsim_kernels.tokens import Packed
 from maxsim_kernels.topk import of_keys, refuse_nan
 
 if TYPE_CHECKING:
     from maxsim_kernels.search.device import DeviceSearch
 
-_KINDS: dict[str, tuple[type, ...]] = {"documents": (Packed, Rows), "codes": (Int8Tokens, Fp8Tokens), "residuals": (Residuals,)}
+_KINDS: dict[str, tuple[type, ...]] = {"documents": (Packed, Rows), "codes": get_args(AnyCodes), "residuals": (Residuals,)}
 
 
 def exact_topk(
@@ -29,7 +29,7 @@ def exact_topk(
     documents: Packed | Rows | Iterable[Packed | Rows],
     k: int,
     *,
-    codes: Codes | Iterable[Codes],
+    codes: AnyCodes | Iterable[AnyCodes],
     residuals: Residuals | Iterable[Residuals] | None = None,
     query_mask: Tensor | None = None,
     query_lengths: Tensor | None = None,
@@ -46,7 +46,8 @@ def exact_topk(
         documents: float documents of the queries' dtype: `Packed` (a view too), `Rows` that are read when they are needed, or blocks of
             either in index order.
         k: how many documents of each query.
-        codes: packed `Int8Tokens` or `Fp8Tokens` of the same documents, in the same blocks.
+        codes: packed `Int8Tokens` or `Fp8Tokens` of the same documents, in the same blocks; on a CPU `BitTokens` and
+            `ResidualTokens` too.
         residuals: `residuals_of(documents, codes)`, in the same blocks. None: made here, which reads every token in full precision;
             store them where a corpus is searched more than once. Needed with `Rows`.
         quantize_queries: scan with quantised queries (faster) or float ones (narrower bounds); never changes the answer.
@@ -74,7 +75,7 @@ def exact_topk(
             elif search is None:
                 padded = call if call.query_starts is None else None
                 search = Search(packed_queries(call), k, quantize_queries, most_rescored, padded)
-            search.add(block, coded, known)
+            search.add(block, coded, known)  # type: ignore[arg-type]  # `_checked` refused what a GPU does not take
     if search is None:
         raise ValueError("documents: got no blocks, need at least one (it may hold no documents)")
     keys = search.keys
@@ -118,9 +119,11 @@ def _like(block: Packed | Rows, queries: Tensor | Packed) -> Packed:
     return Packed(empty.to(device), torch.zeros(1, dtype=torch.int64, device=device))
 
 
-def _checked(block: Packed | Rows, coded: Codes, stored: Residuals | None, device: torch.device) -> Residuals:
+def _checked(block: Packed | Rows, coded: AnyCodes, stored: Residuals | None, device: torch.device) -> Residuals:
     """Residuals of a block, checked with its codes; made here where there are none."""
     packed = _known_codes(block, coded)
+    if device.type == "cuda" and not isinstance(coded, Codes):
+        raise ValueError(f"codes: got {type(coded).__name__} for queries on a GPU, need Int8Tokens or Fp8Tokens")
     if device.type not in ("cpu", "cuda"):
         raise ValueError(f"queries: on {device}, need the CPU or a CUDA device")
     if packed.device != device and packed.device.type != "cpu":
@@ -136,10 +139,10 @@ def _checked(block: Packed | Rows, coded: Codes, stored: Residuals | None, devic
     return known
 
 
-_compared: WeakKeyDictionary[Codes, ref[Packed | Rows]] = WeakKeyDictionary()
+_compared: WeakKeyDictionary[AnyCodes, ref[Packed | Rows]] = WeakKeyDictionary()
 
 
-def _known_codes(block: Packed | Rows, coded: Codes) -> Packed:
+def _known_codes(block: Packed | Rows, coded: AnyCodes) -> Packed:
     """The packed codes of a block; those on a GPU are compared with the same documents once, because it has to be waited for."""
     held = _compared.get(coded) if isinstance(coded.codes, Packed) else None
     if held is not None and held() is block:
@@ -172,16 +175,16 @@ def _on_device(
 
 def _blocks(
     documents: Packed | Rows | Iterable[Packed | Rows],
-    codes: Codes | Iterable[Codes],
+    codes: AnyCodes | Iterable[AnyCodes],
     residuals: Residuals | Iterable[Residuals] | None,
-) -> Iterator[tuple[Packed | Rows, Codes, Residuals | None]]:
+) -> Iterator[tuple[Packed | Rows, AnyCodes, Residuals | None]]:
     """Blocks beside their codes and residuals; a different number of them is refused."""
     if isinstance(documents, Packed | Rows):
-        if not isinstance(codes, Int8Tokens | Fp8Tokens) or not isinstance(residuals, Residuals | None):
+        if not isinstance(codes, AnyCodes) or not isinstance(residuals, Residuals | None):
             raise ValueError("codes, residuals: got blocks of them with documents in one piece, need one of each")
         yield documents, codes, residuals
         return
-    if isinstance(codes, Int8Tokens | Fp8Tokens) or isinstance(residuals, Residuals):
+    if isinstance(codes, AnyCodes) or isinstance(residuals, Residuals):
         raise ValueError("codes, residuals: got one piece with documents in blocks, need blocks of the same documents")
     sides = [iter(documents), iter(codes), *([iter(residuals)] if residuals is not None else [])]
     number = 0

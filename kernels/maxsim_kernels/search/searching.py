@@ -16,7 +16,7 @@ from torch import Tensor
 
 from maxsim_kernels.api import maxsim
 from maxsim_kernels.checks import Call
-from maxsim_kernels.search.bounds import WIDEST, Codes, QueryTerms, Residuals, query_terms
+from maxsim_kernels.search.bounds import WIDEST, AnyCodes, QueryTerms, Residuals, query_terms
 from maxsim_kernels.search.rescoring import Some, brute_force, why_not_some
 from maxsim_kernels.search.rows import Rows, documents_at, part, whole
 from maxsim_kernels.streaming import device_blocks
@@ -111,7 +111,7 @@ class Search:
         """Keys `[Nq, k]` of other documents than those that were, or will be, added: the threshold begins where they leave it."""
         self.keys = merge_topk([self.keys, keys])
 
-    def add(self, documents: Packed | Rows, codes: Codes, residuals: Residuals, first: int | None = None) -> None:
+    def add(self, documents: Packed | Rows, codes: AnyCodes, residuals: Residuals, first: int | None = None) -> None:
         """The documents from number `first` on (None: the next ones), cut into pieces whose bounds fit in memory."""
         self.seen = self.seen if first is None else first
         if self.pieces == 0 and len(documents):
@@ -160,7 +160,7 @@ class Search:
             document, query = lost.T.nonzero()[0].tolist()
             self.lost = query, document + self.seen
 
-    def _pruned(self, documents: Packed | Rows, codes: Codes, terms: QueryTerms, residuals: Residuals) -> Tensor | None:
+    def _pruned(self, documents: Packed | Rows, codes: AnyCodes, terms: QueryTerms, residuals: Residuals) -> Tensor | None:
         """Scores `[Nq, n]`, exact or -inf where a document cannot be among the best; None where too many can."""
         approximate, width, upper = self._bounds(documents, codes, terms, residuals)
         scores = torch.full(upper.shape, -torch.inf)
@@ -198,7 +198,7 @@ class Search:
         return (last - _GUESSED * slack).nan_to_num(-torch.inf, torch.inf, -torch.inf)
 
     def _bounds(
-        self, documents: Packed | Rows, codes: Codes, terms: QueryTerms, residuals: Residuals
+        self, documents: Packed | Rows, codes: AnyCodes, terms: QueryTerms, residuals: Residuals
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Scores over codes, their widths and the upper bounds of the exact scores, FP64 `[Nq, n]`.
 

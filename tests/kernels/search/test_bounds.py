@@ -13,7 +13,7 @@ from inputs import on_cpu as cases
 from maxsim_kernels import Int8Tokens, Packed, maxsim, maxsim_reference, pack, quantize_int8
 from maxsim_kernels.search import Residuals, residuals_of
 from maxsim_kernels.search.bounds import query_terms
-from search_cases import KINDS, coded
+from search_cases import CPU_KINDS, coded
 
 SHAPES = ("gauss", "codes", "near ties", "spike", "constant", "shifted", "zeros", "half codes")
 
@@ -64,7 +64,7 @@ def check(queries: Packed, documents: Packed, kind: str, quantize_queries: bool)
 
 
 @pytest.mark.parametrize("quantize_queries", [True, False])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", CPU_KINDS)
 @settings(max_examples=60, deadline=None)
 @given(corpora())
 def test_no_score_leaves_its_bounds(kind, quantize_queries, sides):
@@ -76,10 +76,10 @@ def test_no_score_leaves_its_bounds(kind, quantize_queries, sides):
 @given(st.data())
 def test_sixteen_bits(dtype, data):
     sides = data.draw(corpora(dtype))
-    check(*sides, data.draw(st.sampled_from(KINDS)), data.draw(st.booleans()))
+    check(*sides, data.draw(st.sampled_from(CPU_KINDS)), data.draw(st.booleans()))
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", CPU_KINDS)
 def test_the_worst_residual_reaches_most_of_its_bound(kind):
     """A query that points where the residual does: the bound cannot be made much smaller, so the test above can fail."""
     d = 64
