@@ -12,7 +12,7 @@ import tempfile
 import traceback
 
 from maxsim_eval.errors import EXIT_DATA, EXIT_UNFORESEEN, MaxsimEvalError
-from maxsim_eval.printing import printable
+from maxsim_eval.printing import printable, text_of
 
 # What torch's and Python's own RuntimeErrors say when the machine has no more to give.
 _EXHAUSTED = ("can't allocate memory", "not enough memory", "out of memory", "can't start new thread")
@@ -28,11 +28,14 @@ def ending_of(error: BaseException) -> tuple[str, int]:
     if isinstance(error, MaxsimEvalError):
         text = str(error)
         return ("\n".join(map(_line, text.splitlines())) if error.many_lines else _line(text)), error.exit_code
-    if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and any(sign in str(error) for sign in _EXHAUSTED)):
+    if isinstance(error, MemoryError) or (
+        isinstance(error, RuntimeError) and any(sign in text_of(error) for sign in _EXHAUSTED)
+    ):
         return f"not enough memory ({_first_line(error)})", EXIT_DATA
     if isinstance(error, OSError):  # the system's own words and the file's name
-        return _line(str(error) or type(error).__name__), EXIT_DATA
-    said = f"{type(error).__name__}: {_first_line(error)}".removesuffix(": ")
+        return _line(text_of(error)), EXIT_DATA
+    name, line = type(error).__name__, _first_line(error)
+    said = line if line.startswith(name) else f"{name}: {line}"
     return f"unforeseen: {said}. {_log(error)}", EXIT_UNFORESEEN
 
 
@@ -44,7 +47,7 @@ def _line(text: str) -> str:
 
 
 def _first_line(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
+    lines = text_of(error).strip().splitlines()
     return printable(lines[0][:300] if lines else "")
 
 

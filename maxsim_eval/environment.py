@@ -35,6 +35,12 @@ def _cpu_model() -> str:
     return platform.processor() or platform.machine()
 
 
+def versions() -> dict[str, str | None]:
+    """Versions of the packages that numbers are computed with, both of ours among them."""
+    found = {name: _version(name) for name in ("maxsim-eval", "maxsim-kernels", "torch", "triton", "numpy", "scipy", "h5py")}
+    return {"python": platform.python_version(), **found, "pytrec_eval": _version("pytrec-eval-terrier")}
+
+
 def environment(device: str = "cpu") -> dict[str, Any]:
     """Versions and hardware that a number depends on; no host name, no path, no user name.
 

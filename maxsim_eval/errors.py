@@ -26,6 +26,10 @@ class MaxsimEvalError(Exception):
     many_lines = False
 
 
+class ProgramExit(SystemExit):
+    """An end that the program itself means; any other `SystemExit` comes from code that it called, and is a failure of that."""
+
+
 class UsageError(MaxsimEvalError):
     """An argument has a value that cannot work."""
 

@@ -6,6 +6,7 @@ import errno
 import fcntl
 import functools
 import hashlib
+import io
 import os
 import re
 import secrets
@@ -16,7 +17,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import BinaryIO
 
 from maxsim_eval.errors import DataError
 
@@ -56,7 +56,7 @@ def atomic_path(path: Path | str) -> Iterator[Path]:
         temporary.unlink(missing_ok=True)
 
 
-def open_regular(path: Path) -> BinaryIO:
+def open_regular(path: Path) -> io.BufferedReader:
     """Open one of our own files for reading; `OSError`, and at once, where something else lies there: a named pipe is waited for."""
     handle = open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK))  # noqa: SIM115 - the caller's to close
     if not stat.S_ISREG(os.fstat(handle.fileno()).st_mode):

@@ -42,3 +42,13 @@ def printable_json(text: str) -> str:
 def _json_escape(found: re.Match[str]) -> str:
     units = found[0].encode("utf-16-be", "surrogatepass")
     return "".join(f"\\u{units[place : place + 2].hex()}" for place in range(0, len(units), 2))
+
+
+def text_of(error: BaseException) -> str:
+    """What an error says; its type's name where it says nothing, or fails even at that."""
+    try:
+        return str(error) or type(error).__name__
+    except KeyboardInterrupt:
+        raise
+    except BaseException:  # noqa: BLE001 - whatever a foreign `__str__` raises
+        return f"{type(error).__name__} (which fails to say what it is)"

@@ -1,13 +1,16 @@
 """The entries of an atlas, evaluated one by one, each kept as soon as it is finished, under `<out>/entries/`.
 
-An entry that was finished before is read, not evaluated again, while nothing that it depends on has changed; what of an entry was
-scored before an interruption is not scored again either (`api.evaluate`). An entry that cannot be evaluated says why, and the others
-go on.
+An entry that was finished before is read, not evaluated again, while nothing that it depends on has changed and its files are those
+that were written (SHA-256); what of an entry was scored before an interruption is not scored again either (`api.evaluate`). An entry
+that cannot be evaluated says why, and the others go on.
 """
 
 from __future__ import annotations
 
+import hashlib
+import os
 import re
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -21,8 +24,9 @@ from maxsim_eval.cache.embeddings import Embeddings
 from maxsim_eval.comparison.metrics import evaluate_run, means
 from maxsim_eval.comparison.ties import mean_bounds
 from maxsim_eval.data.trec import read_trec_run, write_trec_run
+from maxsim_eval.environment import versions
 from maxsim_eval.errors import DataError, MaxsimEvalError
-from maxsim_eval.files import write_text
+from maxsim_eval.files import delete, open_regular, write_text, writing
 from maxsim_eval.first_stage.names import get_first_stage
 from maxsim_eval.first_stage.stage import Texts, Tokens
 from maxsim_eval.hashing import digest
@@ -33,7 +37,7 @@ from maxsim_eval.scoring.paths import our_paths
 from maxsim_eval.types import Run, Task
 from maxsim_kernels import Packed
 
-FORMAT = 2
+FORMAT = 3
 RERANKER = "fused-fp32"  # the reference is made to be believed, not to be fast
 FOREIGN = "run:"  # before the name of a run that another engine made
 
@@ -95,6 +99,7 @@ class Setting:
             "k": self.k,
             "metrics": list(self.metrics),
             "device": self.device,
+            "versions": versions(),
         }
         return digest(facts)
 
@@ -103,6 +108,7 @@ def finished(entry: GridEntry, setting: Setting) -> Finished | str:
     """What an entry gives: as kept, or evaluated now; why it cannot be, as text."""
     folder = setting.folder / "entries" / _slug(entry.name)
     identity = setting.identity(entry)
+    _cut_links(folder)
     found = _kept(folder, identity)
     if found is None:
         try:
@@ -222,23 +228,65 @@ def _of_run(run: Run, setting: Setting, seconds: Mapping[str, float], size: floa
 # Keeping ----------------------------------------------------------------------------------------------------------------
 
 _FACTS = ("per_query", "metrics", "ties", "seconds", "document_bytes", "description")
+_RUN, _ENTRY = "run.trec", "entry.json"
+
+
+def _cut_links(folder: Path) -> None:
+    """What is written below an entry's folder stays there: a link in its place, or in that of its runs, goes, and not its target.
+
+    Raises:
+        DataError: all entries lie behind a link, or a link cannot be removed.
+    """
+    if folder.parent.is_symlink():
+        raise DataError(
+            f"{folder.parent}: is a link, need a folder of this atlas's own; remove the link, or choose another --out"
+        )
+    for place in (folder, folder / "runs"):
+        if place.is_symlink():
+            with writing(place):
+                delete(place)
+            _anew(place, "was a link, which is removed")
+
+
+def _anew(place: Path | str, why: str) -> None:
+    warnings.warn(f"{place}: {why}; the entry is evaluated anew", stacklevel=4)
 
 
 def _keep(found: Finished, folder: Path, identity: str) -> None:
-    """The run first, then what says that all is there."""
-    write_trec_run(folder / "run.trec", found.run)
+    """The run first, then what says that all is there, with checksums of both."""
+    write_trec_run(folder / _RUN, found.run)
     facts = {name: getattr(found, name) for name in _FACTS}
-    write_text(folder / "entry.json", dump_json({"identity": identity, "run": found.run.name, **facts}) + "\n")
+    facts = {"identity": identity, "run": found.run.name, "run_sha256": _sha256(folder / _RUN), **facts}
+    write_text(folder / _ENTRY, dump_json({**facts, "sha256": digest(facts)}) + "\n")
+
+
+def _sha256(path: Path) -> str:
+    with open_regular(path) as handle:
+        return hashlib.file_digest(handle, "sha256").hexdigest()
 
 
 def _kept(folder: Path, identity: str) -> Finished | None:
-    """What was finished before; None where nothing was, or of something else."""
-    path = folder / "entry.json"
+    """What was finished before; None where nothing was, or of something else, or where it is not what was written, which is said."""
     try:
-        facts = load_json(path.read_bytes(), str(path))
-    except (OSError, DataError):
+        return _read(folder, identity)
+    except OSError as error:
+        _anew(error.filename or folder, f"cannot be read ({error.strerror or error})")
+    except DataError as error:
+        _anew(folder, f"is damaged ({error})")
+    return None
+
+
+def _read(folder: Path, identity: str) -> Finished | None:
+    place, path = folder / _ENTRY, folder / _RUN
+    if not os.path.lexists(place):
         return None
-    if not isinstance(facts, dict) or facts.get("identity") != identity:
-        return None
-    run = read_trec_run(folder / "run.trec", ordered=True)
+    with open_regular(place) as handle:
+        facts = load_json(handle.read(), str(place))
+    if isinstance(facts, dict) and facts.get("identity", identity) != identity:
+        return None  # of something else, or of an earlier version
+    if not isinstance(facts, dict) or facts.pop("sha256", None) != digest(facts):
+        raise DataError(f"{_ENTRY} is not as it was written: its SHA-256 differs")
+    if _sha256(path) != facts["run_sha256"]:
+        raise DataError(f"{_RUN} is not as it was written: its SHA-256 differs")
+    run = read_trec_run(path, ordered=True)
     return Finished(run=replace(run, name=facts["run"]), **{name: facts[name] for name in _FACTS})

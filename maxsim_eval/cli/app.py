@@ -43,15 +43,15 @@ from maxsim_eval.cli.output import (
 from maxsim_eval.cli.plan import plan
 from maxsim_eval.cli.streams import guard_streams
 from maxsim_eval.ending import ending_of
-from maxsim_eval.errors import EXIT_INTERRUPTED, EXIT_TERMINATED, UsageError
+from maxsim_eval.errors import EXIT_INTERRUPTED, EXIT_TERMINATED, ProgramExit, UsageError
 from maxsim_eval.printing import printable
 
 
 class _PassedError(Exception):
     """Brings an error past typer, which ends the program for it, and with 1."""
 
-    def __init__(self, error: Exception) -> None:
-        super().__init__(str(error))
+    def __init__(self, error: BaseException) -> None:
+        super().__init__()
         self.error = error
 
 
@@ -59,12 +59,16 @@ class _PassedError(Exception):
 def _own_endings() -> Iterator[None]:
     try:
         yield
+    except (ProgramExit, KeyboardInterrupt):
+        raise
     except (OSError, EOFError) as error:
         raise _PassedError(error) from error
     except Exception as error:
         if hasattr(error, "format_message") and hasattr(error, "message"):  # typer's usage errors print what was given as it is
             error.message = printable(str(error.message))
         raise
+    except BaseException as error:  # a foreign library's panic, or its `sys.exit`, which would pass for an end of ours
+        raise _PassedError(error) from error
 
 
 class _Commands(typer.core.TyperGroup):
@@ -209,7 +213,7 @@ def main(arguments: list[str] | None = None) -> None:
         _run(arguments)
 
 
-class _Terminated(SystemExit):
+class _Terminated(ProgramExit):
     """SIGTERM: what is open is closed, as on Ctrl-C."""
 
 
@@ -247,14 +251,16 @@ def _run(arguments: list[str] | None) -> None:
             sys.stdout.flush()  # here, where a failure has a message
     except _PassedError as passed:
         _fail(passed.error)
-    except Exception as error:  # noqa: BLE001 - the last net: nothing may end with Python's own 1
-        _fail(error)
-    except SystemExit as exit_:
+    except SystemExit as exit_:  # typer's, or a `ProgramExit`
         if exit_.code == EXIT_INTERRUPTED and type(exit_) is SystemExit:  # a subclass has said it
             say("interrupted; finished parts are kept, the same command continues")
         if isinstance(exit_, _Terminated):
             say("terminated (SIGTERM); finished parts are kept, the same command continues")
         raise
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # noqa: BLE001 - the last net: nothing may end with Python's own 1
+        _fail(error)
 
 
 def _fail(error: BaseException) -> NoReturn:

@@ -20,7 +20,7 @@ import typer
 
 from maxsim_eval.cli.options import AsJson, NoBars
 from maxsim_eval.cli.output import print_json, say
-from maxsim_eval.errors import EXIT_INTERRUPTED, DataError, UnknownNameError, UsageError
+from maxsim_eval.errors import EXIT_INTERRUPTED, DataError, ProgramExit, UnknownNameError, UsageError
 from maxsim_eval.parsing import json_of, toml_of
 
 FOLDER = Path(__file__).resolve().parents[2] / "benchmarks"
@@ -48,7 +48,7 @@ except KeyboardInterrupt:
 """  # runs a script as python itself would, but ends without a traceback at Ctrl-C
 
 
-class InterruptedBench(SystemExit):
+class InterruptedBench(ProgramExit):
     """Ctrl-C, said already."""
 
 

@@ -24,7 +24,8 @@ def conform(
 ) -> None:
     """Run the contract of a scorer against a function: dtypes, empty rows, NaN, ties, strides, parts, gradients.
 
-    A bug ends with exit code 1. A convention is a choice that others made differently; refused is what the function raised at.
+    A bug ends with exit code 1, and so does a function that passes no check. A convention is a choice that others made differently;
+    refused is what the function raised at.
 
     Example: python evaluate.py conform python:my_kernels:score
     """
@@ -50,6 +51,7 @@ def conform(
         for row in rows:
             table.add_row(row.check, Text(row.verdict, COLOURS[row.verdict]), Text(printable(row.found)))
         console().print(table)
-        console().print(", ".join(f"{number} {verdict}" for verdict, number in counted.items()))
-    if counted["bug"]:
+        nothing = "" if counted["pass"] else "; nothing passed"
+        console().print(", ".join(f"{number} {verdict}" for verdict, number in counted.items()) + nothing)
+    if counted["bug"] or not counted["pass"]:
         raise typer.Exit(EXIT_GATE)

@@ -15,7 +15,27 @@ from maxsim_eval.errors import DataError
 _replaced: list[Any] = []  # an old stream would close its descriptor when nobody holds it any more
 
 
-class _Messages(io.FileIO):
+class _Stream(io.TextIOWrapper):
+    """Stays open: a user's function that closes it must not cost the answer."""
+
+    def close(self) -> None:
+        self.flush()
+
+
+class _Buffer(io.BufferedWriter):
+    """The same."""
+
+    def close(self) -> None:
+        self.flush()
+
+
+class _Raw(io.FileIO):
+    """The same; the descriptor is not its own."""
+
+    def close(self) -> None: ...
+
+
+class _Messages(_Raw):
     """Where stderr goes: what cannot be written is lost."""
 
     def write(self, data: Any) -> int:
@@ -25,7 +45,7 @@ class _Messages(io.FileIO):
             return memoryview(data).nbytes
 
 
-class _Answers(io.FileIO):
+class _Answers(_Raw):
     """Where stdout goes: the first failure is a `DataError`, and what comes after it is lost."""
 
     broken = False
@@ -65,8 +85,8 @@ def _guarded(stream: io.TextIOWrapper, kind: type[io.FileIO]) -> bool:
 
 
 def _like(stream: io.TextIOWrapper, raw: io.FileIO) -> io.TextIOWrapper:
-    return io.TextIOWrapper(
-        raw if isinstance(stream.buffer, io.RawIOBase) else io.BufferedWriter(raw),  # python -u has no buffer
+    return _Stream(
+        raw if isinstance(stream.buffer, io.RawIOBase) else _Buffer(raw),  # python -u has no buffer
         encoding=stream.encoding,
         errors=stream.errors,
         line_buffering=stream.line_buffering,

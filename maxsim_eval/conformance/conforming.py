@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 
 from maxsim_eval.conformance.checks import CHECKS, Scored, Verdict
+from maxsim_eval.errors import ProgramExit
+from maxsim_eval.printing import text_of
 from maxsim_kernels import Packed
 
 
@@ -44,8 +46,16 @@ def conform(function: Callable[[Packed, Packed], Tensor], device: str = "cpu") -
                 verdict, found = check(Scored(scores, place))
         except _ShapeError as error:
             verdict, found = "bug", str(error)
+        except (KeyboardInterrupt, ProgramExit):
+            raise
         except Exception as error:  # noqa: BLE001 - whatever a user's function raises is what the row says
-            first = (str(error).splitlines() or [""])[0]
-            verdict, found = "refused", f"raised {type(error).__name__}: {first}"[:200]
+            verdict, found = "refused", _raised(error)
+        except BaseException as error:  # noqa: BLE001 - no way to refuse: it would end the program that calls the function
+            verdict, found = "bug", _raised(error)
         rows.append(Row(name, verdict, found))
     return rows
+
+
+def _raised(error: BaseException) -> str:
+    first = text_of(error).splitlines()[0]
+    return f"raised {type(error).__name__}: {first}"[:200]

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from maxsim_eval.ending import ending_of
-from maxsim_eval.errors import EXIT_DATA, EXIT_INTERRUPTED, MaxsimEvalError
+from maxsim_eval.errors import EXIT_DATA, EXIT_INTERRUPTED, MaxsimEvalError, ProgramExit
 
 CONTINUES = "finished parts are kept, the same command continues"
 LOST = f"the connection to it was lost: its process, or torchrun, has ended; {CONTINUES}"
@@ -36,11 +36,11 @@ class JoinError(MaxsimEvalError):
     """The processes do not find each other."""
 
 
-class Ended(SystemExit):
+class Ended(ProgramExit):
     """The end of a process that failed, or saw another fail, after what there was to say has been said."""
 
 
-class Terminated(SystemExit):
+class Terminated(ProgramExit):
     """SIGTERM: torchrun ends the ranks that live on when one has died."""
 
 

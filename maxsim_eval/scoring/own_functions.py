@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from maxsim_eval.codecs.names import STEPS, names_step
-from maxsim_eval.errors import MaxsimEvalError, UnknownNameError, UsageError, did_you_mean
+from maxsim_eval.errors import MaxsimEvalError, ProgramExit, UnknownNameError, UsageError, did_you_mean
 from maxsim_eval.hashing import feed
 from maxsim_eval.scoring.compressed import codec_path
 from maxsim_eval.scoring.paths import REFERENCE, ScoringPath, our_paths
@@ -40,6 +40,7 @@ Chosen = str | tuple[str, Scorer]
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _WIDENED = (torch.float32, torch.float16, torch.bfloat16)  # float32 holds each exactly
+_PASSED = (KeyboardInterrupt, ProgramExit)  # not the user's code's: Ctrl-C, SIGTERM. Its `sys.exit` is
 # Module name -> the module and the digest of its source, both as they were when it was imported here.
 _sources: dict[str, tuple[ModuleType, str]] = {}
 
@@ -186,7 +187,9 @@ def _imported(name: str, module: str) -> tuple[ModuleType, str | None]:
         raise UsageError(
             f"path {name}: no module {module!r} in the current folder or on PYTHONPATH. {hint}".rstrip()
         ) from error
-    except Exception as error:
+    except _PASSED:
+        raise
+    except BaseException as error:
         raise ScorerError(f"path {name}: importing {module} failed\n{_trace(error)}") from error
     _require_own(name, module)
     _sources[module] = found, _digest(found)
@@ -284,6 +287,13 @@ def _trace(error: BaseException) -> str:
 # Calling ----------------------------------------------------------------------------------------------------------------
 
 
+def _copied(queries: Packed) -> Packed:
+    """The queries again, for one call: what is written into them by a way that torch does not see must not reach other paths."""
+    if queries.offsets is None:
+        return queries.compact()
+    return Packed(queries.values.clone(), queries.offsets.clone())
+
+
 @dataclass(frozen=True)
 class _Call:
     """A user's function as a path's operator: `(queries, documents) -> [Nq, N]` float32."""
@@ -292,19 +302,19 @@ class _Call:
     function: Scorer
 
     def __call__(self, queries: Packed, documents: Packed) -> Tensor:
-        queries, documents = queries.compact(), documents.compact()  # reranking hands on views
+        queries, documents = _copied(queries), documents.compact()  # reranking hands on views
         version = queries.values._version
         try:
             with _importable(), torch.no_grad():
                 scores = self.function(queries, documents)
-        except (MaxsimEvalError, torch.OutOfMemoryError):
+        except (MaxsimEvalError, torch.OutOfMemoryError, *_PASSED):
             raise  # the memory of a GPU is what the caller's budget is about
-        except Exception as error:
+        except BaseException as error:
             got = f"{len(queries)} queries and {len(documents)} documents, {documents.dtype} on {documents.device}"
             raise ScorerError(f"path {self.name}: its function raised, given {got}\n{_trace(error)}") from error
         self._check(scores, queries, documents)
         if queries.values._version != version:
-            raise ScorerError(f"path {self.name}: its function changed the queries in place; they are used again")
+            raise ScorerError(f"path {self.name}: its function changed the queries in place; need them as they are")
         return scores.detach().to(torch.float32, copy=True)
 
     def _check(self, scores: Any, queries: Packed, documents: Packed) -> None:

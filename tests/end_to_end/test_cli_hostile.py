@@ -300,6 +300,28 @@ def test_what_nobody_foresaw(cli: Any, tmp_path: Path, monkeypatch: pytest.Monke
     assert "in fails" in log.read_text()
 
 
+class Panic(BaseException):
+    """As pyo3's `PanicException`."""
+
+
+class UnsaidError(Exception):
+    def __str__(self) -> str:
+        raise ValueError
+
+
+@pytest.mark.parametrize("error", [SystemExit(0), SystemExit(1), GeneratorExit(), Panic("a"), UnsaidError()], ids=repr)
+def test_no_exception_of_others_ends_as_an_answer(
+    error: BaseException, cli: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    monkeypatch.setattr("maxsim_eval.api.evaluate_settings", fails)
+    cli("demo", "--quiet", cwd=tmp_path).refused(UNFORESEEN, f"unforeseen: {type(error).__name__}", "Please report it")
+
+
 @pytest.mark.slow  # three fresh processes
 def test_streams_that_are_closed_or_full_do_not_cost_the_report(demo: Any, tmp_path: Path) -> None:
     demo.copy(tmp_path, "datasets", "embeddings_cache")

@@ -75,6 +75,29 @@ def test_a_failing_function_is_said_with_its_own_traceback(work: Path, cli: Any,
     clean(work)
 
 
+@pytest.mark.parametrize(
+    "close", ["sys.stdout.close()", "sys.stdout.buffer.close()", "getattr(sys.stdout.buffer, 'raw', sys.stdout.buffer).close()"]
+)
+def test_a_function_that_closes_stdout_does_not_cost_the_report(work: Path, close: str) -> None:
+    source = "import sys\nfrom maxsim_kernels import maxsim\n\ndef score(queries, documents):\n    {}\n    return maxsim(queries, documents)\n"
+    (work / "closes.py").write_text(source.format(close))
+    line = [
+        sys.executable,
+        "-c",
+        "from maxsim_eval.cli import main; main()",
+        "demo",
+        "--paths",
+        "fp32,python:closes:score",
+        "--quiet",
+        "--out",
+        "out",
+    ]
+    done = subprocess.run(line, cwd=work, env=environment(), capture_output=True, text=True, timeout=200, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "python:closes:score" in done.stdout
+    assert (work / "out" / "result.json").is_file()
+
+
 def test_mistakes_in_the_name_end_before_anything_is_loaded(work: Path, cli: Any) -> None:
     for text, said in (
         ("python:cli_scorers_kernel:score", "Did you mean 'cli_scorers_kernels'"),

@@ -206,14 +206,6 @@ def test_an_interrupted_atlas_goes_on_to_the_same_bytes(made: Atlas, task: Task,
         assert cut == whole
 
 
-def test_damaged_finished_entries_are_done_again(task: Task, place: Path, options: dict):
-    first = atlas(task, "lexical", out_dir=place / "damaged", entries=["int8"], **options)
-    for name, text in (("entry.json", "{"), ("entry.json", "[]")):
-        (place / "damaged" / "entries" / "int8" / name).write_text(text)
-        again = atlas(task, "lexical", out_dir=place / "damaged", entries=["int8"], **options)
-        assert row_of(again, "int8").metrics == row_of(first, "int8").metrics
-
-
 def test_limits_are_those_of_evaluations(task: Task, place: Path, options: dict):
     limits = {"limit_queries": 7, "limit_documents": 90, "limit_seed": 3, "k": 50}
     found = atlas(task, "lexical", out_dir=place / "limited", entries=["int4", "single+rerank-10"], **limits, **options)

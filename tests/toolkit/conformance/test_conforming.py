@@ -136,6 +136,27 @@ def test_what_a_function_raises_is_said() -> None:
     assert found["float32"].verdict == "pass"
 
 
+class UnsaidError(Exception):
+    def __str__(self) -> str:
+        raise ValueError
+
+
+@pytest.mark.parametrize(
+    ("error", "row"),
+    [
+        (UnsaidError(), ("refused", "raised UnsaidError: UnsaidError (which fails to say what it is)")),
+        (SystemExit(0), ("bug", "raised SystemExit: 0")),
+        (GeneratorExit(), ("bug", "raised GeneratorExit: GeneratorExit")),
+    ],
+)
+def test_whatever_is_raised_is_a_row(error: BaseException, row: tuple[str, str]) -> None:
+    def fails(queries: Packed, documents: Packed) -> Tensor:
+        raise error
+
+    rows = conform(fails)
+    assert {(one.verdict, one.found) for one in rows if one.verdict != "skipped"} == {row}
+
+
 def test_a_peers_scorer_is_found_what_the_docs_say_of_it() -> None:
     sys.path.insert(0, str(ROOT / "examples"))
     try:
@@ -153,6 +174,7 @@ def test_the_command(write: Write, capsys: pytest.CaptureFixture[str]) -> None: 
 
     name = write(
         "from maxsim_kernels import maxsim\n\ndef score(q, d):\n    return maxsim(q, d)\n\ndef bad(q, d):\n    return maxsim(q, d) + 1\n"
+        "\ndef none(q, d):\n    raise ValueError\n"
     )
 
     def run(*words: str) -> tuple[int, str, str]:
@@ -168,11 +190,13 @@ def test_the_command(write: Write, capsys: pytest.CaptureFixture[str]) -> None: 
     assert code == 1
     found = json.loads(out)
     assert found["schema"] == "maxsim-eval/conform/1"
+    code, out, _ = run(f"python:{name}:none")
+    assert (code, "nothing passed" in out) == (1, True)
     assert found["checks"][0]["verdict"] == "bug"
     for words in (
         ["fp32"],
         [f"python:{name}:score", "--device", "tpu"],
-        [f"python:{name}:none"],
+        [f"python:{name}:nobody"],
         ["python:no_such_module:score"],
     ):
         code, out, err = run(*words)

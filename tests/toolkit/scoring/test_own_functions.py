@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import re
 import sys
@@ -196,6 +197,35 @@ def test_queries_that_are_changed_in_place_are_refused(demo_home: Path, demo_tas
 
     with pytest.raises(ScorerError, match="changed the queries in place"):
         run(demo_home, demo_task, ("mine", changing))
+
+
+def hidden_writes(queries: Packed, documents: Packed) -> Tensor:
+    scores = naive(queries, documents)
+    assert queries.offsets is not None
+    for tensor in (queries.values, queries.offsets):
+        ctypes.memset(tensor.data_ptr(), 0, tensor.nbytes)
+    return scores
+
+
+def test_queries_written_to_unseen_reach_no_other_path(demo_home: Path, demo_task: Task) -> None:
+    found = run(demo_home, demo_task, ("mine", hidden_writes), "fused-fp32")
+    assert found.paths["mine"].metrics == found.paths["fp32"].metrics
+    assert found.paths["fused-fp32"].metrics == found.paths["fp32"].metrics
+
+
+class Panic(BaseException):
+    """As pyo3's `PanicException`."""
+
+
+@pytest.mark.parametrize("error", [SystemExit(0), GeneratorExit(), Panic("no kernel")], ids=lambda error: type(error).__name__)
+def test_a_function_cannot_end_the_program(error: BaseException, demo_home: Path, demo_task: Task, write: Write) -> None:
+    def ends(queries: Packed, documents: Packed) -> Tensor:
+        raise error
+
+    with pytest.raises(ScorerError, match=f"its function raised(.|\n)*{type(error).__name__}"):
+        run(demo_home, demo_task, ("mine", ends))
+    with pytest.raises(ScorerError, match=r"importing .* failed(.|\n)*SystemExit"):
+        run(demo_home, demo_task, f"python:{write('import sys; sys.exit(0)')}:score")
 
 
 def test_what_a_function_raises_is_reported_as_its_own(demo_home: Path, demo_task: Task, write: Write) -> None:

@@ -1,0 +1,106 @@
+"""Finished entries of an atlas: taken as they are only where they are what was written, made by these versions, and in their own place."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from maxsim_eval import evaluate, load_task
+from maxsim_eval.atlas import atlas
+from maxsim_eval.atlas import running as running_module
+from maxsim_eval.errors import DataError
+from maxsim_eval.types import Task
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("kept")
+
+
+@pytest.fixture(scope="module")
+def task(place: Path) -> Task:
+    return load_task("demo", "small", data_dir=place / "datasets", quiet=True)
+
+
+@pytest.fixture(scope="module")
+def options(place: Path) -> dict:
+    return {"cache_dir": place / "cache", "device": "cpu", "quiet": True}
+
+
+def _edited(change: Callable[[dict], object]) -> Callable[[Path], object]:
+    """A change of `entry.json`, whose text stays JSON."""
+
+    def damage(entry: Path) -> None:
+        facts = json.loads((entry / "entry.json").read_text())
+        change(facts)
+        (entry / "entry.json").write_text(json.dumps(facts))
+
+    return damage
+
+
+def _pipe(entry: Path) -> None:
+    (entry / "entry.json").unlink()
+    os.mkfifo(entry / "entry.json")
+
+
+def _cut(entry: Path) -> None:
+    run = (entry / "run.trec").read_text().splitlines(keepends=True)
+    (entry / "run.trec").write_text("".join(run[: len(run) // 2]))
+
+
+DAMAGE = {
+    "no JSON": lambda entry: (entry / "entry.json").write_text("{"),
+    "no object": lambda entry: (entry / "entry.json").write_text("[]"),
+    "another mean": _edited(lambda facts: facts["metrics"].update({"nDCG@10": 0.999})),
+    "other values": _edited(lambda facts: [row.update(dict.fromkeys(row, 1.0)) for row in facts["per_query"].values()]),
+    "a fact is missing": _edited(lambda facts: facts.pop("seconds")),
+    "a fact of another type": _edited(lambda facts: facts.update(metrics=[])),
+    "no checksum": _edited(lambda facts: facts.pop("sha256")),
+    "a run cut": _cut,
+    "no run": lambda entry: (entry / "run.trec").unlink(),
+    "a pipe": _pipe,
+}
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("damage", DAMAGE.values(), ids=list(DAMAGE))
+def test_damaged_finished_entries_are_done_again(damage, task: Task, place: Path, options: dict):
+    first = atlas(task, "lexical", out_dir=place / "damaged", entries=["int8"], **options)
+    entry = place / "damaged" / "entries" / "int8"
+    run = (entry / "run.trec").read_bytes()
+    damage(entry)
+    with pytest.warns(UserWarning, match="the entry is evaluated anew"):
+        again = atlas(task, "lexical", out_dir=place / "damaged", entries=["int8"], **options)
+    assert [row.metrics for row in again.rows] == [row.metrics for row in first.rows]
+    assert (entry / "run.trec").read_bytes() == run
+
+
+def test_finished_entries_of_other_versions_are_done_again(task: Task, place: Path, options: dict, monkeypatch):
+    atlas(task, "lexical", out_dir=place / "versions", entries=["int8"], **options)
+    calls = []
+    monkeypatch.setattr(running_module, "evaluate", lambda *given, **named: calls.append(given) or evaluate(*given, **named))
+    atlas(task, "lexical", out_dir=place / "versions", entries=["int8"], **options)
+    assert not calls
+    monkeypatch.setattr(running_module, "versions", lambda: {"torch": "another"})
+    atlas(task, "lexical", out_dir=place / "versions", entries=["int8"], **options)
+    assert len(calls) == 2
+
+
+def test_nothing_is_written_through_a_link(task: Task, place: Path, options: dict):
+    outside, entries = place / "outside", place / "linked" / "entries"
+    outside.mkdir()
+    entries.mkdir(parents=True)
+    (entries / "int8").symlink_to(outside)
+    with pytest.warns(UserWarning, match="was a link, which is removed"):
+        atlas(task, "lexical", out_dir=place / "linked", entries=["int8"], **options)
+    assert not list(outside.iterdir())
+    assert (entries / "int8" / "run.trec").is_file()
+    entries.rename(place / "elsewhere")
+    entries.symlink_to(outside)
+    with pytest.raises(DataError, match="entries: is a link"):
+        atlas(task, "lexical", out_dir=place / "linked", entries=["int8"], **options)
+    assert not list(outside.iterdir())
