@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from maxsim_eval.cache.copy_shards import Tokens
 from maxsim_eval.cache.corpus import Corpus, largest_of, within_memory
 from maxsim_eval.cache.selection import Documents, Selection
 from maxsim_eval.errors import UsageError
+from maxsim_eval.processes.world import World
 from maxsim_eval.scoring import finite
 from maxsim_eval.scoring.asked import Asked
 from maxsim_eval.scoring.paths import ScoringPath, check_range
@@ -118,11 +120,14 @@ def certified_units(
     *,
     known: Tensor,
     tick: Tick = lambda documents, size: None,
+    world: World | None = None,
 ) -> Iterator[UnitScores]:
     """As `stream.score_units`, of a certified path: no score rows, since most documents are ruled out without a score.
 
     Args:
         known: keys `[Nq, k]` of units that are finished: where the threshold begins.
+        world: the processes that share the corpus; on CPUs each prunes by what all have found in their first pieces, so those without
+            units call this too.
 
     Raises:
         DataError: a score that is NaN or infinite, named by query and document. CacheError: a file that cannot be read. UsageError: a
@@ -139,6 +144,8 @@ def certified_units(
         except ValueError as error:  # too small a memory budget
             raise UsageError(f"path {name}: {error}") from error
         search.take(torch.cat([known, known.new_full((len(known), spare), _NO_KEY)], 1))
+        if isinstance(search, Search) and world is not None and meets(world, corpus.device):
+            search.meet = partial(_kth_of_all, world)
         feed = (_HeldCodes if isinstance(search, Search) else _StreamedCodes)(copy, rows, units, corpus.readers, tick)
         stack.callback(feed.close)
         for group in _groups(units, rows, _SEARCHED_BYTES[torch.device(corpus.device).type]):
@@ -158,6 +165,20 @@ def certified_units(
                 own = keys.masked_fill((indices < start) | (indices >= stop), _NO_KEY).sort(1, descending=True).values
                 yield UnitScores(start, stop, own.numpy(), None, took)
                 took = dict.fromkeys(took, 0.0)  # the first has it all
+        if isinstance(search, Search):
+            search.attend()
+
+
+def meets(world: World, device: str) -> bool:
+    """Whether processes tell each other what they have found in their first pieces: those without units too."""
+    return world.size > 1 and torch.device(device).type == "cpu"
+
+
+def _kth_of_all(world: World, best: Tensor) -> Tensor:
+    """The k-th best `[Nq, 1]` of every process's `[Nq, k]`."""
+    merged = world.reduce(best, lambda parts: torch.cat(list(parts), 1).topk(best.shape[1], dim=1).values)
+    found: Tensor = world.share(None if merged is None else merged[:, -1:].contiguous())
+    return found
 
 
 Group = list[tuple[int, int]]

@@ -17,7 +17,7 @@ from maxsim_eval.processes.progress import Progress
 from maxsim_eval.processes.world import World
 from maxsim_eval.scoring import finite
 from maxsim_eval.scoring.asked import Asked
-from maxsim_eval.scoring.certified import certified_units
+from maxsim_eval.scoring.certified import certified_units, meets
 from maxsim_eval.scoring.own_functions import check_paths
 from maxsim_eval.scoring.paths import PATHS, REFERENCE
 from maxsim_eval.scoring.records import Records
@@ -88,8 +88,8 @@ def score_path(
     with Progress(name, corpus.entry.documents, _documents(mine) - _documents(missing), world, corpus.quiet) as progress:
         given = (name, queries, corpus, asked, missing)
         scored: Iterable[UnitScores] = ()
-        if missing and asked.paths[name].certified:
-            scored = certified_units(*given, known=total.keys, tick=progress.tick)
+        if asked.paths[name].certified and (missing or meets(world, corpus.device)):
+            scored = certified_units(*given, known=total.keys, tick=progress.tick, world=world)
         elif missing:
             scored = score_units(*given, keep=kept is not None or keep, tick=progress.tick)
         for unit in scored:

@@ -65,7 +65,7 @@ FLOATS = HOSTS | {"forward", "wide", "codes", "coded", "training", "streaming"}
         ("cpu/some.py", {"search-cpu"}),
         ("search/exact.py", {"search", "search-cpu"}),
         ("search/device.py", {"search"}),
-        ("reference.py", {"cpu", "search-cpu", "reference"}),
+        ("reference/products.py", {"cpu", "search-cpu", "reference"}),
         ("ops.py", HOSTS),
         ("api.py", HOSTS),
         ("warm.py", set()),

@@ -9,6 +9,7 @@ blocks prune harder.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -25,7 +26,9 @@ from maxsim_kernels.topk import TopK, keys_of, merge_topk, of_keys, refuse_nan
 
 _CELLS = 1 << 21  # (query, document) pairs bounded at once: about 100 MB of scores, widths and bounds
 _LEAST_DOCUMENTS = 256
-_GUESSED = 0.1  # of a width: true errors are 0.5 to 3% of it (docs/search.md), and the k-th best of many hardly moves
+# Of a width, by which the guess of the threshold is lower than scores over codes: true errors are 0.5 to 3% of it (docs/search.md). No
+# proof rests on it, only how often documents are read.
+_GUESSED = 0.1
 
 
 @dataclass(frozen=True)
@@ -33,7 +36,8 @@ class Certificate:
     """Why nothing was missed: no document that was not scored exactly could have reached the k-th best score.
 
     Args:
-        kth: `[Nq]` float32, the k-th best exact score of each query; -inf where it has fewer than k.
+        kth: `[Nq]` float32, the k-th best exact score of each query; -inf where it has fewer than k. Where several processes share a
+            corpus, at least that of all first pieces.
         highest: `[Nq]` float64, the highest upper bound among the documents that were not scored exactly; -inf where all were.
     """
 
@@ -96,6 +100,11 @@ class Search:
         self.rescored_bytes = 0
         self.never = ""  # why nothing can be pruned
         self.brute, self.pieces = 0, 0
+        # Of processes that search parts of one corpus: the k-th best `[Nq, 1]` of all of their `[Nq, k]` FP64. Each calls it twice,
+        # with guesses and with exact scores of its first piece, so that all prune by what all have found; see `attend`.
+        self.meet: Callable[[Tensor], Tensor] | None = None
+        self.met = 0
+        self.floor = torch.full((count, 1), -torch.inf, dtype=torch.float64)  # that many exact scores of the corpus reach
 
     def stats(self, kth: Tensor | None = None) -> Stats:
         """What was done, and the certificate. `kth` `[Nq]`: the k-th best scores, where they are at hand."""
@@ -104,12 +113,32 @@ class Search:
         if self.brute and not fell_back:
             share = f"more than {self.most_rescored:.0%} of the pairs could still be among the best"
             fell_back = f"{self.brute} of {self.pieces} pieces by brute force: {share}"
-        certificate = Certificate(kth, self.highest)
+        certificate = Certificate(torch.maximum(kth, self.floor[:, 0].float()), self.highest)
         return Stats(self.scanned, self.survivors, self.rescored_bytes, fell_back, certificate)
 
     def take(self, keys: Tensor) -> None:
         """Keys `[Nq, k]` of other documents than those that were, or will be, added: the threshold begins where they leave it."""
         self.keys = merge_topk([self.keys, keys])
+
+    def attend(self) -> None:
+        """Meet as often as the others do, with what there is: the end of a part of the corpus that had nothing to prune."""
+        while self.meet is not None and self.met < 2:
+            self._kth(self._held().double(), self.met + 1)
+
+    def _held(self) -> Tensor:
+        """`[Nq, k]` float32: the best scores so far; NaN, which will be refused, as -inf."""
+        return of_keys(self.keys)[0].nan_to_num(-torch.inf, torch.inf, -torch.inf)
+
+    def _kth(self, values: Tensor, meeting: int) -> Tensor:
+        """The k-th best `[Nq, 1]` of values FP64 `[Nq, k or more]`; at a meeting that was not yet, of all processes'."""
+        best = values.topk(self.k, dim=1).values
+        if self.meet is None or self.met >= meeting:
+            return best[:, -1:]
+        self.met += 1
+        found = self.meet(best)
+        if self.met == 2:
+            self.floor = found
+        return found
 
     def add(self, documents: Packed | Rows, codes: AnyCodes, residuals: Residuals, first: int | None = None) -> None:
         """The documents from number `first` on (None: the next ones), cut into pieces whose bounds fit in memory."""
@@ -130,6 +159,7 @@ class Search:
                 scores = self._all(piece)
             keys = keys_of(scores, self.seen)
             self.keys = torch.cat([self.keys, keys], 1).topk(self.k, dim=1).values
+            self.attend()  # where brute force was not far enough to do so
             self.seen += len(piece)
             self.pieces += 1
         if bool(torch.isnan(of_keys(self.keys)[0]).any()):
@@ -165,16 +195,17 @@ class Search:
         approximate, width, upper = self._bounds(documents, codes, terms, residuals)
         scores = torch.full(upper.shape, -torch.inf)
         most = self.most_rescored * upper.numel()
-        held = of_keys(self.keys)[0].nan_to_num(-torch.inf, torch.inf, -torch.inf)
-        alive = (upper >= held.amin(1, keepdim=True)) & (upper > -torch.inf)
-        done = alive & (upper >= self._guess(approximate, width, alive, held))
+        held = self._held().double()
+        alive = (upper >= torch.maximum(held.amin(1, keepdim=True), self.floor)) & (upper > -torch.inf)
+        likely = (approximate - _GUESSED * width).masked_fill_(~alive, -torch.inf)
+        done = alive & (upper >= self._kth(torch.cat([held, likely], 1), 1))
         if int(done.sum()) > most:
             return None
         self._rescore(documents, done, scores)
         if bool(torch.isnan(scores).any()):
             return None  # to be refused with the name of the first such document: brute force finds that
-        kth = torch.cat([held, scores], 1).topk(self.k, dim=1).values[:, -1:]
-        late = (upper >= kth) & alive & ~done
+        kth = self._kth(torch.cat([held, scores.double()], 1), 2)
+        late = (upper >= torch.maximum(kth, self.floor)) & alive & ~done
         if left := int(late.sum()):
             if int(done.sum()) + left > most:
                 return None
@@ -188,14 +219,6 @@ class Search:
         self.rescored_bytes += int((done.sum(0) * documents.lengths).sum()) * _token_bytes(documents)
         self.highest = torch.maximum(self.highest, upper.masked_fill_(done, -torch.inf).amax(1))
         return scores
-
-    def _guess(self, approximate: Tensor, width: Tensor, alive: Tensor, held: Tensor) -> Tensor:
-        """`[Nq, 1]` FP64: about the k-th best exact score, seldom above it. No proof rests on it, only how often documents are read."""
-        middle = torch.cat([held.double(), approximate.masked_fill(~alive, -torch.inf)], 1)
-        best = middle.topk(self.k, dim=1)
-        last, place = best.values[:, -1:], best.indices[:, -1:] - held.shape[1]
-        slack = width.gather(1, place.clamp(min=0)).masked_fill_(place < 0, 0.0) if width.shape[1] else torch.zeros_like(last)
-        return (last - _GUESSED * slack).nan_to_num(-torch.inf, torch.inf, -torch.inf)
 
     def _bounds(
         self, documents: Packed | Rows, codes: AnyCodes, terms: QueryTerms, residuals: Residuals
@@ -212,7 +235,7 @@ class Search:
         if bool(unknown.any()):
             approximate.masked_fill_(unknown, -torch.inf)
             width.masked_fill_(unknown, torch.inf)
-        upper = (approximate + width).masked_fill_(unknown, torch.inf)
+        upper = (approximate + width).masked_fill_(unknown, torch.inf)  # or it were NaN
         known = (documents.lengths == 0)[None, :] | self.void[:, None]
         return approximate, width, upper.masked_fill_(known, -torch.inf)
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ from maxsim_eval.cache.entries import Entry, open_entry
 from maxsim_eval.cache.selection import Selection
 from maxsim_eval.data.trec import write_trec_run
 from maxsim_eval.errors import CacheError, DataError, UsageError
+from maxsim_eval.processes.world import World
 from maxsim_eval.scoring import certified
 from maxsim_eval.scoring.asked import Asked
 from maxsim_eval.scoring.certified import certified_by, require_certifiable, require_copies, search_facts
@@ -132,6 +135,63 @@ def test_what_was_found_before_prunes_what_comes_after(entry: Entry, tmp_path: P
         assert run_of(again, asked, tmp_path / "run") == whole
         survivors.append(again.counts["survivors"])
     assert survivors[0] < scored_by(NAME, entry, asked, units=divided).counts["survivors"], "the first unit knew nothing then"
+
+
+class Ranks:
+    """Processes as threads, that meet where processes do."""
+
+    def __init__(self, size: int) -> None:
+        self.size, self.barrier, self.held = size, threading.Barrier(size, timeout=60), [None] * size
+
+    def rank(self, number: int) -> World:
+        world, ranks = World(), self
+
+        def all_of(value: Any) -> list[Any]:
+            ranks.held[number] = value
+            ranks.barrier.wait()
+            found = list(ranks.held)
+            ranks.barrier.wait()
+            return found
+
+        world.rank, world.size = number, self.size
+        world.reduce = lambda keys, merge: merge(all_of(keys)) if number == 0 else all_of(keys) and None  # type: ignore[method-assign]
+        world.share = lambda value: all_of(value)[0]  # type: ignore[method-assign]
+        world.collect = all_of  # type: ignore[method-assign]
+        return world
+
+
+@pytest.mark.parametrize("shares", [[range(3), range(3, 6)], [range(1), range(1, 1), range(1, 6)]])
+@pytest.mark.parametrize("share_of_pairs", [0.0, 0.25])
+def test_ranks_prune_by_what_all_have_found(
+    entry: Entry, shares: list[range], share_of_pairs: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One of three has no units; brute force meets the others too."""
+    monkeypatch.setattr(certified, "_SEARCHED_BYTES", {"cpu": 1 << 20})
+    monkeypatch.setattr(searching, "_CELLS", 1 << 20)
+    begin = certified.begin_search
+
+    def with_share(*given: Any, **options: Any) -> Any:
+        search = begin(*given, **options)
+        search.most_rescored = share_of_pairs
+        return search
+
+    asked, units, ranks = asked_of(), cut(25), Ranks(len(shares))
+    one = scored_by(NAME, entry, asked, units=units)
+    monkeypatch.setattr(certified, "begin_search", with_share)
+    copies = {NAME: quantised(entry, "int8-document")}
+
+    def work(number: int) -> Scored | None:
+        corpus = Corpus(entry, quiet=True, copies=copies)  # type: ignore[arg-type]
+        options = {"units": units, "share": shares[number], "world": ranks.rank(number)}
+        return score_path(NAME, queries(entry.dtype), corpus, asked, **options)  # type: ignore[arg-type]
+
+    with ThreadPoolExecutor(len(shares)) as pool:
+        found, *others = pool.map(work, range(len(shares)))
+    assert found is not None
+    assert others == [None] * (len(shares) - 1)
+    assert run_of(found, asked, tmp_path / "run") == brute(entry, asked, tmp_path / "brute")
+    if share_of_pairs:
+        assert found.counts["survivors"] <= 1.2 * one.counts["survivors"], "each alone would score its own k best"
 
 
 def test_some_documents_of_an_entry(entry: Entry, tmp_path: Path) -> None:
