@@ -19,6 +19,7 @@ Judgements of 0 and below are not relevant and gain nothing, as in trec_eval. Be
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -173,6 +174,15 @@ def parse_metric(name: str) -> Metric:
     if measure == "recip_rank" or measure in PAPER_METRICS:
         return Metric(name, f"{base}@{k}", measure, truncate=k)
     return Metric(name, f"{base}@{k}", f"{measure}_{k}")
+
+
+@functools.cache
+def within_one(name: str) -> bool:
+    """Whether a metric's values are known to lie from 0 to 1: trec_eval's and the paper's do; of others nothing is known."""
+    try:
+        return parse_metric(name).other is None
+    except (UsageError, MissingPackageError):
+        return False
 
 
 def _check_id(what: str, name: str) -> None:
