@@ -24,6 +24,7 @@ LOCK = ".lock"
 _TEMPORARY = re.compile(r"\..+\.\d+-[0-9a-f]{8}\.tmp")  # `atomic_path`
 # `hidden`; of versions before this one: without a host.
 _HIDDEN = re.compile(r"\.(?P<name>.+)\.((?P<host>[0-9a-f]{12})-)?(?P<process>\d{1,9})\.(tmp|old|download)")
+_TURNS = 100  # to get a lock that others take away as they end
 _STALE_SECONDS = 86400.0  # from here on a folder of a machine that we cannot ask is nobody's
 
 
@@ -162,12 +163,14 @@ def alone(folder: Path | str) -> Iterator[None]:
 def _locked(folder: Path) -> int:
     """The descriptor of the folder's lock file, locked."""
     path = folder / LOCK
-    while True:
+    for turn in range(1, _TURNS + 1):
         folder.mkdir(parents=True, exist_ok=True)
         try:
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
         except FileNotFoundError:
-            continue  # its holder ended between the two lines, and took an empty folder along
+            if turn < _TURNS:
+                continue  # its holder ended between the two lines, and took an empty folder along
+            raise  # nobody does that so often: a place like /proc holds no files
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if os.fstat(descriptor).st_ino == os.stat(path).st_ino:
@@ -187,6 +190,7 @@ def _locked(folder: Path) -> int:
             os.close(descriptor)
             raise
         os.close(descriptor)
+    raise DataError(f"{path}: is replaced as soon as it is locked; need a folder on a file system with locks")
 
 
 @contextmanager

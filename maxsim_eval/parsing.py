@@ -10,6 +10,7 @@ import json
 import math
 import re
 import tomllib
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -38,18 +39,29 @@ def _whole(digits: str) -> int:
     return int(digits)
 
 
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        twice = next(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
+        raise ValueError(f"holds the key {twice[:60]!r} twice in one object")
+    return found
+
+
 _STRICT = json.JSONDecoder(parse_constant=_refuse, parse_float=_number, parse_int=_whole)
+_ONCE = json.JSONDecoder(parse_constant=_refuse, parse_float=_number, parse_int=_whole, object_pairs_hook=_object)
 _LINES = json.JSONDecoder()
 
 
-def json_of(text: str | bytes) -> Any:
+def json_of(text: str | bytes, *, once: bool = False) -> Any:
     """The value of a JSON text (bytes: UTF-8), strictly: no NaN, no Infinity, no number that overflows, at most 100 levels.
+
+    `once`: no key twice in an object either, of which only the later would count.
 
     Raises:
         ValueError: anything else.
     """
     text = text.decode() if isinstance(text, bytes) else text
-    value = _parsed(text, _STRICT.decode)
+    value = _parsed(text, (_ONCE if once else _STRICT).decode)
     _require_flat(value)
     return value
 

@@ -5,14 +5,16 @@ ir-measures parses the name and chooses the tool that computes it. `pip install 
 
 from __future__ import annotations
 
+import functools
 import importlib
 from collections.abc import Mapping
 from subprocess import SubprocessError
 from typing import Any
 
-from maxsim_eval.errors import DataError
+from maxsim_eval.errors import DataError, UsageError
 
 EXTRA = "measures"
+MAX_CUTOFF = 2**31 - 1
 
 
 def library() -> Any | None:
@@ -57,6 +59,28 @@ def names() -> list[str]:
     return sorted(name for name, one in held.items() if not name.startswith("_") and isinstance(one, found.measures.Measure))
 
 
+@functools.cache
+def _toy_fails(name: str) -> str:
+    try:
+        values_of(measure_of(name), {"q": {"a": 0, "b": 1, "c": 2}}, {"q": {"a": 3.0, "b": 2.0, "c": 1.0}})
+    except DataError as error:
+        return str(error).partition("compute it ")[2]
+    return ""
+
+
+def require_computable(name: str, measure: Any) -> None:
+    """Compute a measure for one query of three documents: what its name asks for may be more than the tool behind it can do.
+
+    Raises:
+        UsageError: it cannot.
+    """
+    cutoff = measure.params.get("cutoff", 1)
+    if isinstance(cutoff, int) and not 1 <= cutoff <= MAX_CUTOFF:  # trec_eval ends the process at 0
+        raise UsageError(f"metric {name!r}: the cutoff is {cutoff}, need a whole number from 1 to {MAX_CUTOFF}")
+    if why := _toy_fails(name):
+        raise UsageError(f"metric {name!r}: ir-measures cannot compute it {why}")
+
+
 def values_of(
     measure: Any, judged: Mapping[str, Mapping[str, int]], scores: Mapping[str, Mapping[str, float]]
 ) -> dict[str, float]:
@@ -72,5 +96,6 @@ def values_of(
     run = {number: scores[query] for number, query in ids.items() if query in scores}
     try:
         return {ids[one.query_id]: float(one.value) for one in found.iter_calc([measure], rows, run)}
-    except (OSError, RuntimeError, ValueError, AssertionError, SubprocessError) as error:
+    # pytrec_eval says TypeError for numbers it has no room for, OverflowError for gains.
+    except (OSError, RuntimeError, ValueError, TypeError, ArithmeticError, AssertionError, SubprocessError) as error:
         raise DataError(f"metric {measure}: ir-measures could not compute it ({type(error).__name__}: {error})") from error

@@ -19,6 +19,7 @@ Judgements of 0 and below are not relevant and gain nothing, as in trec_eval. Be
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -29,6 +30,7 @@ import numpy as np
 import pytrec_eval
 
 from maxsim_eval.comparison import measures
+from maxsim_eval.comparison.measures import MAX_CUTOFF
 from maxsim_eval.data.trec import check_ranking, ranked
 from maxsim_eval.errors import DataError, MissingPackageError, UnknownNameError, UsageError
 from maxsim_eval.types import Qrels, Run
@@ -67,7 +69,6 @@ _MEASURES: dict[str, tuple[str | None, str | None]] = {
 _ALIASES = {"R": "Recall", "AP": "MAP", "RR": "MRR"}
 _NAME = re.compile(r"(?P<base>[A-Za-z]+(-exp)?)(@(?P<cutoff>[0-9]+))?")
 _TREC_EVAL = re.compile(r"\A(?P<measure>[A-Za-z_]+?)(_(?P<cutoff>[0-9]+))?\Z")
-_MAX_CUTOFF = 2**31 - 1
 # trec_eval walks over every relevance level up to the highest; a level like 10^6 would take it minutes a query.
 _MAX_RELEVANCE = 10_000
 _MAX_EXPONENT = 60  # the highest relevance of nDCG-exp: gains are below 2^60, and sums of them far from overflow
@@ -149,7 +150,7 @@ def parse_metric(name: str) -> Metric:
 
     Raises:
         UnknownNameError: no such metric, or not in that form (with or without a cutoff); the message offers near names.
-        UsageError: a cutoff below 1 or above 2^31 - 1.
+        UsageError: a cutoff below 1 or above 2^31 - 1, or a measure that ir-measures cannot compute for a query of three documents.
     """
     match = _NAME.fullmatch(_TREC_EVAL.sub(_from_trec_eval, name))
     cutoff = match["cutoff"] if match else None
@@ -161,18 +162,28 @@ def parse_metric(name: str) -> Metric:
         same_letters = [entry for entry in known if entry.lower() == name.lower()]  # only the case is wrong
         other = None if same_letters else measures.measure_of(name)
         if other is not None:
+            measures.require_computable(name, other)
             return Metric(name, str(other), "", other=other)
         if "(" in name and measures.library() is None:
             raise MissingPackageError(f"metric {name!r}", "ir_measures", measures.EXTRA)
         raise UnknownNameError("metric", name, same_letters or known)
     if cutoff is None:
         return Metric(name, base, measure)
-    if not 1 <= len(cutoff.lstrip("0")) <= 10 or int(cutoff) > _MAX_CUTOFF:
-        raise UsageError(f"metric {name!r}: the cutoff is {cutoff}, need a whole number from 1 to {_MAX_CUTOFF}")
+    if not 1 <= len(cutoff.lstrip("0")) <= 10 or int(cutoff) > MAX_CUTOFF:
+        raise UsageError(f"metric {name!r}: the cutoff is {cutoff}, need a whole number from 1 to {MAX_CUTOFF}")
     k = int(cutoff)
     if measure == "recip_rank" or measure in PAPER_METRICS:
         return Metric(name, f"{base}@{k}", measure, truncate=k)
     return Metric(name, f"{base}@{k}", f"{measure}_{k}")
+
+
+@functools.cache
+def within_one(name: str) -> bool:
+    """Whether a metric's values are known to lie from 0 to 1: trec_eval's and the paper's do; of others nothing is known."""
+    try:
+        return parse_metric(name).other is None
+    except (UsageError, MissingPackageError):
+        return False
 
 
 def _check_id(what: str, name: str) -> None:

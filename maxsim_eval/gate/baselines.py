@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from maxsim_eval.errors import DataError, UsageError
+from maxsim_eval.errors import DataError, UsageError, did_you_mean
 from maxsim_eval.files import write_text, writing
+from maxsim_eval.report.plausible import check_means
 from maxsim_eval.report.result_json import check_candidates, check_limits, dump_json, field, jsonable, load_json
 from maxsim_eval.types import Result
 
@@ -16,6 +17,8 @@ BASELINE_SCHEMA = "maxsim-eval/baseline/1"
 COUNTS = ("queries", "documents", "judged_pairs")
 TASK_FIT = ("source", "dataset", "split")
 ENCODER_FIT = ("name", "revision", "dim")
+_KEYS = ("schema", "task", "encoder", "k", "reference", "paths")
+_TASK_KEYS = (*TASK_FIT, *COUNTS, "limits", "candidates")
 
 
 def baseline_of(result: Result) -> dict[str, Any]:
@@ -52,23 +55,34 @@ def write_baseline(path: Path | str, result: Result) -> None:
         write_text(path, dump_json(baseline_of(result)) + "\n")
 
 
+def _refuse_unknown(entry: Mapping[str, Any], known: Sequence[str], where: str) -> None:
+    """A misspelt key would silently drop its check."""
+    for key in entry:
+        if key not in known:
+            raise DataError(f"{where}: holds {key!r}. {did_you_mean(key, known)}Known: {', '.join(known)}")
+
+
 def check_baseline(baseline: Any, origin: str = "baseline") -> Mapping[str, Any]:
     """Validate a parsed baseline and return it.
 
     Raises:
-        DataError: another schema, or an entry missing or of the wrong type.
+        DataError: another schema, an entry that is missing, unknown or of the wrong type, or a mean that cannot be.
     """
     if not isinstance(baseline, Mapping) or baseline.get("schema") != BASELINE_SCHEMA:
         found = baseline.get("schema") if isinstance(baseline, Mapping) else baseline
         raise DataError(f"{origin}: schema is {str(found)[:60]!r}, need {BASELINE_SCHEMA!r}")
+    _refuse_unknown(baseline, _KEYS, origin)
     task = field(baseline, "task", Mapping, origin, "an object")
+    _refuse_unknown(task, _TASK_KEYS, f"{origin}: 'task'")
     for key in TASK_FIT:
         field(task, key, str, f"{origin}: 'task'", "text")
     for key in ("queries", "documents"):
         field(task, key, int, f"{origin}: 'task'", "a whole number")
     check_limits(task, f"{origin}: 'task'")
     check_candidates(task, f"{origin}: 'task'")
-    field(field(baseline, "encoder", Mapping, origin, "an object"), "name", str, f"{origin}: 'encoder'", "text")
+    encoder = field(baseline, "encoder", Mapping, origin, "an object")
+    _refuse_unknown(encoder, ENCODER_FIT, f"{origin}: 'encoder'")
+    field(encoder, "name", str, f"{origin}: 'encoder'", "text")
     field(baseline, "k", int, origin, "a whole number")
     reference = field(baseline, "reference", str, origin, "a path name")
     paths = field(baseline, "paths", Mapping, origin, "an object")
@@ -76,6 +90,7 @@ def check_baseline(baseline: Any, origin: str = "baseline") -> Mapping[str, Any]
         field(paths, name, Mapping, f"{origin}: 'paths'", "an object of metrics")
         for metric in paths[name]:
             field(paths[name], metric, (int, float), f"{origin}: path {name!r}", "a number")
+        check_means(paths[name], f"{origin}: path {name!r}:")
     if reference not in paths:
         raise DataError(f"{origin}: reference {reference!r} is not among its paths: {', '.join(paths) or 'none'}")
     return baseline

@@ -7,6 +7,7 @@ csv_files.py    CSV of a Result: `metrics.csv`, one row for each path and metric
 html.py         A Result as one self-contained HTML page: tables, plots and everything they need in one file, and no network
 html_data.py    what the HTML page's scripts draw from: one compact JSON-able object made from a Result (see `html.py`)
 markdown.py     Markdown that holds text from a Result: nothing in it ends a cell, a line or an element
+plausible.py    what the figures of a Result can be: a file that holds others was damaged or edited
 result_json.py  result to and from JSON, schema `maxsim-eval/result/1` (documented in docs/result.md)
 tables.py       the tables of every report, made from a Result alone: rows of text that each report draws in its own way
 values.py       values of a Result, found where they may be missing, and written the same way by every report

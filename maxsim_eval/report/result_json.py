@@ -12,6 +12,7 @@ import numpy as np
 
 from maxsim_eval.errors import DataError
 from maxsim_eval.parsing import json_of
+from maxsim_eval.report.plausible import check_path
 from maxsim_eval.types import PathResult, Result
 
 SCHEMA = "maxsim-eval/result/1"
@@ -89,13 +90,13 @@ def to_document(result: Result) -> dict[str, Any]:
 
 
 def load_json(text: str | bytes, origin: str) -> Any:
-    """Parse strict JSON (`json_of`).
+    """Parse strict JSON (`json_of`), no key twice.
 
     Raises:
         DataError: not JSON; the message names `origin`.
     """
     try:
-        return json_of(text)
+        return json_of(text, once=True)
     except ValueError as error:
         raise DataError(f"{origin}: not valid JSON: {error}") from None
 
@@ -191,7 +192,7 @@ def from_json(text: str, origin: str = "result") -> Result:
         origin: file name for messages.
 
     Raises:
-        DataError: not JSON, another schema version, an entry missing or of the wrong type.
+        DataError: not JSON, another schema version, an entry missing or of the wrong type, figures that cannot be.
     """
     document = load_json(text, origin)
     if not isinstance(document, dict):
@@ -215,6 +216,8 @@ def from_json(text: str, origin: str = "result") -> Result:
     reference = document.get("reference", "fp32" if "fp32" in paths else None)
     if reference is not None and (not isinstance(reference, str) or reference not in paths):
         raise DataError(f"{origin}: 'reference' is {json.dumps(reference)[:60]}, need null or one of: {', '.join(paths)}")
+    for name, path in paths.items():
+        check_path(path, reference, f"{origin}: path {name!r}")
     return Result(
         task=task,
         encoder=encoder,

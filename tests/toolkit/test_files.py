@@ -73,6 +73,20 @@ def test_another_process_holds_it_and_is_killed(tmp_path: Path) -> None:
     assert list((tmp_path / "x").iterdir()) == []
 
 
+@pytest.mark.skipif(not Path("/proc").is_dir(), reason="no place that holds no files")
+@pytest.mark.timeout(20)
+def test_a_place_that_holds_no_files_is_no_endless_loop() -> None:
+    with pytest.raises(DataError, match="/proc: cannot be written"):
+        files.alone("/proc").__enter__()
+
+
+@pytest.mark.timeout(20)
+def test_a_lock_that_never_stays_is_no_endless_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files.fcntl, "flock", lambda *_: (tmp_path / "x" / files.LOCK).unlink())
+    with pytest.raises(DataError, match="is replaced as soon as it is locked"):
+        files.alone(tmp_path / "x").__enter__()
+
+
 def test_a_lock_file_that_is_a_link_is_not_written_through(tmp_path: Path) -> None:
     (tmp_path / "x").mkdir()
     (tmp_path / "precious").write_text("keep")

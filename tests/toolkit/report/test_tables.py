@@ -256,6 +256,9 @@ def test_csv_of_ids_that_a_spreadsheet_or_a_reader_would_take_for_something_else
 
 
 def test_all_of_it_survives_the_file(result: Result) -> None:
+    true = {"fp32": {"R@10": (0.5 + 0.1 + 0.2) / 2}, "int8": {"nDCG@10": 0.625}}  # a file's means are those of its queries
+    paths = {name: replace(path, metrics={**path.metrics, **true[name]}) for name, path in result.paths.items()}
+    result = replace(result, paths=paths)
     again = from_json(to_json(result))
     assert to_json(again) == to_json(result)
     assert [table.rows for table in every_table(again)] == [table.rows for table in every_table(result)]
