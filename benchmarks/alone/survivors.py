@@ -5,9 +5,9 @@
 
 Documents are made by seed in blocks and scored on the spot, through codes and exactly, so that memory holds scores alone: 20 bytes a
 pair, and as much again while a size is counted. Every corpus of the sizes below `--documents` is the beginning of the next. For each
-size: the documents whose upper bound reaches the k-th best exact score among the k best lower bounds, as `exact_topk` over one piece
-has it, and, for comparison, those that reach the true k-th best score: what scoring in the order of upper bounds, one by one, would
-come to. `--table` writes the table of docs/search.md.
+size: the documents that `exact_topk` over one piece scores exactly on a CPU (those whose upper bound reaches its guess of the threshold,
+or the k-th best exact score of these), and, for comparison, those that reach the true k-th best score: what scoring in the order of upper
+bounds, one by one, would come to. `--table` writes the table of docs/search.md.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # this file is a s
 from maxsim_kernels import maxsim, quantize_int8
 from maxsim_kernels.search import residuals_of
 from maxsim_kernels.search.bounds import query_terms
+from maxsim_kernels.search.searching import GUESSED
 from measure.clustered import BLOCK, GROWTH, Clustered, packed
 from measure.session import kernels
 from results.file import write
@@ -65,17 +66,16 @@ class Scored:
         exact, found = self.exact[:, :count], dict[str, Any]()
         for kind in KINDS:
             middle, width = self.middle[kind][:, :count], self.width[kind][:, :count]
-            lower, upper = middle - width, middle + width
-            assert bool((lower <= exact).all())
-            assert bool((exact <= upper).all())
-            found[kind] = {f"k={k}": _left(exact, lower, upper, k) for k in DEPTHS}
+            assert bool(((exact - middle).abs() <= width).all())
+            found[kind] = {f"k={k}": _left(exact, middle, width, k) for k in DEPTHS}
         return {"documents": count, "codes": found}
 
 
-def _left(exact: Tensor, lower: Tensor, upper: Tensor, k: int) -> dict[str, float]:
-    leads = lower.topk(k, dim=1).indices
-    threshold = exact.gather(1, leads).amin(1, keepdim=True)
-    scored = (upper >= threshold).scatter_(1, leads, True).sum(1)
+def _left(exact: Tensor, middle: Tensor, width: Tensor, k: int) -> dict[str, float]:
+    upper = middle + width
+    first = upper >= (middle - GUESSED * width).topk(k, dim=1).values[:, -1:]
+    threshold = exact.masked_fill(~first, -torch.inf).topk(k, dim=1).values[:, -1:]
+    scored = (first | (upper >= threshold)).sum(1)
     least = (upper >= exact.topk(k, dim=1).values[:, -1:]).sum(1)
     return {"mean": float(scored.double().mean()), "most": int(scored.max()), "in_order": float(least.double().mean())}
 

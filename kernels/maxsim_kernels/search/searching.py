@@ -28,7 +28,7 @@ _CELLS = 1 << 21  # (query, document) pairs bounded at once: about 100 MB of sco
 _LEAST_DOCUMENTS = 256
 # Of a width, by which the guess of the threshold is lower than scores over codes: true errors are 0.5 to 3% of it (docs/search.md). No
 # proof rests on it, only how often documents are read.
-_GUESSED = 0.1
+GUESSED = 0.1
 
 
 @dataclass(frozen=True)
@@ -197,7 +197,7 @@ class Search:
         most = self.most_rescored * upper.numel()
         held = self._held().double()
         alive = (upper >= torch.maximum(held.amin(1, keepdim=True), self.floor)) & (upper > -torch.inf)
-        likely = (approximate - _GUESSED * width).masked_fill_(~alive, -torch.inf)
+        likely = (approximate - GUESSED * width).masked_fill_(~alive, -torch.inf)
         done = alive & (upper >= self._kth(torch.cat([held, likely], 1), 1))
         if int(done.sum()) > most:
             return None
