@@ -4,10 +4,10 @@
     python benchmarks/alone/survivors.py --json FILE --table
 
 Documents are made by seed in blocks and scored on the spot, through codes and exactly, so that memory holds scores alone: 20 bytes a
-pair, and as much again while a size is counted. Every corpus of the sizes below `--documents` is the beginning of the next. For each
-size: the documents that `exact_topk` over one piece scores exactly on a CPU (those whose upper bound reaches its guess of the threshold,
-or the k-th best exact score of these), and, for comparison, those that reach the true k-th best score: what scoring in the order of upper
-bounds, one by one, would come to. `--table` writes the table of docs/search.md.
+pair, and as much again while a size is counted. Every corpus of the sizes below `--documents` is the beginning of the next. Counted for
+each size: the documents that `exact_topk` over one piece scores exactly on a CPU (those whose upper bound reaches its guess of the
+threshold, or the k-th best exact score of these), and, for comparison, those that reach the true k-th best score: what scoring in the
+order of upper bounds, one by one, would come to. `--table` writes the table of docs/search.md.
 """
 
 from __future__ import annotations

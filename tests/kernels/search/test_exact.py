@@ -278,7 +278,7 @@ def test_a_guess_that_is_wrong_changes_nothing(monkeypatch):
     queries = about(documents, 20, 4)
     counts = []
     for share in (0.0, 0.1, 1.0, -1e9):
-        monkeypatch.setattr(searching, "_GUESSED", share)
+        monkeypatch.setattr(searching, "GUESSED", share)
         counts.append(same(queries, documents, 5, quantize_int8(documents), most_rescored=1.0).survivors.sum())
     assert counts == sorted(counts)
     assert counts[-1] == 20 * 600
