@@ -21,8 +21,8 @@ REFERENCE, FLOATS = "fp32", "fused-fp32"
 READ_TWICE = ("int8-corpus",)  # looks for its scale first
 SCANS = {"exact-int8": "int8-document"}  # certified paths, and the copy that each scans
 # Certified paths score about 4 k documents a query exactly (1.6 to 4.7 k, docs/search.md), queries taken to be independent. A GPU
-# scores all queries against the union of these, beyond 60% of the documents it scores them all. A CPU scores the pairs, in products that are
-# about twice as large for want of common shapes; beyond a quarter of the pairs it scores them all.
+# scores all queries against the union of these, beyond 60% of the documents it scores them all. A CPU scores the pairs, in products
+# that are about twice as large for want of common shapes; beyond a quarter of the pairs it scores them all.
 SURVIVORS, UNION_PAYS = 4, 0.6
 PAIRS_PAY, PADDED_PRODUCTS = 0.25, 2.0
 FLOAT_PRODUCTS = 3.0  # a CPU's INT8 products to those of FP32, where the latter were not measured

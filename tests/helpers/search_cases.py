@@ -39,3 +39,37 @@ class Awkward:
         elif kind == 7:
             parts = [part * self.tiny for part in parts]
         return pack([torch.from_numpy(np.ascontiguousarray(part)).to(dtype) for part in parts])
+
+
+SPREAD = ("topics", "duplicates", "near ties", "one sign", "norms", "large", "zeros", "long documents")
+
+
+def _normalised(values: np.ndarray) -> np.ndarray:
+    return values / np.linalg.norm(values, axis=-1, keepdims=True)
+
+
+def spread(draw: np.random.Generator, dtype: torch.dtype) -> tuple[Packed, Packed, int]:
+    """Documents about topics, queries about some of them, and a k of at most a twentieth: most pairs can be ruled out."""
+    count, d, kind = int(draw.integers(200, 900)), int(draw.choice([16, 64, 128])), str(draw.choice(SPREAD))
+    topics = draw.normal(size=(count // 5, d))
+    documents: list[np.ndarray] = []
+    for number in range(count):
+        size = 40 if kind == "long documents" and number % 50 == 0 else int(draw.integers(0 if kind == "zeros" else 1, 10))
+        tokens = _normalised(topics[draw.integers(len(topics))] + 0.4 * draw.normal(size=(size, d)))
+        if kind in ("duplicates", "near ties") and number and draw.random() < 0.5:
+            tokens = documents[draw.integers(number)] * (1 if kind == "duplicates" else 1 + draw.integers(-2, 3) * 2.0**-11)
+        if kind == "one sign":
+            tokens = np.abs(tokens)
+        if kind == "norms":
+            tokens = tokens * 2.0 ** draw.integers(-2, 3)
+        if kind == "large":
+            tokens = tokens * (3e4 if dtype == torch.float16 else 1e6)
+        documents.append(tokens)
+    filled = [one for one in documents if len(one)]
+    queries = [filled[draw.integers(len(filled))][: draw.integers(1, 9)] for _ in range(draw.integers(1, 30))]
+    queries = [one + 0.1 * np.abs(one).max() * draw.normal(size=one.shape) / d**0.5 for one in queries]
+
+    def packed(parts: list[np.ndarray]) -> Packed:
+        return pack([torch.from_numpy(np.ascontiguousarray(part)).to(dtype) for part in parts], dim=d)
+
+    return packed(documents), packed(queries), int(draw.integers(1, count // 20 + 1))

@@ -14,7 +14,7 @@ from maxsim_kernels import Packed, maxsim, pack, quantize_fp8, quantize_int8, st
 from maxsim_kernels.cpu import batches, tiles
 from maxsim_kernels.search import Residuals, Rows, exact_topk, rescoring, residuals_of, searching
 from maxsim_kernels.search import rows as rows_module
-from search_cases import Awkward
+from search_cases import Awkward, spread
 
 CASES = int(os.environ.get("MAXSIM_SEARCH_CASES", "1000"))
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -104,6 +104,36 @@ def test_thousands_of_awkward_cases(part, monkeypatch):
         monkeypatch.setattr(searching, "_CELLS", 8)
     for seed in range(1000 * (part + 1), 1000 * (part + 1) + CASES // 10):
         one_case(seed)
+
+
+def pruned_share(seed: int) -> float:
+    """The share of pairs of one case that was ruled out, answers being brute force's."""
+    draw = np.random.default_rng(seed)
+    documents, queries, k = spread(draw, DTYPES[draw.integers(3)])
+    codes = quantize_int8(documents, str(draw.choice(["token", "document"])), bool(draw.integers(2)))
+    blocks = [(documents, codes)]
+    if draw.random() < 0.3:
+        cut = int(draw.integers(len(documents)))
+        halves = [documents.select(range(cut)).compact(), documents.select(range(cut, len(documents))).compact()]
+        blocks = [(half, quantize_int8(half, "document")) for half in halves]
+    expected = stream_topk(queries, [documents], k)
+    sides = [list(side) for side in zip(*blocks, strict=True)]
+    scores, indices, stats = exact_topk(queries, sides[0], k, codes=sides[1], quantize_queries=bool(draw.integers(2)))
+    assert cases.same_bits(scores, expected[0]), seed
+    assert torch.equal(indices, expected[1]), seed
+    assert stats.certificate.holds
+    return 1 - float(stats.survivors.sum()) / (len(queries) * len(documents))
+
+
+def test_cases_of_which_most_is_pruned():
+    shares = np.array([pruned_share(seed) for seed in range(25)])
+    assert (shares > 0.5).mean() > 0.9
+
+
+@pytest.mark.slow
+def test_hundreds_of_cases_of_which_most_is_pruned():
+    shares = np.array([pruned_share(seed) for seed in range(100, 100 + CASES // 2)])
+    assert (shares > 0.5).mean() > 0.9
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
