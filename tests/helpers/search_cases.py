@@ -7,7 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from maxsim_kernels import Packed, pack
+from inputs import on_cpu as cases
+from maxsim_kernels import Packed, pack, stream_topk
+from maxsim_kernels.search import exact_topk
 
 
 @dataclass(frozen=True)
@@ -73,3 +75,32 @@ def spread(draw: np.random.Generator, dtype: torch.dtype) -> tuple[Packed, Packe
         return pack([torch.from_numpy(np.ascontiguousarray(part)).to(dtype) for part in parts], dim=d)
 
     return packed(documents), packed(queries), int(draw.integers(1, count // 20 + 1))
+
+
+def same(queries, documents: Packed, k: int, codes, **options):
+    """Compare with brute force, bit for bit; returns the stats."""
+    expected = stream_topk(queries, [documents], k)
+    scores, indices, stats = exact_topk(queries, documents, k, codes=codes, **options)
+    assert cases.same_bits(scores, expected[0])
+    assert torch.equal(indices, expected[1])
+    assert stats.certificate.holds
+    assert bool((stats.survivors <= len(documents)).all())
+    return stats
+
+
+def clustered(count: int, d: int, seed: int, dtype: torch.dtype = torch.float32) -> Packed:
+    """Documents whose tokens lie around a few topics: few of them are near any query."""
+    draw = np.random.default_rng(seed)
+    topics = draw.normal(size=(max(2, count // 4), d))
+    parts = [topics[draw.integers(len(topics))] + 0.4 * draw.normal(size=(draw.integers(1, 12), d)) for _ in range(count)]
+    return pack([torch.from_numpy(part / np.linalg.norm(part, axis=1, keepdims=True)).to(dtype) for part in parts])
+
+
+def about(documents: Packed, count: int, seed: int, noise: float = 0.3) -> Packed:
+    """Queries made of documents' tokens and noise."""
+    draw = torch.Generator().manual_seed(seed)
+    chosen = torch.randint(0, len(documents), (count,), generator=draw).tolist()
+    parts = [documents[n][: 1 + n % 7].float() for n in chosen]
+    return pack(
+        [(part + noise * torch.randn(part.shape, generator=draw) / part.shape[1] ** 0.5).to(documents.dtype) for part in parts]
+    )
