@@ -301,6 +301,7 @@ def test_gate_passes_on_what_the_baseline_was_made_of(
 
 def lower(result: dict[str, Any]) -> None:
     result["paths"]["fp32"]["metrics"]["nDCG@10"] -= 0.01
+    del result["paths"]["fp32"]["per_query"]["nDCG@10"]  # a mean is that of its queries
 
 
 def drift(result: dict[str, Any]) -> None:

@@ -118,8 +118,8 @@ def test_numbers_and_letters_at_the_edge_are_reported(result: Any, cli: Any, tmp
     def change(text: str) -> str:
         value = json.loads(text)
         path = value["paths"]["int8"]
-        path["metrics"] = dict.fromkeys(path["metrics"], 1e308)
-        path["per_query"] = {name: dict.fromkeys(values, 1e308) for name, values in path["per_query"].items()}
+        path["metrics"] = {f"Mine {name}": 1e308 for name in path["metrics"]}  # of a measure that is no share
+        path["per_query"] = {f"Mine {name}": dict.fromkeys(values, 1e308) for name, values in path["per_query"].items()}
         value["task"]["dataset"] = "half \ud800"
         return json.dumps(value)
 
