@@ -17,10 +17,13 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import BinaryIO
 
 from maxsim_eval.errors import DataError
 
 LOCK = ".lock"
+LONGEST_LINE = 2**28  # bytes: a document's text may be long
+_PIPED = 2**26  # bytes of a text that no file holds
 _TEMPORARY = re.compile(r"\..+\.\d+-[0-9a-f]{8}\.tmp")  # `atomic_path`
 # `hidden`; of versions before this one: without a host.
 _HIDDEN = re.compile(r"\.(?P<name>.+)\.((?P<host>[0-9a-f]{12})-)?(?P<process>\d{1,9})\.(tmp|old|download)")
@@ -64,6 +67,27 @@ def open_regular(path: Path) -> io.BufferedReader:
         handle.close()
         raise OSError(errno.EINVAL, "is no regular file", str(path))
     return handle
+
+
+def lines_of(handle: BinaryIO, path: Path | str, longest: int = LONGEST_LINE) -> Iterator[tuple[int, bytes]]:
+    """Yield (line number from 1, bytes with the line's end): `DataError` for a line that never ends, as those of `/dev/zero`."""
+    number = 0
+    while raw := handle.readline(longest + 1):
+        number += 1
+        if len(raw) > longest:
+            raise DataError(f"{path}:{number}: no line ends within {longest:,} bytes, need lines of text")
+        yield number, raw
+
+
+def read_text(path: Path | str) -> str:
+    """A whole text (UTF-8); `OSError` for what is no file and never ends, `UnicodeDecodeError` for other bytes."""
+    with open(path, "rb") as handle:
+        if stat.S_ISREG(os.fstat(handle.fileno()).st_mode):
+            return handle.read().decode()
+        content = handle.read(_PIPED + 1)
+    if len(content) > _PIPED:
+        raise OSError(errno.EFBIG, f"no file, and holds more than {_PIPED:,} bytes", str(path))
+    return content.decode()
 
 
 def delete(path: Path) -> None:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from maxsim_eval.errors import UsageError
+from maxsim_eval.files import read_text
 
 _LEVELS = 100  # whoever reads a value goes down it by recursion
 _DIGITS = 300  # a double holds numbers of up to 309
@@ -93,8 +94,9 @@ def settings_of(what: str, path: Path | str | None, package: str, packaged: str)
         UsageError: unreadable, or not TOML; `what` says what the file should be.
     """
     try:
-        file = importlib.resources.files(package).joinpath(packaged) if path is None else Path(path)
-        return toml_of(file.read_text(encoding="utf-8"))
+        if path is not None:
+            return toml_of(read_text(path).replace("\r\n", "\n"))
+        return toml_of(importlib.resources.files(package).joinpath(packaged).read_text(encoding="utf-8"))
     except OSError as error:
         raise UsageError(f"{what} {path}: cannot be read ({error.strerror})") from error
     except ValueError as error:

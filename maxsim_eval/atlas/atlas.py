@@ -12,7 +12,7 @@ from typing import Any
 from maxsim_eval.atlas.attribution import losses
 from maxsim_eval.atlas.grid import Grid, GridEntry, load_grid
 from maxsim_eval.atlas.judging import Atlas, Row, front, verdicts
-from maxsim_eval.atlas.running import FOREIGN, Finished, Setting, finished, foreign
+from maxsim_eval.atlas.running import FOREIGN, Finished, Setting, finished, foreign, read_foreign
 from maxsim_eval.atlas.writing import write_atlas
 from maxsim_eval.bars import Bar
 from maxsim_eval.cache.embeddings import check_widths, embeddings, query_tokens
@@ -22,7 +22,7 @@ from maxsim_eval.environment import environment, resolve_device
 from maxsim_eval.errors import DataError, UsageError
 from maxsim_eval.files import alone
 from maxsim_eval.scoring.paths import REFERENCE
-from maxsim_eval.types import Encoder, Task
+from maxsim_eval.types import Encoder, Run, Task
 
 
 def atlas(
@@ -67,6 +67,7 @@ def atlas(
         raise UsageError(f"k: got {k}, need 1 or more")
     kept = limit_task(task, queries=limit_queries, documents=limit_documents, seed=limit_seed)
     limits = {"limit_queries": limit_queries, "limit_documents": limit_documents, "limit_seed": limit_seed}
+    others = [read_foreign(path, kept) for path in runs]  # before hours of work
     device = resolve_device(device, quiet=quiet)
     folder = Path(out_dir)
     with contextlib.ExitStack() as stack:
@@ -88,7 +89,7 @@ def atlas(
             options=options,
             quiet=quiet,
         )
-        given, errors = _evaluate(plan, runs, setting)
+        given, errors = _evaluate(plan, others, setting)
         facts = task_facts(kept, queries.lengths.cpu().numpy(), found.documents.lengths(), list(kept.warnings))
         made = Atlas(
             task=facts,
@@ -107,14 +108,14 @@ def atlas(
     return made
 
 
-def _evaluate(plan: Grid, runs: Sequence[Path | str], setting: Setting) -> tuple[list[GridEntry], dict[str, str]]:
+def _evaluate(plan: Grid, runs: Sequence[Run], setting: Setting) -> tuple[list[GridEntry], dict[str, str]]:
     """The reference, then all entries, in order; those that failed, and why."""
     reference = finished(GridEntry(REFERENCE, "path"), setting)
     if isinstance(reference, str):
         raise DataError(reference)
     given: list[GridEntry] = []
-    for path in runs:
-        entry, found = foreign(path, setting)
+    for run in runs:
+        entry, found = foreign(run, setting)
         depth = max(map(len, found.run.rankings.values()))
         given += [entry, GridEntry(f"{entry.name}+rerank-{depth}", "reranked", entry.name, depth)]
     given += plan.entries

@@ -120,17 +120,25 @@ def finished(entry: GridEntry, setting: Setting) -> Finished | str:
     return found
 
 
-def foreign(path: Path | str, setting: Setting) -> tuple[GridEntry, Finished]:
-    """A run of another engine, as an entry."""
+def read_foreign(path: Path | str, task: Task) -> Run:
+    """A run of another engine, of the task's queries.
+
+    Raises:
+        DataError: no such run, or of other queries.
+    """
     run = read_trec_run(path)
-    known = set(setting.task.query_ids)
+    known = set(task.query_ids)
     rankings = {query: list(ranking) for query, ranking in run.rankings.items() if query in known}
     if not rankings:
-        raise DataError(f"{path}: ranks none of the {len(known)} queries of {setting.task.source} {setting.task.dataset}")
-    name = f"{FOREIGN}{Path(path).stem}"
-    found = _of_run(replace(run, name=name, rankings=rankings), setting, {}, None, "a run of another engine")
-    setting.done[name] = found
-    return GridEntry(name, "path"), found
+        raise DataError(f"{path}: ranks none of the {len(known)} queries of {task.source} {task.dataset}")
+    return replace(run, name=f"{FOREIGN}{Path(path).stem}", rankings=rankings)
+
+
+def foreign(run: Run, setting: Setting) -> tuple[GridEntry, Finished]:
+    """A run of another engine, as an entry."""
+    found = _of_run(run, setting, {}, None, "a run of another engine")
+    setting.done[run.name] = found
+    return GridEntry(run.name, "path"), found
 
 
 def _slug(name: str) -> str:

@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from stat import S_ISREG
+from stat import S_ISDIR, S_ISREG
 from typing import Any
 
 import filelock
@@ -54,7 +54,13 @@ class Listed:
 
 
 def entry_folders(cache_dir: Path) -> list[Path]:
-    """Folders of all entries, whole or begun."""
+    """Folders of all entries, whole or begun.
+
+    Raises:
+        CacheError: a cache folder that is none.
+    """
+    if os.path.lexists(cache_dir) and not cache_dir.is_dir():
+        raise CacheError(f"{cache_dir}: is no folder, need that of the cache (--cache-dir)")
     return sorted(path.parent for path in cache_dir.glob("[!.]*/[!.]*/[!.]*/" + MANIFEST))
 
 
@@ -241,7 +247,7 @@ class Garbage:
 def _file(path: Path, why: str) -> Iterator[Garbage]:
     """The file as garbage, where it is still there."""
     status = _status(path)
-    if status is not None:
+    if status is not None and not S_ISDIR(status.st_mode):  # nobody here makes folders in an entry
         yield Garbage(path, why, status.st_size, inode=status.st_ino)
 
 

@@ -28,7 +28,7 @@ from maxsim_eval.cli.options import (
 )
 from maxsim_eval.cli.output import answer, say, write_json
 from maxsim_eval.cli.sources import COMMANDS
-from maxsim_eval.errors import UnknownNameError, UsageError
+from maxsim_eval.errors import DataError, UnknownNameError, UsageError
 
 _ASKED = {
     "source": (Annotated[str, typer.Argument(help="beir, real-mm-rag, local, irds or demo.")], Parameter.empty),
@@ -97,6 +97,11 @@ def atlas(source: str, dataset: str, as_json: bool, quiet: bool, **given: Any) -
         **{option: given[option] for option in ("k", "cache_dir", "device", *LIMITS)},
     )
     _show(made, folder, as_json=as_json, quiet=quiet)
+    failed = [row for row in made.rows if row.error]
+    if failed and len(failed) == len(made.rows) - 1:  # all but the reference
+        raise DataError(
+            f"atlas: none of its entries could be evaluated; the first, {failed[0].name}: {failed[0].error.splitlines()[0]}"
+        )
 
 
 with_options(atlas, _ASKED, PLACES, _GRID, OF_SOURCES, MODEL, ANSWERS)

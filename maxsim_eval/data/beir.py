@@ -23,7 +23,7 @@ from typing import Any
 from maxsim_eval.bars import Bar
 from maxsim_eval.data.items import PackedTexts
 from maxsim_eval.errors import DataError, UsageError
-from maxsim_eval.files import delete, fsync_folder, hidden, remove_leftovers
+from maxsim_eval.files import delete, fsync_folder, hidden, lines_of, remove_leftovers
 from maxsim_eval.parsing import json_line
 from maxsim_eval.printing import printable
 
@@ -65,7 +65,7 @@ def _lines(path: Path, digest: Any, quiet: bool) -> Iterator[tuple[int, str]]:
                 disable=quiet or size < PROGRESS_BYTES,
             ) as bar,
         ):
-            for number, raw in enumerate(handle, start=1):
+            for number, raw in lines_of(handle, path):
                 digest.update(raw)
                 bar.update(len(raw))
                 try:

@@ -68,6 +68,9 @@ class PackedTexts(Sequence[str]):
         return f"PackedTexts({len(self)} texts, {self.nbytes} bytes)"
 
 
+_FORMATS = ("PNG", "JPEG")
+
+
 class Pages(Sequence["Image"]):
     """Page images, each read and decoded when it is asked for and kept by nobody here.
 
@@ -113,9 +116,13 @@ def _decode(name: str, data: bytes) -> Image:
     except ImportError:
         raise MissingPackageError("opening page images", "pillow", "encoders") from None
     try:
-        with PIL.Image.open(io.BytesIO(data)) as image:
+        with PIL.Image.open(io.BytesIO(data), formats=_FORMATS) as image:  # what nobody asked for is not parsed
             image.load()
             return image
+    except PIL.UnidentifiedImageError:
+        raise DataError(
+            f"{name}: not a whole image (neither PNG nor JPEG); {len(data)} bytes, need a PNG or JPEG file"
+        ) from None
     except (OSError, SyntaxError, ValueError, PIL.Image.DecompressionBombError) as error:
         raise DataError(f"{name}: not a whole image ({error}); {len(data)} bytes, need a PNG or JPEG file") from error
 

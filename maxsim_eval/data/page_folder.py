@@ -19,6 +19,7 @@ from maxsim_eval.data.beir import Judgements, check_id, check_split, read_judgem
 from maxsim_eval.data.cards import Card
 from maxsim_eval.data.items import Pages
 from maxsim_eval.errors import DataError
+from maxsim_eval.files import open_regular
 from maxsim_eval.types import Task
 
 FOLDER = "pages"
@@ -97,7 +98,7 @@ def _pages(folder: Path) -> tuple[dict[str, Path], tuple[str, ...]]:
     """Page id -> file, sorted by id, and what to say about the rest."""
     found: dict[str, Path] = {}
     others: list[Path] = []
-    for path in sorted(path for path in folder.rglob("*") if path.is_file() and not path.name.startswith(".")):
+    for path in sorted(path for path in folder.rglob("*") if not path.is_dir() and not path.name.startswith(".")):
         if path.suffix.lower() not in SUFFIXES:
             others.append(path)
             continue
@@ -105,6 +106,8 @@ def _pages(folder: Path) -> tuple[dict[str, Path], tuple[str, ...]]:
         check_id(str(path), "the page id", name)
         if name in found:
             raise DataError(f"{path}: its page id {name!r} is already that of {found[name].name}, need unique ids")
+        if not path.is_file():
+            raise DataError(f"{path}: a pipe, a device or a dead link, need a PNG or JPEG file")
         if path.stat().st_size == 0:
             raise DataError(f"{path}: an empty file, need a PNG or JPEG image")
         found[name] = path
@@ -118,6 +121,7 @@ def _pages(folder: Path) -> tuple[dict[str, Path], tuple[str, ...]]:
 
 def _read(path: Path) -> bytes:
     try:
-        return path.read_bytes()
+        with open_regular(path) as handle:  # it may have become a pipe, which would be waited for
+            return handle.read()
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror or error})") from error

@@ -18,10 +18,11 @@ import numpy as np
 
 from maxsim_eval.data.assembling import relevance_warnings, repeated_warning
 from maxsim_eval.errors import DataError, UsageError
-from maxsim_eval.files import atomic_path
+from maxsim_eval.files import atomic_path, lines_of
 from maxsim_eval.types import Run
 
 TAG_PREFIX = "maxsim-eval/"
+_LONGEST = 2**20  # bytes of a line: two ids, two numbers and a tag
 _INTEGER = re.compile(r"[+-]?[0-9]+")
 # float() also takes "1_000" and digits of other scripts, which no other tool reads as a number.
 _NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?|[+-]?(inf|infinity|nan)", re.IGNORECASE)
@@ -127,21 +128,26 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
     """Yield (line number, text) of every line that is not blank; text is UTF-8, with or without a byte order mark."""
     try:
         with open(path, "rb") as handle:
-            for number, raw in enumerate(handle, start=1):
+            for number, raw in lines_of(handle, path, _LONGEST):
                 try:
                     text = raw.decode("utf-8-sig" if number == 1 else "utf-8")
                 except UnicodeDecodeError as error:
                     raise DataError(f"{path}:{number}: not UTF-8 text ({error.reason} at byte {error.start})") from None
                 if "\0" in text:
                     raise DataError(f"{path}:{number}: holds a NUL character, need text")
-                if text.strip():
+                if raw.strip():
                     yield number, text.rstrip("\r\n")
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror})") from error
 
 
+def _columns(text: str) -> list[str]:
+    """Columns as trec_eval's C tells them apart: by ASCII white space. An id may hold any other, which `str.split` would cut at."""
+    return [column.decode() for column in text.encode().split()]
+
+
 def _run_line(where: str, text: str) -> tuple[str, str, str, float, str]:
-    fields = text.split()  # trec_eval allows more after the tag
+    fields = _columns(text)  # trec_eval allows more after the tag
     if len(fields) < 6:
         raise DataError(f"{where}: {len(fields)} columns, need 6: query Q0 document rank score tag")
     query_id, _, document, rank, score, tag = fields[:6]
@@ -163,7 +169,7 @@ def read_trec_run(path: Path | str, ordered: bool | None = None) -> Run:
     """Read a TREC run file; the run's name is the tag of its first line.
 
     Args:
-        path: the file; 6 columns separated by white space (more are ignored, as by trec_eval), blank lines skipped.
+        path: the file; 6 columns separated by ASCII white space (more are ignored, as by trec_eval), blank lines skipped.
         ordered: True takes the rank column as the ranking, False trec_eval's rule (scores), None decides by the tag:
             files of ours (tag `maxsim-eval/<name>`, read as name `<name>`) are ordered by rank, all others by score.
 
@@ -184,6 +190,8 @@ def read_trec_run(path: Path | str, ordered: bool | None = None) -> Run:
         elif tag != first and TAG_PREFIX in (tag[: len(TAG_PREFIX)], first[: len(TAG_PREFIX)]):
             raise DataError(f"{where}: tag {tag!r} after {first!r}, need one run a file")
         rank = 0
+        if not ordered and not _NUMBER.fullmatch(rank_text):  # not used, but then the columns are others
+            raise DataError(f"{where}: rank {rank_text!r} is not a number")
         if ordered:
             rank = _rank(where, rank_text)
             if rank in ranks.setdefault(query_id, set()):
@@ -204,7 +212,7 @@ def read_trec_run(path: Path | str, ordered: bool | None = None) -> Run:
 
 
 def _qrels_fields(where: str, text: str, columns: int) -> tuple[str, str, int]:
-    fields = text.split() if columns == 4 else [field.strip() for field in text.split("\t")]
+    fields = _columns(text) if columns == 4 else [field.strip() for field in text.split("\t")]
     if len(fields) != columns:
         need = "query 0 document relevance" if columns == 4 else "query-id, corpus-id, score separated by tabs"
         raise DataError(f"{where}: {len(fields)} columns, need {columns}: {need}")

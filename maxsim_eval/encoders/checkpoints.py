@@ -9,9 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
-import importlib
 import os
-import pickle
 import socket
 import threading
 import urllib.parse
@@ -21,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from maxsim_eval.errors import DataError, MissingPackageError, UsageError
+from maxsim_eval.errors import DataError, MaxsimEvalError, MissingPackageError, UsageError
 from maxsim_eval.parsing import json_of
 
 _GENERIC = {"model", "models", "checkpoint", "snapshot", "main", "transformer", "0_transformer"}
@@ -93,9 +91,9 @@ class Checkpoint:
         return DataError(f"encoder {self.encoder}: {reason}. {what_to_do(self.encoder, self.hub_id or self.shown)}")
 
     @contextmanager
-    def loading(self, what: str) -> Iterator[None]:
+    def loading(self, what: str, verb: str = "loaded") -> Iterator[None]:
         """Quiet loading; whatever libraries raise for a missing or damaged checkpoint becomes a `DataError`."""
-        with _loading(self.encoder, self.hub_id or self.shown, what):
+        with _loading(self.encoder, self.hub_id or self.shown, what, verb, quiet=verb == "loaded"):
             yield
 
 
@@ -248,40 +246,20 @@ def what_to_do(encoder: str, model: str) -> str:
 
 
 @contextmanager
-def _loading(encoder: str, model: str, what: str, *, quiet: bool = True) -> Iterator[None]:
-    from safetensors import SafetensorError
-
+def _loading(encoder: str, model: str, what: str, verb: str = "loaded", *, quiet: bool = True) -> Iterator[None]:
     try:
         with _quiet() if quiet else nullcontext():
             yield
-    # What transformers, sentence-transformers, the hub's client, torch and a checkpoint's own code raise for files that are
-    # not there, damaged, of another layout, or written for another version of these libraries.
-    except (
-        OSError,
-        ValueError,
-        ImportError,
-        LookupError,
-        RuntimeError,
-        AttributeError,
-        TypeError,
-        SafetensorError,
-        pickle.UnpicklingError,
-        _http_error(),
-    ) as error:
+    except (MaxsimEvalError, MemoryError):
+        raise
+    # Transformers, sentence-transformers, tokenizers, the hub's client, torch and a checkpoint's own code raise anything for files
+    # that are not there, damaged, of another layout, or written for another version of these libraries: also bare `Exception`.
+    except Exception as error:
         if isinstance(error, ImportError) and ("PIL" in str(error) or "pillow" in str(error).lower()):
             raise MissingPackageError(f"encoder {encoder}", "pillow", "encoders") from error
         reason = " ".join(str(error).split()).rstrip(".") or type(error).__name__
         reason = reason if len(reason) <= 300 else reason[:300] + " ..."
-        raise DataError(f"encoder {encoder}: its {what} could not be loaded: {reason}. {what_to_do(encoder, model)}") from error
-
-
-def _http_error() -> type[Exception]:
-    """The base of the network errors of the hub's client, which passes some through as they are."""
-    from huggingface_hub import utils
-
-    library = getattr(utils, "httpx", None)  # the client's own choice, from 1.31 on; httpx before
-    base: type[Exception] = (library or importlib.import_module("httpx")).HTTPError
-    return base
+        raise DataError(f"encoder {encoder}: its {what} could not be {verb}: {reason}. {what_to_do(encoder, model)}") from error
 
 
 @contextmanager

@@ -8,6 +8,7 @@ inputs. Code inside a checkpoint is never run (`trust_remote_code=False`), and w
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from itertools import chain
 from typing import Any
 
@@ -70,6 +71,7 @@ class HfEncoder(ModelEncoder):
             "document": self._limit("document", MAX_DOCUMENT_TOKENS),
         }
         self._model: Any = None
+        self._ids: int | None = None  # token ids that the weights have embeddings for; None: not known
 
     def _load(self, loader: str, what: str, **options: Any) -> Any:
         folder = self._checkpoint.weights() if what == "weights" else self._checkpoint.folder
@@ -116,18 +118,21 @@ class HfEncoder(ModelEncoder):
         kinds = sort_kinds(items, self.name)
         if kinds["page"]:
             raise UsageError(f"{self.name} reads text; item {kinds['page'][0]} is a page image")
-        with self.reading:
+        with self.reading, self._checkpoint.loading("tokenizer", "used"):
             listed = self._listed([str(item) for item in items], role)
         if kinds["text"]:
-            self._loaded_model()  # which knows whether texts are padded
+            self._loaded_model()  # which knows whether texts are padded, and how many ids there are
         blank = np.setdiff1d(np.arange(len(items)), kinds["text"])  # has no token, whatever its prompt has
-        return self.texts.run(self._read(*listed(), blank), self.dim, self._forward)
+        with self._checkpoint.loading("tokenizer", "used"):
+            pieces, special = listed()
+        return self.texts.run(self._read(pieces, special, blank), self.dim, self._forward)
 
     def token_texts(self, item: Any, role: Role) -> list[str]:
         """The word piece of each token of a text, in order: what the tokenizer alone says, no weights are read."""
         if sort_kinds([item], self.name)["text"] == []:
             return []
-        (ids,), (special,) = self._tokenize([item], role)
+        with self._checkpoint.loading("tokenizer", "used"):
+            (ids,), (special,) = self._tokenize([item], role)
         return piece_texts(self._tokenizer, [one for one, flag in zip(ids, special) if not flag])
 
     def _tokenize(self, texts: Sequence[str], role: Role) -> tuple[list[list[int]], list[list[int]]]:
@@ -160,9 +165,16 @@ class HfEncoder(ModelEncoder):
     def _read(self, pieces: Pieces, special: np.ndarray, blank: np.ndarray) -> Read:
         """Word pieces, and which of them are no special tokens, `[n, longest]`; texts of special tokens alone are not read."""
         pad = self._tokenizer.pad_token_id or 0  # any valid id: the attention mask hides it
+        pad = 0 if self._ids is not None and pad >= self._ids else pad
         kept = pieces.laid_out(~special, fill=False)
         lengths = np.where(kept.any(1), pieces.lengths, 0)
         lengths[blank] = 0
+        highest = int(pieces.ids.max(initial=-1)) if lengths.any() else -1
+        if self._ids is not None and highest >= self._ids:  # an index out of range, and on a GPU the end of the process
+            raise self._checkpoint.refused(
+                f"its tokenizer (tokenizer.json) gives token id {highest}, and its weights have embeddings for 0 to {self._ids - 1}: "
+                "they belong to different models"
+            )
         features = {
             "input_ids": pieces.laid_out(pieces.ids, pad),
             "attention_mask": pieces.filled().astype(np.int64),
@@ -188,6 +200,8 @@ class HfEncoder(ModelEncoder):
                 output_loading_info=True,
             )
             require_weights(self._checkpoint, info["missing_keys"])
+            with suppress(NotImplementedError, AttributeError):  # an architecture of its own
+                self._ids = int(model.get_input_embeddings().weight.shape[0])
             self._model = model.to(self.device).eval()
             self.texts.first_position = first_position(model, self.device, self.model_dtype)
             return self._model

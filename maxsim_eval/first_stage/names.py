@@ -15,11 +15,11 @@ from maxsim_eval.first_stage.single import Single
 from maxsim_eval.first_stage.stage import FirstStage
 
 FIRST_STAGES: Mapping[str, type[Any]] = {"bm25": Bm25, "single": Single, "fde": Fde}
-_STAGED = re.compile(r"(?P<stage>(?P<name>\w+)(?:\([^()]*\))?)(?::(?P<depth>[1-9]\d{0,8}))?")
+_STAGED = re.compile(r"(?P<stage>(?P<name>\w+)(?:\([^()]*\))?)(?::(?P<depth>\d{1,18}))?")
 _NAME = re.compile(r"(?P<name>\w+)(?:\((?P<options>[^()]*)\))?")
 
 
-_DEPTH = 100
+_DEPTH, _MOST = 100, 999_999_999
 
 
 def staged(text: str) -> tuple[FirstStage, int] | None:
@@ -31,9 +31,12 @@ def staged(text: str) -> tuple[FirstStage, int] | None:
     found = _STAGED.fullmatch(text.replace(" ", ""))
     if found is None or found["name"] not in FIRST_STAGES:
         return None
+    depth = int(found["depth"] or _DEPTH)
     if Path(text).exists():
         raise UsageError(f"candidates {text!r}: the name of a first stage, and a file; ./{text} is the file")
-    return get_first_stage(found["stage"]), int(found["depth"] or _DEPTH)
+    if not 1 <= depth <= _MOST:
+        raise UsageError(f"candidates {text!r}: got {depth} documents a query, need a whole number from 1 to {_MOST}")
+    return get_first_stage(found["stage"]), depth
 
 
 def get_first_stage(text: str) -> FirstStage:

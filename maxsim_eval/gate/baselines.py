@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from maxsim_eval.errors import DataError, UsageError, did_you_mean
-from maxsim_eval.files import write_text, writing
+from maxsim_eval.files import read_text, write_text, writing
 from maxsim_eval.report.plausible import check_means
 from maxsim_eval.report.result_json import check_candidates, check_limits, dump_json, field, jsonable, load_json
 from maxsim_eval.types import Result
@@ -103,7 +103,7 @@ def load_baseline(path: Path | str) -> Mapping[str, Any]:
         DataError: unreadable, not JSON, another schema, or not valid.
     """
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        text = read_text(path)
     except FileNotFoundError as error:
         raise DataError(f"baseline {path}: cannot be read (no such file; gate --update-baseline makes it)") from error
     except (OSError, UnicodeDecodeError) as error:

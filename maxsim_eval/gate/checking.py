@@ -150,10 +150,13 @@ def update_baseline(path: Path | str, result: Result, *, replace: bool = False) 
         What changed, a line each: paths, counts and means of the reference. Empty where nothing did; a new file is a line, too.
 
     Raises:
-        UsageError: the file is a baseline of another dataset, split, subset, encoder, k or reference; the Result has no reference.
+        UsageError: the file is a baseline of another dataset, split, subset, encoder, k or reference; or is a link; the Result has no
+            reference.
         DataError: the file is no baseline, a metric of the Result is no number, or the file cannot be written.
     """
     new = baseline_of(result)
+    if Path(path).is_symlink():  # renaming a new file over it would leave the old one where others read it
+        raise UsageError(f"{path}: is a link, need the file itself: {Path(path).resolve()}")
     if replace or not Path(path).exists():
         write_baseline(path, result)
         return ["a new baseline"]

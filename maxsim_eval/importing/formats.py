@@ -25,6 +25,7 @@ import numpy as np
 import torch
 
 from maxsim_eval.errors import DataError
+from maxsim_eval.files import read_text
 from maxsim_eval.parsing import json_of
 from maxsim_eval.processes.free_memory import available_memory
 from maxsim_eval.quantities import size_text
@@ -318,7 +319,7 @@ def _add_id_files(table: FileTable) -> None:
 def read_id_file(path: Path) -> list[str]:
     """Ids from a file, UTF-8, one a line; `DataError` where it cannot be read."""
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_text(path)
     except UnicodeDecodeError as error:
         raise DataError(f"{path}: not UTF-8: {error}") from error
     except OSError as error:

@@ -17,13 +17,15 @@ from maxsim_eval.errors import UsageError
 
 ALL_PAIRS = 10**9  # more (query, document) pairs than this: full score rows are kept for a sample of the queries
 SAMPLED_QUERIES = 200
-REFERENCE = "fp32"
+REFERENCE, FLOATS = "fp32", "fused-fp32"
 READ_TWICE = ("int8-corpus",)  # looks for its scale first
 SCANS = {"exact-int8": "int8-document"}  # certified paths, and the copy that each scans
-RESCORED = 0.04  # of the scan's work, that scoring survivors takes: 3.4% of SciFact at k = 100 (docs/search.md)
-# A GPU scores all queries against the union of what each of them leaves, about 4 k documents (2 to 4.7 k, docs/search.md), which are
-# taken to be independent; beyond 60% of the documents it scores them all.
+# Certified paths score about 4 k documents a query exactly (1.6 to 4.7 k, docs/search.md), queries taken to be independent. A GPU
+# scores all queries against the union of these, beyond 60% of the documents it scores them all. A CPU scores the pairs, in products
+# that are about twice as large for want of common shapes; beyond a quarter of the pairs it scores them all.
 SURVIVORS, UNION_PAYS = 4, 0.6
+PAIRS_PAY, PADDED_PRODUCTS = 0.25, 2.0
+FLOAT_PRODUCTS = 3.0  # a CPU's INT8 products to those of FP32, where the latter were not measured
 KEY_BYTES = 8  # of one kept (score, document): `maxsim_kernels.topk` packs both into an int64
 BLOCK_BYTES = {"cuda": 128 << 20, "cpu": 16 << 20}  # a piece of the ring, as `maxsim_kernels.streaming` cuts them by default
 LEAST_UNIT, MOST_UNIT = 64 << 20, 1 << 30  # bytes of a unit of work (`units.py`); in between a 256th of the corpus
@@ -165,11 +167,19 @@ def scratch_bytes(sizes: Sizes, rows: int, k: int, paths: int) -> int:
 
 
 def rescored_share(sizes: Sizes, k: int, gpu: bool) -> float:
-    """Of the documents (a CPU: of the pairs), those that a certified path scores in full precision."""
-    if not gpu:
-        return RESCORED
+    """Of the documents, those whose full precision a certified path reads."""
     share = 1 - math.exp(-sizes.queries * SURVIVORS * k / max(1, sizes.documents))
-    return share if share <= UNION_PAYS else 1.0
+    return share if share <= UNION_PAYS or not gpu else 1.0
+
+
+def rescored_work(name: str, sizes: Sizes, rates: Rates, k: int) -> float:
+    """What a certified path scores exactly, as a share of its scan's work."""
+    if rates.device == "cuda":  # matrix units take as much longer as components are wider
+        return rescored_share(sizes, k, True) * _ELEMENT.get(sizes.form, 1)
+    pairs = SURVIVORS * k / max(1, sizes.documents)
+    scan, floats = rates.paths.get(name), rates.paths.get(FLOATS)
+    slower = scan.score.value / floats.score.value if scan and floats else FLOAT_PRODUCTS
+    return slower * (PADDED_PRODUCTS * pairs if pairs <= PAIRS_PAY else 1.0)
 
 
 def seconds_of(amount: float, rate: Rate | None, share: float = 1.0) -> float | None:
@@ -225,8 +235,7 @@ def _stages(
     if name in SCANS:
         rescored = rescored_share(sizes, k, gpu)
         part = corpus_bytes(sizes.document_tokens, sizes.documents, sizes.dim, SCANS[name]) / max(1, stored) + rescored
-        wider = _ELEMENT.get(sizes.form, 1) if gpu else 1
-        more = rescored * wider  # matrix units take as much longer as components are wider
+        more = rescored_work(name, sizes, rates, k)
         stored, cold = int(part * stored), part * cold
     unit, host = ("GPU", "host") if gpu else ("CPU", "CPU")
     if name in READ_TWICE:  # the corpus is read for its scale before anything is scored

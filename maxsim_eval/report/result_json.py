@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from maxsim_eval.errors import DataError
+from maxsim_eval.files import read_text
 from maxsim_eval.parsing import json_of
 from maxsim_eval.report.plausible import check_path
 from maxsim_eval.types import PathResult, Result
@@ -240,7 +241,7 @@ def read_result(path: Path | str) -> Result:
     if path.is_dir():
         path = path / RESULT_FILE
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_text(path)
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"{path}: cannot be read as a result ({error})") from error
     return from_json(text, origin=str(path))

@@ -10,6 +10,7 @@ import argparse
 import json
 import os
 import shutil
+import subprocess
 import sys
 import tempfile
 import time
@@ -24,6 +25,7 @@ import tqdm
 from attacks import endings, fuzzing, killing, specimen, workers
 from attacks.endings import Case
 from attacks.targets import TARGETS
+from maxsim_eval.environment import versions
 
 
 def main() -> None:
@@ -95,6 +97,13 @@ def _bar(jobs: Sequence[workers.Job], work: workers.Work, scratch: Path, count: 
             yield case
 
 
+def _revision() -> str:
+    """The commit that was attacked, and whether files differ from it."""
+    words = ["git", "describe", "--always", "--dirty"]
+    found = subprocess.run(words, cwd=Path(__file__).parent, capture_output=True, text=True, check=False)
+    return found.stdout.strip() or "unknown"
+
+
 def _report(cases: Sequence[Case], given: argparse.Namespace, seconds: float) -> None:
     counts = workers.summary(cases)
     total = {ending: sum(row.get(ending, 0) for row in counts.values()) for ending in endings.ENDINGS}
@@ -112,6 +121,8 @@ def _report(cases: Sequence[Case], given: argparse.Namespace, seconds: float) ->
             "killed": sum(case.mutation.count(f"exit {code}") for case in cases for code in killing.STOPPED),
             "pairs": sum(case.target in killing.PAIRS for case in cases),
             "faults": sum(case.target in killing.FAULTS for case in cases),
+            "revision": _revision(),
+            "versions": versions(),
             "first_seed": given.first,
             "seconds": round(seconds),
             "endings": total,

@@ -24,7 +24,20 @@ from attacks.targets import TARGETS
 from maxsim_eval.data import trec
 from places import ROOT, TESTS
 
-STORED = ("documents", "queries", "manifest", "copy", "kept", "part", "corpus", "asked", "judged", "candidates")
+STORED = (
+    "documents",
+    "queries",
+    "manifest",
+    "copy",
+    "kept",
+    "part",
+    "corpus",
+    "asked",
+    "judged",
+    "candidates",
+    "atlas",
+    "scorer",
+)
 GIVEN = tuple(name for name in TARGETS if name not in STORED)
 
 
@@ -59,7 +72,7 @@ def test_killed_commands_two_at_once_and_limits(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("first", ["1000", "3000"])
+@pytest.mark.parametrize("first", ["1000", "3000", "5000", "7000"])
 def test_many_more_damaged_files(first: str, tmp_path: Path) -> None:
     enough(attacked(tmp_path, "--cases", "500", "--first", first, "--workers", "1"), 500)
 

@@ -112,6 +112,13 @@ def test_pruning_by_words(home: Path, cli: Any) -> None:
         (("demo", "--paths", "fp32,residual-2(centroids=900)"), DATA, ("too few for 900 centroids", "would do")),
         (("demo", "--paths", "fp32,pca-999"), USAGE, ("1 to the embeddings' width, 128",)),
         (("demo", "--candidates", "bm25(k1=x)"), USAGE, ("k1 is 'x'",)),
+        (("demo", "--candidates", "bm25:0"), USAGE, ("got 0 documents a query, need a whole number from 1",)),
+        (
+            ("atlas", "demo", "--entries", "python:os:system"),
+            DATA,
+            ("none of its entries could be evaluated; the first, python:os",),
+        ),
+        (("demo", "--paths", "fp3"), USAGE, ("unknown path 'fp3'",)),
         (("plan", "demo", "--paths", "fp32,int4"), USAGE, ("plan knows no rates of codecs, got int4",)),
         (("explain", "demo", "small", "--query", "q0", "--path", "int4"), USAGE, ("a codec's tokens are not the document's",)),
     ],
@@ -123,6 +130,8 @@ def test_bad_input_gets_one_line(home: Path, cli: Any, words: tuple[str, ...], c
     lines = [line for line in outcome.err.splitlines() if line.startswith("error")]
     assert len(lines) == 1
     assert all(text in lines[0] for text in texts), lines[0]
+    known = lines[0].partition("Known: ")[2].split(", ")
+    assert len(set(known)) == len(known)
 
 
 def test_a_name_that_is_also_a_file(home: Path, cli: Any) -> None:

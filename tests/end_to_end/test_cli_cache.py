@@ -307,6 +307,7 @@ def test_gc(cli: Cli, home: Path) -> None:
     entry, queries = entry_of(home), entry_of(home, "queries")
     leftover = entry / ".00000.h5.99999.tmp"
     leftover.write_bytes(b"half")
+    (entry / ".somebodys.tmp").mkdir()  # no writer of ours makes folders in an entry: it is left alone
     (queries / "00000.h5").unlink()
     done = subprocess.run([sys.executable, "-S", "-c", "import os; print(os.getpid())"], capture_output=True, check=True)
     dead = entry.parent / f".gone-documents-1.{host()}-{int(done.stdout)}.old"
@@ -333,6 +334,12 @@ def test_gc(cli: Cli, home: Path) -> None:
     assert not queries.exists()
     assert alive.exists()
     assert (entry / "00000.h5").exists()
+
+
+@pytest.mark.parametrize("command", ["ls", "gc"])
+def test_a_cache_folder_that_is_none(cli: Cli, home: Path, command: str) -> None:
+    (home / "file").write_text("")
+    cli("cache", command, "--cache-dir", "file", cwd=home).refused(3, "file: is no folder")
 
 
 @pytest.mark.parametrize("seen", ["list", "stat"])

@@ -87,6 +87,15 @@ def test_a_baseline_is_replaced_on_purpose_only(result: Path, demo: Any, cli: An
     assert load_baseline(tmp_path / "base.json")["encoder"]["name"] == "colbertv2"
 
 
+@pytest.mark.parametrize("target", ["base.json", "none.json"])
+def test_a_baseline_behind_a_link_is_not_written(target: str, result: Path, cli: Any, tmp_path: Path) -> None:
+    words = ("--baseline", "link.json", "--update-baseline")
+    cli("gate", result, "--baseline", "base.json", "--update-baseline", cwd=tmp_path).fine()
+    (tmp_path / "link.json").symlink_to(target)
+    cli("gate", result, *words, cwd=tmp_path).refused(USAGE, "link.json: is a link", target)
+    assert (tmp_path / "link.json").is_symlink()
+
+
 def test_a_failing_result_becomes_the_baseline_on_purpose_only(result: Path, demo: Any, cli: Any, tmp_path: Path) -> None:
     bad = changed(demo, tmp_path / "bad.json", without_overlap)
     words = ("--baseline", "base.json", "--update-baseline")

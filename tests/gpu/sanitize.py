@@ -260,6 +260,22 @@ def crc_differs(data: Any, _: Any, options: dict[str, Any]) -> str:
     return "" if found == [zlib.crc32(held[first:last]) for first, last in cuts] else "another CRC-32 than zlib's"
 
 
+def nonzero_cases() -> Iterator[Case]:
+    """Tokens of which some are zeros, with a tail in every tile and across it."""
+    for rows, width, dtype in ((1, 1, SINGLE), (33, 127, HALF), (65, 129, BFLOAT), (31, 300, SINGLE)):
+        tokens = make.gauss(rows * width, 1).view(rows, width).to(dtype)
+        tokens[::3] = 0
+        tokens[rows // 2, -1] = torch.nan
+        yield f"nonzero rows {rows} x {width} {dtype}", tokens, None, {}
+
+
+def nonzero_differs(tokens: Any, _: Any, options: dict[str, Any]) -> str:
+    """Which rows hold anything, against the CPU's; what is wrong, or nothing."""
+    from maxsim_kernels.gpu.nonzero import nonzero_rows
+
+    return "" if torch.equal(nonzero_rows(tokens).cpu(), tokens.cpu().ne(0).any(1)) else "other rows than torch finds"
+
+
 def chamfer_cases() -> Iterator[Case]:
     """Clouds that leave a tail in every tile, of every way through the kernels."""
     for d, dtype, n, m in ((3, SINGLE, 1, 1), (3, SINGLE, 700, 1301), (3, HALF, 65, 1301),
@@ -400,6 +416,7 @@ def main() -> int:
         (search_cases(), search_differs, 1),
         (loss_cases(), loss_differs, 3),
         (crc_cases(), crc_differs, 1),
+        (nonzero_cases(), nonzero_differs, 1),
     ]
     every = ((case, judged, each) for cases, judged, each in checks for case in cases if options.only in case[0])
     calls, wrong = 0, 0

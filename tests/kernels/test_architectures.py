@@ -6,6 +6,7 @@ meant. The tests read it, and compile a few of its kernels again.
 
 from __future__ import annotations
 
+import itertools
 import os
 from typing import Any
 
@@ -127,3 +128,40 @@ def test_every_row_of_coded_tokens_is_in_the_record() -> None:
             assert row.architecture in ("any", recorder.architecture_name(architecture))
             missing.discard((row.name, row.architecture))
     assert not missing
+
+
+EXACT = (
+    "_tiles_kernel",
+    "_wide_kernel",
+    "_stream_kernel",
+    "_general_kernel",
+    "_coded_kernel",
+    "_combine_kernel",
+    "_query_codes_kernel",
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["fp8", "coded", "search"])
+def test_nothing_that_must_be_exact_is_left_to_the_compiler_to_fuse(kind: str) -> None:
+    """Scores from FP8 and few-bit codes, and survivors, have as many multiply-adds with fusion as without.
+
+    Bounds of a search (`_terms_kernel`, `_lower_kernel`, `_mark_kernel`) hold for either rounding, and compile both ways.
+    """
+    cases = [
+        case for case in recorder.CASES if case.key in ("sm_90 dense fp8 token: token", "sm_90 ragged fp8 token: one query")
+    ]
+    found = {
+        "fp8": lambda: [one for case in cases for one in recorder.launches(case)[1]],
+        "coded": lambda: [one for _, calls in itertools.islice(architectures.coded_calls((9, 0)), 0, None, 3) for one in calls],
+        "search": lambda: architectures.search_launches(torch.float16, 128, 32),
+    }[kind]()
+    exact = (*EXACT, "_survivors_kernel", "_fetch_kernel")
+    counted = [
+        [recorder.compiled(one, 90, fused=fused).asm["ptx"].count("fma.rn.f32") for fused in (True, False)]
+        for one in found
+        if one.kernel.__name__ in exact or kind == "search"
+    ]
+    names = [one.kernel.__name__ for one in found if one.kernel.__name__ in exact or kind == "search"]
+    assert counted
+    assert [name for name, (with_fusion, without) in zip(names, counted) if with_fusion != without and name in exact] == []

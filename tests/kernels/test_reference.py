@@ -13,7 +13,7 @@ import torch
 import oracle
 import tolerances as tol
 from inputs import on_cpu as cases
-from maxsim_kernels import fallback, maxsim, maxsim_reference, quantize_int8
+from maxsim_kernels import fallback, maxsim, maxsim_reference, pack, quantize_int8
 from maxsim_kernels.reference import products
 
 DTYPES = [torch.float16, torch.bfloat16, torch.float32]
@@ -213,3 +213,17 @@ def test_memory_beyond_inputs_on_a_cpu(shape):
     command = [sys.executable, "-c", textwrap.dedent(code), json.dumps(shape)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert json.loads(done.stdout) < 256 << 20
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_a_device_without_float64_gives_equal_bits(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its sums are taken on the host, in the same order; float64 itself is refused."""
+    generator = torch.Generator().manual_seed(3)
+    queries = torch.randn(3, 33, 24, generator=generator).to(dtype)
+    documents = pack([torch.randn(length, 24, generator=generator).to(dtype) for length in (1, 70, 0, 130, 5)])
+    expected = maxsim_reference(queries, documents)
+    for module in ("products", "reference"):
+        monkeypatch.setattr(f"maxsim_kernels.reference.{module}.has_float64", lambda device: False)
+    assert torch.equal(maxsim_reference(queries, documents), expected)
+    with pytest.raises(ValueError, match=r"dtype: got torch\.float64, which cpu devices do not have, need torch\.float32"):
+        maxsim_reference(queries, documents, dtype=torch.float64)

@@ -9,7 +9,7 @@ from pathlib import Path
 from random import Random
 
 from attacks import mutations
-from attacks.endings import HANG, LEFTOVERS, SILENT, UNFORESEEN, Case, refusal
+from attacks.endings import HANG, LEFTOVERS, REFUSED_2, SILENT, UNFORESEEN, Case, refusal
 from attacks.running import HungError, run
 from attacks.specimen import Specimen
 from attacks.targets import TARGETS, Attack, Target
@@ -28,7 +28,7 @@ def attack(name: str, seed: int, specimen: Specimen, scratch: Path) -> Case:
             shutil.copy(specimen.folder / "out" / "result.json", home / "baseline-result.json")
         file = rng.choice(target.files(home))
         mutation = _damage(rng, target, file)
-        ending, said = _ended(rng, target, Attack(home, file, mutation, specimen))
+        ending, said = _ended(rng, name, target, Attack(home, file, mutation, specimen))
     except HungError:
         ending, said = HANG, "did not end in time"
     finally:
@@ -51,7 +51,7 @@ def _damage(rng: Random, target: Target, file: Path) -> str:
     return f"{where}: {said}"
 
 
-def _ended(rng: Random, target: Target, attack: Attack) -> tuple[str, str]:
+def _ended(rng: Random, name: str, target: Target, attack: Attack) -> tuple[str, str]:
     command = target.commands(rng, attack)
     if target.few:
         command = (*command, "--out", "stopped")
@@ -62,7 +62,9 @@ def _ended(rng: Random, target: Target, attack: Attack) -> tuple[str, str]:
     left = [path for path in attack.home.rglob("*") if path.name.endswith(_LEFT)]
     if left:
         return LEFTOVERS, f"exit {outcome.code}, {left[0].relative_to(attack.home)}"
-    if outcome.code != 0:
+    if outcome.code != 0 and not (command[0] == "conform" and outcome.code == 1 and not outcome.err):
+        if name == "scorer" and outcome.code == 2 and outcome.err.startswith("error: path python:"):
+            return REFUSED_2, ""  # with the function's own traceback
         ending, said = refusal(outcome.code, outcome.out, outcome.err)
         if outcome.code != 1 or ending in (UNFORESEEN,) or command[0] != "gate":
             return ending, said

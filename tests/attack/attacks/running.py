@@ -13,11 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from maxsim_eval.errors import ProgramExit
+
 LIMIT = 10.0  # seconds that one command may take
 
 
-class HungError(BaseException):
-    """The command did not end in time."""
+class HungError(ProgramExit):
+    """The command did not end in time; as an end that is meant, no net of the command line holds it."""
 
 
 @dataclass(frozen=True)
@@ -64,9 +66,11 @@ def run(words: Sequence[str | Path], cwd: Path, seconds: float = LIMIT) -> Outco
             warnings.simplefilter("default")
             main(arguments)
             code = 70  # it must exit
+    except HungError:
+        raise
     except SystemExit as ended:
         code = ended.code if isinstance(ended.code, int) else 0 if ended.code is None else 1
-    except Exception as error:  # noqa: BLE001 (the last net has a hole: the case says so)
+    except BaseException as error:  # noqa: BLE001 (the last net has a hole: the case says so)
         err.write(f"Traceback: {error!r}\n")
         code = 71
     finally:

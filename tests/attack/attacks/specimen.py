@@ -42,6 +42,7 @@ OF_SET = ("local", "mine", "--encoder", "lexical", "--quiet")
 EVALUATE = ("local", "mine", "--encoder", "lexical", "--k", str(K), "--metrics", METRICS, "--out", "out", "--quiet")
 QRELS = Path("datasets/local/mine/qrels/test.tsv")
 CORPUS, ASKED = Path("datasets/local/mine/corpus.jsonl"), Path("datasets/local/mine/queries.jsonl")
+ATLAS = ("atlas", *OF_SET, "--entries", "int8,int4,bm25+rerank-5", "--k", str(K), "--out", "atlas", "--json")
 FEW_BYTES = 4000  # of a unit, so that there are several
 
 
@@ -173,6 +174,8 @@ def build(folder: Path) -> Specimen:
     fine("gate", "out/result.json", "--baseline", "baseline.json", "--update-baseline", cwd=folder)
     shutil.copy(Path(thresholds.__file__).parents[1] / thresholds.DEFAULT_THRESHOLDS, folder / "bounds.toml")
     lines = (folder / "out" / "runs" / "fp16.trec").read_text().replace("maxsim-eval/", "other-").splitlines()
+    fine(*ATLAS, cwd=folder)
+    (folder / "scorer.py").write_text("# a user's own function\n")
     (folder / "other.trec").write_text("".join(line + "\n" for place, line in enumerate(lines) if place % 5))
     with (
         mock.patch.object(units, "LEAST_BYTES", FEW_BYTES),

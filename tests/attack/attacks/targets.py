@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -17,7 +17,7 @@ import numpy as np
 from attacks import mutations, stored, truth
 from attacks.endings import CHANGED, RIGHT, SILENT, SILENT_VALUES, refusal
 from attacks.running import Outcome, run
-from attacks.specimen import ASKED, CORPUS, FEW_BYTES, METRICS, OF_SET, PATHS, QRELS, K, Specimen, evaluation
+from attacks.specimen import ASKED, ATLAS, CORPUS, FEW_BYTES, METRICS, OF_SET, PATHS, QRELS, K, Specimen, evaluation
 
 Ending = tuple[str, str]
 Damage = Callable[[Random, Path], str]
@@ -54,11 +54,17 @@ class Target:
     fifo: bool = False
     few: bool = False
 
-    def around(self) -> contextlib.AbstractContextManager[Any]:
+    @contextlib.contextmanager
+    def around(self) -> Iterator[None]:
         """What must hold while a command runs."""
+        from maxsim_eval.conformance import checks
         from maxsim_eval.scoring import units
 
-        return mock.patch.object(units, "LEAST_BYTES", FEW_BYTES) if self.few else contextlib.nullcontext()
+        with contextlib.ExitStack() as stack:
+            if self.few:
+                stack.enter_context(mock.patch.object(units, "LEAST_BYTES", FEW_BYTES))
+            stack.enter_context(mock.patch.object(checks, "_free_memory", return_value=0))  # no buffers of gigabytes
+            yield
 
 
 def text(rng: Random, path: Path) -> str:
@@ -207,6 +213,75 @@ def _of_result(rng: Random, attack: Attack) -> Command:
     )
 
 
+def _atlas(_: Random, __: Attack) -> Command:
+    return ATLAS
+
+
+def _same_atlas(attack: Attack, outcome: Outcome, _: Command) -> Ending:
+    """Every entry, whatever was kept of it, has the figures of the undisturbed atlas."""
+    need = {row["name"]: row for row in json.loads((attack.specimen.folder / "atlas/atlas.json").read_text())["rows"]}
+    found = {row["name"]: row for row in json.loads(outcome.out)["rows"]}
+    if list(need) != list(found):
+        return SILENT, f"entries {', '.join(found)}"
+    for name, row in need.items():
+        for key in ("metrics", "document_bytes", "error"):
+            if row.get(key) != found[name].get(key):
+                return SILENT, f"{name}: another {key}"
+    return RIGHT, ""
+
+
+_RAISED = (
+    "ValueError('a')",
+    "SystemExit(0)",
+    "SystemExit('x')",
+    "GeneratorExit()",
+    "MemoryError()",
+    "Unsaid()",
+    "BaseException('x')",
+)
+_RETURNED = (
+    "None", "scores.T", "scores.tolist()", "scores.long()", "scores[:1]", "scores * float('nan')", "scores + 1", "-scores",
+    "scores.half()", "scores.double()", "scores.fill_(float('inf'))", "scores",
+)  # fmt: skip
+_DONE = (
+    "pass", "queries.values.data.zero_()", "documents.values.zero_()", "documents.values.resize_(0)",
+    "ctypes.memset(queries.values.data_ptr(), 0, queries.values.nbytes)", "ctypes.memset(queries.offsets.data_ptr(), 0, queries.offsets.nbytes)",
+)  # fmt: skip
+
+
+def scorer(rng: Random, path: Path) -> str:
+    """A function that does one thing and raises or returns another."""
+    ends = f"raise {rng.choice(_RAISED)}" if rng.random() < 0.5 else f"return {rng.choice(_RETURNED)}"
+    done = rng.choice(_DONE)
+    when = rng.choice(("True", "len(documents) > 5", "queries.dtype != torch.float32"))
+    path.write_text(
+        "import ctypes\nimport torch\nfrom maxsim_kernels import maxsim\n\nclass Unsaid(Exception):\n    def __str__(self):\n        1 / 0\n\n"
+        f"def score(queries, documents):\n    scores = maxsim(queries, documents)\n    if {when}:\n        {done}\n        {ends}\n"
+        "    return scores\n"
+    )
+    return f"{done}; {ends} if {when}"
+
+
+def _conform(rng: Random, attack: Attack) -> Command:
+    """The module under a name that nobody has imported."""
+    name = f"attacked_{rng.getrandbits(64):x}"
+    if attack.file.is_file():
+        attack.file.rename(attack.home / f"{name}.py")
+    if rng.random() < 0.5:
+        return ("conform", f"python:{name}:score", "--json")
+    return (*evaluation(("fp32", f"python:{name}:score", "fp16")), "--k", str(K))
+
+
+def _by_the_checks(attack: Attack, outcome: Outcome, command: Command) -> Ending:
+    """The exit code is what the rows say; an evaluation's own paths are as without the function."""
+    if command[0] != "conform":
+        wrong = attack.specimen.wrong(attack.home / "out", ("fp32", "fp16"))
+        return (SILENT, wrong) if wrong else (RIGHT, "")
+    verdicts = [row["verdict"] for row in json.loads(outcome.out)["checks"]]
+    no = "bug" in verdicts or "pass" not in verdicts
+    return (RIGHT, "") if no == (outcome.code == 1) else (SILENT, f"exit {outcome.code} of {verdicts}")
+
+
 def _import(rng: Random, attack: Attack) -> Command:
     name = attack.file.name
     first = "documents.npy" if name.endswith((".npy", ".txt")) else name
@@ -331,6 +406,15 @@ TARGETS: dict[str, Target] = {
         (DATA, "qrels.txt", "other.trec", "out"), _below("other.trec", "out/runs/int8.trec"), (text,), _metrics, _by_the_run
     ),
     "candidates": Target((DATA, CACHE, "other.trec"), _below("other.trec"), (text,), _rerank, _reranked),
+    "atlas": Target(
+        (DATA, CACHE, "atlas"),
+        _below("atlas/entries/*/entry.json", "atlas/entries/*/run.trec"),
+        (text, text, raw),
+        _atlas,
+        _same_atlas,
+        fifo=True,
+    ),
+    "scorer": Target((DATA, CACHE, "scorer.py"), _below("scorer.py"), (scorer,), _conform, _by_the_checks, fifo=True),
     "npz": Target((DATA, "imports"), _below("imports/?.npz"), (stored.npz_entry, raw), _import, _imported),
     "npy": Target((DATA, "imports"), _below("imports/*.npy", "imports/ids.txt"), (raw, raw), _import, _imported),
     "pt": Target((DATA, "imports"), _below("imports/e.pt"), (stored.torch_entry, raw), _import, _imported),

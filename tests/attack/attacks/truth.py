@@ -57,18 +57,23 @@ def beir_qrels(path: Path) -> Qrels:
     return found
 
 
+def columns(line: str) -> list[str]:
+    """As C's `isspace` tells them apart."""
+    return [column.decode() for column in line.encode().split()]
+
+
 def trec_qrels(path: Path) -> Qrels:
     """Judgements of four columns."""
     found: Qrels = {}
     for line in lines(path):
-        query, _, document, grade = line.split()
+        query, _, document, grade = columns(line)
         found.setdefault(query, {})[document] = int(grade)
     return found
 
 
 def trec_run(path: Path) -> Ranking:
     """A run as trec_eval orders it; ours by its ranks."""
-    rows = [line.split()[:6] for line in lines(path)]
+    rows = [columns(line)[:6] for line in lines(path)]
     own = rows[0][5].startswith("maxsim-eval/")
     found: dict[str, list[tuple[str, int, float]]] = {}
     for query, _, document, rank, score, _ in rows:

@@ -158,5 +158,6 @@ def test_everything_of_int8_without_vnni(isa):
     run_without_vnni(
         isa, "-m", "not slow", "--deselect", "tests/kernels/cpu/test_integers.py::test_the_core_without_vnni",
         "tests/kernels/test_int8.py", "tests/kernels/test_coded.py", "tests/kernels/cpu", "tests/kernels/search/test_exact.py",
+        "tests/kernels/search/test_same_bits.py",
         "tests/kernels/search/test_bounds.py",
     )  # fmt: skip

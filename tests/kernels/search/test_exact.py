@@ -9,45 +9,15 @@ import pytest
 import torch
 
 from inputs import on_cpu as cases
-from maxsim_kernels import Packed, maxsim, pack, quantize_fp8, quantize_int8, stream_topk
-from maxsim_kernels.cpu import batches, tiles
-from maxsim_kernels.search import Residuals, Rows, exact_topk, rescoring, residuals_of, searching
+from maxsim_kernels import Packed, pack, quantize_fp8, quantize_int8, stream_topk
+from maxsim_kernels.search import Residuals, Rows, exact_topk, residuals_of, searching
 from maxsim_kernels.search import rows as rows_module
-from search_cases import CPU_KINDS, Awkward, Held, coded
+from search_cases import CPU_KINDS, Awkward, Held, about, clustered, coded, same, spread
 
 CASES = int(os.environ.get("MAXSIM_SEARCH_CASES", "1000"))
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 AWKWARD = Awkward(documents=24, tokens=6, kinds=10, tie=2.0**-22, least_power=-20, tiny=1e-38)
 SHARES = (0.0, 0.25, 1.0)  # brute force always, as it is, never
-
-
-def same(queries, documents: Packed, k: int, codes, **options):
-    """Compare with brute force, bit for bit; returns the stats."""
-    expected = stream_topk(queries, [documents], k)
-    scores, indices, stats = exact_topk(queries, documents, k, codes=codes, **options)
-    assert cases.same_bits(scores, expected[0])
-    assert torch.equal(indices, expected[1])
-    assert stats.certificate.holds
-    assert bool((stats.survivors <= len(documents)).all())
-    return stats
-
-
-def clustered(count: int, d: int, seed: int, dtype: torch.dtype = torch.float32) -> Packed:
-    """Documents whose tokens lie around a few topics: few of them are near any query."""
-    draw = np.random.default_rng(seed)
-    topics = draw.normal(size=(max(2, count // 4), d))
-    parts = [topics[draw.integers(len(topics))] + 0.4 * draw.normal(size=(draw.integers(1, 12), d)) for _ in range(count)]
-    return pack([torch.from_numpy(part / np.linalg.norm(part, axis=1, keepdims=True)).to(dtype) for part in parts])
-
-
-def about(documents: Packed, count: int, seed: int, noise: float = 0.3) -> Packed:
-    """Queries made of documents' tokens and noise."""
-    draw = torch.Generator().manual_seed(seed)
-    chosen = torch.randint(0, len(documents), (count,), generator=draw).tolist()
-    parts = [documents[n][: 1 + n % 7].float() for n in chosen]
-    return pack(
-        [(part + noise * torch.randn(part.shape, generator=draw) / part.shape[1] ** 0.5).to(documents.dtype) for part in parts]
-    )
 
 
 def one_case(seed: int) -> None:
@@ -94,6 +64,36 @@ def test_thousands_of_awkward_cases(part, monkeypatch):
         monkeypatch.setattr(searching, "_CELLS", 8)
     for seed in range(1000 * (part + 1), 1000 * (part + 1) + CASES // 10):
         one_case(seed)
+
+
+def pruned_share(seed: int) -> float:
+    """The share of pairs of one case that was ruled out, answers being brute force's."""
+    draw = np.random.default_rng(seed)
+    documents, queries, k = spread(draw, DTYPES[draw.integers(3)])
+    codes = quantize_int8(documents, str(draw.choice(["token", "document"])), bool(draw.integers(2)))
+    blocks = [(documents, codes)]
+    if draw.random() < 0.3:
+        cut = int(draw.integers(len(documents)))
+        halves = [documents.select(range(cut)).compact(), documents.select(range(cut, len(documents))).compact()]
+        blocks = [(half, quantize_int8(half, "document")) for half in halves]
+    expected = stream_topk(queries, [documents], k)
+    sides = [list(side) for side in zip(*blocks, strict=True)]
+    scores, indices, stats = exact_topk(queries, sides[0], k, codes=sides[1], quantize_queries=bool(draw.integers(2)))
+    assert cases.same_bits(scores, expected[0]), seed
+    assert torch.equal(indices, expected[1]), seed
+    assert stats.certificate.holds
+    return 1 - float(stats.survivors.sum()) / (len(queries) * len(documents))
+
+
+def test_cases_of_which_most_is_pruned():
+    shares = np.array([pruned_share(seed) for seed in range(25)])
+    assert (shares > 0.5).mean() > 0.9
+
+
+@pytest.mark.slow
+def test_hundreds_of_cases_of_which_most_is_pruned():
+    shares = np.array([pruned_share(seed) for seed in range(100, 100 + CASES // 2)])
+    assert (shares > 0.5).mean() > 0.9
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -224,54 +224,6 @@ def test_wrong_residuals_are_seen_to_matter(monkeypatch):
     same(queries, documents, 10, codes, most_rescored=1.0)
 
 
-@pytest.mark.parametrize("share", [0.0, 0.02, 0.5, 1.0])
-@pytest.mark.parametrize("d", [1, 24, 128, 513])
-def test_scores_of_some_pairs_have_the_bits_of_a_call_with_all(two_threads, d, share):
-    documents = cases.packed([3, 700, 0, 1100, 64, 1, 256, 255, 257], d, make=cases.gauss)
-    queries = pack([cases.gauss(n, d, seed=n) for n in (1, 40, 300, 700, 0, 31)])
-    assert rescoring.why_not_some(queries, d) == ""
-    together, some = maxsim(queries, documents), rescoring.Some(queries)
-    wanted = torch.rand(6, 9, generator=torch.Generator().manual_seed(d)) < share
-    for numbers in (torch.arange(9), torch.tensor([5, 1, 8, 3])):
-        few = Packed.view(documents.values, documents.starts[numbers], documents.lengths[numbers])
-        asked, found = wanted[:, numbers] & (few.lengths > 0), torch.full((6, len(numbers)), 7.0)
-        some.score(few, asked, found)
-        assert cases.same_bits(found, torch.where(asked, together[:, numbers], torch.tensor(7.0)))
-    assert torch.get_num_threads() == 2
-
-
-@pytest.mark.parametrize("d", [24, 600])
-@pytest.mark.parametrize("refused", ["none", "some", "all"])
-def test_documents_one_by_one_have_the_bits_of_a_call_with_all(d, refused, monkeypatch):
-    """Queries that want different documents; shapes whose batched products have other bits go another way."""
-    taken, add = [], batches.add_maxima
-    monkeypatch.setattr(batches, "add_maxima", lambda *a: taken.append(len(a[2])) or add(*a))
-    look = batches.same_bits
-    monkeypatch.setattr(batches, "same_bits", {"none": look, "some": lambda r, t, _: t != 32, "all": lambda *_: False}[refused])
-    draw = torch.Generator().manual_seed(d)
-    lengths = [0, *torch.randint(1, 90, (60,), generator=draw).tolist(), 300, 2, 0]
-    documents = cases.packed(lengths, d, make=cases.gauss)
-    for held in (documents, cases.scattered(documents), documents.with_values(documents.values.half())):
-        queries = pack([cases.gauss(n, d, seed=n).to(held.values.dtype) for n in (5, 40, 0, 12, 9, 300, 7, 31, 8)])
-        together = maxsim(queries, held)
-        wanted = (torch.rand(9, len(lengths), generator=draw) < 0.12) & (held.lengths > 0)
-        found = torch.full(wanted.shape, 7.0)
-        rescoring.Some(queries).score(held, wanted, found)
-        assert cases.same_bits(found, torch.where(wanted, together, torch.tensor(7.0)))
-    assert sum(taken) > 30
-
-
-def test_batched_products_of_another_order_are_noticed(monkeypatch):
-    assert batches.same_bits(64, 96, 128)
-    batches.same_bits.cache_clear()
-    product = batches.batched
-    monkeypatch.setattr(batches, "batched", lambda a, b, out: product(a.flip(2).contiguous(), b.flip(2).contiguous(), out))
-    try:
-        assert not batches.same_bits(64, 96, 128)
-    finally:
-        batches.same_bits.cache_clear()
-
-
 def test_a_guess_that_is_wrong_changes_nothing(monkeypatch):
     """Above every score nothing is scored at first, far below most documents are: what bounds leave follows in any case."""
     documents = clustered(600, 64, 3)
@@ -282,71 +234,6 @@ def test_a_guess_that_is_wrong_changes_nothing(monkeypatch):
         counts.append(same(queries, documents, 5, quantize_int8(documents), most_rescored=1.0).survivors.sum())
     assert counts == sorted(counts)
     assert counts[-1] == 20 * 600
-
-
-def test_a_matrix_library_that_adds_in_another_order_is_noticed(monkeypatch):
-    product = rescoring.product_of
-
-    def other(queries, tokens):
-        half = queries.shape[1] // 2
-        if tokens.shape[0] == rescoring.TOKENS:
-            return product(queries, tokens)
-        return product(queries[:, :half].contiguous(), tokens[:, :half].contiguous()) + product(
-            queries[:, half:].contiguous(), tokens[:, half:].contiguous()
-        )
-
-    monkeypatch.setattr(rescoring, "product_of", other)
-    rescoring.same_order.cache_clear()
-    try:
-        documents = clustered(300, 64, 3)
-        stats = same(about(documents, 5, 4), documents, 5, quantize_int8(documents))
-        assert stats.fell_back.startswith("the matrix library adds in another order for products of 32 x")
-        assert stats.survivors.tolist() == [300] * 5
-    finally:
-        rescoring.same_order.cache_clear()
-
-
-def test_shapes_are_those_of_queries_as_they_are_padded(monkeypatch):
-    """Padding decides how many queries a product of brute force takes: a shape that adds in another order there is noticed."""
-    documents = clustered(300, 64, 3)
-    queries, lengths = torch.zeros(128, 186, 64), torch.full((128,), 8)
-    queries[:, :8] = cases.gauss(128, 8, 64)
-    rows = set()
-    product, multiply = rescoring.product_of, tiles.multiply
-
-    def other(left, tokens, out=None):
-        """Halves of d, for the rows that brute force's blocks of 44 padded queries have, and only those."""
-        if left.shape[0] != 352:
-            return product(left, tokens) if out is None else multiply(left, tokens, out)
-        rows.add(left.shape[0])
-        tokens = tokens if out is not None else tokens.t()
-        found = left[:, :32] @ tokens[:32] + left[:, 32:] @ tokens[32:]
-        return found if out is None else out.copy_(found)
-
-    monkeypatch.setattr(rescoring, "product_of", other)
-    monkeypatch.setattr(tiles, "multiply", other)
-    rescoring.same_order.cache_clear()
-    try:
-        expected = stream_topk(queries, [documents], 5, query_lengths=lengths)
-        found = exact_topk(queries, documents, 5, codes=quantize_int8(documents), query_lengths=lengths)
-    finally:
-        rescoring.same_order.cache_clear()
-    assert rows == {352}
-    assert cases.same_bits(found[0], expected[0])
-    assert torch.equal(found[1], expected[1])
-    assert found[2].fell_back.startswith("the matrix library adds in another order for products of 352 x")
-
-
-def test_reduced_precision_products_are_not_bounded():
-    documents = clustered(300, 64, 3)
-    setting = torch.backends.mkldnn.matmul
-    before = setting.fp32_precision
-    setting.fp32_precision = "bf16"
-    try:
-        stats = same(about(documents, 5, 4), documents, 5, quantize_int8(documents))
-    finally:
-        setting.fp32_precision = before
-    assert stats.fell_back.startswith("products of float32 may be rounded to bf16")
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -165,7 +165,9 @@ def test_a_foreign_run_is_taken_apart(task: Task, place: Path, options: dict, ma
     assert row_of(found, "run:plaid").document_bytes is None
     (place / "other.trec").write_text("nobody Q0 d 1 1.0 x\n")
     with pytest.raises(DataError, match="ranks none of the"):
-        atlas(task, "lexical", out_dir=place / "foreign", entries=["int8"], runs=[place / "other.trec"], **options)
+        atlas(
+            task, "none", out_dir=place / "foreign", entries=["int8"], runs=[place / "other.trec"], **options
+        )  # before the rest
 
 
 def test_what_is_finished_is_not_done_again(made: Atlas, task: Task, place: Path, options: dict, monkeypatch):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import io
+import os
 from pathlib import Path
 
 import pytest
@@ -159,6 +161,24 @@ def test_what_is_refused(tmp_path, change, needed):
     with pytest.raises(DataError) as caught:
         load_task("local", "set", data_dir=tmp_path)
     assert needed in str(caught.value)
+
+
+@pytest.mark.timeout(60)
+def test_what_is_no_file_is_refused_and_never_waited_for(tmp_path):
+    folder = make(tmp_path / "set")
+    os.mkfifo(folder / "pages" / "z.png")
+    with pytest.raises(DataError, match=r"z\.png: a pipe, a device or a dead link"):
+        load_task("local", "set", data_dir=tmp_path)
+
+
+def test_only_png_and_jpeg_are_parsed(tmp_path):
+    written = io.BytesIO()
+    Image.new("RGB", (2, 2)).save(written, "TIFF")
+    pages = Pages(["a.png"], lambda _: written.getvalue())
+    with pytest.raises(
+        DataError, match=r"^a\.png: not a whole image \(neither PNG nor JPEG\); \d+ bytes, need a PNG or JPEG file$"
+    ):
+        pages[0]
 
 
 def test_a_damaged_page_is_named_when_it_is_encoded(tmp_path):

@@ -15,6 +15,8 @@ from hypothesis import strategies as st
 
 from maxsim_eval.data.trec import ranked, read_qrels, read_trec_run, write_trec_run
 from maxsim_eval.errors import DataError, UsageError
+from maxsim_eval.gate.checking import load_baseline, load_thresholds
+from maxsim_eval.report.result_json import read_result
 from maxsim_eval.types import Run
 
 
@@ -45,7 +47,7 @@ def test_rank_column_is_authoritative_in_our_files(tmp_path: Path) -> None:
 
 
 def test_foreign_files_are_ordered_by_score(tmp_path: Path) -> None:
-    path = write(tmp_path / "run", "\ufeffq Q0 a 1 1.0 bm25\r\n\r\nq\tQ0  b 1 2e0 bm25 more columns\r\nr Q0 a x -inf bm25")
+    path = write(tmp_path / "run", "\ufeffq Q0 a 1 1.0 bm25\r\n\r\nq\tQ0  b 1 2e0 bm25 more columns\r\nr Q0 a 7 -inf bm25")
     run = read_trec_run(path)
     assert run == Run("bm25", {"q": [("a", 1.0), ("b", 2.0)], "r": [("a", -math.inf)]}, ordered=False)
     assert ranked(run, "q") == ["b", "a"]
@@ -141,6 +143,29 @@ def test_full_disk_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.Monke
 def test_damaged_run_files(tmp_path: Path, text: str | bytes, message: str) -> None:
     with pytest.raises(DataError, match=message):
         read_trec_run(write(tmp_path / "run", text))
+
+
+def test_columns_are_told_apart_by_ascii_white_space(tmp_path: Path) -> None:
+    (tmp_path / "r").write_text("q1\tQ0 d\u3000a 1 9.0 x\nq\u00a02 Q0 d\u2003b\x1cc 1 8.0 x\n", encoding="utf-8")
+    assert read_trec_run(tmp_path / "r").rankings == {"q1": [("d\u3000a", 9.0)], "q\u00a02": [("d\u2003b\x1cc", 8.0)]}
+    (tmp_path / "q").write_text("q\u00a02 0 d\u2003b 1\n", encoding="utf-8")
+    assert read_qrels(tmp_path / "q") == {"q\u00a02": {"d\u2003b": 1}}
+    (tmp_path / "r").write_text("q1 Q0 d a 1 9.0 x\n")
+    with pytest.raises(DataError, match=r"r:1: (score|rank) '\w+' is not a number|r:1: rank 'a' is not a number"):
+        read_trec_run(tmp_path / "r")
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.skipif(not Path("/dev/zero").exists(), reason="no endless file")
+def test_files_without_an_end_are_one_message() -> None:
+    for read in (read_trec_run, read_qrels):
+        with pytest.raises(DataError, match=r"/dev/zero:1: no line ends within 1,048,576 bytes"):
+            read("/dev/zero")
+    for whole in (read_result, load_baseline):
+        with pytest.raises(DataError, match=r"/dev/zero: cannot be read .*no file, and holds more than"):
+            whole("/dev/zero")
+    with pytest.raises(UsageError, match="no file, and holds more than"):
+        load_thresholds("/dev/zero")
 
 
 def test_missing_files(tmp_path: Path) -> None:

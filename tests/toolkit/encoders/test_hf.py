@@ -319,3 +319,45 @@ def test_real_weights_know_what_is_similar(minilm):
     query = encoder.encode(["melting glaciers"], "query").values
     scores = [float((query @ documents[number].T).max(dim=1).values.sum()) for number in range(2)]
     assert scores[0] > scores[1] + 0.2
+
+
+def edited(name, change):
+    def damage(folder):
+        found = json.loads((folder / name).read_text())
+        change(found)
+        (folder / name).write_text(json.dumps(found))
+
+    return damage
+
+
+def moved(tokenizer):
+    tokenizer["model"]["vocab"] = {word: number + 5000 for word, number in tokenizer["model"]["vocab"].items()}
+    tokenizer["added_tokens"] = []
+
+
+def unigram(tokenizer):
+    tokenizer["model"] = {"type": "Unigram", "unk_id": 500, "vocab": [["a", 0.0]]}
+
+
+def no_unknown(tokenizer):
+    tokenizer["model"]["unk_token"] = "[NOPE]"
+    del tokenizer["model"]["vocab"]["[UNK]"]
+
+
+FAULTS = {
+    "ids beyond the embeddings": (edited("tokenizer.json", moved), r"tokenizer\.json\) gives token id 50\d\d.* for 0 to 14"),
+    "an unknown id that is none": (edited("tokenizer.json", unigram), r"its tokenizer could not be (loaded|used): "),
+    "no unknown token": (edited("tokenizer.json", no_unknown), r"its tokenizer could not be (loaded|used): "),
+    "no attention heads": (
+        edited("config.json", lambda config: config.update(num_attention_heads=0)),
+        r"its weights could not be",
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_checkpoints_that_cannot_be_are_one_message(fault, copy):
+    damage, message = FAULTS[fault]
+    damage(copy)
+    with pytest.raises(DataError, match=message):
+        HfEncoder(str(copy), device="cpu").encode(TEXTS, "document")
