@@ -3,7 +3,7 @@
 #   make test    set up and run the tests                          make test-slow  the longer tests
 #   make gate    the quality gate on demo (and on SciFact where its data is found)
 #   make wheels  build both wheels, and try the operator's alone in an empty environment
-#   make bench-cpu  the CPU table of docs/kernels.md
+#   make bench-cpu  the CPU table of kernels/README.md
 # PYTHON picks the interpreter. TORCH_INDEX picks the index torch comes from (README, "Choosing the torch build").
 
 PYTHON ?= python3

@@ -80,30 +80,30 @@ def evaluate(
 ) -> Result:
     """Score a task by several paths and compare them.
 
-    Under torchrun every process calls this alike, with the same task: the first prepares, merges and writes, all encode what is
-    missing and score their share, and all return the same Result (`processes/world.py`).
+    Under torchrun every process makes the same call, with the same task. All encode what is missing and score their share, the first
+    also prepares, merges and writes, and all return the same Result (`processes/world.py`).
 
     Args:
-        encoder: an Encoder, the name of one (`lexical`, `hf:<id or path>`, ...), or the name embeddings were imported under.
+        encoder: an Encoder, the name of one (`lexical`, `hf:<id or path>`, ...), or the name that embeddings were imported under.
         paths: names of `scoring.paths.our_paths`, `python:<module>:<function>` for a function of your own, or a pair of a name and a
             function (docs/scorers.md); parity is against `fp32` where it is among them.
-        k: documents kept for each query; clamped to the corpus, said once.
+        k: documents kept for each query; clamped to the size of the corpus, with a warning.
         out_dir: where `result.json`, `report.md` and `runs/<path>.trec` are written; None writes nothing. A long evaluation keeps
-            finished parts under `.partial` there, and the same call goes on from them after an interruption.
+            finished parts under `.partial` there, and after an interruption the same call continues from them.
         limit_queries: score only this many judged queries, a seeded sample.
         limit_documents: search only this many documents: every one judged for these queries, the rest a seeded sample.
-        limit_seed: of both samples (`subsets.limit_task`); the Result says what was left out.
+        limit_seed: the seed of both samples (`subsets.limit_task`); the Result says what was left out.
         candidates: a TREC run, or a first stage (`bm25`, `bm25:1000`, `single`, `fde`): only the pairs it lists are scored.
-        encoder_options: of an encoder given by name (`encoders.names.get_encoder`): batch_size, dtype, prompts, lengths, revision, ...
+        encoder_options: for an encoder given by name (`encoders.names.get_encoder`): batch_size, dtype, prompts, lengths, revision, ...
         device: where scores are computed and the encoder's model runs: auto (a CUDA device that works, else the CPU), cpu, cuda,
-            cuda:<number>; with several processes `cuda` is the GPU of each one's LOCAL_RANK.
-        memory_budget: bytes of GPU memory for documents on their way, in use, and their scores; None: up to 2 GiB.
-        readers: threads that read the cache.
+            cuda:<number>; with several processes `cuda` is the GPU of each process's LOCAL_RANK.
+        memory_budget: bytes of GPU memory for documents being copied or scored, and for their scores; None: up to 2 GiB.
+        readers: number of threads that read the cache.
         fresh: ignore, and remove, the finished parts of an interrupted evaluation.
-        verify: check every stored value by its checksum while it is read; without it the Result warns of that.
+        verify: check every stored value by its checksum while it is read; if False, the Result carries a warning.
 
     Raises:
-        MaxsimEvalError: one clear message for bad names, data, caches and embeddings.
+        MaxsimEvalError: one clear message about a bad name, dataset, cache or embedding.
     """
     settings = Settings(
         encoder=encoder,

@@ -1,4 +1,4 @@
-"""Embeddings that are in memory already, evaluated without a dataset or a file of one's own: `evaluate_embeddings`."""
+"""`evaluate_embeddings`: embeddings that are in memory already, evaluated without a dataset or files."""
 
 from __future__ import annotations
 
@@ -39,20 +39,21 @@ def evaluate_embeddings(
     memory_budget: int | None = None,
     quiet: bool = False,
 ) -> Result:
-    """Score embeddings by several paths and compare them; no dataset, no encoder, no file is needed.
+    """Score embeddings by several paths and compare them; no dataset, encoder or file is needed.
 
-    On the way the tokens lie in a temporary folder, as the ones of a cache do; the same results come from importing them.
+    Meanwhile the tokens are in a temporary cache folder. Importing the same tokens from files gives the same results.
 
     Args:
         queries, documents: token embeddings: a list of tensors `[tokens, d]`, a `Packed`, or a tensor `[n, tokens, d]` without
             padding; float16, bfloat16 or float32, one width d, on any device.
         qrels: query id -> document id -> relevance. None: no metrics, only how far the paths' rankings and scores are apart.
-        query_ids, document_ids: in the order of the embeddings; default: their numbers, "0", "1", ...
+        query_ids, document_ids: in the order of the embeddings; by default their positions, "0", "1", ...
         name: what the Result calls the encoder.
-        paths, k, metrics, out_dir, device, memory_budget, quiet: as of `evaluate`.
+        paths, k, metrics, out_dir, device, memory_budget, quiet: as in `evaluate`.
 
     Raises:
-        UsageError: shapes, dtypes, ids or names that do not fit. DataError: values that are not finite, judgements that fit nothing.
+        UsageError: shapes, dtypes, ids or names that do not fit. DataError: values that are not finite, or judgements of which none
+            names a query and a document given here.
     """
     sides: dict[Role, Packed] = {"query": _packed("queries", queries), "document": _packed("documents", documents)}
     widths = {role: tokens.values.shape[1] for role, tokens in sides.items()}

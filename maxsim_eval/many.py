@@ -26,16 +26,16 @@ def evaluate_datasets(
     metric: str = METRIC,
     **options: Any,
 ) -> Results:
-    """Evaluate datasets one after the other; the Results, with their averages, as a table, in LaTeX and as a data frame.
+    """Evaluate datasets one after the other; returns their Results, which can be shown with averages as a table, LaTeX or data frame.
 
     Args:
         datasets: names of `source` in `data_dir`, or tasks.
         out_dir: each report goes into a folder below it, named after its dataset; None writes nothing.
-        metric: of the table of averages.
-        options: further ones of `evaluate`.
+        metric: the metric that the table of averages shows.
+        options: further options of `evaluate`.
 
     Raises:
-        UsageError: no dataset, or one named twice. MaxsimEvalError: as `evaluate`, of the first dataset that cannot be evaluated.
+        UsageError: no dataset, or one named twice. MaxsimEvalError: as in `evaluate`, for the first dataset that cannot be evaluated.
     """
     results: dict[str, Result] = {}
     for one in datasets:

@@ -114,7 +114,8 @@ def main(arguments: list[str] | None = None) -> int:
     except MaxsimEvalError as problem:
         print(problem, file=sys.stderr)
         return 2
-    found = compared(*(rankings(run) for run in runs), bound)
+    one, other = map(rankings, runs)
+    found = compared(one, other, bound)
     total = sum(found.counts.values())
     print(f"{total} queries: " + ", ".join(f"{count} {name}" for name, count in found.counts.items()))
     print(

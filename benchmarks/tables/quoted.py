@@ -245,10 +245,10 @@ TABLES: dict[str, Maker] = {
     "search": searches, "checksums": checksums, "step": step,
 }  # fmt: skip
 PLACES: dict[str, tuple[str, ...]] = {
-    "docs/kernels.md": ("masks", "single", "coded", "residual", "changing"),
+    "docs/kernel_notes.md": ("masks", "single", "coded", "residual", "changing"),
     "docs/integrations.md": ("libraries",),
     "docs/search.md": ("search",),
-    "docs/promises.md": ("checksums",),
+    "docs/scale.md": ("checksums",),
     "docs/training.md": ("step",),
 }
 Told = Callable[[Book], str]

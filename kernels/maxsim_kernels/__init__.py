@@ -1,11 +1,11 @@
 """Exact fused MaxSim for late-interaction retrieval: `score(Q, D) = sum_i max_j <Q_i, D_j>`.
 
-From the top down; a room imports from those below it, never from those above:
+From the top down; a module or folder imports only from those below it:
 
 warm.py        `warmup`: compiling ahead
 tuner.py       `tune`: which configuration is the fastest on this GPU, measured once and kept
-integrations/  sentence-transformers, PyLate and colpali-engine score and train with the operator
-search/        certified search: the exact top-k of full precision through a scan of codes
+integrations/  makes sentence-transformers, PyLate and colpali-engine score and train with the operator
+search/        certified search: the exact top-k of full precision, found by a scan of codes
 training.py    contrastive and distillation losses on `maxsim`
 streaming/     `stream_topk`: corpora larger than memory
 explaining.py  `explain`: what a call would run, and why
@@ -17,11 +17,11 @@ gpu/           Triton kernels: forward, backward, tokens of few bits, certified 
 cpu/           fast exact CPU paths
 reference/     the truth: plain chunked torch that shares no arithmetic with the fast paths
 quantize.py    INT8 and FP8 codes of tokens
-checks.py      what a call may be given
+checks.py      which arguments a call takes
 coded.py       BitTokens, ResidualTokens: tokens of 1, 2 or 4 bits a number, as they are stored
-modes.py       what torch does around a call: transforms, kinds of tensor, autocast, capture in a CUDA graph
-needs.py       refusing bad input: what it is about, what was found, what is needed
-fallback.py    whether Triton is there, and saying once why a call runs slower code
+modes.py       what surrounds a call: transforms, kinds of tensor, autocast, capture in a CUDA graph
+needs.py       errors for bad input: the argument, what was found, what is needed
+fallback.py    whether Triton is installed; one warning that says why a call runs slower code
 topk.py        a running exact top-k
 tokens.py      Packed, Int8Tokens, Fp8Tokens
 """

@@ -66,9 +66,9 @@ def maxsim(
         query_lengths, document_lengths: int32 or int64 `[Nq]` (`[]`), `[B]` or `[Nq, B]`; with a mask, both must hold.
         return_argmax: also return the winning document token of each query token.
         quantize_queries: with INT8 / FP8 documents and `BitTokens`, quantise queries on the fly (one scale a token); False multiplies
-            float queries with the codes. `ResidualTokens` always meet float queries.
-        backward: gradient path, "auto", "unified", "atomic" or "csr"; never changes a result beyond summation order (of finite
-            tokens: docs/training.md).
+            float queries with the codes. With `ResidualTokens` queries always stay float.
+        backward: gradient path, "auto", "unified", "atomic" or "csr"; for finite tokens it changes nothing but the order of
+            summation (docs/training.md).
         impl: "auto", "triton", "cpu" or "reference".
 
     Returns:
@@ -76,15 +76,15 @@ def maxsim(
         without valid tokens scores -inf, a query without valid tokens 0. With `return_argmax`, also int32 indices of the scores'
         shape plus `[Lq]`, -1 where the query token is masked or the document empty, the first index among ties, the first NaN.
 
-    Under autocast tokens of two dtypes are cast to autocast's, as `torch.matmul` casts its operands; tokens of one dtype are left as
-    they are, which is said once where `torch.matmul` would cast them. Scores stay float32.
+    Under autocast tokens of two dtypes are cast to autocast's, as `torch.matmul` casts its operands. Tokens of one dtype are left as
+    they are, with one warning where `torch.matmul` would cast them. Scores stay float32.
 
-    Gradients are first ones; `impl="reference"` can be differentiated twice. In a CUDA graph a call can be captured once its kernels
-    are compiled: after one call like it, or `warmup`.
+    A second derivative is refused, except with `impl="reference"`. A call can be captured in a CUDA graph once its kernels are
+    compiled: after one call like it, or `warmup`.
 
     Raises:
         ValueError: names the argument, what it got and what it needs; a subclass of Tensor is refused (fake tensors are not).
-        RuntimeError: under a transform of `torch.func` (vmap, grad, jvp), with forward-mode tangents, in a second backward, or where
+        RuntimeError: under a transform of `torch.func` (vmap, grad, jvp), with forward-mode tangents, in a second derivative, or when
             the capture of a CUDA graph would have to compile.
     """
     options = Options(

@@ -101,10 +101,13 @@ def test_help_of_the_program_has_examples_and_exit_codes(cli: Any, tmp_path: Pat
 
 
 def test_exit_codes_are_documented_for_people() -> None:
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
-    said = text[text.index("Exit codes:") :][:400]
+    """In one place, which the pages that speak of an exit code link."""
+    text = (ROOT / "docs" / "promises.md").read_text(encoding="utf-8")
+    said = text[text.index("## How a command ends") :][:900]
     for code in (0, EXIT_GATE, EXIT_USAGE, EXIT_DATA, EXIT_INTERRUPTED):
-        assert re.search(rf"\b{code}\b", said), code
+        assert re.search(rf"^\| {code}\b", said, re.MULTILINE), code
+    for name in ("README.md", "docs/gate.md", "docs/scale.md"):
+        assert "promises.md#how-a-command-ends" in (ROOT / name).read_text(encoding="utf-8"), name
 
 
 @EVERY

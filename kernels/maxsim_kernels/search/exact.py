@@ -36,26 +36,26 @@ def exact_topk(
     quantize_queries: bool = True,
     most_rescored: float = 0.25,
 ) -> tuple[Tensor, Tensor, Stats]:
-    """The exact top-k of `stream_topk(queries, documents, k)`, bit for bit, at the price of a scan of codes.
+    """The exact top-k of `stream_topk(queries, documents, k)`, bit for bit, for little more than a scan of codes.
 
-    It runs where the queries are. On a GPU documents and codes may lie there or on the host, each for itself: codes on the host are
-    streamed, and of documents on the host only those are copied that codes cannot rule out (pinned ones fastest).
+    The search runs on the queries' device. If that is a GPU, documents and codes may each be there or on the host. Codes on the host
+    are streamed; of documents on the host only those that the codes cannot rule out are copied (fastest from pinned memory).
 
     Args:
         queries: `[Lq, d]`, `[Nq, Lq, d]` or `Packed`, with mask and lengths as in `maxsim`.
-        documents: float documents of the queries' dtype: `Packed` (a view too), `Rows` that are read when they are needed, or blocks of
-            either in index order.
-        k: how many documents of each query.
-        codes: packed `Int8Tokens` or `Fp8Tokens` of the same documents, in the same blocks; on a CPU `BitTokens` and
-            `ResidualTokens` too.
-        residuals: `residuals_of(documents, codes)`, in the same blocks. None: made here, which reads every token in full precision;
-            store them where a corpus is searched more than once. Needed with `Rows`.
-        quantize_queries: scan with quantised queries (faster) or float ones (narrower bounds); never changes the answer.
+        documents: float documents of the queries' dtype: `Packed` (or a view of one), `Rows` that are read when they are needed, or
+            blocks of either in index order.
+        k: how many documents to return for each query.
+        codes: packed `Int8Tokens` or `Fp8Tokens` of the same documents, in the same blocks; on a CPU also `BitTokens` and
+            `ResidualTokens`.
+        residuals: `residuals_of(documents, codes)`, in the same blocks. None computes them here, which reads every token in full
+            precision; store them if a corpus is searched more than once. Required with `Rows`.
+        quantize_queries: scan with quantised queries (faster) or float ones (narrower bounds); the answer is the same.
         most_rescored: share of a block's (query, document) pairs beyond which the block is scored by brute force instead.
 
     Returns:
-        Scores float32 and indices int64, `[k]` for one query `[Lq, d]`, else `[Nq, k]`, and `Stats`. Order, ties, -inf and padding as
-        in `stream_topk`.
+        float32 scores and int64 indices, `[k]` for one query `[Lq, d]`, else `[Nq, k]`, and `Stats`. Order, ties, -inf and padding
+        are those of `stream_topk`.
 
     Raises:
         ValueError: names the argument, what it got and what it needs; a NaN score, by query and document.
@@ -86,7 +86,7 @@ def exact_topk(
 
 
 def why_no_search(device: torch.device | str) -> str:
-    """Why nothing can be searched on a device; empty where it can."""
+    """Why a device cannot run the search; empty if it can."""
     kind = torch.device(device).type
     if kind not in ("cpu", "cuda"):
         return "need the CPU or a CUDA device"
@@ -96,11 +96,11 @@ def why_no_search(device: torch.device | str) -> str:
 
 
 def begin_search(queries: Packed, k: int, *, memory_budget: int | None = None) -> Search | DeviceSearch:
-    """A search over documents that are added block by block, where the queries are: `Search` on a CPU, and its like on a GPU.
+    """A search over documents that are added block by block, on the queries' device: `Search` on a CPU, `DeviceSearch` on a GPU.
 
     Args:
-        queries: float tokens of Nq queries, end to end.
-        memory_budget: bytes of a GPU's memory for what is searched; a CPU's search is bounded as it is.
+        queries: float tokens of Nq queries, one after the other.
+        memory_budget: bytes of GPU memory for what is searched; on a CPU the search needs no bound.
 
     Raises:
         ValueError: a GPU without Triton; a memory budget that is too small.
