@@ -30,6 +30,7 @@ RESULTS = ROOT / "docs" / "results"
         ("docs/integrations.md", "h200/libraries_contrastive.json", ("rows", "0", "methods", "ours", "peak_mib")),
         ("docs/search.md", "h200/search.json", ("rows", "1", "first_search_ms")),
         ("docs/search.md", "h200/search_out_of_core.json", ("rows", "0", "exact_s")),
+        ("docs/search.md", "cpu/certified.json", ("runs", "lexical, k = 100", "row_bytes")),
         ("docs/scale.md", "h200/proving.json", ("rows", "fp16", "ms", "proof, 256 rows", "median_ms")),
         ("docs/training.md", "h200/step.json", ("methods", "flash-maxsim fused step", "idle_median_us")),
     ],

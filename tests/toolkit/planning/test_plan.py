@@ -151,10 +151,10 @@ def test_what_a_cpu_gains_by_a_certified_path_is_about_what_was_measured() -> No
     measured = json.loads((ROOT / "docs" / "results" / "cpu" / "certified.json").read_text(encoding="utf-8"))
     paths = {"exact-int8": PathRates(Rate(3.0e9)), "fused-fp32": PathRates(Rate(1.0e9))}
     seen = 0
-    for row in measured["rows"]:
+    for row in measured["runs"].values():
         if row["encoder"] == "lexical" and row["k"] == 100:
             continue
-        sizes = replace(SIZES, queries=measured["queries"], documents=row["documents"])
+        sizes = replace(SIZES, queries=row["queries"], documents=row["documents"])
         on_cpu = replace(rates(), device="cpu", paths=paths)
         float_path, certified = (path_plan(name, sizes, on_cpu, cold=0, k=row["k"]) for name in ("fused-fp32", "exact-int8"))
         gain = float_path.of("score") / certified.of("score")  # type: ignore[operator]
