@@ -153,11 +153,12 @@ def test_the_core_without_vnni():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("isa", ["AVX2", "AVX512_CORE"])
-def test_everything_of_int8_without_vnni(isa):
-    run_without_vnni(
-        isa, "-m", "not slow", "--deselect", "tests/kernels/cpu/test_integers.py::test_the_core_without_vnni",
-        "tests/kernels/test_int8.py", "tests/kernels/test_coded.py", "tests/kernels/cpu", "tests/kernels/search/test_exact.py",
-        "tests/kernels/search/test_same_bits.py",
-        "tests/kernels/search/test_bounds.py",
-    )  # fmt: skip
+@pytest.mark.parametrize(
+    ("isa", "files"),
+    [
+        ("AVX2", ("test_int8.py", "test_coded.py", "search/test_same_bits.py", "search/test_bounds.py")),
+        ("AVX512_CORE", ("test_int8.py", "search/test_same_bits.py")),
+    ],
+)
+def test_more_of_int8_without_vnni(isa, files):
+    run_without_vnni(isa, "-m", "not slow", *(f"tests/kernels/{file}" for file in files))
