@@ -14,6 +14,7 @@ EXIT_DATA = 3  # data, cache or embeddings that are missing, damaged or foreign
 EXIT_UNFORESEEN = 4  # a fault of the toolkit itself; its traceback is in a file (`ending.py`)
 EXIT_INTERRUPTED = 130  # Ctrl-C, as shells report it
 EXIT_TERMINATED = 143  # SIGTERM, the same
+EXIT_PIPE = 141  # whoever read the answer (`| head`) has closed the pipe: SIGPIPE, the same
 
 
 class MaxsimEvalError(Exception):

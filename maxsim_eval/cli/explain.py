@@ -14,7 +14,6 @@ from rich.table import Table
 from maxsim_eval.cli.options import (
     LIMITS,
     MODEL,
-    MOST,
     OF_SOURCES,
     PLACES,
     AsJson,
@@ -25,6 +24,7 @@ from maxsim_eval.cli.options import (
     model_options,
     require_counts,
     with_options,
+    within_64_bits,
 )
 from maxsim_eval.cli.output import answer, console, print_json
 from maxsim_eval.cli.sources import COMMANDS
@@ -180,10 +180,13 @@ _PAIR = {
     "path": (Annotated[str, typer.Option(help="Scoring path to explain: fp32, fp16, int8, ...")], "fp32"),
     "out": (Annotated[Path | None, typer.Option(help="Also draw it: a name that ends in .svg, .png or .html.")], None),
     "grid": (Annotated[str | None, typer.Option(help="Patches of a page, ROWSxCOLUMNS, where nothing else says.")], None),
-    "grid_first": (Annotated[int, typer.Option(max=MOST, help="Document token that --grid begins at.")], 0),
+    "grid_first": (Annotated[int, typer.Option(callback=within_64_bits, help="Document token that --grid begins at.")], 0),
     "query_token": (
         Annotated[
-            int | None, typer.Option(max=MOST, help="Heat map of the similarity to this query token (by its number) instead.")
+            int | None,
+            typer.Option(
+                callback=within_64_bits, help="Heat map of the similarity to this query token (by its number) instead."
+            ),
         ],
         None,
     ),

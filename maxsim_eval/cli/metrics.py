@@ -23,7 +23,7 @@ SCHEMA = "maxsim-eval/metrics/1"
 def metrics(
     files: Annotated[
         list[Path] | None,
-        typer.Argument(metavar="[qrels] runs...", help="TREC run files; first, without --qrels, the judgements."),
+        typer.Argument(help="TREC run files; first, without --qrels, the judgements."),
     ] = None,
     qrels: Annotated[Path | None, typer.Option(help="Judgements: TREC or BEIR qrels.")] = None,
     names: Annotated[
