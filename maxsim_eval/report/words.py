@@ -124,9 +124,10 @@ def _judged(parity: Mapping[str, Any]) -> str:
         if kind not in ("equivalent", "different")
     }
     if open_:
+        asked = figure(entry(found[next(iter(open_))], "queries"), ",d", "these")
         needed = [value for value in open_.values() if known(value)]
-        more = f" (about {about(max(needed))} queries would decide)" if len(needed) == len(open_) else ""
-        said.append(f"inconclusive in {', '.join(open_)}{more}")
+        few = f": {asked} queries are too few to decide (about {about(max(needed))} would)" if len(needed) == len(open_) else ""
+        said.append(f"inconclusive in {', '.join(open_)}{few}")
     return f" {', '.join(said)}."
 
 
