@@ -47,7 +47,7 @@ class UnknownNameError(UsageError):
     """A dataset, encoder, path or metric that does not exist; the message offers the nearest names."""
 
     def __init__(self, kind: str, name: str, known: Iterable[str]) -> None:
-        self.known = sorted(known)
+        self.known = sorted(set(known))  # a name may be of two kinds: fp16 is a path and a codec
         super().__init__(f"unknown {kind} {name!r}. {did_you_mean(name, self.known)}Known: {', '.join(self.known) or 'none'}.")
 
 
