@@ -6,7 +6,7 @@ A message names the file or argument, what was found and what is needed; the com
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 EXIT_GATE = 1  # quality or parity fell: the run worked, the answer is "no"
 EXIT_USAGE = 2  # a wrong name, option or value
@@ -57,6 +57,14 @@ class DataError(MaxsimEvalError):
 
 class CacheError(MaxsimEvalError):
     """A cache file that is damaged, truncated, partial, foreign, of another version or locked by another process."""
+
+
+class NoModelError(DataError):
+    """An encoder's model is not here, or cannot be used. `ways` are what else can be done, the likeliest first; printed a line each."""
+
+    def __init__(self, reason: str, ways: Sequence[str]) -> None:
+        super().__init__(f"{reason}. Options: {'; '.join(ways)}.")
+        self.reason, self.ways = reason, tuple(ways)
 
 
 class MissingPackageError(MaxsimEvalError):

@@ -42,9 +42,7 @@ Answers go to stdout, progress and messages to stderr. Colours are left out in a
 
 
 class _Screen(Console):
-    """Lines without spaces at their ends. A sentence that is too long goes on in indented lines; in a pipe it is one line."""
-
-    folds = True
+    """Lines without spaces at their ends; a text that is too long goes on in indented lines."""
 
     def print(self, *objects: Any, sep: str = " ", **named: Any) -> None:
         """As rich's; texts beside each other are lines of their own."""
@@ -58,9 +56,11 @@ class _Screen(Console):
         self.file.flush()
 
     def _folded(self, text: Text) -> Text:
-        if not self.folds or text.cell_len <= self.width or self.width <= 2 * _INDENT:
+        """Broken between words."""
+        room = self.width - _INDENT
+        if text.cell_len <= self.width or room <= _INDENT:
             return text
-        first, *rest = text.wrap(self, self.width - _INDENT)
+        first, *rest = text.wrap(self, room)
         for line in rest:
             line.pad_left(_INDENT)
         return Text("\n").join([first, *rest])
@@ -69,10 +69,9 @@ class _Screen(Console):
 def console() -> Console:
     """Standard output, for tables: as wide as COLUMNS says, or the terminal is; wide in a pipe; colours by rich's rules (NO_COLOR)."""
     found = _Screen()
-    if not found.is_terminal and not os.environ.get("COLUMNS", "").isdecimal():
-        found = _Screen(width=max(found.width, PIPE_WIDTH))
-        found.folds = False
-    return found
+    return (
+        found if found.is_terminal or os.environ.get("COLUMNS", "").isdecimal() else _Screen(width=max(found.width, PIPE_WIDTH))
+    )
 
 
 def coloured(stream: IO[Any]) -> bool:

@@ -33,7 +33,9 @@ if TYPE_CHECKING:
 SCHEMA = "maxsim-eval/plan/2"
 HERE = "this machine"
 DISK = "3GB/s"  # assumed of a machine that is not here
-COLUMNS = "in all: wait (for documents: what reading, and the rest, takes beside the scoring) + score; of a range, a figure within it"
+COLUMNS = (
+    "in all: wait (for documents: what reading, and the rest, takes beside the scoring) + score; of a range, a figure within it"
+)
 BUSY = 0.25  # the part of the total from which rates that were not steady are said to be a busy machine's
 
 _ASKED = {

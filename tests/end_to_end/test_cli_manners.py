@@ -130,7 +130,7 @@ def test_json_and_quiet_are_offered(name: str) -> None:
         assert "--quiet" in offered
 
 
-def test_no_line_ends_in_spaces_and_no_sentence_breaks_in_a_pipe(work: Path, cli: Any) -> None:
+def test_no_line_ends_in_spaces(work: Path, cli: Any) -> None:
     for words in (
         f"report {RESULT}",
         f"report {RESULT} --verbose",
@@ -140,8 +140,6 @@ def test_no_line_ends_in_spaces_and_no_sentence_breaks_in_a_pipe(work: Path, cli
     ):
         lines = cli(*words.split(), cwd=work).fine().out.splitlines()
         assert [line for line in lines if line != line.rstrip()] == [], words
-    (said,) = [line for line in cli(*f"report {RESULT}".split(), cwd=work).fine().out.splitlines() if line.startswith("int8: ")]
-    assert said.endswith(": 40 queries are too few to decide (about 820 would).")
 
 
 def test_a_sentence_that_is_too_long_for_a_terminal_goes_on_indented(
@@ -153,6 +151,7 @@ def test_a_sentence_that_is_too_long_for_a_terminal_goes_on_indented(
     said = text[text.index("int8: ") :].splitlines()
     assert len(said) > 2
     assert all(re.match(r"  \S", line) for line in said[1:])
+    assert " ".join(" ".join(said).split()).endswith(": 40 queries are too few to decide (about 820 would).")
 
 
 # Running ---------------------------------------------------------------------------------------------------------------

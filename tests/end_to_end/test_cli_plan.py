@@ -66,7 +66,9 @@ def busy(spread: float) -> Answer:
     rate = PathRates(Rate(1e9, "", spread), Rate(1e12, ""))
     rates = Rates("cpu", {"fp32": rate}, disk=Rate(1e8, ""), host=Rate(1e9, ""), topk=Rate(1e9, ""), output=Rate(1e8, ""))
     task = {"source": "demo", "dataset": "small", "split": "test"}
-    return Answer(FoundSizes(sizes, None, None, task, ()), "lexical", "this machine, cpu", make_plan(sizes, rates, Room(), ["fp32"]))
+    return Answer(
+        FoundSizes(sizes, None, None, task, ()), "lexical", "this machine, cpu", make_plan(sizes, rates, Room(), ["fp32"])
+    )
 
 
 def test_a_busy_machine_s_plan_begins_with_one_figure() -> None:
