@@ -22,8 +22,8 @@ _LONGEST = 4000  # characters of a line: a name in it may be as long as a file
 def ending_of(error: BaseException) -> tuple[str, int]:
     """What to print of an error that ends a command, without `error: ` before it, and the exit code.
 
-    One line, but for errors that bring a user's own traceback, or several things that can be done. What no part of the toolkit foresaw is named with the file that holds
-    its traceback.
+    One line, but for errors that bring a user's own traceback, or several things that can be done. What no part of the toolkit foresaw
+    is named with the file that holds its traceback.
     """
     if isinstance(error, MaxsimEvalError):
         if isinstance(error, NoModelError):
