@@ -11,7 +11,7 @@ import sys
 import tempfile
 import traceback
 
-from maxsim_eval.errors import EXIT_DATA, EXIT_UNFORESEEN, MaxsimEvalError
+from maxsim_eval.errors import EXIT_DATA, EXIT_UNFORESEEN, MaxsimEvalError, NoModelError
 from maxsim_eval.printing import printable, text_of
 
 # What torch's and Python's own RuntimeErrors say when the machine has no more to give.
@@ -22,10 +22,13 @@ _LONGEST = 4000  # characters of a line: a name in it may be as long as a file
 def ending_of(error: BaseException) -> tuple[str, int]:
     """What to print of an error that ends a command, without `error: ` before it, and the exit code.
 
-    One line, but for errors that bring a user's own traceback. What no part of the toolkit foresaw is named with the file that holds
-    its traceback.
+    One line, but for errors that bring a user's own traceback, or several things that can be done. What no part of the toolkit foresaw
+    is named with the file that holds its traceback.
     """
     if isinstance(error, MaxsimEvalError):
+        if isinstance(error, NoModelError):
+            lines = [f"{error.reason}.", "What can be done, the likeliest first:", *(f"  {way}" for way in error.ways)]
+            return "\n".join(map(_line, lines)), error.exit_code
         text = str(error)
         return ("\n".join(map(_line, text.splitlines())) if error.many_lines else _line(text)), error.exit_code
     if isinstance(error, MemoryError) or (

@@ -6,7 +6,7 @@ A message names the file or argument, what was found and what is needed; the com
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 EXIT_GATE = 1  # quality or parity fell: the run worked, the answer is "no"
 EXIT_USAGE = 2  # a wrong name, option or value
@@ -14,6 +14,7 @@ EXIT_DATA = 3  # data, cache or embeddings that are missing, damaged or foreign
 EXIT_UNFORESEEN = 4  # a fault of the toolkit itself; its traceback is in a file (`ending.py`)
 EXIT_INTERRUPTED = 130  # Ctrl-C, as shells report it
 EXIT_TERMINATED = 143  # SIGTERM, the same
+EXIT_PIPE = 141  # whoever read the answer (`| head`) has closed the pipe: SIGPIPE, the same
 
 
 class MaxsimEvalError(Exception):
@@ -46,7 +47,7 @@ class UnknownNameError(UsageError):
     """A dataset, encoder, path or metric that does not exist; the message offers the nearest names."""
 
     def __init__(self, kind: str, name: str, known: Iterable[str]) -> None:
-        self.known = sorted(set(known))
+        self.known = sorted(set(known))  # a name may be of two kinds: fp16 is a path and a codec
         super().__init__(f"unknown {kind} {name!r}. {did_you_mean(name, self.known)}Known: {', '.join(self.known) or 'none'}.")
 
 
@@ -56,6 +57,14 @@ class DataError(MaxsimEvalError):
 
 class CacheError(MaxsimEvalError):
     """A cache file that is damaged, truncated, partial, foreign, of another version or locked by another process."""
+
+
+class NoModelError(DataError):
+    """An encoder's model is not here, or cannot be used. `ways` are what else can be done, the likeliest first; printed a line each."""
+
+    def __init__(self, reason: str, ways: Sequence[str]) -> None:
+        super().__init__(f"{reason}. Options: {'; '.join(ways)}.")
+        self.reason, self.ways = reason, tuple(ways)
 
 
 class MissingPackageError(MaxsimEvalError):

@@ -26,7 +26,7 @@ from maxsim_eval.cache.sides import (
 from maxsim_eval.data.subsets import rows_of
 from maxsim_eval.encoders.names import get_encoder
 from maxsim_eval.environment import resolve_device
-from maxsim_eval.errors import DataError, MissingPackageError, UnknownNameError, UsageError
+from maxsim_eval.errors import DataError, MissingPackageError, NoModelError, UnknownNameError, UsageError
 from maxsim_eval.processes.agreement import machine_of, require_same_machines
 from maxsim_eval.processes.world import World
 from maxsim_eval.types import Encoder, Role, Task
@@ -192,6 +192,9 @@ def _find(
             there_by = ", ".join(cached_names(cache_dir, task.source, task.dataset))
             if not there_by:
                 raise
+            if isinstance(error, NoModelError):
+                cached = f"embeddings of {task.source} {task.dataset} that are cached: by {there_by}"
+                raise NoModelError(error.reason, [*error.ways, cached]) from error
             raise DataError(f"{error} Embeddings of {task.source} {task.dataset} that are cached: by {there_by}.") from error
         if named.startswith(f"{encoder.name}@") and "revision" not in changing:
             changing.append("revision")

@@ -74,7 +74,7 @@ class Inspection:
         for name, value in self._rows():
             table.add_row(shown(name), shown(value))
         console.print(table)
-        lengths = Table("tokens", "documents", "", box=box.SIMPLE, title="lengths", title_justify="left")
+        lengths = Table("tokens", self._items, "", box=box.SIMPLE, title="lengths", title_justify="left")
         most = max((count for _, _, count in self.histogram), default=1)
         for low, high, count in self.histogram:
             bar = "#" * -(-40 * count // most)
@@ -90,11 +90,16 @@ class Inspection:
                 copies.add_row(*map(shown, row))
             console.print(copies)
 
+    @property
+    def _items(self) -> str:
+        return "queries" if self.provenance.get("role") == "query" else "documents"
+
     def _rows(self) -> Iterator[tuple[str, str]]:
         said = self.provenance
         yield "made by", f"{said.get('encoder', '?')} {said.get('revision', '')} ({said.get('origin', 'unknown')})"
         yield "for", f"{said.get('source', '?')} {said.get('dataset', '?')}, role {said.get('role', '?')}"
-        yield "documents", f"{self.documents:,} in {self.shards} shards, {self.file_bytes / 1e6:,.2f} MB"
+        shards = "1 shard" if self.shards == 1 else f"{self.shards:,} shards"
+        yield self._items, f"{self.documents:,} in {shards}, {self.file_bytes / 1e6:,.2f} MB"
         yield "tokens", f"{self.tokens:,} of {self.dim} x {self.dtype}, {self.value_bytes / 1e6:,.2f} MB"
         if self.documents:
             about = self.lengths

@@ -38,6 +38,7 @@ from maxsim_eval.cli.output import (
     say,
     say_lines,
     with_examples,
+    with_plain_types,
     write_json,
 )
 from maxsim_eval.cli.plan import plan
@@ -73,6 +74,10 @@ def _own_endings() -> Iterator[None]:
 
 class _Commands(typer.core.TyperGroup):
     """The commands, whose errors are those of `ending.py`; `irds:<id>` is `irds <id>`."""
+
+    def __init__(self, *given: Any, **named: Any) -> None:
+        super().__init__(*given, **named)
+        with_plain_types(self.commands.values())
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         source, colon, name = args[0].partition(":") if args else ("", "", "")

@@ -125,7 +125,7 @@ def bench(
     Options of the table's script are handed on to it (--runs 20, --no-compile, --peers none, --seconds 300, --smoke: those it has; list
     --json names them); another one is refused. Figures are kept while a script measures. Tables of paper.py keep the rows in their
     file and do not measure them again; other scripts measure anew. fast_p, losses, not timed, roofline, scorers, gpu, steps and
-    streams measure nothing: they are computed of the files in --out.
+    streams measure nothing: they are made of what other tables measured, from the files in --out.
 
     Example: python evaluate.py bench fwd --no-compile
     """
@@ -181,14 +181,14 @@ def _computed(
 ) -> int:
     """A table over the files that lie there; nothing is measured."""
     _need_script(scripts, "page.py")
-    said = f"{table} is computed of the files in --out and measures nothing"
+    said = f"{table} measures nothing, it is made of what other tables measured"
     if given:
         raise UsageError(f"{said}: got {given[0]}, need no further option")
     held = registry.results(out)
     if not held:
-        raise UsageError(f"{said}: {out} has none of {', '.join(registry.files)}; run bench fwd first")
+        raise UsageError(f"{said}: the folder {out} (--out) has none of {', '.join(registry.files)}; run bench fwd first")
     if not quiet:
-        say(f"{table} measures nothing; computed of {', '.join(str(path) for path in held.values())}")
+        say(f"{table} measures nothing; made from {', '.join(str(path) for path in held.values())}")
     return _page(registry.computed[table], held, scripts, as_json)
 
 
@@ -324,7 +324,7 @@ def _list(registry: Registry, as_json: bool) -> None:
         print_json({"tables": tables, **named, "answers": registry.answers})
         return
     by = {name: " ".join((held.script, *held.arguments)) for name, held in registry.tables.items()}
-    by |= dict.fromkeys(registry.computed, "computed of the files in --out")
+    by |= dict.fromkeys(registry.computed, "measures nothing: made of the tables above, after them")
     by |= {name: f"an evaluation: evaluate.py {words}" for name, words in registry.evaluations.items()}
     for name, words in by.items():
         typer.echo(f"{name:18} {registry.answers[name]} [{words}]")

@@ -119,12 +119,14 @@ def evaluate_tasks(
         resolve_device(settings.device, quiet=settings.quiet)  # before anything is loaded
     named = split is not None or any(value is not None for value in loading.values())
     places: dict[str, Path] = {}
+    results: dict[str, Result] = {}
 
     def folder_of(task: Task) -> Path:
+        if task.dataset in results:
+            raise UsageError(f"datasets: {task.dataset!r} is named twice")
         name = _folder_name(source, task.dataset, task.split if named else "", encoder, settings)
         return Path("results") / name if out is None else out / name if len(names) > 1 else out
 
-    results: dict[str, Result] = {}
     failed = 0
     with joined(settings.device, say_last) as world:
         for name in names:
@@ -147,12 +149,15 @@ def evaluate_tasks(
 
 
 def _datasets(source: str, names: list[str], every: bool) -> list[str]:
-    """The datasets that are meant, each once."""
+    """The datasets that are meant; one that is named twice is refused, as `evaluate_datasets` does."""
     from maxsim_eval.data.cards import public
 
     if every and names:
         raise UsageError(f"--all: got {names[0]!r} too; name datasets, or say --all")
-    found = list(dict.fromkeys(public(source) if every else names))
+    found = public(source) if every else names
+    twice = next((name for name in found if found.count(name) > 1), None)
+    if twice is not None:
+        raise UsageError(f"datasets: {twice!r} is named twice")
     if not found:
         known = ", ".join(public(source)[:5])
         more = f": {known}, ... (--all: each of them)" if known else f"; source {source!r} has no public ones"

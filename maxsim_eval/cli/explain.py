@@ -14,7 +14,6 @@ from rich.table import Table
 from maxsim_eval.cli.options import (
     LIMITS,
     MODEL,
-    MOST,
     OF_SOURCES,
     PLACES,
     AsJson,
@@ -25,6 +24,7 @@ from maxsim_eval.cli.options import (
     model_options,
     require_counts,
     with_options,
+    within_64_bits,
 )
 from maxsim_eval.cli.output import answer, console, print_json
 from maxsim_eval.cli.sources import COMMANDS
@@ -49,9 +49,9 @@ def explain(
     Embeddings are read from the cache; nothing is encoded. For a page image --out draws the heat map over the page. Its patches are
     known from the encoder's processor; else a square number of tokens is taken for a square grid, and --grid says it otherwise.
 
-    Example: python evaluate.py explain beir scifact --query 1 --encoder lexical
+    Example: python evaluate.py explain beir scifact --query 3 --encoder lexical
 
-    Example: python evaluate.py explain beir scifact --query 1 --document 13 --encoder lexical --path int8 --out pair.svg
+    Example: python evaluate.py explain beir scifact --query 3 --document 14717500 --encoder lexical --path int8 --out pair.svg
     """
     from maxsim_eval.data.loading import load_task
     from maxsim_eval.environment import resolve_device
@@ -113,7 +113,8 @@ def _render(found: Explanation) -> None:
     screen.print(shown(title(found), "bold"))
     origin = f"{found.source}/{found.dataset} {found.split}, encoder {found.encoder['name']}"
     relevance = "not judged" if found.relevance is None else f"relevance {found.relevance}"
-    screen.print(shown(f"{origin}; {relevance}; {len(found.tokens)} query tokens, {found.document_tokens} document tokens"))
+    counts = f"{len(found.tokens)} query tokens, {found.document_tokens} document tokens"
+    screen.print(shown(f"{origin}; {relevance}; {counts}{_stems(found)}"))
     for what, text in (("query", found.query_text), ("document", found.document_text)):
         if text is not None:
             screen.print(shown(f"{what}: {_short(text)}"))
@@ -129,6 +130,11 @@ def _render(found: Explanation) -> None:
     screen.print(shown(f"sum of contributions {found.total:.6f}"))
     for note in found.notes:
         screen.print(shown(f"note: {note}", "yellow"))
+
+
+def _stems(found: Explanation) -> str:
+    """Said where tokens are no words, and look like misspelt ones."""
+    return "; tokens are stems of words" if found.encoder["name"] == "lexical" and found.texts_known else ""
 
 
 def _short(text: str) -> str:
@@ -148,6 +154,8 @@ def _render_query(ranked: QueryExplanation) -> None:
     screen.print(shown(f"query {ranked.query}: {_short(first.query_text or '(no text)')}", "bold"))
     about = f"{first.source}/{first.dataset} {first.split}, encoder {first.encoder['name']}, path {first.path}"
     screen.print(shown(f"{about}; {ranked.found} of {ranked.relevant} relevant documents are among the first 10"))
+    legend = "query token > place and text of the document token that matches it best, what that adds to the score"
+    screen.print(shown(f"{legend}{_stems(first)}"))
     for one in ranked.documents:
         found = one.explanation
         rank = "not retrieved" if one.rank is None else f"rank {one.rank}"
@@ -180,10 +188,13 @@ _PAIR = {
     "path": (Annotated[str, typer.Option(help="Scoring path to explain: fp32, fp16, int8, ...")], "fp32"),
     "out": (Annotated[Path | None, typer.Option(help="Also draw it: a name that ends in .svg, .png or .html.")], None),
     "grid": (Annotated[str | None, typer.Option(help="Patches of a page, ROWSxCOLUMNS, where nothing else says.")], None),
-    "grid_first": (Annotated[int, typer.Option(max=MOST, help="Document token that --grid begins at.")], 0),
+    "grid_first": (Annotated[int, typer.Option(callback=within_64_bits, help="Document token that --grid begins at.")], 0),
     "query_token": (
         Annotated[
-            int | None, typer.Option(max=MOST, help="Heat map of the similarity to this query token (by its number) instead.")
+            int | None,
+            typer.Option(
+                callback=within_64_bits, help="Heat map of the similarity to this query token (by its number) instead."
+            ),
         ],
         None,
     ),

@@ -23,7 +23,7 @@ SCHEMA = "maxsim-eval/metrics/1"
 def metrics(
     files: Annotated[
         list[Path] | None,
-        typer.Argument(metavar="[qrels] runs...", help="TREC run files; first, without --qrels, the judgements."),
+        typer.Argument(help="TREC run files; first, without --qrels, the judgements."),
     ] = None,
     qrels: Annotated[Path | None, typer.Option(help="Judgements: TREC or BEIR qrels.")] = None,
     names: Annotated[
@@ -34,6 +34,9 @@ def metrics(
     as_json: AsJson = False,
 ) -> None:
     """Metrics of TREC runs, by trec_eval's own code; a judged query without results scores 0, and that is said.
+
+    Below the metrics stands how many of the judged queries the run has, how many it lacks (they count 0), and how many of its
+    queries nobody judged (they are left out).
 
     Of several runs each is compared with the first: a paired randomisation test over the queries, Holm-corrected.
 
@@ -162,9 +165,11 @@ def _print(paths: Mapping[str, PathResult], counts: Mapping[str, Any], tests: Ma
             line += f"  {paths[label].metrics[name]:{size}.4f} {test.get('mean', float('nan')):+8.4f} {test.get('p_adjusted', 1):7.3f}"
         answer(line)
     for label, count in counts.items():
-        of = f" of {label}" if others else ""
-        here = f"{count['in_run']} in the run, {count['missing']} missing, {count['not_judged']} not judged"
-        answer(f"queries{of}: {count['judged']} judged, {here}")
+        of = f" in {label}" if others else " in the run"
+        here = f"{count['in_run']} of {count['judged']} judged queries{of}"
+        counted = f"; {count['missing']} judged ones are not and count 0" if count["missing"] else ""
+        ignored = f"; {count['not_judged']} of the run's are not judged and are left out" if count["not_judged"] else ""
+        answer(f"{here}{counted}{ignored}")
     if per_query:
         for label, path in paths.items():
             for query in next(iter(path.per_query.values())):

@@ -28,6 +28,14 @@ PATHS = "fp32,fp16,int8"
 READERS = 8
 MOST = 2**63 - 1  # of what is counted, and of seeds: manifests and results hold them
 
+
+def within_64_bits(param: typer.CallbackParam, value: int | None) -> int | None:
+    """An option's callback: refuses a number that results could not hold. Not typer's `min` and `max`, which `--help` would show."""
+    if value is not None and abs(value) > MOST:
+        raise UsageError(f"{param.opts[0]}: got {str(value)[:40]}, need a number from {-MOST} to {MOST}")
+    return value
+
+
 Group = Mapping[str, tuple[Any, Any]]
 """Parameter name -> its annotation (as typer takes it) and default."""
 
@@ -89,7 +97,7 @@ LIMITS: Group = {
     "limit_seed": (
         Annotated[
             int,
-            typer.Option(min=-MOST, max=MOST, help="Seed of both samples: it and the ids alone decide what is drawn."),
+            typer.Option(callback=within_64_bits, help="Seed of both samples: it and the ids alone decide what is drawn."),
         ],
         0,
     ),

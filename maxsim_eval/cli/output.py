@@ -9,15 +9,20 @@ import json
 import os
 import re
 import sys
+from collections.abc import Callable, Iterable
+from functools import partial
 from typing import IO, Any
 
 import typer
 from rich.console import Console
+from rich.text import Text
 
 from maxsim_eval.printing import printable, printable_json
 
 PIPE_WIDTH = 200  # a pipe has no width to keep to
 _ESCAPES = "maxsim_eval.escapes"
+_ENDS = re.compile(r" +((?:\x1b\[[0-9;]*m)*)$", re.MULTILINE)  # spaces at the end of a line, and the colours that end there
+_INDENT = 2
 EXAMPLES = """\b
 Examples:
   python evaluate.py demo
@@ -26,20 +31,46 @@ Examples:
 EXIT_CODES = """\b
 Exit codes:
   0    fine
-  1    the gate says no; plan: it does not fit; conform: a bug, or no check passed
+  1    the answer is no: gate: quality fell; plan: it does not fit; conform: a bug, or no check passed
   2    a wrong name, option or value, or a scoring function of yours that failed
   3    data, cache or output that is missing, damaged or cannot be written; too little memory
   4    a fault of this program; the message names the file with its traceback
   130  interrupted (143: by SIGTERM); the same command continues
+  141  whatever read the answer closed the pipe (| head)
 
 Answers go to stdout, progress and messages to stderr. Colours are left out in a pipe and where NO_COLOR is set."""
 
 
+class _Screen(Console):
+    """Lines without spaces at their ends; a text that is too long goes on in indented lines."""
+
+    def print(self, *objects: Any, sep: str = " ", **named: Any) -> None:
+        """As rich's; texts beside each other are lines of their own."""
+        with self.capture() as held:
+            if objects and not named and all(isinstance(one, Text) for one in objects):
+                for text in objects:
+                    super().print(self._folded(text), soft_wrap=True)
+            else:
+                super().print(*objects, sep=sep, **named)
+        self.file.write(_ENDS.sub(r"\1", held.get()))
+        self.file.flush()
+
+    def _folded(self, text: Text) -> Text:
+        """Broken between words."""
+        room = self.width - _INDENT
+        if text.cell_len <= self.width or room <= _INDENT:
+            return text
+        first, *rest = text.wrap(self, room)
+        for line in rest:
+            line.pad_left(_INDENT)
+        return Text("\n").join([first, *rest])
+
+
 def console() -> Console:
     """Standard output, for tables: as wide as COLUMNS says, or the terminal is; wide in a pipe; colours by rich's rules (NO_COLOR)."""
-    found = Console()
+    found = _Screen()
     return (
-        found if found.is_terminal or os.environ.get("COLUMNS", "").isdecimal() else Console(width=max(found.width, PIPE_WIDTH))
+        found if found.is_terminal or os.environ.get("COLUMNS", "").isdecimal() else _Screen(width=max(found.width, PIPE_WIDTH))
     )
 
 
@@ -89,6 +120,23 @@ def _escaped(error: UnicodeError) -> tuple[str, int]:
     if not isinstance(error, UnicodeEncodeError):
         raise error
     return json.dumps(error.object[error.start : error.end])[1:-1], error.end
+
+
+_TYPES = {"str": "text", "int": "number", "float": "number", "Path": "path"}
+
+
+def with_plain_types(commands: Iterable[Any]) -> None:
+    """Types in the help of commands as people name them: `<text>`, `<path>`; not `<str>`, `<list[Path]>`."""
+    for command in commands:
+        with_plain_types(getattr(command, "commands", {}).values())
+        for param in command.params:
+            named = getattr(param, "display_type", None)  # typer of this year's
+            if named is not None:
+                setattr(param, "display_type", partial(_plain_type, named))  # noqa: B010 - mypy takes it for fixed
+
+
+def _plain_type(named: Callable[[Any], str], ctx: Any) -> str:
+    return re.sub(r"\w+", lambda found: _TYPES.get(found[0], found[0]), re.sub(r"list\[(\w+)\]", r"\1", named(ctx)))
 
 
 def with_examples(apps: list[typer.Typer]) -> None:

@@ -33,6 +33,9 @@ if TYPE_CHECKING:
 SCHEMA = "maxsim-eval/plan/2"
 HERE = "this machine"
 DISK = "3GB/s"  # assumed of a machine that is not here
+COLUMNS = (
+    "in all: wait (for documents: what reading, and the rest, takes beside the scoring) + score; of a range, a figure within it"
+)
 BUSY = 0.25  # the part of the total from which rates that were not steady are said to be a busy machine's
 
 _ASKED = {
@@ -175,9 +178,11 @@ class Answer:
             return f"How long is not known; {fits}."
         longest = max(made.phases, key=lambda phase: phase.seconds or 0.0)
         bound = f" (bound by {longest.bound})" if longest.stages else ""
-        busy = "Busy machine: about" if made.more > BUSY * made.total and self.where.startswith(HERE) else "About"
         left = ", without encoding" if "encode" in made.unknown else ""
-        return f"{busy} {about_text(made.total, made.more)} in all{left}; {fits}; {longest.name} takes the most{bound}."
+        seconds = f"{about_text(made.total, made.more)} in all"
+        if made.more > BUSY * made.total and self.where.startswith(HERE):
+            seconds = f"{about_text(made.total)} in all ({about_text(made.total, made.more)}: the machine is busy)"
+        return f"About {seconds}{left}; {fits}; {longest.name} takes the most{bound}."
 
     def render(self) -> None:
         """Print the sentence, the phases, and what must be known beside."""
@@ -191,11 +196,13 @@ class Answer:
         ]
         screen.print(shown(self.sentence(), "bold"), *map(shown, lines), sep="\n")
         table = Table(box=box.SIMPLE_HEAD, show_edge=False)
-        for head in ("phase", "in all", "read", "score", "bound by"):
+        for head in ("phase", "in all", "wait", "score", "bound by"):
             table.add_column(head, justify="left" if head in ("phase", "bound by") else "right")
         for phase in self.plan.phases:
             table.add_row(shown(phase.name), about_text(phase.seconds, phase.more), *_parts(phase), phase.bound)
         screen.print(table)
+        if any(phase.stages for phase in self.plan.phases):
+            screen.print(shown(COLUMNS))
         screen.print(shown("needs " + "; ".join(map(_check_text, self.plan.checks))))
         unknown = [f"not known: {', '.join(self.plan.unknown)}"] if self.plan.unknown else []
         for line in (*self.found.notes, *unknown):
@@ -203,11 +210,11 @@ class Answer:
 
 
 def _parts(phase: PathPlan) -> tuple[str, str]:
-    """Seconds of reading, which go on beside each other, and of scoring; nothing of phases that are no paths."""
+    """Seconds without scoring, which goes on beside the reading, and of it; nothing of phases that are no paths."""
     if not phase.stages or phase.seconds is None:
         return "", ""
-    read = max(phase.of(stage) for stage in ("disk", "host copy", "link", "corpus scale"))
-    return about_text(read), about_text(sum(phase.of(stage) for stage in ("prepare", "score", "top-k")))
+    scored = sum(phase.of(stage) for stage in ("prepare", "score", "top-k"))
+    return about_text(max(phase.seconds - scored, 0.0)), about_text(scored)
 
 
 def _check_text(check: Check) -> str:

@@ -1,5 +1,6 @@
 """Standard streams that may be closed, full or read by nobody: messages are dropped then, an answer that cannot be given is an error.
 
+A pipe whose reader is gone (`| head`) is none: the command ends without a word, with the exit code that SIGPIPE would give it.
 The work is done and its files are written before an answer is printed, so neither costs a report.
 """
 
@@ -10,7 +11,7 @@ import os
 import sys
 from typing import Any
 
-from maxsim_eval.errors import DataError
+from maxsim_eval.errors import EXIT_PIPE, DataError, ProgramExit
 
 _replaced: list[Any] = []  # an old stream would close its descriptor when nobody holds it any more
 
@@ -45,8 +46,12 @@ class _Messages(_Raw):
             return memoryview(data).nbytes
 
 
+class ClosedPipe(ProgramExit):
+    """Whoever read the answer has seen enough."""
+
+
 class _Answers(_Raw):
-    """Where stdout goes: the first failure is a `DataError`, and what comes after it is lost."""
+    """Where stdout goes: the first failure is a `DataError`, of a closed pipe a quiet end, and what comes after it is lost."""
 
     broken = False
 
@@ -56,6 +61,8 @@ class _Answers(_Raw):
                 return super().write(data)
             except OSError as error:
                 self.broken = True
+                if isinstance(error, BrokenPipeError):
+                    raise ClosedPipe(EXIT_PIPE) from None
                 raise DataError(f"standard output: cannot be written ({error.strerror or error})") from error
         return memoryview(data).nbytes
 

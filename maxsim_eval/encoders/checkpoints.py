@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from maxsim_eval.errors import DataError, MaxsimEvalError, MissingPackageError, UsageError
+from maxsim_eval.errors import DataError, MaxsimEvalError, MissingPackageError, NoModelError, UsageError
 from maxsim_eval.parsing import json_of
 
 _GENERIC = {"model", "models", "checkpoint", "snapshot", "main", "transformer", "0_transformer"}
@@ -86,9 +86,9 @@ class Checkpoint:
         """Whether weight files are on this machine already."""
         return any(self.folder.rglob("*.safetensors")) or any(self.folder.rglob("*.bin"))
 
-    def refused(self, reason: str) -> DataError:
+    def refused(self, reason: str) -> NoModelError:
         """The error that says why this checkpoint cannot be used, and what else can be done."""
-        return DataError(f"encoder {self.encoder}: {reason}. {what_to_do(self.encoder, self.hub_id or self.shown)}")
+        return NoModelError(f"encoder {self.encoder}: {reason}", what_to_do(self.encoder, self.hub_id or self.shown))
 
     @contextmanager
     def loading(self, what: str, verb: str = "loaded") -> Iterator[None]:
@@ -128,10 +128,10 @@ def find_checkpoint(encoder: str, model: str, revision: str | None = None, *, wi
 def _local(encoder: str, model: str, wide: bool) -> Checkpoint:
     folder = Path(model).expanduser()
     if not folder.is_dir():
-        raise DataError(f"encoder {encoder}: there is no such folder. {what_to_do(encoder, model)}")
+        raise NoModelError(f"encoder {encoder}: there is no such folder", what_to_do(encoder, model))
     if not (folder / "config.json").is_file() and not (folder / "modules.json").is_file():
-        raise DataError(
-            f"encoder {encoder}: {folder / 'config.json'} is missing: not a checkpoint. {what_to_do(encoder, model)}"
+        raise NoModelError(
+            f"encoder {encoder}: {folder / 'config.json'} is missing: not a checkpoint", what_to_do(encoder, model)
         )
     folder = folder.resolve()
     return Checkpoint(encoder, shown_name(folder), checkpoint_revision(folder, wide=wide), folder, None)
@@ -234,15 +234,18 @@ def _all_files(folder: Path) -> list[Path]:
 # What is said ----------------------------------------------------------------------------------------------------------
 
 
-def what_to_do(encoder: str, model: str) -> str:
-    """What to do where the checkpoint of an encoder cannot be had."""
+def what_to_do(encoder: str, model: str) -> list[str]:
+    """What to do where the checkpoint of an encoder cannot be had, the likeliest first; `lexical` reads no pages."""
     prefix = encoder.partition(":")[0].partition("@")[0]
+    pages = prefix in ("gve", "colpali")
     prefix = prefix if prefix in ("hf", "gve") else "multi-vector"
-    return (
-        f"Options: give the folder of a downloaded checkpoint (--encoder {prefix}:/path/to/{model.rsplit('/', 1)[-1]}), "
-        "download it where there is network access (hf download <id> --local-dir <folder>), import embeddings computed "
-        "elsewhere (evaluate.py import), or use --encoder lexical, which needs no weights."
-    )
+    ways = [
+        f"--encoder {prefix}:/path/to/{model.rsplit('/', 1)[-1]}, the folder of a downloaded checkpoint",
+        "hf download <id> --local-dir <folder>, where there is network access, downloads one",
+        "evaluate.py import, for embeddings computed elsewhere",
+    ]
+    without = "--encoder lexical, which needs no weights" + (" (texts only)" if pages else "")
+    return [*ways, without] if pages else [without, *ways]
 
 
 @contextmanager
@@ -259,7 +262,9 @@ def _loading(encoder: str, model: str, what: str, verb: str = "loaded", *, quiet
             raise MissingPackageError(f"encoder {encoder}", "pillow", "encoders") from error
         reason = " ".join(str(error).split()).rstrip(".") or type(error).__name__
         reason = reason if len(reason) <= 300 else reason[:300] + " ..."
-        raise DataError(f"encoder {encoder}: its {what} could not be {verb}: {reason}. {what_to_do(encoder, model)}") from error
+        raise NoModelError(
+            f"encoder {encoder}: its {what} could not be {verb}: {reason}", what_to_do(encoder, model)
+        ) from error
 
 
 @contextmanager

@@ -80,6 +80,11 @@ class Explanation:
         """The contributions added up: the score, up to the rounding of a sum."""
         return math.fsum(token.contribution for token in self.tokens if token.contribution is not None)
 
+    @property
+    def texts_known(self) -> bool:
+        """Whether any token says what it stands for."""
+        return any(token.text is not None or token.document_text is not None for token in self.tokens)
+
     def patch_map(self, token: int | None = None) -> np.ndarray:
         """`[rows, columns]` float32 over the page: what each patch adds to the score, or its similarity to one query token.
 
@@ -221,9 +226,9 @@ def place_of(what: str, name: str, ids: Sequence[str]) -> int:
     for place, one in enumerate(ids):
         if one == name:
             return place
-    hint = did_you_mean(name, ids) if len(ids) <= _SEARCHED_IDS else ""
-    some = ", ".join(map(repr, ids[:3]))
-    raise UsageError(f"no {what} {name!r} among the {len(ids):,} here. {hint}They are named as {some}.")
+    hint = did_you_mean(name, ids).strip() if len(ids) <= _SEARCHED_IDS else ""
+    hint = hint or f"The first ids are {', '.join(map(repr, ids[:3]))}."
+    raise UsageError(f"no {what} {name!r} among the {len(ids):,} here. {hint}")
 
 
 @dataclass(frozen=True)

@@ -61,7 +61,13 @@ def _fit(result: Result, baseline: Mapping[str, Any]) -> list[Finding]:
 
 def _counts(result: Result, baseline: Mapping[str, Any]) -> list[Finding]:
     counts = [(key, result.task.get(key), baseline["task"][key]) for key in COUNTS if key in baseline["task"]]
-    return [Finding(found == needed, f"number of {key}", str(found), str(needed), "count") for key, found, needed in counts]
+    return [
+        Finding(found == needed, f"number of {_words(key)}", str(found), str(needed), "count") for key, found, needed in counts
+    ]
+
+
+def _words(key: str) -> str:
+    return key.replace("_", " ")
 
 
 def _missing_paths(result: Result, baseline: Mapping[str, Any]) -> list[Finding]:
@@ -175,7 +181,7 @@ def update_baseline(path: Path | str, result: Result, *, replace: bool = False) 
 
 def _changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     lines = [
-        f"number of {key}: {old['task'].get(key)} -> {new['task'].get(key)}"
+        f"number of {_words(key)}: {old['task'].get(key)} -> {new['task'].get(key)}"
         for key in COUNTS
         if old["task"].get(key) != new["task"].get(key)
     ]

@@ -12,7 +12,7 @@ from maxsim_eval.files import writing
 from maxsim_eval.gate.checking import Finding, passed
 from maxsim_eval.printing import printable
 from maxsim_eval.report.markdown import cell, table
-from maxsim_eval.report.values import entry, figure, known
+from maxsim_eval.report.values import entry, figure, known, signed
 from maxsim_eval.report.words import headline
 from maxsim_eval.types import PathResult, Result
 
@@ -38,7 +38,7 @@ def _rows(result: Result, metric: str) -> list[list[str]]:
             rows.append([*row, "reference", *[""] * 4])
             continue
         change = value - reference if known(value) and known(reference) else math.nan  # type: ignore[operator]
-        row += ["0" if change == 0 else figure(change, "+.6f"), figure(entry(path.parity, "spearman", "mean"), ".7f")]
+        row += [signed(change, "-"), figure(entry(path.parity, "spearman", "mean"), ".6f")]
         row += [figure(entry(path.parity, "overlap", cutoff), ".4f") for cutoff in ("@10", "@20")]
         rows.append([*row, figure(entry(path.parity, "max_rel_error"), ".1e")])
     return rows
@@ -65,11 +65,18 @@ def render(findings: Iterable[Finding], *, every: bool = False) -> str:
     findings = list(findings)
     failed = [finding for finding in findings if not finding.ok]
     shown = failed + ([finding for finding in findings if finding.ok] if every else [])
-    lines = [f"{'ok  ' if finding.ok else 'FAIL'}  {finding.what}: {finding.found}, need {finding.needed}" for finding in shown]
+    lines = [_line(finding) for finding in shown]
     lines.append(verdict(findings))
     if _acceptable(failed):
         lines.append(_ACCEPT)
     return "\n".join(map(printable, lines))
+
+
+def _line(finding: Finding) -> str:
+    """A finding in a log: what is needed stands beside what passed only where it says more than what was found."""
+    if not finding.ok:
+        return f"FAIL  {finding.what}: {finding.found}, need {finding.needed}"
+    return f"ok    {finding.what}: {finding.found}" + ("" if finding.found == finding.needed else f"; bound: {finding.needed}")
 
 
 def verdict(findings: Iterable[Finding]) -> str:

@@ -30,6 +30,7 @@ class RankError(MaxsimEvalError):
         who = f"rank {failure.rank} of {size}" if failure.rank >= 0 else f"one of {size} processes"
         super().__init__(f"{who}: {failure.text}")
         self.exit_code = failure.code
+        self.many_lines = True  # what the other printed, as it printed it
 
 
 class JoinError(MaxsimEvalError):

@@ -15,7 +15,7 @@ from maxsim_eval.types import Result
 def _rich_table(table: Table) -> RichTable:
     drawn = RichTable(title=shown(table.title, "table.title"), title_justify="left", box=box.SIMPLE_HEAD)
     for index, column in enumerate(table.columns):
-        drawn.add_column(shown(column), justify="left" if index == 0 else "right")
+        drawn.add_column(shown(column), justify="left" if index == 0 else "right", overflow="fold")
     for row in table.rows:
         drawn.add_row(*map(shown, row))
     return drawn

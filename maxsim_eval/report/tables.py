@@ -8,7 +8,7 @@ from typing import Any
 
 from maxsim_eval.comparison.bounds import NAMES
 from maxsim_eval.comparison.verdicts import canonical_name
-from maxsim_eval.report.values import about, entries, entry, figure, known, mapping, p_value
+from maxsim_eval.report.values import about, entries, entry, figure, known, mapping, p_value, signed
 from maxsim_eval.report.words import change_text, identical_text, metric_shown, survivors_text, verdict
 from maxsim_eval.types import Result
 
@@ -27,9 +27,7 @@ class Table:
 
 
 def _change(value: Any) -> str:
-    if not known(value):
-        return "(?)"
-    return "(=)" if value == 0 else f"({value:+.4f})"
+    return f"({signed(value)})"
 
 
 def _signed(value: Any) -> str:

@@ -58,6 +58,11 @@ def figure(value: Any, form: str, none: str = "-") -> str:
     return none if found is None else format(round(found) if form.endswith("d") else found, form)
 
 
+def signed(change: Any, none: str = "?") -> str:
+    """A difference of two means as every report writes it: `=`, `+0.0012`; `none` where it is not known."""
+    return "=" if known(change) and change == 0 else figure(change, "+.4f", none)
+
+
 def p_value(value: Any, none: str = "-") -> str:
     """A p-value as text, no more exact than means anything."""
     found = number(value)

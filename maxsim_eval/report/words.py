@@ -7,7 +7,7 @@ from typing import Any
 
 from maxsim_eval.comparison.bounds import Finding, outside
 from maxsim_eval.data.subsets import describe, describe_candidates
-from maxsim_eval.report.values import about, entries, entry, figure, known, mapping
+from maxsim_eval.report.values import about, entries, entry, figure, known, mapping, signed
 from maxsim_eval.types import Result
 
 METRIC = "nDCG@10"
@@ -26,8 +26,7 @@ def metric_shown(result: Result) -> str | None:
 
 def change_text(result: Result, name: str, metric: str) -> str:
     """How a path's mean differs from the reference's: `=`, `+0.0012`, `?` where that is not known."""
-    change = entry(result.paths[name].parity, "delta", metric)
-    return "?" if not known(change) else "=" if change == 0 else f"{change:+.4f}"
+    return signed(entry(result.paths[name].parity, "delta", metric))
 
 
 def verdict(result: Result, name: str) -> str:
@@ -125,9 +124,10 @@ def _judged(parity: Mapping[str, Any]) -> str:
         if kind not in ("equivalent", "different")
     }
     if open_:
+        asked = figure(entry(found[next(iter(open_))], "queries"), ",d", "these")
         needed = [value for value in open_.values() if known(value)]
-        more = f" (about {about(max(needed))} queries would decide)" if len(needed) == len(open_) else ""
-        said.append(f"inconclusive in {', '.join(open_)}{more}")
+        few = f": {asked} queries are too few to decide (about {about(max(needed))} would)" if len(needed) == len(open_) else ""
+        said.append(f"inconclusive in {', '.join(open_)}{few}")
     return f" {', '.join(said)}."
 
 

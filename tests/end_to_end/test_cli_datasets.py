@@ -65,6 +65,7 @@ def test_a_dataset_that_fails_loses_no_other(home: Path, cli: Any) -> None:
     [
         (("beir",), "need the name of one: arguana"),
         (("local",), "source 'local' has no public ones"),
+        (("beir", "scifact", "nfcorpus", "scifact"), "datasets: 'scifact' is named twice"),
         (("beir", "scifact", "--all"), "--all: got 'scifact' too"),
     ],
 )

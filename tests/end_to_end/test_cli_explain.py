@@ -71,13 +71,18 @@ def test_a_query_alone_shows_three_documents_of_its_ranking(demo: Any, cli: Any)
         for one in found["documents"]:
             assert f"{one['why']}: {one['document']} (rank {one['rank']}, relevance" in shown or one["relevance"] is None
         assert f"{found['relevant_in_first_10']} of {found['relevant']} relevant documents are among the first 10" in shown
-        assert len(shown.splitlines()) <= 2 + 3 * len(found["documents"])
+        legend = shown.splitlines()[2]
+        assert legend.startswith("query token > place and text of the document token that matches it best")
+        assert legend.endswith("tokens are stems of words")
+        assert len(shown.splitlines()) <= 3 + 3 * len(found["documents"])
 
 
 def test_what_is_for_one_document_needs_it(demo: Any, cli: Any, tmp_path: Path) -> None:
     for option in (("--out", tmp_path / "x.svg"), ("--grid", "2x2")):
         cli("explain", "demo", "small", "--query", "q07", *option, cwd=demo.folder).refused(2, f"{option[0]}: needs --document")
-    cli("explain", "demo", "small", "--query", "q7", cwd=demo.folder).refused(2, "no query 'q7'", "Did you mean")
+    outcome = cli("explain", "demo", "small", "--query", "q7", cwd=demo.folder)
+    outcome.refused(2, "no query 'q7'", "Did you mean")
+    assert "first ids" not in outcome.err, "one hint, not two"
 
 
 def test_nothing_is_encoded(demo: Any, cli: Any, tmp_path: Path) -> None:

@@ -322,6 +322,21 @@ def test_no_exception_of_others_ends_as_an_answer(
     cli("demo", "--quiet", cwd=tmp_path).refused(UNFORESEEN, f"unforeseen: {type(error).__name__}", "Please report it")
 
 
+@pytest.mark.parametrize(
+    "words", ["explain demo small --query q07", "report results/demo-small-lexical/result.json --json", "--help"]
+)
+def test_a_closed_pipe_ends_a_command_without_a_word(words: str, demo: Any) -> None:
+    """As `| head` does: by SIGPIPE's exit code."""
+    command = f"exec {sys.executable} {ROOT / 'evaluate.py'} {words}"
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w") as closed:
+        done = subprocess.run(
+            ["sh", "-c", command], cwd=demo.folder, stdout=closed, stderr=subprocess.PIPE, text=True, check=False
+        )
+    assert (done.returncode, done.stderr) == (141, "")
+
+
 @pytest.mark.slow  # three fresh processes
 def test_streams_that_are_closed_or_full_do_not_cost_the_report(demo: Any, tmp_path: Path) -> None:
     demo.copy(tmp_path, "datasets", "embeddings_cache")

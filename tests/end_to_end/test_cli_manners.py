@@ -87,6 +87,21 @@ def test_every_option_says_what_it_does(name: str, cli: Any, tmp_path: Path) -> 
         assert getattr(one, "help", "")[0].isupper() or re.match(r"[a-z0-9-]+\b", one.help), one.help
 
 
+@EVERY
+def test_help_names_types_and_bounds_as_people_do(name: str, cli: Any, tmp_path: Path) -> None:
+    text = cli(*name.split(), "--help", cwd=tmp_path).fine().out
+    assert not re.search(r"list\[|<str>|<int|range>|<=x|\d{12}", text), text
+
+
+def test_a_seed_that_no_result_could_hold_is_refused(cli: Any, tmp_path: Path) -> None:
+    cli("demo", "--limit-seed", 10**30, cwd=tmp_path).refused(EXIT_USAGE, "--limit-seed: got 1000", f"to {2**63 - 1}")
+
+
+def test_every_command_whose_answer_may_be_no_is_named_beside_the_exit_code() -> None:
+    (line,) = [line for line in EXIT_CODES.splitlines() if line.startswith("  1 ")]
+    assert all(f"{name}:" in line for name in ("gate", "plan", "conform"))
+
+
 def test_help_of_the_program_has_examples_and_exit_codes(cli: Any, tmp_path: Path) -> None:
     text = cli("--help", cwd=tmp_path).fine().out
     assert "python evaluate.py demo" in text
@@ -116,6 +131,30 @@ def test_json_and_quiet_are_offered(name: str) -> None:
     assert "--json" in offered
     if name in LONG:
         assert "--quiet" in offered
+
+
+def test_no_line_ends_in_spaces(work: Path, cli: Any) -> None:
+    for words in (
+        f"report {RESULT}",
+        f"report {RESULT} --verbose",
+        "inspect demo small",
+        "plan demo",
+        "explain demo small --query q07",
+    ):
+        lines = cli(*words.split(), cwd=work).fine().out.splitlines()
+        assert [line for line in lines if line != line.rstrip()] == [], words
+
+
+def test_a_sentence_that_is_too_long_for_a_terminal_goes_on_indented(
+    work: Path, cli: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    text = cli("report", RESULT, cwd=work).fine().out
+    assert max(map(len, text.splitlines())) <= 60
+    said = text[text.index("int8: ") :].splitlines()
+    assert len(said) > 2
+    assert all(re.match(r"  \S", line) for line in said[1:])
+    assert " ".join(" ".join(said).split()).endswith(": 40 queries are too few to decide (about 820 would).")
 
 
 # Running ---------------------------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -187,3 +188,14 @@ def test_render_says_what_json_says(tmp_path: Path) -> None:
     ):
         assert part in text, part
     assert found.as_json()["schema"] == "maxsim-eval/inspect/1"
+
+
+def test_queries_are_called_queries_and_one_shard_is_one(tmp_path: Path) -> None:
+    found = inspect_entry(fill(tmp_path / "entry", packed()).folder, quiet=True)
+    console = Console(width=200)
+    with console.capture() as captured:
+        replace(found, provenance={**found.provenance, "role": "query"}, shards=1).render(console)
+    lines = [line.split() for line in captured.get().splitlines()]
+    assert any(words[:5] == ["queries", "10", "in", "1", "shard,"] for words in lines)
+    assert ["tokens", "queries"] in lines
+    assert not any("documents" in words for words in lines)

@@ -113,19 +113,20 @@ def test_computed_tables_measure_nothing(
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     out = tmp_path / "out"
     with pytest.raises(
-        UsageError, match=r"losses is computed of the files in --out .* has none of paper.json, .*bench fwd first"
+        UsageError,
+        match=r"losses measures nothing, it is made of what other tables measured.* has none of paper.json, .*bench fwd first",
     ):
         run(app, scripts, out, "losses")
     assert not out.exists()
     committed(out, "paper.json")
-    with pytest.raises(UsageError, match=r"roofline is computed .* got --runs"):
+    with pytest.raises(UsageError, match=r"roofline measures nothing.* got --runs"):
         run(app, scripts, out, "roofline", "--runs", "3")
     for name in ("fast_p", "losses", "roofline", "roofline and cost"):
         capfd.readouterr()
         command = ["bench", name, "--scripts", str(scripts), "--out", str(out)]
         shown = CliRunner().invoke(app, command, catch_exceptions=False)
         assert shown.exit_code == 0
-        assert "measures nothing; computed of" in shown.stderr
+        assert "measures nothing; made from" in shown.stderr
         assert "\n| " in capfd.readouterr().out
 
 

@@ -188,7 +188,7 @@ def test_a_quantised_copy_gives_the_same(demo_home: Path, demo_task: Task, tmp_p
     ("query", "document", "text"),
     [
         ("q7", "d032", "no query 'q7' among the 40 here. Did you mean 'q07'"),
-        ("q07", "x", "no document 'x' among the 300 here. They are named"),
+        ("q07", "x", "no document 'x' among the 300 here. The first ids are 'd000'"),
     ],
 )
 def test_unknown_ids(demo_home: Path, demo_task: Task, query: str, document: str, text: str) -> None:

@@ -22,6 +22,7 @@ def statistics(**verdicts: str) -> dict[str, dict[str, object]]:
     return {
         metric: {
             "verdict": word,
+            "queries": 40,
             "mean": -0.0015,
             "low": -0.0054,
             "high": 0.0006,
@@ -80,7 +81,9 @@ def test_few_lines_and_whole_names(width: int) -> None:
     for word in ("nDCG@10", "change", "95% interval", "Recall@100", "Spearman", "top-10", "verdict", "equivalent", "different"):
         assert word in text
     assert "-0.0054 to +0.0006" in text
-    assert " ".join(text.split()).endswith("different in Recall@10, inconclusive in nDCG@20 (about 820 queries would decide).")
+    assert " ".join(text.split()).endswith(
+        "different in Recall@10, inconclusive in nDCG@20: 40 queries are too few to decide (about 820 would)."
+    )
 
 
 def test_long_names_take_the_interval_s_room_and_then_lines_of_their_own() -> None:

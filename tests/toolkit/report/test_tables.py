@@ -132,7 +132,7 @@ def test_memory_in_mebibytes(result: Result) -> None:
 def test_the_verdict_of_all_metrics(result: Result) -> None:
     assert verdicts(result) == [
         "int8: order not compared with fp32; nDCG@10 changes by -0.0012. Equivalent in 1 of 3 metrics, "
-        "different in MAP@100, inconclusive in nDCG@10 (about 1,300 queries would decide)."
+        "different in MAP@100, inconclusive in nDCG@10: 300 queries are too few to decide (about 1,300 would)."
     ]
     parity = {**(result.paths["int8"].parity or {}), "statistics": {"A": judged("equivalent"), "B": judged("equivalent")}}
     same = replace(result, paths={**result.paths, "int8": replace(result.paths["int8"], parity=parity)})
