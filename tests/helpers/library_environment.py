@@ -45,7 +45,7 @@ class UnreachableError(RuntimeError):
 
 
 def without_registry(library: str, error: UnreachableError) -> NoReturn:
-    """Skip the test, or fail it where MAXSIM_REQUIRE_REGISTRY=1 says that the registry is there (`.ci/run`)."""
+    """Skip the test, or fail it where MAXSIM_REQUIRE_REGISTRY=1 says that the registry is there."""
     if os.environ.get("MAXSIM_REQUIRE_REGISTRY") == "1":
         pytest.fail(f"MAXSIM_REQUIRE_REGISTRY=1, but no {library} from the package registry: {error}", pytrace=False)
     pytest.skip(f"no {library} from the package registry: {error}")
