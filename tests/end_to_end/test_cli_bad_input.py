@@ -70,8 +70,8 @@ def test_weights_that_are_not_here_and_no_network(
     name: str, pets: Path, cli: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
-    said = (f"encoder {name}", "import embeddings", "--encoder lexical", "hf download")
-    cli("local", "pets", "--encoder", name, cwd=tmp_path).refused(DATA, *said)
+    said = (f"encoder {name}", "evaluate.py import", "--encoder lexical", "hf download")
+    cli("local", "pets", "--encoder", name, cwd=tmp_path).refused(DATA, *said, ways=True)
     assert untouched(tmp_path)
 
 

@@ -61,7 +61,8 @@ def test_a_file_alone_becomes_a_local_dataset(precomputed: Path, cli: Any, tmp_p
 
 def test_other_encoders_do_not_see_what_was_imported(precomputed: Path, cli: Any, tmp_path: Path) -> None:
     cli("import", "local", "mine", precomputed, "--encoder", "colbertv2", "--quiet", cwd=tmp_path).fine()
-    cli("local", "mine", "--encoder", "colpali", "--quiet", cwd=tmp_path).refused(DATA, "encoder colpali", "import embeddings")
+    outcome = cli("local", "mine", "--encoder", "colpali", "--quiet", cwd=tmp_path)
+    outcome.refused(DATA, "encoder colpali", "evaluate.py import", ways=True)
     cli("local", "mine", "--encoder", "colbertv3", "--quiet", cwd=tmp_path).refused(USAGE, "Did you mean", "colbertv2")
     assert not list(tmp_path.rglob("result.json"))
 

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -18,7 +16,6 @@ from torch import Tensor
 from fixtures import one_thread  # noqa: F401 - for every test here
 from maxsim_eval.cache import corpus as corpora
 from maxsim_eval.cache.entries import Entry
-from maxsim_eval.cache.shards import Shard
 from maxsim_eval.cache.sides import fill_entry
 from maxsim_eval.data.trec import write_trec_run
 from maxsim_eval.errors import DataError, UnknownNameError
@@ -124,28 +121,6 @@ def whole(name: str, stored: Stored) -> Tensor:
     full = WHOLE[name](stored.queries, stored.documents)
     assert isinstance(full, Tensor)
     return full
-
-
-@pytest.mark.usefixtures("every_bar")
-def test_waiting_for_the_disk_is_said(
-    stored: Stored, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """By the bar, from the second unit on; the scores are what they are."""
-    queries, entry = stored.queries, stored.entries[1]
-    plan, units = plan_of(queries, 30, 5), [(0, 10), (10, 20), (20, 30)]
-    first = score_path("fp16", queries, Corpus(entry, quiet=True), plan, units=units)
-    original = Shard._read_at
-
-    def slow(self: Shard, parts: Any) -> None:
-        time.sleep(0.2)
-        original(self, parts)
-
-    monkeypatch.setattr(Shard, "_read_at", slow)
-    again = score_path("fp16", queries, Corpus(entry, quiet=False), plan, units=units)
-    assert " GB/s, waiting for the disk" in capsys.readouterr().err
-    assert first is not None
-    assert again is not None
-    assert ranked("fp16", again, plan) == ranked("fp16", first, plan)
 
 
 def test_every_path_has_a_meaning_here() -> None:
