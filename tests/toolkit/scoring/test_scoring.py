@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ from maxsim_eval.cache.entries import Entry
 from maxsim_eval.cache.sides import fill_entry
 from maxsim_eval.data.trec import write_trec_run
 from maxsim_eval.errors import DataError, UnknownNameError
+from maxsim_eval.scoring import scoring as scoring_module
 from maxsim_eval.scoring.scoring import PATHS, Asked, Corpus, Scored, check_paths, score_path, to_run
 from maxsim_kernels import Packed, maxsim, maxsim_reference, pack, quantize_fp8, quantize_int8
 
@@ -121,6 +123,28 @@ def whole(name: str, stored: Stored) -> Tensor:
     full = WHOLE[name](stored.queries, stored.documents)
     assert isinstance(full, Tensor)
     return full
+
+
+@pytest.mark.usefixtures("every_bar")
+def test_waiting_for_the_disk_is_said(
+    stored: Stored, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the bar, where units say that they waited most of their time; the scores are what they are."""
+    queries, entry = stored.queries, stored.entries[1]
+    plan, units = plan_of(queries, 30, 5), [(0, 10), (10, 20), (20, 30)]
+    first = score_path("fp16", queries, Corpus(entry, quiet=True), plan, units=units)
+    original = scoring_module.score_units
+
+    def slow(*arguments: Any, **options: Any) -> Iterator[Any]:
+        for unit in original(*arguments, **options):
+            yield dataclasses.replace(unit, cost=unit.cost | {"read": 0.9, "total": 1.0})
+
+    monkeypatch.setattr(scoring_module, "score_units", slow)
+    again = score_path("fp16", queries, Corpus(entry, quiet=False), plan, units=units)
+    assert " GB/s, waiting for the disk" in capsys.readouterr().err
+    assert first is not None
+    assert again is not None
+    assert ranked("fp16", again, plan) == ranked("fp16", first, plan)
 
 
 def test_every_path_has_a_meaning_here() -> None:
