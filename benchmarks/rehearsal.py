@@ -1,6 +1,7 @@
 """The whole of `python evaluate.py beir hotpotqa`, rehearsed: a corpus with HotpotQA's published counts, by phase, beside its floors.
 
     python benchmarks/rehearsal.py [--json FILE] [--folder DIR] [--encoded 20] [--scored 5] [--gpus 1] [--only scored --beside FILE]
+    python benchmarks/rehearsal.py --folder DIR --make        only the data: later calls with that folder and these parts use it
 
 Nothing is downloaded. Two runs of the real command with its defaults, each in a process of its own with clocks around its phases, and
 before each of them what `plan` predicts of it:
@@ -18,6 +19,7 @@ back, words are made up, scores of random vectors have no near ties.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import hashlib
 import json
 import os
@@ -127,7 +129,7 @@ def child(arguments: list[str], record: Path) -> int:
     """Run `evaluate.py ARGUMENTS` here and write what its phases took."""
     began = time.perf_counter()
     sys.argv = ["evaluate.py", *arguments]
-    from maxsim_eval import api
+    from maxsim_eval import api, subject
     from maxsim_eval.cache import filling, sides
     from maxsim_eval.cli import main as command
     from maxsim_eval.comparison import assessing, parity
@@ -150,7 +152,7 @@ def child(arguments: list[str], record: Path) -> int:
 
     clocked(loading, "load_task", "read texts")
     clocked(sides, "content_hash", "hash texts")
-    clocked(api, "embeddings_by", "embeddings")
+    clocked(subject, "embeddings_by", "embeddings")
     clocked(MultiVectorEncoder, "_features", "tokenise (its threads)")
     clocked(filling, "write_shard", "write shards (their threads)")
     clocked(api, "assess", "score and compare")
@@ -163,7 +165,8 @@ def child(arguments: list[str], record: Path) -> int:
     except SystemExit as ended:
         code = int(ended.code or 0)
     seconds["in the process"] = time.perf_counter() - began
-    record.write_text(json.dumps(seconds))
+    if os.environ.get("RANK", "0") == "0":  # it alone compares and reports
+        record.write_text(json.dumps(seconds))
     return code
 
 
@@ -211,7 +214,8 @@ def run(arguments: list[str], out: Path, gpus: int) -> dict[str, Any]:
     scoring = {name: path["seconds"]["total"] for name, path in paths.items()}
     phases |= scoring
     phases |= {name: clocks.pop(name, 0.0) for name in ("compare full scores", "metrics")}
-    others = sum(scoring.values()) + phases["compare full scores"] + phases["metrics"]
+    others = phases["compare full scores"] + phases["metrics"]
+    others += sum(scoring.values()) if gpus == 1 else 0.0  # several processes compare when all of them have scored
     phases["statistics"] = clocks.pop("score and compare") - others
     phases["runs and report"] = clocks.pop("write runs and report")
     phases["start and the rest"] = wall - sum(phases.values())
@@ -304,11 +308,53 @@ def markdown(rows: list[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
+def data_of(home: Path, name: str, part: float, queries: int, layers: int, device: str) -> tuple[list[str], dict[str, Any]]:
+    """The command's words for a run, and what was made for it: now, or by an earlier call with this folder and the same sizes."""
+    data, cache, record = home / name, home / f"{name}-cache", home / f"{name}.json"
+    words = ["beir", "hotpotqa", "--data-dir", str(data), "--cache-dir", str(cache)]
+    if name == "encoded":
+        words += ["--encoder", f"multi-vector:{home / 'colbert'}"]
+    sizes = {"part": part, "queries": queries, "layers": layers}
+    if record.exists():
+        made: dict[str, Any] = json.loads(record.read_text())
+        if made.pop("sizes") != sizes:
+            raise SystemExit(f"{record}: made for other sizes than {sizes}; name another --folder, or remove this one")
+        return words, made
+    began = time.perf_counter()
+    for old in (data, cache):  # of a call that was stopped
+        shutil.rmtree(old, ignore_errors=True)
+    some = make_texts(data / "hotpotqa", int(DOCUMENTS / part), queries)
+    made = {}
+    if name == "scored":
+        made = make_embeddings(data, cache, device)
+    else:
+        make_checkpoints(home, some, layers, 768)
+    made |= {"made_in": time.perf_counter() - began, "text_bytes": (data / "hotpotqa" / "corpus.jsonl").stat().st_size}
+    record.write_text(json.dumps({**made, "sizes": sizes}))
+    return words, made
+
+
+def rehearsed(name: str, words: list[str], home: Path, gpus: int) -> dict[str, Any]:
+    """One run: what `plan` says of it, then what it took."""
+    out = home / f"{name}-out"
+    for old in (out, home / "encoded-cache"):  # everything is scored, and encoded, by this run
+        shutil.rmtree(old, ignore_errors=True)
+    before = {"plan": planned(words, gpus)}
+    found: dict[str, Any] = {**before, **run(words, out, gpus)}
+    found["predictions"] = predictions(found)
+    if name == "encoded":
+        found["document_tokens"] = json.loads((out / "result.json").read_text())["task"]["document_tokens"]
+    for kind in ("phases", "threads"):
+        print(json.dumps({key: round(value, 2) for key, value in found[kind].items()}), flush=True)
+    return found
+
+
 def main(arguments: list[str] | None = None) -> None:
     """The command."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, help="write the raw figures here")
-    parser.add_argument("--folder", type=Path, help="where data and caches are made, and removed (default: a temporary folder)")
+    parser.add_argument("--folder", type=Path, help="where the data is made and kept (default: a temporary folder)")
+    parser.add_argument("--make", action="store_true", help="make the data below --folder and end")
     parser.add_argument("--encoded", type=float, default=20, help="encode one document in so many (default 20)")
     parser.add_argument("--scored", type=float, default=5, help="score one document in so many (default 5)")
     parser.add_argument("--queries", type=int, default=QUERIES, help=f"queries (default {QUERIES})")
@@ -317,6 +363,8 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--only", choices=("encoded", "scored"), help="one of the two runs")
     parser.add_argument("--beside", type=Path, help="with --only: what an earlier call wrote of the other")
     options = parser.parse_args(arguments)
+    if options.make and options.folder is None:
+        parser.error("--make: need --folder")
     device = "cuda" if torch.cuda.is_available() else "cpu"
     report: dict[str, Any] = {
         "schema": SCHEMA, "torch": torch.__version__, "gpus": options.gpus, "encoded_part": options.encoded,
@@ -324,36 +372,22 @@ def main(arguments: list[str] | None = None) -> None:
     }  # fmt: skip
     if options.beside is not None:
         earlier = json.loads(options.beside.read_text())
-        report |= {
-            name: earlier[name] for name in ("encoded", "encoded_part", "scored", "scored_part") if options.only not in name
-        }
-    with tempfile.TemporaryDirectory(dir=options.folder) as place:
-        home = Path(place)
-        report["rates"] = floors(home, device)
+        other = "scored" if options.only == "encoded" else "encoded"
+        report |= {key: earlier[key] for key in (other, f"{other}_part")}
+    with contextlib.ExitStack() as stack:
+        home = options.folder or Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        home.mkdir(parents=True, exist_ok=True)
+        if not options.make:
+            report["rates"] = floors(home, device)
         for name in ("encoded", "scored"):
             if options.only not in (None, name):
                 continue
-            data, cache, part = home / name, home / f"{name}-cache", getattr(options, name)
-            began = time.perf_counter()
-            some = make_texts(data / "hotpotqa", int(DOCUMENTS / part), options.queries)
-            made: dict[str, Any] = {}
-            words = ["beir", "hotpotqa", "--data-dir", str(data), "--cache-dir", str(cache)]
-            if name == "scored":
-                made = make_embeddings(data, cache, device)
-            else:
-                words += ["--encoder", make_checkpoints(home, some, options.layers, 768)["multi-vector"]]
-            made |= {"made_in": time.perf_counter() - began, "text_bytes": (data / "hotpotqa" / "corpus.jsonl").stat().st_size}
+            words, made = data_of(home, name, getattr(options, name), options.queries, options.layers, device)
             print(f"{name}: data made in {made['made_in']:.0f} s", flush=True)
-            before = {"plan": planned(words, options.gpus)}
-            report[name] = {**made, **before, **run(words, home / f"{name}-out", options.gpus)}
-            report[name]["predictions"] = predictions(report[name])
-            if name == "encoded":
-                result = json.loads((home / "encoded-out" / "result.json").read_text())
-                report[name]["document_tokens"] = result["task"]["document_tokens"]
-            print(json.dumps({key: round(value, 2) for key, value in report[name]["phases"].items()}), flush=True)
-            print(json.dumps({key: round(value, 2) for key, value in report[name]["threads"].items()}), flush=True)
+            if options.make:
+                continue
+            report[name] = {**made, **rehearsed(name, words, home, options.gpus)}
             write(options.json, report)
-            shutil.rmtree(cache)
         if "encoded" in report:
             report["rows"] = with_floors(report)
             write(options.json, report)
