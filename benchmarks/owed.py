@@ -2,6 +2,7 @@
 
     python benchmarks/owed.py --list                                what is owed, why, and what each takes
     python benchmarks/owed.py --seconds 1800 --out owed             run it, one after the other, as far as the time goes
+    CUDA_VISIBLE_DEVICES=1 python benchmarks/owed.py --beside --seconds 1800 --out checks      what takes no times, on a second GPU
     python benchmarks/owed.py --take owed                           put what was measured into docs/results
     python benchmarks/page.py                                       and write the pages anew
 
@@ -17,6 +18,7 @@ Exit status: 0 nothing is owed any more, 1 something failed, 2 it could not be r
 from __future__ import annotations
 
 import argparse
+import importlib.metadata
 import json
 import os
 import shlex
@@ -40,8 +42,9 @@ from tables.cells import FIGURES, OPERATOR, Book
 ROOT = Path(__file__).resolve().parents[1]
 TABLE, RESULTS = Path(__file__).with_suffix(".toml"), ROOT / "docs" / "results"
 JOURNAL = "owed.json"
+NEEDED = ("maxsim-eval", "maxsim-kernels", "pytest", "pytest-xdist")
 LONGER, LEAST_MORE = 1.5, 60.0  # a measurement may take so many times what it is known to, or so many seconds more
-KEYS = {"name", "command", "file", "seconds", "value", "groups", "entries", "slice", "first", "gpus", "after"}
+KEYS = {"name", "command", "file", "seconds", "value", "groups", "entries", "slice", "first", "beside", "gpus", "after"}
 
 
 @dataclass(frozen=True)
@@ -56,6 +59,7 @@ class Measurement:
     groups: tuple[str, ...] = ()
     entries: tuple[str, ...] = ()
     first: bool = False
+    beside: bool = False
     gpus: int = 1
     after: str = ""
 
@@ -347,6 +351,10 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, help="the folder for files, logs and what was done")
     parser.add_argument("--take", type=Path, metavar="OUT", help="put what a run measured into docs/results and end")
     parser.add_argument("--only", default="", help="only measurements whose name holds one of these, by comma")
+    parser.add_argument(
+        "--beside", action="store_true", help="only what takes no times; a second call with --timed runs the rest"
+    )
+    parser.add_argument("--timed", action="store_true", help="only what takes times, and wants its GPU to itself")
     parser.add_argument("--texts", type=Path, help="a BEIR corpus.jsonl, for what encodes texts")
     parser.add_argument("--gpus", type=int, default=visible(), help="GPUs that may be used (default: those of nvidia-smi)")
     parser.add_argument("--table", type=Path, default=TABLE, help="another table of measurements")
@@ -354,8 +362,10 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     parts = [part for part in options.only.split(",") if part]
     found = [one for one in table(options.table) if not parts or any(part in one.name for part in parts)]
+    if options.beside or options.timed:
+        found = [one for one in found if one.beside == options.beside]
     if not found:
-        parser.error(f"--only: got {options.only!r}, which no measurement's name holds; --list prints them")
+        parser.error(f"--only: got {options.only!r}, which no such measurement's name holds; --list prints them")
     if options.take is not None:
         return 0 if take(found, options.take, options.results) else 1
     todo = owed(found, options.out, options.results)
@@ -367,6 +377,12 @@ def main(arguments: list[str] | None = None) -> int:
     if not options.gpus and any(one.gpus for one, _ in todo):
         print(
             "owed.py runs on a machine with an NVIDIA GPU, and nvidia-smi names none here; --list needs none", file=sys.stderr
+        )
+        return 2
+    if lacks := [name for name in NEEDED if not list(importlib.metadata.distributions(name=name))]:
+        print(
+            f"owed.py needs {', '.join(lacks)} installed for {sys.executable}, not only on PYTHONPATH (make install)",
+            file=sys.stderr,
         )
         return 2
     done = {one.name for one in found} - {one.name for one, _ in todo}

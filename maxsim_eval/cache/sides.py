@@ -55,6 +55,7 @@ __all__ = [
 ]
 
 CHUNK = 256  # texts an encoder gets at a time: often enough for a progress bar, enough to sort by length
+_FIRST = 128  # of them say the dtype where several chunks are worked on at once: all others wait for these
 PAGE_CHUNK = 16  # page images: each takes some 10 MB once decoded
 PAGE_LEAST = 64  # pages a shard, by default: 17 MB of ColPali's; a set of two thousand is work for many GPUs
 _PACKAGES = ("maxsim-eval", "torch", "numpy", "h5py", "transformers", "sentence-transformers", "pillow")
@@ -191,6 +192,7 @@ class TaskSide:
         self.key = embedding_key(role, encoder, contents)
         self.folder = entry_folder(cache_dir, task.source, task.dataset, encoder.name, role, self.key)
         self.chunk = PAGE_CHUNK if isinstance(self.items, Pages) else getattr(encoder, "chunk", None) or CHUNK
+        self.at_once = getattr(encoder, "at_once", 1)
         self._prepared = role != "query"
         self._first: Packed | None = None
 
@@ -239,7 +241,9 @@ class TaskSide:
         if (self.folder / MANIFEST).exists():
             dtype = DTYPES[read_manifest(self.folder)["dtype"]]
         else:  # only the embeddings themselves say which dtype the encoder yields, and the manifest comes before any shard
-            self._first = self._encode(0, min(self.chunk, len(self.ids)))
+            self._expect()
+            few = self.chunk if self.at_once == 1 else min(self.chunk, _FIRST)
+            self._first = self._encode(0, min(few, len(self.ids)))
             dtype = self._first.dtype
         provenance = _provenance(self.task, self.role, self.encoder, self.content)
         whole = getattr(self.encoder, "chunk", None) or 0  # texts that an encoder wants together are of one shard
@@ -260,8 +264,15 @@ class TaskSide:
                 f"{self.key}; all processes need the same data, model and options"
             )
         label = f"encode {self.task.dataset}"
-        at_once = getattr(self.encoder, "at_once", 1)
-        fill_shards(begun, self.ids, self._tokens, chunk=self.chunk, label=label, quiet=quiet, world=world, at_once=at_once)
+        self._expect()
+        options: dict[str, Any] = {"chunk": self.chunk, "label": label, "quiet": quiet, "at_once": self.at_once}
+        fill_shards(begun, self.ids, self._tokens, world=world, **options)
+
+    def _expect(self) -> None:
+        """Tell an encoder that wants to know how many items there are."""
+        expect = getattr(self.encoder, "expect", None)
+        if expect is not None:
+            expect(len(self.ids))
 
     def _tokens(self, start: int, stop: int) -> Packed:
         if self._first is not None and (start, stop) == (0, len(self._first)):

@@ -165,6 +165,11 @@ class ModelEncoder:
     def prepare(self, documents: Sequence[Any]) -> None:
         """Nothing: the embeddings do not depend on the corpus."""
 
+    def expect(self, items: int) -> None:
+        """So many items will be encoded, a few of them first: what takes a while to begin may begin with those."""
+        if self.readers is not None:
+            self.readers.expect(items)
+
     def in_batches(
         self, kind: Kind, items: Sequence[Any], places: Sequence[int], forward: Callable[[list[int]], Sequence[torch.Tensor]]
     ) -> Iterator[tuple[int, torch.Tensor]]:

@@ -44,8 +44,13 @@ class Readers:
         self._asking: ThreadPoolExecutor | None = None  # takes texts in the order in which they came, whoever's they are
         self._lock, self._begun, self._answering = threading.Lock(), False, threading.Event()
 
+    def expect(self, texts: int) -> None:
+        """So many will come: they are begun with the first of them, while the model is loaded."""
+        with self._lock:
+            self._texts = max(self._texts, texts)
+
     def ready(self, tokenizer: Any, texts: int) -> bool:
-        """Whether they take so many texts; begins them when enough were asked for."""
+        """Whether they take so many texts; begins them when enough were asked for, or are expected."""
         with self._lock:
             self._texts += texts
             if self._texts >= BEGIN and self.most and not self._begun:

@@ -66,9 +66,9 @@ def score_units(
         tick: called after each block with its number of documents and the bytes of their tokens.
 
     Raises:
-        DataError: a score that is NaN or infinite, named by query and document, or tokens that do not fit the path's format; nothing of
-            that unit, nor of any after it, was yielded. CacheError: a file that cannot be read or is damaged, likewise. UsageError: a
-            memory budget that is too small, or large.
+        DataError: a score that is NaN or infinite, named by query and document, or tokens that do not fit the path's format; every
+            unit before that one was yielded, and nothing of it or of any after it. CacheError: a file that cannot be read or is
+            damaged, likewise. UsageError: a memory budget that is too small, or large.
     """
     path = asked.paths[name]
     if path.may_exceed(queries):
@@ -78,7 +78,12 @@ def score_units(
         stream = _Stream(name, queries, corpus, asked, keep)
         try:
             for start, stop in units:
-                waiting.append(stream.score(start, stop, units, tick))
+                try:
+                    waiting.append(stream.score(start, stop, units, tick))
+                except MaxsimEvalError:  # the units before it are whole
+                    while waiting:
+                        yield waiting.popleft().result()
+                    raise
                 while waiting and (waiting[0].arrived() or len(waiting) > _IN_FLIGHT):
                     yield waiting.popleft().result()
             while waiting:

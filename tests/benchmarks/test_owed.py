@@ -121,6 +121,20 @@ def test_a_gpu_is_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
     assert not Path("nowhere").exists()
 
 
+def test_what_takes_no_times_may_run_beside(
+    made: Callable[..., Path], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = made(("check", 1, 1, "beside = true"), ("time", 1, 1, ""))
+    words = ["--table", str(place / "table.toml"), "--results", str(place / "results"), "--seconds", "60"]
+    assert owed.main([*words, "--out", str(place / "a"), "--beside"]) == 0
+    assert owed.main([*words, "--out", str(place / "b"), "--timed"]) == 0
+    assert [list(owed.journal(place / part)) for part in "ab"] == [["check"], ["time"]]
+    monkeypatch.setattr(owed, "NEEDED", ("pytest", "no-such-package"))
+    assert owed.main([*words, "--out", str(place / "c")]) == 2
+    assert "owed.py needs no-such-package installed for" in capsys.readouterr().err
+    assert not (place / "c").exists()
+
+
 def test_files_of_another_state_are_moved_aside(tmp_path: Path) -> None:
     path = tmp_path / "forward.json"
     path.write_text(json.dumps({"identity": {"sources": "old"}}))

@@ -73,6 +73,8 @@ def tests(paths: list[Path], processes: int) -> tuple[dict[str, Any], bool]:
             f"--junitxml={report}",
             "-q",
             "--continue-on-collection-errors",
+            "-p",
+            "no:benchmark",  # where that plugin is installed, it warns beside xdist, and a warning is an error here
         ]
         command += ["-n", str(processes)] if processes > 1 and find_spec("xdist") else []
         ended = subprocess.run(command, cwd=ROOT, check=False).returncode

@@ -153,5 +153,5 @@ def test_whoever_begins_the_lists_gradients_have_the_same_bits(monkeypatch, shap
 def test_parts_are_added_in_the_order_of_torchs_sum(dtype, parts):
     held = make.gauss(parts, 33, 31, dtype=SINGLE)
     out = torch.empty(33, 31, dtype=dtype, device=make.device)
-    launch.launch(_sum_kernel, triton.cdiv(out.numel(), 1024), held, out, out.numel(), PARTS=parts, BLOCK=1024, warps=4)
+    launch.launch(_sum_kernel, triton.cdiv(out.numel(), 1024), held, out, out.numel(), parts, BLOCK=1024, warps=4)
     assert torch.equal(out, torch.empty_like(out).copy_(held.sum(0)))

@@ -272,6 +272,27 @@ def test_shards_hold_whole_chunks_of_an_encoder_that_takes_many(tmp_path: Path) 
     assert encoder.calls == [("document", 1100), ("document", 100)], "nothing is encoded twice, and no chunk is cut by a shard"
 
 
+def test_few_texts_go_first_where_many_are_worked_on_at_once(tmp_path: Path) -> None:
+    @dataclass
+    class AtOnce(LetterEncoder):
+        at_once: int = 3
+        chunk: int = 512
+        expected: list[tuple[int, int]] = field(default_factory=list)
+
+        def expect(self, items: int) -> None:
+            self.expected.append((items, len(self.calls)))
+
+    encoder = AtOnce()
+    found = embed(task(1500), "document", encoder, tmp_path / "at once", quiet=True)
+    assert [count for _, count in encoder.calls[:1]] == [128], "all others wait for these"
+    assert sorted(count for _, count in encoder.calls[1:]) == [476, 512, 512], (
+        "no text is left out, none goes twice but the first"
+    )
+    assert set(encoder.expected) == {(1500, 0), (1500, 1)}, "before the first, and before the rest"
+    alone, _ = run(tmp_path / "alone", task(1500))
+    assert torch.equal(found.load().values, alone.load().values)
+
+
 def test_interrupted_before_anything_was_known(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         run(tmp_path, task(), fail_at=0)

@@ -53,6 +53,17 @@ def test_processes_give_the_same_tokens(encoder: Any, monkeypatch: pytest.Monkey
     assert torch.equal(found.lengths, expected.lengths)
 
 
+def test_those_who_expect_many_begin_with_few(encoder: Any) -> None:
+    encoder.expect(readers.BEGIN)  # without readers nobody listens
+    encoder.readers = readers.Readers(1)
+    encoder.expect(readers.BEGIN - 100)
+    encoder.encode(TEXTS[:80], "document")
+    assert not encoder.readers._begun
+    encoder.expect(readers.BEGIN)
+    encoder.encode(TEXTS[:80], "document")
+    assert encoder.readers._begun
+
+
 def test_a_process_that_is_killed_is_named_and_the_others_end_with_their_owner(
     encoder: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -22,7 +22,7 @@ from maxsim_eval.cache.sides import fill_entry
 from maxsim_eval.data.trec import write_trec_run
 from maxsim_eval.errors import CacheError, DataError, UsageError
 from maxsim_eval.processes.world import World
-from maxsim_eval.scoring import job, units
+from maxsim_eval.scoring import job, stream, units
 from maxsim_eval.scoring.job import digest, divide
 from maxsim_eval.scoring.records import Records
 from maxsim_eval.scoring.scoring import PATHS, Asked, Corpus, score_path, to_run
@@ -227,9 +227,14 @@ BAD = {
 
 
 @pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")
+@pytest.mark.parametrize("late", [False, True])
 @pytest.mark.parametrize("kind", BAD)
-def test_nothing_is_recorded_of_a_unit_that_was_refused(kind: str, tmp_path: Path) -> None:
+def test_nothing_is_recorded_of_a_unit_that_was_refused(
+    kind: str, late: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     number, document, name, message = BAD[kind]
+    if late:  # a GPU's results are on their way while the next unit is looked at
+        monkeypatch.setattr(stream._Unit, "arrived", lambda _: False)
     entry = entry_of(tmp_path / "entry", {number: document})
     queries = QUERIES
     if kind == "nan":

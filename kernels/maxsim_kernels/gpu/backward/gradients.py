@@ -164,7 +164,7 @@ def _query_gradient(saved: Saved, end_to_end: bool, out: Tensor, sums: Tensor | 
         call(_sum_into, out, parts)
         return
     size = out.numel()
-    launch(_sum_kernel, triton.cdiv(size, _SUMMED), parts, out, size, PARTS=splits, BLOCK=_SUMMED, warps=4)
+    launch(_sum_kernel, triton.cdiv(size, _SUMMED), parts, out, size, splits, BLOCK=_SUMMED, warps=4)
 
 
 def _sum_into(out: Tensor, parts: Tensor) -> None:

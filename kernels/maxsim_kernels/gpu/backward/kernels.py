@@ -285,8 +285,8 @@ def _own_kernel(
         tl.store(to, total, mask=(place < size)[:, None] & (inner < width)[None, :])
 
 
-@triton.jit(do_not_specialize=["size"])
-def _sum_kernel(part_ptr, out_ptr, size, PARTS: tl.constexpr, BLOCK: tl.constexpr):
+@triton.jit(do_not_specialize=["size", "parts"])
+def _sum_kernel(part_ptr, out_ptr, size, parts, BLOCK: tl.constexpr):
     """`out = parts.sum(0)`, of few parts, in the order of torch's sum: every fourth part, then the four."""
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = at < size
@@ -294,14 +294,8 @@ def _sum_kernel(part_ptr, out_ptr, size, PARTS: tl.constexpr, BLOCK: tl.constexp
     total1 = total0
     total2 = total0
     total3 = total0
-    for part in tl.static_range(PARTS):
-        found = tl.load(part_ptr + (tl.full([], 0, tl.int64) + part) * size + at, mask=inside, other=0.0)
-        if part % 4 == 0:
-            total0 += found
-        elif part % 4 == 1:
-            total1 += found
-        elif part % 4 == 2:
-            total2 += found
-        else:
-            total3 += found
+    for part in range(tl.cdiv(parts, 4) * 4):  # whole fours: each sum is in its place again behind them
+        here = part_ptr + (tl.full([], 0, tl.int64) + part) * size + at
+        found = tl.load(here, mask=inside & (part < parts), other=0.0)
+        total0, total1, total2, total3 = total1, total2, total3, total0 + found
     tl.store(out_ptr + at, total0 + total1 + total2 + total3, mask=inside)
