@@ -10,6 +10,8 @@ encoder, beside our `fused-fp32` path. Before timing: the same bits for a permut
 from __future__ import annotations
 
 import argparse
+import ctypes
+import gc
 import statistics
 import sys
 import tempfile
@@ -59,6 +61,8 @@ def extra_bytes(call: Callable[[], Any], device: str) -> int:
         before = torch.cuda.memory_allocated()
         call()
         return torch.cuda.max_memory_allocated() - before
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)  # what earlier calls left to the allocator would be counted as held before
     Path("/proc/self/clear_refs").write_text("5")  # the peak is what is held now
     before = _resident_peak()
     call()

@@ -171,13 +171,17 @@ def test_the_committed_start_holds_its_bounds() -> None:
 
 def test_committed_encoding_and_rehearsal() -> None:
     """1.6M tokens/s and a GPU busy 90% of the time were asked of encoding and are missed: the figures are held at what they are."""
-    rows = _committed(encoding, "h200")["rows"]
-    assert all(row["distance"] <= row["bound"] for row in rows.values())
-    ours = {name: row["methods"]["ours"] for name, row in rows.items()}
-    assert {name: one["tokens_a_second"] > 1.2e6 and one["gpu_busy"] > 0.55 for name, one in ours.items()} == {
+    rows = {place: _committed(encoding, place)["rows"] for place in ("h200", "cpu")}
+    assert all(row["distance"] <= row["bound"] for found in rows.values() for row in found.values())
+    ours = {name: row["methods"]["ours"] for name, row in rows["h200"].items()}
+    assert {name: one["tokens_a_second"] > 1.2e6 and one["gpu_busy"] > 0.8 for name, one in ours.items()} == {
         "hf": True,
         "multi-vector": True,
     }
+    for name, other in (("hf", "plain loop"), ("multi-vector", "sentence-transformers")):
+        methods = {place: {who: one["tokens_a_second"] for who, one in found[name]["methods"].items()} for place, found in rows.items()}
+        assert methods["h200"]["ours"] > 2 * methods["h200"][other]
+        assert methods["cpu"]["ours"] > methods["cpu"][other] / 1.1
     seconds = {row["phase"]: row["full"] for row in _committed(rehearsal, "h200")["rows"]}
     assert sum(seconds.values()) < 3600
     assert sum(seconds[path] for path in ("fp32", "fp16", "int8")) < 25 * 60

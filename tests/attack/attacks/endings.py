@@ -49,6 +49,8 @@ class Case:
 
 _OBEYED = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202e\ud800-\udfff]|^\s*::", re.MULTILINE)
 
+_KEPT = "not written; --accept writes it all the same"  # what the gate says of a baseline beside the checks that failed
+
 
 def refusal(code: int, out: str, err: str) -> tuple[str, str]:
     """How a command ended that did not end with 0, as far as that can be seen without knowing what it read."""
@@ -60,6 +62,7 @@ def refusal(code: int, out: str, err: str) -> tuple[str, str]:
         return UNCLEAR, f"exit {code}, prints {found[0]!r}: {last}"
     if code == 1:
         named = any(line.startswith("FAIL ") for line in out.splitlines())
+        lines = [line for line in lines if not line.endswith(_KEPT)]
         return (GATE_NO, "") if named and not lines else (UNCLEAR, f"exit 1 without a check that failed: {last}")
     if len(lines) != 1 or not lines[0].startswith("error: ") or len(lines[0]) < 15:
         return UNCLEAR, f"exit {code}, {len(lines)} lines: {err[:300]}"
