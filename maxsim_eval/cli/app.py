@@ -218,13 +218,16 @@ def main(arguments: list[str] | None = None) -> None:
         _run(arguments)
 
 
+_AGAIN = 0.01  # seconds until a signal is sent once more
+
+
 class _Terminated(ProgramExit):
     """SIGTERM: what is open is closed, as on Ctrl-C."""
 
 
 @contextlib.contextmanager
 def _terminable() -> Iterator[None]:
-    """Let SIGTERM end the command as Ctrl-C does; a second one ends it at once."""
+    """Let SIGTERM end the command as Ctrl-C does, a second one at once; neither is lost where Python drops what it raises."""
     if threading.current_thread() is not threading.main_thread():  # which alone may say what signals do
         yield
         return
@@ -233,10 +236,21 @@ def _terminable() -> Iterator[None]:
         signal.signal(number, signal.SIG_DFL)
         raise _Terminated(EXIT_TERMINATED)
 
-    before = signal.signal(signal.SIGTERM, stop)
+    def again(dropped: Any) -> None:
+        """A finaliser, or a weak reference's callback, ran when the signal came: Python says so and goes on. Send it once more."""
+        if not isinstance(dropped.exc_value, KeyboardInterrupt | _Terminated):
+            said(dropped)
+            return
+        number = signal.SIGTERM if isinstance(dropped.exc_value, _Terminated) else signal.SIGINT
+        signal.signal(signal.SIGTERM, stop)
+        threading.Timer(_AGAIN, os.kill, (os.getpid(), number)).start()
+
+    before, said = signal.signal(signal.SIGTERM, stop), sys.unraisablehook
+    sys.unraisablehook = again
     try:
         yield
     finally:
+        sys.unraisablehook = said
         signal.signal(signal.SIGTERM, before)
 
 

@@ -166,6 +166,8 @@ def test_an_evaluation_of_other_texts_is_noticed(found: specimen.Specimen, tmp_p
         (4, "", "error: unforeseen: KeyError\n", UNFORESEEN),
         (3, "", "Traceback (most recent call last):\n", UNFORESEEN),
         (1, "FAIL  fp16: top-10 overlap: 0, need 1\n", "", endings.GATE_NO),
+        (1, "FAIL  a\n", "new.json: not written; --accept writes it all the same\n", endings.GATE_NO),
+        (1, "FAIL  a\n", "and more\n", UNCLEAR),
         (1, "", "error: a: cannot be read (x)\n", UNCLEAR),
     ],
 )

@@ -154,6 +154,38 @@ def test_ctrl_c_while_encoding_keeps_finished_shards(
 # Two processes --------------------------------------------------------------------------------------------------------
 
 
+DROPPED = """
+import os, signal, sys, time
+from maxsim_eval.cli import main
+from maxsim_eval.encoders.lexical import LexicalEncoder
+
+class Finalised:
+    def __del__(self):
+        os.kill(os.getpid(), int(os.environ["SENT"]))
+        time.sleep(0.1)  # what a signal's handler raises here, Python prints and drops
+
+def encode(self, items, role):
+    Finalised()
+    time.sleep(20)
+
+LexicalEncoder.encode = encode
+main(sys.argv[1:])
+"""
+
+
+@pytest.mark.parametrize(
+    ("sent", "code", "word"), [(signal.SIGINT, INTERRUPTED, "interrupted"), (signal.SIGTERM, 143, "terminated (SIGTERM)")]
+)
+def test_a_signal_that_comes_in_a_finaliser_is_not_lost(
+    sent: signal.Signals, code: int, word: str, many: Path, start: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SENT", str(int(sent)))
+    child = start(["-c", DROPPED, "local", "foxes", "--quiet"], many)
+    out, err = child.communicate(timeout=60)
+    assert (child.returncode, out) == (code, "")
+    assert err.strip() == f"{word}; finished parts are kept, the same command continues"
+
+
 @pytest.mark.slow
 def test_two_fresh_processes_fill_one_cache_at_once(demo: Any, clean: Any, start: Callable[..., Any], tmp_path: Path) -> None:
     folder = demo.copy(tmp_path, "datasets")

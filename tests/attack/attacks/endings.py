@@ -48,7 +48,6 @@ class Case:
 
 
 _OBEYED = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202e\ud800-\udfff]|^\s*::", re.MULTILINE)
-
 _KEPT = "not written; --accept writes it all the same"  # what the gate says of a baseline beside the checks that failed
 
 
