@@ -179,7 +179,9 @@ def test_committed_encoding_and_rehearsal() -> None:
         "multi-vector": True,
     }
     for name, other in (("hf", "plain loop"), ("multi-vector", "sentence-transformers")):
-        methods = {place: {who: one["tokens_a_second"] for who, one in found[name]["methods"].items()} for place, found in rows.items()}
+        methods = {
+            place: {who: one["tokens_a_second"] for who, one in found[name]["methods"].items()} for place, found in rows.items()
+        }
         assert methods["h200"]["ours"] > 2 * methods["h200"][other]
         assert methods["cpu"]["ours"] > methods["cpu"][other] / 1.1
     seconds = {row["phase"]: row["full"] for row in _committed(rehearsal, "h200")["rows"]}
