@@ -160,7 +160,11 @@ def result(folder: Path, out: str = "out") -> dict[str, Any]:
 
 def parts(folder: Path, out: str = "out") -> dict[str, int]:
     """Finished units: file -> inode (another one, if it was written again)."""
-    return {f"{path.parent.name}/{path.name}": path.stat().st_ino for path in (folder / out / ".partial").glob("*/[0-9]*.h5")}
+    found = {}
+    for path in (folder / out / ".partial").glob("*/[0-9]*.h5"):
+        with contextlib.suppress(FileNotFoundError):  # the command ended and took it away
+            found[f"{path.parent.name}/{path.name}"] = path.stat().st_ino
+    return found
 
 
 def await_parts(pid: int, folder: Path, count: int) -> None:
