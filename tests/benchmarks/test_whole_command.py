@@ -159,6 +159,8 @@ def test_the_committed_reference_holds_its_bounds() -> None:
     on_cpu = _middle(_committed(reference_speed, "cpu")["rows"])
     assert len(on_cpu) == 2
     assert all(row["reference"] < 2.5 * row["fused-fp32"] for row in on_cpu.values())
+    extra = [row["extra_bytes"] for row in _committed(reference_speed, "cpu")["rows"].values()]
+    assert 0 < min(extra) <= max(extra) < 256e6
 
 
 def test_the_committed_start_holds_its_bounds() -> None:
@@ -167,6 +169,18 @@ def test_the_committed_start_holds_its_bounds() -> None:
     assert np.median([run["seconds"] for run in found["warm"]]) < 6
     beyond = np.subtract(found["imports"]["operator"], found["imports"]["torch"])
     assert np.median(beyond) < 0.05
+
+
+def test_the_committed_plans_hold_their_bound() -> None:
+    judged = 0
+    for case in _committed(plan_accuracy, "cpu")["cases"].values():
+        for found in case["predictions"].values():
+            low, high = min(found["planned_over_measured"]), max(found["planned_over_measured"])
+            if found["measured"] >= 0.5:
+                assert low <= 1.5
+                assert high >= 1 / 1.5
+                judged += 1
+    assert judged == 22
 
 
 def test_committed_encoding_and_rehearsal() -> None:
