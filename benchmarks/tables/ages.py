@@ -27,7 +27,7 @@ TOOLKIT: dict[str, tuple[str, ...]] = {  # by schema, of files about the toolkit
     "certified": ("evaluation", "search-cpu"), "survivors": ("search-cpu",), "stages": ("search-cpu",), "pruning": ("search-cpu",),
     "reference-speed": ("reference",), "fidelity": ("evaluation", "cpu"), "scale-rates": ("codes", "streaming"),
     "atlas": ("atlas", "evaluation"), "atlas-time": ("atlas", "evaluation"), "tests": ("operator",), "sanitizers": ("operator",),
-    "soak": ("operator",), "runs-compared": ("evaluation", "operator"),
+    "soak": ("operator",), "conformance": ("operator",), "runs-compared": ("evaluation", "operator"),
 }  # fmt: skip
 
 PARTS = ("corpora", "encoders", "files", "growth", "runs")  # keys of parts that may have been measured apart
