@@ -156,6 +156,7 @@ def test_ctrl_c_while_encoding_keeps_finished_shards(
 
 DROPPED = """
 import os, signal, sys, time
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job inherits an ignored Ctrl-C
 from maxsim_eval.cli import main
 from maxsim_eval.encoders.lexical import LexicalEncoder
 
