@@ -35,7 +35,7 @@ test: install
 	$(PYTEST) -m "not slow"
 
 test-slow: install
-	$(PYTEST) -m slow
+	$(PYTEST) -m slow $$(grep -rl --include="test_*.py" "mark\.slow" tests)  # the others need not be collected
 
 lint: install
 	$(BIN)/ruff check .

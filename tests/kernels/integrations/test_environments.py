@@ -144,7 +144,8 @@ def test_other_versions_of_sentence_transformers(library: str, tmp_path: Path) -
     version = importlib.metadata.version
     found = run(python, "-c", "import sentence_transformers as s; print(s.__version__)", cwd=tmp_path, path=[])
     assert found.stdout.strip() == REQUIREMENTS[library][0].split("==")[1] != version("sentence-transformers"), found.stderr
-    tests = [str(Path(__file__).with_name(f"test_sentence_transformers{more}.py")) for more in ("", "_weights")]
+    parts = ("", "_weights") if library.endswith("6.0") else ("",)  # the oldest is tested in full, as the newest is here
+    tests = [str(Path(__file__).with_name(f"test_sentence_transformers{more}.py")) for more in parts]
     done = run(python, "-m", "pytest", "-p", "no:cacheprovider", *tests, cwd=ROOT, path=FOLDERS[:2])
     assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
     assert passed(done) > 100, done.stdout
