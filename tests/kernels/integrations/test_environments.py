@@ -148,7 +148,7 @@ def test_other_versions_of_sentence_transformers(library: str, tmp_path: Path) -
     tests = [str(Path(__file__).with_name(f"test_sentence_transformers{more}.py")) for more in parts]
     done = run(python, "-m", "pytest", "-p", "no:cacheprovider", *tests, cwd=ROOT, path=FOLDERS[:2])
     assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
-    assert passed(done) > 100, done.stdout
+    assert passed(done) > (100 if len(parts) > 1 else 60), done.stdout
 
 
 @pytest.mark.parametrize("required", ["1", ""])
