@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 
+from maxsim_eval.processes import peak_memory
 from maxsim_kernels import Packed, maxsim, maxsim_reference
 from measure.session import kernels
 from results.file import write
@@ -56,22 +57,15 @@ def seconds(call: Callable[[], Any], runs: int, device: str) -> list[float]:
 
 def extra_bytes(call: Callable[[], Any], device: str) -> int:
     """The most that a call holds beside what is held before it; on a CPU by what Linux counts as resident."""
-    if device == "cuda":
-        torch.cuda.reset_peak_memory_stats()
-        before = torch.cuda.memory_allocated()
-        call()
-        return torch.cuda.max_memory_allocated() - before
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)  # what earlier calls left to the allocator would be counted as held before
-    Path("/proc/self/clear_refs").write_text("5")  # the peak is what is held now
-    before = _resident_peak()
+    peak, name = peak_memory.start(device), "device_peak_bytes" if device == "cuda" else "host_peak_bytes"
+    before = peak()[name]  # what is held now
     call()
-    return _resident_peak() - before
-
-
-def _resident_peak() -> int:
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) * 1024
+    after = peak()[name]
+    if before is None or after is None:
+        raise SystemExit("this system does not tell a process's peak; nothing timed")
+    return after - before
 
 
 def check(queries: Packed, documents: Packed) -> float:

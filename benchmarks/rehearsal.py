@@ -339,8 +339,7 @@ def rehearsed(name: str, words: list[str], home: Path, gpus: int) -> dict[str, A
     out = home / f"{name}-out"
     for old in (out, home / "encoded-cache"):  # everything is scored, and encoded, by this run
         shutil.rmtree(old, ignore_errors=True)
-    before = {"plan": planned(words, gpus)}
-    found: dict[str, Any] = {**before, **run(words, out, gpus)}
+    found: dict[str, Any] = {"plan": planned(words, gpus), **run(words, out, gpus)}
     found["predictions"] = predictions(found)
     if name == "encoded":
         found["document_tokens"] = json.loads((out / "result.json").read_text())["task"]["document_tokens"]
