@@ -290,12 +290,15 @@ def _sum_kernel(part_ptr, out_ptr, size, parts, BLOCK: tl.constexpr):
     """`out = parts.sum(0)`, of few parts, in the order of torch's sum: every fourth part, then the four."""
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = at < size
+    step = tl.full([], 0, tl.int64) + size
     total0 = tl.zeros([BLOCK], tl.float32)
-    total1 = total0
-    total2 = total0
-    total3 = total0
-    for part in range(tl.cdiv(parts, 4) * 4):  # whole fours: each sum is in its place again behind them
-        here = part_ptr + (tl.full([], 0, tl.int64) + part) * size + at
-        found = tl.load(here, mask=inside & (part < parts), other=0.0)
-        total0, total1, total2, total3 = total1, total2, total3, total0 + found
+    total1 = tl.zeros([BLOCK], tl.float32)
+    total2 = tl.zeros([BLOCK], tl.float32)
+    total3 = tl.zeros([BLOCK], tl.float32)
+    for first in range(0, parts, 4):  # sums that change places in a loop are no choice: Triton 3.6 forgets them where they begin equal
+        here = part_ptr + first * step + at
+        total0 += tl.load(here, mask=inside, other=0.0)
+        total1 += tl.load(here + step, mask=inside & (first + 1 < parts), other=0.0)
+        total2 += tl.load(here + 2 * step, mask=inside & (first + 2 < parts), other=0.0)
+        total3 += tl.load(here + 3 * step, mask=inside & (first + 3 < parts), other=0.0)
     tl.store(out_ptr + at, total0 + total1 + total2 + total3, mask=inside)
