@@ -20,7 +20,7 @@ import record_gradients as gradients
 recorder, RECORD = gradients.recorder, gradients.recorder.read(gradients.RECORD)
 LIMITS = {
     "_rows_kernel": 224, "_lists_kernel": 255, "_pieces_kernel": 80, "_own_kernel": 255, "_count_kernel": 64, "_place_kernel": 168,
-    "_table_kernel": 128, "_sum_kernel": 64, "_terms_kernel": 64, "_mean_kernel": 64, "_slopes_kernel": 64,
+    "_table_kernel": 128, "_sum_kernel": 96, "_terms_kernel": 64, "_mean_kernel": 64, "_slopes_kernel": 64,
 }  # fmt: skip
 
 
@@ -69,6 +69,13 @@ def _compile(name: str, launches: list[Any], architecture: int, tmp_path: Path) 
         assert used["registers"] <= LIMITS[launch.kernel.__name__], (key, used)
         assert used["shared"] <= 48 << 10, (key, used)
         gradients.compare(key, used, RECORD)
+
+
+def test_sums_of_parts_keep_their_four_totals() -> None:
+    # Triton's front end takes a name that a loop only moves to another, equal one for unchanged: interpreted all is right, compiled not.
+    launch = next(one for one in gradients.backward_launches(gradients.LONG_LISTS[0], 90) if one.kernel.__name__ == "_sum_kernel")
+    loop = next(line for line in recorder.compiled(launch, 90).asm["ttir"].splitlines() if "scf.for" in line)
+    assert loop.partition("iter_args(")[2].partition(")")[0].count("=") == 4, loop
 
 
 def test_the_record_holds_no_kernel_that_is_gone() -> None:
