@@ -27,7 +27,7 @@ RESULTS = ROOT / "docs" / "results"
         ("docs/kernel_notes.md", "h200/changing.json", ("rows", "ragged, flash-maxsim", "again us")),
         ("docs/kernel_notes.md", "h200/changing_warmed.json", ("rows", "dense, ours", "first us")),
         ("docs/integrations.md", "h200/libraries_pylate.json", ("rows", "0", "methods", "LIK", "ms")),
-        ("docs/integrations.md", "h200/libraries_contrastive.json", ("rows", "0", "methods", "ours", "peak_mib")),
+        ("docs/integrations.md", "h200/libraries_sentence_transformers.json", ("rows", "0", "methods", "ours", "peak_mib")),
         ("docs/search.md", "h200/search.json", ("rows", "1", "first_search_ms")),
         ("docs/search.md", "h200/search_out_of_core.json", ("rows", "0", "exact_s")),
         ("docs/search.md", "cpu/certified.json", ("runs", "lexical, k = 100", "row_bytes")),

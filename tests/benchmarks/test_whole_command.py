@@ -188,7 +188,7 @@ def test_committed_encoding_and_rehearsal() -> None:
     rows = {place: _committed(encoding, place)["rows"] for place in ("h200", "cpu")}
     assert all(row["distance"] <= row["bound"] for found in rows.values() for row in found.values())
     ours = {name: row["methods"]["ours"] for name, row in rows["h200"].items()}
-    assert {name: one["tokens_a_second"] > 1.2e6 and one["gpu_busy"] > 0.8 for name, one in ours.items()} == {
+    assert {name: one["tokens_a_second"] > 1.5e6 and one["gpu_busy"] > 0.75 for name, one in ours.items()} == {
         "hf": True,
         "multi-vector": True,
     }
@@ -201,11 +201,7 @@ def test_committed_encoding_and_rehearsal() -> None:
     seconds = {row["phase"]: row["full"] for row in _committed(rehearsal, "h200")["rows"]}
     assert sum(seconds.values()) < 3600
     assert sum(seconds[path] for path in ("fp32", "fp16", "int8")) < 25 * 60
-    assert {phase for phase, whole in seconds.items() if whole > 180} == {
-        "fp32",
-        "encode and write",
-        "metrics and statistics",
-    }, "3 minutes were asked of all but the first two"
+    assert {phase for phase, whole in seconds.items() if whole > 180} == {"fp32", "encode and write"}
 
 
 def test_plans_stand_beside_what_was_taken(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

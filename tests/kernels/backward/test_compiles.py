@@ -73,7 +73,9 @@ def _compile(name: str, launches: list[Any], architecture: int, tmp_path: Path) 
 
 def test_sums_of_parts_keep_their_four_totals() -> None:
     # Triton's front end takes a name that a loop only moves to another, equal one for unchanged: interpreted all is right, compiled not.
-    launch = next(one for one in gradients.backward_launches(gradients.LONG_LISTS[0], 90) if one.kernel.__name__ == "_sum_kernel")
+    launch = next(
+        one for one in gradients.backward_launches(gradients.LONG_LISTS[0], 90) if one.kernel.__name__ == "_sum_kernel"
+    )
     loop = next(line for line in recorder.compiled(launch, 90).asm["ttir"].splitlines() if "scf.for" in line)
     assert loop.partition("iter_args(")[2].partition(")")[0].count("=") == 4, loop
 

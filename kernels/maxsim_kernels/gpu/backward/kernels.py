@@ -295,7 +295,8 @@ def _sum_kernel(part_ptr, out_ptr, size, parts, BLOCK: tl.constexpr):
     total1 = tl.zeros([BLOCK], tl.float32)
     total2 = tl.zeros([BLOCK], tl.float32)
     total3 = tl.zeros([BLOCK], tl.float32)
-    for first in range(0, parts, 4):  # sums that change places in a loop are no choice: Triton 3.6 forgets them where they begin equal
+    # Sums that only change places in a loop are no choice: where they begin as one value, Triton takes them for unchanged.
+    for first in range(0, parts, 4):
         here = part_ptr + first * step + at
         total0 += tl.load(here, mask=inside, other=0.0)
         total1 += tl.load(here + step, mask=inside & (first + 1 < parts), other=0.0)
