@@ -61,10 +61,10 @@ def encoding(found: FoundSizes) -> tuple[FoundSizes, Rate | None]:
 def _encoding(encoder: Encoder, items: Sequence[Any], role: Role) -> tuple[float, Packed]:
     """Seconds for all items: of those tried, and at the pace of the last of them for the rest (words become known, batches full).
 
-    With the tokens of those tried.
+    With the tokens of those tried. The first call, which loads the model, is no pace.
     """
     places = np.random.default_rng(0).permutation(len(items)).tolist()
-    tried, spent, count, made = 0, 0.0, 4, []
+    tried, spent, count, made, loading = 0, 0.0, 4, [], None
     while True:
         batch = [items[place] for place in places[tried : tried + count]]
         started = time.perf_counter()
@@ -72,7 +72,8 @@ def _encoding(encoder: Encoder, items: Sequence[Any], role: Role) -> tuple[float
         seconds = time.perf_counter() - started
         tried, spent = tried + len(batch), spent + seconds
         made.append(found)
-        if spent > SECONDS or tried == len(items):
+        loading = seconds if loading is None else loading
+        if spent - loading > SECONDS or tried == len(items):
             return spent + (len(items) - tried) * seconds / len(batch), _joined(made)
         count = min(2 * count, _ENCODED)
 

@@ -42,8 +42,11 @@ _CHUNK = 8 << 20  # one sequential read
 _PROBES = 512
 QUERIES = 512  # more would hardly change a rate
 Place = tuple[str, int]  # a file, and the byte in it where a page begins
-# By kind of device: the shortest call that is a rate, and the bytes of made-up tokens where the cache holds none.
+# By kind of device: the shortest call that is a rate, where twice the documents are seen to take nearly twice as long; the one that is
+# without (a GPU's launches and fixed blocks may take 50 times a small slice's work); the bytes of made-up tokens for an empty cache.
 _CALL = {"cpu": 0.2, "cuda": 0.01}
+_LONG = {"cpu": 0.2, "cuda": 0.3}
+_LINEAR = 0.85
 _MADE_UP = {"cpu": 32 << 20, "cuda": 128 << 20}
 
 
@@ -287,7 +290,8 @@ class _Slice:
         self.asked = Asked(ids, named, min(k, searched), *nothing, paths=find_paths([self.name]))
         self.spread, self.runs = 0.0, list[Mapping[str, float]]()
         self.corpus = Corpus(documents, quiet=True, device=device)
-        self.lengths, least = documents.lengths(), _CALL[torch.device(device).type]
+        kind = torch.device(device).type
+        self.lengths, least, before = documents.lengths(), _CALL[kind], 0.0
         count = max(1, min(searched, int(4096 / max(self.lengths.mean(), 1.0))))
         while True:
             first = (searched - count) // 2
@@ -297,9 +301,11 @@ class _Slice:
             # The quicker of two: on a busy machine one slow call would end this with far too little work.
             seconds = min(self.run() for _ in range(2))
             self.tokens = int(self.lengths[first : first + count].sum())
-            if (self.tokens and seconds >= least) or count == searched:
+            linear = 0 < before * _LINEAR <= seconds
+            if (self.tokens and (seconds >= _LONG[kind] or (seconds >= least and linear))) or count == searched:
                 break
-            count = min(count * (4 if seconds < least / 8 else 2), searched)
+            wanted = min(count * (4 if seconds < least / 8 else 2), searched)
+            before, count = seconds * wanted / count, wanted
 
     def run(self) -> float:
         """Seconds of scoring the slice; `runs` holds where those of all runs went."""

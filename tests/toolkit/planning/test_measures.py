@@ -39,6 +39,7 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measuring, "SECONDS", 0.02)
     monkeypatch.setattr(around, "SECONDS", 0.02)
     monkeypatch.setattr(measuring, "_CALL", {"cpu": 0.002})
+    monkeypatch.setattr(measuring, "_LONG", {"cpu": 0.002})
     monkeypatch.setattr(measuring, "_MADE_UP", {"cpu": 1 << 20})
 
 
@@ -234,6 +235,23 @@ def test_a_rate_is_work_over_the_seconds_that_an_evaluation_would_record(
     assert result.topk.value == pytest.approx(4 * 32)
 
 
+def test_a_slice_grows_until_what_every_call_takes_is_little_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU's first slice took 50 times its work, and `plan` said hours for minutes."""
+    scored = []
+
+    def units(name: str, queries: Packed, corpus: Any, asked: Any, spans: Any, *, keep: bool) -> Any:
+        scored.append(spans[0][1] - spans[0][0])
+        seconds = 0.025 + 1e-4 * scored[-1]
+        yield UnitScores(
+            0, 0, np.zeros(0), None, {"read": 0.0, "prepare": 0.0, "score": seconds, "topk": 0.0, "total": seconds}
+        )
+
+    monkeypatch.setattr(measuring, "score_units", units)
+    monkeypatch.setattr(measuring, "_LONG", {"cpu": 10.0})
+    measure(sizes(), ["fp16"], entry=entry(tmp_path / "entry", documents=4096, tokens=64), folder=tmp_path, k=5)
+    assert sorted(set(scored)) == [64, 128, 256, 512, 1024, 2048]  # what every call takes is an eighth of the last
+
+
 def test_page_cache_residence_is_seen(tmp_path: Path) -> None:
     held = entry(tmp_path / "entry")
     for shard in held.shards:
@@ -338,7 +356,7 @@ def test_a_long_encoding_goes_on_at_the_pace_of_its_last_batch(monkeypatch: pyte
             Slow.clock += 10.0 if len(self.batches) == 1 else 0.25 * len(items)  # the model is loaded first
             return Packed(torch.zeros(3 * len(items), 2), torch.arange(0, 3 * len(items) + 1, 3))
 
-    monkeypatch.setattr(around, "SECONDS", 10.5)
+    monkeypatch.setattr(around, "SECONDS", 1.5)
     monkeypatch.setattr(around.time, "perf_counter", lambda: Slow.clock)
     seconds, tried = around._encoding(Slow(), range(1000), "document")  # type: ignore[arg-type]
     assert [len(batch) for batch in Slow.batches] == [4, 8]
