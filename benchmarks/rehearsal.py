@@ -340,6 +340,7 @@ def rehearsed(name: str, words: list[str], home: Path, gpus: int) -> dict[str, A
     for old in (out, home / "encoded-cache"):  # everything is scored, and encoded, by this run
         shutil.rmtree(old, ignore_errors=True)
     found: dict[str, Any] = {"plan": planned(words, gpus), **run(words, out, gpus)}
+    found["command"] = [word.replace(str(home), "DIR") for word in words]
     found["predictions"] = predictions(found)
     if name == "encoded":
         found["document_tokens"] = json.loads((out / "result.json").read_text())["task"]["document_tokens"]

@@ -64,17 +64,16 @@ def _encoding(encoder: Encoder, items: Sequence[Any], role: Role) -> tuple[float
     With the tokens of those tried. The first call, which loads the model, is no pace.
     """
     places = np.random.default_rng(0).permutation(len(items)).tolist()
-    tried, spent, count, made, loading = 0, 0.0, 4, [], None
+    tried, count, made, took = 0, 4, [], list[float]()
     while True:
         batch = [items[place] for place in places[tried : tried + count]]
         started = time.perf_counter()
         found = encoder.encode(batch, role)
-        seconds = time.perf_counter() - started
-        tried, spent = tried + len(batch), spent + seconds
+        took.append(time.perf_counter() - started)
+        tried += len(batch)
         made.append(found)
-        loading = seconds if loading is None else loading
-        if spent - loading > SECONDS or tried == len(items):
-            return spent + (len(items) - tried) * seconds / len(batch), _joined(made)
+        if sum(took[1:]) > SECONDS or tried == len(items):
+            return sum(took) + (len(items) - tried) * took[-1] / len(batch), _joined(made)
         count = min(2 * count, _ENCODED)
 
 
