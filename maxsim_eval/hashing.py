@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import json
+import struct
 from collections.abc import Iterable
 from typing import Any
+
+_LENGTH = struct.Struct("<Q").pack
 
 
 def feed(running: Any, parts: Iterable[bytes]) -> None:
     """Feed byte strings to a hash, each behind its length, so that ('ab', 'c') and ('a', 'bc') differ."""
-    running.update(b"".join(len(part).to_bytes(8, "little") + part for part in parts))
+    running.update(b"".join([piece for part in parts for piece in (_LENGTH(len(part)), part)]))
 
 
 def canonical(value: Any) -> bytes:

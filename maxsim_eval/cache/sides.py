@@ -56,6 +56,7 @@ __all__ = [
 
 CHUNK = 256  # texts an encoder gets at a time: often enough for a progress bar, enough to sort by length
 _FIRST = 128  # of them say the dtype where several chunks are worked on at once: all others wait for these
+_FED = 1 << 20  # bytes of items that are hashed by one call
 PAGE_CHUNK = 16  # page images: each takes some 10 MB once decoded
 PAGE_LEAST = 64  # pages a shard, by default: 17 MB of ColPali's; a set of two thousand is work for many GPUs
 _PACKAGES = ("maxsim-eval", "torch", "numpy", "h5py", "transformers", "sentence-transformers", "pillow")
@@ -71,11 +72,15 @@ def content_hash(ids: Sequence[str], items: Sequence[Any]) -> str:
     """
     if len(ids) != len(items):
         raise UsageError(f"items: got {len(items)}, need one for each of the {len(ids)} ids")
-    running = hashlib.sha256()
-    feed(running, [b"maxsim-eval/content/1", str(len(ids)).encode()])
+    running, held, size = hashlib.sha256(), [b"maxsim-eval/content/1", str(len(ids)).encode()], 0
     for row, name in enumerate(ids):
         parts = items.item_parts(row) if isinstance(items, Pages) else _item_parts(name, items[row])
-        feed(running, [name.encode("utf-8", "surrogatepass"), *parts])
+        held += (name.encode("utf-8", "surrogatepass"), *parts)
+        size += len(parts[-1])
+        if size > _FED:  # many texts at a time: a call for each takes longer than their hash
+            feed(running, held)
+            held, size = [], 0
+    feed(running, held)
     return running.hexdigest()
 
 
