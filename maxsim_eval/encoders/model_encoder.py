@@ -17,7 +17,7 @@ from maxsim_eval.errors import MissingPackageError, UsageError
 from maxsim_eval.types import Role
 from maxsim_kernels import Packed, pack
 
-GPU_CHUNK = 2048  # texts that are sorted by length together
+GPU_CHUNK = 1024  # texts that are sorted by length together
 DTYPE_ON = {"cpu": "float32", "cuda": "float16"}  # what late-interaction models of texts are trained and served in on a GPU
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 TEXTS = 32  # in one batch where a library or a processor takes texts, not tokens
