@@ -23,9 +23,9 @@ import hashlib
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from decimal import Context, Decimal
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from importlib import metadata
 from typing import Any
 
@@ -102,11 +102,14 @@ def inverse_document_frequency(documents: int, containing: int) -> float:
 
 
 class _Stems(dict[str, str]):
-    """Stems of words, found once each; of a stop word the empty one."""
+    """Stems of words, found once each; of a stop word the empty one. The first makes the stemmer: a full cache needs none."""
 
-    def __init__(self, stemmer: Any) -> None:
-        super().__init__()
-        self._stem = stemmer.stemWord
+    @cached_property
+    def _stem(self) -> Callable[[str], str]:
+        # The module's own class, not snowballstemmer.stemmer(): that takes PyStemmer, of another version, where installed.
+        from snowballstemmer.english_stemmer import EnglishStemmer
+
+        return EnglishStemmer().stemWord
 
     def __missing__(self, word: str) -> str:
         self[word] = stem = "" if word in STOP_WORDS else self._stem(word)
@@ -127,12 +130,9 @@ class LexicalEncoder:
         for option, value in (("max_query_tokens", max_query_tokens), ("max_document_tokens", max_document_tokens)):
             if value < 1:
                 raise UsageError(f"{option}: got {value}, need 1 or more")
-        # The module's own class, not snowballstemmer.stemmer(): that takes PyStemmer, of another version, where installed.
-        from snowballstemmer.english_stemmer import EnglishStemmer
-
         self.revision = f"{CODE_VERSION}+snowball-{metadata.version('snowballstemmer')}"
         self.max_tokens: dict[str, int] = {"query": max_query_tokens, "document": max_document_tokens}
-        self._stems = _Stems(EnglishStemmer())
+        self._stems = _Stems()
         self._rows: dict[str, int] = {}
         self._vectors = np.empty((0, DIM), dtype=np.float32)
         self._documents = 0
