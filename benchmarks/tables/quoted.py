@@ -11,10 +11,7 @@ from tables.columns import Maker, faster_bold
 
 MASKS, CODED, RESIDUAL, STEP = (f"h200/{name}.json" for name in ("masks", "coded", "residual", "step"))
 CHANGING, WARMED = "h200/changing.json", "h200/changing_warmed.json"
-LIBRARIES = tuple(  # the newest that has a row is read
-    f"h200/libraries{name}.json"
-    for name in ("_sentence_transformers", "_pylate", "_colpali_engine", "_contrastive", "", "_earlier")
-)
+LIBRARIES = tuple(f"h200/libraries_{name}.json" for name in ("sentence_transformers", "pylate", "colpali_engine"))
 SEARCH, STREAMED = "h200/search.json", "h200/search_out_of_core.json"
 CERTIFIED = "cpu/certified.json"
 CHECKED = {  # heads of columns, and their files
@@ -145,17 +142,13 @@ def changing(book: Book) -> Table:
 def libraries(book: Book) -> Table:
     """Calls of libraries by their own code, by their backends and by us."""
     rows: list[list[Cell | str]] = []
-    found: dict[tuple[str, str], tuple[str, str]] = {}
     for file in LIBRARIES:
         for place, row in enumerate(book.raw(file, "rows") or []):
-            found.setdefault((row["library"], row["row"]), (file, str(place)))
-    order = ("sentence-transformers", "pylate", "colpali-engine")
-    for (library, name), (file, place) in sorted(found.items(), key=lambda one: order.index(one[0][0])):
-        methods = ("rows", place, "methods")
-        times = [number(book.value(file, *methods, who, "ms")) for who in (OURS, "own", "LIK", "flash-maxsim")]
-        sizes = [book.value(file, *methods, who, "peak_mib") for who in (OURS, "own", "LIK")]
-        peaks = Cell("; ".join("-" if one is None else f"{one.number:.0f}" for one in sizes))
-        rows.append([f"{library}: {name}", *faster_bold(times), peaks])
+            methods = ("rows", str(place), "methods")
+            times = [number(book.value(file, *methods, who, "ms")) for who in (OURS, "own", "LIK", "flash-maxsim")]
+            sizes = [book.value(file, *methods, who, "peak_mib") for who in (OURS, "own", "LIK")]
+            peaks = Cell("; ".join("-" if one is None else f"{one.number:.0f}" for one in sizes))
+            rows.append([f"{row['library']}: {row['row']}", *faster_bold(times), peaks])
     heads = ("this operator", "own", "LIK", "flash-maxsim", "MiB: this; own; LIK")
     return Table("libraries", "calls of libraries, ms", ["call", *heads], rows)
 
