@@ -12,6 +12,7 @@ from maxsim_kernels import Packed
 
 DIM = 64  # no number of tokens below: torch.compile takes sizes that are equal once for equal always
 
+
 @pytest.mark.slow
 @pytest.mark.parametrize("ragged", [True, False], ids=["ragged", "dense"])
 def test_compiled_calls_take_new_shapes_without_a_new_graph(ragged: bool, monkeypatch: pytest.MonkeyPatch) -> None:
