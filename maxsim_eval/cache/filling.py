@@ -226,7 +226,7 @@ def fill_shards(
                 yield drawn
                 first = None
 
-        _each(turns(), fill, at_once)
+        each_turn(turns(), fill, at_once)
         counts = world.collect([progress.documents, progress.size, said])
         progress.settle(counts)
     if world.size > 1 and world.leader:
@@ -234,8 +234,8 @@ def fill_shards(
         _await_shards(begun)
 
 
-def _each(turns: Iterator[int], fill: Callable[[int, threading.Event], None], at_once: int) -> None:
-    """`fill` every turn, as many at once; the first error stops the others at their next piece, and is raised when they have."""
+def each_turn(turns: Iterator[int], fill: Callable[[int, threading.Event], None], at_once: int) -> None:
+    """`fill` every turn, so many at once; the first error stops the others at their next piece, and is raised when they have."""
     stopped = threading.Event()
     if at_once == 1:
         for turn in turns:

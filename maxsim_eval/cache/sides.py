@@ -172,6 +172,11 @@ def imported_names(cache_dir: Path | str, source: str, dataset: str) -> list[str
     return sorted({str(said["encoder"]) for said in found if said.get("origin") == "imported" and "encoder" in said})
 
 
+def chunk_of(encoder: Encoder, items: Sequence[Any]) -> int:
+    """Items an encoder gets at a time."""
+    return PAGE_CHUNK if isinstance(items, Pages) else getattr(encoder, "chunk", None) or CHUNK
+
+
 def embedding_key(role: Role, encoder: Encoder, contents: Contents) -> str:
     """Key of the entry that `embed` uses."""
     settings = encoder.fingerprint(role)
@@ -196,7 +201,7 @@ class TaskSide:
         self.content = contents.of(role)
         self.key = embedding_key(role, encoder, contents)
         self.folder = entry_folder(cache_dir, task.source, task.dataset, encoder.name, role, self.key)
-        self.chunk = PAGE_CHUNK if isinstance(self.items, Pages) else getattr(encoder, "chunk", None) or CHUNK
+        self.chunk = chunk_of(encoder, self.items)
         self.at_once = getattr(encoder, "at_once", 1)
         self._prepared = role != "query"
         self._first: Packed | None = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -12,6 +13,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from maxsim_eval.cache.filling import each_turn
+from maxsim_eval.cache.sides import chunk_of
 from maxsim_eval.comparison.assessing import assess
 from maxsim_eval.comparison.metrics import DEFAULT_METRICS
 from maxsim_eval.comparison.scores import compare_scores
@@ -26,7 +29,8 @@ from maxsim_eval.scoring.own_functions import find_paths
 from maxsim_eval.types import Encoder, Result, Role, Run
 from maxsim_kernels import Packed
 
-_ENCODED = 256  # items an encoder gets at a time, as when the cache is filled
+_PREPARED = 256  # documents that are counted
+_TURNS = 3  # that each of several threads takes
 _QUERIES = 200  # of the made-up evaluation that is compared and written
 _ROWS, _COLUMNS = 4, 200_000  # of score rows that are compared
 
@@ -46,7 +50,7 @@ def encoding(found: FoundSizes) -> tuple[FoundSizes, Rate | None]:
                 seconds, tried = _encoding(encoder, kept.documents, "document")
                 lengths, form = tried.lengths.numpy(), str(tried.dtype).removeprefix("torch.")
                 sizes = replace(sizes, document_tokens=round(lengths.mean() * sizes.documents), form=form, source="sample")
-            sample = [kept.documents[place] for place in range(min(_ENCODED, sizes.documents))]
+            sample = [kept.documents[place] for place in range(min(_PREPARED, sizes.documents))]
             seconds += timed(lambda: encoder.prepare(sample)) * sizes.documents / len(sample)
             more, asked = _encoding(encoder, kept.queries, "query")
     except (DataError, MissingPackageError) as error:
@@ -61,20 +65,51 @@ def encoding(found: FoundSizes) -> tuple[FoundSizes, Rate | None]:
 def _encoding(encoder: Encoder, items: Sequence[Any], role: Role) -> tuple[float, Packed]:
     """Seconds for all items: of those tried, and at the pace of the last of them for the rest (words become known, batches full).
 
-    With the tokens of those tried. The first call, which loads the model, is no pace.
+    With the tokens of those tried. The first call, which loads the model, is no pace. Where a cache is filled by several calls at once
+    (a GPU's), and one of full size is soon over, several are tried at once.
     """
     places = np.random.default_rng(0).permutation(len(items)).tolist()
-    tried, count, made, took = 0, 4, [], list[float]()
+    chunk, at_once = chunk_of(encoder, items), getattr(encoder, "at_once", 1)
+    if (expect := getattr(encoder, "expect", None)) is not None:
+        expect(len(items))
+
+    def encoded(begin: int, stop: int) -> Packed:
+        return encoder.encode([items[place] for place in places[begin:stop]], role)
+
+    tried, count, made, took = 0, 4, list[Packed](), list[float]()
     while True:
-        batch = [items[place] for place in places[tried : tried + count]]
         started = time.perf_counter()
-        found = encoder.encode(batch, role)
+        made.append(encoded(tried, tried + count))
         took.append(time.perf_counter() - started)
-        tried += len(batch)
-        made.append(found)
+        tried += len(made[-1])
         if sum(took[1:]) > SECONDS or tried == len(items):
-            return sum(took) + (len(items) - tried) * took[-1] / len(batch), _joined(made)
-        count = min(2 * count, _ENCODED)
+            return sum(took) + (len(items) - tried) * took[-1] / len(made[-1]), _joined(made)
+        if count == chunk and at_once > 1:
+            spans = [(begin, min(begin + chunk, len(items))) for begin in range(tried, len(items), chunk)][: _TURNS * at_once]
+            seconds, pace, more = _several(spans, encoded, at_once)
+            return sum(took) + seconds + (len(items) - spans[-1][1]) * pace, _joined([*made, *more])
+        count = min(2 * count, chunk)
+
+
+def _several(
+    spans: Sequence[tuple[int, int]], encoded: Callable[[int, int], Packed], at_once: int
+) -> tuple[float, float, list[Packed]]:
+    """Seconds of spans of items that are encoded several at once, seconds an item while all of the several are at work, and the tokens.
+
+    The pace is that between the last span's end and the end of as many as are begun together; 0 where there are no more.
+    """
+    made: dict[int, Packed] = {}
+    ends: list[float] = []
+
+    def one(turn: int, _: threading.Event) -> None:
+        made[turn] = encoded(*spans[turn])
+        ends.append(time.perf_counter())
+
+    started = time.perf_counter()
+    each_turn(iter(range(len(spans))), one, at_once)
+    later = sum(len(made[turn]) for turn in list(made)[at_once:])  # as they ended
+    pace = (ends[-1] - ends[at_once - 1]) / later if later else 0.0
+    return ends[-1] - started, pace, [made[turn] for turn in sorted(made)]
 
 
 def _joined(parts: Sequence[Packed]) -> Packed:

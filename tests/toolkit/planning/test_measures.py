@@ -365,6 +365,29 @@ def test_a_long_encoding_goes_on_at_the_pace_of_its_last_batch(monkeypatch: pyte
     assert tried.values.shape == (36, 2)
 
 
+def test_the_pace_of_an_encoding_is_that_of_several_windows_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Several:
+        chunk, at_once, expected = 8, 4, 0
+
+        def expect(self, items: int) -> None:
+            self.expected = items
+
+        def encode(self, items: list[int], role: str) -> Packed:
+            time.sleep(0.05)  # whatever the items are, as a GPU's launches and copies: others go on meanwhile
+            return Packed(torch.tensor(items)[:, None].float(), torch.arange(len(items) + 1))
+
+    monkeypatch.setattr(around, "SECONDS", 1.2)
+    seconds, tried = around._encoding(encoder := Several(), range(10_000), "document")  # type: ignore[arg-type]
+    assert encoder.expected == 10_000
+    assert len(tried) == 4 + 8 + 3 * 4 * 8
+    assert len(set(tried.values.flatten().tolist())) == len(tried)
+    at_once = 10_000 / 8 * 0.05 / 4
+    assert at_once * 0.8 < seconds < 2 * at_once  # 62 s by the pace of one
+    seconds, tried = around._encoding(Several(), range(50), "document")  # type: ignore[arg-type]
+    assert sorted(tried.values.flatten().tolist()) == list(range(50))
+    assert seconds < 1  # all of it was tried: no pace is needed
+
+
 def test_an_encoder_without_its_weights_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     load_task("demo", "small", data_dir=tmp_path / "data", quiet=True)
 
