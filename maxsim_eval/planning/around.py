@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -30,6 +30,7 @@ from maxsim_eval.types import Encoder, Result, Role, Run
 from maxsim_kernels import Packed
 
 _PREPARED = 256  # documents that are counted
+Kept = TypeVar("Kept")
 _TURNS = 3  # that each of several threads takes
 _QUERIES = 200  # of the made-up evaluation that is compared and written
 _ROWS, _COLUMNS = 4, 200_000  # of score rows that are compared
@@ -47,14 +48,17 @@ def encoding(found: FoundSizes) -> tuple[FoundSizes, Rate | None]:
     try:
         with offline():
             if found.entry is None:
-                seconds, tried = _encoding(encoder, kept.documents, "document")
-                lengths, form = tried.lengths.numpy(), str(tried.dtype).removeprefix("torch.")
+                seconds, tried = _encoding(
+                    encoder, kept.documents, "document", lambda piece: (piece.lengths.cpu(), piece.dtype)
+                )
+                lengths, form = torch.cat([one for one, _ in tried]).numpy(), str(tried[0][1]).removeprefix("torch.")
                 sizes = replace(sizes, document_tokens=round(lengths.mean() * sizes.documents), form=form, source="sample")
             sample = [kept.documents[place] for place in range(min(_PREPARED, sizes.documents))]
             seconds += timed(lambda: encoder.prepare(sample)) * sizes.documents / len(sample)
-            more, asked = _encoding(encoder, kept.queries, "query")
+            more, pieces = _encoding(encoder, kept.queries, "query", lambda piece: piece)
     except (DataError, MissingPackageError) as error:
         return replace(found, notes=(*found.notes, str(error))), None
+    asked = _joined(pieces)
     sizes = replace(sizes, query_tokens=round(len(asked.values) / len(asked) * sizes.queries), dim=encoder.dim)
     note = f"ESTIMATE: not in the cache; seconds and tokens are those of a sample, encoded in {time.perf_counter() - started:.1f} s"
     # Without the encoder: its model's memory is for scoring now.
@@ -62,52 +66,55 @@ def encoding(found: FoundSizes) -> tuple[FoundSizes, Rate | None]:
     return found, Rate(sizes.documents / (seconds + more))
 
 
-def _encoding(encoder: Encoder, items: Sequence[Any], role: Role) -> tuple[float, Packed]:
+def _encoding(encoder: Encoder, items: Sequence[Any], role: Role, keep: Callable[[Packed], Kept]) -> tuple[float, list[Kept]]:
     """Seconds for all items: of those tried, and at the pace of the last of them for the rest (words become known, batches full).
 
-    With the tokens of those tried. The first call, which loads the model, is no pace. Where a cache is filled by several calls at once
-    (a GPU's), and one of full size is soon over, several are tried at once.
+    With what is kept of the tokens of those tried. The first call, which loads the model, is no pace. Where a cache is filled by
+    several calls at once (a GPU's), and one of full size is soon over, several are tried at once.
     """
     places = np.random.default_rng(0).permutation(len(items)).tolist()
     chunk, at_once = chunk_of(encoder, items), getattr(encoder, "at_once", 1)
     if (expect := getattr(encoder, "expect", None)) is not None:
         expect(len(items))
 
-    def encoded(begin: int, stop: int) -> Packed:
-        return encoder.encode([items[place] for place in places[begin:stop]], role)
+    def encoded(span: tuple[int, int]) -> Kept:
+        return keep(encoder.encode([items[place] for place in places[slice(*span)]], role))
 
-    tried, count, made, took = 0, 4, list[Packed](), list[float]()
+    def span_from(begin: int, count: int) -> tuple[int, int]:
+        return begin, min(begin + count, len(items))
+
+    span, made, took = span_from(0, 4), list[Kept](), list[float]()
     while True:
         started = time.perf_counter()
-        made.append(encoded(tried, tried + count))
+        made.append(encoded(span))
         took.append(time.perf_counter() - started)
-        tried += len(made[-1])
+        (begin, tried), seconds = span, sum(took)
         if sum(took[1:]) > SECONDS or tried == len(items):
-            return sum(took) + (len(items) - tried) * took[-1] / len(made[-1]), _joined(made)
-        if count == chunk and at_once > 1:
-            spans = [(begin, min(begin + chunk, len(items))) for begin in range(tried, len(items), chunk)][: _TURNS * at_once]
-            seconds, pace, more = _several(spans, encoded, at_once)
-            return sum(took) + seconds + (len(items) - spans[-1][1]) * pace, _joined([*made, *more])
-        count = min(2 * count, chunk)
+            return seconds + (len(items) - tried) * took[-1] / (tried - begin), made
+        if tried - begin == chunk and at_once > 1:
+            spans = [span_from(begin, chunk) for begin in range(tried, len(items), chunk)][: _TURNS * at_once]
+            more, pace, found = _several(spans, encoded, at_once)
+            return seconds + more + (len(items) - spans[-1][1]) * pace, [*made, *found]
+        span = span_from(tried, min(2 * (tried - begin), chunk))
 
 
 def _several(
-    spans: Sequence[tuple[int, int]], encoded: Callable[[int, int], Packed], at_once: int
-) -> tuple[float, float, list[Packed]]:
-    """Seconds of spans of items that are encoded several at once, seconds an item while all of the several are at work, and the tokens.
+    spans: Sequence[tuple[int, int]], encoded: Callable[[tuple[int, int]], Kept], at_once: int
+) -> tuple[float, float, list[Kept]]:
+    """Seconds of spans of items that are encoded several at once, seconds an item while all of these are at work, and what is kept.
 
     The pace is that between the last span's end and the end of as many as are begun together; 0 where there are no more.
     """
-    made: dict[int, Packed] = {}
+    made: dict[int, Kept] = {}
     ends: list[float] = []
 
     def one(turn: int, _: threading.Event) -> None:
-        made[turn] = encoded(*spans[turn])
+        made[turn] = encoded(spans[turn])
         ends.append(time.perf_counter())
 
     started = time.perf_counter()
     each_turn(iter(range(len(spans))), one, at_once)
-    later = sum(len(made[turn]) for turn in list(made)[at_once:])  # as they ended
+    later = sum(stop - begin for begin, stop in (spans[turn] for turn in list(made)[at_once:]))  # as they ended
     pace = (ends[-1] - ends[at_once - 1]) / later if later else 0.0
     return ends[-1] - started, pace, [made[turn] for turn in sorted(made)]
 

@@ -358,7 +358,8 @@ def test_a_long_encoding_goes_on_at_the_pace_of_its_last_batch(monkeypatch: pyte
 
     monkeypatch.setattr(around, "SECONDS", 1.5)
     monkeypatch.setattr(around.time, "perf_counter", lambda: Slow.clock)
-    seconds, tried = around._encoding(Slow(), range(1000), "document")  # type: ignore[arg-type]
+    seconds, pieces = around._encoding(Slow(), range(1000), "document", lambda piece: piece)  # type: ignore[arg-type]
+    tried = around._joined(pieces)
     assert [len(batch) for batch in Slow.batches] == [4, 8]
     assert seconds == pytest.approx(10 + 0.25 * 996)
     assert (tried.lengths.tolist(), tried.dtype) == ([3] * 12, torch.float32)
@@ -377,14 +378,18 @@ def test_the_pace_of_an_encoding_is_that_of_several_windows_at_once(monkeypatch:
             return Packed(torch.tensor(items)[:, None].float(), torch.arange(len(items) + 1))
 
     monkeypatch.setattr(around, "SECONDS", 1.2)
-    seconds, tried = around._encoding(encoder := Several(), range(10_000), "document")  # type: ignore[arg-type]
+
+    def kept(piece: Packed) -> list[float]:
+        return piece.values.flatten().tolist()
+
+    seconds, tried = around._encoding(encoder := Several(), range(10_000), "document", kept)  # type: ignore[arg-type]
     assert encoder.expected == 10_000
-    assert len(tried) == 4 + 8 + 3 * 4 * 8
-    assert len(set(tried.values.flatten().tolist())) == len(tried)
+    assert [len(one) for one in tried] == [4, 8] + 3 * 4 * [8]
+    assert len({item for one in tried for item in one}) == 4 + 8 + 3 * 4 * 8
     at_once = 10_000 / 8 * 0.05 / 4
     assert at_once * 0.8 < seconds < 2 * at_once  # 62 s by the pace of one
-    seconds, tried = around._encoding(Several(), range(50), "document")  # type: ignore[arg-type]
-    assert sorted(tried.values.flatten().tolist()) == list(range(50))
+    seconds, tried = around._encoding(Several(), range(50), "document", kept)  # type: ignore[arg-type]
+    assert sorted(item for one in tried for item in one) == list(range(50))
     assert seconds < 1  # all of it was tried: no pace is needed
 
 
