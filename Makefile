@@ -34,6 +34,7 @@ PYTEST = OMP_NUM_THREADS=1 $(BIN)/pytest -n $(WORKERS) --dist worksteal
 test: install
 	$(PYTEST) -m "not slow"
 
+test-slow: WORKERS = 3  # some of them wait for a registry, or for what they kill
 test-slow: install
 	$(PYTEST) -m slow $$(grep -rl --include="test_*.py" "mark\.slow" tests)  # the others need not be collected
 

@@ -177,6 +177,6 @@ def fixed(texts: Sequence[bytes]) -> np.ndarray:
 
 
 def plain(value: Any) -> Any:
-    """An attribute as the Python value that was written."""
-    value = value.item() if isinstance(value, np.generic) else value
+    """An attribute as the Python value that was written; arrays, which none of ours is, as lists: these are or are not equal to it."""
+    value = value.tolist() if isinstance(value, (np.generic, np.ndarray)) else value
     return value.decode() if isinstance(value, bytes) else value

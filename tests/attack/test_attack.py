@@ -72,9 +72,9 @@ def test_killed_commands_two_at_once_and_limits(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("first", ["1000", "3000", "5000", "7000"])
+@pytest.mark.parametrize("first", ["1000", "5000"])
 def test_many_more_damaged_files(first: str, tmp_path: Path) -> None:
-    enough(attacked(tmp_path, "--cases", "500", "--first", first, "--workers", "1"), 500)
+    enough(attacked(tmp_path, "--cases", "1000", "--first", first, "--workers", "1"), 1000)
 
 
 @pytest.mark.slow

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -316,6 +317,9 @@ def _reranked(attack: Attack, _: Outcome, __: Command) -> Ending:
     return RIGHT, ""
 
 
+_BYTES = re.compile(r'"file_bytes": \d+')
+
+
 def _of_cache(rng: Random, attack: Attack) -> Command:
     query, document = rng.choice(("q1", "q4")), rng.choice(("d0", "d7", "d23"))
     read: tuple[Command, ...] = (
@@ -331,17 +335,17 @@ def _of_cache(rng: Random, attack: Attack) -> Command:
 def _as_undamaged(attack: Attack, outcome: Outcome, command: Command) -> Ending:
     """What shows embeddings says the same as of the undamaged cache; after what writes, an evaluation does.
 
-    A manifest whose checksum was made to fit shows what it says now, without one there is no entry to show; a copy, and a file that
-    has grown, are shown with their sizes.
+    A manifest whose checksum was made to fit shows what it says now, without one there is no entry to show; a copy is shown with its
+    size. The size of a file is its own: it may have grown, or hold the same values compressed.
     """
-    own = attack.file.suffix == ".h5" and ".int8-" not in attack.file.name and ": extend" not in attack.mutation
+    own = attack.file.suffix == ".h5" and ".int8-" not in attack.file.name
     if command[0] in ("cache", "plan") or (command[0] == "inspect" and not own):
         return CHANGED, ""
     if command[0] in ("encode", "convert"):
         after = run(evaluation(), attack.home)
         return _same_answer(attack, after, evaluation()) if after.code == 0 else refusal(after.code, after.out, after.err)
-    need = run(command, attack.specimen.folder)
-    return (RIGHT, "") if outcome.out == need.out else (SILENT, f"{command[0]} shows something else")
+    found, need = (_BYTES.sub("", one.out) for one in (outcome, run(command, attack.specimen.folder)))
+    return (RIGHT, "") if found == need else (SILENT, f"{command[0]} shows something else")
 
 
 def _below(*patterns: str) -> Callable[[Path], list[Path]]:

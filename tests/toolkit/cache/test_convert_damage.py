@@ -135,6 +135,10 @@ def edit_attribute(file: h5py.File) -> None:
     file.attrs["entry_sha256"] = b"0" * 64
 
 
+def array_of_checksums(file: h5py.File) -> None:
+    file.attrs["metadata_sha256"] = np.arange(2)
+
+
 def compress(file: h5py.File) -> None:
     codes = file["codes"][:]
     del file["codes"]
@@ -171,6 +175,7 @@ def empty(file: h5py.File) -> None:
     [
         (edit_scale, "do not have the checksum"),
         (edit_attribute, "do not have the checksum"),
+        (array_of_checksums, "do not have the checksum"),
         (compress, "chunked or compressed"),
         (widen, "damaged: holds"),
         (later, "stale: format 'maxsim-eval/quantised/4', this version"),

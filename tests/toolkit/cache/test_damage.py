@@ -180,12 +180,17 @@ def array_attribute(file: h5py.File) -> None:
     file.attrs["key"] = np.arange(3)
 
 
+def array_of_checksums(file: h5py.File) -> None:
+    file.attrs["metadata_sha256"] = np.arange(2)
+
+
 def moved(file: h5py.File) -> None:
     file.attrs["start"] = 1
 
 
 @pytest.mark.parametrize(
-    "change", [remove_values, other_values, flat_values, long_strings, extra_attribute, array_attribute, moved]
+    "change",
+    [remove_values, other_values, flat_values, long_strings, extra_attribute, array_attribute, array_of_checksums, moved],
 )
 def test_shard_with_another_structure(entry: Path, change: Callable[[h5py.File], None]) -> None:
     with h5py.File(entry / "00001.h5", "r+") as file:
