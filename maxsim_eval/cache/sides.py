@@ -177,6 +177,13 @@ def chunk_of(encoder: Encoder, items: Sequence[Any]) -> int:
     return PAGE_CHUNK if isinstance(items, Pages) else getattr(encoder, "chunk", None) or CHUNK
 
 
+def announce(encoder: Encoder, items: int) -> None:
+    """Tell an encoder that wants to know how many items will come."""
+    expect = getattr(encoder, "expect", None)
+    if expect is not None:
+        expect(items)
+
+
 def embedding_key(role: Role, encoder: Encoder, contents: Contents) -> str:
     """Key of the entry that `embed` uses."""
     settings = encoder.fingerprint(role)
@@ -251,7 +258,7 @@ class TaskSide:
         if (self.folder / MANIFEST).exists():
             dtype = DTYPES[read_manifest(self.folder)["dtype"]]
         else:  # only the embeddings themselves say which dtype the encoder yields, and the manifest comes before any shard
-            self._expect()
+            announce(self.encoder, len(self.ids))
             few = self.chunk if self.at_once == 1 else min(self.chunk, _FIRST)
             self._first = self._encode(0, min(few, len(self.ids)))
             dtype = self._first.dtype
@@ -274,15 +281,9 @@ class TaskSide:
                 f"{self.key}; all processes need the same data, model and options"
             )
         label = f"encode {self.task.dataset}"
-        self._expect()
+        announce(self.encoder, len(self.ids))
         options: dict[str, Any] = {"chunk": self.chunk, "label": label, "quiet": quiet, "at_once": self.at_once}
         fill_shards(begun, self.ids, self._tokens, world=world, **options)
-
-    def _expect(self) -> None:
-        """Tell an encoder that wants to know how many items there are."""
-        expect = getattr(self.encoder, "expect", None)
-        if expect is not None:
-            expect(len(self.ids))
 
     def _tokens(self, start: int, stop: int) -> Packed:
         if self._first is not None and (start, stop) == (0, len(self._first)):

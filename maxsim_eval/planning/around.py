@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from maxsim_eval.cache.filling import each_turn
-from maxsim_eval.cache.sides import chunk_of
+from maxsim_eval.cache.sides import announce, chunk_of
 from maxsim_eval.comparison.assessing import assess
 from maxsim_eval.comparison.metrics import DEFAULT_METRICS
 from maxsim_eval.comparison.scores import compare_scores
@@ -74,8 +74,7 @@ def _encoding(encoder: Encoder, items: Sequence[Any], role: Role, keep: Callable
     """
     places = np.random.default_rng(0).permutation(len(items)).tolist()
     chunk, at_once = chunk_of(encoder, items), getattr(encoder, "at_once", 1)
-    if (expect := getattr(encoder, "expect", None)) is not None:
-        expect(len(items))
+    announce(encoder, len(items))
 
     def encoded(span: tuple[int, int]) -> Kept:
         return keep(encoder.encode([items[place] for place in places[slice(*span)]], role))
