@@ -48,17 +48,17 @@ def prover(values: Tensor, rows: int) -> Callable[[], Tensor]:
     device_crc.ROWS = rows
     device_crc._powers.cache_clear()
     start, size = values.data_ptr(), values.numel() * values.element_size()
-    (word,) = device_crc.remainders([(start, start + size)], values.device).tolist()
-    if device_crc.crc_of(word, start, start + size) != zlib.crc32(values.cpu().view(torch.uint8).numpy()):
+    (words,) = device_crc.remainders([(start, start + size)], values.device).cpu().numpy()
+    if device_crc.crc_of(words, start, start + size) != zlib.crc32(values.cpu().view(torch.uint8).numpy()):
         raise SystemExit(f"{rows} rows: another CRC-32 than zlib's; nothing written")
     chunks = size // (4 * device_crc.LANES * rows) + 1
     powers = device_crc._powers(values.device, 1 << (chunks - 1).bit_length(), 0)
-    table = torch.tensor([start, start + size, 0], device=values.device)
+    addresses, words = [start, start + size] * device_crc.RANGES, torch.empty(1, chunks, dtype=torch.int32, device=values.device)
     sizes = {"Y": device_crc.Y, "LANES": device_crc.LANES, "ROWS": rows, "num_warps": device_crc.LANES // 32}
 
     def prove() -> Tensor:
-        device_crc._crc_kernel[(chunks, 1)](table, powers, **sizes)
-        return table
+        device_crc._crc_kernel[(chunks, 1)](words, powers, *addresses, **sizes)
+        return words
 
     return prove
 

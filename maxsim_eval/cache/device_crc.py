@@ -7,6 +7,9 @@ make one word of the columns, and of a range's programs. Bits are reflected, as 
 
 What lies in front of a range's first byte in its word counts as zero, which changes no remainder; zeros behind its last byte multiply
 it by a power of x, which the host divides by.
+
+Ranges are arguments of the launch: a table of them, copied to the GPU on the stream that scores, would wait there for its turn behind
+the blocks that are on their way over the same link, a millisecond each, and the scores with it.
 """
 
 from __future__ import annotations
@@ -15,8 +18,8 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from functools import lru_cache
 from itertools import chain
-from typing import Any
 
+import numpy as np
 import torch
 import triton
 import triton.language as tl
@@ -29,6 +32,7 @@ POLYNOMIAL = 0x04C11DB7  # P without x^32: bit j is x^j
 REFLECTED = tl.constexpr(0xEDB88320)
 TAPS = tl.constexpr(POLYNOMIAL)
 LANES, ROWS = 128, 256
+RANGES = 8  # of a launch: as many as threads read parts of a block
 ONE, ALL = 1 << 31, (1 << 32) - 1  # x^0; every bit
 Y = zlib_ng.crc32_combine(ONE, 0, 4 * LANES)
 
@@ -58,15 +62,31 @@ def _with_row(state, row):
 
 
 @triton.jit
-def _crc_kernel(ranges_ptr, powers_ptr, Y: tl.constexpr, LANES: tl.constexpr, ROWS: tl.constexpr):
+def _one_of(number, a, b, c, d, e, f, g, h):
+    """The argument of that number."""
+    low = tl.where(number == 0, a, tl.where(number == 1, b, tl.where(number == 2, c, d)))
+    high = tl.where(number == 4, e, tl.where(number == 5, f, tl.where(number == 6, g, h)))
+    return tl.where(number < 4, low, high)
+
+
+_ADDRESSES = [f"{end}{number}" for number in range(RANGES) for end in ("start", "stop")]
+
+
+@triton.jit(do_not_specialize=_ADDRESSES)
+def _crc_kernel(
+    words_ptr, powers_ptr, start0, stop0, start1, stop1, start2, stop2, start3, stop3, start4, stop4, start5, stop5,
+    start6, stop6, start7, stop7, Y: tl.constexpr, LANES: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
     """Program (chunk, range): chunks are counted from a range's end.
 
-    `ranges`: addresses of the first byte and behind the last one of each range, then a 0 for each, which becomes its remainder.
+    A range is given by the addresses of its first byte and behind its last one. `words` `[ranges, chunks]` get the part of every
+    chunk in its range's remainder, 0 where the range has no such chunk: their XOR is the remainder.
     """
     chunk, number = tl.program_id(0), tl.program_id(1)
-    start = tl.load(ranges_ptr + 2 * number)
-    stop = tl.load(ranges_ptr + 2 * number + 1)
+    start = _one_of(number, start0, start1, start2, start3, start4, start5, start6, start7)
+    stop = _one_of(number, stop0, stop1, stop2, stop3, stop4, stop5, stop6, stop7)
     end = (stop + 3) // 4 * 4 - chunk.to(tl.int64) * (LANES * ROWS * 4)
+    part = tl.full([], 0, tl.uint32)
     if end > start:
         size = tl.minimum(end - start, LANES * ROWS * 4).to(tl.int32)
         groups = size // (32 * LANES * 4)
@@ -95,8 +115,8 @@ def _crc_kernel(ranges_ptr, powers_ptr, Y: tl.constexpr, LANES: tl.constexpr, RO
                 column = _times(column, tl.full([], Y, tl.uint32)) ^ state[31]
                 state = (state[31],) + state[:31]
         whole = tl.xor_sum(_times(column ^ rest, tl.load(powers_ptr + lanes)), 0)
-        out_ptr = (ranges_ptr + 2 * tl.num_programs(1) + number).to(tl.pointer_type(tl.int32))
-        tl.atomic_xor(out_ptr, _times(whole, tl.load(powers_ptr + LANES + chunk)).to(tl.int32, bitcast=True))
+        part = _times(whole, tl.load(powers_ptr + LANES + chunk))
+    tl.store(words_ptr + number * tl.num_programs(0) + chunk, part.to(tl.int32, bitcast=True))
 
 
 @lru_cache(maxsize=8)
@@ -106,15 +126,12 @@ def _powers(device: torch.device, chunks: int, stream: int) -> Tensor:
     A copy for each stream of the device: another would not wait until it is there.
     """
     behind = [*range(4 * LANES, 0, -4), *(4 * LANES * ROWS * chunk for chunk in range(chunks))]
-    return _there([zlib_ng.crc32_combine(ONE, 0, n) for n in behind], torch.uint32, device)
-
-
-def _there(numbers: Sequence[Any], dtype: torch.dtype, device: torch.device) -> Tensor:
-    return torch.tensor(numbers, dtype=dtype, pin_memory=device.type == "cuda").to(device, non_blocking=True)
+    powers = torch.tensor([zlib_ng.crc32_combine(ONE, 0, n) for n in behind], dtype=torch.uint32, pin_memory=device.type == "cuda")
+    return powers.to(device, non_blocking=True)
 
 
 def remainders(ranges: Sequence[tuple[int, int]], device: torch.device) -> Tensor:
-    """Queue what `crc_of` makes the CRC-32s of ranges of bytes from, `[R]` int64 on the device; nothing waits.
+    """Queue what `crc_of` makes the CRC-32s of ranges of bytes from, `[R, chunks]` int32 on the device; nothing waits.
 
     Args:
         ranges: addresses of the first byte and behind the last one, in memory of the device; what else lies in the words of 4 bytes
@@ -124,14 +141,18 @@ def remainders(ranges: Sequence[tuple[int, int]], device: torch.device) -> Tenso
     chunks = (most + 3) // (4 * LANES * ROWS) + 1  # up to 3 bytes more where a range ends within a word
     stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
     powers = _powers(device, 1 << (chunks - 1).bit_length(), stream)
-    table = _there([*chain.from_iterable(ranges), *(0 for _ in ranges)], torch.int64, device)
+    words = torch.empty(len(ranges), chunks, dtype=torch.int32, device=device)
     with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
-        _crc_kernel[(chunks, len(ranges))](table, powers, Y=Y, LANES=LANES, ROWS=ROWS, num_warps=LANES // 32)
-    return table[2 * len(ranges) :]
+        for first in range(0, len(ranges), RANGES):
+            some = ranges[first : first + RANGES]
+            addresses = chain(*some, *[some[-1]] * (RANGES - len(some)))  # those of no program
+            grid = (chunks, len(some))
+            _crc_kernel[grid](words[first:], powers, *addresses, Y=Y, LANES=LANES, ROWS=ROWS, num_warps=LANES // 32)
+    return words
 
 
-def crc_of(remainder: int, start: int, stop: int) -> int:
-    """The CRC-32 of a range from its remainder."""
-    size, padded = stop - start, -stop % 4
+def crc_of(words: np.ndarray, start: int, stop: int) -> int:
+    """The CRC-32 of a range from what `remainders` has of it, `[chunks]` int32."""
+    remainder, size, padded = int(np.bitwise_xor.reduce(words)) & ALL, stop - start, -stop % 4
     zeros = zlib_ng.crc32_combine(ALL, ALL, size)  # the CRC of as many zeros: what a message begins and ends with
-    return without_tail(remainder & ALL, padded) ^ zeros
+    return without_tail(remainder, padded) ^ zeros

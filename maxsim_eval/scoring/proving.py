@@ -104,8 +104,8 @@ def settle(launches: Iterable[Launch]) -> None:
     for launch in launches:
         from maxsim_eval.cache.device_crc import crc_of  # needs Triton
 
-        for part, word in zip(launch.parts, launch.words.tolist(), strict=True):
-            here = crc_of(word, part.start, part.stop)
+        for part, words in zip(launch.parts, launch.words.cpu().numpy(), strict=True):
+            here = crc_of(words, part.start, part.stop)
             crcs[part.claim] = zlib_ng.crc32_combine(crcs.get(part.claim, 0), here, part.stop - part.start)
             if part.last and crcs[part.claim] != part.claim.crc:
                 part.claim.blame()

@@ -255,7 +255,7 @@ def crc_differs(data: Any, _: Any, options: dict[str, Any]) -> str:
 
     base, held, size = data.data_ptr(), data.cpu().numpy().tobytes(), data.numel()
     cuts = [(0, size), (1, size), (0, size - 1), (size // 2, size // 2), (size // 3, size - 3)]
-    words = device_crc.remainders([(base + first, base + last) for first, last in cuts], data.device).tolist()
+    words = device_crc.remainders([(base + first, base + last) for first, last in cuts], data.device).cpu().numpy()
     found = [device_crc.crc_of(word, base + first, base + last) for (first, last), word in zip(cuts, words, strict=True)]
     return "" if found == [zlib.crc32(held[first:last]) for first, last in cuts] else "another CRC-32 than zlib's"
 

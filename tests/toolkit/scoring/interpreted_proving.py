@@ -37,7 +37,7 @@ def ranges() -> None:
     cuts += [(row + first, edge * row + last) for edge in (2, 32, 33) for first, last in ((0, 0), (3, 1), (1, 2))]
     cuts += [(0, 64 * row), (7, 71 * row + 7), (2, len(held))]
     cuts += [(first, first + int(rng.integers(0, len(held) - first + 1))) for first in rng.integers(0, len(held), 3).tolist()]
-    words = device_crc.remainders([(base + first, base + last) for first, last in cuts], CPU).tolist()
+    words = device_crc.remainders([(base + first, base + last) for first, last in cuts], CPU).numpy()
     for (first, last), word in zip(cuts, words, strict=True):
         assert device_crc.crc_of(word, base + first, base + last) == zlib.crc32(held[first:last]), (first, last)
         CHECKED.append("range")
