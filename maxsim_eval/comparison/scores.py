@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import os
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -20,9 +20,9 @@ from maxsim_eval.errors import DataError
 
 PERCENTILES = (1, 5, 25, 50)
 _COLUMNS = 1 << 20  # documents compared at once, so the float64 copies of a long row stay at some megabytes
-_LONG_ROW = 1 << 16  # from here on rows are ranked in threads (sorting leaves Python's lock alone)
+_LONG_ROW = 1 << 16  # from here on rows are read and compared in threads (numpy leaves Python's lock alone)
 _THREADS = 8
-_RANKING_BYTES = 128 << 20  # for each processor, of all rows that are being ranked, at 64 bytes a document
+_RANKING_BYTES = 128 << 20  # for each processor, of all rows that are being compared, at 64 bytes a document
 # The error histogram's edges are powers of two: a float64's exponent is its bin, so counting is a shift, whatever the number of pairs.
 _LOWEST, _HIGHEST = -40, 10
 _BIAS, _EXPONENTS, _MANTISSA = 1023, 2048, 52  # of a float64
@@ -147,6 +147,17 @@ class _Errors:
             self.relative_worst = max(self.relative_worst, worst / scale)
             self.relative_total += total / scale
 
+    def join(self, other: _Errors) -> None:
+        """Take in what another has of the queries that come next."""
+        self.pairs += other.pairs
+        self.worst = max(self.worst, other.worst)
+        self.total += other.total
+        self.relative_pairs += other.relative_pairs
+        self.relative_worst = max(self.relative_worst, other.relative_worst)
+        self.relative_total += other.relative_total
+        self.mismatched += other.mismatched
+        self.exponents += other.exponents
+
     def as_dict(self) -> dict[str, Any]:
         return {
             "max_abs_error": self.worst if self.pairs else None,
@@ -187,40 +198,34 @@ def _spearman_entry(values: Sequence[float | None], disagree: int, *, sampled: b
     }
 
 
-def _row_pairs(
-    reference: Rows, other: Rows, score_rows: Sequence[int] | None, listed: Sequence[np.ndarray] | None
-) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """The two rows of every query, only the listed columns of them; NaN anywhere is refused."""
-    for row in range(reference.shape[0]):
-        pair = np.asarray(reference[row]), np.asarray(other[row])
-        for name, values in zip(("reference", "compared"), pair, strict=True):
-            if np.isnan(values).any():
-                column = int(np.flatnonzero(np.isnan(values))[0])
-                query = row if score_rows is None else score_rows[row]
-                raise DataError(f"{name} scores: query number {query}, document number {column}: NaN, need a number")
-        left, right = pair
-        yield (left, right) if listed is None else (left[listed[row]], right[listed[row]])
+_Compared = tuple[float | None, _Errors, bool]
 
 
-def _in_threads(
-    work: Callable[[np.ndarray, np.ndarray], float | None], pairs: Iterable[tuple[np.ndarray, np.ndarray]], threads: int
-) -> Iterator[float | None]:
-    """`work` of every pair of rows, in order, in that many threads; one pair more than threads is held."""
+def _compared(reference: np.ndarray, other: np.ndarray) -> _Compared:
+    """Of two rows: Spearman, errors, and whether one says nothing and the other does."""
+    errors = _Errors()
+    errors.add(reference, other)
+    constant = [bool((row == row[:1]).all()) for row in (reference, other)]
+    return spearman(reference, other), errors, constant[0] != constant[1]
+
+
+def _in_threads(work: Callable[[int], _Compared], rows: int, threads: int) -> Iterator[_Compared]:
+    """`work` of every row, in order, in that many threads; one row more than threads is held."""
     if threads < 2:
-        yield from (work(*pair) for pair in pairs)
+        yield from map(work, range(rows))
         return
     with ThreadPoolExecutor(threads) as pool:
-        begun: deque[Future[float | None]] = deque()
-        for pair in pairs:
-            if len(begun) == threads:
+        begun: deque[Future[_Compared]] = deque()
+        for row in range(rows):
+            if len(begun) > threads:
                 yield begun.popleft().result()
-            begun.append(pool.submit(work, *pair))
+            begun.append(pool.submit(work, row))
         while begun:
             yield begun.popleft().result()
 
 
 def _threads(documents: int) -> int:
-    """How many rows are ranked at once: one where rows are short, or so long that several would need much memory."""
+    """How many rows are compared at once: one where they are short, or so long that several would need much memory."""
     processors = os.cpu_count() or 1
     return 1 if documents < _LONG_ROW else min(_THREADS, processors, max(1, processors * _RANKING_BYTES // (64 * documents)))
 
@@ -246,17 +251,20 @@ def compare_scores(
     for name, entries in (("score_rows", score_rows), ("listed", listed)):
         if entries is not None and len(entries) != reference.shape[0]:
             raise ValueError(f"{name}: got {len(entries)} entries, need one for each of {reference.shape[0]} rows")
-    errors = _Errors()
-    one_sided: list[bool] = []
 
-    def noted() -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        for left, right in _row_pairs(reference, other, score_rows, listed):
-            errors.add(left, right)
-            one_sided.append(bool((left == left[:1]).all()) != bool((right == right[:1]).all()))
-            yield left, right
+    def work(row: int) -> _Compared:
+        pair = np.asarray(reference[row]), np.asarray(other[row])
+        for name, values in zip(("reference", "compared"), pair, strict=True):
+            if np.isnan(values).any():
+                column = int(np.flatnonzero(np.isnan(values))[0])
+                query = row if score_rows is None else score_rows[row]
+                raise DataError(f"{name} scores: query number {query}, document number {column}: NaN, need a number")
+        return _compared(*pair) if listed is None else _compared(*(values[listed[row]] for values in pair))
 
     longest = reference.shape[1] if listed is None else max(map(len, listed), default=0)
-    values = list(_in_threads(spearman, noted(), _threads(longest)))
-    # One row says nothing and the other does: the paths disagree, although no correlation exists.
-    disagree = sum(one for value, one in zip(values, one_sided, strict=True) if value is None)
+    errors, values, disagree = _Errors(), list[float | None](), 0
+    for value, here, one_sided in _in_threads(work, reference.shape[0], _threads(longest)):
+        errors.join(here)
+        values.append(value)
+        disagree += value is None and one_sided  # the paths disagree, although no correlation exists
     return {"spearman": _spearman_entry(values, disagree, sampled=score_rows is not None), **errors.as_dict()}
