@@ -6,6 +6,7 @@ Results go to stdout, everything else (progress, warnings, errors) to stderr; ex
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import os
 import signal
@@ -262,10 +263,16 @@ def _size_bars() -> None:
             os.environ.setdefault("TQDM_NROWS", "20")
 
 
+@functools.cache
+def _commands() -> Any:
+    """All commands with their options: half of what a small command takes, which `app()` would make anew at each call."""
+    return typer.main.get_command(app)
+
+
 def _run(arguments: list[str] | None) -> None:
     try:
         try:
-            app(args=arguments)
+            _commands()(args=arguments)
         finally:
             sys.stdout.flush()  # here, where a failure has a message
     except _PassedError as passed:
