@@ -126,7 +126,9 @@ def _powers(device: torch.device, chunks: int, stream: int) -> Tensor:
     A copy for each stream of the device: another would not wait until it is there.
     """
     behind = [*range(4 * LANES, 0, -4), *(4 * LANES * ROWS * chunk for chunk in range(chunks))]
-    powers = torch.tensor([zlib_ng.crc32_combine(ONE, 0, n) for n in behind], dtype=torch.uint32, pin_memory=device.type == "cuda")
+    powers = torch.tensor(
+        [zlib_ng.crc32_combine(ONE, 0, n) for n in behind], dtype=torch.uint32, pin_memory=device.type == "cuda"
+    )
     return powers.to(device, non_blocking=True)
 
 
