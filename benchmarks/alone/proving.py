@@ -1,4 +1,4 @@
-"""What a GPU takes to prove a block that it scores: CRC-32s by `maxsim_eval/cache/device_crc.py`, beside the block's scores.
+"""What a GPU takes to prove a block that it scores: CRC-32s by `maxsim_eval/scoring/device_crc.py`, beside the block's scores.
 
     python benchmarks/alone/proving.py --json FILE [--runs 30]
 
@@ -20,7 +20,7 @@ from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # this file is a script in a folder of its own
 
-from maxsim_eval.cache import device_crc
+from maxsim_eval.scoring import device_crc
 from maxsim_kernels import Packed, maxsim, quantize_int8
 from measure.session import kernels
 from measure.timing import Flush, measure

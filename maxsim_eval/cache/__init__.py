@@ -5,7 +5,6 @@ converting.py    `convert`: a quantised copy beside a cache entry, shard by shar
 copies.py        the quantised copy of a cache entry
 copy_shards.py   one quantised copy of a shard
 corpus.py        what a path may ask of the whole corpus before its first block: the largest magnitude, found once, by one pass
-device_crc.py    CRC-32 of ranges of bytes where they lie on a GPU
 embeddings.py    token embeddings of a task: from the cache, imported, or encoded now; of the whole task or of a subset of it
 entries.py       an entry of the embedding cache: a manifest and its shards in one folder, opened when whole
 filling.py       filling an entry of the embedding cache

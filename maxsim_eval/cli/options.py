@@ -108,8 +108,8 @@ SCORING: Group = {
         Annotated[
             str,
             typer.Option(
-                help="Comma-separated: fp32, fused-fp32, fp16, bf16, int8, int8-document, int8-corpus, fp8, exact-int8, a codec "
-                "(docs/atlas.md), or a function of your own as python:<module>:<function> (docs/scorers.md)."
+                help="Comma-separated: fp32, fused-fp32, fp16, bf16, int8, int8-document, int8-corpus, fp8, exact-int8, "
+                "exact-int8-fp32, a codec (docs/atlas.md), or a function of your own as python:<module>:<function> (docs/scorers.md)."
             ),
         ],
         PATHS,

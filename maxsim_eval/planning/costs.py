@@ -19,13 +19,14 @@ ALL_PAIRS = 10**9  # more (query, document) pairs than this: full score rows are
 SAMPLED_QUERIES = 200
 REFERENCE, FLOATS = "fp32", "fused-fp32"
 READ_TWICE = ("int8-corpus",)  # looks for its scale first
-SCANS = {"exact-int8": "int8-document"}  # certified paths, and the copy that each scans
+SCANS = dict.fromkeys(("exact-int8", "exact-int8-fp32"), "int8-document")  # certified paths, and the copy that each scans
+WIDE = "exact-int8-fp32"  # scores in FP32 whatever is stored
 # Certified paths score about 4 k documents a query exactly (1.6 to 4.7 k, docs/search.md), queries taken to be independent. A GPU
 # scores all queries against the union of these, beyond 60% of the documents it scores them all. A CPU scores the pairs, in products
 # that are about twice as large for want of common shapes; beyond a quarter of the pairs it scores them all.
 SURVIVORS, UNION_PAYS = 4, 0.6
 PAIRS_PAY, PADDED_PRODUCTS = 0.25, 2.0
-FLOAT_PRODUCTS = 3.0  # a CPU's INT8 products to those of FP32, where the latter were not measured
+FLOAT_PRODUCTS = {"cpu": 3.0, "cuda": 40.0}  # rates of INT8 products to those of FP32, where the latter were not measured
 KEY_BYTES = 8  # of one kept (score, document): `maxsim_kernels.topk` packs both into an int64
 BLOCK_BYTES = {"cuda": 128 << 20, "cpu": 16 << 20}  # a piece of the ring, as `maxsim_kernels.streaming` cuts them by default
 LEAST_UNIT, MOST_UNIT = 64 << 20, 1 << 30  # bytes of a unit of work (`units.py`); in between a 256th of the corpus
@@ -174,11 +175,11 @@ def rescored_share(sizes: Sizes, k: int, gpu: bool) -> float:
 
 def rescored_work(name: str, sizes: Sizes, rates: Rates, k: int) -> float:
     """What a certified path scores exactly, as a share of its scan's work."""
-    if rates.device == "cuda":  # matrix units take as much longer as components are wider
-        return rescored_share(sizes, k, True) * _ELEMENT.get(sizes.form, 1)
-    pairs = SURVIVORS * k / max(1, sizes.documents)
     scan, floats = rates.paths.get(name), rates.paths.get(FLOATS)
-    slower = scan.score.value / floats.score.value if scan and floats else FLOAT_PRODUCTS
+    slower = scan.score.value / floats.score.value if scan and floats else FLOAT_PRODUCTS[rates.device]
+    if rates.device == "cuda":  # matrix units take as much longer as components are wider
+        return rescored_share(sizes, k, True) * (slower if name == WIDE else _ELEMENT.get(sizes.form, 1))
+    pairs = SURVIVORS * k / max(1, sizes.documents)
     return slower * (PADDED_PRODUCTS * pairs if pairs <= PAIRS_PAY else 1.0)
 
 

@@ -41,10 +41,10 @@ Tick = Callable[[int, int], None]
 
 
 class StoredRows(Rows):
-    """Documents of the cache in full precision, read by number; `bytes` and `seconds` say how much and for how long."""
+    """Documents of the cache in full precision, or widened to `dtype`, by number; `bytes` and `seconds` of reading them."""
 
-    def __init__(self, documents: Documents) -> None:
-        super().__init__(torch.from_numpy(documents.lengths()), documents.dim, documents.dtype)
+    def __init__(self, documents: Documents, dtype: torch.dtype | None = None) -> None:
+        super().__init__(torch.from_numpy(documents.lengths()), documents.dim, dtype or documents.dtype)
         self.documents = documents
         self.bytes, self.seconds = 0, 0.0
 
@@ -57,7 +57,7 @@ class StoredRows(Rows):
         (block,) = loaded(Selection(entry, rows).lazy_blocks(1 << 62))
         self.bytes += block.values.numel() * block.values.element_size()
         self.seconds += time.perf_counter() - started
-        return block
+        return block.to(self.dtype)
 
 
 class StoredCodes(StreamedCodes):
@@ -85,7 +85,7 @@ class StoredCodes(StreamedCodes):
 
 
 def certified_by(dtype: torch.dtype, device: str) -> list[str]:
-    """The paths whose run is to the last byte that of a certified one, over embeddings that are stored as `dtype`.
+    """The paths whose run is to the last byte that of a certified one, over embeddings that it multiplies as `dtype`.
 
     A CPU widens half precision before it multiplies, so `fused-fp32` is the same there; matrix units of a GPU do not.
     """
@@ -133,7 +133,7 @@ def certified_units(
         DataError: a score that is NaN or infinite, named by query and document. CacheError: a file that cannot be read. UsageError: a
             memory budget that is too small, or large.
     """
-    copy, rows = corpus.copies[name], StoredRows(corpus.entry)
+    copy, rows = corpus.copies[name], StoredRows(corpus.entry, asked.paths[name].precision)
     if rows.dtype == torch.float16 and queries.dtype != torch.float16:
         check_range(float(largest_of(queries.values)))
     excluded = torch.from_numpy(asked.excluded)[:, None]
@@ -252,13 +252,18 @@ class _StreamedCodes:
 
 
 def search_facts(
-    counts: Mapping[str, float], queries: int, documents: Documents, copy: Quantised, device: str
+    counts: Mapping[str, float],
+    queries: int,
+    documents: Documents,
+    copy: Quantised,
+    device: str,
+    precision: torch.dtype | None = None,
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What a Result says of the search, and of the bytes that a document takes."""
+    """What a Result says of the search, and of the bytes that a document takes; `precision` as of the path."""
     entry = documents.entry if isinstance(documents, Selection) else documents
     stored = documents.tokens * documents.dim * documents.dtype.itemsize
     search = {
-        "certifies": certified_by(documents.dtype, device),
+        "certifies": certified_by(precision or documents.dtype, device),
         "survivors": counts.get("survivors", 0.0) / max(1, queries),
         "documents": documents.documents,
         "code_bytes": int(counts.get("code_bytes", 0)),

@@ -307,7 +307,7 @@ def _outcome(
     run, search = to_run(name, scored, asked), None
     if asked.paths[name].certified:
         counted = scored.counts, len(asked.query_ids), corpus.entry, corpus.copies[name]
-        search, memory = search_facts(*counted, corpus.device)
+        search, memory = search_facts(*counted, corpus.device, asked.paths[name].precision)
         run = replace(run, tag=search["certifies"][0])
     return Outcome(run, scored.seconds, rows, memory, search)
 

@@ -30,7 +30,7 @@ class ScoringPath:
     cache that holds what `documents` would make, to the last bit. `own` marks a user's function (`own_functions.py`), whose `source` is
     a digest of its code (None: not known). `codec` marks tokens that are stored in fewer bytes and read again (`compressed.py`); it has
     to be fitted to the corpus first. `certified` marks the exact top-k of the stored embeddings through a scan of `copy`, which must
-    be there (`certified.py`); its functions here score them as they are stored.
+    be there (`certified.py`): multiplied in that precision, None for the one that they are stored in. Its functions here score them so.
     """
 
     description: str
@@ -45,6 +45,7 @@ class ScoringPath:
     source: str | None = None
     codec: Codec | None = None
     certified: bool = False
+    precision: torch.dtype | None = None
 
     def token_bytes(self, dim: int) -> float | None:
         """Bytes of a token as this path multiplies it; None for a user's function, a codec, and where two forms are stored."""
@@ -102,16 +103,19 @@ PATHS: dict[str, ScoringPath] = {
         KINDS["fp8-document"], "FP8 (e4m3) documents, one scale a document; FP8 queries (one scale a token), FP32 accumulation"
     ),
 }
+
+
+def _certified(precision: torch.dtype | None, what: str) -> ScoringPath:
+    text = f"certified: the best k of the embeddings {what}, bit for bit, through a scan of INT8 codes; FP32 accumulation"
+    cast = _cast(torch.float32)
+    return ScoringPath(
+        text, cast, lambda block, _: cast(block), maxsim, 1, copy="int8-document", certified=True, precision=precision
+    )
+
+
 CERTIFIED = {
-    "exact-int8": ScoringPath(
-        "certified: the best k of the embeddings as stored, bit for bit, through a scan of INT8 codes; FP32 accumulation",
-        _cast(torch.float32),
-        lambda block, _: block.to(torch.float32),
-        maxsim,
-        1,
-        copy="int8-document",
-        certified=True,
-    ),
+    "exact-int8": _certified(None, "as stored"),
+    "exact-int8-fp32": _certified(torch.float32, "in FP32"),
 }
 REFERENCE = "fp32"
 

@@ -251,7 +251,7 @@ def crc_cases() -> Iterator[Case]:
 
 def crc_differs(data: Any, _: Any, options: dict[str, Any]) -> str:
     """CRC-32s of ranges that begin and end anywhere, against zlib's; what is wrong, or nothing."""
-    from maxsim_eval.cache import device_crc
+    from maxsim_eval.scoring import device_crc
 
     base, held, size = data.data_ptr(), data.cpu().numpy().tobytes(), data.numel()
     cuts = [(0, size), (1, size), (0, size - 1), (size // 2, size // 2), (size // 3, size - 3)]

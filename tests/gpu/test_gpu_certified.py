@@ -32,7 +32,7 @@ from maxsim_eval.types import Role, Task
 from maxsim_kernels import Packed, pack
 from stored_cases import with_int8_copy
 
-NAME, COUNT, DEVICE = "exact-int8", 6000, "cuda"
+NAME, WIDE, COUNT, DEVICE = "exact-int8", "exact-int8-fp32", 6000, "cuda"
 FULL = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fused-fp32"}
 
 
@@ -78,7 +78,7 @@ def run_of(
 ) -> tuple[bytes, Any]:
     copy = quantised(documents, "int8-document")
     assert copy is not None
-    corpus = Corpus(documents, quiet=True, device=DEVICE, memory_budget=budget, copies={NAME: copy})
+    corpus = Corpus(documents, quiet=True, device=DEVICE, memory_budget=budget, copies={NAME: copy, WIDE: copy})
     found = score_path(name, queries, corpus, asked, **options)
     assert found is not None
     write_trec_run(path, to_run("x", found, asked))
@@ -90,6 +90,14 @@ def same(documents: Any, queries: Packed, asked: Asked, folder: Path, budget: in
     found, counts = run_of(NAME, documents, queries, asked, folder / "run", budget, **options)
     assert found == run_of(FULL[documents.dtype], documents, queries, asked, folder / "brute")[0]
     return counts
+
+
+@pytest.mark.parametrize("budget", [None, 300 << 20])
+def test_the_precision_may_be_fp32(entry: Entry, budget: int | None, tmp_path: Path) -> None:
+    queries, asked = queries_of(24, entry.dim, entry.dtype), asked_of(24, 10)
+    found, counts = run_of(WIDE, entry, queries, asked, tmp_path / "run", budget, units=[(0, 1999), (1999, COUNT)])
+    assert found == run_of("fused-fp32", entry, queries, asked, tmp_path / "brute")[0]
+    assert counts["row_bytes"] < entry.tokens * entry.dim * entry.dtype.itemsize
 
 
 def cut(size: int, count: int = COUNT) -> list[tuple[int, int]]:

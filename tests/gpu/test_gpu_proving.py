@@ -13,9 +13,9 @@ import torch
 pytest.importorskip("h5py")
 pytest.importorskip("triton", reason="Triton is not installed")
 
-from maxsim_eval.cache import device_crc, stripes
+from maxsim_eval.cache import stripes
 from maxsim_eval.cache.entries import Entry
-from maxsim_eval.scoring import stream
+from maxsim_eval.scoring import device_crc, stream
 from proving_cases import DAMAGES, Damage, refused, same, scored, stored
 
 COUNT, WIDTH = 6000, 128

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import quick_interpreter  # noqa: F401 - kernels run under it
 import torch
-from test_certified import COUNT, NAME, WIDTH, asked_of, brute, cut, entry_of, run_of, scored_by
+from test_certified import COUNT, NAME, WIDE, WIDTH, asked_of, brute, cut, entry_of, run_of, scored_by
 
 from maxsim_eval.cache.copies import quantised
 from maxsim_eval.cache.selection import Selection
@@ -39,10 +39,10 @@ def begin(queries: Packed, k: int, *, memory_budget: int | None = None) -> Any:
     return device.DeviceSearch(Queries(queries), k, most_rescored=1.0, memory_budget=BUDGETS[-1], watched=True)
 
 
-def same(documents: Any, folder: Path, excluded: Any = (-1, -1, -1, -1), **options: Any) -> Any:
+def same(documents: Any, folder: Path, excluded: Any = (-1, -1, -1, -1), name: str = NAME, **options: Any) -> Any:
     asked = asked_of(excluded)
-    found = scored_by(NAME, documents, asked, **options)
-    assert run_of(found, asked, folder / "run") == brute(documents, asked, folder / "brute")
+    found = scored_by(name, documents, asked, **options)
+    assert run_of(found, asked, folder / "run") == brute(documents, asked, folder / "brute", name)
     CHECKED.append("same")
     return found.counts
 
@@ -66,6 +66,7 @@ def evaluation() -> None:
         BUDGETS.append(1 << 26)
         same(entry, folder, units=cut(64))
         BUDGETS.pop()
+        same(entry, folder, (3, 149, -1, 77), WIDE, units=cut(64))
     same(Selection(entry, np.arange(1, COUNT, 2, dtype=np.int64)), folder, units=[(0, 30), (30, 75)])
     for _ in range(2):
         with Records(folder / "records", {}) as records:

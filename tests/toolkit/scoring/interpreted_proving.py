@@ -17,9 +17,9 @@ import numpy as np
 import quick_interpreter  # noqa: F401 - kernels run under it
 import torch
 
-from maxsim_eval.cache import copies, device_crc, stripes
+from maxsim_eval.cache import copies, stripes
 from maxsim_eval.cache import corpus as corpora
-from maxsim_eval.scoring import stream
+from maxsim_eval.scoring import device_crc, stream
 from proving_cases import DAMAGES, refused, same, scored, stored
 
 CPU = torch.device("cpu")

@@ -31,6 +31,7 @@ from maxsim_kernels.search import exact, searching
 from stored_cases import with_int8_copy
 
 NAME, WIDTH, COUNT, K = "exact-int8", 16, 150, 6
+WIDE = "exact-int8-fp32"
 
 
 def tokens(seed: int, count: int, dtype: torch.dtype) -> Tensor:
@@ -73,7 +74,7 @@ def queries(dtype: torch.dtype) -> Packed:
 def scored_by(name: str, documents: Any, asked: Asked, **options: Any) -> Scored:
     copy = quantised(documents, "int8-document")
     assert copy is not None
-    corpus = Corpus(documents, quiet=True, copies={NAME: copy})
+    corpus = Corpus(documents, quiet=True, copies={NAME: copy, WIDE: copy})
     found = score_path(name, queries(documents.dtype), corpus, asked, **options)
     assert found is not None
     return found
@@ -84,8 +85,12 @@ def run_of(scored: Scored, asked: Asked, path: Path) -> bytes:
     return path.read_bytes()
 
 
-def brute(documents: Any, asked: Asked, path: Path) -> bytes:
-    name = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fused-fp32"}[documents.dtype]
+def brute(documents: Any, asked: Asked, path: Path, certified_as: str = NAME) -> bytes:
+    name = (
+        "fused-fp32"
+        if certified_as == WIDE
+        else {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fused-fp32"}[documents.dtype]
+    )
     return run_of(scored_by(name, documents, asked), asked, path)
 
 
@@ -101,6 +106,19 @@ def test_the_run_is_that_of_full_precision_however_the_work_is_cut(
     asked = asked_of(excluded)
     found = scored_by(NAME, entry, asked, units=cut(size))
     assert run_of(found, asked, tmp_path / "run") == brute(entry, asked, tmp_path / "brute")
+
+
+@pytest.mark.parametrize("size", [13, COUNT])
+def test_the_precision_may_be_fp32_whatever_is_stored(entry: Entry, size: int, tmp_path: Path) -> None:
+    asked = asked_of((3, 149, -1, 77))
+    found = scored_by(WIDE, entry, asked, units=cut(size))
+    assert run_of(found, asked, tmp_path / "run") == brute(entry, asked, tmp_path / "brute", WIDE)
+    copy = quantised(entry, "int8-document")
+    assert copy is not None
+    for device in ("cpu", "cuda"):
+        facts, _ = search_facts(found.counts, 4, entry, copy, device, CERTIFIED[WIDE].precision)
+        assert facts["certifies"] == ["fused-fp32"]
+    assert facts["row_bytes"] <= facts["stored_bytes"], "what was read, not what it was widened to"
 
 
 def test_a_query_may_be_denied_its_best_document(entry: Entry, tmp_path: Path) -> None:
@@ -250,4 +268,4 @@ def test_what_is_certified_depends_on_how_a_device_multiplies() -> None:
 def test_evaluations_by_the_search_of_a_gpu(interpreted: Callable[..., None]) -> None:  # noqa: F811
     """Its kernels interpreted, codes and full precision read from files as on a GPU (`interpreted_certified.py`)."""
     pytest.importorskip("triton", reason="Triton is not installed")
-    interpreted("certified", "evaluation", 21, folder="toolkit/scoring")
+    interpreted("certified", "evaluation", 24, folder="toolkit/scoring")
