@@ -48,11 +48,11 @@ ROOT = Path(__file__).resolve().parents[1]
 # Phases of `plan` and the measured ones that are the same work; the others have one name.
 PLANNED = {
     "start": (("start",), ("read texts", "hash texts", "start and the rest")),
-    "encode": (("encode",), ("load the encoder", "encode and write")),
+    "encode": (("encode",), ("start the encoder", "encode and write")),
     "comparison and report": (("compare", "finish"), ("compare full scores", "metrics", "statistics", "runs and report")),
 }
-OF_ENCODER = ("load the encoder", "encode and write")
-OF_QUERIES = ("load the encoder", "metrics", "statistics", "runs and report", "start and the rest")  # however many documents
+OF_ENCODER = ("start the encoder", "encode and write")
+OF_QUERIES = ("start the encoder", "metrics", "statistics", "runs and report", "start and the rest")  # however many documents
 LAYER_PARAMETERS = 85_054_464  # of BERT-base, which every token passes
 
 
@@ -156,7 +156,9 @@ def child(arguments: list[str], record: Path) -> int:
     clocked(loading, "load_task", "read texts")
     clocked(sides, "content_hash", "hash texts")
     clocked(subject, "embeddings_by", "embeddings")
-    clocked(MultiVectorEncoder, "encode", "load the encoder", once=True)  # a few texts first: the model, the GPU's start, its kernels
+    clocked(
+        MultiVectorEncoder, "encode", "start the encoder", once=True
+    )  # on a GPU of a few texts: the model, readers, the GPU's start, its kernels
     clocked(MultiVectorEncoder, "_features", "tokenise (its threads)")
     clocked(filling, "write_shard", "write shards (their threads)")
     clocked(api, "assess", "score and compare")
@@ -214,8 +216,8 @@ def run(arguments: list[str], out: Path, gpus: int) -> dict[str, Any]:
     paths = json.loads((out / "result.json").read_text())["paths"]
     phases = {name: clocks.pop(name) for name in ("read texts", "hash texts")}
     threads = {name: clocks.pop(name) for name in list(clocks) if "threads" in name}
-    phases["load the encoder"] = clocks.pop("load the encoder", 0.0)
-    phases["encode and write"] = clocks.pop("embeddings") - phases["hash texts"] - phases["load the encoder"]
+    phases["start the encoder"] = clocks.pop("start the encoder", 0.0)
+    phases["encode and write"] = clocks.pop("embeddings") - phases["hash texts"] - phases["start the encoder"]
     scoring = {name: path["seconds"]["total"] for name, path in paths.items()}
     phases |= scoring
     phases |= {name: clocks.pop(name, 0.0) for name in ("compare full scores", "metrics")}

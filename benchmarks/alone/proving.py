@@ -53,15 +53,13 @@ def prover(values: Tensor, rows: int) -> Callable[[], Tensor]:
         raise SystemExit(f"{rows} rows: another CRC-32 than zlib's; nothing written")
     chunks = size // (4 * device_crc.LANES * rows) + 1
     powers = device_crc._powers(values.device, 1 << (chunks - 1).bit_length(), 0)
-    addresses, words = (
-        [start, start + size] * device_crc.RANGES,
-        torch.empty(1, chunks, dtype=torch.int32, device=values.device),
-    )
+    addresses = [start, start + size] * device_crc.RANGES
+    parts = torch.empty(1, chunks, dtype=torch.int32, device=values.device)
     sizes = {"Y": device_crc.Y, "LANES": device_crc.LANES, "ROWS": rows, "num_warps": device_crc.LANES // 32}
 
     def prove() -> Tensor:
-        device_crc._crc_kernel[(chunks, 1)](words, powers, *addresses, **sizes)
-        return words
+        device_crc._crc_kernel[(chunks, 1)](parts, powers, *addresses, **sizes)
+        return parts
 
     return prove
 

@@ -15,7 +15,7 @@ LIBRARIES = tuple(f"h200/libraries_{name}.json" for name in ("sentence_transform
 SEARCH, STREAMED = "h200/search.json", "h200/search_out_of_core.json"
 CERTIFIED = "cpu/certified.json"
 CHECKED = {  # heads of columns, and their files
-    "two CPU cores": "cpu/checksums.json", "H200": "h200/checksums.json", "H200, more": "h200/checksums_evaluation.json",
+    "two CPU cores": "cpu/checksums.json", "H200": "h200/checksums.json", "H200, evaluations": "h200/checksums_evaluation.json",
     "H200, streams": "h200/checksums_streams.json",
 }  # fmt: skip
 OURS = "ours"
@@ -195,7 +195,7 @@ def checksums(book: Book) -> Table:
     heads = []
     for head, (file, _) in held.items():
         size, queries = (book.raw(file, key) for key in ("bytes", "queries"))
-        heads.append(f"{head.partition(',')[0]}, {size / 1e9:g} GB, {queries} queries: checked / not" if size else head)
+        heads.append(f"{head}, {size / 1e9:g} GB, {queries} queries: checked / not" if size else head)
 
     def cell(file: str, way: str) -> Cell:
         values = [_middle(book, file, ("seconds", way, kind)) for kind in ("checked", "unchecked")]

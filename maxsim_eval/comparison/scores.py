@@ -210,7 +210,7 @@ def _compared(reference: np.ndarray, other: np.ndarray) -> _Compared:
 
 
 def _in_threads(work: Callable[[int], _Compared], rows: int, threads: int) -> Iterator[_Compared]:
-    """`work` of every row, in order, in that many threads; one row more than threads is held."""
+    """`work` of every row, in order, in that many threads."""
     if threads < 2:
         yield from map(work, range(rows))
         return
@@ -224,10 +224,11 @@ def _in_threads(work: Callable[[int], _Compared], rows: int, threads: int) -> It
             yield begun.popleft().result()
 
 
-def _threads(documents: int) -> int:
-    """How many rows are compared at once: one where they are short, or so long that several would need much memory."""
+def _threads(compared: int, read: int) -> int:
+    """How many rows are compared at once: one where few of their documents are, or so many are read that several need much memory."""
     processors = os.cpu_count() or 1
-    return 1 if documents < _LONG_ROW else min(_THREADS, processors, max(1, processors * _RANKING_BYTES // (64 * documents)))
+    fitting = processors * _RANKING_BYTES // max(64 * compared, 12 * read, 1)  # both rows, and which of their scores are NaN
+    return 1 if compared < _LONG_ROW else min(_THREADS, processors, max(1, fitting))
 
 
 def compare_scores(
@@ -263,7 +264,7 @@ def compare_scores(
 
     longest = reference.shape[1] if listed is None else max(map(len, listed), default=0)
     errors, values, disagree = _Errors(), list[float | None](), 0
-    for value, here, one_sided in _in_threads(work, reference.shape[0], _threads(longest)):
+    for value, here, one_sided in _in_threads(work, reference.shape[0], _threads(longest, reference.shape[1])):
         errors.join(here)
         values.append(value)
         disagree += value is None and one_sided  # the paths disagree, although no correlation exists

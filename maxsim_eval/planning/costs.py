@@ -26,7 +26,7 @@ WIDE = "exact-int8-fp32"  # scores in FP32 whatever is stored
 # that are about twice as large for want of common shapes; beyond a quarter of the pairs it scores them all.
 SURVIVORS, UNION_PAYS = 4, 0.6
 PAIRS_PAY, PADDED_PRODUCTS = 0.25, 2.0
-FLOAT_PRODUCTS = {"cpu": 3.0, "cuda": 40.0}  # rates of INT8 products to those of FP32, where the latter were not measured
+FLOAT_PRODUCTS = {"cpu": 3.0, "cuda": 160.0}  # rates of INT8 products to those of our FP32, where the latter were not measured
 KEY_BYTES = 8  # of one kept (score, document): `maxsim_kernels.topk` packs both into an int64
 BLOCK_BYTES = {"cuda": 128 << 20, "cpu": 16 << 20}  # a piece of the ring, as `maxsim_kernels.streaming` cuts them by default
 LEAST_UNIT, MOST_UNIT = 64 << 20, 1 << 30  # bytes of a unit of work (`units.py`); in between a 256th of the corpus
@@ -177,8 +177,9 @@ def rescored_work(name: str, sizes: Sizes, rates: Rates, k: int) -> float:
     """What a certified path scores exactly, as a share of its scan's work."""
     scan, floats = rates.paths.get(name), rates.paths.get(FLOATS)
     slower = scan.score.value / floats.score.value if scan and floats else FLOAT_PRODUCTS[rates.device]
-    if rates.device == "cuda":  # matrix units take as much longer as components are wider
-        return rescored_share(sizes, k, True) * (slower if name == WIDE else _ELEMENT.get(sizes.form, 1))
+    if rates.device == "cuda":  # matrix units take as much longer as components are wider; FP32 is not for them
+        wide = name == WIDE or sizes.form == "float32"
+        return rescored_share(sizes, k, True) * (slower if wide else _ELEMENT.get(sizes.form, 1))
     pairs = SURVIVORS * k / max(1, sizes.documents)
     return slower * (PADDED_PRODUCTS * pairs if pairs <= PAIRS_PAY else 1.0)
 
@@ -232,9 +233,10 @@ def _stages(
 ) -> Iterator[Stage]:
     """Stages of a path; those of the resource `alone` overlap with nothing."""
     gpu, path, stored = rates.device == "cuda", rates.paths.get(name), sizes.stored
-    more = 0.0  # of the scan's work
+    more = widened = 0.0  # of the scan's work; bytes that cross the link and are not stored
     if name in SCANS:
         rescored = rescored_share(sizes, k, gpu)
+        widened = (4 / _ELEMENT.get(sizes.form, 4) - 1) * rescored * stored if name == WIDE else 0.0
         part = corpus_bytes(sizes.document_tokens, sizes.documents, sizes.dim, SCANS[name]) / max(1, stored) + rescored
         more = rescored_work(name, sizes, rates, k)
         stored, cold = int(part * stored), part * cold
@@ -248,7 +250,7 @@ def _stages(
     yield _stage("disk", "disk", cold, rates.disk)
     yield _stage("host copy", host, stored, rates.host)
     if gpu:
-        yield _stage("link", "link", stored, rates.link, share)
+        yield _stage("link", "link", stored + widened, rates.link, share)
     if (path is None or path.prepare is not None) and name not in SCANS:
         yield _stage("prepare", unit, stored, path.prepare if path else None, share)
     work = operations(sizes.query_tokens, sizes.document_tokens, sizes.dim) * (1.0 + more)

@@ -1,4 +1,4 @@
-"""CRC-32 (zlib's) of ranges of bytes where they lie on a GPU, at the speed of its memory: one launch for many ranges.
+"""CRC-32 (zlib's) of ranges of bytes where they lie on a GPU, at the speed of its memory: a launch for every eight ranges.
 
 A CRC is the remainder of the bytes, as a polynomial over GF(2), modulo P of degree 32. A program takes `ROWS` rows of `LANES` words.
 Words below each other are y = x^(32 LANES) apart, a power of two, so that P(y) = P(x)^(32 LANES): squaring over GF(2) only spreads a

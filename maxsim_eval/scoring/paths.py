@@ -30,7 +30,7 @@ class ScoringPath:
     cache that holds what `documents` would make, to the last bit. `own` marks a user's function (`own_functions.py`), whose `source` is
     a digest of its code (None: not known). `codec` marks tokens that are stored in fewer bytes and read again (`compressed.py`); it has
     to be fitted to the corpus first. `certified` marks the exact top-k of the stored embeddings through a scan of `copy`, which must
-    be there (`certified.py`): multiplied in that precision, None for the one that they are stored in. Its functions here score them so.
+    be there (`certified.py`), multiplied in `precision` (None: as they are stored). Its functions here score them in FP32.
     """
 
     description: str

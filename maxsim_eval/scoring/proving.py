@@ -1,6 +1,6 @@
 """Stored values proven on the GPU that scores them: a read leaves the CRC-32 of long runs to `Proofs`, and the host has less to do.
 
-A launch for each block queues the CRCs of what it holds of them; they leave the device with the results of the block's unit, which are
+Launches for each block queue the CRCs of what it holds of them; they leave the device with the results of the block's unit, which are
 handed out after they were compared. So nothing is kept or reported of values that were not proven, their way to the device included.
 """
 
