@@ -415,6 +415,10 @@ def test_comparing_and_finishing_have_rates() -> None:
     assert result.paths["int8"].parity is not None
     assert not folder.exists()
     assert around.finish_rate(sizes(queries=0), ["fp32"], 5, lambda *_: None) is None
+    slow = iter([0.5])  # what the first one imports is part of the whole, once
+    started = around.finish_rate(sizes(queries=100), ["fp32"], 5, lambda *_: time.sleep(next(slow, 0.0)))
+    assert started is not None
+    assert 0.5 < 100 / started.value < 0.9
     assert around.compare_rate(1000).value > 1
     assert around.compare_rate(1).value > 1
 
