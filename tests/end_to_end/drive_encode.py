@@ -68,7 +68,7 @@ def shards(folder: Path) -> dict[str, int]:
     return {path.name: path.stat().st_ino for path in folder.glob("local/ties/*-documents-*/[0-9]*.h5")}
 
 
-def slow(rank: int, seconds: float = 0.004) -> None:
+def slow(rank: int, seconds: float = 0.01) -> None:
     """Encoding takes a while, so that every rank comes to its turn, and says who encoded what in `by.<rank>`."""
     for kind in (lexical.LexicalEncoder, HfEncoder):
 
