@@ -156,9 +156,8 @@ def child(arguments: list[str], record: Path) -> int:
     clocked(loading, "load_task", "read texts")
     clocked(sides, "content_hash", "hash texts")
     clocked(subject, "embeddings_by", "embeddings")
-    clocked(
-        MultiVectorEncoder, "encode", "start the encoder", once=True
-    )  # on a GPU of a few texts: the model, readers, the GPU's start, its kernels
+    # Its first call, on a GPU of a few texts: the model, the readers, the GPU's start and its kernels.
+    clocked(MultiVectorEncoder, "encode", "start the encoder", once=True)
     clocked(MultiVectorEncoder, "_features", "tokenise (its threads)")
     clocked(filling, "write_shard", "write shards (their threads)")
     clocked(api, "assess", "score and compare")

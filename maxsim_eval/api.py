@@ -45,8 +45,8 @@ from maxsim_eval.scoring.job import (
     sources_of,
 )
 from maxsim_eval.scoring.own_functions import OTHER_RUNS, Chosen, run_file, scorer_facts
-from maxsim_eval.scoring.partial import folder_for, remove
 from maxsim_eval.scoring.paths import REFERENCE, ScoringPath, our_paths
+from maxsim_eval.scoring.records import folder_for, remove_partial
 from maxsim_eval.subject import DEFAULT_PATHS, OutDir, Settings, Subject, embedded
 from maxsim_eval.types import Encoder, Result, Run, Task
 from maxsim_kernels import Packed
@@ -294,7 +294,7 @@ def _finish(settings: Settings, ready: _Ready, outcomes: Iterable[Outcome], devi
     )
     if out_dir is not None:
         _write(result, runs, out_dir)
-        remove(out_dir)
+        remove_partial(out_dir)
     return result
 
 

@@ -8,7 +8,6 @@ device_crc.py    CRC-32 of ranges of bytes where they lie on a GPU
 finite.py         scores that are no finite numbers: which pair, why, and what can be done
 job.py            what the processes of an evaluation share, and the scoring of all paths by it
 own_functions.py  scoring paths by name, and a user's own function as one
-partial.py        where an evaluation keeps its finished units while it runs
 paths.py          scoring paths: how token embeddings become scores
 proving.py        stored values proven on the GPU that scores them
 records.py        what an evaluation has finished, kept on disk so that an interrupted one goes on where it stopped

@@ -8,7 +8,8 @@
     attributes             format, fingerprint, start, stop, seconds (JSON), keys_crc32
 
 A record is written whole or not at all, by one background thread, and used only by an evaluation with the same fingerprint: a hash
-over everything its numbers depend on.
+over everything its numbers depend on. The folders lie in `<out>/.partial`, one a path; the output folder is held by one evaluation at
+a time (`files.alone`), so nobody else writes there.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import io
 import os
 import queue
 import re
+import tempfile
 import threading
 import time
 import warnings
@@ -33,18 +35,46 @@ import numpy as np
 
 from maxsim_eval.cache.hdf5 import LIBVER, Stamp, damaged, fixed, open_hdf5, plain, read_at, reserve, structure
 from maxsim_eval.cache.shards import write_error
-from maxsim_eval.errors import CacheError
-from maxsim_eval.files import alive, fsync_folder, host
+from maxsim_eval.errors import CacheError, DataError
+from maxsim_eval.files import alive, delete, fsync_folder, host, remove_temporaries, writing
 from maxsim_eval.hashing import canonical, digest
 from maxsim_eval.parsing import json_of
+from maxsim_eval.processes.world import World
 
 FORMAT = "maxsim-eval/record/1"
+PARTIAL = ".partial"
 _KEYS, _SCORES, _CRCS = np.dtype("<i8"), np.dtype("<f4"), np.dtype("<u4")
 _AGAIN = "Its documents are scored again."
 _WAITING = 1  # with the one that is being written: two records in memory
 _LOOK_SECONDS = 0.2  # how often an idle writer looks whether the program has ended
 _STALE_SECONDS = 3600.0
 _OURS = re.compile(r"\d+-\d+\.h5|\.\d+-\d+\.h5\.(?P<host>[0-9a-f]+)-(?P<process>\d+)\.tmp")
+
+
+def folder_for(
+    out_dir: Path | str | None, units: int, rows_in_files: bool, fresh: bool, world: World, stack: contextlib.ExitStack
+) -> Path | None:
+    """Where finished units are kept while this evaluation runs: nowhere, if it is one unit whose score rows fit in memory.
+
+    Raises:
+        DataError: `.partial` is a link: what is finished is removed there, and links are not followed for that.
+    """
+    if out_dir is None:
+        return Path(stack.enter_context(tempfile.TemporaryDirectory())) if rows_in_files else None
+    folder = Path(out_dir) / PARTIAL
+    with writing(folder):
+        remove_temporaries(folder.parent / "runs")
+        if fresh:
+            delete(folder)
+    if folder.is_symlink():
+        raise DataError(f"{folder}: is a link, need a folder of this evaluation's own; remove the link, or say --fresh")
+    return folder if rows_in_files or world.size > 1 or units > 1 else None
+
+
+def remove_partial(out_dir: Path) -> None:
+    """Remove what was kept: the evaluation is complete."""
+    with contextlib.suppress(OSError):  # a file that stays is in nobody's way
+        delete(out_dir / PARTIAL)
 
 
 @dataclass(frozen=True)

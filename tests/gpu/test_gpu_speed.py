@@ -1,9 +1,8 @@
 """How fast the main kernels are, as shares of rates that the library reaches in the same run: a performance regression shows here.
 
 Floors are the least that a committed run on an H200 shows (docs/results/h200: forward.json, forward_alone.json, forward_before.json and
-paper.json) less a twelfth: the same row differs by 1 to 4% from one of these runs to another, and here, where nothing but products of
-cuBLAS takes turns with it, many queries came to 0.87 and 0.88 of them on days when forward.json has 0.93; a kernel that spills or lost
-its pipeline loses much more. The median of three attempts counts, each one's times medians of ten calls: a lucky one passes nothing. Other GPUs than those of the tuning table have no floor.
+paper.json) less a twentieth: the same row differs by 1 to 4% from one of these runs to another, a kernel that spills or lost its pipeline
+by much more. The median of three attempts counts, each one's times medians of ten calls: a lucky one passes nothing. Other GPUs than those of the tuning table have no floor.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ import torch
 from maxsim_kernels import Packed, maxsim, quantize_int8
 from measure import timing
 
-ATTEMPTS, RUNS, TOLERANCE = 3, 10, 0.92
+ATTEMPTS, RUNS, TOLERANCE = 3, 10, 0.95
 DIM = 128
 
 
@@ -41,7 +40,7 @@ CASES = (
     Case("one ColPali query", (1, 1024), (10_000, 1024), "fp16", 0.96),
     Case("many queries", (256, 32), (8192, 128), "fp16", 0.93),
 )
-RAGGED, INT8_OVER_FP16 = 0.68, 1.81  # many queries on 16 to 240 tokens, of FP16's rate; document scale over FP16 at ColPali
+RAGGED, INT8_OVER_FP16 = 0.69, 1.81  # many queries on 16 to 240 tokens, of FP16's rate; document scale over FP16 at ColPali
 
 
 @pytest.fixture(scope="module")

@@ -86,11 +86,8 @@ def run_of(scored: Scored, asked: Asked, path: Path) -> bytes:
 
 
 def brute(documents: Any, asked: Asked, path: Path, certified_as: str = NAME) -> bytes:
-    name = (
-        "fused-fp32"
-        if certified_as == WIDE
-        else {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fused-fp32"}[documents.dtype]
-    )
+    dtype = torch.float32 if certified_as == WIDE else documents.dtype
+    name = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fused-fp32"}[dtype]
     return run_of(scored_by(name, documents, asked), asked, path)
 
 
