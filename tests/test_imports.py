@@ -30,14 +30,14 @@ OPERATOR = """
 warm tuner integrations
 search
 training streaming explaining
-api
+topk api
 autograd
 ops chamfer
 gpu cpu reference
 quantize
 checks
 modes coded
-fallback topk tokens
+fallback tokens
 needs
 """
 BENCHMARKS = """

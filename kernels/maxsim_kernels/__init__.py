@@ -8,6 +8,7 @@ integrations/  makes sentence-transformers, PyLate and colpali-engine score and 
 search/        certified search: the exact top-k of full precision, found by a scan of codes
 training.py    contrastive and distillation losses on `maxsim`
 streaming/     `stream_topk`: corpora larger than memory
+topk.py        a running exact top-k
 explaining.py  `explain`: what a call would run, and why
 api.py         `maxsim`, `maxsim_pairs`: validates, chooses, runs
 autograd.py    gradients of eager GPU calls
@@ -22,7 +23,6 @@ coded.py       BitTokens, ResidualTokens: tokens of 1, 2 or 4 bits a number, as 
 modes.py       what surrounds a call: transforms, kinds of tensor, autocast, capture in a CUDA graph
 needs.py       errors for bad input: the argument, what was found, what is needed
 fallback.py    whether Triton is installed; one warning that says why a call runs slower code
-topk.py        a running exact top-k
 tokens.py      Packed, Int8Tokens, Fp8Tokens
 """
 

@@ -4,6 +4,9 @@ A score and its document's index become one 64-bit key: the score's bits in an o
 backwards. Keys are all different and compare as (score, -index), so `torch.topk` on them has one answer, ties included; a block's
 own top-k, the merge with what is held and the merge of the parts of a corpus (`merge_topk`) are the same operation, and nothing
 waits for a GPU. NaN has the highest keys of all, so that none is lost on the way to whoever can refuse it.
+
+On a GPU with Triton a step is one launch (`gpu/keys.py`), with the same bits: beside scores of few documents, what the host takes to
+launch torch's dozens would be most of the time.
 """
 
 from __future__ import annotations
@@ -13,6 +16,8 @@ from math import isqrt
 
 import torch
 from torch import Tensor
+
+from maxsim_kernels.fallback import HAS_TRITON
 
 _MOST_DOCUMENTS = 1 << 32
 _NONE = -(1 << 63)  # below every key
@@ -38,6 +43,11 @@ def _keys_at(scores: Tensor, documents: Tensor) -> Tensor:
 
 def of_keys(keys: Tensor) -> tuple[Tensor, Tensor]:
     """Scores float32 and indices int64 of keys; -inf and -1 where there is no document."""
+    if _by_kernels(keys):
+        from maxsim_kernels.gpu import keys as kernels  # needs Triton
+
+        with torch.cuda.device(keys.device):
+            return kernels.of_keys(keys)
     ordered = (keys >> 32).int()
     scores = (ordered ^ ((ordered >> 31) & 0x7FFFFFFF)).view(torch.float32)
     indices = _MOST_DOCUMENTS - 1 - (keys & (_MOST_DOCUMENTS - 1))
@@ -50,12 +60,9 @@ def refuse_nan(keys: Tensor) -> None:
 
     `keys`: `[Nq, k]` as held by a `TopK` or merged from several, in any order.
     """
-    if keys.numel() == 0:
-        return
-    best = keys.amax(1)
-    bad = best > _INFINITY
-    if bool(bad.any()):
-        query = int(bad.int().argmax())
+    if bool((keys > _INFINITY).any()):
+        best = keys.amax(1)
+        query = int((best > _INFINITY).int().argmax())
         document = _MOST_DOCUMENTS - 1 - (int(best[query]) & (_MOST_DOCUMENTS - 1))
         raise ValueError(f"scores: NaN for query {query}, document {document}; need finite embeddings")
 
@@ -125,7 +132,7 @@ class TopK:
             if self._waits + count > room:
                 self._merge_waiting()
             if count > room:
-                self._merge(_candidates(scores, at, self.k))
+                self._merge_scores(scores, at)
             else:  # into one buffer: a caller may use its own again, and a million small blocks are no list of a million
                 if self._waiting is None:
                     self._waiting = scores.new_empty(scores.shape[0], room)
@@ -145,33 +152,37 @@ class TopK:
         rows = self._merged.shape[0]
         if keys.dtype != torch.int64 or keys.dim() != 2 or keys.shape[0] != rows:
             raise ValueError(f"keys: got {keys.dtype} {list(keys.shape)}, need int64 [{rows}, n]")
-        self._merge(keys.to(self._merged.device))
+        self._keep(torch.cat([self._merged, keys.to(self._merged.device)], 1))
 
-    def _merge(self, keys: Tensor) -> None:
-        self._merged = torch.cat([self._merged, keys], 1).topk(self.k, dim=1, sorted=False).values
+    def _merge_scores(self, scores: Tensor, at: int) -> None:
+        self._keep(_candidates(scores, at, self.k, self._merged))
+
+    def _keep(self, keys: Tensor) -> None:
+        """The best of some keys `[Nq, n]`."""
+        self._merged = keys.topk(self.k, dim=1, sorted=False).values
         if not keys.is_cuda:
             refuse_nan(self._merged)
 
     def _merge_waiting(self) -> None:
         if self._waiting is not None:
             scores, self._waiting, self._waits = self._waiting[:, : self._waits], None, 0
-            self._merge(_candidates(scores, self.first + self.seen - scores.shape[1], self.k))
+            self._merge_scores(scores, self.first + self.seen - scores.shape[1])
 
     @property
-    def _keys(self) -> Tensor:
-        """`[Nq, k]` of everything added, in no order."""
+    def unsorted(self) -> Tensor:
+        """`pending` in no order, which is quicker."""
         self._merge_waiting()
         return self._merged
 
     @property
     def pending(self) -> Tensor:
         """`[Nq, k]` int64 keys, descending, without waiting for a GPU: a NaN is still in them, for `merge_topk` to refuse."""
-        return self._keys.sort(dim=1, descending=True).values
+        return self.unsorted.sort(dim=1, descending=True).values
 
     @property
     def keys(self) -> Tensor:
         """`[Nq, k]` int64 keys, descending: what `merge_topk` and `add_keys` take. Waits on a GPU, as `scores` and `indices` do."""
-        refuse_nan(self._keys)
+        refuse_nan(self.unsorted)
         return self.pending
 
     @property
@@ -185,21 +196,34 @@ class TopK:
         return of_keys(self.keys)[1]
 
 
-def _candidates(scores: Tensor, first: int, k: int) -> Tensor:
-    """Keys `[Nq, c]` of some documents of a block, the block's k best among them.
+def group_size(count: int, k: int) -> int:
+    """Neighbours in a group of `_candidates`: a power of two, and k groups at least."""
+    return 1 << (isqrt(max(1, count // k)).bit_length() - 1)
+
+
+def _candidates(scores: Tensor, first: int, k: int, held: Tensor) -> Tensor:
+    """Keys `[Nq, k + c]`: `held` `[Nq, k]`, and of some documents of a block, the block's k best among them.
 
     Groups of neighbours stand for their members: the k best documents lie in the k groups that are best by (maximum, then place). For a
     document outside of them, each of the k groups holds one with a higher score, or with an equal score and a lower index. So only the
     groups' maxima and the members of k groups get keys: about sqrt(n k) of n, and no 64-bit copy of the block.
     """
-    count = scores.shape[1]
-    size = 1 << (isqrt(max(1, count // k)).bit_length() - 1)
+    count, size = scores.shape[1], group_size(scores.shape[1], k)
+    if _by_kernels(scores):
+        from maxsim_kernels.gpu import keys as kernels  # needs Triton
+
+        with torch.cuda.device(scores.device):
+            return kernels.candidates(scores, first, k, size, held)
     if size == 1:
-        return keys_of(scores, first)
+        return torch.cat([held, keys_of(scores, first)], 1)
     whole = count // size * size
     members = scores[:, :whole].unflatten(1, (-1, size))  # [Nq, groups, size]
     groups = keys_of(members.amax(2), 0).topk(k, dim=1, sorted=False).indices
     chosen = members.gather(1, groups.unsqueeze(2).expand(-1, -1, size))
     places = torch.arange(first, first + size, device=scores.device)
     keys = _keys_at(chosen, groups.unsqueeze(2) * size + places).flatten(1)
-    return keys if whole == count else torch.cat([keys, keys_of(scores[:, whole:], first + whole)], 1)
+    return torch.cat([held, keys, keys_of(scores[:, whole:], first + whole)], 1)
+
+
+def _by_kernels(tensor: Tensor) -> bool:
+    return tensor.is_cuda and HAS_TRITON

@@ -5,6 +5,7 @@ A block is made of runs: tokens that follow each other in one shard. Blocks are 
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -123,7 +124,7 @@ def _block(spans: Sequence[Span], claims: Claims | None) -> LazyBlock:
     for span in spans:
         runs.append(_Runs.of(span, place))
         place = int(runs[-1].places[-1])
-    spec = spans[0].shard.spec
+    spec, ends = spans[0].shard.spec, [int(part.places[-1]) for part in runs]
     base = 0 if claims is None else claims.room(place)
 
     def read(first: int, out: Tensor) -> None:
@@ -131,10 +132,14 @@ def _block(spans: Sequence[Span], claims: Claims | None) -> LazyBlock:
         stop = first + out.shape[0]
         if not 0 <= first <= stop <= place:
             raise ValueError(f"tokens: got {first} to {stop}, need some of the block's 0 to {place}")
-        for part in runs:
-            begin, end = max(first, int(part.places[0])), min(stop, int(part.places[-1]))
+        begin = first
+        for number in range(bisect_right(ends, first), len(runs)):
+            if begin == stop:
+                return
+            end = min(stop, ends[number])
             if begin < end:
                 note = None if claims is None else claims.note("values", base + begin)
-                part.read(begin, end, out[begin - first : end - first], note)
+                runs[number].read(begin, end, out[begin - first : end - first], note)
+                begin = end
 
     return LazyBlock(torch.from_numpy(offsets), spec.dim, DTYPES[spec.dtype], read)

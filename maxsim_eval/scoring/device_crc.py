@@ -27,6 +27,7 @@ from torch import Tensor
 from zlib_ng import zlib_ng
 
 from maxsim_eval.cache.stripes import without_tail
+from maxsim_kernels.gpu.launch import launch
 
 POLYNOMIAL = 0x04C11DB7  # P without x^32: bit j is x^j
 REFLECTED = tl.constexpr(0xEDB88320)
@@ -72,17 +73,17 @@ def _one_of(number, a, b, c, d, e, f, g, h):
 _ADDRESSES = [f"{end}{number}" for number in range(RANGES) for end in ("start", "stop")]
 
 
-@triton.jit(do_not_specialize=_ADDRESSES)
+@triton.jit(do_not_specialize=["chunks", *_ADDRESSES])
 def _crc_kernel(
-    words_ptr, powers_ptr, start0, stop0, start1, stop1, start2, stop2, start3, stop3, start4, stop4, start5, stop5,
+    words_ptr, powers_ptr, chunks, start0, stop0, start1, stop1, start2, stop2, start3, stop3, start4, stop4, start5, stop5,
     start6, stop6, start7, stop7, Y: tl.constexpr, LANES: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """Program (chunk, range): chunks are counted from a range's end.
+    """A program for every chunk of every range, the chunks counted from the range's end.
 
     A range is given by the addresses of its first byte and behind its last one. `words` `[ranges, chunks]` get the part of every
     chunk in its range's remainder, 0 where the range has no such chunk: their XOR is the remainder.
     """
-    chunk, number = tl.program_id(0), tl.program_id(1)
+    chunk, number = tl.program_id(0) % chunks, tl.program_id(0) // chunks
     start = _one_of(number, start0, start1, start2, start3, start4, start5, start6, start7)
     stop = _one_of(number, stop0, stop1, stop2, stop3, stop4, stop5, stop6, stop7)
     end = (stop + 3) // 4 * 4 - chunk.to(tl.int64) * (LANES * ROWS * 4)
@@ -116,7 +117,7 @@ def _crc_kernel(
                 state = (state[31],) + state[:31]
         whole = tl.xor_sum(_times(column ^ rest, tl.load(powers_ptr + lanes)), 0)
         part = _times(whole, tl.load(powers_ptr + LANES + chunk))
-    tl.store(words_ptr + number * tl.num_programs(0) + chunk, part.to(tl.int32, bitcast=True))
+    tl.store(words_ptr + number * chunks + chunk, part.to(tl.int32, bitcast=True))
 
 
 @lru_cache(maxsize=8)
@@ -148,8 +149,10 @@ def remainders(ranges: Sequence[tuple[int, int]], device: torch.device) -> Tenso
         for first in range(0, len(ranges), RANGES):
             some = ranges[first : first + RANGES]
             addresses = chain(*some, *[some[-1]] * (RANGES - len(some)))  # those of no program
-            grid = (chunks, len(some))
-            _crc_kernel[grid](words[first:], powers, *addresses, Y=Y, LANES=LANES, ROWS=ROWS, num_warps=LANES // 32)
+            launch(
+                _crc_kernel, chunks * len(some), words[first:], powers, chunks, *addresses,
+                Y=Y, LANES=LANES, ROWS=ROWS, warps=LANES // 32,
+            )  # fmt: skip
     return words
 
 

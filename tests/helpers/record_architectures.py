@@ -26,6 +26,7 @@ from maxsim_kernels import Packed, quantize_int8
 from maxsim_kernels.checks import Options, validate_coded
 from maxsim_kernels.gpu.coded import coded, once
 from maxsim_kernels.gpu.forward import choice, combine, query_codes, tuning
+from maxsim_kernels.gpu import keys
 from maxsim_kernels.gpu.search import bounds, fetching, survivors
 from places import TESTS
 
@@ -97,7 +98,7 @@ def search_launches(dtype: torch.dtype, d: int, longest: int) -> list[Any]:
     values, starts = torch.zeros(count * longest, d, dtype=dtype), torch.arange(count) * longest
     lengths, asked = torch.full((count,), longest), quantize_int8(values)
     with ExitStack() as patched:
-        for module in (bounds, survivors, fetching):
+        for module in (bounds, survivors, fetching, keys):
             patched.enter_context(mock.patch.object(module, "launch", caught))
         rounding = bounds.Rounding(1e-4, 1e-6, 1e-30, 0.0)
         terms = bounds.query_terms(values, starts, lengths, asked.codes, asked.scales.float(), rounding)
@@ -107,6 +108,8 @@ def search_launches(dtype: torch.dtype, d: int, longest: int) -> list[Any]:
         marks = bounded.marks(lower, torch.zeros(count), torch.zeros(count))
         survivors.score_marked(values, starts, lengths, longest, documents, marks, 80, torch.zeros(count, 10))
         fetching.fetched(documents.values, documents.starts, torch.arange(0, 161, 16), 160)
+        held = torch.zeros(count, 2, dtype=torch.int64)
+        keys.of_keys(keys.candidates(torch.zeros(count, 70), 0, 2, 4, held))
     return caught
 
 

@@ -317,13 +317,12 @@ class DeviceSearch:
         refused = self._score(documents, late, scores)
         if refused:
             return refused
+        survivors, highest = self.survivors + first.tally + late.tally, torch.maximum(self.highest, late.highest)
+        counts = torch.stack([first.total + late.total, first.tokens + late.tokens])
         best = TopK(len(queries), self.k, self.device, first=number)
         best.add(scores)
-        keys = best.pending
-        tokens = ((first.counts + late.counts) * bounded.lengths).sum(dtype=torch.int64)
-        survivors, highest = self.survivors + (first.tally + late.tally), torch.maximum(self.highest, late.highest)
-        # All of it is queued before the host waits, once, for the number of pairs and what they read.
-        pairs, read = torch.stack([first.total + late.total, tokens]).tolist()
+        keys = best.unsorted
+        pairs, read = counts.tolist()  # all of it is queued before the host waits, once
         if self._alone(documents) and pairs > int(self._share(documents) * scores.numel()):
             return self._too_many(documents)
         self.survivors, self.highest, self.read = survivors, highest, self.read + read
@@ -385,7 +384,7 @@ def score_alone(values: Tensor, starts: Tensor, lengths: Tensor, documents: Pack
     count, device = starts.numel(), values.device
     lists = torch.arange(count, dtype=torch.int32, device=device).expand(len(documents), count).contiguous()
     total = torch.tensor(lists.numel(), device=device)
-    marks = Marks(lists, torch.full((len(documents),), count, dtype=torch.int32, device=device), total, total, total)
+    marks = Marks(lists, torch.full((len(documents),), count, dtype=torch.int32, device=device), total, total, total, total)
     scores = torch.empty(count, len(documents), device=device)
     score_marked(values, starts, lengths, int(lengths.max()), documents, marks, lists.numel(), scores)
     return scores

@@ -19,7 +19,7 @@ from maxsim_kernels.streaming.blocks import Block, LazyBlock, Limits, pieces
 from maxsim_kernels.streaming.links import CudaLink, HostLink, Link
 from maxsim_kernels.streaming.transfer import Ring
 from maxsim_kernels.tokens import Packed
-from maxsim_kernels.topk import TopK
+from maxsim_kernels.topk import TopK, of_keys
 
 __all__ = ["Block", "LazyBlock", "device_blocks", "least_budget", "stream_topk"]
 
@@ -79,7 +79,7 @@ def stream_topk(
             assert isinstance(scores, Tensor)
             best.add(scores.unsqueeze(0) if single else scores)
             del scores  # before the next piece's
-    scores, indices = best.scores, best.indices
+    scores, indices = of_keys(best.keys)
     return (scores[0], indices[0]) if single else (scores, indices)
 
 

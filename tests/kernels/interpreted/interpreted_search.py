@@ -206,6 +206,9 @@ def check_parts() -> None:
             assert 3 in marked or documents.lengths[3] == 0, "no bound: scored always"
             assert len(marked) == len(set(marked)) == int(leads.tally[query] + late.tally[query])
         assert int(leads.tally[1]) == int(late.tally[1]) == 0, "a query without tokens"
+        for found in (leads, late):
+            assert int(found.total) == int(found.counts.sum()) == int(found.tally.sum())
+            assert int(found.tokens) == int((found.counts * documents.lengths).sum())
         alone = device.score_alone(queries.values, queries.starts, queries.lengths, documents)
         assert survivors.takes(queries.values, documents)
         assert torch.equal(alone[:, documents.lengths > 0], exact[:, documents.lengths > 0])

@@ -36,6 +36,7 @@ def test_a_search_with_interpreted_kernels_gives_brute_forces_answers(interprete
 def test_kernels_compile_within_their_resources(tmp_path, architecture, dtype, d, longest) -> None:
     found = architectures.search_launches(dtype, d, longest)
     names = ["_terms_kernel", "_lower_kernel", "_mark_kernel", "_mark_kernel", "_survivors_kernel", "_fetch_kernel"]
+    names += ["_groups_kernel", "_candidates_kernel", "_scores_kernel"]
     assert [one.kernel.__name__ for one in found] == names
     for one in found:
         binary = recorder.compiled(one, architecture)

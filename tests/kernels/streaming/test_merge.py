@@ -216,3 +216,8 @@ def refused(best: TopK, scores: Tensor) -> Tensor:
     """Raises when it adds, or when asked what is best."""
     best.add(scores)
     return best.scores
+
+
+def test_interpreted_kernels_make_the_same_keys(interpreted) -> None:
+    pytest.importorskip("triton", reason="Triton is not installed")
+    interpreted("keys", "keys", 5)

@@ -126,7 +126,7 @@ def test_the_kernel_compiles_without_spills(architecture: int, tmp_path: Path) -
     powers = {"powers_ptr": torch.zeros(1, dtype=torch.uint32)}
     sizes = {"Y": device_crc.Y, "LANES": device_crc.LANES, "ROWS": device_crc.ROWS}
     addresses = dict.fromkeys(device_crc._ADDRESSES, 1 << 40)
-    arguments = {"words_ptr": torch.zeros(1, dtype=torch.int32), **addresses, **powers, **sizes}
+    arguments = {"words_ptr": torch.zeros(1, dtype=torch.int32), "chunks": 100, **addresses, **powers, **sizes}
     launch = recorder.Launch(device_crc._crc_kernel, arguments, device_crc.LANES // 32, None)
     used = recorder.resources(recorder.compiled(launch, architecture), tmp_path)
     assert used["spill_bytes"] == 0

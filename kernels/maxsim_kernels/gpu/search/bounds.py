@@ -38,15 +38,17 @@ class Rounding:
 
 @dataclass(frozen=True)
 class Marks:
-    """Pairs to be scored exactly: `lists` `[n, Nq]` int32, of which the first `counts` `[n]` count; `tally` `[Nq]` by query.
+    """Pairs to be scored exactly: `lists` `[n, Nq]` int32, of which the first `counts` `[n]` count.
 
-    `total` `[]`: of them all. `highest` `[Nq]` float64: the best upper bound that is not marked (of late marks alone).
+    `tally` `[Nq]` int64: how many by query, `total` `[]` of all; `tokens` `[]` int64: of their documents. `highest` `[Nq]` float64: the
+    best upper bound that is not marked (of late marks alone).
     """
 
     lists: Tensor
     counts: Tensor
     tally: Tensor
     total: Tensor
+    tokens: Tensor
     highest: Tensor
 
 
@@ -172,7 +174,7 @@ def _lower_kernel(
 @triton.jit(do_not_specialize=["queries", "documents", "stride"])
 def _mark_kernel(
     score_ptr, term_ptr, query_length_ptr, error_ptr, norm_ptr, length_ptr, lower_ptr, floor_ptr, least_ptr, list_ptr, count_ptr,
-    tally_ptr, highest_ptr, queries, documents, stride,
+    tally_ptr, token_ptr, highest_ptr, queries, documents, stride,
     LATE: tl.constexpr, QUERIES: tl.constexpr, DOCUMENTS: tl.constexpr,
 ):  # fmt: skip
     block = tl.program_id(0)
@@ -214,6 +216,8 @@ def _mark_kernel(
         tl.store(tally_ptr + to, tl.sum(ones, 1), mask=asked)
         found += tl.sum(ones, 0)
     tl.store(count_ptr + document, found, mask=there)
+    length = tl.load(length_ptr + document, mask=there, other=0).to(tl.int64)
+    tl.store(token_ptr + block, tl.sum(found * length, 0))
 
 
 @dataclass(frozen=True)
@@ -251,11 +255,13 @@ class Bounded:
         lists = torch.empty(documents, queries, dtype=torch.int32, device=device)
         counts = torch.empty(documents, dtype=torch.int32, device=device)
         tally = torch.empty(blocks, queries, dtype=torch.int32, device=device)
+        tokens = torch.empty(blocks, dtype=torch.int64, device=device)
         highest = torch.empty(blocks, queries, dtype=torch.float64, device=device) if least is not None else self.terms
         launch(
             _mark_kernel, blocks, *self._arguments(), lower, floor, least if least is not None else floor, lists, counts, tally,
-            highest, queries, documents, self.scores.stride(0),
+            tokens, highest, queries, documents, self.scores.stride(0),
             LATE=least is not None, QUERIES=_QUERIES, DOCUMENTS=_DOCUMENTS, warps=4,
         )  # fmt: skip
         by_query = tally.sum(0)
-        return Marks(lists, counts, by_query, by_query.sum(), highest[0] if least is None else highest.amax(0))
+        best = highest[0] if least is None else highest.amax(0)
+        return Marks(lists, counts, by_query, by_query.sum(), tokens.sum(), best)
