@@ -22,7 +22,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # this file is a s
 
 from maxsim_eval.scoring import device_crc
 from maxsim_kernels import Packed, maxsim, quantize_int8
-from maxsim_kernels.gpu.launch import launch
 from measure.session import kernels
 from measure.timing import Flush, measure
 from results.file import write
@@ -56,10 +55,10 @@ def prover(values: Tensor, rows: int) -> Callable[[], Tensor]:
     powers = device_crc._powers(values.device, 1 << (chunks - 1).bit_length(), 0)
     addresses = [start, start + size] * device_crc.RANGES
     parts = torch.empty(1, chunks, dtype=torch.int32, device=values.device)
-    sizes = {"Y": device_crc.Y, "LANES": device_crc.LANES, "ROWS": rows, "warps": device_crc.LANES // 32}
 
     def prove() -> Tensor:
-        launch(device_crc._crc_kernel, chunks, parts, powers, chunks, *addresses, **sizes)
+        device_crc.ROWS = rows
+        device_crc._launch(values.device, chunks, parts, powers, chunks, *addresses)
         return parts
 
     return prove

@@ -32,7 +32,7 @@ from maxsim_kernels.coded import BitTokens, ResidualTokens
 from maxsim_kernels.explaining import explain
 from maxsim_kernels.quantize import quantize_fp8, quantize_int8
 from maxsim_kernels.reference import maxsim_reference
-from maxsim_kernels.streaming import LazyBlock, device_blocks, stream_topk
+from maxsim_kernels.streaming import LazyBlock, LazyCodes, device_blocks, stream_topk
 from maxsim_kernels.tokens import Fp8Tokens, Int8Tokens, Packed, pack
 from maxsim_kernels.topk import merge_topk
 from maxsim_kernels.tuner import tune
@@ -43,6 +43,7 @@ __all__ = [
     "Fp8Tokens",
     "Int8Tokens",
     "LazyBlock",
+    "LazyCodes",
     "Packed",
     "ResidualTokens",
     "chamfer_distance",

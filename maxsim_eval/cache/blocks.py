@@ -8,7 +8,9 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
+from typing import Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -19,17 +21,25 @@ from maxsim_eval.cache.stripes import Claims, Note
 from maxsim_eval.errors import UsageError
 from maxsim_kernels import LazyBlock, Packed
 
+Made = TypeVar("Made")
+
 
 @dataclass(frozen=True)
 class Span:
-    """Documents of one shard, in order: document n is the shard's tokens `starts[n]` to `stops[n]` (`[m]` int64 each)."""
+    """Documents of one shard, in order: its documents `rows`, whose tokens are `starts[n]` to `stops[n]` (`[m]` int64 each)."""
 
     shard: Shard
+    rows: np.ndarray
     starts: np.ndarray
     stops: np.ndarray
 
+    @classmethod
+    def of(cls, shard: Shard, rows: np.ndarray) -> Span:
+        """Documents of a shard by their numbers in it, ascending."""
+        return cls(shard, rows, shard.offsets[rows], shard.offsets[rows + 1])
+
     def __getitem__(self, documents: slice) -> Span:
-        return Span(self.shard, self.starts[documents], self.stops[documents])
+        return Span(self.shard, self.rows[documents], self.starts[documents], self.stops[documents])
 
     @property
     def lengths(self) -> np.ndarray:
@@ -37,16 +47,23 @@ class Span:
         return self.stops - self.starts
 
 
+class Stored(Protocol):
+    """What is read by runs of tokens: a shard's values, or a column of its copy."""
+
+    def read_runs(self, firsts: Sequence[int], counts: Sequence[int], out: Tensor, note: Note | None = None) -> None:
+        """Fill `out` with `counts[r]` rows from `firsts[r]` on, one run behind the other."""
+
+
 @dataclass(frozen=True)
-class _Runs:
+class Runs:
     """Runs of a shard's tokens in a block: run r is the block's tokens `places[r]` to `places[r + 1]`, the shard's from `firsts[r]`."""
 
-    shard: Shard
+    shard: Stored
     places: np.ndarray  # [R + 1] int64
     firsts: np.ndarray  # [R] int64
 
     @classmethod
-    def of(cls, span: Span, place: int) -> _Runs:
+    def of(cls, span: Span, place: int) -> Runs:
         """The runs of a span that begins at token `place` of its block."""
         filled = span.stops > span.starts
         starts, stops = span.starts[filled], span.stops[filled]
@@ -84,7 +101,7 @@ def lazy_blocks(
         raise UsageError(f"max_bytes: got {max_bytes}, need at least 1")
     if not 0 <= start <= stop <= documents:
         raise UsageError(f"documents: got {start} to {stop}, need a range within 0 to {documents}")
-    return _cut(spans(start, stop), max_bytes, claims)
+    return cut(spans(start, stop), lambda shard: max_bytes // shard.spec.row_bytes, partial(_block, claims=claims))
 
 
 def loaded(blocks: Iterable[LazyBlock]) -> Iterator[Packed]:
@@ -95,51 +112,66 @@ def loaded(blocks: Iterable[LazyBlock]) -> Iterator[Packed]:
         yield Packed(values, block.offsets)
 
 
-def _cut(spans: Iterable[Span], max_bytes: int, claims: Claims | None) -> Iterator[LazyBlock]:
+def cut(spans: Iterable[Span], most: Callable[[Shard], int], make: Callable[[Sequence[Span]], Made]) -> Iterator[Made]:
+    """What `make` gives for documents of at most so many tokens, but for at least one document."""
     held: list[Span] = []
     room = 0
     for span in spans:
-        most = max_bytes // span.shard.spec.row_bytes
-        offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(span.lengths)])
+        offsets = ends_of(span.lengths)
         begin, documents = 0, len(span.lengths)
         while begin < documents:
-            room = room if held else most
+            room = room if held else most(span.shard)
             end = int(np.searchsorted(offsets, offsets[begin] + room, side="right")) - 1
             end = max(end, begin if held else begin + 1)  # a document larger than a block leaves less than no room
             if begin < end:
                 held.append(span[begin:end])
                 room -= int(offsets[end] - offsets[begin])
             if end < documents:  # the next one does not fit
-                yield _block(held, claims)
+                yield make(held)
                 held = []
             begin = end
     if held:
-        yield _block(held, claims)
+        yield make(held)
 
 
-def _block(spans: Sequence[Span], claims: Claims | None) -> LazyBlock:
-    lengths = np.concatenate([span.lengths for span in spans])
-    offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
-    runs, place = [], 0
+def ends_of(lengths: np.ndarray) -> np.ndarray:
+    """Where documents of these lengths begin that lie end to end, and where the last one ends: `[n + 1]` int64."""
+    return np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
+
+
+def runs_of(spans: Sequence[Span]) -> list[Runs]:
+    """The runs of a block that is made of these documents."""
+    found, place = list[Runs](), 0
     for span in spans:
-        runs.append(_Runs.of(span, place))
-        place = int(runs[-1].places[-1])
-    spec, ends = spans[0].shard.spec, [int(part.places[-1]) for part in runs]
-    base = 0 if claims is None else claims.room(place)
+        found.append(Runs.of(span, place))
+        place = int(found[-1].places[-1])
+    return found
+
+
+def reader(runs: Sequence[Runs], note: Callable[[int], Note] | None) -> Callable[[int, Tensor], None]:
+    """`read(first, out)`: fills `out` `[m, ...]` (contiguous, CPU) with rows `first` to `first + m` of a block, in any thread.
+
+    `note`: of rows that begin at a place of the block.
+    """
+    ends = [int(part.places[-1]) for part in runs]
 
     def read(first: int, out: Tensor) -> None:
-        """Fill `out` `[m, d]` (contiguous, CPU) with tokens `first` to `first + m` of the block; safe in several threads at once."""
         stop = first + out.shape[0]
-        if not 0 <= first <= stop <= place:
-            raise ValueError(f"tokens: got {first} to {stop}, need some of the block's 0 to {place}")
+        if not 0 <= first <= stop <= ends[-1]:
+            raise ValueError(f"tokens: got {first} to {stop}, need some of the block's 0 to {ends[-1]}")
         begin = first
         for number in range(bisect_right(ends, first), len(runs)):
             if begin == stop:
                 return
             end = min(stop, ends[number])
             if begin < end:
-                note = None if claims is None else claims.note("values", base + begin)
-                runs[number].read(begin, end, out[begin - first : end - first], note)
+                runs[number].read(begin, end, out[begin - first : end - first], None if note is None else note(begin))
                 begin = end
 
-    return LazyBlock(torch.from_numpy(offsets), spec.dim, DTYPES[spec.dtype], read)
+    return read
+
+
+def _block(spans: Sequence[Span], claims: Claims | None) -> LazyBlock:
+    offsets, runs, spec = ends_of(np.concatenate([span.lengths for span in spans])), runs_of(spans), spans[0].shard.spec
+    note = None if claims is None else claims.notes("values", claims.room(int(offsets[-1])))
+    return LazyBlock(torch.from_numpy(offsets), spec.dim, DTYPES[spec.dtype], reader(runs, note))

@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from maxsim_eval.bars import Bar
+from maxsim_eval.cache.blocks import Span, cut, ends_of, reader, runs_of
 from maxsim_eval.cache.copy_shards import Kind, QuantisedShard, Tokens, copy_name, entry_digest, get_kind, open_copy
 from maxsim_eval.cache.entries import Entry
 from maxsim_eval.cache.selection import Documents, Selection
 from maxsim_eval.cache.stripes import Claims
 from maxsim_eval.errors import CacheError, UsageError
+from maxsim_kernels import Fp8Tokens, Int8Tokens, LazyCodes, Packed
 from maxsim_kernels.search import Residuals
 
 BLOCK_BYTES = 16 << 20  # of codes: a few blocks are in memory at once
@@ -47,54 +50,67 @@ class Quantised:
         """The corpus's scale; None where tokens or documents have their own."""
         return float(self.shards[0].columns["scales"]) if self.kind.granularity == "corpus" else None
 
-    def blocks(
-        self,
-        spans: Iterable[tuple[int, int]] | None = None,
-        *,
-        max_bytes: int = BLOCK_BYTES,
-        readers: int = 1,
-        claims: Claims | None = None,
-    ) -> Iterator[Tokens]:
-        """Documents as CPU `Int8Tokens` or `Fp8Tokens` of whole documents, packed, in memory of their own.
+    def lazy_blocks(
+        self, max_bytes: int = BLOCK_BYTES, spans: Iterable[tuple[int, int]] | None = None, claims: Claims | None = None
+    ) -> Iterator[LazyCodes]:
+        """Packed codes of whole documents that are read when their turn comes.
 
         Args:
-            spans: ranges of documents (start, stop), each cut into blocks of its own; default: one of all documents.
             max_bytes: of a block's codes; a larger document is a block of its own.
-            readers: threads, which read that many blocks ahead.
+            spans: ranges of documents (start, stop), each cut into blocks of its own; default: one of all documents.
             claims: long runs are left to whoever takes these to prove, as columns "codes", "scales" and "offset".
 
         Raises:
-            UsageError: `max_bytes` or `readers` below 1, or a range that is none; at once.
-            CacheError: a file that ends too early, cannot be read, or is no longer the one that was opened.
+            UsageError: `max_bytes` below 1, or a range that is none; at once. CacheError, when a block is read: a file that ends too
+                early, cannot be read, or is no longer the one that was opened.
         """
         count = self.documents.documents
         spans = [(0, count)] if spans is None else list(spans)
-        for name, value in (("max_bytes", max_bytes), ("readers", readers)):
-            if value < 1:
-                raise UsageError(f"{name}: got {value}, need at least 1")
+        if max_bytes < 1:
+            raise UsageError(f"max_bytes: got {max_bytes}, need at least 1")
         for start, stop in spans:
             if not 0 <= start <= stop <= count:
                 raise UsageError(f"documents: got {start} to {stop}, need a range within 0 to {count}")
-        return _ahead((read for start, stop in spans for read in self._cut(start, stop, max_bytes, claims)), readers)
+        make, most = partial(self._lazy, claims=claims), max_bytes // _entry(self.documents).dim
+        return (block for start, stop in spans for block in cut(self.documents.spans(start, stop), lambda _: most, make))
+
+    def blocks(
+        self, spans: Iterable[tuple[int, int]] | None = None, *, max_bytes: int = BLOCK_BYTES, readers: int = 1
+    ) -> Iterator[Tokens]:
+        """The same as CPU `Int8Tokens` or `Fp8Tokens`, in memory of their own; `readers` threads read as many blocks ahead.
+
+        Raises:
+            UsageError: as `lazy_blocks`, and `readers` below 1; at once. CacheError: as `lazy_blocks`.
+        """
+        if readers < 1:
+            raise UsageError(f"readers: got {readers}, need at least 1")
+        return _ahead((partial(_held, block) for block in self.lazy_blocks(max_bytes, spans)), readers)
+
+    def _lazy(self, spans: Sequence[Span], claims: Claims | None) -> LazyCodes:
+        offsets, runs = ends_of(np.concatenate([span.lengths for span in spans])), runs_of(spans)
+        copies = {copy.shard.spec.shard: copy for copy in self.shards}
+        here = [copies[span.shard.spec.shard] for span in spans]
+        base = 0 if claims is None else claims.room(int(offsets[-1]))
+        columns: dict[str, Tensor | Callable[[int, Tensor], None]] = {}
+        for name in ("codes", *self.kind.columns):
+            if name in here[0].single:
+                note = None if claims is None else claims.notes(name, base)
+                columns[name] = reader(
+                    [replace(part, shard=copy.single[name]) for part, copy in zip(runs, here, strict=True)], note
+                )
+            elif self.kind.granularity == "document":
+                parts = [copy.columns[name][span.rows] for copy, span in zip(here, spans, strict=True)]
+                columns[name] = torch.from_numpy(np.concatenate(parts))
+            else:
+                columns[name] = torch.from_numpy(np.array(here[0].columns[name]))
+        return LazyCodes(
+            torch.from_numpy(offsets), _entry(self.documents).dim, self.kind.torch_dtype, self.kind.granularity, columns
+        )
 
     def residuals(self, start: int, stop: int) -> Residuals:
         """How far the codes of documents `start` to `stop` are from their tokens (docs/search.md)."""
         parts = [shard.residuals(_rows(self.documents, shard, start, stop)) for shard in self.shards]
         return Residuals(torch.cat([part.errors for part in parts]), torch.cat([part.norms for part in parts]))
-
-    def _cut(self, start: int, stop: int, max_bytes: int, claims: Claims | None) -> Iterator[Callable[[], Tokens]]:
-        for shard in self.shards:
-            rows = _rows(self.documents, shard, start, stop)
-            if not len(rows):
-                continue
-            lengths = shard.shard.offsets[rows + 1] - shard.shard.offsets[rows]
-            ends = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
-            first, room = 0, max_bytes // shard.shard.spec.dim
-            while first < len(rows):
-                last = max(first + 1, int(np.searchsorted(ends, ends[first] + room, side="right")) - 1)
-                note = None if claims is None else partial(claims.note, place=claims.room(int(ends[last] - ends[first])))
-                yield partial(shard.read, rows[first:last], note)
-                first = last
 
     def verify(self, *, quiet: bool = True) -> None:
         """Read everything; `CacheError` names the file and the tokens that changed."""
@@ -144,6 +160,22 @@ def missing_copies(entry: Entry, kind: Kind) -> list[int]:
 
 def _entry(documents: Documents) -> Entry:
     return documents.entry if isinstance(documents, Selection) else documents
+
+
+def _held(block: LazyCodes) -> Tokens:
+    """A block read into memory of its own."""
+    columns: dict[str, Tensor] = {}
+    for name, column in block.columns.items():
+        if isinstance(column, Tensor):
+            columns[name] = column
+            continue
+        shape = (int(block.offsets[-1]), block.dim) if name == "codes" else (int(block.offsets[-1]),)
+        columns[name] = torch.empty(shape, dtype=block.dtype if name == "codes" else torch.float16)
+        column(0, columns[name])
+    tokens = Packed(columns["codes"], block.offsets)
+    if block.dtype == torch.int8:
+        return Int8Tokens(tokens, columns["scales"], columns.get("offset"), block.granularity)
+    return Fp8Tokens(tokens, columns["scales"], block.granularity)
 
 
 def _rows(documents: Documents, shard: QuantisedShard, start: int, stop: int) -> np.ndarray:

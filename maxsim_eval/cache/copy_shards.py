@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import hashlib
 import io
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
@@ -61,6 +61,11 @@ class Kind:
     def name(self) -> str:
         """As the command line and file names have it: `int8-token`, `int8-document-affine`, `fp8-document`."""
         return f"{'int8' if self.dtype == 'int8' else 'fp8'}-{self.granularity}{'-affine' if self.affine else ''}"
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        """Of the codes in memory."""
+        return _CODES[self.dtype][1]
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -108,6 +113,25 @@ def copy_name(number: int, kind: Kind) -> str:
 
 
 @dataclass(frozen=True)
+class Column:
+    """A column of a copy that lies on the disk: a row for each token."""
+
+    stripes: Stripes
+    checked: bool
+
+    def read_runs(self, firsts: Sequence[int], counts: Sequence[int], out: Tensor, note: Note | None = None) -> None:
+        """Fill `out` (contiguous, CPU) with `counts[r]` rows from `firsts[r]` on, one run behind the other; safe in several threads.
+
+        Long runs are left to whoever takes the notes.
+
+        Raises:
+            CacheError: a file that cannot be read, ends too early, or is no longer the one that was opened.
+        """
+        target = out.reshape(-1).view(torch.uint8).numpy().data
+        self.stripes.read(firsts, counts, target, checked=self.checked, note=note)
+
+
+@dataclass(frozen=True)
 class QuantisedShard:
     """An opened copy: on disk codes and what belongs to single tokens, in memory the rest."""
 
@@ -121,30 +145,10 @@ class QuantisedShard:
     metadata_sha256: str
     stamp: Stamp = field(repr=False)
 
-    def read(self, rows: np.ndarray, note: Callable[[str], Note] | None = None) -> Tokens:
-        """Documents `rows` (`[m]` int64, ascending, numbered within the shard), in memory of their own; safe in several threads.
-
-        Long runs are left to whoever takes the notes of each column.
-
-        Raises:
-            CacheError: a file that cannot be read, ends too early, or is no longer the one that was opened.
-        """
-        starts, stops = self.shard.offsets[rows], self.shard.offsets[rows + 1]
-        offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(stops - starts)])
-        codes = torch.empty(int(offsets[-1]), self.shard.spec.dim, dtype=torch.uint8)
-        own = {name: np.empty(len(codes), _SCALE) for name in self.places if name != "codes"}
-        firsts, counts = _runs(starts, stops)
-        for name, buffer in {"codes": codes.numpy(), **own}.items():
-            target = buffer.reshape(-1).view(np.uint8).data
-            notes = None if note is None else note(name)
-            self._stripes[name].read(firsts, counts, target, checked=self.shard.checked, note=notes)
-        held = {name: self.columns[name] for name in self.kind.columns if name in self.columns}
-        chosen = {name: values[rows] if self.kind.granularity == "document" else values for name, values in held.items()}
-        columns = {name: torch.from_numpy(np.array(values)) for name, values in {**own, **chosen}.items()}
-        tokens = Packed(codes.view(_CODES[self.kind.dtype][1]), torch.from_numpy(offsets))
-        if self.kind.dtype == "int8":
-            return Int8Tokens(tokens, columns["scales"], columns.get("offset"), self.kind.granularity)
-        return Fp8Tokens(tokens, columns["scales"], self.kind.granularity)
+    @cached_property
+    def single(self) -> dict[str, Column]:
+        """Codes, and what belongs to single tokens, by name."""
+        return {name: Column(stripes, self.shard.checked) for name, stripes in self._stripes.items()}
 
     def residuals(self, rows: np.ndarray) -> Residuals:
         """How far the codes of documents `rows` are from their tokens (docs/search.md)."""
@@ -179,17 +183,6 @@ class QuantisedShard:
 
 def _read_at(path: Path, stamp: Stamp, place: int, row: int, parts: Iterable[tuple[int, Sequence[memoryview]]]) -> None:
     read_at(path, stamp, ((place + first * row, targets) for first, targets in parts))
-
-
-def _runs(starts: np.ndarray, stops: np.ndarray) -> tuple[list[int], list[int]]:
-    """Tokens of documents as runs that follow each other in the shard: where each begins, and how many they are."""
-    filled = stops > starts
-    starts, stops = starts[filled], stops[filled]
-    if not len(starts):
-        return [], []
-    begins = np.flatnonzero(np.concatenate([[True], starts[1:] != stops[:-1]]))
-    ends = np.concatenate([begins[1:], [len(starts)]]) - 1
-    return starts[begins].tolist(), (stops[ends] - starts[begins]).tolist()
 
 
 def entry_digest(stamp: Any) -> str:

@@ -89,13 +89,14 @@ class Entry:
             UsageError: `max_bytes` below 1, or a range that is none; at once.
             CacheError: when a block is read: as `blocks`.
         """
-        return lazy_blocks(self._spans, max_bytes, start, stop, self.documents, claims)
+        return lazy_blocks(self.spans, max_bytes, start, stop, self.documents, claims)
 
-    def _spans(self, start: int, stop: int) -> Iterator[Span]:
+    def spans(self, start: int, stop: int) -> Iterator[Span]:
+        """Documents `start` to `stop`, shard by shard."""
         for shard in self.shards:
             first, last = max(start, shard.spec.start) - shard.spec.start, min(stop, shard.spec.stop) - shard.spec.start
             if first < last:
-                yield Span(shard, shard.offsets[first:last], shard.offsets[first + 1 : last + 1])
+                yield Span.of(shard, np.arange(first, last, dtype=np.int64))
 
     @property
     def checked(self) -> bool:

@@ -100,15 +100,15 @@ class Selection:
         self, max_bytes: int, start: int = 0, stop: int | None = None, claims: Claims | None = None
     ) -> Iterator[LazyBlock]:
         """Chosen documents `start` to `stop`, as `Entry.lazy_blocks` gives those of an entry; only their tokens are read."""
-        return lazy_blocks(self._spans, max_bytes, start, stop, self.documents, claims)
+        return lazy_blocks(self.spans, max_bytes, start, stop, self.documents, claims)
 
-    def _spans(self, start: int, stop: int) -> Iterator[Span]:
+    def spans(self, start: int, stop: int) -> Iterator[Span]:
+        """Chosen documents `start` to `stop`, shard by shard."""
         chosen = self.rows[start:stop]
         for shard in self.entry.shards:
             first, last = np.searchsorted(chosen, (shard.spec.start, shard.spec.stop))
             if first < last:
-                rows = chosen[first:last] - shard.spec.start
-                yield Span(shard, shard.offsets[rows], shard.offsets[rows + 1])
+                yield Span.of(shard, chosen[first:last] - shard.spec.start)
 
 
 Documents = Entry | Selection

@@ -105,6 +105,10 @@ class Claims:
 
         return add
 
+    def notes(self, column: str, base: int) -> Callable[[int], Note]:
+        """Notes of reads of a block that begins at place `base`, by where in the block they begin."""
+        return lambda first: self.note(column, base + first)
+
     def take(self, stop: int) -> list[Claim]:
         """The claims that begin before a place, which is read up to there; each is given once, by column and place."""
         with self._lock:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
@@ -27,11 +27,12 @@ from maxsim_eval.scoring import finite
 from maxsim_eval.scoring.asked import Asked
 from maxsim_eval.scoring.paths import ScoringPath, check_range
 from maxsim_eval.scoring.stream import UnitScores
-from maxsim_kernels import Int8Tokens, Packed
+from maxsim_kernels import Int8Tokens, LazyCodes, Packed
 from maxsim_kernels.search import Rows, Search, StreamedCodes, begin_search, why_no_search
 from maxsim_kernels.topk import of_keys
 
-_BLOCK_BYTES = 16 << 20  # of codes: a few are read ahead
+_BLOCK_BYTES = 16 << 20  # of codes in memory: a few are read ahead
+_LAZY_BYTES = 128 << 20  # of those that flow to a GPU, as its ring cuts them
 # Of codes that are searched at once: the best k of them are scored in full precision, so they had better be many more documents than k.
 # A CPU holds them all; to a GPU they flow, and what is not whole when an evaluation is interrupted is searched again: a few seconds.
 _SEARCHED_BYTES = {"cpu": 128 << 20, "cuda": 8 << 30}
@@ -61,27 +62,20 @@ class StoredRows(Rows):
 
 
 class StoredCodes(StreamedCodes):
-    """The copy's codes of documents `first` to `stop`, read when they are scanned; `bytes`, `seconds`, `documents`: what was read."""
+    """The copy's codes of documents `first` to `stop`, read when they are scanned; `bytes`, `documents`: what was asked for so far."""
 
-    def __init__(self, copy: Quantised, lengths: Tensor, first: int, readers: int, tick: Tick) -> None:
+    def __init__(self, copy: Quantised, lengths: Tensor, first: int, tick: Tick) -> None:
         super().__init__(lengths, torch.int8)
-        self.copy, self.first, self.readers, self.tick = copy, first, readers, tick
-        self.bytes, self.seconds, self.documents = 0, 0.0, 0
+        self.copy, self.first, self.tick = copy, first, tick
+        self.bytes, self.documents = 0, 0
 
-    def read(self, start: int, stop: int) -> Iterator[Tokens]:
-        """Blocks, read by threads of their own."""
-        blocks = self.copy.blocks([(self.first + start, self.first + stop)], max_bytes=_BLOCK_BYTES, readers=self.readers)
-        with closing(blocks):  # type: ignore[type-var]
-            while True:
-                asked = time.perf_counter()
-                block = next(blocks, None)
-                self.seconds += time.perf_counter() - asked
-                if block is None:
-                    return
-                size = int(block.token_values.numel())
-                self.bytes, self.documents = self.bytes + size, self.documents + len(block)
-                self.tick(len(block), size)
-                yield block
+    def read(self, start: int, stop: int) -> Iterator[LazyCodes]:
+        """Blocks that are read on their way to the device."""
+        for block in self.copy.lazy_blocks(_LAZY_BYTES, [(self.first + start, self.first + stop)]):
+            size = int(block.offsets[-1]) * block.dim
+            self.bytes, self.documents = self.bytes + size, self.documents + len(block)
+            yield block
+            self.tick(len(block), size)
 
 
 def certified_by(dtype: torch.dtype, device: str) -> list[str]:
@@ -237,15 +231,15 @@ class _StreamedCodes:
     """As `_HeldCodes`, of codes that are read when they are scanned."""
 
     def __init__(self, copy: Quantised, rows: Rows, units: Sequence[tuple[int, int]], readers: int, tick: Tick) -> None:
-        self.copy, self.rows, self.readers, self.tick = copy, rows, readers, tick
-        self.bytes, self.seconds = 0, 0.0
+        self.copy, self.rows, self.tick = copy, rows, tick
+        self.bytes, self.seconds = 0, 0.0  # of reading, no seconds: the scan waits for codes on the GPU
 
     def of(self, first: int, stop: int) -> Fed:
         """All of these documents, and their codes where they lie."""
-        codes = StoredCodes(self.copy, self.rows.lengths[first:stop], first, self.readers, self.tick)
+        codes = StoredCodes(self.copy, self.rows.lengths[first:stop], first, self.tick)
         yield first, stop, codes
         self.tick(stop - first - codes.documents, 0)  # what was scored by brute force
-        self.bytes, self.seconds = self.bytes + codes.bytes, self.seconds + codes.seconds
+        self.bytes += codes.bytes
 
     def close(self) -> None:
         """Nothing is open between two reads."""

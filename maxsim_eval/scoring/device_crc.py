@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from functools import lru_cache
 from itertools import chain
+from typing import Any
 
 import numpy as np
 import torch
@@ -27,7 +28,6 @@ from torch import Tensor
 from zlib_ng import zlib_ng
 
 from maxsim_eval.cache.stripes import without_tail
-from maxsim_kernels.gpu.launch import launch
 
 POLYNOMIAL = 0x04C11DB7  # P without x^32: bit j is x^j
 REFLECTED = tl.constexpr(0xEDB88320)
@@ -149,11 +149,22 @@ def remainders(ranges: Sequence[tuple[int, int]], device: torch.device) -> Tenso
         for first in range(0, len(ranges), RANGES):
             some = ranges[first : first + RANGES]
             addresses = chain(*some, *[some[-1]] * (RANGES - len(some)))  # those of no program
-            launch(
-                _crc_kernel, chunks * len(some), words[first:], powers, chunks, *addresses,
-                Y=Y, LANES=LANES, ROWS=ROWS, warps=LANES // 32,
-            )  # fmt: skip
+            _launch(device, chunks * len(some), words[first:], powers, chunks, *addresses)
     return words
+
+
+_compiled: dict[tuple[torch.device, int], Any] = {}  # by device and rows: it looks at no size, and memory of ours is aligned
+
+
+def _launch(device: torch.device, grid: int, *arguments: Any) -> None:
+    """Launch the kernel; from the second time on past Triton's search for the one that fits, which takes the host a tenth of a ms."""
+    compiled = _compiled.get((device, ROWS))
+    if compiled is not None:
+        compiled[(grid, 1, 1)](*arguments, Y, LANES, ROWS)
+        return
+    made = _crc_kernel[(grid,)](*arguments, Y=Y, LANES=LANES, ROWS=ROWS, num_warps=LANES // 32)
+    if made is not None:  # an interpreter has none
+        _compiled[device, ROWS] = made
 
 
 def crc_of(words: np.ndarray, start: int, stop: int) -> int:

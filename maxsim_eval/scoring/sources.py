@@ -51,12 +51,12 @@ class CopySource:
 
     copies = 0.0
 
-    def __init__(self, copy: Quantised, readers: int) -> None:
-        self.copy, self.readers = copy, readers
+    def __init__(self, copy: Quantised) -> None:
+        self.copy = copy
 
     def blocks(self, units: Sequence[tuple[int, int]], claims: Claims | None = None) -> Iterator[Any]:
-        """As of `EmbeddingSource`, read by threads of their own."""
-        return self.copy.blocks(units, readers=self.readers, claims=claims)
+        """As of `EmbeddingSource`."""
+        return self.copy.lazy_blocks(corpora.BLOCK_BYTES, units, claims)
 
     def may_exceed(self, block: Any) -> bool:
         """No: codes fit the format that they are of."""
@@ -74,7 +74,7 @@ class CopySource:
 def source_of(name: str, path: ScoringPath, corpus: Corpus) -> EmbeddingSource | CopySource:
     """The copy that this path reads, where the corpus has one, else the embeddings."""
     copy = corpus.copies.get(name)
-    return EmbeddingSource(name, path, corpus) if copy is None else CopySource(copy, corpus.readers)
+    return EmbeddingSource(name, path, corpus) if copy is None else CopySource(copy)
 
 
 def _bytes(values: Any) -> int:

@@ -24,9 +24,9 @@ import record_resources as recorder
 from inputs import on_cpu as make
 from maxsim_kernels import Packed, quantize_int8
 from maxsim_kernels.checks import Options, validate_coded
+from maxsim_kernels.gpu import keys
 from maxsim_kernels.gpu.coded import coded, once
 from maxsim_kernels.gpu.forward import choice, combine, query_codes, tuning
-from maxsim_kernels.gpu import keys
 from maxsim_kernels.gpu.search import bounds, fetching, survivors
 from places import TESTS
 

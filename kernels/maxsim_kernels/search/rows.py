@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from maxsim_kernels.streaming import LazyCodes
 from maxsim_kernels.tokens import Fp8Tokens, Int8Tokens, Packed
 
 _READ = 128 << 20  # bytes of tokens that are held at once, at most
@@ -62,8 +63,8 @@ class StreamedCodes(ABC):
         return self.lengths.numel()
 
     @abstractmethod
-    def read(self, start: int, stop: int) -> Iterator[Int8Tokens | Fp8Tokens]:
-        """Packed codes of documents `start` to `stop` on the CPU, in order, in blocks of whole documents."""
+    def read(self, start: int, stop: int) -> Iterator[Int8Tokens | Fp8Tokens | LazyCodes]:
+        """Packed codes of documents `start` to `stop` on the CPU, in order, in blocks of whole documents; lazy ones are read ahead."""
 
 
 class _Part(Rows):

@@ -14,7 +14,7 @@ from maxsim_kernels.search.bounds import Codes, shift_of
 from maxsim_kernels.search.fetching import Room
 from maxsim_kernels.search.queries import Queries
 from maxsim_kernels.search.rows import StreamedCodes
-from maxsim_kernels.streaming import device_blocks
+from maxsim_kernels.streaming import LazyCodes, device_blocks
 from maxsim_kernels.streaming.blocks import slice_of
 from maxsim_kernels.tokens import Fp8Tokens, Int8Tokens, Packed
 
@@ -39,7 +39,7 @@ class Scan:
         """Scores `[Nq, n]` over the codes of documents `first` to `stop`; from the host they flow while those before are scored."""
         if self.here:
             return queries.scores(cut_codes(cast(Codes, self.codes), first, stop, self.size), quantised)
-        blocks: Iterable[Codes]
+        blocks: Iterable[Codes | LazyCodes]
         if isinstance(self.codes, StreamedCodes):
             blocks = _without_offsets(self.codes.read(first, stop))
         else:
@@ -58,10 +58,11 @@ class Scan:
         return found
 
 
-def _without_offsets(blocks: Iterable[Codes]) -> Iterator[Codes]:
+def _without_offsets(blocks: Iterable[Codes | LazyCodes]) -> Iterator[Codes | LazyCodes]:
     """The blocks; offsets, which would widen bounds that are known before codes are read, are refused."""
     for block in blocks:
-        if isinstance(block, Int8Tokens) and block.offset is not None:
+        affine = "offset" in block.columns if isinstance(block, LazyCodes) else getattr(block, "offset", None) is not None
+        if affine:
             raise ValueError("codes: read gave affine ones, need codes without offsets")
         yield block
 

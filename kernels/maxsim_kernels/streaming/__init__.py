@@ -6,7 +6,7 @@ streaming.py  scoring a corpus block by block with a running exact top-k (paper 
 transfer.py   a ring of buffers between the host and a device
 """
 
-from maxsim_kernels.streaming.blocks import LazyBlock
+from maxsim_kernels.streaming.blocks import LazyBlock, LazyCodes
 from maxsim_kernels.streaming.streaming import device_blocks, least_budget, stream_topk
 
-__all__ = ["LazyBlock", "device_blocks", "least_budget", "stream_topk"]
+__all__ = ["LazyBlock", "LazyCodes", "device_blocks", "least_budget", "stream_topk"]

@@ -7,7 +7,7 @@ documents from them once they arrived; `transfer.py` moves them. Documents that 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal
@@ -16,11 +16,13 @@ import torch
 from torch import Tensor
 
 from maxsim_kernels.checks import Documents
-from maxsim_kernels.tokens import FLOAT_DTYPES, Fp8Tokens, Int8Tokens, Packed, held_of
+from maxsim_kernels.tokens import FLOAT_DTYPES, Fp8Tokens, Granularity, Int8Tokens, Packed, held_of
 
 ALIGNMENT = 256  # bytes: of every part in a buffer, more than any kernel asks for
 _MOST_PARTS = 4  # codes, scales, offset, document offsets
 Read = Callable[[int, Tensor], None]
+Row = Literal["token", "document", "all"]
+_CODES = (torch.int8, torch.float8_e4m3fn)
 
 
 @dataclass(frozen=True)
@@ -55,7 +57,46 @@ class LazyBlock:
         return self.offsets.numel() - 1
 
 
-Block = Documents | LazyBlock
+@dataclass(frozen=True)
+class LazyCodes:
+    """Packed documents of 8-bit codes that are read when their turn comes: `Int8Tokens` or `Fp8Tokens` of `Packed`, once they are.
+
+    Args:
+        offsets: `[n + 1]` int64 on the CPU, as of `LazyBlock`.
+        dim: embedding width d.
+        dtype: of the codes, int8 or float8_e4m3fn.
+        granularity: what a scale is for: "token", "document" or "corpus".
+        columns: "codes", "scales" and, of affine codes, "offset": a tensor on the CPU, as of `Int8Tokens`; or, of codes and what single
+            tokens have, `read(first, out)`, as of `LazyBlock`, for rows `[m, d]` of codes and `[m]` float16 of the others.
+    """
+
+    offsets: Tensor
+    dim: int
+    dtype: torch.dtype
+    granularity: Granularity
+    columns: Mapping[str, Tensor | Read]
+
+    def __post_init__(self) -> None:
+        LazyBlock(self.offsets, self.dim, torch.float16, _nothing)  # which checks these
+        if self.dtype not in _CODES:
+            raise ValueError(f"dtype: got {self.dtype}, need int8 or float8_e4m3fn")
+        names = list(self.columns)
+        if names not in (["codes", "scales"], ["codes", "scales", "offset"][: 3 if self.dtype == torch.int8 else 2]):
+            raise ValueError(f"columns: got {', '.join(names)}, need codes, scales and, of affine INT8, offset")
+        if self.granularity != "token" and any(not isinstance(self.columns[name], Tensor) for name in names[1:]):
+            raise ValueError(
+                f"columns: scales of a {self.granularity} are a tensor, need read functions for those of tokens alone"
+            )
+
+    def __len__(self) -> int:
+        return self.offsets.numel() - 1
+
+
+def _nothing(first: int, out: Tensor) -> None:
+    """Reads no tokens."""
+
+
+Block = Documents | LazyBlock | LazyCodes
 
 
 @dataclass(frozen=True)
@@ -92,7 +133,7 @@ class Piece:
 def pieces(blocks: Iterable[Block], device: torch.device, limits: Limits) -> Iterator[Piece | Documents]:
     """The documents of `blocks` in order: pieces that have to travel to `device`, or documents that are there already."""
     for number, block in enumerate(blocks):
-        if isinstance(block, LazyBlock):
+        if isinstance(block, LazyBlock | LazyCodes):
             yield from _lazy_pieces(block, device, limits)
             continue
         where = _checked(number, block)
@@ -110,7 +151,8 @@ def _checked(number: int, block: object) -> torch.device:
         return held.device
     if not isinstance(held, Tensor):
         raise ValueError(
-            f"blocks: block {number} is {type(block).__name__}, need Packed, [b, Ld, d], Int8Tokens, Fp8Tokens or LazyBlock"
+            f"blocks: block {number} is {type(block).__name__}, need Packed, [b, Ld, d], Int8Tokens, Fp8Tokens, LazyBlock or "
+            "LazyCodes"
         )
     if held.dim() != 3:
         raise ValueError(f"blocks: block {number} is {list(held.shape)}, need [b, Ld, d]")
@@ -135,34 +177,72 @@ def _spans(count: int, limits: Limits, cost: Callable[[int], int]) -> Iterator[t
         first = stop
 
 
-def _lazy_pieces(block: LazyBlock, device: torch.device, limits: Limits) -> Iterator[Piece]:
-    ends = block.offsets.numpy()
-    token = block.dim * block.dtype.itemsize
-
-    def read_from(start: int, first: int, out: Tensor) -> None:
-        block.read(start + first, out)
-
-    for first, stop in _spans(len(block), limits, lambda n: int(ends[n]) * token + n * 8):
-        start, end = int(ends[first]), int(ends[stop])
-        values = Part((end - start, block.dim), block.dtype, read=partial(read_from, start))
-        offsets = block.offsets[first : stop + 1] - start
-        if device.type == "cpu":
-            yield Piece((values,), lambda made, offsets=offsets: Packed(made[0], offsets))  # type: ignore[misc]
-        else:
-            yield Piece((values, _at_hand(offsets)), lambda made: Packed(made[0], made[1]))
-
-
 @dataclass(frozen=True)
 class _Column:
-    """One tensor of a block, and what its rows stand for."""
+    """One tensor of a block, or who reads it; what its rows stand for, and what a row is: `width` numbers (none: one)."""
 
-    tensor: Tensor
-    row: Literal["token", "document", "all"]
+    source: Tensor | Read
+    row: Row
+    dtype: torch.dtype
+    width: tuple[int, ...]
+
+    @classmethod
+    def of(cls, tensor: Tensor, row: Row) -> _Column:
+        """A tensor, apart from its history."""
+        return cls(tensor.detach(), row, tensor.dtype, tuple(tensor.shape[1:]))
 
     @property
     def row_bytes(self) -> int:
         """Bytes that one row takes."""
-        return torch.Size(self.tensor.shape[1:]).numel() * self.tensor.dtype.itemsize
+        return torch.Size(self.width).numel() * self.dtype.itemsize
+
+    def part(self, first: int, stop: int, start: int, end: int) -> Part:
+        """What documents `first` to `stop`, tokens `start` to `end`, have of it."""
+        if not isinstance(self.source, Tensor):
+            return Part((end - start, *self.width), self.dtype, read=partial(_read_from, self.source, start))
+        spans = {"token": slice(start, end), "document": slice(first, stop)}
+        return _at_hand(self.source[spans[self.row]] if self.row in spans else self.source)
+
+
+def _read_from(read: Read, start: int, first: int, out: Tensor) -> None:
+    read(start + first, out)
+
+
+def _lazy_columns(block: LazyBlock | LazyCodes) -> list[_Column]:
+    """Tokens first."""
+    if isinstance(block, LazyBlock):
+        return [_Column(block.read, "token", block.dtype, (block.dim,))]
+    codes, *others = block.columns.values()
+    row: Row = "all" if block.granularity == "corpus" else block.granularity
+    return [
+        _Column(codes, "token", block.dtype, (block.dim,)),
+        *(_Column(one, row, torch.float16, ()) for one in others),
+    ]
+
+
+def _lazy_pieces(block: LazyBlock | LazyCodes, device: torch.device, limits: Limits) -> Iterator[Piece]:
+    ends, columns = block.offsets.numpy(), _lazy_columns(block)
+    token, document = (sum(one.row_bytes for one in columns if one.row == row) for row in ("token", "document"))
+    for first, stop in _spans(len(block), limits, lambda n: int(ends[n]) * token + n * (document + 8)):
+        start, end = int(ends[first]), int(ends[stop])
+        parts = [one.part(first, stop, start, end) for one in columns]
+        offsets = block.offsets[first : stop + 1] - start
+        if device.type == "cpu":
+            yield Piece(tuple(parts), partial(_made, block, offsets=offsets))
+        else:
+            yield Piece((*parts, _at_hand(offsets)), partial(_made, block))
+
+
+def _made(block: LazyBlock | LazyCodes, made: Sequence[Tensor], offsets: Tensor | None = None) -> Documents:
+    """The documents from their columns and, last of them where they are not given, offsets."""
+    if offsets is None:
+        *made, offsets = made
+    tokens = Packed(made[0], offsets)
+    if isinstance(block, LazyBlock):
+        return tokens
+    if block.dtype == torch.int8:
+        return Int8Tokens(tokens, made[1], made[2] if len(made) > 2 else None, block.granularity)
+    return Fp8Tokens(tokens, made[1], block.granularity)
 
 
 def _columns(block: Documents) -> list[_Column]:
@@ -170,13 +250,13 @@ def _columns(block: Documents) -> list[_Column]:
     held = held_of(block)
     packed = isinstance(held, Packed)
     values = held.values if isinstance(held, Packed) else held
-    columns = [_Column(values.detach(), "token" if packed else "document")]
+    columns = [_Column.of(values, "token" if packed else "document")]
     if isinstance(block, Int8Tokens | Fp8Tokens):
-        row: Literal["token", "document", "all"] = "token" if packed and block.granularity == "token" else "document"
+        row: Row = "token" if packed and block.granularity == "token" else "document"
         row = "all" if block.granularity == "corpus" else row
-        columns.append(_Column(block.scales.detach(), row))
+        columns.append(_Column.of(block.scales, row))
         if isinstance(block, Int8Tokens) and block.offset is not None:
-            columns.append(_Column(block.offset.detach(), row))
+            columns.append(_Column.of(block.offset, row))
     return columns
 
 
@@ -228,14 +308,8 @@ def _host_pieces(block: Documents, limits: Limits) -> Iterator[Piece]:
         rows = None if packed is None or packed.offsets is not None else _rows(packed, first, stop)
         parts = []
         for column in columns:
-            if column.row == "all":
-                parts.append(_at_hand(column.tensor))
-            elif column.row == "document":
-                parts.append(_at_hand(column.tensor[first:stop]))
-            elif rows is not None:
-                parts.append(_gathered(column.tensor, rows))
-            else:
-                parts.append(_at_hand(column.tensor[start:end]))
+            gathered = rows is not None and column.row == "token"
+            parts.append(_gathered(column.source, rows) if gathered else column.part(first, stop, start, end))  # type: ignore[arg-type]
         if ends is not None:
             parts.append(_at_hand(ends[first : stop + 1] - start))
         yield Piece(tuple(parts), partial(_rebuild, block))

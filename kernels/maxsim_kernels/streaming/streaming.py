@@ -15,13 +15,13 @@ from torch import Tensor
 
 from maxsim_kernels.api import maxsim
 from maxsim_kernels.checks import Documents
-from maxsim_kernels.streaming.blocks import Block, LazyBlock, Limits, pieces
+from maxsim_kernels.streaming.blocks import Block, LazyBlock, LazyCodes, Limits, pieces
 from maxsim_kernels.streaming.links import CudaLink, HostLink, Link
 from maxsim_kernels.streaming.transfer import Ring
 from maxsim_kernels.tokens import Packed
 from maxsim_kernels.topk import TopK, of_keys
 
-__all__ = ["Block", "LazyBlock", "device_blocks", "least_budget", "stream_topk"]
+__all__ = ["Block", "LazyBlock", "LazyCodes", "device_blocks", "least_budget", "stream_topk"]
 
 _MIB = 1 << 20
 _GPU_BUFFER, _CPU_BUFFER = 128 * _MIB, 16 * _MIB  # at most; larger ones gain nothing
@@ -50,7 +50,8 @@ def stream_topk(
     Args:
         queries: `[Lq, d]`, `[Nq, Lq, d]` or `Packed`, with mask and lengths as in `maxsim`; where they are, the scoring is.
         blocks: documents in index order: `Packed`, `[b, Ld, d]`, `Int8Tokens` or `Fp8Tokens`, on the host or on the queries' device, or
-            `LazyBlock`; indices count over all blocks. Host blocks are read ahead: they must not change before the call returns.
+            `LazyBlock` or `LazyCodes`; indices count over all blocks. Host blocks are read ahead: they must not change before the call
+            returns.
         k: at least 1.
         memory_budget, readers: as in `device_blocks`; the k best of each query are part of the budget.
 
@@ -59,7 +60,7 @@ def stream_topk(
         ascending; rows short of k end in -inf and -1. The same bits for every cut, budget and number of readers.
 
     Raises:
-        ValueError: names the argument, what it got and what it needs; a NaN score, by query and document. What a `LazyBlock`'s `read`
+        ValueError: names the argument, what it got and what it needs; a NaN score, by query and document. What a lazy block's `read`
             raises arrives unchanged.
     """
     single = isinstance(queries, Tensor) and queries.dim() == 2
@@ -93,9 +94,9 @@ def device_blocks(
 ) -> Generator[Documents]:
     """The same documents in order, on `device`, in pieces that keep everything in flight within a budget.
 
-    Host blocks and `LazyBlock` reach a GPU through pinned buffers that reader threads fill and a copy stream of their own, several
+    Host blocks and lazy ones reach a GPU through pinned buffers that reader threads fill and a copy stream of their own, several
     pieces ahead; pinned blocks are copied from where they lie; blocks on the device are only sliced. On a CPU host blocks are sliced,
-    and a `LazyBlock` is read ahead. Empty blocks give no piece.
+    and lazy ones are read ahead. Empty blocks give no piece.
 
     A yielded piece is valid until the next one is asked for: its memory is used again then, behind whatever the caller queued on the
     stream that was current when it got the piece or is current when it asks for the next (a GPU is never waited for). Close the

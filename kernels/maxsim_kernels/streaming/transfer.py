@@ -31,7 +31,9 @@ from maxsim_kernels.checks import Documents
 from maxsim_kernels.streaming.blocks import ALIGNMENT, Part, Piece
 from maxsim_kernels.streaming.links import Event, Link
 
-_READ_BYTES = 32 << 20  # the least that is worth a job of its own: each is Python's work too, and the next pieces keep other readers busy
+_READ_BYTES = (
+    32 << 20
+)  # the least that is worth a job of its own: it is Python's work too, and other readers have the next pieces
 _INLINE_BYTES = 256 << 10  # of the consuming thread's own filling, at most
 _LEAST_HOST = 1 << 20  # the smallest host buffer
 Made = TypeVar("Made")

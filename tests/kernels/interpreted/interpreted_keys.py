@@ -31,7 +31,13 @@ def scores(queries: int, count: int, draw: np.random.Generator) -> torch.Tensor:
 def check_keys() -> None:
     """Odd sizes, rows that lie apart, columns that do, first documents beyond 32 bits."""
     draw = np.random.default_rng(0)
-    for queries, count, k, first in ((1, 1, 1, 0), (3, 7, 9, 5), (2, 100, 3, 1 << 31), (3, 1000, 10, (1 << 32) - 1000), (2, 1031, 1, 0)):
+    for queries, count, k, first in (
+        (1, 1, 1, 0),
+        (3, 7, 9, 5),
+        (2, 100, 3, 1 << 31),
+        (3, 1000, 10, (1 << 32) - 1000),
+        (2, 1031, 1, 0),
+    ):
         here = scores(queries, count, draw)
         held = topk.keys_of(scores(queries, k, draw), 0)
         size = topk.group_size(count, k)
@@ -44,7 +50,8 @@ def check_keys() -> None:
             assert torch.equal(found.sort(1).values, expected), (queries, count, k, first)
         for one in (expected, expected.t(), expected[:, -1], expected[:, :0], topk.TopK(queries, k).pending):
             for found, need in zip(kernels.of_keys(one), topk.of_keys(one), strict=True):
-                assert found.dtype == need.dtype and torch.equal(found.nan_to_num(5e5), need.nan_to_num(5e5)), (queries, count, k)
+                assert found.dtype == need.dtype
+                assert torch.equal(found.nan_to_num(5e5), need.nan_to_num(5e5)), (queries, count, k)
         CHECKED.append((queries, count, k, first))
 
 

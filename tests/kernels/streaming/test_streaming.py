@@ -7,6 +7,7 @@ import math
 import random
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import pytest
@@ -20,6 +21,7 @@ from maxsim_kernels import (
     Fp8Tokens,
     Int8Tokens,
     LazyBlock,
+    LazyCodes,
     Packed,
     maxsim,
     pack,
@@ -191,7 +193,7 @@ def small_pieces(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, int], None]:
     """Pieces of a few documents, several readers a piece, and stale bytes of a buffer that are NaN."""
 
     def poisoned(self: HostLink, region: Tensor, copied: object) -> None:
-        region.fill_(math.nan if region.is_floating_point() else 255)
+        region.reshape(-1).view(torch.uint8).fill_(255)
 
     def cut(size: int, documents: int) -> None:
         monkeypatch.setattr(module, "_limits", lambda *args: Limits(size, documents))
@@ -219,6 +221,56 @@ def test_lazy_blocks_give_the_same_bits_for_every_cut_and_number_of_readers(
             mixed = [block if n % 3 else packed[n] for n, block in enumerate(blocks)]
             for some in (blocks, mixed):
                 expect(*stream_topk(asked, some, 5, readers=readers), full, 5)
+
+
+def lazy_codes(block: Int8Tokens | Fp8Tokens) -> LazyCodes:
+    """Codes, and what single tokens have, are read; the rest is in memory."""
+    held = {"codes": block.token_values, "scales": block.scales}
+    if isinstance(block, Int8Tokens) and block.offset is not None:
+        held["offset"] = block.offset
+    single = {"codes"} if block.granularity != "token" else set(held)
+
+    def read(values: Tensor, first: int, out: Tensor) -> None:
+        assert out.is_contiguous()
+        out.copy_(values[first : first + out.shape[0]])
+
+    columns = {name: partial(read, values) if name in single else values for name, values in held.items()}
+    assert isinstance(block.codes, Packed)
+    assert block.codes.offsets is not None
+    return LazyCodes(block.codes.offsets, WIDTH, block.codes.dtype, block.granularity, columns)
+
+
+@pytest.mark.parametrize("granularity", ["token", "document", "corpus"])
+def test_lazy_codes_give_the_bits_of_codes_in_memory(
+    small_pieces: Callable[[int, int], None], documents: list[Tensor], queries: Packed, granularity: Any
+) -> None:
+    packed = as_packed(documents)
+    made = [quantize_int8(packed, granularity), quantize_fp8(packed, granularity)]
+    for block in [*made, quantize_int8(packed, granularity, affine=True)]:
+        full = maxsim(queries, block)
+        assert isinstance(full, Tensor)
+        for size, number in ((1 << 20, 1000), (1 << 20, 1), (1500, 4)):
+            small_pieces(size, number)
+            expect(*stream_topk(queries, [lazy_codes(block)], 5, readers=4), full, 5)
+
+
+def test_lazy_codes_that_are_none_are_refused() -> None:
+    offsets, scales = torch.tensor([0, 2]), torch.ones(1).half()
+
+    def read(first: int, out: Tensor) -> None:
+        raise AssertionError
+
+    good = {"codes": read, "scales": scales}
+    assert len(LazyCodes(offsets, 4, torch.int8, "document", good)) == 1
+    for match, arguments in {
+        "dtype: got torch.float16": (offsets, 4, torch.float16, "document", good),
+        "columns: got scales, codes": (offsets, 4, torch.int8, "document", dict(reversed(good.items()))),
+        "columns: got codes, scales, offset": (offsets, 4, torch.float8_e4m3fn, "document", {**good, "offset": scales}),
+        "scales of a corpus are a tensor": (offsets, 4, torch.int8, "corpus", {"codes": read, "scales": read}),
+        "offsets: need": (offsets.int(), 4, torch.int8, "document", good),
+    }.items():
+        with pytest.raises(ValueError, match=match):
+            LazyCodes(*arguments)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("kind", MAKERS)

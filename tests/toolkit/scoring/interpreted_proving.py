@@ -17,8 +17,8 @@ import numpy as np
 import quick_interpreter  # noqa: F401 - kernels run under it
 import torch
 
-from maxsim_eval.cache import copies, stripes
 from maxsim_eval.cache import corpus as corpora
+from maxsim_eval.cache import stripes
 from maxsim_eval.scoring import device_crc, stream
 from proving_cases import DAMAGES, refused, same, scored, stored
 
@@ -50,8 +50,7 @@ def streams() -> None:
         (stripes, "BYTES", 320),
         (stripes, "_ROWS", 1),
         (stripes, "_SMALL_BYTES", 0),
-        (copies, "BLOCK_BYTES", 1500),
-        (corpora, "BLOCK_BYTES", 3000),
+        (corpora, "BLOCK_BYTES", 1500),
     ):
         setattr(module, name, value)
     entry = stored(folder / "entry", 40, 17, 15)  # rows of no whole words
