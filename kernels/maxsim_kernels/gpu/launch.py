@@ -102,8 +102,8 @@ def kernel_key(kernel: Any, arguments: tuple[Any, ...], constants: dict[str, Any
             parts += (one.dtype, one.data_ptr() & 15 == 0)
         elif isinstance(one, TensorDescriptor):
             parts += (one.base.dtype, tuple(one.block_shape))
-        elif type(one) is int and not counts and -(1 << 63) <= one < 1 << 63:
-            parts.append("i32" if -(1 << 31) <= one < 1 << 31 else "i64")
+        elif type(one) is int and not counts and -(1 << 31) <= one < 1 << 31:
+            parts.append("i32")
         else:
             parts.append((type(one), one))
     return tuple(parts)
