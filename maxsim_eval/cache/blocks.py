@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from itertools import pairwise
+from itertools import groupby, pairwise
 from typing import Protocol, TypeVar
 
 import numpy as np
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from maxsim_eval.cache.shards import DTYPES, Shard
-from maxsim_eval.cache.stripes import Claims, Note
+from maxsim_eval.cache.stripes import Claim, Claims
 from maxsim_eval.errors import UsageError
 from maxsim_kernels import LazyBlock, Packed
 
@@ -50,8 +50,11 @@ class Span:
 class Stored(Protocol):
     """What is read by runs of tokens: a shard's values, or a column of its copy."""
 
-    def read_runs(self, firsts: Sequence[int], counts: Sequence[int], out: Tensor, note: Note | None = None) -> None:
-        """Fill `out` with `counts[r]` rows from `firsts[r]` on, one run behind the other."""
+    def read_runs(self, firsts: Sequence[int], counts: Sequence[int], out: Tensor, *, proven: bool = False) -> None:
+        """Fill `out` with `counts[r]` rows from `firsts[r]` on, one run behind the other; `proven`: somebody else proves them."""
+
+    def claim(self, column: str, place: int, first: int, count: int) -> Claim | None:
+        """What rows from `first` on must be, at a place of a stream; None: they are proven when they are read."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +64,7 @@ class Runs:
     shard: Stored
     places: np.ndarray  # [R + 1] int64
     firsts: np.ndarray  # [R] int64
+    claimed: np.ndarray | None = None  # [R] bool: whether somebody else proves them; None: nobody
 
     @classmethod
     def of(cls, span: Span, place: int) -> Runs:
@@ -71,14 +75,29 @@ class Runs:
         counts = np.add.reduceat(stops - starts, begins) if len(begins) else np.zeros(0, np.int64)
         return cls(span.shard, np.concatenate([[place], place + np.cumsum(counts)]).astype(np.int64), starts[begins])
 
-    def read(self, first: int, stop: int, out: Tensor, note: Note | None) -> None:
+    def left_to(self, claims: Claims, column: str, base: int) -> Runs:
+        """The runs, of which the long ones are claimed: this block begins at place `base` of the stream."""
+        runs = zip(self.firsts.tolist(), *(ends.tolist() for ends in (self.places[:-1], self.places[1:])), strict=True)
+        made = [self.shard.claim(column, base + place, first, stop - place) for first, place, stop in runs]
+        for claim in filter(None, made):
+            claims.add(claim)
+        return replace(self, claimed=np.array([claim is not None for claim in made])) if any(made) else self
+
+    def read(self, first: int, stop: int, out: Tensor) -> None:
         """Fill `out` with tokens `first` to `stop` of the block, which must lie within these runs."""
         one = int(self.places.searchsorted(first, side="right")) - 1
         other = int(self.places.searchsorted(stop, side="left"))
         places, firsts = self.places[one : other + 1].tolist(), self.firsts[one:other].tolist()
         firsts[0] += first - places[0]  # the first and the last run may be read in part
         places[0], places[-1] = first, stop
-        self.shard.read_runs(firsts, [after - before for before, after in pairwise(places)], out, note)
+        claimed = [False] * len(firsts) if self.claimed is None else self.claimed[one:other].tolist()
+        number = 0
+        for proven, some in groupby(claimed):
+            end = number + sum(1 for _ in some)
+            counts = [after - before for before, after in pairwise(places[number : end + 1])]
+            here = out[places[number] - first : places[end] - first]
+            self.shard.read_runs(firsts[number:end], counts, here, proven=proven)
+            number = end
 
 
 def lazy_blocks(
@@ -148,11 +167,8 @@ def runs_of(spans: Sequence[Span]) -> list[Runs]:
     return found
 
 
-def reader(runs: Sequence[Runs], note: Callable[[int], Note] | None) -> Callable[[int, Tensor], None]:
-    """`read(first, out)`: fills `out` `[m, ...]` (contiguous, CPU) with rows `first` to `first + m` of a block, in any thread.
-
-    `note`: of rows that begin at a place of the block.
-    """
+def reader(runs: Sequence[Runs]) -> Callable[[int, Tensor], None]:
+    """`read(first, out)`: fills `out` `[m, ...]` (contiguous, CPU) with rows `first` to `first + m` of a block, in any thread."""
     ends = [int(part.places[-1]) for part in runs]
 
     def read(first: int, out: Tensor) -> None:
@@ -165,7 +181,7 @@ def reader(runs: Sequence[Runs], note: Callable[[int], Note] | None) -> Callable
                 return
             end = min(stop, ends[number])
             if begin < end:
-                runs[number].read(begin, end, out[begin - first : end - first], None if note is None else note(begin))
+                runs[number].read(begin, end, out[begin - first : end - first])
                 begin = end
 
     return read
@@ -173,5 +189,7 @@ def reader(runs: Sequence[Runs], note: Callable[[int], Note] | None) -> Callable
 
 def _block(spans: Sequence[Span], claims: Claims | None) -> LazyBlock:
     offsets, runs, spec = ends_of(np.concatenate([span.lengths for span in spans])), runs_of(spans), spans[0].shard.spec
-    note = None if claims is None else claims.notes("values", claims.room(int(offsets[-1])))
-    return LazyBlock(torch.from_numpy(offsets), spec.dim, DTYPES[spec.dtype], reader(runs, note))
+    if claims is not None:
+        base = claims.room(int(offsets[-1]))
+        runs = [part.left_to(claims, "values", base) for part in runs]
+    return LazyBlock(torch.from_numpy(offsets), spec.dim, DTYPES[spec.dtype], reader(runs))

@@ -94,10 +94,8 @@ class Quantised:
         columns: dict[str, Tensor | Callable[[int, Tensor], None]] = {}
         for name in ("codes", *self.kind.columns):
             if name in here[0].single:
-                note = None if claims is None else claims.notes(name, base)
-                columns[name] = reader(
-                    [replace(part, shard=copy.single[name]) for part, copy in zip(runs, here, strict=True)], note
-                )
+                own = [replace(part, shard=copy.single[name]) for part, copy in zip(runs, here, strict=True)]
+                columns[name] = reader(own if claims is None else [part.left_to(claims, name, base) for part in own])
             elif self.kind.granularity == "document":
                 parts = [copy.columns[name][span.rows] for copy, span in zip(here, spans, strict=True)]
                 columns[name] = torch.from_numpy(np.concatenate(parts))

@@ -30,7 +30,7 @@ from torch import Tensor
 
 from maxsim_eval.cache.hdf5 import LIBVER, Stamp, damaged, fixed, open_hdf5, plain, read_at, reserve, structure
 from maxsim_eval.cache.shards import Shard, write_error
-from maxsim_eval.cache.stripes import Note, Stripes, add_crcs, stripe_rows
+from maxsim_eval.cache.stripes import Claim, Stripes, add_crcs, stripe_rows
 from maxsim_eval.errors import CacheError, DataError, UnknownNameError
 from maxsim_eval.files import atomic_path
 from maxsim_eval.hashing import canonical, digest, feed
@@ -119,16 +119,20 @@ class Column:
     stripes: Stripes
     checked: bool
 
-    def read_runs(self, firsts: Sequence[int], counts: Sequence[int], out: Tensor, note: Note | None = None) -> None:
+    def read_runs(self, firsts: Sequence[int], counts: Sequence[int], out: Tensor, *, proven: bool = False) -> None:
         """Fill `out` (contiguous, CPU) with `counts[r]` rows from `firsts[r]` on, one run behind the other; safe in several threads.
 
-        Long runs are left to whoever takes the notes.
+        `proven`: somebody else compares them with their `claim`.
 
         Raises:
             CacheError: a file that cannot be read, ends too early, or is no longer the one that was opened.
         """
         target = out.reshape(-1).view(torch.uint8).numpy().data
-        self.stripes.read(firsts, counts, target, checked=self.checked, note=note)
+        self.stripes.read(firsts, counts, target, checked=self.checked and not proven)
+
+    def claim(self, column: str, place: int, first: int, count: int) -> Claim | None:
+        """As of `Stripes`."""
+        return self.stripes.claim(column, place, first, count)
 
 
 @dataclass(frozen=True)

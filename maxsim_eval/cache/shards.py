@@ -32,7 +32,7 @@ import torch
 from torch import Tensor
 
 from maxsim_eval.cache.hdf5 import LIBVER, Stamp, damaged, fixed, open_hdf5, plain, read_at, reserve, structure
-from maxsim_eval.cache.stripes import Note, Stripes, add_crcs, running, stripe_rows
+from maxsim_eval.cache.stripes import Claim, Stripes, add_crcs, running, stripe_rows
 from maxsim_eval.errors import CacheError, DataError
 from maxsim_eval.files import atomic_path
 from maxsim_eval.hashing import canonical, feed
@@ -106,10 +106,10 @@ class Shard:
         """
         self.read_runs([first], [out.shape[0]], out)
 
-    def read_runs(self, firsts: Sequence[int], counts: Sequence[int], out: Tensor, note: Note | None = None) -> None:
+    def read_runs(self, firsts: Sequence[int], counts: Sequence[int], out: Tensor, *, proven: bool = False) -> None:
         """As `read`, for several runs of tokens, one behind the other in `out`: `counts[r]` tokens from `firsts[r]` on.
 
-        Long ones are left to whoever takes `note`s.
+        `proven`: somebody else compares them with their `claim`.
         """
         if not out.is_contiguous() or out.dtype != DTYPES[self.spec.dtype] or out.shape != (sum(counts), self.spec.dim):
             got = f"{out.dtype} {list(out.shape)}"
@@ -117,7 +117,11 @@ class Shard:
         for first, count in zip(firsts, counts, strict=True):
             if first < 0 or count < 0 or first + count > self.tokens:
                 raise ValueError(f"{self.path}: got tokens {first} to {first + count}, need some of 0 to {self.tokens}")
-        self._stripes.read(firsts, counts, _as_bytes(out).reshape(-1).data, checked=self.checked, note=note)
+        self._stripes.read(firsts, counts, _as_bytes(out).reshape(-1).data, checked=self.checked and not proven)
+
+    def claim(self, column: str, place: int, first: int, count: int) -> Claim | None:
+        """As of `Stripes`."""
+        return self._stripes.claim(column, place, first, count)
 
     def verify(self) -> Iterator[int]:
         """Read and check everything: yields the tokens of each part that is right, else raises `CacheError`."""

@@ -4,12 +4,12 @@ What is read is widened to whole stripes, and checked as soon as it is there: no
 of any run of stripes follows from the running ones at its ends, by arithmetic alone. Calls are few and long: they go on beside Python,
 but each of them waits for its turn when it ends, which costs a stream more than what the processor's cache would save.
 
-A stream to a GPU has its long runs proven there, from the bytes that are scored: `read` then notes what they must be (`Claims`).
+A stream to a GPU has its long runs proven there, from the bytes that are scored: `claim` says what these must be (`Claims`), however
+many reads they are made of, and the reads themselves look at nothing.
 """
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -30,8 +30,6 @@ _HELD_BYTES, _SLICE_BYTES = 64 << 10, 4 << 10
 # Fills buffers one behind the other from a row on, in order.
 Fetch = Callable[[Iterable[tuple[int, Sequence[memoryview]]]], None]
 _Runs = list[tuple[int, memoryview]]  # first row of each, and its buffer
-# Takes a note of rows that were read and not proven: from which row of `out` on, how many, their CRC-32, and what raises the error.
-Note = Callable[[int, int, int, Callable[[], None]], None]
 ORDER = (1 << 32) - 1  # a CRC-32 that this many bytes follow is what it was: multiplying by x^8 so often is no change
 
 
@@ -86,33 +84,24 @@ class Claim:
 
 
 class Claims:
-    """What a stream hands out unproven: noted by the threads that read, by the place of its rows among all rows of the stream."""
+    """What a stream hands out unproven, by the place of its rows among all rows of the stream; for one thread."""
 
     def __init__(self) -> None:
-        self._lock, self._held, self._rows = threading.Lock(), list[Claim](), 0
+        self._held, self._rows = list[Claim](), 0
 
     def room(self, rows: int) -> int:
         """The place of the next `rows` rows of the stream; called in their order."""
         self._rows += rows
         return self._rows - rows
 
-    def note(self, column: str, place: int) -> Note:
-        """Notes of a read whose `out` begins at this place."""
-
-        def add(first: int, rows: int, crc: int, blame: Callable[[], None]) -> None:
-            with self._lock:
-                self._held.append(Claim(column, place + first, place + first + rows, crc, blame))
-
-        return add
-
-    def notes(self, column: str, base: int) -> Callable[[int], Note]:
-        """Notes of reads of a block that begins at place `base`, by where in the block they begin."""
-        return lambda first: self.note(column, base + first)
+    def add(self, claim: Claim) -> None:
+        """Rows that somebody else will read, before they have gone by."""
+        self._held.append(claim)
 
     def take(self, stop: int) -> list[Claim]:
-        """The claims that begin before a place, which is read up to there; each is given once, by column and place."""
-        with self._lock:
-            taken = [claim for claim in self._held if claim.first < stop]
+        """The claims that begin before a place; each is given once, by column and place."""
+        taken = [claim for claim in self._held if claim.first < stop]
+        if taken:
             self._held = [claim for claim in self._held if claim.first >= stop]
         return sorted(taken, key=lambda claim: (claim.column, claim.first))
 
@@ -129,20 +118,36 @@ class Stripes:
     fetch: Fetch = field(repr=False)
     advice: str = field(repr=False)
 
-    def read(
-        self, firsts: Sequence[int], counts: Sequence[int], out: memoryview, *, checked: bool = True, note: Note | None = None
-    ) -> None:
+    def read(self, firsts: Sequence[int], counts: Sequence[int], out: memoryview, *, checked: bool = True) -> None:
         """Fill `out` (bytes) with runs of rows, one behind the other: `counts[r]` rows from `firsts[r]` on.
-
-        Long runs are left to whoever takes `note`s; what these are short of whole stripes is read and counted in here.
 
         Raises:
             CacheError: rows that do not have their CRC-32, by the first stripe of them; what `fetch` raises.
         """
+        if not checked:
+            self.fetch((first, [target]) for first, target in self._cut(firsts, counts, out))
+            return
         bad: list[tuple[int, int]] = []
-        self.fetch(self._parts(firsts, counts, out, checked, note, bad))
+        self.fetch(self._parts(firsts, counts, out, bad))
         for begin, end in bad:
             self._blame(begin, end)
+
+    def claim(self, column: str, place: int, first: int, count: int) -> Claim | None:
+        """What rows `first` to `first + count` must be, at a place of a stream; None: too few, they are proven when they are read.
+
+        What they are short of whole stripes is read here.
+        """
+        if count * self.row_bytes <= _SMALL_BYTES:
+            return None
+        begin, end, stop = first // self.stripe, -(-(first + count) // self.stripe), first + count
+        before, behind = ((begin * self.stripe, first), (stop, min(end * self.stripe, self.rows)))
+        gaps = [(row, memoryview(bytearray((last - row) * self.row_bytes))) for row, last in (before, behind)]
+        self.fetch((row, [part]) for row, part in gaps if part)
+        head, tail = (part for _, part in gaps)
+        crc = (
+            self._crc_of(begin, end) ^ zlib_ng.crc32_combine(_crc32(head), 0, count * self.row_bytes + len(tail)) ^ _crc32(tail)
+        )
+        return Claim(column, place, place + count, without_tail(crc, len(tail)), partial(self._blame, begin, end))
 
     def verify(self) -> Iterator[int]:
         """Read and check everything: yields the rows of each part that is right, else raises `CacheError`."""
@@ -154,22 +159,12 @@ class Stripes:
             yield count
 
     def _parts(
-        self,
-        firsts: Sequence[int],
-        counts: Sequence[int],
-        out: memoryview,
-        checked: bool,
-        note: Note | None,
-        bad: list[tuple[int, int]],
+        self, firsts: Sequence[int], counts: Sequence[int], out: memoryview, bad: list[tuple[int, int]]
     ) -> Iterator[tuple[int, Sequence[memoryview]]]:
         """What to read, in order; a generator that goes on knows that what it gave last is filled."""
-        if not checked:
-            yield from ((first, [target]) for first, target in self._cut(firsts, counts, out))
-            return
-        scratch, done = memoryview(b""), 0
+        scratch = memoryview(b"")
         for begin, end, runs in self._groups(firsts, counts, out):
             size, wanted, crc = self._bytes(begin, end), sum(len(target) for _, target in runs), 0
-            place, done = done // self.row_bytes, done + wanted
             if size <= _SMALL_BYTES and size > wanted:  # small: read at once, then copied
                 if len(scratch) < size:
                     scratch = memoryview(bytearray(size))
@@ -180,16 +175,8 @@ class Stripes:
                     target[:] = scratch[start : start + len(target)]
             else:
                 held = self._whole(begin, end, runs)
-                yield begin * self.stripe, [part for _, part in held]
-                if note is not None and len(runs) == 1:
-                    note(
-                        place,
-                        wanted // self.row_bytes,
-                        self._claimed(begin, end, held, runs[0][0]),
-                        partial(self._blame, begin, end),
-                    )
-                    continue
-                for _, part in held:
+                yield begin * self.stripe, held
+                for part in held:
                     crc = _crc32(part, crc)
             if crc != self._crc_of(begin, end):
                 bad.append((begin, end))
@@ -217,15 +204,15 @@ class Stripes:
         if runs:
             yield begin, end, runs
 
-    def _whole(self, begin: int, end: int, runs: _Runs) -> _Runs:
+    def _whole(self, begin: int, end: int, runs: _Runs) -> list[memoryview]:
         """Stripes `begin` to `end`: the runs, and the gaps before, between and behind them."""
-        held: _Runs = []
+        held: list[memoryview] = []
         here = begin * self.stripe
         for first, target in [*runs, (min(end * self.stripe, self.rows), memoryview(b""))]:
             if here < first:
-                held.append((here, memoryview(bytearray((first - here) * self.row_bytes))))
+                held.append(memoryview(bytearray((first - here) * self.row_bytes)))
             if target:
-                held.append((first, target))
+                held.append(target)
             here = first + len(target) // self.row_bytes
         return held
 
@@ -233,16 +220,6 @@ class Stripes:
         """CRC-32 of stripes `begin` to `end` as they were written."""
         before = int(self.crcs[begin - 1]) if begin else 0
         return zlib_ng.crc32_combine(before, int(self.crcs[end - 1]), self._bytes(begin, end))
-
-    def _claimed(self, begin: int, end: int, held: _Runs, first: int) -> int:
-        """CRC-32 that the run from row `first` on must have beside what else of stripes `begin` to `end` was read."""
-        whole, behind = self._crc_of(begin, end), self._bytes(begin, end)
-        for row, part in held:
-            behind -= len(part)
-            if row != first:
-                whole ^= zlib_ng.crc32_combine(_crc32(part), 0, behind)
-        last, part = held[-1]
-        return whole if last == first else without_tail(whole, len(part))
 
     def _bytes(self, begin: int, end: int) -> int:
         return (min(end * self.stripe, self.rows) - begin * self.stripe) * self.row_bytes

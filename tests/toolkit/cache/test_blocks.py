@@ -23,7 +23,6 @@ from maxsim_eval.cache.entries import Entry, open_entry
 from maxsim_eval.cache.filling import fill_entry
 from maxsim_eval.cache.selection import Documents, Selection
 from maxsim_eval.cache.shards import Shard
-from maxsim_eval.cache.stripes import Note
 from maxsim_eval.errors import CacheError, UsageError
 from maxsim_kernels import Packed, pack
 
@@ -343,9 +342,9 @@ def test_only_what_is_asked_for_is_read(tmp_path: Path, monkeypatch: pytest.Monk
     reads: list[tuple[str, list[int], list[int]]] = []
     original = Shard.read_runs
 
-    def spy(self: Shard, firsts: list[int], counts: list[int], out: torch.Tensor, note: Note | None) -> None:
+    def spy(self: Shard, firsts: list[int], counts: list[int], out: torch.Tensor, *, proven: bool) -> None:
         reads.append((self.path.name, list(firsts), list(counts)))
-        original(self, firsts, counts, out, note)
+        original(self, firsts, counts, out, proven=proven)
 
     monkeypatch.setattr(Shard, "read_runs", spy)
     (block,) = Selection(entry, np.array([0, 2, 5, 7, 8, 10])).lazy_blocks(1 << 20, 1)

@@ -16,7 +16,6 @@ from maxsim_eval.cache.entries import Entry, open_entry
 from maxsim_eval.cache.filling import fill_entry
 from maxsim_eval.cache.selection import Selection
 from maxsim_eval.cache.shards import Shard
-from maxsim_eval.cache.stripes import Note
 from maxsim_eval.errors import CacheError, UsageError
 from maxsim_kernels import Packed, pack
 
@@ -87,9 +86,9 @@ def test_only_the_chosen_tokens_are_read_and_neighbours_at_once(
     reads: list[tuple[int, int]] = []
     original = Shard.read_runs
 
-    def spy(self: Shard, firsts: list[int], counts: list[int], out: torch.Tensor, note: Note | None) -> None:
+    def spy(self: Shard, firsts: list[int], counts: list[int], out: torch.Tensor, *, proven: bool) -> None:
         reads.extend(zip(firsts, counts, strict=True))
-        original(self, firsts, counts, out, note)
+        original(self, firsts, counts, out, proven=proven)
 
     monkeypatch.setattr(Shard, "read_runs", spy)
     rows = np.array([0, 3, 5, 7, 8, 10])

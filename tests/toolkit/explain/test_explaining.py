@@ -21,7 +21,6 @@ from maxsim_eval.cache.embeddings import cached_embeddings
 from maxsim_eval.cache.entries import Entry
 from maxsim_eval.cache.shards import Shard
 from maxsim_eval.cache.sides import embed
-from maxsim_eval.cache.stripes import Note
 from maxsim_eval.data.subsets import limit_task
 from maxsim_eval.data.trec import read_trec_run
 from maxsim_eval.encoders.lexical import LexicalEncoder
@@ -140,9 +139,9 @@ def test_only_two_rows_are_read_and_nothing_is_encoded(
 ) -> None:
     read, whole = Shard.read_runs, [0]
 
-    def counted(self: Shard, firsts: Sequence[int], counts: Sequence[int], out: torch.Tensor, note: Note | None = None) -> None:
+    def counted(self: Shard, firsts: Sequence[int], counts: Sequence[int], out: torch.Tensor, *, proven: bool = False) -> None:
         whole[0] += sum(counts)
-        read(self, firsts, counts, out, note)
+        read(self, firsts, counts, out, proven=proven)
 
     def never(*_: Any) -> Packed:
         raise AssertionError("encoded")

@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fixtures import interpreted, one_thread  # noqa: F401 - for every test here
+from maxsim_eval.cache.stripes import Claim
 from maxsim_eval.errors import CacheError
 from maxsim_eval.scoring.proving import Proofs, can_prove, settle
 from maxsim_kernels import Int8Tokens, Packed
@@ -66,7 +67,7 @@ def test_claims_are_compared_however_blocks_cut_them(
         for column, held in (("codes" if quantised else "values", rows), *((("scales", scales),) if quantised else ())):
             for first, stop in zip([0, *ends], ends, strict=False):
                 if first < stop:
-                    proofs.claims.note(column, first)(0, stop - first, zlib.crc32(held[first:stop].tobytes()), blame)
+                    proofs.claims.add(Claim(column, first, stop, zlib.crc32(held[first:stop].tobytes()), blame))
         if damaged:
             rows[changed, 1] ^= 64
         for first, stop in zip([0, *sorted(blocks)], [*sorted(blocks), 30], strict=True):
@@ -86,13 +87,13 @@ def test_claims_that_nobody_proves_are_a_fault(crcs: Crcs) -> None:
     tokens = torch.zeros(4, ROW)
     block = Packed(tokens, torch.tensor([0, 4]))
     proofs = Proofs(torch.device("cpu"))
-    proofs.claims.note("values", 0)(0, 5, 0, blame)
+    proofs.claims.add(Claim("values", 0, 5, 0, blame))
     proofs.launch(block)
     with pytest.raises(AssertionError, match="no block has ended"):
         proofs.take()
     proofs = Proofs(torch.device("cpu"))
     proofs.launch(block)
-    proofs.claims.note("values", 0)(0, 3, 0, blame)
+    proofs.claims.add(Claim("values", 0, 3, 0, blame))
     with pytest.raises(AssertionError, match="has gone by"):
         proofs.launch(block)
     assert len(crcs.seen) == 1
