@@ -1,6 +1,7 @@
 """What proving stored values while they are read costs: a whole evaluation, a streamed top-k from the cache, reading alone.
 
     python benchmarks/checksums.py [--gigabytes 2] [--queries 500] [--device auto] [--json FILE] [--seconds 20] [--within 100]
+    python benchmarks/checksums.py --ways "stream fp16, stream int8-token"
 
 A corpus whose documents have made-up lengths of HotpotQA's mean is written, then an entry of random FP16 tokens (d = 128, documents
 of 180) and its INT8 copy; every way takes turns with and without the checks, from the page cache: a disk is slower, and hides more. A
@@ -138,6 +139,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--json", type=Path, help="write the raw figures here")
     parser.add_argument("--seconds", type=float, default=20, help="that every way is timed, three rounds at least (default 20)")
     parser.add_argument("--within", type=float, default=math.inf, help="seconds after which no further way is begun")
+    parser.add_argument("--ways", default="", help="comma-separated; default all, the evaluations too")
     parser.add_argument("--folder", type=Path, help="where the entry is written (and removed)")
     options = parser.parse_args(arguments)
     device, ending = resolve_device(options.device), time.perf_counter() + options.within
@@ -157,13 +159,19 @@ def main(arguments: list[str] | None = None) -> None:
         print(f"{name:28} {with_:8.3f} s, {without:8.3f} unchecked: {with_ / without - 1:+.1%}", flush=True)
         write(options.json, {"schema": SCHEMA, **here, "queries": options.queries, "seconds": seconds})
 
+    chosen = [name.strip() for name in options.ways.split(",") if name.strip()]
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
         checked = filled(Path(folder) / "entry", size)  # short calls first: three evaluations by all paths take a minute
-        convert_entry(checked, "int8-token", quiet=True)
         entries = {True: checked, False: checked.unchecked()}
         for name, way in ways(options.queries, device).items():
+            if chosen and name not in chosen:
+                continue
+            if "int8" in name:
+                convert_entry(checked, "int8-token", quiet=True)
             measured(name, lambda verify, way=way: way(entries[verify]))  # type: ignore[misc]
         shutil.rmtree(Path(folder) / "entry")
+        if chosen:
+            return
         began = time.perf_counter()
         ready = evaluations(Path(folder), size, options.queries, device)
         print(f"texts and embeddings made in {time.perf_counter() - began:.1f} s", flush=True)
