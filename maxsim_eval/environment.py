@@ -66,8 +66,14 @@ def environment(device: str = "cpu") -> dict[str, Any]:
 
 
 def cores() -> int:
-    """How many cores this process may use, where that can be asked; 1 elsewhere, where nothing is begun to use more."""
-    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else 1
+    """How many cores this process may use beside the others that `torchrun` began on this machine.
+
+    1 where that cannot be asked, and nothing is begun to use more.
+    """
+    if sys.platform != "linux":
+        return 1
+    beside = os.environ.get("LOCAL_WORLD_SIZE", "")
+    return max(1, len(os.sched_getaffinity(0)) // max(1, int(beside) if beside.isdecimal() else 1))
 
 
 def resolve_device(device: str, *, quiet: bool = False) -> str:

@@ -130,7 +130,8 @@ def fill_entry(
         chunk: ask `encode` for at most that many documents at a time (default: a shard at a time).
         label, quiet: of the progress bar on stderr.
         lock_timeout: seconds to wait for another process that writes this entry.
-        at_once: shards that are worked on at a time, each by a thread; `encode` is then called by several.
+        at_once: shards that are encoded at a time, each by a thread; `encode` is then called by several. As many again may be on
+            their way to the disk meanwhile.
 
     Raises:
         CacheError: an entry for something else, a damaged shard, the lock (names the folder), a disk that is full.
@@ -195,8 +196,9 @@ def fill_shards(
     """Encode and write what is missing; every process of `world` calls this alike and returns when all of it is there.
 
     The leader takes the first of the missing shards, whose beginning it may have encoded already; it holds the entry's lock. With
-    `at_once` above 1 a process works on so many shards at a time, each in a thread: while the GPU has the texts of one, those of the
-    next are read, and the tokens of the last are written.
+    `at_once` above 1 a process encodes so many shards at a time, each in a thread: while the GPU has the texts of one, those of the
+    next are read. Threads that write take no turn from those that encode: all shards would be encoded side by side, and all be written
+    when the GPU has nothing left to do.
 
     Raises:
         CacheError, DataError: as `fill_entry`; a cache folder that not all processes see. RankError: another process failed.
@@ -208,12 +210,14 @@ def fill_shards(
     done = sum(spec.stop - spec.start for spec in specs if spec.shard not in begun.missing)
     unit = "queries" if begun.manifest["provenance"].get("role") == "query" else "documents"
     hidden = quiet or not begun.missing
+    encoding = threading.BoundedSemaphore(at_once)
     bar = EncodeProgress(begun.token, len(ids), done if world.leader else 0, world, hidden, label=label, unit=unit)
     with bar as progress, _heard(world) as said:
 
         def fill(turn: int, stopped: threading.Event) -> None:
             spec, started = specs[begun.missing[turn]], time.monotonic()
-            pieces = list(_pieces(begun.folder, spec, encode, chunk, progress, stopped))
+            with encoding:
+                pieces = list(_pieces(begun.folder, spec, encode, chunk, progress, stopped))
             if not stopped.is_set():
                 encoded = time.monotonic()
                 write_shard(begun.folder / shard_name(spec.shard), spec, ids[spec.start : spec.stop], pieces)
@@ -226,7 +230,7 @@ def fill_shards(
                 yield drawn
                 first = None
 
-        each_turn(turns(), fill, at_once)
+        each_turn(turns(), fill, at_once if at_once == 1 else 2 * at_once)
         counts = world.collect([progress.documents, progress.size, said])
         progress.settle(counts)
     if world.size > 1 and world.leader:

@@ -156,7 +156,7 @@ class ModelEncoder:
             "page": Batches(name, self.device, batch_size or PAGE_BATCH_SIZE, "pages"),
         }
         gpu = self.device.type == "cuda"
-        self.at_once = 12 if gpu else 1  # one or two are read, as many on the GPU, and writing takes the longest
+        self.at_once = 6 if gpu else 1  # one or two are read, one or two on the GPU, and as many come back
         self.chunk = GPU_CHUNK if gpu else None
         self.readers = Readers() if gpu else None
         # A tokenizer and a model serve one thread at a time, and the model is loaded once.

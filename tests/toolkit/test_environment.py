@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +13,7 @@ import pytest
 import torch
 
 from maxsim_eval import environment
-from maxsim_eval.environment import resolve_device
+from maxsim_eval.environment import cores, resolve_device
 from maxsim_eval.errors import UsageError
 
 
@@ -123,3 +125,13 @@ def test_what_auto_meant_is_recorded(tmp_path: Path) -> None:
         limit_queries=3,
     )
     assert result.environment["device"] == ("cuda" if torch.cuda.is_available() else "cpu")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="cores are counted on Linux alone")
+def test_processes_of_one_machine_share_its_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(32)))
+    for beside, found in (("", 32), ("1", 32), ("2", 16), ("3", 10), ("64", 1), ("many", 32), ("0", 32)):
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", beside)
+        assert cores() == found
+    monkeypatch.delenv("LOCAL_WORLD_SIZE")
+    assert cores() == 32

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import filelock
 import pytest
@@ -357,6 +358,31 @@ def test_shards_are_worked_on_together(tmp_path: Path) -> None:
     assert_right(fill(tmp_path, encode, at_once=3))
     assert files(tmp_path) == [*SHARDS, "manifest.json"]
     assert sys.getswitchinterval() == switch
+
+
+def test_shards_are_encoded_while_others_are_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two at a time; the first two are not written before the third and the fourth are encoded."""
+    later, lock, most = threading.Event(), threading.Lock(), [0, 0]
+
+    def encode(start: int, stop: int) -> Packed:
+        with lock:
+            most[0] += 1
+            most[1] = max(most)
+        if start >= 9:
+            later.set()
+        time.sleep(0.05)
+        with lock:
+            most[0] -= 1
+        return tokens(start, stop)
+
+    def waiting(*arguments: Any) -> int:
+        assert later.wait(20), "nothing was encoded while others wait to be written"
+        return written(*arguments)
+
+    written = filling.write_shard
+    monkeypatch.setattr(filling, "write_shard", waiting)
+    assert_right(fill(tmp_path, encode, at_once=2))
+    assert most[1] == 2
 
 
 @pytest.mark.parametrize("error", [RuntimeError("a bug"), KeyboardInterrupt()], ids=["bug", "Ctrl-C"])
