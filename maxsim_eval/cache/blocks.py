@@ -53,8 +53,12 @@ class Stored(Protocol):
     def read_runs(self, firsts: Sequence[int], counts: Sequence[int], out: Tensor, *, proven: bool = False) -> None:
         """Fill `out` with `counts[r]` rows from `firsts[r]` on, one run behind the other; `proven`: somebody else proves them."""
 
-    def claim(self, column: str, place: int, first: int, count: int) -> Claim | None:
-        """What rows from `first` on must be, at a place of a stream; None: they are proven when they are read."""
+    @property
+    def least_claimed(self) -> int:
+        """Rows from which on a run is claimed."""
+
+    def claim(self, column: str, place: int, first: int, count: int) -> Claim:
+        """What rows from `first` on must be, at a place of a stream."""
 
 
 @dataclass(frozen=True)
@@ -77,11 +81,12 @@ class Runs:
 
     def left_to(self, claims: Claims, column: str, base: int) -> Runs:
         """The runs, of which the long ones are claimed: this block begins at place `base` of the stream."""
-        runs = zip(self.firsts.tolist(), *(ends.tolist() for ends in (self.places[:-1], self.places[1:])), strict=True)
-        made = [self.shard.claim(column, base + place, first, stop - place) for first, place, stop in runs]
-        for claim in filter(None, made):
-            claims.add(claim)
-        return replace(self, claimed=np.array([claim is not None for claim in made])) if any(made) else self
+        counts = np.diff(self.places)
+        claimed = counts >= self.shard.least_claimed
+        for run in np.flatnonzero(claimed).tolist():
+            place = base + int(self.places[run])
+            claims.add(self.shard.claim(column, place, int(self.firsts[run]), int(counts[run])))
+        return replace(self, claimed=claimed)
 
     def read(self, first: int, stop: int, out: Tensor) -> None:
         """Fill `out` with tokens `first` to `stop` of the block, which must lie within these runs."""

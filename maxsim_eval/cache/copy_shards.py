@@ -130,7 +130,12 @@ class Column:
         target = out.reshape(-1).view(torch.uint8).numpy().data
         self.stripes.read(firsts, counts, target, checked=self.checked and not proven)
 
-    def claim(self, column: str, place: int, first: int, count: int) -> Claim | None:
+    @property
+    def least_claimed(self) -> int:
+        """As of `Stripes`."""
+        return self.stripes.least_claimed
+
+    def claim(self, column: str, place: int, first: int, count: int) -> Claim:
         """As of `Stripes`."""
         return self.stripes.claim(column, place, first, count)
 

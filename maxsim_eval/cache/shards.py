@@ -119,7 +119,12 @@ class Shard:
                 raise ValueError(f"{self.path}: got tokens {first} to {first + count}, need some of 0 to {self.tokens}")
         self._stripes.read(firsts, counts, _as_bytes(out).reshape(-1).data, checked=self.checked and not proven)
 
-    def claim(self, column: str, place: int, first: int, count: int) -> Claim | None:
+    @property
+    def least_claimed(self) -> int:
+        """As of `Stripes`."""
+        return self._stripes.least_claimed
+
+    def claim(self, column: str, place: int, first: int, count: int) -> Claim:
         """As of `Stripes`."""
         return self._stripes.claim(column, place, first, count)
 

@@ -132,13 +132,13 @@ class Stripes:
         for begin, end in bad:
             self._blame(begin, end)
 
-    def claim(self, column: str, place: int, first: int, count: int) -> Claim | None:
-        """What rows `first` to `first + count` must be, at a place of a stream; None: too few, they are proven when they are read.
+    @property
+    def least_claimed(self) -> int:
+        """Rows from which on a run is worth a claim: fewer are proven when they are read."""
+        return _SMALL_BYTES // self.row_bytes + 1
 
-        What they are short of whole stripes is read here.
-        """
-        if count * self.row_bytes <= _SMALL_BYTES:
-            return None
+    def claim(self, column: str, place: int, first: int, count: int) -> Claim:
+        """What rows `first` to `first + count` must be, at a place of a stream; what they are short of whole stripes is read here."""
         begin, end, stop = first // self.stripe, -(-(first + count) // self.stripe), first + count
         before, behind = ((begin * self.stripe, first), (stop, min(end * self.stripe, self.rows)))
         gaps = [(row, memoryview(bytearray((last - row) * self.row_bytes))) for row, last in (before, behind)]
