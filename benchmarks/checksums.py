@@ -159,11 +159,13 @@ def main(arguments: list[str] | None = None) -> None:
         print(f"{name:28} {with_:8.3f} s, {without:8.3f} unchecked: {with_ / without - 1:+.1%}", flush=True)
         write(options.json, {"schema": SCHEMA, **here, "queries": options.queries, "seconds": seconds})
 
-    chosen = [name.strip() for name in options.ways.split(",") if name.strip()]
+    chosen, there = [name.strip() for name in options.ways.split(",") if name.strip()], ways(options.queries, device)
+    if unknown := [name for name in chosen if name not in there]:
+        parser.error(f"--ways: got {', '.join(unknown)}, need some of {', '.join(there)}")
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
         checked = filled(Path(folder) / "entry", size)  # short calls first: three evaluations by all paths take a minute
         entries = {True: checked, False: checked.unchecked()}
-        for name, way in ways(options.queries, device).items():
+        for name, way in there.items():
             if chosen and name not in chosen:
                 continue
             if "int8" in name:

@@ -79,8 +79,10 @@ class Runs:
         counts = np.add.reduceat(stops - starts, begins) if len(begins) else np.zeros(0, np.int64)
         return cls(span.shard, np.concatenate([[place], place + np.cumsum(counts)]).astype(np.int64), starts[begins])
 
-    def left_to(self, claims: Claims, column: str, base: int) -> Runs:
-        """The runs, of which the long ones are claimed: this block begins at place `base` of the stream."""
+    def left_to(self, claims: Claims | None, column: str, base: int) -> Runs:
+        """The runs, of which the long ones are claimed, where somebody takes that: the block begins at place `base` of the stream."""
+        if claims is None:
+            return self
         counts = np.diff(self.places)
         claimed = counts >= self.shard.least_claimed
         for run in np.flatnonzero(claimed).tolist():
@@ -95,7 +97,10 @@ class Runs:
         places, firsts = self.places[one : other + 1].tolist(), self.firsts[one:other].tolist()
         firsts[0] += first - places[0]  # the first and the last run may be read in part
         places[0], places[-1] = first, stop
-        claimed = [False] * len(firsts) if self.claimed is None else self.claimed[one:other].tolist()
+        claimed = [False] if self.claimed is None else self.claimed[one:other].tolist()
+        if not any(claimed):
+            self.shard.read_runs(firsts, [after - before for before, after in pairwise(places)], out)
+            return
         number = 0
         for proven, some in groupby(claimed):
             end = number + sum(1 for _ in some)
@@ -130,10 +135,7 @@ def lazy_blocks(
 
 def loaded(blocks: Iterable[LazyBlock]) -> Iterator[Packed]:
     """Blocks read one by one, each into memory of its own."""
-    for block in blocks:
-        values = torch.empty(int(block.offsets[-1]), block.dim, dtype=block.dtype)
-        block.read(0, values)
-        yield Packed(values, block.offsets)
+    return (block.load() for block in blocks)
 
 
 def cut(spans: Iterable[Span], most: Callable[[Shard], int], make: Callable[[Sequence[Span]], Made]) -> Iterator[Made]:
@@ -194,7 +196,6 @@ def reader(runs: Sequence[Runs]) -> Callable[[int, Tensor], None]:
 
 def _block(spans: Sequence[Span], claims: Claims | None) -> LazyBlock:
     offsets, runs, spec = ends_of(np.concatenate([span.lengths for span in spans])), runs_of(spans), spans[0].shard.spec
-    if claims is not None:
-        base = claims.room(int(offsets[-1]))
-        runs = [part.left_to(claims, "values", base) for part in runs]
-    return LazyBlock(torch.from_numpy(offsets), spec.dim, DTYPES[spec.dtype], reader(runs))
+    base = 0 if claims is None else claims.room(int(offsets[-1]))
+    read = reader([part.left_to(claims, "values", base) for part in runs])
+    return LazyBlock(torch.from_numpy(offsets), spec.dim, DTYPES[spec.dtype], read)

@@ -21,7 +21,7 @@ from maxsim_eval.cache.entries import Entry
 from maxsim_eval.cache.selection import Documents, Selection
 from maxsim_eval.cache.stripes import Claims
 from maxsim_eval.errors import CacheError, UsageError
-from maxsim_kernels import Fp8Tokens, Int8Tokens, LazyCodes, Packed
+from maxsim_kernels import LazyCodes
 from maxsim_kernels.search import Residuals
 
 BLOCK_BYTES = 16 << 20  # of codes: a few blocks are in memory at once
@@ -71,7 +71,7 @@ class Quantised:
         for start, stop in spans:
             if not 0 <= start <= stop <= count:
                 raise UsageError(f"documents: got {start} to {stop}, need a range within 0 to {count}")
-        make, most = partial(self._lazy, claims=claims), max_bytes // _entry(self.documents).dim
+        make, most = partial(self._lazy, claims=claims), max_bytes // self.documents.dim
         return (block for start, stop in spans for block in cut(self.documents.spans(start, stop), lambda _: most, make))
 
     def blocks(
@@ -84,7 +84,7 @@ class Quantised:
         """
         if readers < 1:
             raise UsageError(f"readers: got {readers}, need at least 1")
-        return _ahead((partial(_held, block) for block in self.lazy_blocks(max_bytes, spans)), readers)
+        return _ahead((block.load for block in self.lazy_blocks(max_bytes, spans)), readers)
 
     def _lazy(self, spans: Sequence[Span], claims: Claims | None) -> LazyCodes:
         offsets, runs = ends_of(np.concatenate([span.lengths for span in spans])), runs_of(spans)
@@ -95,15 +95,14 @@ class Quantised:
         for name in ("codes", *self.kind.columns):
             if name in here[0].single:
                 own = [replace(part, shard=copy.single[name]) for part, copy in zip(runs, here, strict=True)]
-                columns[name] = reader(own if claims is None else [part.left_to(claims, name, base) for part in own])
+                columns[name] = reader([part.left_to(claims, name, base) for part in own])
             elif self.kind.granularity == "document":
                 parts = [copy.columns[name][span.rows] for copy, span in zip(here, spans, strict=True)]
                 columns[name] = torch.from_numpy(np.concatenate(parts))
             else:
                 columns[name] = torch.from_numpy(np.array(here[0].columns[name]))
-        return LazyCodes(
-            torch.from_numpy(offsets), _entry(self.documents).dim, self.kind.torch_dtype, self.kind.granularity, columns
-        )
+        dtype = self.kind.torch_dtype
+        return LazyCodes(torch.from_numpy(offsets), self.documents.dim, dtype, self.kind.granularity, columns)
 
     def residuals(self, start: int, stop: int) -> Residuals:
         """How far the codes of documents `start` to `stop` are from their tokens (docs/search.md)."""
@@ -158,22 +157,6 @@ def missing_copies(entry: Entry, kind: Kind) -> list[int]:
 
 def _entry(documents: Documents) -> Entry:
     return documents.entry if isinstance(documents, Selection) else documents
-
-
-def _held(block: LazyCodes) -> Tokens:
-    """A block read into memory of its own."""
-    columns: dict[str, Tensor] = {}
-    for name, column in block.columns.items():
-        if isinstance(column, Tensor):
-            columns[name] = column
-            continue
-        shape = (int(block.offsets[-1]), block.dim) if name == "codes" else (int(block.offsets[-1]),)
-        columns[name] = torch.empty(shape, dtype=block.dtype if name == "codes" else torch.float16)
-        column(0, columns[name])
-    tokens = Packed(columns["codes"], block.offsets)
-    if block.dtype == torch.int8:
-        return Int8Tokens(tokens, columns["scales"], columns.get("offset"), block.granularity)
-    return Fp8Tokens(tokens, columns["scales"], block.granularity)
 
 
 def _rows(documents: Documents, shard: QuantisedShard, start: int, stop: int) -> np.ndarray:

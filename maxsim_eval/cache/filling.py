@@ -215,8 +215,9 @@ def fill_shards(
     with bar as progress, _heard(world) as said:
 
         def fill(turn: int, stopped: threading.Event) -> None:
-            spec, started = specs[begun.missing[turn]], time.monotonic()
+            spec = specs[begun.missing[turn]]
             with encoding:
+                started = time.monotonic()
                 pieces = list(_pieces(begun.folder, spec, encode, chunk, progress, stopped))
             if not stopped.is_set():
                 encoded = time.monotonic()

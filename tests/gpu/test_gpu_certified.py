@@ -123,7 +123,8 @@ def test_however_the_work_is_cut(
     entry: Entry, size: int, searched: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(certified, "_SEARCHED_BYTES", {DEVICE: searched, "cpu": searched})
-    monkeypatch.setattr(certified, "_BLOCK_BYTES", 1 << 16)
+    for name in ("_BLOCK_BYTES", "_LAZY_BYTES"):
+        monkeypatch.setattr(certified, name, 1 << 16)
     queries, asked = queries_of(24, entry.dim, entry.dtype), asked_of(24, 10)
     same(entry, queries, asked, tmp_path, units=cut(size))
     same(entry, queries, asked, tmp_path, 200 << 20, units=cut(size))

@@ -10,7 +10,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal
+from typing import Literal, cast
 
 import torch
 from torch import Tensor
@@ -22,7 +22,6 @@ ALIGNMENT = 256  # bytes: of every part in a buffer, more than any kernel asks f
 _MOST_PARTS = 4  # codes, scales, offset, document offsets
 Read = Callable[[int, Tensor], None]
 Row = Literal["token", "document", "all"]
-_CODES = (torch.int8, torch.float8_e4m3fn)
 
 
 @dataclass(frozen=True)
@@ -43,18 +42,16 @@ class LazyBlock:
     read: Read
 
     def __post_init__(self) -> None:
-        offsets = self.offsets
-        if not isinstance(offsets, Tensor) or offsets.dtype != torch.int64 or offsets.dim() != 1 or offsets.is_cuda:
-            raise ValueError("offsets: need a 1-D int64 tensor on the CPU")
-        if offsets.numel() < 1 or int(offsets[0]) != 0 or bool((offsets[1:] < offsets[:-1]).any()):
-            raise ValueError("offsets: need n + 1 entries, starting at 0 and never decreasing")
-        if self.dim < 1:
-            raise ValueError(f"dim: got {self.dim}, need 1 or more")
+        _require_documents(self.offsets, self.dim)
         if self.dtype not in FLOAT_DTYPES:
             raise ValueError(f"dtype: got {self.dtype}, need float16, bfloat16 or float32")
 
     def __len__(self) -> int:
         return self.offsets.numel() - 1
+
+    def load(self) -> Packed:
+        """The documents, read into memory of their own."""
+        return cast(Packed, _loaded(self))
 
 
 @dataclass(frozen=True)
@@ -77,11 +74,12 @@ class LazyCodes:
     columns: Mapping[str, Tensor | Read]
 
     def __post_init__(self) -> None:
-        LazyBlock(self.offsets, self.dim, torch.float16, _nothing)  # which checks these
-        if self.dtype not in _CODES:
+        _require_documents(self.offsets, self.dim)
+        if self.dtype not in (torch.int8, torch.float8_e4m3fn):
             raise ValueError(f"dtype: got {self.dtype}, need int8 or float8_e4m3fn")
         names = list(self.columns)
-        if names not in (["codes", "scales"], ["codes", "scales", "offset"][: 3 if self.dtype == torch.int8 else 2]):
+        affine = self.dtype == torch.int8 and "offset" in names
+        if names != ["codes", "scales", *(["offset"] if affine else [])]:
             raise ValueError(f"columns: got {', '.join(names)}, need codes, scales and, of affine INT8, offset")
         if self.granularity != "token" and any(not isinstance(self.columns[name], Tensor) for name in names[1:]):
             raise ValueError(
@@ -91,9 +89,18 @@ class LazyCodes:
     def __len__(self) -> int:
         return self.offsets.numel() - 1
 
+    def load(self) -> Int8Tokens | Fp8Tokens:
+        """The documents, read into memory of their own; what is in memory is not copied."""
+        return cast("Int8Tokens | Fp8Tokens", _loaded(self))
 
-def _nothing(first: int, out: Tensor) -> None:
-    """Reads no tokens."""
+
+def _require_documents(offsets: object, dim: int) -> None:
+    if not isinstance(offsets, Tensor) or offsets.dtype != torch.int64 or offsets.dim() != 1 or offsets.is_cuda:
+        raise ValueError("offsets: need a 1-D int64 tensor on the CPU")
+    if offsets.numel() < 1 or int(offsets[0]) != 0 or bool((offsets[1:] < offsets[:-1]).any()):
+        raise ValueError("offsets: need n + 1 entries, starting at 0 and never decreasing")
+    if dim < 1:
+        raise ValueError(f"dim: got {dim}, need 1 or more")
 
 
 Block = Documents | LazyBlock | LazyCodes
@@ -238,11 +245,25 @@ def _made(block: LazyBlock | LazyCodes, made: Sequence[Tensor], offsets: Tensor 
     if offsets is None:
         *made, offsets = made
     tokens = Packed(made[0], offsets)
-    if isinstance(block, LazyBlock):
-        return tokens
-    if block.dtype == torch.int8:
-        return Int8Tokens(tokens, made[1], made[2] if len(made) > 2 else None, block.granularity)
-    return Fp8Tokens(tokens, made[1], block.granularity)
+    return tokens if isinstance(block, LazyBlock) else _coded(tokens, made[1:], block.granularity)
+
+
+def _loaded(block: LazyBlock | LazyCodes) -> Documents:
+    made, tokens = list[Tensor](), int(block.offsets[-1])
+    for column in _lazy_columns(block):
+        part = column.part(0, len(block), 0, tokens)
+        values = torch.empty(part.shape, dtype=part.dtype) if part.tensor is None else part.tensor
+        if part.read is not None:
+            part.read(0, values)
+        made.append(values)
+    return _made(block, made, block.offsets)
+
+
+def _coded(tokens: Tensor | Packed, others: Sequence[Tensor], granularity: Granularity) -> Int8Tokens | Fp8Tokens:
+    """Codes with their scales and, of affine ones, offset."""
+    if tokens.dtype == torch.int8:
+        return Int8Tokens(tokens, others[0], others[1] if len(others) > 1 else None, granularity)
+    return Fp8Tokens(tokens, others[0], granularity)
 
 
 def _columns(block: Documents) -> list[_Column]:
@@ -263,12 +284,11 @@ def _columns(block: Documents) -> list[_Column]:
 def _rebuild(block: Documents, made: Sequence[Tensor]) -> Documents:
     """Documents like `block` from its columns' tensors and, of packed documents, offsets."""
     held = held_of(block)
-    tokens = Packed(made[0], made[-1]) if isinstance(held, Packed) else made[0]
-    if isinstance(block, Int8Tokens):
-        return Int8Tokens(tokens, made[1], made[2] if block.offset is not None else None, block.granularity)
-    if isinstance(block, Fp8Tokens):
-        return Fp8Tokens(tokens, made[1], block.granularity)
-    return tokens
+    codes, *others = made
+    tokens: Tensor | Packed = codes
+    if isinstance(held, Packed):
+        tokens = Packed(codes, others.pop())
+    return _coded(tokens, others, block.granularity) if isinstance(block, Int8Tokens | Fp8Tokens) else tokens
 
 
 def _at_hand(tensor: Tensor) -> Part:

@@ -342,7 +342,7 @@ def test_only_what_is_asked_for_is_read(tmp_path: Path, monkeypatch: pytest.Monk
     reads: list[tuple[str, list[int], list[int]]] = []
     original = Shard.read_runs
 
-    def spy(self: Shard, firsts: list[int], counts: list[int], out: torch.Tensor, *, proven: bool) -> None:
+    def spy(self: Shard, firsts: list[int], counts: list[int], out: torch.Tensor, *, proven: bool = False) -> None:
         reads.append((self.path.name, list(firsts), list(counts)))
         original(self, firsts, counts, out, proven=proven)
 

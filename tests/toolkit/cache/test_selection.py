@@ -86,7 +86,7 @@ def test_only_the_chosen_tokens_are_read_and_neighbours_at_once(
     reads: list[tuple[int, int]] = []
     original = Shard.read_runs
 
-    def spy(self: Shard, firsts: list[int], counts: list[int], out: torch.Tensor, *, proven: bool) -> None:
+    def spy(self: Shard, firsts: list[int], counts: list[int], out: torch.Tensor, *, proven: bool = False) -> None:
         reads.extend(zip(firsts, counts, strict=True))
         original(self, firsts, counts, out, proven=proven)
 
