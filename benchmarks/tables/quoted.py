@@ -16,7 +16,7 @@ SEARCH, STREAMED = "h200/search.json", "h200/search_out_of_core.json"
 CERTIFIED = "cpu/certified.json"
 CHECKED = {  # heads of columns, and their files
     "two CPU cores": "cpu/checksums.json", "H200": "h200/checksums.json", "H200, evaluations": "h200/checksums_evaluation.json",
-    "H200, streams": "h200/checksums_streams.json",
+    "H100, streams": "h100/checksums_streams.json",
 }  # fmt: skip
 OURS = "ours"
 COMPILED = ("ours in torch.compile", "naive FP16 in torch.compile")  # columns of their own once they were measured

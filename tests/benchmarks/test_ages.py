@@ -261,7 +261,7 @@ def test_every_quoted_table_with_older_figures_says_so(place: str) -> None:
         assert (ages.OLDER in blocks[name]) == any(map(older, held[name].values())), name
 
 
-LINKED = re.compile(r"results/((?:cpu|h200)/\w+\.json)")
+LINKED = re.compile(r"results/((?:cpu|h100|h200)/\w+\.json)")
 
 
 def test_pages_with_tables_of_their_own_say_the_age_of_what_they_link() -> None:
