@@ -13,12 +13,13 @@ import threading
 import time
 import uuid
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, as_completed, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -48,6 +49,8 @@ _MOST = 65536
 _MOST_BYTES, _LONG = 2 << 30, 256  # of a shard whose documents all have so many tokens: several are held at a time
 _SHARDS = 64  # aimed at
 _SWITCH = 2e-4  # seconds: a thread that launches a model's kernels must not wait long for one that reads texts
+Turn = TypeVar("Turn")
+Piece = TypeVar("Piece")
 _TICKS = threading.Lock()
 _VISIBLE = 60.0  # seconds after which a network file system shows everybody what was written
 
@@ -75,8 +78,12 @@ def new_manifest(
     provenance: Mapping[str, Any],
     per_shard: int | None = None,
     least: int = LEAST,
+    together: int = 1,
 ) -> dict[str, Any]:
-    """The manifest of an entry that is not begun yet; arguments and errors as of `fill_entry`, `least` bounds its default."""
+    """The manifest of an entry that is not begun yet; arguments and errors as of `fill_entry`.
+
+    `least` bounds its default of documents a shard, which is a multiple of `together` where it is not below that.
+    """
     names = {value: name for name, value in DTYPES.items()}
     if dtype not in names:
         raise UsageError(f"dtype: got {dtype}, need one of {', '.join(map(str, names))}")
@@ -85,6 +92,7 @@ def new_manifest(
     if per_shard is None:
         most = min(_MOST, max(1, _MOST_BYTES // (_LONG * dim * dtype.itemsize)))
         per_shard = min(max(-(-len(ids) // _SHARDS), least), most)
+        per_shard = max(1, min(round(per_shard / together), most // together)) * together if per_shard > together else per_shard
     if per_shard < 1:
         raise UsageError(f"documents_per_shard: got {per_shard}, need at least 1")
     return {
@@ -130,8 +138,7 @@ def fill_entry(
         chunk: ask `encode` for at most that many documents at a time (default: a shard at a time).
         label, quiet: of the progress bar on stderr.
         lock_timeout: seconds to wait for another process that writes this entry.
-        at_once: shards that are encoded at a time, each by a thread; `encode` is then called by several. As many again may be on
-            their way to the disk meanwhile.
+        at_once: pieces that are encoded at a time, each by a thread; `encode` is then called by several. Shards are written meanwhile.
 
     Raises:
         CacheError: an entry for something else, a damaged shard, the lock (names the folder), a disk that is full.
@@ -195,10 +202,7 @@ def fill_shards(
 ) -> None:
     """Encode and write what is missing; every process of `world` calls this alike and returns when all of it is there.
 
-    The leader takes the first of the missing shards, whose beginning it may have encoded already; it holds the entry's lock. With
-    `at_once` above 1 a process encodes so many shards at a time, each in a thread: while the GPU has the texts of one, those of the
-    next are read. Threads that write take no turn from those that encode: all shards would be encoded side by side, and all be written
-    when the GPU has nothing left to do.
+    The leader takes the first of the missing shards, whose beginning it may have encoded already; it holds the entry's lock.
 
     Raises:
         CacheError, DataError: as `fill_entry`; a cache folder that not all processes see. RankError: another process failed.
@@ -210,28 +214,35 @@ def fill_shards(
     done = sum(spec.stop - spec.start for spec in specs if spec.shard not in begun.missing)
     unit = "queries" if begun.manifest["provenance"].get("role") == "query" else "documents"
     hidden = quiet or not begun.missing
-    encoding = threading.BoundedSemaphore(at_once)
     bar = EncodeProgress(begun.token, len(ids), done if world.leader else 0, world, hidden, label=label, unit=unit)
     with bar as progress, _heard(world) as said:
 
-        def fill(turn: int, stopped: threading.Event) -> None:
-            spec = specs[begun.missing[turn]]
-            with encoding:
-                started = time.monotonic()
-                pieces = list(_pieces(begun.folder, spec, encode, chunk, progress, stopped))
-            if not stopped.is_set():
-                encoded = time.monotonic()
-                write_shard(begun.folder / shard_name(spec.shard), spec, ids[spec.start : spec.stop], pieces)
-                ended = time.monotonic()
-                progress.spent(ended - encoded, ended - started)
-
-        def turns() -> Iterator[int]:
+        def turns() -> Iterator[ShardSpec]:
             first = turn
             while (drawn := world.draw(begun.token) if first is None else first) < len(begun.missing):
-                yield drawn
+                yield specs[begun.missing[drawn]]
                 first = None
 
-        each_turn(turns(), fill, at_once if at_once == 1 else 2 * at_once)
+        def piece(start: int, stop: int) -> Packed:
+            found = encode(start, stop)
+            if len(found) != stop - start:
+                got = f"{len(found)} embeddings for documents {start} to {stop}"
+                raise CacheError(f"{begun.folder}: the encoder gave {got}, need {stop - start}; nothing of them was stored")
+            with _TICKS:
+                progress.tick(stop - start, int(found.lengths.sum()))
+            return found
+
+        def write(spec: ShardSpec, pieces: Iterable[Packed]) -> None:
+            started, coming = time.monotonic(), _Coming(pieces)
+            write_shard(begun.folder / shard_name(spec.shard), spec, ids[spec.start : spec.stop], coming)
+            ended = time.monotonic()
+            progress.spent(ended - started - coming.seconds, ended - started)
+
+        def spans(spec: ShardSpec) -> Iterator[tuple[int, int]]:
+            step = chunk or spec.stop - spec.start
+            return ((start, min(start + step, spec.stop)) for start in range(spec.start, spec.stop, step))
+
+        each_turn(turns(), spans, piece, write, at_once)
         counts = world.collect([progress.documents, progress.size, said])
         progress.settle(counts)
     if world.size > 1 and world.leader:
@@ -239,34 +250,85 @@ def fill_shards(
         _await_shards(begun)
 
 
-def each_turn(turns: Iterator[int], fill: Callable[[int, threading.Event], None], at_once: int) -> None:
-    """`fill` every turn, so many at once; the first error stops the others at their next piece, and is raised when they have."""
-    stopped = threading.Event()
+@dataclass
+class _Coming:
+    """Pieces, and the seconds that were waited for them."""
+
+    pieces: Iterable[Packed]
+    seconds: float = 0.0
+
+    def __iter__(self) -> Iterator[Packed]:
+        asked = time.monotonic()
+        for piece in self.pieces:
+            self.seconds += time.monotonic() - asked
+            yield piece
+            asked = time.monotonic()
+
+
+class _StoppedError(Exception):
+    """Not encoded: something else failed."""
+
+
+def each_turn(
+    turns: Iterable[Turn],
+    spans: Callable[[Turn], Iterable[tuple[int, int]]],
+    encode: Callable[[int, int], Piece],
+    write: Callable[[Turn, Iterable[Piece]], None],
+    at_once: int,
+) -> None:
+    """`write` every turn (a shard) from its pieces, one for each of its `spans`; so many are encoded at a time, each in a thread.
+
+    While the GPU has the texts of one piece, those of the next are read. Pieces are taken in their order, so that shards are done one
+    after the other and written meanwhile; the last is not one thread's work. The first error stops the others at their next piece, and
+    is raised when they have stopped.
+    """
     if at_once == 1:
         for turn in turns:
-            fill(turn, stopped)
+            write(turn, (encode(*span) for span in spans(turn)))
         return
+    stopped = threading.Event()
 
-    def work(turn: int) -> None:
+    def encoded(start: int, stop: int) -> Piece:
+        if stopped.is_set():
+            raise _StoppedError
         try:
-            fill(turn, stopped)
+            return encode(start, stop)
         except BaseException:
             stopped.set()
             raise
 
+    def written(turn: Turn, pieces: Sequence[Future[Piece]]) -> None:
+        try:
+            write(turn, (piece.result() for piece in pieces))
+        except _StoppedError:
+            pass
+        except BaseException:
+            stopped.set()
+            raise
+
+    most = 2 * at_once  # pieces that are begun or wait to be; and shards that are begun and not on the disk
     switch, threads = sys.getswitchinterval(), torch.get_num_threads()
     sys.setswitchinterval(_SWITCH)
     try:
         # One thread of torch's for each: every one of ours would get a pool of as many as there are cores, all of them waiting.
-        with ThreadPoolExecutor(at_once, "encode", torch.set_num_threads, (1,)) as pool:
-            running: set[Future[None]] = set()
+        with (
+            ThreadPoolExecutor(most, "write", torch.set_num_threads, (1,)) as writing,
+            ThreadPoolExecutor(at_once, "encode", torch.set_num_threads, (1,)) as encoding,
+        ):
+            running, asked = set[Future[None]](), deque[Future[Piece]]()
             try:
                 for turn in turns:
-                    running.add(pool.submit(work, turn))
-                    if len(running) >= at_once:
-                        done, running = wait(running, return_when=FIRST_COMPLETED)
-                        for each in done:
-                            each.result()
+                    pieces = [encoding.submit(encoded, *span) for span in spans(turn)]
+                    running.add(writing.submit(written, turn, pieces))
+                    asked.extend(pieces)
+                    del pieces  # what is written is not held
+                    while len(asked) >= most:
+                        wait([asked.popleft()])
+                    done, running = wait(running, None if len(running) >= most else 0, FIRST_COMPLETED)
+                    for each in done:
+                        each.result()
+                    if stopped.is_set():
+                        break
                 for each in as_completed(running):
                     each.result()
             except BaseException:
@@ -302,28 +364,6 @@ def _repeat(said: Sequence[Sequence[str]]) -> None:
     for text in dict.fromkeys(text for texts in said for text in texts):
         ranks = ", ".join(str(rank) for rank, texts in enumerate(said) if text in texts)
         warnings.warn(f"rank {ranks} of {len(said)}: {text}", RuntimeWarning, stacklevel=3)
-
-
-def _pieces(
-    folder: Path,
-    spec: ShardSpec,
-    encode: Callable[[int, int], Packed],
-    chunk: int | None,
-    progress: EncodeProgress,
-    stopped: threading.Event,
-) -> Iterator[Packed]:
-    step = chunk or spec.stop - spec.start
-    for start in range(spec.start, spec.stop, step):
-        if stopped.is_set():
-            return
-        stop = min(start + step, spec.stop)
-        piece = encode(start, stop)
-        if len(piece) != stop - start:
-            got = f"{len(piece)} embeddings for documents {start} to {stop}"
-            raise CacheError(f"{folder}: the encoder gave {got}, need {stop - start}; nothing of them was stored")
-        with _TICKS:
-            progress.tick(stop - start, int(piece.lengths.sum()))
-        yield piece
 
 
 def _require_seen(begun: Begun, world: World) -> None:

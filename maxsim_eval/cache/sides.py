@@ -263,9 +263,11 @@ class TaskSide:
             self._first = self._encode(0, min(few, len(self.ids)))
             dtype = self._first.dtype
         provenance = _provenance(self.task, self.role, self.encoder, self.content)
-        whole = getattr(self.encoder, "chunk", None) or 0  # texts that an encoder wants together are of one shard
-        least = PAGE_LEAST if isinstance(self.items, Pages) else max(LEAST, whole)
-        manifest = new_manifest(self.ids, self.key, dtype, self.encoder.dim, provenance, least=least)
+        pages, wanted = isinstance(self.items, Pages), getattr(self.encoder, "chunk", None) or 1
+        least, together = (
+            (PAGE_LEAST, 1) if pages else (max(LEAST, wanted), wanted)
+        )  # few texts would make a batch of their own
+        manifest = new_manifest(self.ids, self.key, dtype, self.encoder.dim, provenance, least=least, together=together)
         with begun_entry(self.folder, manifest, self.ids) as begun:
             yield begun
 

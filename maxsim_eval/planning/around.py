@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import tempfile
-import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -104,18 +103,23 @@ def _several(
 
     The pace is that between the last span's end and the end of as many as are begun together; 0 where there are no more.
     """
-    made: dict[int, Kept] = {}
-    ends: list[float] = []
+    ends: list[tuple[float, int]] = []  # and the items of each
+    made: list[Kept] = []
 
-    def one(turn: int, _: threading.Event) -> None:
-        made[turn] = encoded(spans[turn])
-        ends.append(time.perf_counter())
+    def one(start: int, stop: int) -> Kept:
+        found = encoded((start, stop))
+        ends.append((time.perf_counter(), stop - start))
+        return found
 
+    def keep(_: None, pieces: Iterable[Kept]) -> None:
+        made.extend(pieces)
+
+    only: list[None] = [None]  # turn: all of them together
     started = time.perf_counter()
-    each_turn(iter(range(len(spans))), one, at_once)
-    later = sum(stop - begin for begin, stop in (spans[turn] for turn in list(made)[at_once:]))  # as they ended
-    pace = (ends[-1] - ends[at_once - 1]) / later if later else 0.0
-    return ends[-1] - started, pace, [made[turn] for turn in sorted(made)]
+    each_turn(only, lambda _: spans, one, keep, at_once)
+    later = sum(items for _, items in ends[at_once:])
+    pace = (ends[-1][0] - ends[at_once - 1][0]) / later if later else 0.0
+    return ends[-1][0] - started, pace, made
 
 
 def _joined(parts: Sequence[Packed]) -> Packed:

@@ -360,6 +360,49 @@ def test_shards_are_worked_on_together(tmp_path: Path) -> None:
     assert sys.getswitchinterval() == switch
 
 
+def test_pieces_of_one_shard_are_worked_on_together(tmp_path: Path) -> None:
+    """Its first waits for its third, and the next shard's pieces come behind them."""
+    third, order, lock = threading.Event(), list[int](), threading.Lock()
+
+    def encode(start: int, stop: int) -> Packed:
+        with lock:
+            order.append(start)
+        if start == 2:
+            third.set()
+        elif start == 0:
+            assert third.wait(20), "the third piece never began"
+        return tokens(start, stop)
+
+    assert_right(fill(tmp_path, encode, at_once=3, chunk=1))
+    assert sorted(order) == list(range(COUNT))
+    assert sorted(order[:3]) == [0, 1, 2]
+
+
+@pytest.mark.parametrize("at_once", [1, 3])
+def test_several_threads_write_the_same_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at_once: int) -> None:
+    fill(tmp_path / "one")
+    monkeypatch.setattr("maxsim_eval.cache.shards._WRITE_BYTES", 24)
+    assert_right(fill(tmp_path / "many", at_once=at_once, chunk=2))
+    for name in SHARDS:
+        assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "many" / name).read_bytes()
+
+
+def test_a_shard_keeps_whole_pieces() -> None:
+    """Of so many documents as an encoder wants together; a bound on its bytes comes first."""
+
+    def documents(count: int, dim: int = 128, **options: int) -> int:
+        made = filling.new_manifest(["d"] * count, "key", torch.float16, dim, {}, **options)
+        return int(made["documents_per_shard"])
+
+    assert documents(200_000) == 3125
+    assert documents(200_000, least=1024, together=1024) == 3072
+    assert documents(300_000, least=1024, together=1024) == 5120
+    assert documents(5_000_000, least=1024, together=1024) == 32768
+    assert documents(5_000_000, dim=768, least=1024, together=1024) == 5120
+    assert documents(5_000_000, dim=8192, least=1024, together=1024) == 512, "a window of texts is too much"
+    assert documents(10, together=1024) == 512
+
+
 def test_shards_are_encoded_while_others_are_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two at a time; the first two are not written before the third and the fourth are encoded."""
     later, lock, most = threading.Event(), threading.Lock(), [0, 0]

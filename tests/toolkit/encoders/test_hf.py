@@ -94,7 +94,7 @@ def test_several_shards_at_once_are_the_same_cache(checkpoint, tmp_path):
     stored = {}
     for at_once in (1, 3):
         encoder = HfEncoder(str(checkpoint), device="cpu")
-        encoder.at_once, encoder.chunk = at_once, 200
+        encoder.at_once, encoder.chunk = at_once, 256
         folder = embeddings(task, encoder, tmp_path / str(at_once), quiet=True).documents.folder
         stored[at_once] = {path.name: path.read_bytes() for path in sorted(folder.glob("*.h5"))}
     assert len(stored[1]) == 3
