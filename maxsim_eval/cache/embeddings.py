@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from maxsim_eval.cache.entries import Entry, open_entry
+from maxsim_eval.cache.entries import MANIFEST, Entry, open_entry
 from maxsim_eval.cache.filling import Begun
 from maxsim_eval.cache.selection import Documents, Selection
 from maxsim_eval.cache.sides import (
@@ -91,7 +91,8 @@ def embeddings_by(
     """As `embeddings`, by all processes of `world`, each of which calls this alike: on the leader what was found, elsewhere None.
 
     The leader looks what is there and begins the entry of the documents; every process encodes shards of it, on its own
-    `device`; the leader alone encodes the queries.
+    `device`; the leader alone encodes the queries. Reading millions of texts and starting a model take as long as encoding many of
+    them, so the others do that while the leader does: from the beginning where the cache is empty, else when it has looked.
 
     Args:
         tasks: gives the task and what is kept of it. Called by the leader, and by the others only where documents are to be
@@ -104,21 +105,35 @@ def embeddings_by(
     if options and not isinstance(encoder, str):
         raise UsageError(f"encoder options {', '.join(options)}: need the name of an encoder; this one was made with its own")
     device = resolve_device(device, quiet=quiet or not world.leader)
+    side: TaskSide | None = None
+
+    def ready() -> TaskSide | None:
+        """The documents as a process other than the leader encodes them, with a model of its own."""
+        if world.leader:
+            return side
+        kept = tasks()[1]
+        mine = TaskSide(kept, "document", _encoder_of(encoder, kept, device, options), cache_dir)
+        if mine.at_once > 1:  # a GPU's model takes seconds to start
+            mine.start()
+        return mine
+
+    early = world.size > 1 and world.share(not any(Path(cache_dir).glob(f"*/*/*/{MANIFEST}")))
+    if early:
+        side = ready()
     found = _find(*tasks(), encoder, cache_dir, device, options) if world.leader else None
+    if found is not None and isinstance(found.documents, TaskSide):
+        side = found.documents
+    if world.size > 1 and not early and world.share(side is not None):
+        side = ready()
     with contextlib.ExitStack() as held:
-        side = found.documents if found is not None and isinstance(found.documents, TaskSide) else None
-        begun: Begun | None = world.share(None if side is None else held.enter_context(side.begun()))
+        own = side if world.leader else None
+        begun: Begun | None = world.share(None if own is None else held.enter_context(own.begun()))
         if begun is not None:
             if world.size > 1:
                 require_same_machines(world.collect({**machine_of(device), **package_versions()}), "embeddings")
-            side = side or _own_side(tasks()[1], encoder, cache_dir, device, options)
+            assert side is not None  # every process has one where documents are to be encoded
             side.fill(begun, quiet=quiet, world=world)
     return found.rest(quiet) if isinstance(found, _Search) else found
-
-
-def _own_side(kept: Task, encoder: Encoder | str, cache_dir: Path | str, device: str, options: Mapping[str, Any]) -> TaskSide:
-    """The documents as a process other than the leader encodes them: with a model of its own."""
-    return TaskSide(kept, "document", _encoder_of(encoder, kept, device, options), cache_dir)
 
 
 def _encoder_of(encoder: Encoder | str, task: Task, device: str, options: Mapping[str, Any]) -> Encoder:

@@ -258,9 +258,8 @@ class TaskSide:
         if (self.folder / MANIFEST).exists():
             dtype = DTYPES[read_manifest(self.folder)["dtype"]]
         else:  # only the embeddings themselves say which dtype the encoder yields, and the manifest comes before any shard
-            announce(self.encoder, len(self.ids))
-            few = self.chunk if self.at_once == 1 else min(self.chunk, _FIRST)
-            self._first = self._encode(0, min(few, len(self.ids)))
+            self.start()
+            assert self._first is not None
             dtype = self._first.dtype
         provenance = _provenance(self.task, self.role, self.encoder, self.content)
         pages, wanted = isinstance(self.items, Pages), getattr(self.encoder, "chunk", None) or 1
@@ -270,6 +269,12 @@ class TaskSide:
         manifest = new_manifest(self.ids, self.key, dtype, self.encoder.dim, provenance, least=least, together=together)
         with begun_entry(self.folder, manifest, self.ids) as begun:
             yield begun
+
+    def start(self) -> None:
+        """Encode the first texts: the model is loaded, and processes that read texts begin."""
+        announce(self.encoder, len(self.ids))
+        few = self.chunk if self.at_once == 1 else min(self.chunk, _FIRST)
+        self._first = self._encode(0, min(few, len(self.ids)))
 
     def fill(self, begun: Begun, *, quiet: bool, world: World | None = None) -> None:
         """Encode what is missing of an entry that was begun, here or by the leader of `world`.
