@@ -324,10 +324,11 @@ def test_one_disk_must_hold_both() -> None:
     assert verdicts(replace(room, cache_disk=needed - 1), new)["disk"] is False
 
 
-def test_the_ranges_of_an_h200_cover_its_rehearsal() -> None:
-    """What `plan --gpu h200` says of every path and of encoding, beside what the whole command took."""
-    runs = json.loads((ROOT / "docs" / "results" / "h200" / "rehearsal.json").read_text(encoding="utf-8"))
-    machine = Machine("h200", 1, disk=3 * 10**9, ram=10**12)
+@pytest.mark.parametrize("gpu", ["h200", "h100"])
+def test_the_ranges_of_a_gpu_cover_its_rehearsal(gpu: str) -> None:
+    """What `plan --gpu` says of every path and of encoding, beside what the whole command took."""
+    runs = json.loads((ROOT / "docs" / "results" / gpu / "rehearsal.json").read_text(encoding="utf-8"))
+    machine = Machine(gpu, 1, disk=3 * 10**9, ram=10**12)
     paths = ("fp32", "fp16", "int8")
     for run, documents, took in (("scored", 523_332, {}), ("encoded", 261_666, {"encode": "encode and write"})):
         phases = runs[run]["phases"]
@@ -340,7 +341,7 @@ def test_the_ranges_of_an_h200_cover_its_rehearsal() -> None:
             assert seconds is not None
             assert seconds / 1.1 <= measured <= 1.1 * (seconds + said[name].more), (run, name)
     assert machine.encode(sizes, rule_of("lexical").parameters) is None, "no model: a CPU's work, whose rate is not known"
-    four = Machine("h200", 4, disk=1).encode(sizes, 85e6)
+    four = Machine(gpu, 4, disk=1).encode(sizes, 85e6)
     assert four is not None
     assert encode is not None
     assert four.value == pytest.approx(4 * encode.value)
