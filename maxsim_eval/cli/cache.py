@@ -105,7 +105,7 @@ def _say_encoded(found: Embeddings, before: set[Path], seconds: float, processes
         print_json({"schema": "maxsim-eval/encode/1", "entries": made, **about_all})
         return
     for row in made:
-        how = f"{row['new_shards']} of {row['shards']} shards are new"
+        how = f"new shards: {row['new_shards']} of {row['shards']}"
         if not row["new_shards"]:
             how = "was imported" if row["origin"] == "imported" else "was in the cache"
         about = f"{row['rows']:,} rows, {row['tokens']:,} tokens, d = {row['dim']}, {row['dtype']}"
@@ -221,7 +221,7 @@ def convert(
         ratio = f": {done.ratio:.2f}x smaller" if entry.tokens else ""
         answer(
             f"{name}: {entry.tokens:,} tokens, {done.copy.stored_bytes / 1e6:,.2f} MB beside {whole / 1e6:,.2f} MB of {stored}{ratio}"
-            f" ({done.written} shards written, {done.replaced} stale ones replaced, {done.kept} were there)"
+            f" (shards: {done.written} written, {done.replaced} stale replaced, {done.kept} kept)"
         )
     if as_json:
         print_json({"schema": "maxsim-eval/convert/1", "folder": str(entry.folder), "copies": made})

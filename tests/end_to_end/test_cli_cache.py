@@ -70,9 +70,9 @@ def test_encode_makes_what_an_evaluation_reads(cli: Cli, demo: Any, tmp_path: Pa
     assert said.err == ""
     documents, queries, _ = said.out.splitlines()
     assert documents.startswith(
-        "documents: 300 rows, 15,665 tokens, d = 128, float32; 1 of 1 shards are new: embeddings_cache/demo"
+        "documents: 300 rows, 15,665 tokens, d = 128, float32; new shards: 1 of 1: embeddings_cache/demo"
     )
-    assert queries.startswith("queries: 40 rows, 242 tokens, d = 128, float32; 1 of 1 shards are new: ")
+    assert queries.startswith("queries: 40 rows, 242 tokens, d = 128, float32; new shards: 1 of 1: ")
     made = files(tmp_path / "embeddings_cache")
     assert list(made) == list(files(demo.folder / "embeddings_cache"))  # the keys of an evaluation
     cli("demo", "--paths", "fp32", "--quiet", cwd=tmp_path).fine()
@@ -117,7 +117,7 @@ def test_interrupted_encode_goes_on(
     # What the finished shard holds is not again.
     assert sum(count for role, count in counted if role == "document") == 1200 - 512
     assert "documents: 1,200 rows" in said
-    assert "; 2 of 3 shards are new: " in said
+    assert "; new shards: 2 of 3: " in said
     assert finished.items() <= files(tmp_path / "embeddings_cache").items()
 
 
@@ -154,12 +154,12 @@ def test_convert_and_inspect(cli: Cli, home: Path) -> None:
     words = ("convert", "demo", "small", "--to", "int8-token, int8-corpus", "--quiet")
     token, corpus, folder = cli(*words, cwd=home).fine().out.splitlines()
     assert token.startswith(
-        "int8-token: 15,665 tokens, 2.04 MB beside 8.02 MB of float32: 3.94x smaller (1 shards written, 0 stale"
+        "int8-token: 15,665 tokens, 2.04 MB beside 8.02 MB of float32: 3.94x smaller (shards: 1 written, 0 stale"
     )
     assert corpus.startswith("int8-corpus: 15,665 tokens, 2.01 MB")
     assert home / folder == entry_of(home)
     before = files(home)
-    assert "(0 shards written, 0 stale ones replaced, 1 were there)" in cli(*words, cwd=home).fine().out
+    assert "(shards: 0 written, 0 stale replaced, 1 kept)" in cli(*words, cwd=home).fine().out
     assert files(home) == before
     found = json.loads(cli("inspect", folder, "--verify", "--json", "--quiet", cwd=home).fine().out)
     assert (found["documents"], found["tokens"], found["dim"], found["verified"]) == (300, 15665, 128, True)

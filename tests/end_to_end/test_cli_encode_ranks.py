@@ -65,7 +65,7 @@ def test_only_the_first_rank_speaks(count: int, same: dict[str, Any]) -> None:
     found = same["lexical"][str(count)]
     assert found["out"][1:] == found["err"][1:] == [""] * (count - 1)
     assert found["err"][0] == ""
-    assert found["out"][0].startswith("documents: 900 rows, 2,011 tokens, d = 128, float32; 23 of 23 shards are new: ")
+    assert found["out"][0].startswith("documents: 900 rows, 2,011 tokens, d = 128, float32; new shards: 23 of 23: ")
     assert found["out"][0].rstrip().endswith(f"s, {count} processes")
 
 
