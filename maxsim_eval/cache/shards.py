@@ -21,7 +21,6 @@ import io
 import shutil
 import threading
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -32,7 +31,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from maxsim_eval.cache.hdf5 import LIBVER, Stamp, damaged, fixed, open_hdf5, plain, read_at, reserve, structure
+from maxsim_eval.cache.hdf5 import LIBVER, Stamp, damaged, fixed, open_hdf5, plain, read_at, reserve, structure, write_at
 from maxsim_eval.cache.stripes import Claim, Stripes, add_crcs, running, stripe_rows
 from maxsim_eval.errors import CacheError, DataError
 from maxsim_eval.files import atomic_path
@@ -44,10 +43,6 @@ DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch
 _RUNNING, _SINGLE = "running_crc32", "crc32"
 _PAGE = 4096
 _INFINITY = {torch.float16: (np.uint16, 0x7C00), torch.bfloat16: (np.uint16, 0x7F80), torch.float32: (np.uint32, 0x7F800000)}
-_WRITE_BYTES, _WRITERS = (
-    32 << 20,
-    4,
-)  # written at once, and the most threads that write one shard: one fills 1.5 GB/s of new pages
 _SCAN_BYTES = 4 << 20  # looked at for NaN and checksums at once: few calls, and the last-level cache holds it
 _MAX_ID_BYTES = 4096  # ids take the length of the longest in their shard
 _STORED: dict[str, np.dtype[Any]] = {
@@ -222,36 +217,10 @@ def write_shard(path: Path, spec: ShardSpec, ids: Sequence[str], pieces: Iterabl
             with open(temporary, "wb") as handle:
                 handle.write(image)
                 handle.truncate(size)
-            _write_values(temporary, position, values)
+            write_at(temporary, position, [_as_bytes(part).reshape(-1).data for part in values])
     except OSError as error:
         raise write_error(path, size, error) from error
     return int(offsets[-1])
-
-
-def _write_values(path: Path, position: int, values: Sequence[Tensor]) -> None:
-    """All values, one behind the other from a byte of the file on: by several threads where they are many."""
-    parts: list[tuple[int, memoryview]] = []
-    for value in values:
-        data = _as_bytes(value).reshape(-1).data
-        for begin in range(0, len(data), _WRITE_BYTES):
-            parts.append((position + begin, data[begin : begin + _WRITE_BYTES]))
-        position += len(data)
-
-    def write(mine: Sequence[tuple[int, memoryview]]) -> None:
-        with open(path, "r+b", buffering=0) as handle:
-            for place, data in mine:
-                handle.seek(place)
-                done = 0
-                while done < len(data):  # a system call may take less than it is given
-                    done += handle.write(data[done:])
-
-    writers = min(_WRITERS, len(parts))
-    if writers < 2:
-        write(parts)
-        return
-    with ThreadPoolExecutor(writers, "write") as pool:
-        for ended in [pool.submit(write, parts[number::writers]) for number in range(writers)]:
-            ended.result()
 
 
 def open_shard(path: Path, spec: ShardSpec) -> tuple[Shard, list[bytes]]:

@@ -12,7 +12,6 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
-from maxsim_eval.cache.filling import each_turn
 from maxsim_eval.cache.sides import announce, chunk_of
 from maxsim_eval.comparison.assessing import assess
 from maxsim_eval.comparison.metrics import DEFAULT_METRICS
@@ -22,6 +21,7 @@ from maxsim_eval.errors import DataError, MissingPackageError
 from maxsim_eval.planning.costs import Rate, Sizes
 from maxsim_eval.planning.rates import SECONDS, steady, timed
 from maxsim_eval.planning.sizes import FoundSizes, offline
+from maxsim_eval.processes.turns import each_turn
 from maxsim_eval.scoring.asked import Asked
 from maxsim_eval.scoring.job import Outcome
 from maxsim_eval.scoring.own_functions import find_paths

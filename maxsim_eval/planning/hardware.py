@@ -50,8 +50,8 @@ SHARES: dict[str, tuple[str, float, float]] = {
     "int8-corpus": ("int8", 0.54, 2.4),
     "fp8": ("fp8", 0.51, 2.4),  # 1.86 times FP16
 }
-# Of the FP16 peak, while a model encodes: 1.6M and 1.7M tokens/s through BERT-base's layers (docs/results/h100/encoding.json), and down to
-# half of that for short passages on a slow host (h200/rehearsal.json).
+# Of the FP16 peak, while a model encodes: 1.6M and 1.7M tokens/s through BERT-base's layers (docs/results/h100/encoding.json), and half
+# of that for short passages on a slow host (h200/rehearsal.json).
 ENCODING = (0.27, 0.9)
 
 

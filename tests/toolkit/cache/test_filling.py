@@ -381,7 +381,7 @@ def test_pieces_of_one_shard_are_worked_on_together(tmp_path: Path) -> None:
 @pytest.mark.parametrize("at_once", [1, 3])
 def test_several_threads_write_the_same_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at_once: int) -> None:
     fill(tmp_path / "one")
-    monkeypatch.setattr("maxsim_eval.cache.shards._WRITE_BYTES", 24)
+    monkeypatch.setattr("maxsim_eval.cache.hdf5._WRITE_BYTES", 24)
     assert_right(fill(tmp_path / "many", at_once=at_once, chunk=2))
     for name in SHARDS:
         assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "many" / name).read_bytes()
