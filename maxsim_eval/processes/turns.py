@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import sys
-import threading
-from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, as_completed, wait
+from concurrent.futures import Future, ThreadPoolExecutor
+from queue import SimpleQueue
 from typing import TypeVar
 
 import torch
@@ -37,27 +36,29 @@ def each_turn(
         for turn in turns:
             write(turn, (encode(*span) for span in spans(turn)))
         return
-    stopped = threading.Event()
+    errors: list[BaseException] = []  # the first is raised; while there is one, nothing more is made
+    ended: SimpleQueue[str] = SimpleQueue()  # of pieces and turns that are done, whichever way
 
     def encoded(start: int, stop: int) -> Piece:
-        if stopped.is_set():
-            raise _StoppedError
         try:
+            if errors:
+                raise _StoppedError
             return encode(start, stop)
-        except BaseException:
-            stopped.set()
+        except BaseException as error:
+            errors.append(error)
             raise
+        finally:
+            ended.put("piece")
 
     def written(turn: Turn, pieces: Sequence[Future[Piece]]) -> None:
         try:
             write(turn, (piece.result() for piece in pieces))
-        except _StoppedError:
-            pass
-        except BaseException:
-            stopped.set()
-            raise
+        except BaseException as error:  # noqa: BLE001 (raised by the caller)
+            errors.append(error)
+        finally:
+            ended.put("turn")
 
-    most = 2 * at_once  # pieces that are begun or wait to be; and shards that are begun and not on the disk
+    most = 2 * at_once  # pieces that are begun or wait to be; and turns that are begun and not written
     switch, threads = sys.getswitchinterval(), torch.get_num_threads()
     sys.setswitchinterval(_SWITCH)
     try:
@@ -66,25 +67,27 @@ def each_turn(
             ThreadPoolExecutor(most, "write", torch.set_num_threads, (1,)) as writing,
             ThreadPoolExecutor(at_once, "encode", torch.set_num_threads, (1,)) as encoding,
         ):
-            running, asked = set[Future[None]](), deque[Future[Piece]]()
+            # This thread, which Ctrl-C interrupts anywhere, waits for the queue alone: a future's lock that it had just taken would
+            # never be let go, and the thread that ends the future would wait for ever.
+            left = {"piece": 0, "turn": 0}
             try:
                 for turn in turns:
                     pieces = [encoding.submit(encoded, *span) for span in spans(turn)]
-                    running.add(writing.submit(written, turn, pieces))
-                    asked.extend(pieces)
+                    writing.submit(written, turn, pieces)
+                    left["piece"] += len(pieces)
+                    left["turn"] += 1
                     del pieces  # what is written is not held
-                    while len(asked) >= most:
-                        wait([asked.popleft()])
-                    done, running = wait(running, None if len(running) >= most else 0, FIRST_COMPLETED)
-                    for each in done:
-                        each.result()
-                    if stopped.is_set():
+                    while max(left.values()) >= most:
+                        left[ended.get()] -= 1
+                    if errors:
                         break
-                for each in as_completed(running):
-                    each.result()
-            except BaseException:
-                stopped.set()
+                while left["turn"]:
+                    left[ended.get()] -= 1
+            except BaseException as error:
+                errors.append(error)
                 raise
     finally:
         sys.setswitchinterval(switch)
         torch.set_num_threads(threads)
+    if errors:
+        raise errors[0]
