@@ -12,12 +12,20 @@ from maxsim_kernels.search import exact_topk, rescoring
 from search_cases import about, clustered, same
 
 
+def require_same_order(queries: Packed, d: int) -> None:
+    """Skip long sums where this machine's matrix library is known, and said, to add them in another order for some shape."""
+    why = rescoring.why_not_some(queries, d)
+    if why and d > tiles.INNER:
+        pytest.skip(why)
+    assert why == ""
+
+
 @pytest.mark.parametrize("share", [0.0, 0.02, 0.5, 1.0])
 @pytest.mark.parametrize("d", [1, 24, 128, 513])
 def test_scores_of_some_pairs_have_the_bits_of_a_call_with_all(two_threads, d, share):
     documents = cases.packed([3, 700, 0, 1100, 64, 1, 256, 255, 257], d, make=cases.gauss)
     queries = pack([cases.gauss(n, d, seed=n) for n in (1, 40, 300, 700, 0, 31)])
-    assert rescoring.why_not_some(queries, d) == ""
+    require_same_order(queries, d)
     together, some = maxsim(queries, documents), rescoring.Some(queries)
     wanted = torch.rand(6, 9, generator=torch.Generator().manual_seed(d)) < share
     for numbers in (torch.arange(9), torch.tensor([5, 1, 8, 3])):
@@ -41,6 +49,7 @@ def test_documents_one_by_one_have_the_bits_of_a_call_with_all(d, refused, monke
     documents = cases.packed(lengths, d, make=cases.gauss)
     for held in (documents, cases.scattered(documents), documents.with_values(documents.values.half())):
         queries = pack([cases.gauss(n, d, seed=n).to(held.values.dtype) for n in (5, 40, 0, 12, 9, 300, 7, 31, 8)])
+        require_same_order(queries, d)
         together = maxsim(queries, held)
         wanted = (torch.rand(9, len(lengths), generator=draw) < 0.12) & (held.lengths > 0)
         found = torch.full(wanted.shape, 7.0)
