@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from maxsim_eval.cache.entries import MANIFEST, Entry, open_entry
+from maxsim_eval.cache.entries import Entry, open_entry
 from maxsim_eval.cache.filling import Begun
 from maxsim_eval.cache.selection import Documents, Selection
 from maxsim_eval.cache.sides import (
@@ -92,7 +92,7 @@ def embeddings_by(
 
     The leader looks what is there and begins the entry of the documents; every process encodes shards of it, on its own
     `device`; the leader alone encodes the queries. Reading millions of texts and starting a model take as long as encoding many of
-    them, so the others do that while the leader does: from the beginning where the cache is empty, else when it has looked.
+    them, so the others do that while the leader starts its model, as soon as it has found that there is something to encode.
 
     Args:
         tasks: gives the task and what is kept of it. Called by the leader, and by the others only where documents are to be
@@ -114,16 +114,13 @@ def embeddings_by(
         kept = tasks()[1]
         mine = TaskSide(kept, "document", _encoder_of(encoder, kept, device, options), cache_dir)
         if mine.at_once > 1:  # a GPU's model takes seconds to start
-            mine.start()
+            mine.start(world)
         return mine
 
-    early = world.size > 1 and world.share(not any(Path(cache_dir).glob(f"*/*/*/{MANIFEST}")))
-    if early:
-        side = ready()
     found = _find(*tasks(), encoder, cache_dir, device, options) if world.leader else None
     if found is not None and isinstance(found.documents, TaskSide):
         side = found.documents
-    if world.size > 1 and not early and world.share(side is not None):
+    if world.size > 1 and world.share(side is not None):
         side = ready()
     with contextlib.ExitStack() as held:
         own = side if world.leader else None

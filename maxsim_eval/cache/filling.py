@@ -194,10 +194,12 @@ def fill_shards(
     quiet: bool,
     world: World | None = None,
     at_once: int = 1,
+    said: Sequence[str] = (),
 ) -> None:
     """Encode and write what is missing; every process of `world` calls this alike and returns when all of it is there.
 
     The leader takes the first of the missing shards, whose beginning it may have encoded already; it holds the entry's lock.
+    `said`: what this process has warned of before, which goes to the leader too.
 
     Raises:
         CacheError, DataError: as `fill_entry`; a cache folder that not all processes see. RankError: another process failed.
@@ -210,7 +212,7 @@ def fill_shards(
     unit = "queries" if begun.manifest["provenance"].get("role") == "query" else "documents"
     hidden = quiet or not begun.missing
     bar = EncodeProgress(begun.token, len(ids), done if world.leader else 0, world, hidden, label=label, unit=unit)
-    with bar as progress, _heard(world) as said:
+    with bar as progress, heard(world) as now:
 
         def turns() -> Iterator[ShardSpec]:
             first = turn
@@ -231,14 +233,15 @@ def fill_shards(
             started, coming = time.monotonic(), _Coming(pieces)
             write_shard(begun.folder / shard_name(spec.shard), spec, ids[spec.start : spec.stop], coming)
             ended = time.monotonic()
-            progress.spent(ended - started - coming.seconds, ended - started)
+            with _TICKS:
+                progress.spent(ended - started - coming.seconds, ended - started)
 
         def spans(spec: ShardSpec) -> Iterator[tuple[int, int]]:
             step = chunk or spec.stop - spec.start
             return ((start, min(start + step, spec.stop)) for start in range(spec.start, spec.stop, step))
 
         each_turn(turns(), spans, piece, write, at_once)
-        counts = world.collect([progress.documents, progress.size, said])
+        counts = world.collect([progress.documents, progress.size, [*said, *now]])
         progress.settle(counts)
     if world.size > 1 and world.leader:
         _repeat([texts for _, _, texts in counts])
@@ -261,7 +264,7 @@ class _Coming:
 
 
 @contextmanager
-def _heard(world: World) -> Iterator[list[str]]:
+def heard(world: World) -> Iterator[list[str]]:
     """What a process beside the leader has to warn of (memory that ran out): nobody reads its stderr, so it goes to the leader."""
     said: list[str] = []
     show = warnings.showwarning

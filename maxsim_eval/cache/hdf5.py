@@ -161,7 +161,7 @@ def write_at(path: Path, begin: int, buffers: Iterable[memoryview]) -> None:
                 while done < len(data):  # a system call may take less than it is given
                     done += handle.write(data[done:])
 
-    writers = min(_WRITERS, len(parts))
+    writers = min(_WRITERS, len(parts) // 2)  # of little, this thread alone
     if writers < 2:
         write(parts)
         return

@@ -28,7 +28,7 @@ from maxsim_eval.cache.entries import (
     read_manifest,
     require_same,
 )
-from maxsim_eval.cache.filling import LEAST, Begun, begun_entry, fill_entry, fill_shards, new_manifest
+from maxsim_eval.cache.filling import LEAST, Begun, begun_entry, fill_entry, fill_shards, heard, new_manifest
 from maxsim_eval.cache.shards import DTYPES, FORMAT, encode_ids
 from maxsim_eval.data.items import Pages
 from maxsim_eval.errors import CacheError, UsageError
@@ -212,6 +212,7 @@ class TaskSide:
         self.at_once = getattr(encoder, "at_once", 1)
         self._prepared = role != "query"
         self._first: Packed | None = None
+        self._said: list[str] = []  # what the start warned of, beside the leader
 
     def find(self) -> Entry | None:
         """The complete entry of this key or, where that was never begun, an imported one of the same content."""
@@ -270,11 +271,12 @@ class TaskSide:
         with begun_entry(self.folder, manifest, self.ids) as begun:
             yield begun
 
-    def start(self) -> None:
+    def start(self, world: World | None = None) -> None:
         """Encode the first texts: the model is loaded, and processes that read texts begin."""
         announce(self.encoder, len(self.ids))
         few = self.chunk if self.at_once == 1 else min(self.chunk, _FIRST)
-        self._first = self._encode(0, min(few, len(self.ids)))
+        with heard(world or World()) as self._said:
+            self._first = self._encode(0, min(few, len(self.ids)))
 
     def fill(self, begun: Begun, *, quiet: bool, world: World | None = None) -> None:
         """Encode what is missing of an entry that was begun, here or by the leader of `world`.
@@ -289,7 +291,13 @@ class TaskSide:
             )
         label = f"encode {self.task.dataset}"
         announce(self.encoder, len(self.ids))
-        options: dict[str, Any] = {"chunk": self.chunk, "label": label, "quiet": quiet, "at_once": self.at_once}
+        options: dict[str, Any] = {
+            "chunk": self.chunk,
+            "label": label,
+            "quiet": quiet,
+            "at_once": self.at_once,
+            "said": self._said,
+        }
         fill_shards(begun, self.ids, self._tokens, world=world, **options)
 
     def _tokens(self, start: int, stop: int) -> Packed:

@@ -90,4 +90,9 @@ def each_turn(
         sys.setswitchinterval(switch)
         torch.set_num_threads(threads)
     if errors:
-        raise errors[0]
+        first = errors[0]
+        errors.clear()  # or each would hold all, and what was made, until the garbage collector comes
+        try:
+            raise first
+        finally:
+            del first

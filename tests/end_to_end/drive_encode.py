@@ -24,7 +24,7 @@ import filelock
 import torch
 from drive import Child, begin, command, outcome, prepare, result, single, wait
 
-from maxsim_eval.cache import embeddings, filling, sides
+from maxsim_eval.cache import filling, sides
 from maxsim_eval.data import loading
 from maxsim_eval.encoders import lexical
 from maxsim_eval.encoders.hf import HfEncoder
@@ -127,35 +127,29 @@ def runs_out_of_memory(rank: int) -> None:
     lexical.LexicalEncoder.encode = warning  # type: ignore[method-assign]
 
 
-def starts(early: bool) -> Child:
-    """The leader goes on only when rank 1 starts its model: while the leader looks what is cached, or while it starts its own."""
+def starts(rank: int) -> None:
+    """The leader goes on only when rank 1 starts its model, which warns of memory."""
+    made, start, encode = HfEncoder.__init__, sides.TaskSide.start, HfEncoder.encode
 
-    def child(rank: int) -> None:
-        made, start, find = HfEncoder.__init__, sides.TaskSide.start, embeddings._find
+    def several(self: Any, *rest: Any, **options: Any) -> None:
+        made(self, *rest, **options)
+        self.at_once = 2  # as on a GPU
 
-        def several(self: Any, *rest: Any, **options: Any) -> None:
-            made(self, *rest, **options)
-            self.at_once = 2  # as on a GPU
+    def starting(self: sides.TaskSide, *rest: Any) -> None:
+        end = time.monotonic() + 60
+        while rank == 0 and not Path("started").exists():
+            assert time.monotonic() < end, "rank 1 waits for the leader"
+            time.sleep(0.01)
+        Path("started").touch()
+        start(self, *rest)
 
-        def until(*_: Any) -> None:
-            end = time.monotonic() + 60
-            while not Path("started").exists():
-                assert time.monotonic() < end, "rank 1 waits for the leader"
-                time.sleep(0.01)
+    def warning(self: Any, items: Sequence[Any], role: Role) -> Packed:
+        if rank and not Path("oom.said").exists():
+            Path("oom.said").touch()
+            warnings.warn(f"x: out of memory on cuda:{rank}; continuing with 16", RuntimeWarning, stacklevel=1)
+        return encode(self, items, role)
 
-        def starting(self: sides.TaskSide) -> None:
-            Path("started").touch() if rank else until()
-            start(self)
-
-        def looking(*rest: Any) -> Any:
-            if early and rank == 0:
-                until()
-            return find(*rest)
-
-        HfEncoder.__init__, sides.TaskSide.start = several, starting  # type: ignore[method-assign, assignment]
-        embeddings._find = looking
-
-    return child
+    HfEncoder.__init__, sides.TaskSide.start, HfEncoder.encode = several, starting, warning  # type: ignore[method-assign]
 
 
 def same(folder: Path) -> dict[str, Any]:
@@ -179,12 +173,10 @@ def same(folder: Path) -> dict[str, Any]:
         "2": {**two, **result(folder, "out2"), "files": files(folder / "some-2")},
     }
     found["warned"] = together(3, folder, (*LEXICAL, "--quiet", "--cache-dir", "warned"), runs_out_of_memory)
-    for early, options in ((True, ("--max-document-tokens", "5")), (False, ("--max-document-tokens", "6"))):
-        words = (*ENCODE, "--encoder", hf, *options, "--quiet", "--cache-dir")
-        single(folder, *words, "started-1")
-        ended = together(2, folder, (*words, "started-2"), starts(early))
-        (folder / "started").unlink()
-        found[f"early {early}"] = {"1": files(folder / "started-1"), "2": {**ended, "files": files(folder / "started-2")}}
+    words = (*ENCODE, "--encoder", hf, "--max-document-tokens", "5", "--quiet", "--cache-dir")
+    single(folder, *words, "started-1")
+    ended = together(2, folder, (*words, "started-2"), starts)
+    found["started"] = {"1": files(folder / "started-1"), "2": {**ended, "files": files(folder / "started-2")}}
     ready = together(2, folder, (*LEXICAL, "--json", "--cache-dir", "lexical-1"))
     found["there"] = {**ready, "files": files(folder / "lexical-1")}
     return found
