@@ -105,25 +105,11 @@ def embeddings_by(
     if options and not isinstance(encoder, str):
         raise UsageError(f"encoder options {', '.join(options)}: need the name of an encoder; this one was made with its own")
     device = resolve_device(device, quiet=quiet or not world.leader)
-    side: TaskSide | None = None
-
-    def ready() -> TaskSide | None:
-        """The documents as a process other than the leader encodes them, with a model of its own."""
-        if world.leader:
-            return side
-        kept = tasks()[1]
-        mine = TaskSide(kept, "document", _encoder_of(encoder, kept, device, options), cache_dir)
-        if mine.at_once > 1:  # a GPU's model takes seconds to start
-            mine.start(world)
-        return mine
-
     found = _find(*tasks(), encoder, cache_dir, device, options) if world.leader else None
-    if found is not None and isinstance(found.documents, TaskSide):
-        side = found.documents
-    if world.size > 1 and world.share(side is not None):
-        side = ready()
+    own = found.documents if found is not None and isinstance(found.documents, TaskSide) else None
+    helps = world.size > 1 and world.share(own is not None) and not world.leader
+    side = _helping_side(tasks()[1], encoder, cache_dir, device, options, world) if helps else own
     with contextlib.ExitStack() as held:
-        own = side if world.leader else None
         begun: Begun | None = world.share(None if own is None else held.enter_context(own.begun()))
         if begun is not None:
             if world.size > 1:
@@ -131,6 +117,16 @@ def embeddings_by(
             assert side is not None  # every process has one where documents are to be encoded
             side.fill(begun, quiet=quiet, world=world)
     return found.rest(quiet) if isinstance(found, _Search) else found
+
+
+def _helping_side(
+    kept: Task, encoder: Encoder | str, cache_dir: Path | str, device: str, options: Mapping[str, Any], world: World
+) -> TaskSide:
+    """The documents as a process other than the leader encodes them: with a model of its own, which starts now."""
+    side = TaskSide(kept, "document", _encoder_of(encoder, kept, device, options), cache_dir)
+    if side.at_once > 1:  # a GPU's model takes seconds to start
+        side.start(world)
+    return side
 
 
 def _encoder_of(encoder: Encoder | str, task: Task, device: str, options: Mapping[str, Any]) -> Encoder:

@@ -87,7 +87,8 @@ def new_manifest(
     if per_shard is None:
         most = min(_MOST, max(1, _MOST_BYTES // (_LONG * dim * dtype.itemsize)))
         per_shard = min(max(-(-len(ids) // _SHARDS), least), most)
-        per_shard = max(1, min(round(per_shard / together), most // together)) * together if per_shard > together else per_shard
+        if per_shard > together:
+            per_shard = min(round(per_shard / together), most // together) * together
     if per_shard < 1:
         raise UsageError(f"documents_per_shard: got {per_shard}, need at least 1")
     return {

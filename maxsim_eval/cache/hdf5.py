@@ -148,8 +148,9 @@ def write_at(path: Path, begin: int, buffers: Iterable[memoryview]) -> None:
     Raises:
         OSError: a file that cannot be written.
     """
-    parts: list[tuple[int, memoryview]] = []
+    parts, size = list[tuple[int, memoryview]](), 0
     for data in buffers:
+        size += len(data)
         parts += [(begin + first, data[first : first + _WRITE_BYTES]) for first in range(0, len(data), _WRITE_BYTES)]
         begin += len(data)
 
@@ -161,7 +162,7 @@ def write_at(path: Path, begin: int, buffers: Iterable[memoryview]) -> None:
                 while done < len(data):  # a system call may take less than it is given
                     done += handle.write(data[done:])
 
-    writers = min(_WRITERS, len(parts) // 2)  # of little, this thread alone
+    writers = min(_WRITERS, size // (2 * _WRITE_BYTES))  # of little, this thread alone, in however many buffers it comes
     if writers < 2:
         write(parts)
         return

@@ -263,10 +263,8 @@ class TaskSide:
             assert self._first is not None
             dtype = self._first.dtype
         provenance = _provenance(self.task, self.role, self.encoder, self.content)
-        pages, wanted = isinstance(self.items, Pages), getattr(self.encoder, "chunk", None) or 1
-        least, together = (
-            (PAGE_LEAST, 1) if pages else (max(LEAST, wanted), wanted)
-        )  # few texts would make a batch of their own
+        together = 1 if isinstance(self.items, Pages) else getattr(self.encoder, "chunk", None) or 1  # few texts: a poor batch
+        least = PAGE_LEAST if isinstance(self.items, Pages) else max(LEAST, together)
         manifest = new_manifest(self.ids, self.key, dtype, self.encoder.dim, provenance, least=least, together=together)
         with begun_entry(self.folder, manifest, self.ids) as begun:
             yield begun
@@ -291,14 +289,8 @@ class TaskSide:
             )
         label = f"encode {self.task.dataset}"
         announce(self.encoder, len(self.ids))
-        options: dict[str, Any] = {
-            "chunk": self.chunk,
-            "label": label,
-            "quiet": quiet,
-            "at_once": self.at_once,
-            "said": self._said,
-        }
-        fill_shards(begun, self.ids, self._tokens, world=world, **options)
+        options: dict[str, Any] = {"chunk": self.chunk, "label": label, "quiet": quiet, "at_once": self.at_once}
+        fill_shards(begun, self.ids, self._tokens, world=world, said=self._said, **options)
 
     def _tokens(self, start: int, stop: int) -> Packed:
         if self._first is not None and (start, stop) == (0, len(self._first)):
