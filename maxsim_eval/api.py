@@ -17,6 +17,7 @@ from maxsim_eval.cache.embeddings import Embeddings, check_widths, embeddings, q
 from maxsim_eval.cache.selection import Documents
 from maxsim_eval.comparison.assessing import assess
 from maxsim_eval.comparison.metrics import DEFAULT_METRICS
+from maxsim_eval.comparison.ranks import DEVICE_MEMORY, ranking_on
 from maxsim_eval.comparison.texts import shown_texts
 from maxsim_eval.data.subsets import idle_limits, limits_of
 from maxsim_eval.data.task_facts import task_facts
@@ -271,7 +272,8 @@ def _finish(settings: Settings, ready: _Ready, outcomes: Iterable[Outcome], devi
     """Metrics, parity, Result; written whole, and what was kept for an interruption removed."""
     job, out_dir, found = ready.job, ready.subject.out_dir, ready.found
     qrels, stored = ready.subject.kept.qrels, found.documents.dtype
-    results, runs = assess(outcomes, job.asked, ready.paths, job.searched.copies, qrels, stored, settings.metrics)
+    ranking = ranking_on(device, settings.memory_budget or DEVICE_MEMORY)
+    results, runs = assess(outcomes, job.asked, ready.paths, job.searched.copies, qrels, stored, settings.metrics, ranking)
     asked = torch.device(device).type if settings.device == "auto" else settings.device
     machine = {**environment(device), "device": asked, **scorer_facts(ready.paths)}
     lengths = found.documents.lengths()

@@ -154,6 +154,15 @@ class TopK:
             raise ValueError(f"keys: got {keys.dtype} {list(keys.shape)}, need int64 [{rows}, n]")
         self._keep(torch.cat([self._merged, keys.to(self._merged.device)], 1))
 
+    def merged(self, keys: Tensor) -> Tensor:
+        """`unsorted` as it would be with keys `[Nq, n]` int64 of other documents, which are not kept: `replace` does that."""
+        self._merge_waiting()
+        return torch.cat([self._merged, keys], 1).topk(self.k, dim=1, sorted=False).values
+
+    def replace(self, keys: Tensor) -> None:
+        """Hold these `[Nq, k]` keys instead, of which a NaN is still to be refused; `seen` stays."""
+        self._waiting, self._waits, self._merged = None, 0, keys
+
     def _merge_scores(self, scores: Tensor, at: int) -> None:
         self._keep(_candidates(scores, at, self.k, self._merged))
 

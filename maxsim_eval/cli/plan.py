@@ -100,7 +100,7 @@ def plan(source: str, dataset: str, as_json: bool, quiet: bool, **given: Any) ->
         encode = elsewhere.encode(found.sizes, rule_of(name).parameters)
         rates, room = replace(elsewhere.rates(names, given["readers"]), encode=encode), elsewhere.room()
     finish = finish_rate(found.sizes, names, k, write_reports)
-    rates = replace(rates, compare=compare_rate(found.sizes.documents), finish=finish)
+    rates = replace(rates, compare=compare_rate(found.sizes.documents, given["device"], budget), finish=finish)
     count = elsewhere.gpus if elsewhere else given["processes"]
     made = make_plan(found.sizes, rates, room, names, k=k, processes=count, memory_budget=budget, start=start)
     answer = Answer(found, name, str(elsewhere or f"{HERE}, {given['device']}, measured now"), made)

@@ -10,6 +10,7 @@ import torch
 
 from maxsim_eval.comparison.metrics import evaluate_run, means
 from maxsim_eval.comparison.parity import compare
+from maxsim_eval.comparison.ranks import Ranking, ranks_of
 from maxsim_eval.comparison.ties import mean_bounds
 from maxsim_eval.comparison.verdicts import with_statistics
 from maxsim_eval.scoring.asked import Asked
@@ -26,6 +27,7 @@ def assess(
     qrels: Qrels,
     stored: torch.dtype,
     metrics: Sequence[str],
+    ranking: Ranking = ranks_of,
 ) -> tuple[dict[str, PathResult], dict[str, Run]]:
     """What each path gave, by name, and its ranking; a path is compared as soon as it was scored.
 
@@ -36,6 +38,7 @@ def assess(
         copied: those that read a quantised copy in the cache.
         stored: dtype of the stored embeddings.
         metrics: names, see `metrics.parse_metric`.
+        ranking: how score rows are ranked (`ranks.ranking_on`).
     """
     results: dict[str, PathResult] = {}
     runs: dict[str, Run] = {}
@@ -58,6 +61,7 @@ def assess(
                 score_rows=None if len(asked.kept_rows) == len(asked.query_ids) else asked.kept_rows.tolist(),
                 listed=None if asked.candidates is None else asked.candidates.of(asked.kept_rows.tolist()),
                 qrels=qrels,
+                ranking=ranking,
             )
             results[name] = replace(results[name], parity=_about_inputs(parity, name, stored, paths[name].own))
     for name, result in results.items():

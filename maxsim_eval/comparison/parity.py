@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 
 from maxsim_eval.comparison.rankings import OVERLAPS, compare_rankings, most_changed, overlap
-from maxsim_eval.comparison.scores import Rows, check_scores, compare_scores, spearman, without_scores
+from maxsim_eval.comparison.ranks import Ranking, ranks_of, spearman
+from maxsim_eval.comparison.scores import Rows, check_scores, compare_scores, without_scores
 from maxsim_eval.types import PathResult, Qrels, Run
 
 __all__ = ["OVERLAPS", "Rows", "check_scores", "compare", "overlap", "spearman"]
@@ -52,6 +53,7 @@ def compare(
     score_rows: Sequence[int] | None = None,
     listed: Sequence[np.ndarray] | None = None,
     qrels: Qrels | None = None,
+    ranking: Ranking = ranks_of,
 ) -> dict[str, Any]:
     """Compare one path with the reference path: the `parity` object of `docs/result.md`.
 
@@ -67,6 +69,7 @@ def compare(
         listed: when only candidates were scored, the ascending column numbers of each array row's: Spearman and errors are over
             these documents alone.
         qrels: judgements, for the relevance of documents that moved; None: not known.
+        ranking: how score rows are ranked (`ranks.ranking_on`).
 
     Returns:
         JSON-able dict; null where nothing can be said (no scores, constant scores, a cutoff beyond k). Without `statistics`: those
@@ -86,7 +89,7 @@ def compare(
         "reference": reference_run.name,
         "delta": _delta(reference, other),
         "delta_per_query": _delta_per_query(reference, other),
-        **(compare_scores(reference_scores, scores, score_rows, listed) if both else without_scores()),  # type: ignore[arg-type]
+        **(compare_scores(reference_scores, scores, score_rows, listed, ranking) if both else without_scores()),  # type: ignore[arg-type]
         **compare_rankings(reference_run, run, k, documents),
         "most_changed": most_changed(reference, other, reference_run, run, k, qrels),
     }

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from maxsim_eval.comparison.ranks import Ranking, ranks_of, spearman
 from maxsim_eval.errors import DataError
 
 PERCENTILES = (1, 5, 25, 50)
@@ -58,54 +59,6 @@ def check_scores(scores: np.ndarray, query_ids: Sequence[str], document_ids: Seq
                 f"path {path!r}: query {query_id!r}, document {document_ids[bad[0]]!r}{more}: the score is NaN, need a "
                 "number; are there NaN values in the token embeddings?"
             )
-
-
-def spearman(reference: np.ndarray, other: np.ndarray) -> float | None:
-    """Spearman's rank correlation of two score rows `[documents]`, ties averaged; None when either row is constant.
-
-    -inf counts as the lowest score, so documents that were not retrieved share the bottom rank.
-    """
-    if len(reference) < 2:
-        return None
-    left, right = _ranks(reference), _ranks(other)
-    left -= left.mean()
-    right -= right.mean()
-    variance = math.sqrt(_dot(left, left)) * math.sqrt(_dot(right, right))
-    if variance == 0.0:
-        return None
-    if np.array_equal(left, right):
-        return 1.0  # exactly: the quotient below may round to 0.9999999999999999
-    return max(-1.0, min(1.0, _dot(left, right) / variance))
-
-
-def _dot(left: np.ndarray, right: np.ndarray) -> float:
-    """Not by BLAS, whose order of adding long rows depends on how many threads there are, and torchrun gives each process one."""
-    return float((left * right).sum())
-
-
-def _ranks(scores: np.ndarray) -> np.ndarray:
-    """`scipy.stats.rankdata` of scores without NaN; of float32 in half its time and memory."""
-    count = len(scores)
-    if scores.dtype != np.float32 or not 0 < count < 1 << 30:
-        from scipy.stats import rankdata  # half a second to import, and scores are float32
-
-        return np.asarray(rankdata(scores))
-    # A score's bits in the order of integers above its place: sorting the keys sorts the scores and carries their places along.
-    bits = (scores + np.float32(0)).view(np.int32)  # -0.0 becomes 0.0, which it equals
-    bits ^= (bits >> 31) & 0x7FFFFFFF
-    keys = bits.astype(np.int64) << 32
-    del bits
-    keys |= np.arange(count, dtype=np.uint32)
-    keys.sort()
-    level = keys >> 32
-    ends = np.append(np.flatnonzero(level[1:] != level[:-1]) + 1, count).astype(np.int32)  # of runs of equal scores
-    del level
-    size = np.diff(ends, prepend=np.int32(0))
-    keys &= 0xFFFFFFFF
-    twice = np.empty(count, np.int32)  # a mean of whole numbers may end in a half
-    twice[keys] = np.repeat(2 * ends - size + 1, size)
-    del keys
-    return twice * 0.5
 
 
 @dataclass
@@ -201,12 +154,12 @@ def _spearman_entry(values: Sequence[float | None], disagree: int, *, sampled: b
 _Compared = tuple[float | None, _Errors, bool]
 
 
-def _compared(reference: np.ndarray, other: np.ndarray) -> _Compared:
+def _compared(reference: np.ndarray, other: np.ndarray, ranking: Ranking) -> _Compared:
     """Of two rows: Spearman, errors, and whether one says nothing and the other does."""
     errors = _Errors()
     errors.add(reference, other)
     constant = [bool((row == row[:1]).all()) for row in (reference, other)]
-    return spearman(reference, other), errors, constant[0] != constant[1]
+    return spearman(reference, other, ranking), errors, constant[0] != constant[1]
 
 
 def _in_threads(work: Callable[[int], _Compared], rows: int, threads: int) -> Iterator[_Compared]:
@@ -232,7 +185,11 @@ def _threads(compared: int, read: int) -> int:
 
 
 def compare_scores(
-    reference: Rows, other: Rows, score_rows: Sequence[int] | None, listed: Sequence[np.ndarray] | None
+    reference: Rows,
+    other: Rows,
+    score_rows: Sequence[int] | None,
+    listed: Sequence[np.ndarray] | None,
+    ranking: Ranking = ranks_of,
 ) -> dict[str, Any]:
     """Spearman and score error of two `[queries, documents]` arrays, row by row.
 
@@ -240,6 +197,7 @@ def compare_scores(
         reference, other: float32, -inf = not retrieved.
         score_rows: the task's row number of each array row, when they are a sample of the queries.
         listed: ascending column numbers of each row, when these alone are compared.
+        ranking: how rows are ranked (`ranks.ranking_on`).
 
     Raises:
         DataError: a NaN score. ValueError: shapes or numbers of entries that do not fit.
@@ -260,7 +218,8 @@ def compare_scores(
                 column = int(np.flatnonzero(np.isnan(values))[0])
                 query = row if score_rows is None else score_rows[row]
                 raise DataError(f"{name} scores: query number {query}, document number {column}: NaN, need a number")
-        return _compared(*pair) if listed is None else _compared(*(values[listed[row]] for values in pair))
+        left, right = pair if listed is None else (values[listed[row]] for values in pair)
+        return _compared(left, right, ranking)
 
     longest = reference.shape[1] if listed is None else max(map(len, listed), default=0)
     errors, values, disagree = _Errors(), list[float | None](), 0

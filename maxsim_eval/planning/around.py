@@ -15,6 +15,7 @@ import torch
 from maxsim_eval.cache.sides import announce, chunk_of
 from maxsim_eval.comparison.assessing import assess
 from maxsim_eval.comparison.metrics import DEFAULT_METRICS
+from maxsim_eval.comparison.ranks import DEVICE_MEMORY, ranking_on
 from maxsim_eval.comparison.scores import compare_scores
 from maxsim_eval.data.trec import write_trec_run
 from maxsim_eval.errors import DataError, MissingPackageError
@@ -129,11 +130,12 @@ def _joined(parts: Sequence[Packed]) -> Packed:
     return Packed(torch.cat([part.compact().values.cpu() for part in parts]), offsets)
 
 
-def compare_rate(documents: int) -> Rate:
-    """Pairs a second of comparing two paths' full score rows."""
+def compare_rate(documents: int, device: str, budget: int | None = None) -> Rate:
+    """Pairs a second of comparing two paths' full score rows, ranked on the device."""
+    ranking = ranking_on(device, budget or DEVICE_MEMORY)
     rows = np.random.default_rng(0).random((_ROWS, min(documents, _COLUMNS)), np.float32)
     other = rows + np.float32(1e-3) * rows[::-1]  # nearly the same order, as another path's scores are
-    ((seconds, spread),) = steady(lambda: timed(lambda: compare_scores(rows, other, None, None)))
+    ((seconds, spread),) = steady(lambda: timed(lambda: compare_scores(rows, other, None, None, ranking)))
     return Rate(rows.size / seconds, f"{_ROWS} rows of {rows.shape[1]:,} scores", spread)
 
 

@@ -106,7 +106,8 @@ def search_launches(dtype: torch.dtype, d: int, longest: int) -> list[Any]:
         lower = bounded.lower(torch.zeros(count))
         bounded.marks(lower, torch.zeros(count), None)
         marks = bounded.marks(lower, torch.zeros(count), torch.zeros(count))
-        survivors.score_marked(values, starts, lengths, longest, documents, marks, 80, torch.zeros(count, 10))
+        for size in (16, 200):  # documents that fit in a tile, and others
+            survivors.score_marked(values, starts, lengths, longest, documents, size, marks, 80, torch.zeros(count, 10))
         fetching.fetched(documents.values, documents.starts, torch.arange(0, 161, 16), 160)
         held = torch.zeros(count, 2, dtype=torch.int64)
         keys.of_keys(keys.candidates(torch.zeros(count, 70), 0, 2, 4, held))

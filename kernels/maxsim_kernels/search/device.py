@@ -9,9 +9,10 @@ follows at once; where they did not prune last time it comes first, and some of 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
-from functools import cache
+from dataclasses import dataclass, replace
+from functools import cache, cached_property
 from math import inf, isfinite
 from typing import cast
 from weakref import WeakKeyDictionary
@@ -22,7 +23,7 @@ from torch import Tensor
 
 from maxsim_kernels.gpu.forward.query_codes import query_codes
 from maxsim_kernels.gpu.search.bounds import Bounded, Marks, Rounding, query_terms
-from maxsim_kernels.gpu.search.survivors import score_marked, takes
+from maxsim_kernels.gpu.search.survivors import SHORT, score_marked, takes
 from maxsim_kernels.search.bounds import LARGEST, WIDEST, Codes, Residuals, gamma_of, tiny_of
 from maxsim_kernels.search.fetching import Room, cut, everything, in_one_piece, some
 from maxsim_kernels.search.queries import Queries
@@ -31,7 +32,7 @@ from maxsim_kernels.search.scanning import Scan
 from maxsim_kernels.search.searching import Certificate, Stats
 from maxsim_kernels.search.trust import FP8, factor_of, form_of, looked_at
 from maxsim_kernels.tokens import Packed
-from maxsim_kernels.topk import TopK, of_keys
+from maxsim_kernels.topk import TopK, of_keys, refuse_nan
 
 # (query, document) pairs bounded at once, and what one takes: 16 bytes, and a top-k's temporaries.
 _CELLS, _CELL_BYTES = 1 << 27, 32
@@ -77,8 +78,7 @@ class DeviceSearch:
         self.pairs = False
         self.doubt = True
         self.scanned = 0
-        self.survivors = torch.zeros(len(queries), dtype=torch.int64, device=self.device)
-        self.highest = torch.full((len(queries),), -torch.inf, dtype=torch.float64, device=self.device)
+        self.answered: _Answer | None = None  # of the best so far
         self.read = 0  # tokens behind exact scores, each query's counted for itself
         self.brute_read: list[Tensor] = []  # the same, of brute force: still on the device
         # Codes, the share of pairs that bounds would leave, and the most that pays.
@@ -86,10 +86,27 @@ class DeviceSearch:
         self.width = 0  # bytes of a token
         self.brute, self.pieces, self.why = 0, 0, ""
 
+    @cached_property
+    def survivors(self) -> Tensor:
+        """`[Nq]` int64: documents scored exactly."""
+        return torch.zeros(len(self.queries), dtype=torch.int64, device=self.device)
+
+    @cached_property
+    def highest(self) -> Tensor:
+        """`[Nq]` float64: the best upper bound of what was not."""
+        return torch.full((len(self.queries),), -torch.inf, dtype=torch.float64, device=self.device)
+
     @property
     def keys(self) -> Tensor:
         """`[Nq, k]` int64 keys of the best so far, descending (`maxsim_kernels.topk`), NaN still in them."""
         return self.best.pending
+
+    def answer(self) -> tuple[Tensor, Tensor, Stats]:
+        """As of `Search`; waits for the GPU, where that was not done."""
+        found = self.answered or _Answer.of(self.best.unsorted)
+        if bool(found.lost):
+            refuse_nan(found.keys)
+        return found.scores, found.indices, self.stats(found.scores[:, -1])
 
     def stats(self, kth: Tensor | None = None) -> Stats:
         """What was done, and the certificate; waits for the GPU. `kth` `[Nq]`: the k-th best scores, where they are at hand."""
@@ -107,6 +124,7 @@ class DeviceSearch:
     def take(self, keys: Tensor) -> None:
         """As of `Search`."""
         self.best.add_keys(keys)
+        self.answered = None
         self.known = self.known or bool((of_keys(keys)[1] >= 0).any())
 
     def add(
@@ -231,12 +249,11 @@ class DeviceSearch:
         self.scanned += count
         approximate = scan.scores(self.queries, span.start, span.stop, self.quantize_queries)
         bounded = Bounded(approximate, terms(), self.queries.lengths, residuals.errors, residuals.norms, lengths)
-        keys = self._pruned(documents, bounded, first, sampled)
-        self.doubt = isinstance(keys, str)
-        if isinstance(keys, str):
-            self._brute_piece(cut(documents, sampled, count), keys)
+        refused = self._pruned(documents, bounded, first, sampled, scan)
+        self.doubt = bool(refused)
+        if refused:
+            self._brute_piece(cut(documents, sampled, count), refused)
             return
-        self.best.add_keys(keys)
         self.best.skip_to(first + count)
         self.known = True
         self.pieces += 1
@@ -258,7 +275,7 @@ class DeviceSearch:
         scores = self.queries.scores(documents)
         self._note_lost(documents, scores)
         self.best.add(scores)
-        self.known = True
+        self.answered, self.known = None, True
         self.survivors += len(documents)
         self.brute_read.append(documents.lengths.sum() * len(self.queries))
         return scores
@@ -296,8 +313,8 @@ class DeviceSearch:
             return torch.empty(len(self.queries), 0, device=self.device)
         return of_keys(self.best.pending)[0].nan_to_num(-torch.inf, torch.inf, -torch.inf).sort(1, descending=True).values
 
-    def _pruned(self, documents: Packed | Rows, bounded: Bounded, number: int, sampled: int) -> Tensor | str:
-        """Keys `[Nq, k]` of the best of documents from `number` on, but for the sampled ones; or why brute force is cheaper."""
+    def _pruned(self, documents: Packed | Rows, bounded: Bounded, number: int, sampled: int, scan: Scan) -> str:
+        """Add the best of documents from `number` on, but for the sampled ones; or say why brute force is cheaper."""
         queries, count = self.queries, len(documents)
         before = self._best_scores()
         held = before[:, -1] if before.shape[1] else torch.full((len(queries),), -torch.inf, device=self.device)
@@ -307,26 +324,29 @@ class DeviceSearch:
         scores = torch.full_like(lower, -torch.inf)
         scores[:, sampled:].masked_fill_((queries.lengths == 0)[:, None], 0.0)
         first = bounded.marks(lower, floor, None)
-        refused = self._score(documents, first, scores)
+        refused = self._score(documents, first, scan, scores)
         if refused:
             return refused
         found = scores.gather(1, leads.indices).nan_to_num(-torch.inf, torch.inf, -torch.inf)
         known = torch.cat([before, found], 1)
         least = known.topk(self.k, dim=1).values[:, -1] if known.shape[1] >= self.k else held
         late = bounded.marks(lower, floor, least)
-        refused = self._score(documents, late, scores)
+        refused = self._score(documents, late, scan, scores)
         if refused:
             return refused
         survivors, highest = self.survivors + first.tally + late.tally, torch.maximum(self.highest, late.highest)
-        counts = torch.stack([first.total + late.total, first.tokens + late.tokens])
         best = TopK(len(queries), self.k, self.device, first=number)
         best.add(scores)
-        keys = best.unsorted
-        pairs, read = counts.tolist()  # all of it is queued before the host waits, once
+        keys = self.best.merged(best.unsorted) if self.known else best.unsorted
+        answer = _Answer.of(keys)
+        counts = torch.stack([first.total + late.total, first.tokens + late.tokens, answer.lost.long()])
+        pairs, read, lost = counts.tolist()  # all of it is queued before the host waits, once
         if self._alone(documents) and pairs > int(self._share(documents) * scores.numel()):
             return self._too_many(documents)
         self.survivors, self.highest, self.read = survivors, highest, self.read + read
-        return keys
+        self.best.replace(keys)
+        self.answered = replace(answer, lost=torch.tensor(lost))
+        return ""
 
     def _alone(self, documents: Packed | Rows) -> bool:
         """Whether marked pairs are scored alone."""
@@ -344,14 +364,15 @@ class DeviceSearch:
         left = (1 - min(1.0, self.k / len(documents))) ** len(self.queries)
         return here and self.most_rescored < 1 and left < 1 - _SPREAD and not self._alone(documents)
 
-    def _score(self, documents: Packed | Rows, marks: Marks, scores: Tensor) -> str:
+    def _score(self, documents: Packed | Rows, marks: Marks, scan: Scan, scores: Tensor) -> str:
         """Write exact scores of the marked pairs, and maybe of others; why not, where the union of their documents is too large."""
         count = len(documents)
         if self._alone(documents):
             asked = self.queries
             held = cast(Packed, documents)
             limit = int(self._share(documents) * scores.numel())
-            score_marked(asked.values, asked.starts, asked.lengths, asked.longest, held, marks, limit, scores)
+            places = asked.starts, asked.lengths, asked.longest
+            score_marked(asked.values, *places, held, scan.longest, marks, limit, scores)
             return ""
         chosen = marks.counts.nonzero()[:, 0]
         share = chosen.numel() / count
@@ -377,16 +398,42 @@ def _largest_query(queries: Queries) -> float:
     return 4 * queries.longest * largest if isfinite(largest) else inf
 
 
-def score_alone(values: Tensor, starts: Tensor, lengths: Tensor, documents: Packed) -> Tensor | None:
-    """All pairs as marked ones: what a search is compared with before it scores pairs alone. None: the kernel cannot."""
-    if not takes(values, documents):
-        return None
+@dataclass(frozen=True)
+class _Answer:
+    """The best so far, best first: keys, scores and indices `[Nq, k]`, and whether a NaN, which is to be refused, is among them."""
+
+    keys: Tensor
+    scores: Tensor
+    indices: Tensor
+    lost: Tensor
+
+    @classmethod
+    def of(cls, keys: Tensor) -> _Answer:
+        """Of keys in any order; nothing waits for the GPU."""
+        ordered = keys.sort(dim=1, descending=True).values
+        scores, indices = of_keys(ordered)
+        return cls(ordered, scores, indices, scores[:, :1].isnan().any())
+
+
+def score_alone(values: Tensor, starts: Tensor, lengths: Tensor, documents: Packed) -> Iterator[tuple[Tensor, Tensor]]:
+    """All pairs as marked ones, by every form of the kernel: what is compared with brute force before pairs are scored alone.
+
+    Numbers of documents, and their scores `[Nq, n]`; nothing where the kernel cannot.
+    """
+    if takes(values, documents):
+        short = (documents.lengths <= SHORT).nonzero()[:, 0]
+        for numbers in (torch.arange(len(documents), device=values.device), short):
+            yield numbers, _all_marked(values, starts, lengths, documents.select(numbers))
+
+
+def _all_marked(values: Tensor, starts: Tensor, lengths: Tensor, documents: Packed) -> Tensor:
     count, device = starts.numel(), values.device
     lists = torch.arange(count, dtype=torch.int32, device=device).expand(len(documents), count).contiguous()
     total = torch.tensor(lists.numel(), device=device)
     marks = Marks(lists, torch.full((len(documents),), count, dtype=torch.int32, device=device), total, total, total, total)
     scores = torch.empty(count, len(documents), device=device)
-    score_marked(values, starts, lengths, int(lengths.max()), documents, marks, lists.numel(), scores)
+    longest = int(lengths.max()), int(documents.lengths.max())
+    score_marked(values, starts, lengths, longest[0], documents, longest[1], marks, lists.numel(), scores)
     return scores
 
 

@@ -16,7 +16,6 @@ from maxsim_kernels.search.rescoring import packed_queries
 from maxsim_kernels.search.rows import Rows
 from maxsim_kernels.search.searching import Search, Stats
 from maxsim_kernels.tokens import Packed
-from maxsim_kernels.topk import of_keys, refuse_nan
 
 if TYPE_CHECKING:
     from maxsim_kernels.search.device import DeviceSearch
@@ -78,10 +77,7 @@ def exact_topk(
             search.add(block, coded, known)  # type: ignore[arg-type]  # `_checked` refused what a GPU does not take
     if search is None:
         raise ValueError("documents: got no blocks, need at least one (it may hold no documents)")
-    keys = search.keys
-    refuse_nan(keys)
-    scores, indices = of_keys(keys)
-    stats = search.stats(scores[:, -1])
+    scores, indices, stats = search.answer()
     return (scores[0], indices[0], stats) if single else (scores, indices, stats)
 
 

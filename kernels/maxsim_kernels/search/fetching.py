@@ -45,6 +45,8 @@ class Room:
 
 def cut(documents: Packed | Rows, first: int, stop: int) -> Packed | Rows:
     """Documents `first` to `stop`; packed ones stay end to end, so that the operator takes them by the same kernel."""
+    if first == 0 and stop == len(documents):
+        return documents
     if isinstance(documents, Rows):
         return documents[slice(first, stop)]
     return cast(Packed, slice_of(documents, first, stop))

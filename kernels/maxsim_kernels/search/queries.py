@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import cached_property
+
 import torch
 from torch import Tensor
 
@@ -13,20 +16,34 @@ from maxsim_kernels.tokens import Packed
 class Queries:
     """`given` with its mask and lengths; `values` `[T, d]`, `starts`, `lengths` `[Nq]` of their valid tokens, `longest` of them.
 
-    A mask and packed queries are looked at once, which waits for the GPU.
+    A mask and packed queries are looked at once, which waits for the GPU. Starts and lengths of others are made when they are asked
+    for: a scan does not, and while it runs the host has time.
     """
 
     def __init__(self, given: Tensor | Packed, mask: Tensor | None = None, lengths: Tensor | None = None) -> None:
         self.given = given.detach() if isinstance(given, Tensor) else given
         self.mask, self._lengths = mask, lengths
-        values, starts, counts, longest = (
+        values, self._found, self.longest = (
             _packed(given) if isinstance(given, Packed) else _padded(given.detach(), mask, lengths)
         )
         self.values = values.contiguous()
-        self.starts, self.lengths, self.longest = starts.long().contiguous(), counts.long().contiguous(), longest
+        self._count = 1 if isinstance(given, Tensor) and given.dim() == 2 else len(given)
 
     def __len__(self) -> int:
-        return self.starts.numel()
+        return self._count
+
+    @cached_property
+    def _places(self) -> tuple[Tensor, Tensor]:
+        starts, lengths = self._found()
+        return starts.long().contiguous(), lengths.long().contiguous()
+
+    @property
+    def starts(self) -> Tensor:  # noqa: D102
+        return self._places[0]
+
+    @property
+    def lengths(self) -> Tensor:  # noqa: D102
+        return self._places[1]
 
     @property
     def device(self) -> torch.device:
@@ -42,21 +59,26 @@ class Queries:
         return found.unsqueeze(0) if isinstance(self.given, Tensor) and self.given.dim() == 2 else found
 
 
-def _packed(given: Packed) -> tuple[Tensor, Tensor, Tensor, int]:
+_Found = Callable[[], tuple[Tensor, Tensor]]  # starts and lengths
+
+
+def _packed(given: Packed) -> tuple[Tensor, _Found, int]:
     inside = torch.clamp(given.values.shape[0] - given.starts, min=0)
     counts = torch.minimum(given.lengths.clamp(min=0), inside)
-    return given.values.detach(), given.starts, counts, int(counts.max()) if len(given) else 0
+    return given.values.detach(), lambda: (given.starts, counts), int(counts.max()) if len(given) else 0
 
 
-def _padded(tokens: Tensor, mask: Tensor | None, lengths: Tensor | None) -> tuple[Tensor, Tensor, Tensor, int]:
+def _padded(tokens: Tensor, mask: Tensor | None, lengths: Tensor | None) -> tuple[Tensor, _Found, int]:
     tokens = tokens.unsqueeze(0) if tokens.dim() == 2 else tokens
     device, (count, longest, width) = tokens.device, tokens.shape
-    counts = torch.full((count,), longest, dtype=torch.int64, device=device)
-    if lengths is not None:
-        counts = lengths.reshape(-1).long().clamp(0, longest)
-    starts = torch.arange(count, device=device) * longest
+
+    def padded() -> tuple[Tensor, Tensor]:
+        every = torch.full((count,), longest, dtype=torch.int64, device=device)
+        counts = every if lengths is None else lengths.reshape(-1).long().clamp(0, longest)
+        return torch.arange(count, device=device) * longest, counts
+
     if mask is None:
-        return tokens.reshape(-1, width), starts, counts, longest
-    valid = (mask.reshape(count, longest) != 0) & (torch.arange(longest, device=device) < counts[:, None])
+        return tokens.reshape(-1, width), padded, longest
+    valid = (mask.reshape(count, longest) != 0) & (torch.arange(longest, device=device) < padded()[1][:, None])
     counts = valid.sum(1)
-    return tokens[valid], counts.cumsum(0) - counts, counts, longest
+    return tokens[valid], lambda: (counts.cumsum(0) - counts, counts), longest

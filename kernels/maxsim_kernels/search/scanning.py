@@ -35,6 +35,14 @@ class Scan:
             self.size = even(packed) if self.here else 0
         self.lengths = lengths.to(device)
 
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest document; waits for the GPU once, where codes lie there."""
+        if self.here:
+            return _extent(cast(Packed, cast(Codes, self.codes).codes))[1]
+        lengths = self.codes.lengths if isinstance(self.codes, StreamedCodes) else cast(Packed, self.codes.codes).lengths
+        return int(lengths.max()) if lengths.numel() else 0
+
     def scores(self, queries: Queries, first: int, stop: int, quantised: bool) -> Tensor:
         """Scores `[Nq, n]` over the codes of documents `first` to `stop`; from the host they flow while those before are scored."""
         if self.here:
@@ -67,17 +75,21 @@ def _without_offsets(blocks: Iterable[Codes | LazyCodes]) -> Iterator[Codes | La
         yield block
 
 
-_evenness: WeakKeyDictionary[Packed, int] = WeakKeyDictionary()
+_extents: WeakKeyDictionary[Packed, tuple[int, int]] = WeakKeyDictionary()
 
 
 def even(packed: Packed) -> int:
-    """The length of all documents where that is one, else 0; read from a GPU once."""
-    if packed not in _evenness:
-        count, tokens = len(packed), packed.values.shape[0]
-        size = tokens // count
-        same = tokens == count * size and packed.values.is_contiguous() and bool((packed.lengths == size).all())
-        _evenness[packed] = size if same else 0
-    return _evenness[packed]
+    """The length of all documents, end to end, where that is one, else 0; read from a GPU once."""
+    least, most = _extent(packed)
+    dense = len(packed) * most == packed.values.shape[0] and packed.values.is_contiguous()
+    return most if least == most and dense else 0
+
+
+def _extent(packed: Packed) -> tuple[int, int]:
+    """Tokens of the shortest and the longest document."""
+    if packed not in _extents:
+        _extents[packed] = tuple(torch.stack(packed.lengths.aminmax()).tolist()) if len(packed) else (0, 0)
+    return _extents[packed]
 
 
 def cut_codes(codes: Codes, first: int, stop: int, size: int) -> Codes:

@@ -106,6 +106,12 @@ class Search:
         self.met = 0
         self.floor = torch.full((count, 1), -torch.inf, dtype=torch.float64)  # that many exact scores of the corpus reach
 
+    def answer(self) -> tuple[Tensor, Tensor, Stats]:
+        """Scores and indices `[Nq, k]` of the best, and what was done; a NaN is refused."""
+        refuse_nan(self.keys)
+        scores, indices = of_keys(self.keys)
+        return scores, indices, self.stats(scores[:, -1])
+
     def stats(self, kth: Tensor | None = None) -> Stats:
         """What was done, and the certificate. `kth` `[Nq]`: the k-th best scores, where they are at hand."""
         kth = of_keys(self.keys)[0][:, -1] if kth is None else kth

@@ -8,7 +8,7 @@ bits of a pair's score in the call shapes that the search takes. What fails is n
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -59,14 +59,15 @@ def form_of(device: torch.device, dtype: torch.dtype, count: int, size: int, dim
     return Form(device, dtype, min(count, max(1, _ROWS // size)), size, dim, packed, fp32_precision(dtype))
 
 
-Alone = Callable[[Tensor, Tensor, Tensor, Packed], Tensor | None]
+# Numbers of some documents, and scores of them, by every kernel that scores pairs alone.
+Alone = Callable[[Tensor, Tensor, Tensor, Packed], Iterable[tuple[Tensor, Tensor]]]
 
 
 @lru_cache(maxsize=256)
 def looked_at(form: Form, alone: Alone | None) -> Trust:
     """Score queries of this form by the calls of a search, once a process: waits for the GPU.
 
-    `alone(values, starts, lengths, documents)` scores packed queries pair by pair, or says None where it cannot.
+    `alone(values, starts, lengths, documents)` scores packed queries pair by pair, where it can.
     """
     if form.precision != "ieee":
         return Trust(
@@ -86,8 +87,8 @@ def looked_at(form: Form, alone: Alone | None) -> Trust:
     assert isinstance(again, Tensor)
     if not _same(again, together[:, turned]):
         return Trust("a document's score has other bits among other documents on this GPU", False)
-    own = None if alone is None else alone(packed.values, packed.starts, packed.lengths, documents)
-    return Trust("", own is not None and _same(own, together))
+    own = [] if alone is None else list(alone(packed.values, packed.starts, packed.lengths, documents))
+    return Trust("", bool(own) and all(_same(scores, together[:, numbers]) for numbers, scores in own))
 
 
 def _same(one: Tensor, other: Tensor) -> bool:

@@ -14,7 +14,7 @@ if os.environ.get("TRITON_INTERPRET"):
 
 import record_architectures as architectures
 import record_resources as recorder
-from maxsim_kernels import Packed
+from maxsim_kernels import Packed, maxsim
 from maxsim_kernels.gpu.geometry import fp32_precision
 from maxsim_kernels.search import trust
 
@@ -35,8 +35,9 @@ def test_a_search_with_interpreted_kernels_gives_brute_forces_answers(interprete
 )
 def test_kernels_compile_within_their_resources(tmp_path, architecture, dtype, d, longest) -> None:
     found = architectures.search_launches(dtype, d, longest)
-    names = ["_terms_kernel", "_lower_kernel", "_mark_kernel", "_mark_kernel", "_survivors_kernel", "_fetch_kernel"]
-    names += ["_groups_kernel", "_candidates_kernel", "_scores_kernel"]
+    names = ["_terms_kernel", "_lower_kernel", "_mark_kernel", "_mark_kernel"]
+    names += (["_survivors_kernel", "_add_parts_kernel"] if longest > 128 else ["_survivors_kernel"]) * 2
+    names += ["_fetch_kernel", "_groups_kernel", "_candidates_kernel", "_scores_kernel"]
     assert [one.kernel.__name__ for one in found] == names
     for one in found:
         binary = recorder.compiled(one, architecture)
@@ -57,9 +58,8 @@ def test_products_within_bounds_are_trusted_and_others_are_not(monkeypatch) -> N
     trust.looked_at.cache_clear()
     assert trust.looked_at(_form(), None) == trust.Trust("", False)
     whole = trust.maxsim
-    assert trust.looked_at(
-        _form(), lambda values, starts, lengths, documents: whole(Packed(values, starts_of(starts)), documents)
-    ).pairs
+    assert trust.looked_at(_form(), alone(whole)).pairs
+    assert not trust.looked_at(_form(), alone(lambda *given: whole(*given) * (1 + 2.0**-22))).pairs
     for match, broken in {
         "of what the bounds allow": lambda queries, documents: whole(queries, documents) * (1 + 2.0**-10),
         "has other bits among other documents": lambda queries, documents: (
@@ -74,9 +74,16 @@ def test_products_within_bounds_are_trusted_and_others_are_not(monkeypatch) -> N
     trust.looked_at.cache_clear()
 
 
-def starts_of(starts: torch.Tensor) -> torch.Tensor:
-    """Offsets of rows of seven tokens."""
-    return torch.cat([starts, starts[-1:] + 7])
+def alone(score: Callable[..., torch.Tensor]) -> trust.Alone:
+    """Pairs scored alone: all documents right, then all as `score` has them."""
+
+    def found(values, starts, lengths, documents):
+        queries = Packed(values, torch.cat([starts, starts[-1:] + 7]))  # of seven tokens
+        numbers = torch.arange(len(documents))
+        yield numbers, maxsim(queries, documents)
+        yield numbers, score(queries, documents)
+
+    return found
 
 
 def test_the_model_of_tensor_cores_is_within_what_is_allowed() -> None:

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import rankdata, spearmanr
 
+from maxsim_eval.comparison import ranks
 from maxsim_eval.comparison import scores as module
 from maxsim_eval.comparison.parity import check_scores, compare, overlap, spearman
 from maxsim_eval.errors import DataError
@@ -292,7 +293,9 @@ SCORES = st.sampled_from([-INF, -2.5, -1e-45, -0.0, 0.0, 1e-45, 1.0, 1.0000001, 
 @given(st.lists(SCORES, max_size=40))
 def test_ranks_are_scipys_to_the_bit(values: list[float]) -> None:
     scores = np.array(values, np.float32)
-    assert module._ranks(scores).tobytes() == rankdata(scores).astype(np.float64).tobytes()
+    expected = rankdata(scores).astype(np.float64).tobytes()
+    assert ranks.ranks_of(scores).tobytes() == expected
+    assert not len(scores) or ranks.sorted_by("cpu", scores).tobytes() == expected  # as on a GPU
 
 
 @pytest.mark.parametrize("threads", [2, 3, 8])

@@ -419,8 +419,8 @@ def test_comparing_and_finishing_have_rates() -> None:
     started = around.finish_rate(sizes(queries=100), ["fp32"], 5, lambda *_: time.sleep(next(slow, 0.0)))
     assert started is not None
     assert 0.5 < 100 / started.value < 0.9
-    assert around.compare_rate(1000).value > 1
-    assert around.compare_rate(1).value > 1
+    assert around.compare_rate(1000, "cpu").value > 1
+    assert around.compare_rate(1, "cpu").value > 1
 
 
 # Room -------------------------------------------------------------------------------------------------------------------
