@@ -285,7 +285,7 @@ def test_a_gpu_that_is_not_trusted_is_searched_by_brute_force(monkeypatch):
         assert stats.survivors.tolist() == [1000] * 20
     monkeypatch.undo()
     trust.looked_at.cache_clear()
-    monkeypatch.setattr(device, "score_alone", lambda *_: None)  # pairs alone are not trusted: unions are scored
+    monkeypatch.setattr(device, "score_alone", lambda *_: [])  # pairs alone are not trusted: unions are scored
     assert same(queries, documents, 5, codes).survivors.float().mean() < 300
     monkeypatch.undo()
     trust.looked_at.cache_clear()
@@ -341,5 +341,7 @@ def test_scores_of_marked_pairs_are_those_of_all(monkeypatch):
             together = maxsim(queries, documents)
             starts = torch.arange(7, device="cuda") * length
             lengths = torch.full((7,), length, device="cuda")
-            alone = device.score_alone(queries.view(-1, 128), starts, lengths, documents)
-            assert make.same_bits(alone, together), (dtype, length)
+            forms = list(device.score_alone(queries.view(-1, 128), starts, lengths, documents))
+            assert len(forms) == 2  # of all lengths, and of short documents, each of which is one tile
+            for numbers, alone in forms:
+                assert make.same_bits(alone, together[:, numbers].contiguous()), (dtype, length)

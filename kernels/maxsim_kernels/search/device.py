@@ -9,21 +9,19 @@ follows at once; where they did not prune last time it comes first, and some of 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
-from math import inf, isfinite
 from typing import cast
 from weakref import WeakKeyDictionary
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from maxsim_kernels.gpu.forward.query_codes import query_codes
 from maxsim_kernels.gpu.search.bounds import Bounded, Marks, Rounding, query_terms
-from maxsim_kernels.gpu.search.survivors import SHORT, score_marked, takes
+from maxsim_kernels.gpu.search.survivors import score_alone, score_marked, takes
 from maxsim_kernels.search.bounds import LARGEST, WIDEST, Codes, Residuals, gamma_of, tiny_of
 from maxsim_kernels.search.fetching import Room, cut, everything, in_one_piece, some
 from maxsim_kernels.search.queries import Queries
@@ -73,7 +71,7 @@ class DeviceSearch:
         self.best = TopK(len(queries), k, self.device)
         self.known = False  # whether `best` holds anything
         self.lost: tuple[int, int] | None = None
-        self.largest = _largest_query(queries) if watched else None
+        self.largest = queries.largest() if watched else None
         self.never: str | None = None  # why nothing can be pruned; None: not looked at yet
         self.pairs = False
         self.doubt = True
@@ -223,7 +221,7 @@ class DeviceSearch:
         quantised = self.quantize_queries
         coded = exact if not quantised else FP8 if dtype == torch.float8_e4m3fn else 1.0
         width = values.shape[1]
-        rounding = Rounding(_up(gamma_of(width, exact)), _up(gamma_of(width, coded)), _up(tiny_of(width)), _up(scan.shift))
+        rounding = Rounding.up(gamma_of(width, exact), gamma_of(width, coded), tiny_of(width), scan.shift)
         codes_of, scales = query_codes(values, dtype) if quantised else (None, None)
         return query_terms(values, self.queries.starts, self.queries.lengths, codes_of, scales, rounding)
 
@@ -385,19 +383,6 @@ class DeviceSearch:
         return ""
 
 
-def _largest_query(queries: Queries) -> float:
-    """At least `sum_i ||Q_i|| + ||P_i||` of every query; inf where a token is not finite. Waits for the GPU.
-
-    Codes of 8 bits are at most sqrt(d) / 254 (INT8) or a 16th (FP8) of a token's norm away from it, so `||P_i|| <= 2.01 ||Q_i||` for
-    d <= 65536.
-    """
-    if not len(queries) or not queries.longest:
-        return 0.0
-    norms = queries.values.double().norm(dim=1)
-    largest = float(norms.amax()) if len(norms) else 0.0
-    return 4 * queries.longest * largest if isfinite(largest) else inf
-
-
 @dataclass(frozen=True)
 class _Answer:
     """The best so far, best first: keys, scores and indices `[Nq, k]`, and whether a NaN, which is to be refused, is among them."""
@@ -413,31 +398,3 @@ class _Answer:
         ordered = keys.sort(dim=1, descending=True).values
         scores, indices = of_keys(ordered)
         return cls(ordered, scores, indices, scores[:, :1].isnan().any())
-
-
-def score_alone(values: Tensor, starts: Tensor, lengths: Tensor, documents: Packed) -> Iterator[tuple[Tensor, Tensor]]:
-    """All pairs as marked ones, by every form of the kernel: what is compared with brute force before pairs are scored alone.
-
-    Numbers of documents, and their scores `[Nq, n]`; nothing where the kernel cannot.
-    """
-    if takes(values, documents):
-        short = (documents.lengths <= SHORT).nonzero()[:, 0]
-        for numbers in (torch.arange(len(documents), device=values.device), short):
-            yield numbers, _all_marked(values, starts, lengths, documents.select(numbers))
-
-
-def _all_marked(values: Tensor, starts: Tensor, lengths: Tensor, documents: Packed) -> Tensor:
-    count, device = starts.numel(), values.device
-    lists = torch.arange(count, dtype=torch.int32, device=device).expand(len(documents), count).contiguous()
-    total = torch.tensor(lists.numel(), device=device)
-    marks = Marks(lists, torch.full((len(documents),), count, dtype=torch.int32, device=device), total, total, total, total)
-    scores = torch.empty(count, len(documents), device=device)
-    longest = int(lengths.max()), int(documents.lengths.max())
-    score_marked(values, starts, lengths, longest[0], documents, longest[1], marks, lists.numel(), scores)
-    return scores
-
-
-def _up(value: float) -> float:
-    """The next number that FP32 holds, not below."""
-    found = np.float32(value)
-    return float(found if float(found) >= value else np.nextafter(found, np.float32(np.inf)))

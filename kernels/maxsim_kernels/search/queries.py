@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cached_property
+from math import inf, isfinite
 
 import torch
 from torch import Tensor
@@ -49,6 +50,17 @@ class Queries:
     def device(self) -> torch.device:
         """Where they are, and where they are scored."""
         return self.values.device
+
+    def largest(self) -> float:
+        """At least `sum_i ||Q_i|| + ||P_i||` of every query; inf where a token is not finite. Waits for the GPU.
+
+        Codes of 8 bits are at most sqrt(d) / 254 (INT8) or a 16th (FP8) of a token's norm away from it, so `||P_i|| <= 2.01 ||Q_i||`
+        for d <= 65536.
+        """
+        if not self.longest or not len(self.values):
+            return 0.0
+        largest = float(self.values.double().norm(dim=1).amax())
+        return 4 * self.longest * largest if isfinite(largest) else inf
 
     def scores(self, documents: Documents, quantize_queries: bool = True) -> Tensor:
         """`maxsim` of them, `[Nq, n]`: with full precision this is brute force's own call."""

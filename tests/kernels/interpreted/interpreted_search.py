@@ -173,7 +173,7 @@ def check_parts() -> None:
     for kind, quantised in (("int8 token", True), ("affine document", True), ("fp8 document", True), ("int8 token", False)):
         codes = coded(documents, kind)
         gamma, shift = host.gamma_of(24), host.shift_of(codes)
-        rounding = Rounding(*map(device._up, (gamma, gamma, host.tiny_of(24), shift)))
+        rounding = Rounding.up(gamma, gamma, host.tiny_of(24), shift)
         given = pack(
             [queries.values[s : s + n] for s, n in zip(queries.starts.tolist(), queries.lengths.tolist(), strict=True)]
         )

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 import triton
 import triton.language as tl
@@ -34,6 +35,12 @@ class Rounding:
     coded: float
     tiny: float
     shift: float
+
+    @classmethod
+    def up(cls, *values: float) -> Rounding:
+        """Of numbers that FP32 need not hold."""
+        near = [(value, np.float32(value)) for value in values]
+        return cls(*(float(one if float(one) >= value else np.nextafter(one, np.float32(np.inf))) for value, one in near))
 
 
 @dataclass(frozen=True)

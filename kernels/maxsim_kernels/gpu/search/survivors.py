@@ -10,6 +10,7 @@ documents would leave the GPU idle, and a second kernel adds the parts' sums, in
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -174,3 +175,25 @@ def score_marked(
             _add_parts_kernel, count, sums, marks.lists, marks.counts, marks.total, scores, queries, limit, shares,
             scores.stride(0), SLOTS=_SLOTS, warps=1,
         )  # fmt: skip
+
+
+def score_alone(values: Tensor, starts: Tensor, lengths: Tensor, documents: Packed) -> Iterator[tuple[Tensor, Tensor]]:
+    """All pairs as marked ones, by every form of the kernel: what is compared with brute force before pairs are scored alone.
+
+    Numbers of documents, and their scores `[Nq, n]`; nothing where the kernel cannot.
+    """
+    if takes(values, documents):
+        short = (documents.lengths <= SHORT).nonzero()[:, 0]
+        for numbers in (torch.arange(len(documents), device=values.device), short):
+            yield numbers, _all_marked(values, starts, lengths, documents.select(numbers))
+
+
+def _all_marked(values: Tensor, starts: Tensor, lengths: Tensor, documents: Packed) -> Tensor:
+    count, device = starts.numel(), values.device
+    lists = torch.arange(count, dtype=torch.int32, device=device).expand(len(documents), count).contiguous()
+    total = torch.tensor(lists.numel(), device=device)
+    marks = Marks(lists, torch.full((len(documents),), count, dtype=torch.int32, device=device), total, total, total, total)
+    scores = torch.empty(count, len(documents), device=device)
+    longest = int(lengths.max()), int(documents.lengths.max())
+    score_marked(values, starts, lengths, longest[0], documents, longest[1], marks, lists.numel(), scores)
+    return scores
