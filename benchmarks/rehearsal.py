@@ -47,12 +47,19 @@ VOCABULARY = 50_000
 ROOT = Path(__file__).resolve().parents[1]
 # Phases of `plan` and the measured ones that are the same work; the others have one name.
 PLANNED = {
-    "start": (("start",), ("read texts", "hash texts", "start and the rest")),
-    "encode": (("encode",), ("start the encoder", "encode and write")),
+    "start": (("start",), ("read texts", "hash texts", "look in the cache", "start and the rest")),
+    "encode": (("encode",), ("start the encoder", "wait for the others", "encode and write", "encode the queries")),
     "comparison and report": (("compare", "finish"), ("compare full scores", "metrics", "statistics", "runs and report")),
 }
-OF_ENCODER = ("start the encoder", "encode and write")
-OF_QUERIES = ("start the encoder", "metrics", "statistics", "runs and report", "start and the rest")  # however many documents
+OF_ENCODER = ("start the encoder", "wait for the others", "encode and write", "encode the queries")
+OF_QUERIES = (
+    *OF_ENCODER[:2],
+    "encode the queries",
+    "metrics",
+    "statistics",
+    "runs and report",
+    "start and the rest",
+)  # or of nothing
 LAYER_PARAMETERS = 85_054_464  # of BERT-base, which every token passes
 
 
@@ -126,55 +133,6 @@ def make_embeddings(data: Path, cache: Path, device: str) -> dict[str, int]:
 # The command, with clocks
 
 
-def child(arguments: list[str], record: Path) -> int:
-    """Run `evaluate.py ARGUMENTS` here and write what its phases took."""
-    began = time.perf_counter()
-    sys.argv = ["evaluate.py", *arguments]
-    from maxsim_eval import api, subject
-    from maxsim_eval.cache import filling, sides
-    from maxsim_eval.cli import main as command
-    from maxsim_eval.comparison import assessing, parity
-    from maxsim_eval.data import loading
-    from maxsim_eval.encoders.multi_vector import MultiVectorEncoder
-
-    seconds: dict[str, float] = {"imports": time.perf_counter() - began}
-
-    def clocked(home: Any, name: str, phase: str, once: bool = False) -> None:
-        inner = getattr(home, name)
-
-        def call(*given: Any, **named: Any) -> Any:
-            if once and phase in seconds:
-                return inner(*given, **named)
-            start = time.perf_counter()
-            try:
-                return inner(*given, **named)
-            finally:
-                seconds[phase] = seconds.get(phase, 0.0) + time.perf_counter() - start
-
-        setattr(home, name, call)
-
-    clocked(loading, "load_task", "read texts")
-    clocked(sides, "content_hash", "hash texts")
-    clocked(subject, "embeddings_by", "embeddings")
-    # Its first call, on a GPU of a few texts: the model, the readers, the GPU's start and its kernels.
-    clocked(MultiVectorEncoder, "encode", "start the encoder", once=True)
-    clocked(MultiVectorEncoder, "_features", "tokenise (its threads)")
-    clocked(filling, "write_shard", "write shards (their threads)")
-    clocked(api, "assess", "score and compare")
-    clocked(parity, "compare_scores", "compare full scores")
-    clocked(assessing, "_result", "metrics")
-    clocked(api, "_write", "write runs and report")
-    code = 0
-    try:
-        command()
-    except SystemExit as ended:
-        code = int(ended.code or 0)
-    seconds["in the process"] = time.perf_counter() - began
-    if os.environ.get("RANK", "0") == "0":  # it alone compares and reports
-        record.write_text(json.dumps(seconds))
-    return code
-
-
 def planned(arguments: list[str], gpus: int) -> dict[str, Any]:
     """What `plan` says before a command: its answer, and seconds by phase with what may come on top."""
     command = [sys.executable, str(ROOT / "evaluate.py"), "plan", *arguments, "--json"]
@@ -200,7 +158,7 @@ def predictions(run: dict[str, Any]) -> dict[str, dict[str, Any]]:
 def run(arguments: list[str], out: Path, gpus: int) -> dict[str, Any]:
     """Seconds by phase of one command in a process of its own."""
     record = out.with_suffix(".clocks.json")
-    words = [str(Path(__file__).resolve()), "--child", str(record), *arguments, "--out", str(out)]
+    words = [str(ROOT / "benchmarks" / "measure" / "command.py"), str(record), *arguments, "--out", str(out)]
     launcher = (
         [sys.executable]
         if gpus == 1
@@ -215,8 +173,8 @@ def run(arguments: list[str], out: Path, gpus: int) -> dict[str, Any]:
     paths = json.loads((out / "result.json").read_text())["paths"]
     phases = {name: clocks.pop(name) for name in ("read texts", "hash texts")}
     threads = {name: clocks.pop(name) for name in list(clocks) if "threads" in name}
-    phases["start the encoder"] = clocks.pop("start the encoder", 0.0)
-    phases["encode and write"] = clocks.pop("embeddings") - phases["hash texts"] - phases["start the encoder"]
+    phases |= {name: clocks.pop(name, 0.0) for name in OF_ENCODER}
+    phases["look in the cache"] = clocks.pop("embeddings") - sum(phases.values())
     scoring = {name: path["seconds"]["total"] for name, path in paths.items()}
     phases |= scoring
     phases |= {name: clocks.pop(name, 0.0) for name in ("compare full scores", "metrics")}
@@ -401,6 +359,4 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["--child"]:
-        sys.exit(child(sys.argv[3:], Path(sys.argv[2])))
     main()

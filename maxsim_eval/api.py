@@ -19,6 +19,7 @@ from maxsim_eval.comparison.assessing import assess
 from maxsim_eval.comparison.metrics import DEFAULT_METRICS
 from maxsim_eval.comparison.ranks import DEVICE_MEMORY, ranking_on
 from maxsim_eval.comparison.texts import shown_texts
+from maxsim_eval.data.loading import Unread
 from maxsim_eval.data.subsets import idle_limits, limits_of
 from maxsim_eval.data.task_facts import task_facts
 from maxsim_eval.data.trec import write_trec_run
@@ -128,10 +129,8 @@ def evaluate(
     return evaluate_settings(settings, task, out_dir)
 
 
-def evaluate_settings(
-    settings: Settings, task: Task | Callable[[], Task], out_dir: OutDir | Callable[[Task], OutDir]
-) -> Result:
-    """As `evaluate`; the task and the output folder may be functions that give them.
+def evaluate_settings(settings: Settings, task: Task | Unread, out_dir: OutDir | Callable[[Task], OutDir]) -> Result:
+    """As `evaluate`; the task may be one that is still to be read, the output folder a function of it.
 
     Of several processes the first loads the task, and the others only where documents have to be encoded: they help.
     """

@@ -13,6 +13,7 @@ from typing import Any
 from maxsim_eval.cache.embeddings import Embeddings, embeddings_by, query_tokens
 from maxsim_eval.comparison.metrics import DEFAULT_METRICS, evaluate_run, parse_metric
 from maxsim_eval.data.beir import check_name
+from maxsim_eval.data.loading import Unread
 from maxsim_eval.data.subsets import limit_task
 from maxsim_eval.errors import DataError, UsageError
 from maxsim_eval.files import alone
@@ -88,7 +89,7 @@ class Subject:
 
 def embedded(
     settings: Settings,
-    task: Task | Callable[[], Task],
+    task: Task | Unread,
     out_dir: OutDir | Callable[[Task], OutDir],
     world: World,
     device: str,
@@ -98,7 +99,7 @@ def embedded(
 
     @functools.cache
     def subject() -> Subject:
-        loaded = task() if callable(task) else task
+        loaded = task() if isinstance(task, Unread) else task
         found = _subject_of(settings, loaded, out_dir(loaded) if callable(out_dir) else out_dir, world)
         if world.leader and found.out_dir is not None:
             stack.enter_context(alone(found.out_dir))  # until the report is written
@@ -108,7 +109,14 @@ def embedded(
         return subject().task, subject().kept
 
     found = embeddings_by(
-        world, both, settings.encoder, settings.cache_dir, device=device, quiet=settings.quiet, **settings.encoder_options
+        world,
+        both,
+        settings.encoder,
+        settings.cache_dir,
+        of=(task.source, task.dataset),
+        device=device,
+        quiet=settings.quiet,
+        **settings.encoder_options,
     )
     if found is None:
         return None

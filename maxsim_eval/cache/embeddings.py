@@ -20,6 +20,7 @@ from maxsim_eval.cache.sides import (
     embed,
     find_entry,
     find_imported,
+    holds_documents,
     imported_names,
     package_versions,
 )
@@ -84,6 +85,7 @@ def embeddings_by(
     encoder: Encoder | str,
     cache_dir: Path | str,
     *,
+    of: tuple[str, str] | None = None,
     device: str = "auto",
     quiet: bool = False,
     **options: Any,
@@ -92,11 +94,13 @@ def embeddings_by(
 
     The leader looks what is there and begins the entry of the documents; every process encodes shards of it, on its own
     `device`; the leader alone encodes the queries. Reading millions of texts and starting a model take as long as encoding many of
-    them, so the others do that while the leader starts its model, as soon as it has found that there is something to encode.
+    them, so all processes do that at once: the others as soon as the leader has found that there is something to encode, or at the
+    very beginning where the cache holds nothing that could be it.
 
     Args:
         tasks: gives the task and what is kept of it. Called by the leader, and by the others only where documents are to be
             encoded; theirs must be the same (the entry's key proves it).
+        of: the task's source and dataset, where they are known before it is read.
 
     Raises:
         UsageError: as `embeddings`, or processes whose hardware, versions or threads differ. CacheError: also texts or a model
@@ -105,10 +109,16 @@ def embeddings_by(
     if options and not isinstance(encoder, str):
         raise UsageError(f"encoder options {', '.join(options)}: need the name of an encoder; this one was made with its own")
     device = resolve_device(device, quiet=quiet or not world.leader)
+    named = encoder if isinstance(encoder, str) else encoder.name
+
+    def helping() -> TaskSide:
+        return _helping_side(tasks()[1], encoder, cache_dir, device, options, world)
+
+    early = not world.leader and of is not None and not holds_documents(cache_dir, *of, named)
+    side = helping() if early else None
     found = _find(*tasks(), encoder, cache_dir, device, options) if world.leader else None
     own = found.documents if found is not None and isinstance(found.documents, TaskSide) else None
-    helps = world.size > 1 and world.share(own is not None) and not world.leader
-    side = _helping_side(tasks()[1], encoder, cache_dir, device, options, world) if helps else own
+    side = own or side or helping() if world.tell(own is not None) else None
     with contextlib.ExitStack() as held:
         begun: Begun | None = world.share(None if own is None else held.enter_context(own.begun()))
         if begun is not None:

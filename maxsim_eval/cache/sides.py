@@ -23,6 +23,7 @@ from maxsim_eval.cache.entries import (
     MANIFEST,
     Entry,
     ids_hash,
+    missing_shards,
     open_entry,
     open_if_complete,
     read_manifest,
@@ -157,6 +158,17 @@ def cached_names(cache_dir: Path | str, source: str, dataset: str) -> list[str]:
         if provenance.get("role", "document") == "document" and provenance.get("encoder")
     }
     return sorted(found)
+
+
+def holds_documents(cache_dir: Path | str, source: str, dataset: str, encoder_name: str) -> bool:
+    """Whether an entry of the dataset's documents by this encoder is complete, of whichever texts and by whichever options."""
+    name = encoder_name.partition("@")[0]
+    return any(
+        said.get("role", "document") == "document"
+        and str(said.get("encoder")).partition("@")[0] == name
+        and not missing_shards(folder, read_manifest(folder))
+        for folder, said in _provenances(cache_dir, source, dataset)
+    )
 
 
 def _provenances(cache_dir: Path | str, source: str, dataset: str) -> Iterator[tuple[Path, dict[str, Any]]]:

@@ -62,7 +62,7 @@ def encode(source: str, dataset: str, *, encoder: str, device: str, data_dir: Pa
     Example: python evaluate.py encode beir scifact --encoder hf:/models/my-encoder
     """
     from maxsim_eval.cache.embeddings import embeddings_by
-    from maxsim_eval.data.loading import load_task
+    from maxsim_eval.data.loading import Unread
     from maxsim_eval.data.subsets import limit_task
     from maxsim_eval.environment import resolve_device
     from maxsim_eval.processes.world import joined, several
@@ -75,17 +75,19 @@ def encode(source: str, dataset: str, *, encoder: str, device: str, data_dir: Pa
     given |= loading_options(given)
     if not several():
         resolve_device(device, quiet=quiet)  # before anything is loaded
+    unread = Unread(source, dataset, {"data_dir": data_dir, "quiet": quiet, **given})
     before: set[Path] = set()
     began = 0.0
 
     def tasks() -> tuple[Task, Task]:
         nonlocal before, began
-        task = load_task(source, dataset, data_dir=data_dir, quiet=quiet, **given)
+        task = unread()
         before, began = set(cache_dir.glob("*/*/*/[0-9]*.h5")), time.monotonic()
         return task, limit_task(task, **limits)
 
+    of = unread.source, unread.dataset
     with joined(device, say_last) as world:
-        found = embeddings_by(world, tasks, encoder, cache_dir, device=world.device(device), quiet=quiet, **options)
+        found = embeddings_by(world, tasks, encoder, cache_dir, of=of, device=world.device(device), quiet=quiet, **options)
         if found is not None:
             _say_encoded(found, before, time.monotonic() - began, world.size, as_json)
 

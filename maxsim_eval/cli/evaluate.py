@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -96,7 +95,7 @@ def evaluate_tasks(
     """Every evaluating command; `given` are the options of `SCORING`, `MODEL`, of the source, the cache folder and `quiet`."""
     from maxsim_eval.api import Settings, evaluate_settings
     from maxsim_eval.comparison.metrics import DEFAULT_METRICS
-    from maxsim_eval.data.loading import load_task
+    from maxsim_eval.data.loading import Unread
     from maxsim_eval.environment import resolve_device
     from maxsim_eval.processes.world import joined, several
     from maxsim_eval.quantities import bytes_of
@@ -130,9 +129,9 @@ def evaluate_tasks(
     failed = 0
     with joined(settings.device, say_last) as world:
         for name in names:
-            load = partial(load_task, source, name, data_dir=data_dir, split=split, quiet=settings.quiet, **loading)
+            task = Unread(source, name, {"data_dir": data_dir, "split": split, "quiet": settings.quiet, **loading})
             try:
-                result = evaluate_settings(settings, load, lambda task: places.setdefault(task.dataset, folder_of(task)))
+                result = evaluate_settings(settings, task, lambda read: places.setdefault(read.dataset, folder_of(read)))
             except MaxsimEvalError as error:
                 if len(names) == 1 or world.size > 1:
                     raise

@@ -23,20 +23,20 @@ PERCENTILES = (1, 5, 25, 50)
 _COLUMNS = 1 << 20  # documents compared at once, so the float64 copies of a long row stay at some megabytes
 _LONG_ROW = 1 << 16  # from here on rows are read and compared in threads (numpy leaves Python's lock alone)
 _THREADS = 8
-_RANKING_BYTES = 128 << 20  # for each processor, of all rows that are being compared, at 64 bytes a document
+_RANKING_BYTES = 128 << 20  # for each processor, of all rows that are being compared, at 80 bytes a document
 # The error histogram's edges are powers of two: a float64's exponent is its bin, so counting is a shift, whatever the number of pairs.
 _LOWEST, _HIGHEST = -40, 10
 _BIAS, _EXPONENTS, _MANTISSA = 1023, 2048, 52  # of a float64
 
 
 class Rows(Protocol):
-    """Scores `[queries, documents]` float32 that are read a row at a time: an array, a memory map, rows kept on disk."""
+    """Scores `[queries, documents]` float32 that are read some rows at a time: an array, a memory map, rows kept on disk."""
 
     @property
     def shape(self) -> tuple[int, ...]: ...  # noqa: D102
     @property
     def ndim(self) -> int: ...  # noqa: D102
-    def __getitem__(self, row: int, /) -> np.ndarray: ...
+    def __getitem__(self, rows: slice, /) -> np.ndarray: ...
 
 
 def check_scores(scores: np.ndarray, query_ids: Sequence[str], document_ids: Sequence[str], path: str) -> None:
@@ -162,17 +162,30 @@ def _compared(reference: np.ndarray, other: np.ndarray, ranking: Ranking) -> _Co
     return spearman(reference, other, ranking), errors, constant[0] != constant[1]
 
 
-def _in_threads(work: Callable[[int], _Compared], rows: int, threads: int) -> Iterator[_Compared]:
-    """`work` of every row, in order, in that many threads."""
+def _in_threads(
+    work: Callable[[int, np.ndarray, np.ndarray], _Compared], pair: tuple[Rows, Rows], threads: int
+) -> Iterator[_Compared]:
+    """`work` of every row's number and both rows, in order, in that many threads; rows are read, as many at a time, meanwhile."""
+    starts = range(0, pair[0].shape[0], threads)
+
+    def read(first: int, rows: Rows) -> np.ndarray:
+        return np.asarray(rows[first : first + threads])
+
     if threads < 2:
-        yield from map(work, range(rows))
+        for row in starts:
+            yield work(row, *(read(row, rows)[0] for rows in pair))
         return
-    with ThreadPoolExecutor(threads) as pool:
+    with ThreadPoolExecutor(threads) as pool, ThreadPoolExecutor(len(pair)) as reading:
+        coming = [reading.submit(read, 0, rows) for rows in pair]
         begun: deque[Future[_Compared]] = deque()
-        for row in range(rows):
-            if len(begun) > threads:
-                yield begun.popleft().result()
-            begun.append(pool.submit(work, row))
+        for first in starts:
+            here = [rows.result() for rows in coming]
+            if first + threads < pair[0].shape[0]:
+                coming = [reading.submit(read, first + threads, rows) for rows in pair]
+            for row in range(len(here[0])):
+                if len(begun) > threads:
+                    yield begun.popleft().result()
+                begun.append(pool.submit(work, first + row, *(rows[row] for rows in here)))
         while begun:
             yield begun.popleft().result()
 
@@ -180,7 +193,8 @@ def _in_threads(work: Callable[[int], _Compared], rows: int, threads: int) -> It
 def _threads(compared: int, read: int) -> int:
     """How many rows are compared at once: one where few of their documents are, or so many are read that several need much memory."""
     processors = os.cpu_count() or 1
-    fitting = processors * _RANKING_BYTES // max(64 * compared, 12 * read, 1)  # both rows, and which of their scores are NaN
+    # What ranks take, and two rows for each thread that are compared, as many that wait, and as many that are being read.
+    fitting = processors * _RANKING_BYTES // max(56 * compared + 24 * read, 1)
     return 1 if compared < _LONG_ROW else min(_THREADS, processors, max(1, fitting))
 
 
@@ -211,19 +225,19 @@ def compare_scores(
         if entries is not None and len(entries) != reference.shape[0]:
             raise ValueError(f"{name}: got {len(entries)} entries, need one for each of {reference.shape[0]} rows")
 
-    def work(row: int) -> _Compared:
-        pair = np.asarray(reference[row]), np.asarray(other[row])
-        for name, values in zip(("reference", "compared"), pair, strict=True):
+    def work(row: int, left: np.ndarray, right: np.ndarray) -> _Compared:
+        for name, values in (("reference", left), ("compared", right)):
             if np.isnan(values).any():
                 column = int(np.flatnonzero(np.isnan(values))[0])
                 query = row if score_rows is None else score_rows[row]
                 raise DataError(f"{name} scores: query number {query}, document number {column}: NaN, need a number")
-        left, right = pair if listed is None else (values[listed[row]] for values in pair)
+        if listed is not None:
+            left, right = left[listed[row]], right[listed[row]]
         return _compared(left, right, ranking)
 
     longest = reference.shape[1] if listed is None else max(map(len, listed), default=0)
     errors, values, disagree = _Errors(), list[float | None](), 0
-    for value, here, one_sided in _in_threads(work, reference.shape[0], _threads(longest, reference.shape[1])):
+    for value, here, one_sided in _in_threads(work, (reference, other), _threads(longest, reference.shape[1])):
         errors.join(here)
         values.append(value)
         disagree += value is None and one_sided  # the paths disagree, although no correlation exists

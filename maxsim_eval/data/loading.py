@@ -8,9 +8,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from maxsim_eval.data import generated, irds, real_mm_rag
 from maxsim_eval.data.assembling import Part, assemble
@@ -32,6 +33,24 @@ class Wanted:
     queries: str | None = None  # text, pages
     rephrase: int | None = None  # 0 to 3
     revision: str | None = None  # of the dataset's repository
+
+
+@dataclass(frozen=True)
+class Unread:
+    """A task that is read when this is called: what `load_task` is given."""
+
+    source: str
+    name: str  # as of `load_task`
+    options: Mapping[str, Any]
+
+    @property
+    def dataset(self) -> str:
+        """As the task will have it."""
+        return Path(self.name).name if self.source == "local" else self.name
+
+    def __call__(self) -> Task:
+        """Read it."""
+        return load_task(self.source, self.name, **self.options)
 
 
 LOCAL_CORPUS = ("corpus.jsonl", FOLDER)  # either makes a folder a local dataset

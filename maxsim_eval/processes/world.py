@@ -76,6 +76,10 @@ class World:
         """The leader's value, on every rank (pickled on its way): others wait for it, and what they call this with is not looked at."""
         return value
 
+    def tell(self, value: Any) -> Any:
+        """The leader's JSON-able value, on every rank, as of `share`; the leader goes on, whoever has not asked for it yet."""
+        return value
+
     def largest(self, value: float) -> float:
         """The largest of all ranks' values."""
         return value
@@ -198,7 +202,7 @@ class _Group(World):
             raise JoinError(f"{who}: the processes cannot find each other: {line_of(error)}") from error
         self._dist = dist
         self._device = "cpu"
-        self._meetings = 0
+        self._meetings = self._told = 0
         self._failure: Failure | None = None
         self._notes: dict[int, str] = {}
         self._stop = threading.Event()
@@ -240,6 +244,16 @@ class _Group(World):
         with self._talking(-1 if self.leader else 0):
             self._dist.broadcast_object_list(box, src=0, device=torch.device("cpu"))
         return box[0]
+
+    def tell(self, value: Any) -> Any:
+        name, self._told = f"told/{self._told}", self._told + 1
+        if self.leader:
+            with self._talking():
+                self._store.set(name, json.dumps(value))
+            return value
+        self._wait([name])
+        with self._talking():
+            return json.loads(self._store.get(name))
 
     def largest(self, value: float) -> float:
         return max(self.collect(value), key=lambda one: (math.isnan(one), one))

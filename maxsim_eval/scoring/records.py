@@ -79,7 +79,7 @@ def remove_partial(out_dir: Path) -> None:
 
 @dataclass(frozen=True)
 class StoredScores:
-    """Scores `[rows, n]` float32 of a record, read from its file a row at a time."""
+    """Scores `[rows, n]` float32 of a record, read from its file some rows at a time."""
 
     path: Path
     stamp: Stamp = field(repr=False)
@@ -87,13 +87,14 @@ class StoredScores:
     shape: tuple[int, int]
     crcs: np.ndarray = field(repr=False)  # [rows] uint32
 
-    def read(self, row: int, out: np.ndarray) -> None:
-        """Fill `out` `[n]` (contiguous float32) with a row; `CacheError` for a file that changed or is damaged."""
-        target = out.data.cast("B")
-        read_at(self.path, self.stamp, [(self.position + row * len(target), [target])])
-        if zlib.crc32(target) != self.crcs[row]:
-            reason = f"scores of row {row} do not have the CRC-32 they were written with"
-            raise damaged(self.path, reason, _AGAIN)
+    def read(self, first: int, out: np.ndarray) -> None:
+        """Fill `out` `[m, n]` float32, of contiguous rows, with those from `first` on; `CacheError`: it changed, or is damaged."""
+        targets = [row.data.cast("B") for row in out]
+        read_at(self.path, self.stamp, [(self.position + first * self.shape[1] * out.itemsize, targets)])
+        for row, target in enumerate(targets, first):
+            if zlib.crc32(target) != self.crcs[row]:
+                reason = f"scores of row {row} do not have the CRC-32 they were written with"
+                raise damaged(self.path, reason, _AGAIN)
 
 
 @dataclass(frozen=True)
@@ -108,7 +109,9 @@ class Record:
 
 
 class ScoreRows:
-    """Full score rows `[rows, N]` float32 that lie in parts, side by side: `self[row]` is one row `[N]`, in memory of its own.
+    """Full score rows `[rows, N]` float32 that lie in parts, side by side: `self[first:last]` are some of them, in memory of their own.
+
+    Every part is a file that is opened for each reading: of many rows at a time that is nothing, row by row it is most of the time.
 
     Args:
         parts: in order of their documents, each `[rows, n]`: in memory, or in the file of a record.
@@ -129,18 +132,18 @@ class ScoreRows:
     def __len__(self) -> int:
         return self.shape[0]
 
-    def __getitem__(self, row: int) -> np.ndarray:
-        if not -self.shape[0] <= row < self.shape[0]:
-            raise IndexError(f"row: got {row}, there are {self.shape[0]}")
-        row %= self.shape[0]
-        out = np.empty(self.shape[1], np.float32)
+    def __getitem__(self, span: slice) -> np.ndarray:
+        rows = range(*span.indices(self.shape[0]))
+        if rows.step != 1:
+            raise ValueError(f"rows: got a step of {rows.step}, need 1")
+        out = np.empty((len(rows), self.shape[1]), np.float32)
         first = 0
         for part in self._parts:
-            target = out[first : first + part.shape[1]]
+            target = out[:, first : first + part.shape[1]]
             if isinstance(part, StoredScores):
-                part.read(row, target)
+                part.read(rows.start, target)
             else:
-                target[:] = part[row]
+                target[:] = part[span]
             first += part.shape[1]
         return out
 
@@ -216,7 +219,7 @@ class Records:
         try:
             record = self._open(start, stop)
             if record is not None and record.scores is not None:
-                row = np.empty(record.scores.shape[1], np.float32)
+                row = np.empty((1, record.scores.shape[1]), np.float32)
                 for number in range(record.scores.shape[0]):
                     record.scores.read(number, row)
         except CacheError as error:

@@ -315,7 +315,7 @@ def test_rows_ranked_in_threads_give_the_same_numbers(threads: int, monkeypatch:
 
 def test_threads_are_for_long_rows_and_bounded_by_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.cpu_count", lambda: 16)
-    assert [module._threads(size, size) for size in (1, 1000, 1 << 16, 2_680_000, 1 << 24, 1 << 40)] == [1, 1, 8, 8, 2, 1]
+    assert [module._threads(size, size) for size in (1, 1000, 1 << 16, 2_680_000, 1 << 24, 1 << 40)] == [1, 1, 8, 8, 1, 1]
     monkeypatch.setattr("os.cpu_count", lambda: 2)
     assert [module._threads(size, size) for size in (1 << 16, 2_680_000)] == [2, 1]
     assert module._threads(1 << 17, 100_000_000) == 1, "few of them are compared, all are read"

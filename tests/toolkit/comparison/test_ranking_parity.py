@@ -180,15 +180,16 @@ def test_spearman_percentiles_are_numpys_of_scipys_correlations() -> None:
 
 
 class Rows:
-    """Score rows that exist only while somebody holds them."""
+    """Score rows, asked for one at a time, that exist only while somebody holds them."""
 
     ndim = 2
 
     def __init__(self, shape: tuple[int, int]) -> None:
         self.shape, self.alive, self.most = shape, 0, 0
 
-    def __getitem__(self, row: int) -> np.ndarray:
-        made = np.random.default_rng(row).random(self.shape[1], dtype=np.float32)
+    def __getitem__(self, rows: slice) -> np.ndarray:
+        assert rows.stop - rows.start == 1
+        made = np.random.default_rng(rows.start).random((1, self.shape[1]), dtype=np.float32)
         self.alive += 1
         self.most = max(self.most, self.alive)
         weakref.finalize(made, self._gone)

@@ -32,6 +32,10 @@ RANKS = """if True:
     def talk(world):
         assert world.share({"x": torch.arange(5), "by": world.rank})["by"] == 0
         assert world.largest(float(world.rank)) == world.size - 1
+        began = time.monotonic()
+        time.sleep(0.0 if world.rank == 0 else 0.5)
+        assert [world.tell([number, world.rank]) for number in range(2)] == [[0, 0], [1, 0]]
+        assert world.rank or time.monotonic() - began < 0.4  # nobody is waited for
         assert world.collect([world.rank]) == [[rank] for rank in range(world.size)]
         drawn = [world.draw("shard") for _ in range(1 + 2 * world.rank)]
         assert drawn == sorted(drawn)

@@ -40,9 +40,9 @@ def assert_right(record: Record | None, start: int, stop: int) -> None:
 
 def assert_rows(found: ScoreRows, scores: np.ndarray) -> None:
     assert (found.shape, found.ndim, len(found)) == (scores.shape, 2, len(scores))
-    for row in (*range(len(scores)), -1):
-        assert found[row].dtype == np.float32
-        assert np.array_equal(found[row].view(np.int32), scores[row].view(np.int32))
+    for span in (np.s_[:], np.s_[1:2], np.s_[-2:], np.s_[2:99], np.s_[3:3]):
+        assert found[span].dtype == np.float32
+        assert np.array_equal(found[span].view(np.int32), scores[span].view(np.int32))
 
 
 def names(folder: Path) -> list[str]:
@@ -168,13 +168,13 @@ def test_a_record_that_changes_after_it_was_opened(tmp_path: Path) -> None:
     rows = records.rows(UNITS)
     write(tmp_path, [(0, 40)])  # another process scored it again
     with pytest.raises(CacheError, match=r"0-40\.h5: changed since it was opened"):
-        rows[1]
+        rows[1:2]
     path = tmp_path / "40-41.h5"
     content = bytearray(path.read_bytes())
     content[-1] ^= 1
     path.write_bytes(content)
     with pytest.raises(CacheError, match=r"40-41\.h5: damaged: scores of row 2 do not have the CRC-32"):
-        records.rows(UNITS)[2]
+        records.rows(UNITS)[1:3]
 
 
 def test_score_rows_of_files_and_of_memory(tmp_path: Path) -> None:
@@ -187,12 +187,10 @@ def test_score_rows_of_files_and_of_memory(tmp_path: Path) -> None:
     parts[1] = record.scores
     rows = ScoreRows(parts)
     assert_rows(rows, whole)
-    rows[0][:] = 7  # a row is a copy
+    rows[:1][:] = 7  # rows are a copy
     assert_rows(rows, whole)
-    assert [row.shape for row in rows] == [(300,)] * 3
-    for row in (3, -4):
-        with pytest.raises(IndexError, match=f"got {row}, there are 3"):
-            rows[row]
+    with pytest.raises(ValueError, match="a step of 2, need 1"):
+        rows[::2]
     with pytest.raises(ValueError, match=r"got \[2, 3\] rows"):
         ScoreRows([whole, whole[:2]])
     assert ScoreRows([]).shape == (0, 0)
