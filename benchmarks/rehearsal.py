@@ -1,15 +1,15 @@
 """The whole of `python evaluate.py beir hotpotqa`, rehearsed: a corpus with HotpotQA's published counts, by phase, beside its floors.
 
-    python benchmarks/rehearsal.py [--json FILE] [--folder DIR] [--encoded 20] [--scored 5] [--gpus 1] [--only scored --beside FILE]
+    python benchmarks/rehearsal.py [--json FILE] [--folder DIR] [--encoded 10] [--scored 5] [--gpus 1] [--only scored --beside FILE]
     python benchmarks/rehearsal.py --folder DIR --make        only the data: later calls with that folder and these parts use it
 
-Nothing is downloaded. Two runs of the real command with its defaults, each in a process of its own with clocks around its phases, and
+Nothing is downloaded. Two runs of the real command with its defaults but for what is said here, each in a process of its own with clocks around its phases, and
 before each of them what `plan` predicts of it:
 
-- `encoded`: 1/20 of 5,233,329 passages of made-up words (lognormal, 46 words on average, as published), encoded by a random
-  BERT-base of ColBERTv2's shape, cached, scored by all paths, compared and reported.
+- `encoded`: 1/10 of 5,233,329 passages of made-up words (lognormal, 46 words on average, as published), encoded by a random
+  BERT-base of ColBERTv2's shape and cached. It is scored by fp16 alone: what scoring takes is measured by the other run.
 - `scored`: 1/5 of the passages with random unit vectors in the cache under the default encoder's name, and all 7,405 queries of 32
-  tokens: every pair is scored by fp32, fp16 and int8.
+  tokens: every pair is scored by fp32, fp16 and int8, compared and reported.
 
 Each phase is extrapolated linearly in the documents (what depends on queries alone, or on nothing, is not), beside its floor: bytes, or
 operations, over a rate of this machine that is measured first. What it cannot show: files are in the page cache when they are read
@@ -277,7 +277,7 @@ def data_of(home: Path, name: str, part: float, queries: int, layers: int, devic
     data, cache, record = home / name, home / f"{name}-cache", home / f"{name}.json"
     words = ["beir", "hotpotqa", "--data-dir", str(data), "--cache-dir", str(cache)]
     if name == "encoded":
-        words += ["--encoder", f"multi-vector:{home / 'colbert'}"]
+        words += ["--encoder", f"multi-vector:{home / 'colbert'}", "--paths", "fp16"]
     sizes = {"part": part, "queries": queries, "layers": layers}
     if record.exists():
         made: dict[str, Any] = json.loads(record.read_text())
@@ -319,7 +319,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--json", type=Path, help="write the raw figures here")
     parser.add_argument("--folder", type=Path, help="where the data is made and kept (default: a temporary folder)")
     parser.add_argument("--make", action="store_true", help="make the data below --folder and end")
-    parser.add_argument("--encoded", type=float, default=20, help="encode one document in so many (default 20)")
+    parser.add_argument("--encoded", type=float, default=10, help="encode one document in so many (default 10)")
     parser.add_argument("--scored", type=float, default=5, help="score one document in so many (default 5)")
     parser.add_argument("--queries", type=int, default=QUERIES, help=f"queries (default {QUERIES})")
     parser.add_argument("--layers", type=int, default=12, help="of the encoder (default 12)")
