@@ -43,6 +43,7 @@ def main(record: Path, arguments: list[str]) -> int:
 
     clocked(loading, "load_task", "read texts")
     clocked(sides, "content_hash", "hash texts")
+    clocked(embeddings, "_encoder_of", "import the encoder")
     clocked(embeddings, "embed", "encode the queries")
     clocked(sides.TaskSide, "fill", "encode and write", once=True)  # the documents; the queries come after them
     share, by_all = world._Group.share, subject.embeddings_by

@@ -19,7 +19,7 @@ from maxsim_eval.comparison.ranks import DEVICE_MEMORY, ranking_on
 from maxsim_eval.comparison.scores import compare_scores
 from maxsim_eval.data.trec import write_trec_run
 from maxsim_eval.errors import DataError, MissingPackageError
-from maxsim_eval.planning.costs import Rate, Sizes
+from maxsim_eval.planning.costs import Encoding, Rate, Sizes
 from maxsim_eval.planning.rates import SECONDS, steady, timed
 from maxsim_eval.planning.sizes import FoundSizes, offline
 from maxsim_eval.processes.turns import each_turn
@@ -36,26 +36,26 @@ _QUERIES = 200  # of the made-up evaluation that is compared and written
 _ROWS, _COLUMNS = 4, 200_000  # of score rows that are compared
 
 
-def encoding(found: FoundSizes) -> tuple[FoundSizes, Rate | None]:
-    """Documents a second that encoding is worth, the model's loading and the queries in it; and sizes by the tokens of those tried.
+def encoding(found: FoundSizes) -> tuple[FoundSizes, Encoding | None]:
+    """What encoding takes, and sizes by the tokens of those tried.
 
     None where nothing has to be encoded, or the encoder or the texts are not on this machine.
     """
     encoder, kept, sizes = found.encoder, found.kept, found.sizes
     if encoder is None or kept is None or not sizes.documents or not sizes.queries:
         return found, None
-    seconds, lengths, started = 0.0, found.lengths, time.perf_counter()
+    start, seconds, lengths, started = 0.0, 0.0, found.lengths, time.perf_counter()
     try:
         with offline():
             if found.entry is None:
-                seconds, tried = _encoding(
+                start, seconds, tried = _encoding(
                     encoder, kept.documents, "document", lambda piece: (piece.lengths.cpu(), piece.dtype)
                 )
                 lengths, form = torch.cat([one for one, _ in tried]).numpy(), str(tried[0][1]).removeprefix("torch.")
                 sizes = replace(sizes, document_tokens=round(lengths.mean() * sizes.documents), form=form, source="sample")
             sample = [kept.documents[place] for place in range(min(_PREPARED, sizes.documents))]
-            seconds += timed(lambda: encoder.prepare(sample)) * sizes.documents / len(sample)
-            more, pieces = _encoding(encoder, kept.queries, "query", lambda piece: piece)
+            start += timed(lambda: encoder.prepare(sample)) * sizes.documents / len(sample)
+            first, others, pieces = _encoding(encoder, kept.queries, "query", lambda piece: piece)
     except (DataError, MissingPackageError) as error:
         return replace(found, notes=(*found.notes, str(error))), None
     asked = _joined(pieces)
@@ -63,14 +63,16 @@ def encoding(found: FoundSizes) -> tuple[FoundSizes, Rate | None]:
     note = f"ESTIMATE: not in the cache; seconds and tokens are those of a sample, encoded in {time.perf_counter() - started:.1f} s"
     # Without the encoder: its model's memory is for scoring now.
     found = replace(found, sizes=sizes, lengths=lengths, notes=(note, *found.notes[1:]), kept=None, encoder=None, queries=asked)
-    return found, Rate(sizes.documents / (seconds + more))
+    return found, Encoding(Rate(sizes.documents / max(seconds, 1e-9)), start + first + others)
 
 
-def _encoding(encoder: Encoder, items: Sequence[Any], role: Role, keep: Callable[[Packed], Kept]) -> tuple[float, list[Kept]]:
-    """Seconds for all items: of those tried, and at the pace of the last of them for the rest (words become known, batches full).
+def _encoding(
+    encoder: Encoder, items: Sequence[Any], role: Role, keep: Callable[[Packed], Kept]
+) -> tuple[float, float, list[Kept]]:
+    """Seconds of the first call, which loads the model, and of all others: of those tried, and for the rest at the pace of the last.
 
-    With what is kept of the tokens of those tried. The first call, which loads the model, is no pace. Where a cache is filled by
-    several calls at once (a GPU's), and one of full size is soon over, several are tried at once.
+    With what is kept of the tokens of those tried. Words become known, batches full. Where a cache is filled by several calls at once
+    (a GPU's), and one of full size is soon over, several are tried at once.
     """
     places = np.random.default_rng(0).permutation(len(items)).tolist()
     chunk, at_once = chunk_of(encoder, items), getattr(encoder, "at_once", 1)
@@ -87,13 +89,13 @@ def _encoding(encoder: Encoder, items: Sequence[Any], role: Role, keep: Callable
         started = time.perf_counter()
         made.append(encoded(span))
         took.append(time.perf_counter() - started)
-        (begin, tried), seconds = span, sum(took)
-        if sum(took[1:]) > SECONDS or tried == len(items):
-            return seconds + (len(items) - tried) * took[-1] / (tried - begin), made
+        (begin, tried), seconds = span, sum(took[1:])
+        if seconds > SECONDS or tried == len(items):
+            return took[0], seconds + (len(items) - tried) * took[-1] / (tried - begin), made
         if tried - begin == chunk and at_once > 1:
             spans = [span_from(begin, chunk) for begin in range(tried, len(items), chunk)][: _TURNS * at_once]
             more, pace, found = _several(spans, encoded, at_once)
-            return seconds + more + (len(items) - spans[-1][1]) * pace, [*made, *found]
+            return took[0], seconds + more + (len(items) - spans[-1][1]) * pace, [*made, *found]
         span = span_from(tried, min(2 * (tried - begin), chunk))
 
 

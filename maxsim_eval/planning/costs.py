@@ -74,10 +74,23 @@ class PathRates:
 
 
 @dataclass(frozen=True)
+class Encoding:
+    """What encoding takes: `start` seconds once (the model, the queries), then `rate` documents a second."""
+
+    rate: Rate
+    start: float = 0.0
+
+    def seconds(self, documents: int, processes: int) -> float:
+        """Of all documents, by so many processes at that rate."""
+        return self.start + documents / (self.rate.value * processes)
+
+
+@dataclass(frozen=True)
 class Rates:
     """Rates of a machine: bytes a second, or pairs (`topk`, `compare`), documents (`encode`), rankings (`finish`); None: unknown.
 
-    `link`, `topk` and `paths` are of one process with a GPU of its own, the others of the machine, however many processes share it.
+    `link`, `topk`, `paths` and a GPU's `encode` are of one process with a GPU of its own, the others of the machine, however many
+    processes share it.
     """
 
     device: str  # "cpu" or "cuda"
@@ -87,7 +100,7 @@ class Rates:
     link: Rate | None = None  # pinned host memory to the GPU
     topk: Rate | None = None
     output: Rate | None = None  # kept score rows to the output folder
-    encode: Rate | None = None  # with all that it takes: loading the model, the queries
+    encode: Encoding | None = None
     compare: Rate | None = None  # two full score rows
     finish: Rate | None = None  # metrics, statistics, run files and report, of one query by one path
     network: Rate | None = None  # between ranks; None: they share a memory

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from maxsim_eval.errors import UnknownNameError
-from maxsim_eval.planning.costs import SCANS, PathRates, Rate, Rates, Sizes
+from maxsim_eval.planning.costs import SCANS, Encoding, PathRates, Rate, Rates, Sizes
 from maxsim_eval.planning.plan import Room
 from maxsim_eval.quantities import size_text
 
@@ -88,14 +88,14 @@ class Machine:
         host = Rate(HOST_THREAD * readers * self.gpus, f"{readers} threads a GPU")
         return Rates("cuda", found, disk=disk, host=host, link=link, topk=topk, output=disk)
 
-    def encode(self, sizes: Sizes, parameters: float) -> Rate | None:
-        """Documents a second, their share of the queries included, through a model of so many parameters a token; None: no model."""
+    def encode(self, sizes: Sizes, parameters: float) -> Encoding | None:
+        """Of one GPU, a document's share of the queries included, through a model of so many parameters a token; None: no model."""
         if not parameters or not sizes.documents:
             return None
         share, spread = ENCODING
         each = (sizes.document_tokens + sizes.query_tokens) / sizes.documents * 2 * parameters
         how = f"{share} of the FP16 peak, {parameters / 1e6:,.0f}M parameters a token"
-        return Rate(GPUS[self.name].fp16 * share * self.gpus / max(each, 1.0), how, spread)
+        return Encoding(Rate(GPUS[self.name].fp16 * share / max(each, 1.0), how, spread))
 
     def room(self) -> Room:
         """Its memory and GPUs; of its disks nothing is known."""

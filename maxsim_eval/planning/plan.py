@@ -107,9 +107,7 @@ def make_plan(
     paths = [path_plan(name, sizes, rates, cold=cold[name], k=k, processes=processes, rows=rows) for name in names]
     phases = [_phase("start", "imports and loading", start), *paths]
     if not sizes.encoded:
-        made, written = seconds_of(sizes.documents, rates.encode), seconds_of(sizes.stored, rates.output)
-        more = 0.0 if made is None or rates.encode is None else made * rates.encode.spread
-        phases.insert(1, _phase("encode", "the encoder", None if made is None or written is None else made + written, more))
+        phases.insert(1, _encoding(sizes, rates, processes))
     if rows:
         pairs = rows * sizes.documents * (len(names) - 1)
         phases.append(_phase("compare", f"full scores of {rows:,} queries", seconds_of(pairs, rates.compare)))
@@ -130,6 +128,15 @@ def make_plan(
         checks=tuple(_checks(sizes, room, rates.device, k, processes, memory, memory_budget, rows, len(names))),
         unknown=tuple(unknown),
     )
+
+
+def _encoding(sizes: Sizes, rates: Rates, processes: int) -> PathPlan:
+    """Encoding and writing: on a GPU at once, by every process on its own."""
+    encode, written, gpu = rates.encode, seconds_of(sizes.stored, rates.output), rates.device == "cuda"
+    if encode is None or written is None:
+        return _phase("encode", "the encoder", None)
+    made = encode.seconds(sizes.documents, processes if gpu else 1)
+    return _phase("encode", "the encoder", max(made, written) if gpu else made + written, made * encode.rate.spread)
 
 
 def _phase(name: str, bound: str, seconds: float | None, more: float = 0.0) -> PathPlan:

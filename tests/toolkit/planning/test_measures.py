@@ -338,7 +338,8 @@ def test_a_sample_is_encoded_and_gives_the_sizes(tmp_path: Path) -> None:
     task = load_task("demo", "small", data_dir=tmp_path / "data", quiet=True)
     guess, rate = around.encoding(found(tmp_path))
     assert rate is not None
-    assert rate.value > 1
+    assert rate.rate.value > 1
+    assert rate.start > 0
     assert guess.notes[0].startswith("ESTIMATE: not in the cache; seconds and tokens are those of a sample")
     exact = {role: embed(task, role, LexicalEncoder(), tmp_path / "cache", quiet=True).tokens for role in ("query", "document")}
     assert guess.sizes.document_tokens == pytest.approx(exact["document"], rel=0.5)
@@ -358,10 +359,10 @@ def test_a_long_encoding_goes_on_at_the_pace_of_its_last_batch(monkeypatch: pyte
 
     monkeypatch.setattr(around, "SECONDS", 1.5)
     monkeypatch.setattr(around.time, "perf_counter", lambda: Slow.clock)
-    seconds, pieces = around._encoding(Slow(), range(1000), "document", lambda piece: piece)  # type: ignore[arg-type]
+    first, seconds, pieces = around._encoding(Slow(), range(1000), "document", lambda piece: piece)  # type: ignore[arg-type]
     tried = around._joined(pieces)
     assert [len(batch) for batch in Slow.batches] == [4, 8]
-    assert seconds == pytest.approx(10 + 0.25 * 996)
+    assert (first, seconds) == pytest.approx((10, 0.25 * 996))
     assert (tried.lengths.tolist(), tried.dtype) == ([3] * 12, torch.float32)
     assert tried.values.shape == (36, 2)
 
@@ -382,13 +383,13 @@ def test_the_pace_of_an_encoding_is_that_of_several_windows_at_once(monkeypatch:
     def kept(piece: Packed) -> list[float]:
         return piece.values.flatten().tolist()
 
-    seconds, tried = around._encoding(encoder := Several(), range(10_000), "document", kept)  # type: ignore[arg-type]
+    _, seconds, tried = around._encoding(encoder := Several(), range(10_000), "document", kept)  # type: ignore[arg-type]
     assert encoder.expected == 10_000
     assert [len(one) for one in tried] == [4, 8] + 3 * 4 * [8]
     assert len({item for one in tried for item in one}) == 4 + 8 + 3 * 4 * 8
     at_once = 10_000 / 8 * 0.05 / 4
     assert at_once * 0.8 < seconds < 2 * at_once  # 62 s by the pace of one
-    seconds, tried = around._encoding(Several(), range(50), "document", kept)  # type: ignore[arg-type]
+    _, seconds, tried = around._encoding(Several(), range(50), "document", kept)  # type: ignore[arg-type]
     assert sorted(item for one in tried for item in one) == list(range(50))
     assert seconds < 1  # all of it was tried: no pace is needed
 
