@@ -40,7 +40,7 @@ def test_the_made_up_corpus_is_a_dataset_of_the_published_lengths(texts: Path) -
 
 
 def test_phases_are_extrapolated_beside_their_floors() -> None:
-    phases = {"read texts": 1.0, "encode and write": 10.0, "fp32": 20.0, "start and the rest": 3.0}
+    phases = {"read texts": 1.0, "encode and write": 10.0, "look in the cache": 5.0, "fp32": 20.0, "start and the rest": 3.0}
     phases |= {"compare full scores": 2.0, "metrics": 6.0, "statistics": 1.0}
     run = {"phases": phases, "document_tokens": 1000, "text_bytes": 100}
     report: dict[str, Any] = {
@@ -49,15 +49,16 @@ def test_phases_are_extrapolated_beside_their_floors() -> None:
         "encoded": run,
     }
     rows = {row["phase"]: row for row in rehearsal.with_floors(report)}
-    assert [rows[name]["full"] for name in phases] == [20.0, 200.0, 400.0, 3.0, 40.0, 6.0, 1.0], (
+    assert [rows[name]["full"] for name in phases] == [20.0, 200.0, 100.0, 400.0, 3.0, 40.0, 6.0, 1.0], (
         "the start, metrics and statistics are the same for any number of documents"
     )
     assert rows["read texts"]["floor"] == 100 * 20 / 50
     assert rows["fp32"]["floor"] == 2 * 7405 * 32 * 128 * 1000 * 20 / 1e9
-    assert "| **all** |  | 11.2 min |" in rehearsal.markdown(list(rows.values()))
-    report |= {"scored": {**run, "phases": {**phases, "fp32": 5.0}}, "scored_part": 10.0}
+    assert "| **all** |  | 12.8 min |" in rehearsal.markdown(list(rows.values()))
+    report |= {"scored": {**run, "phases": {**phases, "look in the cache": 2.0, "fp32": 5.0}}, "scored_part": 10.0}
     rows = {row["phase"]: row for row in rehearsal.with_floors(report)}
     assert (rows["fp32"]["full"], rows["encode and write"]["full"]) == (50.0, 200.0)
+    assert rows["look in the cache"]["full"] == 2.0 * 10 + (5.0 - 2.0 * 10 / 20), "what only encoding looks for does not grow"
 
 
 def test_predictions_stand_beside_what_was_measured() -> None:
@@ -99,7 +100,7 @@ def test_the_real_command_is_clocked(tmp_path: Path, monkeypatch: pytest.MonkeyP
     phases = found["phases"]
     assert sum(phases.values()) == pytest.approx(found["wall"], rel=1e-3)
     assert min(phases.values()) >= 0
-    assert min(phases[path] for path in ("encode and write", "fp32", "fp16", "int8")) > 0
+    assert min(phases[path] for path in ("look in the cache", "fp32", "fp16", "int8")) > 0
     with pytest.raises(SystemExit, match="made for other sizes"):
         rehearsal.main([*words, "--make", "--queries", "31"])
 
@@ -137,9 +138,9 @@ def test_the_reference_is_checked_before_it_is_timed(monkeypatch: pytest.MonkeyP
         reference_speed.check(queries, documents)
 
 
-def _committed(script: ModuleType, machine: str) -> dict[str, Any]:
+def _committed(script: ModuleType, machine: str, more: str = "") -> dict[str, Any]:
     folder = Path(__file__).resolve().parents[2] / "docs" / "results" / machine
-    found = json.loads((folder / f"{Path(str(script.__file__)).stem}.json").read_text())
+    found = json.loads((folder / f"{Path(str(script.__file__)).stem}{more}.json").read_text())
     assert found["schema"] == script.SCHEMA
     return found  # type: ignore[no-any-return]
 
@@ -200,8 +201,9 @@ def test_committed_encoding_and_rehearsal() -> None:
         assert methods["cpu"]["ours"] > methods["cpu"][other] / 1.1
     seconds = {row["phase"]: row["full"] for row in _committed(rehearsal, "h100")["rows"]}
     assert sum(seconds.values()) < 3600
+    assert sum(seconds.values()) > 1.8 * sum(row["full"] for row in _committed(rehearsal, "h100", "_2")["rows"])
     assert sum(seconds[path] for path in ("fp32", "fp16", "int8")) < 25 * 60
-    assert {phase for phase, whole in seconds.items() if whole > 180} == {"fp32", "encode and write"}
+    assert {phase for phase, whole in seconds.items() if whole > 180} <= {"fp32", "encode and write"}
 
 
 def test_plans_stand_beside_what_was_taken(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -343,13 +343,13 @@ def test_the_ranges_of_a_gpu_cover_its_rehearsal(gpu: str) -> None:
     runs = json.loads((ROOT / "docs" / "results" / gpu / "rehearsal.json").read_text(encoding="utf-8"))
     machine = Machine(gpu, 1, disk=3 * 10**9, ram=10**12)
     paths = ("fp32", "fp16", "int8")
-    for run, documents, took in (("scored", 523_332, {}), ("encoded", 261_666, {"encode": "encode and write"})):
-        phases = runs[run]["phases"]
+    for run, took in (("scored", {}), ("encoded", {"encode": "encode and write"})):
+        phases, documents = runs[run]["phases"], int(5_233_329 / runs[f"{run}_part"])
         sizes = Sizes(7405, documents, 7405 * 32, runs[run]["document_tokens"], 128, "float16", encoded=run == "scored")
         encode = machine.encode(sizes, rule_of("colbertv2").parameters)
         made = make_plan(sizes, replace(machine.rates(paths, 4), encode=encode), machine.room(), paths)
         said = {phase.name: phase for phase in made.phases}
-        for name in (*paths, *took):
+        for name in (*(path for path in paths if path in phases), *took):
             seconds, measured = said[name].seconds, phases[took.get(name, name)]
             assert seconds is not None
             assert seconds / 1.1 <= measured <= 1.1 * (seconds + said[name].more), (run, name)
