@@ -101,7 +101,7 @@ def search_launches(dtype: torch.dtype, d: int, longest: int) -> list[Any]:
         for module in (bounds, survivors, fetching, keys):
             patched.enter_context(mock.patch.object(module, "launch", caught))
         rounding = bounds.Rounding(1e-4, 1e-6, 1e-30, 0.0)
-        terms = bounds.query_terms(values, starts, lengths, asked.codes, asked.scales.float(), rounding)
+        terms = bounds.query_terms(values, starts, lengths, longest, asked.codes, asked.scales.float(), rounding)
         bounded = bounds.Bounded(torch.zeros(count, 10), terms, lengths, torch.zeros(10), torch.zeros(10), documents.lengths)
         lower = bounded.lower(torch.zeros(count))
         bounded.marks(lower, torch.zeros(count), None)

@@ -223,7 +223,8 @@ class DeviceSearch:
         width = values.shape[1]
         rounding = Rounding.up(gamma_of(width, exact), gamma_of(width, coded), tiny_of(width), scan.shift)
         codes_of, scales = query_codes(values, dtype) if quantised else (None, None)
-        return query_terms(values, self.queries.starts, self.queries.lengths, codes_of, scales, rounding)
+        asked = self.queries
+        return query_terms(values, asked.starts, asked.lengths, asked.longest, codes_of, scales, rounding)
 
     def _piece(self, whole: Packed | Rows, span: slice, scan: Scan, residuals: Residuals, terms: Callable[[], Tensor]) -> None:
         """Documents `span` of `whole`, of which everything else speaks too."""

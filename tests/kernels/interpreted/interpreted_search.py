@@ -11,6 +11,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -182,7 +183,7 @@ def check_parts() -> None:
         if quantised:
             made = quantize_fp8(queries.values, "token") if "fp8" in kind else quantize_int8(queries.values)
             held = (made.codes, made.scales.float())
-        terms = query_terms(queries.values, queries.starts, queries.lengths, *held, rounding)
+        terms = query_terms(queries.values, queries.starts, queries.lengths, queries.longest, *held, rounding)
         for found, need in zip(terms[:4], (expected.error, expected.norm, expected.rest, expected.size), strict=True):
             torch.testing.assert_close(found, need, rtol=1e-6, atol=1e-12)
         scores = maxsim(given, codes, quantize_queries=quantised)
@@ -209,11 +210,15 @@ def check_parts() -> None:
         for found in (leads, late):
             assert int(found.total) == int(found.counts.sum()) == int(found.tally.sum())
             assert int(found.tokens) == int((found.counts * documents.lengths).sum())
+            listed = found.listed[: int(found.documents)].tolist()
+            assert sorted(listed) == found.counts.nonzero()[:, 0].tolist(), "each document with a list, once"
         assert survivors.takes(queries.values, documents)
-        for numbers, alone in device.score_alone(queries.values, queries.starts, queries.lengths, documents):
-            filled = documents.lengths[numbers] > 0
-            assert filled.sum() > 5
-            assert torch.equal(alone[:, filled], exact[:, numbers[filled]])
+        for programs in (survivors.PROGRAMS, 3):  # one for each document, or each takes several
+            with mock.patch.object(survivors, "PROGRAMS", programs):
+                for numbers, alone in device.score_alone(queries.values, queries.starts, queries.lengths, documents):
+                    filled = documents.lengths[numbers] > 0
+                    assert filled.sum() > 5
+                    assert torch.equal(alone[:, filled], exact[:, numbers[filled]])
         CHECKED.append(kind)
 
 

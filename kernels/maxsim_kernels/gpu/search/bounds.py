@@ -47,12 +47,15 @@ class Rounding:
 class Marks:
     """Pairs to be scored exactly: `lists` `[n, Nq]` int32, of which the first `counts` `[n]` count.
 
-    `tally` `[Nq]` int64: how many by query, `total` `[]` of all; `tokens` `[]` int64: of their documents. `highest` `[Nq]` float64: the
-    best upper bound that is not marked (of late marks alone).
+    `listed` `[n]` int32: documents whose list holds something, in no order; the first `documents` `[]` int64 count. `tally` `[Nq]`
+    int64: pairs by query, `total` `[]` int64 of all; `tokens` `[]` int64: of their documents. `highest` `[Nq]` float64: the best upper
+    bound that is not marked (of late marks alone).
     """
 
     lists: Tensor
     counts: Tensor
+    listed: Tensor
+    documents: Tensor
     tally: Tensor
     total: Tensor
     tokens: Tensor
@@ -117,9 +120,18 @@ def _terms_kernel(
 
 
 def query_terms(
-    values: Tensor, starts: Tensor, lengths: Tensor, codes: Tensor | None, scales: Tensor | None, rounding: Rounding
+    values: Tensor,
+    starts: Tensor,
+    lengths: Tensor,
+    longest: int,
+    codes: Tensor | None,
+    scales: Tensor | None,
+    rounding: Rounding,
 ) -> Tensor:
-    """`[5, Nq]` FP64 of packed queries `values` `[T, d]`; `codes`, `scales`: as the scan multiplies them, None: as they are."""
+    """`[5, Nq]` FP64 of packed queries `values` `[T, d]`, of up to `longest` tokens; `codes`, `scales`: as the scan multiplies them.
+
+    None: as they are.
+    """
     count, width = starts.numel(), values.shape[1]
     out = torch.empty(5, count, dtype=torch.float64, device=values.device)
     held = min(128, max(16, triton.next_power_of_2(width)))
@@ -128,7 +140,7 @@ def query_terms(
             _terms_kernel, count,
             values, codes if codes is not None else values, scales if scales is not None else out, starts, lengths, out, count,
             width, values.stride(0), rounding.exact, rounding.coded, rounding.tiny, rounding.shift,
-            CODED=codes is not None, ROWS=16, WIDTH=held, warps=4,
+            CODED=codes is not None, ROWS=64 if longest > 64 else 16, WIDTH=held, warps=8 if longest > 64 else 4,
         )  # fmt: skip
     return out
 
@@ -181,7 +193,7 @@ def _lower_kernel(
 @triton.jit(do_not_specialize=["queries", "documents", "stride"])
 def _mark_kernel(
     score_ptr, term_ptr, query_length_ptr, error_ptr, norm_ptr, length_ptr, lower_ptr, floor_ptr, least_ptr, list_ptr, count_ptr,
-    tally_ptr, token_ptr, highest_ptr, queries, documents, stride,
+    listed_ptr, sum_ptr, tally_ptr, highest_ptr, queries, documents, stride,
     LATE: tl.constexpr, QUERIES: tl.constexpr, DOCUMENTS: tl.constexpr,
 ):  # fmt: skip
     block = tl.program_id(0)
@@ -224,7 +236,11 @@ def _mark_kernel(
         found += tl.sum(ones, 0)
     tl.store(count_ptr + document, found, mask=there)
     length = tl.load(length_ptr + document, mask=there, other=0).to(tl.int64)
-    tl.store(token_ptr + block, tl.sum(found * length, 0))
+    some = (found > 0).to(tl.int32)
+    tl.atomic_add(sum_ptr, tl.sum(found, 0).to(tl.int64))
+    tl.atomic_add(sum_ptr + 1, tl.sum(found * length, 0))
+    before = tl.atomic_add(sum_ptr + 2, tl.sum(some, 0).to(tl.int64))
+    tl.store(listed_ptr + before + tl.cumsum(some, 0) - 1, document, mask=some > 0)
 
 
 @dataclass(frozen=True)
@@ -262,13 +278,12 @@ class Bounded:
         lists = torch.empty(documents, queries, dtype=torch.int32, device=device)
         counts = torch.empty(documents, dtype=torch.int32, device=device)
         tally = torch.empty(blocks, queries, dtype=torch.int32, device=device)
-        tokens = torch.empty(blocks, dtype=torch.int64, device=device)
+        listed, sums = torch.empty_like(counts), torch.zeros(3, dtype=torch.int64, device=device)
         highest = torch.empty(blocks, queries, dtype=torch.float64, device=device) if least is not None else self.terms
         launch(
-            _mark_kernel, blocks, *self._arguments(), lower, floor, least if least is not None else floor, lists, counts, tally,
-            tokens, highest, queries, documents, self.scores.stride(0),
+            _mark_kernel, blocks, *self._arguments(), lower, floor, least if least is not None else floor, lists, counts, listed, sums,
+            tally, highest, queries, documents, self.scores.stride(0),
             LATE=least is not None, QUERIES=_QUERIES, DOCUMENTS=_DOCUMENTS, warps=4,
         )  # fmt: skip
-        by_query = tally.sum(0)
         best = highest[0] if least is None else highest.amax(0)
-        return Marks(lists, counts, by_query, by_query.sum(), tokens.sum(), best)
+        return Marks(lists, counts, listed, sums[2], tally.sum(0), sums[0], sums[1], best)

@@ -5,7 +5,8 @@ units in the same steps; the maximum is exact, and a query's maxima are added in
 is looked at before it is believed (`search/trust.py`).
 
 A document that fits in a tile is read once, for all its queries. A query that does not is scored in parts, by a program each where few
-documents would leave the GPU idle, and a second kernel adds the parts' sums, in the order in which one program would.
+documents would leave the GPU idle, and a second kernel adds the parts' sums, in the order in which one program would. Programs
+share the documents that have a list; how many those are is known on the GPU alone, and most documents have none.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ WIDEST = 256  # dimensions of a token that a tile holds whole
 SHORT = 128  # tokens of a document that is one tile
 _SUMS = 1 << 22  # parts' sums that are kept: 8 bytes each
 _SLOTS = 32  # pairs of a document whose parts are added at once
+PROGRAMS = 2048  # at most: several for each multiprocessor
 
 
 @dataclass(frozen=True)
@@ -48,88 +50,91 @@ class _Shape:
         return cls(64, SHORT, 4, 1, True) if longest_document <= SHORT else cls(64, 64, 4, 2, False)
 
 
-@triton.jit(do_not_specialize=["queries", "documents", "limit", "shares", "tokens_total", "out_stride"])
+@triton.jit(do_not_specialize=["queries", "limit", "shares", "tokens_total", "out_stride"])
 def _survivors_kernel(
-    query_ptr, query_start_ptr, query_length_ptr, document_ptr, start_ptr, length_ptr, list_ptr, count_ptr, total_ptr, sum_ptr, out_ptr,
-    queries, documents, limit, shares, tokens_total, out_stride, width, stride_query, stride_document,
+    query_ptr, query_start_ptr, query_length_ptr, document_ptr, start_ptr, length_ptr, list_ptr, count_ptr, listed_ptr, documents_ptr,
+    total_ptr, sum_ptr, out_ptr, queries, limit, shares, tokens_total, out_stride, width, stride_query, stride_document,
     PARTS: tl.constexpr, SPLIT: tl.constexpr, WHOLE: tl.constexpr, PADDED: tl.constexpr, ROWS: tl.constexpr, TOKENS: tl.constexpr,
     WIDTH: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     EACH: tl.constexpr = ROWS // PADDED
-    document = tl.program_id(0) // shares
-    share = tl.program_id(0) % shares  # the part of every query that this program takes
-    count = tl.load(count_ptr + document)
-    if tl.load(total_ptr) > limit:
-        count = 0  # brute force is cheaper; the host will see the same number
-    start = tl.maximum(tl.load(start_ptr + document).to(tl.int64), 0)
-    length = tl.load(length_ptr + document).to(tl.int64)
-    length = tl.maximum(tl.minimum(length, tokens_total - start), 0).to(tl.int32)
-    length = tl.where(count > 0, length, 0)
-    base = document_ptr + start * stride_document
     inner = tl.arange(0, WIDTH)
     row = tl.arange(0, ROWS)
     column = tl.arange(0, TOKENS)
-    asked = list_ptr + document.to(tl.int64) * queries
-    if WHOLE:
-        there = column < length
-        place = base + column.to(tl.int64)[None, :] * stride_document + inner[:, None]
-        tokens = tl.load(place, mask=there[None, :] & (inner < width)[:, None], other=0.0)
-    for first in range(0, count, EACH):
-        slot = first + row // PADDED
-        query = tl.load(asked + slot, mask=slot < count, other=0).to(tl.int64)
-        begin = tl.load(query_start_ptr + query).to(tl.int64)
-        size = tl.load(query_length_ptr + query).to(tl.int32)
-        size = tl.where(slot < count, size, 0)
-        total = tl.zeros([EACH], tl.float64)
-        parts = share + 1
-        if PARTS and not SPLIT:
-            parts = tl.cdiv(tl.max(size, 0), ROWS)
-        for part in range(share, parts):
-            token = part * ROWS + row % PADDED
-            valid = token < size
-            from_row = (begin + token) * stride_query
-            rows = tl.load(
-                query_ptr + from_row[:, None] + inner[None, :], mask=valid[:, None] & (inner < width)[None, :], other=0.0
-            )
-            if WHOLE:
-                best = tl.reduce(tl.where(there[None, :], tl.dot(rows, tokens), float("-inf")), 1, keep_nan)
+    items = tl.load(documents_ptr).to(tl.int32) * shares
+    if tl.load(total_ptr) > limit:
+        items = 0  # brute force is cheaper; the host will see the same number
+    for item in range(tl.program_id(0), items, tl.num_programs(0)):
+        document = tl.load(listed_ptr + item // shares).to(tl.int64)
+        share = item % shares  # the part of every query that this program takes
+        count = tl.load(count_ptr + document)
+        start = tl.maximum(tl.load(start_ptr + document).to(tl.int64), 0)
+        length = tl.load(length_ptr + document).to(tl.int64)
+        length = tl.maximum(tl.minimum(length, tokens_total - start), 0).to(tl.int32)
+        base = document_ptr + start * stride_document
+        asked = list_ptr + document * queries
+        if WHOLE:
+            there = column < length
+            place = base + column.to(tl.int64)[None, :] * stride_document + inner[:, None]
+            tokens = tl.load(place, mask=there[None, :] & (inner < width)[:, None], other=0.0)
+        for first in range(0, count, EACH):
+            slot = first + row // PADDED
+            query = tl.load(asked + slot, mask=slot < count, other=0).to(tl.int64)
+            begin = tl.load(query_start_ptr + query).to(tl.int64)
+            size = tl.load(query_length_ptr + query).to(tl.int32)
+            size = tl.where(slot < count, size, 0)
+            total = tl.zeros([EACH], tl.float64)
+            parts = share + 1
+            if PARTS and not SPLIT:
+                parts = tl.cdiv(tl.max(size, 0), ROWS)
+            for part in range(share, parts):
+                token = part * ROWS + row % PADDED
+                valid = token < size
+                from_row = (begin + token) * stride_query
+                rows = tl.load(
+                    query_ptr + from_row[:, None] + inner[None, :], mask=valid[:, None] & (inner < width)[None, :], other=0.0
+                )
+                if WHOLE:
+                    best = tl.reduce(tl.where(there[None, :], tl.dot(rows, tokens), float("-inf")), 1, keep_nan)
+                else:
+                    best = tl.full([ROWS], float("-inf"), tl.float32)
+                    reach = tl.where(part * ROWS < tl.max(size, 0), length, 0)
+                    for tile in tl.range(0, reach, TOKENS, num_stages=STAGES):
+                        at = tile + column
+                        inside = at < length
+                        source = base + at.to(tl.int64)[None, :] * stride_document + inner[:, None]
+                        loaded = tl.load(source, mask=inside[None, :] & (inner < width)[:, None], other=0.0)
+                        cells = tl.where(inside[None, :], tl.dot(rows, loaded), float("-inf"))
+                        best = keep_nan(best, tl.reduce(cells, 1, keep_nan))
+                kept = tl.where(valid, best, 0.0).to(tl.float64)
+                total += tl.sum(tl.reshape(kept, [EACH, PADDED]), 1)
+            where = first + tl.arange(0, EACH)
+            if SPLIT:
+                tl.store(sum_ptr + (document * queries + where) * shares + share, total, mask=where < count)
             else:
-                best = tl.full([ROWS], float("-inf"), tl.float32)
-                reach = tl.where(part * ROWS < tl.max(size, 0), length, 0)
-                for tile in tl.range(0, reach, TOKENS, num_stages=STAGES):
-                    at = tile + column
-                    inside = at < length
-                    source = base + at.to(tl.int64)[None, :] * stride_document + inner[:, None]
-                    loaded = tl.load(source, mask=inside[None, :] & (inner < width)[:, None], other=0.0)
-                    cells = tl.where(inside[None, :], tl.dot(rows, loaded), float("-inf"))
-                    best = keep_nan(best, tl.reduce(cells, 1, keep_nan))
-            kept = tl.where(valid, best, 0.0).to(tl.float64)
-            total += tl.sum(tl.reshape(kept, [EACH, PADDED]), 1)
-        where = first + tl.arange(0, EACH)
-        if SPLIT:
-            cell = (document.to(tl.int64) * queries + where) * shares + share
-            tl.store(sum_ptr + cell, total, mask=where < count)
-        else:
-            to = tl.load(asked + where, mask=where < count, other=0).to(tl.int64)
-            tl.store(out_ptr + to * out_stride + document, total.to(tl.float32), mask=where < count)
+                to = tl.load(asked + where, mask=where < count, other=0).to(tl.int64)
+                tl.store(out_ptr + to * out_stride + document, total.to(tl.float32), mask=where < count)
 
 
 @triton.jit(do_not_specialize=["queries", "limit", "shares", "out_stride"])
 def _add_parts_kernel(
-    sum_ptr, list_ptr, count_ptr, total_ptr, out_ptr, queries, limit, shares, out_stride, SLOTS: tl.constexpr
+    sum_ptr, list_ptr, count_ptr, listed_ptr, documents_ptr, total_ptr, out_ptr, queries, limit, shares, out_stride,
+    SLOTS: tl.constexpr,
 ):  # fmt: skip
-    """A document's scores from the sums of its queries' parts."""
-    document = tl.program_id(0).to(tl.int64)
-    count = tl.load(count_ptr + document)
+    """Scores of documents from the sums of their queries' parts."""
+    items = tl.load(documents_ptr).to(tl.int32)
     if tl.load(total_ptr) > limit:
-        count = 0
-    for first in range(0, count, SLOTS):
-        slot = first + tl.arange(0, SLOTS)
-        total = tl.zeros([SLOTS], tl.float64)
-        for part in range(shares):
-            total += tl.load(sum_ptr + (document * queries + slot) * shares + part, mask=slot < count, other=0.0)
-        to = tl.load(list_ptr + document * queries + slot, mask=slot < count, other=0).to(tl.int64)
-        tl.store(out_ptr + to * out_stride + document, total.to(tl.float32), mask=slot < count)
+        items = 0
+    for item in range(tl.program_id(0), items, tl.num_programs(0)):
+        document = tl.load(listed_ptr + item).to(tl.int64)
+        count = tl.load(count_ptr + document)
+        for first in range(0, count, SLOTS):
+            slot = first + tl.arange(0, SLOTS)
+            total = tl.zeros([SLOTS], tl.float64)
+            for part in range(shares):
+                total += tl.load(sum_ptr + (document * queries + slot) * shares + part, mask=slot < count, other=0.0)
+            to = tl.load(list_ptr + document * queries + slot, mask=slot < count, other=0).to(tl.int64)
+            tl.store(out_ptr + to * out_stride + document, total.to(tl.float32), mask=slot < count)
 
 
 def takes(values: Tensor, documents: Packed) -> bool:
@@ -163,17 +168,18 @@ def score_marked(
     shares = parts if split else 1
     sums = torch.empty(queries * count * parts, dtype=torch.float64, device=scores.device) if split else scores
     document_starts, document_lengths = documents.starts.contiguous(), documents.lengths.contiguous()
+    listed = marks.lists, marks.counts, marks.listed, marks.documents, marks.total
     launch(
-        _survivors_kernel, count * shares,
-        values, starts, lengths, held, document_starts, document_lengths, marks.lists, marks.counts, marks.total, sums, scores,
-        queries, count, limit, shares, held.shape[0], scores.stride(0), held.shape[1], values.stride(0), held.stride(0),
+        _survivors_kernel, min(PROGRAMS, count * shares),
+        values, starts, lengths, held, document_starts, document_lengths, *listed, sums, scores,
+        queries, limit, shares, held.shape[0], scores.stride(0), held.shape[1], values.stride(0), held.stride(0),
         PARTS=parts > 1, SPLIT=split, WHOLE=shape.whole, PADDED=min(shape.rows, padded(longest)), ROWS=shape.rows,
         TOKENS=shape.tokens, WIDTH=padded(held.shape[1]), STAGES=shape.stages, warps=shape.warps,
     )  # fmt: skip
     if split:
         launch(
-            _add_parts_kernel, count, sums, marks.lists, marks.counts, marks.total, scores, queries, limit, shares,
-            scores.stride(0), SLOTS=_SLOTS, warps=1,
+            _add_parts_kernel, min(PROGRAMS, count), sums, *listed, scores, queries, limit, shares, scores.stride(0), SLOTS=_SLOTS,
+            warps=1,
         )  # fmt: skip
 
 
@@ -191,8 +197,10 @@ def score_alone(values: Tensor, starts: Tensor, lengths: Tensor, documents: Pack
 def _all_marked(values: Tensor, starts: Tensor, lengths: Tensor, documents: Packed) -> Tensor:
     count, device = starts.numel(), values.device
     lists = torch.arange(count, dtype=torch.int32, device=device).expand(len(documents), count).contiguous()
-    total = torch.tensor(lists.numel(), device=device)
-    marks = Marks(lists, torch.full((len(documents),), count, dtype=torch.int32, device=device), total, total, total, total)
+    total, every = torch.tensor([lists.numel(), len(documents)], device=device)
+    counts = torch.full((len(documents),), count, dtype=torch.int32, device=device)
+    listed = torch.arange(len(documents), dtype=torch.int32, device=device)
+    marks = Marks(lists, counts, listed, every, total, total, total, total)
     scores = torch.empty(count, len(documents), device=device)
     longest = int(lengths.max()), int(documents.lengths.max())
     score_marked(values, starts, lengths, longest[0], documents, longest[1], marks, lists.numel(), scores)
