@@ -47,7 +47,7 @@ def test_counts_and_names_of_failures(record: ModuleType, tmp_path: Path) -> Non
 def test_a_sanitizers_summary_is_read(record: ModuleType, tmp_path: Path, said: str, code: int, well: bool) -> None:
     stand_in = tmp_path / "tool.py"
     stand_in.write_text(f"import sys\nprint('7 calls, 0 wrong')\nprint('===== ERROR SUMMARY: {said}')\nsys.exit({code})\n")
-    found, good = record.sanitized("memcheck", [1, 2], 8, [sys.executable, str(stand_in)])
+    found, good = record.sanitized("memcheck", [1, 2], 8, command=[sys.executable, str(stand_in)])
     assert good is well
     assert set(found) == {"memcheck, part 1/8", "memcheck, part 2/8"}
     entry = found["memcheck, part 1/8"]

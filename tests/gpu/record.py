@@ -86,8 +86,10 @@ def tests(paths: list[Path], processes: int) -> tuple[dict[str, Any], bool]:
     return found, ended == 0 and failed == 0 and passed > 0  # without a GPU everything is skipped, which shows nothing
 
 
-def sanitized(tool: str, parts: list[int], count: int, command: list[str] | None = None) -> tuple[dict[str, Any], bool]:
-    """Run parts of sanitize.py under a tool, all at once: what each found, and whether all is well."""
+def sanitized(
+    tool: str, parts: list[int], count: int, only: str = "", command: list[str] | None = None
+) -> tuple[dict[str, Any], bool]:
+    """Run parts of sanitize.py under a tool, all at once: what each found, and whether all is well. `only`: as its option."""
     program = command or [program_of(), "--tool", tool, sys.executable, str(HERE / "sanitize.py")]
     environment = {**os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
     with (
@@ -97,7 +99,7 @@ def sanitized(tool: str, parts: list[int], count: int, command: list[str] | None
         running = []
         for part, log in logs.items():
             with log.open("w", encoding="utf-8") as out:
-                asked = [*program, "--part", f"{part}/{count}"]
+                asked = [*program, "--part", f"{part}/{count}", "--only", only]
                 running.append(subprocess.Popen(asked, stdout=out, stderr=subprocess.STDOUT, env=environment))
         ended = [process.wait() for process in running]
         said = {part: log.read_text(encoding="utf-8", errors="replace") for part, log in logs.items()}
@@ -112,7 +114,7 @@ def sanitized(tool: str, parts: list[int], count: int, command: list[str] | None
         }
         if code or entry["errors"] != 0 or not entry["calls"] or entry["wrong"]:
             well, entry["said"] = False, text[-2000:]
-        name = f"{tool}, part {part}/{count}"
+        name = f"{tool}, part {part}/{count}" + (f" of {only}" if only else "")
         found[name] = entry
         print(f"{name}: {entry['calls']} calls, {entry['wrong']} wrong, {entry['errors']} errors", flush=True)
     return found, well
@@ -193,13 +195,14 @@ def main(arguments: list[str] | None = None) -> int:
     made["sanitizer"].add_argument(
         "--parts", type=shares, default=([1], 1), metavar="K,K/N", help="of sanitize.py, all at once"
     )
+    made["sanitizer"].add_argument("--only", default="", help="the cases whose name contains this")
     made["soak"].add_argument("--minutes", type=float, default=9.0)
     made["soak"].add_argument("--seed", type=int, default=1)
     options = parser.parse_args(arguments)
     work: dict[str, tuple[str, str, Callable[[], tuple[dict[str, Any], bool]]]] = {
         "tests": ("tests", "files", lambda: tests(files(options.slice), options.processes)),
         "speed": ("tests", "files", lambda: tests([HERE / SPEED], 1)),
-        "sanitizer": ("sanitizers", "runs", lambda: sanitized(options.tool, *options.parts)),
+        "sanitizer": ("sanitizers", "runs", lambda: sanitized(options.tool, *options.parts, options.only)),
         "soak": ("soak", "runs", lambda: soaked(options.minutes, options.seed)),
     }
     kind, part, run = work[options.what]

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from maxsim_kernels.gpu.forward.query_codes import query_codes
-from maxsim_kernels.gpu.search.bounds import Bounded, Marks, Rounding, query_terms
+from maxsim_kernels.gpu.search.bounds import Bounded, Marks, Rounding, leads_of, query_terms
 from maxsim_kernels.gpu.search.survivors import score_alone, score_marked, takes
 from maxsim_kernels.search.bounds import LARGEST, WIDEST, Codes, Residuals, gamma_of, tiny_of
 from maxsim_kernels.search.fetching import Room, cut, everything, in_one_piece, some
@@ -30,7 +30,7 @@ from maxsim_kernels.search.scanning import Scan
 from maxsim_kernels.search.searching import Certificate, Stats
 from maxsim_kernels.search.trust import FP8, factor_of, form_of, looked_at
 from maxsim_kernels.tokens import Packed
-from maxsim_kernels.topk import TopK, of_keys, refuse_nan
+from maxsim_kernels.topk import TopK, group_size, of_keys, refuse_nan
 
 # (query, document) pairs bounded at once, and what one takes: 16 bytes, and a top-k's temporaries.
 _CELLS, _CELL_BYTES = 1 << 27, 32
@@ -318,15 +318,14 @@ class DeviceSearch:
         before = self._best_scores()
         held = before[:, -1] if before.shape[1] else torch.full((len(queries),), -torch.inf, device=self.device)
         lower = bounded.lower(held)
-        leads = lower.topk(min(self.k, count), dim=1, sorted=False)
-        floor = leads.values.amin(1)
+        floor, leads = leads_of(lower, min(self.k, count), group_size(count, self.k))
         scores = torch.full_like(lower, -torch.inf)
         scores[:, sampled:].masked_fill_((queries.lengths == 0)[:, None], 0.0)
         first = bounded.marks(lower, floor, None)
         refused = self._score(documents, first, scan, scores)
         if refused:
             return refused
-        found = scores.gather(1, leads.indices).nan_to_num(-torch.inf, torch.inf, -torch.inf)
+        found = scores.gather(1, leads).nan_to_num(-torch.inf, torch.inf, -torch.inf)
         known = torch.cat([before, found], 1)
         least = known.topk(self.k, dim=1).values[:, -1] if known.shape[1] >= self.k else held
         late = bounded.marks(lower, floor, least)

@@ -1,8 +1,8 @@
 """The bounds of `search/bounds.py` on a GPU, in FP64: the queries' part, lower bounds, and the lists of pairs that can still win.
 
 A document's list holds the queries that ask for its exact score. It is made by one program for a few documents, which walks over all
-queries, so nothing has to be compacted and the host waits for nothing. Leads are the pairs whose stored lower bound is among the k best
-of their query; late ones are all others whose upper bound reaches the threshold.
+queries, so nothing has to be compacted and the host waits for nothing. Leads are about k pairs of each query, whose lower
+bounds are the highest; late ones are all others whose upper bound reaches the threshold.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from torch.nn.functional import max_pool1d
 
 from maxsim_kernels.gpu.launch import launch
 
@@ -287,3 +288,13 @@ class Bounded:
         )  # fmt: skip
         best = highest[0] if least is None else highest.amax(0)
         return Marks(lists, counts, listed, sums[2], tally.sum(0), sums[0], sums[1], best)
+
+
+def leads_of(lower: Tensor, k: int, size: int) -> tuple[Tensor, Tensor]:
+    """Of lower bounds `[Nq, n]`: a floor `[Nq]` that k documents reach, and numbers `[Nq, k]` of such.
+
+    The best of groups of `size` neighbours, k groups at least: almost the best of all, and far fewer to choose from.
+    """
+    best, numbers = max_pool1d(lower[:, None], size, size, ceil_mode=True, return_indices=True)
+    leads = best[:, 0].topk(k, dim=1, sorted=False)
+    return leads.values.amin(1), numbers[:, 0].gather(1, leads.indices)
