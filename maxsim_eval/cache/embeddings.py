@@ -27,7 +27,7 @@ from maxsim_eval.cache.sides import (
 from maxsim_eval.data.subsets import rows_of
 from maxsim_eval.encoders.names import get_encoder
 from maxsim_eval.environment import resolve_device
-from maxsim_eval.errors import DataError, MissingPackageError, NoModelError, UnknownNameError, UsageError
+from maxsim_eval.errors import DataError, MaxsimEvalError, MissingPackageError, NoModelError, UnknownNameError, UsageError
 from maxsim_eval.processes.agreement import machine_of, require_same_machines
 from maxsim_eval.processes.world import World
 from maxsim_eval.types import Encoder, Role, Task
@@ -114,11 +114,19 @@ def embeddings_by(
     def helping() -> TaskSide:
         return _helping_side(tasks()[1], encoder, cache_dir, device, options, world)
 
-    early = not world.leader and of is not None and not holds_documents(cache_dir, *of, named)
-    side = helping() if early else None
+    side: TaskSide | None = None
+    failed: MaxsimEvalError | OSError | None = None
+    if not world.leader and of is not None and not holds_documents(cache_dir, *of, named):
+        try:
+            side = helping()
+        except (MaxsimEvalError, OSError) as error:
+            failed = error  # the leader may fail in the same way, and says so, or need no help
     found = _find(*tasks(), encoder, cache_dir, device, options) if world.leader else None
     own = found.documents if found is not None and isinstance(found.documents, TaskSide) else None
-    side = own or side or helping() if world.tell(own is not None) else None
+    to_encode = world.tell(own is not None)
+    if to_encode and failed is not None:
+        raise failed
+    side = own or side or helping() if to_encode else None
     with contextlib.ExitStack() as held:
         begun: Begun | None = world.share(None if own is None else held.enter_context(own.begun()))
         if begun is not None:

@@ -116,8 +116,7 @@ def _finished(records: Records, start: int, stop: int, kept: np.ndarray | None) 
     if record is None:
         return None
     if kept is not None and record.scores is not None:
-        for row in range(len(kept)):
-            record.scores.read(row, kept[row, start:stop])
+        record.scores.read(0, kept[:, start:stop])
     return UnitScores(start, stop, record.keys, None, record.cost)
 
 
