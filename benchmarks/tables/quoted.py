@@ -12,7 +12,7 @@ from tables.columns import Maker, faster_bold
 MASKS, CODED, RESIDUAL, STEP = (f"h200/{name}.json" for name in ("masks", "coded", "residual", "step"))
 CHANGING, WARMED = "h200/changing.json", "h200/changing_warmed.json"
 LIBRARIES = tuple(f"h200/libraries_{name}.json" for name in ("sentence_transformers", "pylate", "colpali_engine"))
-SEARCH, STREAMED = "h200/search.json", "h200/search_out_of_core.json"
+SEARCH = "h100/search.json"
 CERTIFIED = "cpu/certified.json"
 CHECKED = {  # heads of columns, and their files
     "two CPU cores": "cpu/checksums.json", "H100": "h100/checksums.json", "H200, evaluations": "h200/checksums_evaluation.json",
@@ -157,28 +157,20 @@ def libraries(book: Book) -> Table:
 def searches(book: Book) -> Table:
     """Exact search against brute force: later searches, the first of a corpus, and what was scored exactly."""
     rows: list[list[Cell | str]] = []
-    for file, unit in ((SEARCH, "ms"), (STREAMED, "s")):
-        for place, row in enumerate(book.raw(file, "rows") or []):
-            keys = ("rows", str(place))
-            brute, took, first = (book.value(file, *keys, f"{name}_{unit}") for name in ("brute", "exact", "first_search"))
-            label = f"{row['row'].removeprefix('resident ')}, k = {row['k']}"
-            if brute is None:
-                missed = f", missed {row['missed']}" if "missed" in row else ""
-                rows.append([label + missed, MISSING, number(book.value(file, *keys, unit), 3, f" {unit}"), *[MISSING] * 4])
-                continue
-            cells = [number(value, 3, f" {unit}") for value in (brute, took)]
-            speeds = [ratio(brute, took), ratio(brute, first)]
-            shown = [Cell(MISSING) if one is None else Cell(_below_one(one), one.sources) for one in speeds]
-            rows.append(
-                [
-                    label,
-                    *cells,
-                    shown[0],
-                    number(first, 3, f" {unit}"),
-                    shown[1],
-                    number(book.value(file, *keys, "survivors_mean")),
-                ]
-            )
+    for place, row in enumerate(book.raw(SEARCH, "rows") or []):
+        unit = "s" if "brute_s" in row else "ms"
+        keys = ("rows", str(place))
+        brute, took, first = (book.value(SEARCH, *keys, f"{name}_{unit}") for name in ("brute", "exact", "first_search"))
+        label = f"{row['row'].removeprefix('resident ')}, k = {row['k']}"
+        if brute is None:
+            missed = f", missed {row['missed']}" if "missed" in row else ""
+            rows.append([label + missed, MISSING, number(book.value(SEARCH, *keys, unit), 3, f" {unit}"), *[MISSING] * 4])
+            continue
+        cells = [number(value, 3, f" {unit}") for value in (brute, took)]
+        speeds = [ratio(brute, took), ratio(brute, first)]
+        shown = [Cell(MISSING) if one is None else Cell(_below_one(one), one.sources) for one in speeds]
+        scored = number(book.value(SEARCH, *keys, "survivors_mean"))
+        rows.append([label, *cells, shown[0], number(first, 3, f" {unit}"), shown[1], scored])
     heads = ("brute force", "search", "times faster", "first search of a corpus", "times faster", "scored exactly, a query")
     return Table("search", "exact search", ["row", *heads], rows)
 
