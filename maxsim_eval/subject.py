@@ -113,7 +113,7 @@ def embedded(
         both,
         settings.encoder,
         settings.cache_dir,
-        of=(task.source, task.dataset),
+        of=task.there if isinstance(task, Unread) else (task.source, task.dataset),
         device=device,
         quiet=settings.quiet,
         **settings.encoder_options,

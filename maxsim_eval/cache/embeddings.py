@@ -100,7 +100,7 @@ def embeddings_by(
     Args:
         tasks: gives the task and what is kept of it. Called by the leader, and by the others only where documents are to be
             encoded; theirs must be the same (the entry's key proves it).
-        of: the task's source and dataset, where they are known before it is read.
+        of: the task's source and dataset, where several processes may read it at once.
 
     Raises:
         UsageError: as `embeddings`, or processes whose hardware, versions or threads differ. CacheError: also texts or a model

@@ -85,9 +85,10 @@ def encode(source: str, dataset: str, *, encoder: str, device: str, data_dir: Pa
         before, began = set(cache_dir.glob("*/*/*/[0-9]*.h5")), time.monotonic()
         return task, limit_task(task, **limits)
 
-    of = unread.source, unread.dataset
     with joined(device, say_last) as world:
-        found = embeddings_by(world, tasks, encoder, cache_dir, of=of, device=world.device(device), quiet=quiet, **options)
+        found = embeddings_by(
+            world, tasks, encoder, cache_dir, of=unread.there, device=world.device(device), quiet=quiet, **options
+        )
         if found is not None:
             _say_encoded(found, before, time.monotonic() - began, world.size, as_json)
 

@@ -44,16 +44,22 @@ class Unread:
     options: Mapping[str, Any]
 
     @property
-    def dataset(self) -> str:
-        """As the task will have it."""
-        return Path(self.name).name if self.source == "local" else self.name
+    def there(self) -> tuple[str, str] | None:
+        """Source and dataset, where reading it fetches and makes nothing, so that several processes may at once; None elsewhere."""
+        data_dir = Path(self.options["data_dir"])
+        if self.source == "local":
+            folder = find_local(self.name, data_dir)
+            return None if folder is None else (self.source, folder.resolve().name)
+        folder = _find(_places(self.name, data_dir, "beir"), _BEIR_CORPUS) if self.source == "beir" else None
+        return None if folder is None else (self.source, self.name)
 
     def __call__(self) -> Task:
         """Read it."""
         return load_task(self.source, self.name, **self.options)
 
 
-LOCAL_CORPUS = ("corpus.jsonl", FOLDER)  # either makes a folder a local dataset
+_BEIR_CORPUS = ("corpus.jsonl",)
+LOCAL_CORPUS = (*_BEIR_CORPUS, FOLDER)  # either makes a folder a local dataset
 Loader = Callable[[str, Path, Wanted], Task]
 OPTIONS: dict[str, tuple[str, ...]] = {"real-mm-rag": ("queries", "rephrase", "revision"), "local": ("queries",)}
 
@@ -112,7 +118,7 @@ def _load_beir(dataset: str, data_dir: Path, wanted: Wanted) -> Task:
     if card.subsets:
         parts = ", ".join(f"{card.name}/{part}" for part in card.subsets)
         raise UsageError(f"dataset {card.name!r} is a collection of {len(card.subsets)} sets; name one of them: {parts}")
-    folder = _find(_places(dataset, data_dir, "beir"), ("corpus.jsonl",))
+    folder = _find(_places(dataset, data_dir, "beir"), _BEIR_CORPUS)
     if folder is None:
         try:
             folder = fetch(card, data_dir)

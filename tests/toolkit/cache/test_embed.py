@@ -20,6 +20,7 @@ from maxsim_eval.cache.sides import (
     entry_key,
     fill_entry,
     find_imported,
+    holds_documents,
 )
 from maxsim_eval.errors import CacheError, UsageError
 from maxsim_eval.types import Role, Task
@@ -412,3 +413,24 @@ def test_model_is_not_touched_when_everything_is_cached(tmp_path: Path) -> None:
 
     run(tmp_path, task())
     assert embed(task(), "document", Unloaded(), tmp_path, quiet=True).documents == 5
+
+
+def test_a_cache_says_whether_it_may_hold_the_documents(tmp_path: Path) -> None:
+    """Whole ones by this encoder, of whichever texts: where there are none, what is asked for has to be encoded."""
+
+    def holds(name: str = "letters", dataset: str = "letters") -> bool:
+        return holds_documents(tmp_path, "local", dataset, name)
+
+    assert not holds()
+    embed(task(), "query", LetterEncoder(), tmp_path, quiet=True)
+    assert not holds(), "queries alone"
+    with pytest.raises(KeyboardInterrupt):
+        embed(task(1200), "document", LetterEncoder(fail_at=3), tmp_path, quiet=True)
+    assert not holds(), "only begun"
+    entry = embed(task(), "document", LetterEncoder(), tmp_path, quiet=True)
+    assert holds()
+    assert holds("letters@abc"), "of another revision, maybe"
+    assert not holds("others")
+    assert not holds(dataset="others")
+    entry.shards[0].path.unlink()
+    assert not holds()

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from maxsim_eval.data.beir import read_judgements, read_texts, write_folder
-from maxsim_eval.data.loading import LOADERS, load_folder, load_task
+from maxsim_eval.data.loading import LOADERS, Unread, load_folder, load_task
 from maxsim_eval.errors import DataError, UnknownNameError, UsageError
 
 CORPUS = '{"_id": "d1", "title": "A title", "text": "first text"}\n{"_id": "d2", "text": "second"}\n'
@@ -211,6 +211,24 @@ def test_local_takes_a_name_a_named_subfolder_or_a_path(tmp_path, monkeypatch):
     assert (task.dataset, task.documents[1]) == ("here", "second")
     with pytest.raises(DataError, match=r"Looked for .*nowhere/gone, .*nowhere/local/gone, gone"):
         load_task("local", "gone", data_dir=tmp_path / "nowhere")
+
+
+def test_what_is_there_may_be_read_by_several_processes_at_once(tmp_path, monkeypatch):
+    """Nothing is fetched or made by reading it."""
+
+    def unread(source: str, name: str) -> Unread:
+        return Unread(source, name, {"data_dir": tmp_path, "quiet": True})
+
+    make(tmp_path / "here")
+    monkeypatch.chdir(tmp_path)
+    for name in ("here", "./here/", str(tmp_path / "here")):
+        assert unread("local", name).there == ("local", unread("local", name)().dataset) == ("local", "here")
+    assert unread("beir", "scifact").there is None
+    make(tmp_path / "beir" / "scifact")
+    assert unread("beir", "scifact").there == ("beir", "scifact")
+    assert unread("beir", "scifact")().dataset == "scifact"
+    for source, name in (("local", "gone"), ("demo", "small"), ("irds", "x/y")):
+        assert unread(source, name).there is None
 
 
 def test_unknown_source_and_dataset_offer_near_names(tmp_path):
