@@ -202,7 +202,7 @@ def main(arguments: list[str] | None = None) -> int:
     work: dict[str, tuple[str, str, Callable[[], tuple[dict[str, Any], bool]]]] = {
         "tests": ("tests", "files", lambda: tests(files(options.slice), options.processes)),
         "speed": ("tests", "files", lambda: tests([HERE / SPEED], 1)),
-        "sanitizer": ("sanitizers", "runs", lambda: sanitized(options.tool, *options.parts, options.only)),
+        "sanitizer": ("sanitizers", "runs", lambda: sanitized(options.tool, *options.parts, only=options.only)),
         "soak": ("soak", "runs", lambda: soaked(options.minutes, options.seed)),
     }
     kind, part, run = work[options.what]

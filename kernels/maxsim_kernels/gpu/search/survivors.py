@@ -77,7 +77,8 @@ def _survivors_kernel(
             there = column < length
             place = base + column.to(tl.int64)[None, :] * stride_document + inner[:, None]
             tokens = tl.load(place, mask=there[None, :] & (inner < width)[:, None], other=0.0)
-        for first in range(0, count, EACH):
+        # What does not change within these loops is made again: kept, it takes registers that other programs need.
+        for first in tl.range(0, count, EACH, disable_licm=WHOLE):
             slot = first + row // PADDED
             query = tl.load(asked + slot, mask=slot < count, other=0).to(tl.int64)
             begin = tl.load(query_start_ptr + query).to(tl.int64)
@@ -87,7 +88,7 @@ def _survivors_kernel(
             parts = share + 1
             if PARTS and not SPLIT:
                 parts = tl.cdiv(tl.max(size, 0), ROWS)
-            for part in range(share, parts):
+            for part in tl.range(share, parts, num_stages=1, disable_licm=True):
                 token = part * ROWS + row % PADDED
                 valid = token < size
                 from_row = (begin + token) * stride_query
