@@ -30,7 +30,7 @@ from maxsim_eval.quantities import about_text, bytes_of, size_text
 if TYPE_CHECKING:
     from maxsim_eval.planning.sizes import FoundSizes
 
-SCHEMA = "maxsim-eval/plan/2"
+SCHEMA = "maxsim-eval/plan/3"
 HERE = "this machine"
 DISK = "3GB/s"  # assumed of a machine that is not here
 COLUMNS = (

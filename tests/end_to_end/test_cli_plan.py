@@ -109,7 +109,7 @@ def test_what_is_not_cached_is_encoded_in_a_sample(
     found = json.loads(cli("plan", "demo", "--json", cwd=tmp_path).fine().out)
     (encode,) = [phase for phase in found["phases"] if phase["name"] == "encode"]
     assert 0 < encode["seconds"] < 60
-    assert found["rates"]["encode"]["value"] > 0
+    assert found["rates"]["encode"]["rate"]["value"] > 0
     assert found["unknown"] == []
     # Every document of so few is tried, so that the estimate is exact.
     assert found["sizes"]["document_tokens"] == demo.result["task"]["document_tokens"]
