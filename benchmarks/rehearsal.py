@@ -256,9 +256,8 @@ def with_floors(report: dict[str, Any]) -> list[dict[str, Any]]:
         name = "encoded" if phase in OF_ENCODER else last
         seconds, part = report[name]["phases"][phase], report[f"{name}_part"]
         whole = seconds if phase in OF_QUERIES else seconds * part
-        if (
-            phase == "look in the cache" and last == "scored"
-        ):  # where nothing is cached, the encoder's fingerprint too: it does not grow
+        if phase == "look in the cache" and last == "scored":
+            # Where nothing is cached, the encoder's fingerprint too, which does not grow.
             whole += encoded["phases"][phase] - seconds * part / report["encoded_part"]
         rows.append({"phase": phase, "run": name, "seconds": seconds, "full": whole, "floor": floor.get(phase)})
     return rows

@@ -82,7 +82,7 @@ def slow(rank: int, seconds: float = 0.004) -> None:
 
 
 def met(count: int) -> Child:
-    """As `slow`, and nobody takes a third shard before all have begun: on a busy machine the others load their model late."""
+    """As `slow`, and nobody takes a third shard before all have encoded something: on a busy machine the others load their model late."""
 
     def child(rank: int) -> None:
         slow(rank)
@@ -90,8 +90,9 @@ def met(count: int) -> Child:
 
             def encode(self: Any, items: Sequence[Any], role: Role, original: Any = kind.encode) -> Packed:
                 found = original(self, items, role)
+                Path(f"ready.{rank}").touch()  # its model is loaded
                 end = time.monotonic() + 60
-                while len(list(Path().glob("by.*"))) < count and Path(f"by.{rank}").read_text().count("document") >= 10:
+                while len(list(Path().glob("ready.*"))) < count and Path(f"by.{rank}").read_text().count("document") >= 10:
                     assert time.monotonic() < end, "the other ranks never began"
                     time.sleep(0.01)
                 return found
@@ -103,7 +104,7 @@ def met(count: int) -> Child:
 
 def together(count: int, folder: Path, words: Sequence[str], change: Child = slow) -> dict[str, Any]:
     """One command by several ranks; `by` is what each of them encoded."""
-    for old in folder.glob("by.*"):
+    for old in (*folder.glob("by.*"), *folder.glob("ready.*")):
         old.unlink()
     began = time.monotonic()
     found = outcome(folder, wait(begin(count, folder, command(*words), change)))

@@ -56,7 +56,7 @@ def test_several_ranks_fill_the_cache_as_one(encoder: str, count: int, same: dic
     assert several["files"] == one
     encoded = [said.count("document") for said in several["by"]]
     assert sum(encoded) == CALLS, "every text once: also those that told the dtype"
-    assert min(encoded) >= 5, f"nobody may be without a shard, however late a busy machine starts it: {encoded}"
+    assert min(encoded) >= 15, f"the work was not shared: {encoded}"
     assert [said.count("query") for said in several["by"]] == [1] + [0] * (count - 1), "queries are the first rank's"
 
 
