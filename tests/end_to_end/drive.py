@@ -161,8 +161,8 @@ def result(folder: Path, out: str = "out") -> dict[str, Any]:
 def parts(folder: Path, out: str = "out") -> dict[str, int]:
     """Finished units: file -> inode (another one, if it was written again)."""
     found = {}
-    for path in (folder / out / ".partial").glob("*/[0-9]*.h5"):
-        with contextlib.suppress(FileNotFoundError):  # the command ended and took it away
+    with contextlib.suppress(FileNotFoundError):  # the command ended and took them away: a part, or the folder being listed
+        for path in (folder / out / ".partial").glob("*/[0-9]*.h5"):
             found[f"{path.parent.name}/{path.name}"] = path.stat().st_ino
     return found
 
