@@ -2,10 +2,11 @@
 
 backward.py  MaxSim gradients on the CPU from saved winners: a gather for queries, a scatter for documents, accumulated in FP32
 batches.py   maxima of documents that meet different query tokens each: batched products of a few shapes
-few.py       smaller tiles for few documents, where they have the bits of whole ones
+few.py       one tile for few documents, where it has the bits of whole ones
 forward.py   shared and per-query documents: planning, and the sums of the tiles' maxima
 integers.py  products of INT8 codes, exact on every processor: a look at the library's, and floats where it is wrong
 pairs.py     independent (query, document) pairs on the CPU: batched products over pairs of similar length
 some.py      some of the pairs of queries and documents: a tile meets only the query tokens that one of its documents is for
 tiles.py     the inner part of `forward.py`: tiles of document tokens, their products with query rows, and segmented maxima
+turns.py     threads that each make products of their own, and take the next tile when they are done
 """

@@ -12,10 +12,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from maxsim_kernels.cpu.tiles import INNER, Corpus, Queries, product_of
+from maxsim_kernels.cpu.tiles import INNER, STEP, Corpus, Queries, product_of
 
-ROWS = np.array([8, 16, 32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256])  # query tokens, a document's product
-TOKENS = np.array([16, 32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256])  # of the document
+# Shapes of which MKL's kernels add every cell in one order: other sizes, and 8 or 32 rows, have edges that add otherwise.
+ROWS = np.array([16, 24, 36, 48, 60, 72, 84, 96, 108, 120, 144, 168, 192, 216, 240])  # query tokens, a document's product
+TOKENS = np.array([16, 32, 48, 64, 96, 112, 144, 160, 192, 240])  # of the document
 _VALUES = 1 << 20  # floats of operands and cells, a batched product: 4 MB
 _LOOKED = 3  # products of a look
 
@@ -102,9 +103,9 @@ def batched(left: Tensor, right: Tensor, out: Tensor) -> None:
 
 @lru_cache(maxsize=1024)
 def same_bits(rows: int, tokens: int, width: int) -> bool:
-    """Whether every cell of a batched product has its bits in a plain product of 32 x 256 (by the thread that asks: one at a time)."""
+    """Whether every cell of a batched product has its bits in a plain product of 48 x 240 (by the thread that asks: one at a time)."""
     random = torch.Generator().manual_seed(0)
-    left, right = torch.randn(32, width, generator=random), torch.randn(int(TOKENS[-1]), width, generator=random)
+    left, right = torch.randn(STEP, width, generator=random), torch.randn(int(TOKENS[-1]), width, generator=random)
     plain = product_of(left, right)
     asked, held = (torch.arange(_LOOKED)[:, None] * 5 + torch.arange(size) for size in (rows, tokens))
     asked, held = asked % len(left), held % len(right)

@@ -1,35 +1,38 @@
 """Fast exact MaxSim on the CPU: tiles of one fixed, padded shape, a running maximum per tile, never the similarity tensor.
 
 Query tokens are the rows of a matrix; document tokens stream past in tiles that hold whole documents (a longer document is
-cut into pieces; `tiles.py`). A tile's product stays in cache and is reduced at once, so memory beyond inputs and scores is
-a few tens of megabytes whatever the corpus. FP16 and BF16 tokens are widened tile by tile (their products are exact in FP32),
-INT8 codes meet INT8 query codes in exact integer products (`torch._int_mm`; as floats where a CPU gets those wrong, `integers.py`),
-and scales are applied after the product.
+cut into pieces; `tiles.py`), and each thread takes the next tile when it is done with one (`turns.py`). A tile's product stays in cache
+and is reduced at once, so memory beyond inputs and scores is a few tens of megabytes whatever the corpus, 5 of them a thread. FP16 and
+BF16 tokens are widened tile by tile (their products are exact in FP32), INT8 codes meet INT8 query codes in exact integer products
+(`torch._int_mm`; as floats where a CPU gets those wrong, `integers.py`), and scales are applied after the product.
 
-Bits: every product has the same shape for a given set of queries, and the inner dimension is cut at 512 so that the matrix
-library adds in one order; a document's score then does not depend on its place, its neighbours or the cut of the corpus. Few
-documents take a smaller product where it was seen to have the same bits (`few.py`).
+Bits: every product has the same shape for a given set of queries and is made by one thread. Shapes are those whose cells the matrix
+library adds in one order wherever they stand, and the inner dimension is cut likewise; a document's score then does not depend on its
+place, its neighbours, the cut of the corpus, the other queries or the number of threads. Few documents take one smaller product, of all
+threads, where it was seen to have the same bits (`few.py`).
 
 Source: paper Alg. 1 (fused forward), section 'INT8'; tile sizes measured by `benchmarks/cpu_forward.py`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from functools import partial
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from maxsim_kernels.checks import Call, check_padded, check_rows
-from maxsim_kernels.cpu.tiles import Corpus, Queries, maxima, summed
+from maxsim_kernels.cpu.tiles import Corpus, Queries, maxima, padded_rows, summed
+from maxsim_kernels.cpu.turns import in_turns
 from maxsim_kernels.quantize import quantize_fp8, quantize_int8
 from maxsim_kernels.tokens import distinct_rows
 
 _QUERY_ROWS = 8192  # query tokens held at once
 _GROUP_TOKENS = 1 << 18  # document tokens planned at once
 _GROUP_CELLS = 1 << 22  # (query token, document piece) maxima held at once: 16 MB
-_ROW_MULTIPLE = 32  # query rows are padded to a multiple of this
+_SHARED_SUM = 1 << 19  # maxima, from which threads share their addition: half a millisecond
 
 
 def forward(call: Call) -> tuple[Tensor, Tensor]:
@@ -124,8 +127,8 @@ def _queries(call: Call, numbers: range | list[int]) -> Queries:
     if (found := distinct_rows(tokens)) is not None:
         tokens, which = found[0], found[1].numpy()
     rows = len(tokens)
-    padded = max(_ROW_MULTIPLE, -(-rows // _ROW_MULTIPLE) * _ROW_MULTIPLE)
     matrix, scales = quantized_queries(call, tokens)
+    padded = padded_rows(rows, matrix.dtype)
     full = torch.zeros(padded, matrix.shape[1], dtype=matrix.dtype)
     full[:rows] = matrix
     sums = None
@@ -247,16 +250,35 @@ def _score_corpus(
 ) -> None:
     """Score a block of queries against a group of documents, in steps whose maxima fit in memory."""
     step = max(1, _GROUP_CELLS // queries.matrix.shape[0])
+    asked = slice(first_query, first_query + len(queries.bounds))
     for begin in range(0, len(corpus.lengths), step):
         stop = min(begin + step, len(corpus.lengths))
         best, winners = maxima(queries, corpus, begin, stop, argmax is not None)
-        empty = corpus.lengths[begin:stop] == 0
         columns = slice(first_document + begin, first_document + stop)
-        for number, (low, high) in enumerate(queries.bounds):
-            found = summed(best, queries.rows[low:high], slice(None))
-            if high > low:
-                found[empty] = -np.inf  # also where a NaN query scale met the empty maximum
-            scores[first_query + number, columns] = torch.from_numpy(found)
-            if argmax is not None and winners is not None:
-                places = torch.from_numpy(queries.places[low:high])
-                argmax[first_query + number, columns, places] = torch.from_numpy(winners[queries.rows[low:high]].T)
+        add = partial(_add, queries, best, winners, corpus.lengths[begin:stop] == 0, scores[asked, columns])
+        add = partial(add, None if argmax is None else argmax[asked, columns])
+        if len(queries.rows) * (stop - begin) > _SHARED_SUM:
+            in_turns(add, range(len(queries.bounds)))
+        else:
+            add(range(len(queries.bounds)))
+
+
+def _add(
+    queries: Queries,
+    best: np.ndarray,
+    winners: np.ndarray | None,
+    empty: np.ndarray,
+    scores: Tensor,
+    argmax: Tensor | None,
+    numbers: Iterable[int],
+) -> None:
+    """Add up the maxima `[R, n]` of some queries of a block: its `scores` `[Q, n]` and `argmax` `[Q, n, W]`; `empty`: documents."""
+    for number in numbers:
+        low, high = queries.bounds[number]
+        found = summed((best[row] for row in queries.rows[low:high]), best.shape[1])
+        if high > low:
+            found[empty] = -np.inf  # also where a NaN query scale met the empty maximum
+        scores[number] = torch.from_numpy(found)
+        if argmax is not None and winners is not None:
+            places = torch.from_numpy(queries.places[low:high])
+            argmax[number, :, places] = torch.from_numpy(winners[queries.rows[low:high]].T)

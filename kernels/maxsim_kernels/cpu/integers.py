@@ -14,6 +14,8 @@ from threading import Lock
 import torch
 from torch import Tensor
 
+from maxsim_kernels.cpu.turns import alone
+
 EXACT_WIDTH = 1024  # d * 128 * 128 <= 2**24: float32 holds every partial sum of so many products of codes
 _WORK = 1 << 23  # multiplications of a look, at most: half a millisecond
 _LEAST = 64  # document tokens of a look
@@ -28,15 +30,16 @@ def exact_float(width: int) -> torch.dtype:
 
 
 def right(rows: int, tokens: int, width: int, tokens_first: bool) -> bool:
-    """Whether `torch._int_mm` gives exact integers for products of this shape; warns once where it does not.
+    """Whether `torch._int_mm` gives exact integers for products of this shape, by all threads and by one; warns once if not.
 
     Args:
         rows, tokens, width: query rows, document tokens, inner dimension.
         tokens_first: the product is `[tokens, rows]`, of documents with transposed queries, else the other way round.
     """
     few = min(tokens, max(_LEAST, _WORK // max(1, rows * width)))
+    threads = torch.get_num_threads()
     with _lock:
-        return _looked_at(rows, few, width, tokens_first, torch.get_num_threads())
+        return _looked_at(rows, few, width, tokens_first, threads) and _looked_at(rows, few, width, tokens_first, 1)
 
 
 def said(width: int) -> str:
@@ -47,11 +50,16 @@ def said(width: int) -> str:
 
 @lru_cache(maxsize=1024)
 def _looked_at(rows: int, tokens: int, width: int, tokens_first: bool, threads: int) -> bool:
-    """Codes at both ends of their range, of one and of changing signs, and random ones, against exact sums; `threads`: a key alone."""
+    """Codes at both ends of their range, of one and of changing signs, and random ones, against exact sums.
+
+    `threads`: how many make a product together, 1 or torch's number.
+    """
     left, right_side = _codes(width, 0)[torch.arange(rows) % _PERIOD], _codes(width, 1)[torch.arange(tokens) % _PERIOD]
     expected = (left[:_PERIOD].double() @ right_side[:_PERIOD].double().t()).int()
     expected = expected[torch.arange(rows)[:, None] % _PERIOD, torch.arange(tokens) % _PERIOD]
-    found = product(right_side, left.t()).t() if tokens_first else product(left, right_side.t())
+    operands = (right_side, left.t()) if tokens_first else (left, right_side.t())
+    found = alone(product, *operands) if threads == 1 else product(*operands)
+    found = found.t() if tokens_first else found
     same = torch.equal(found, expected)
     if not same:
         _warn()

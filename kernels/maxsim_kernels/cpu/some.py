@@ -7,8 +7,7 @@ keep the bits of a whole call is looked at by whoever asks (`search/rescoring.py
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
 
 import numpy as np
 import torch
@@ -17,11 +16,11 @@ from torch import Tensor
 from maxsim_kernels.checks import Call
 from maxsim_kernels.cpu import batches
 from maxsim_kernels.cpu.forward import corpora
-from maxsim_kernels.cpu.tiles import Corpus, Queries, TileReader, merge_pieces, multiply, summed, tiles_of
+from maxsim_kernels.cpu.tiles import NARROW, STEP, Corpus, Queries, TileReader, merge_pieces, multiply, summed, tiles_of
+from maxsim_kernels.cpu.turns import in_turns
 
-TOKENS = 256  # of documents, a product
-ROWS = (8, 16, 32, 64, 96, 128, 192, 256, 320, 384, 448, 512)  # query tokens, a product: few shapes, each of which is looked at
-_ROUNDED = 32  # rows of a tile's product, about, for what it costs
+TOKENS = 5 * STEP  # of documents, a product
+ROWS = (*NARROW, *range(STEP, 10 * STEP + 1, STEP))  # query tokens, a product: few shapes, each of which is looked at
 _SHARED = 4e6  # operations a product, from which threads gain: for less they wait for each other's Python
 _CELLS = 1 << 22  # (query token, document piece) maxima held at once by a thread: 16 MB
 
@@ -38,13 +37,16 @@ def score_some(call: Call, first: int, queries: Queries, wanted: Tensor, scores:
     last = first + len(queries.bounds)
     asked = wanted[first:last].numpy()
 
-    def score(corpus: Corpus, at: int, begin: int, stop: int) -> None:
-        _write(queries, corpus, begin, stop, asked[:, at + begin : at + stop], scores[first:last, at + begin : at + stop])
+    def score(spans: Iterator[tuple[Corpus, int, int, int]]) -> None:
+        for corpus, at, begin, stop in spans:
+            columns = slice(at + begin, at + stop)
+            _write(queries, corpus, begin, stop, asked[:, columns], scores[first:last, columns])
 
     assert call.document_lengths is not None
     tokens = max(1, int(call.document_lengths.sum()))
     asked_rows = int(wanted[first:last].sum()) * queries.matrix.shape[0] / max(1, len(queries.bounds))
-    _in_turns(score, _spans(call, queries), 2 * queries.matrix.shape[1] * TOKENS * TOKENS * asked_rows / tokens > _SHARED)
+    shared = 2 * queries.matrix.shape[1] * TOKENS * TOKENS * asked_rows / tokens > _SHARED
+    in_turns(score, list(_spans(call, queries)), most=None if shared else 1)
 
 
 def _spans(call: Call, queries: Queries) -> Iterator[tuple[Corpus, int, int, int]]:
@@ -56,33 +58,15 @@ def _spans(call: Call, queries: Queries) -> Iterator[tuple[Corpus, int, int, int
             yield corpus, at, begin, min(begin + step, len(corpus.lengths))
 
 
-def _in_turns(
-    score: Callable[[Corpus, int, int, int], None], spans: Iterator[tuple[Corpus, int, int, int]], shared: bool
-) -> None:
-    """Each span by one thread, several at a time where that is `shared`: of small products a team would mostly wait for itself."""
-    threads = torch.get_num_threads()
-    try:
-        if threads < 2 or not shared:
-            torch.set_num_threads(1)
-            for span in spans:
-                score(*span)
-            return
-        with ThreadPoolExecutor(threads, "maxsim-some", torch.set_num_threads, (1,)) as pool:
-            for _ in pool.map(lambda span: score(*span), spans):
-                pass
-    finally:
-        torch.set_num_threads(threads)  # what threads that begin later take is torch's own, not one thread's
-
-
 def _write(queries: Queries, corpus: Corpus, begin: int, stop: int, asked: np.ndarray, scores: Tensor) -> None:
     rows = np.zeros((queries.matrix.shape[0], stop - begin), bool)
     for number, (low, high) in enumerate(queries.bounds):
         rows[queries.rows[low:high]] |= asked[number]
-    with torch.no_grad(), torch.autocast("cpu", enabled=False):
-        best = _maxima(queries, corpus, begin, stop, rows)
+    best = _maxima(queries, corpus, begin, stop, rows)
     for number, (low, high) in enumerate(queries.bounds):
         which = np.flatnonzero(asked[number])
-        scores[number, torch.from_numpy(which)] = torch.from_numpy(summed(best, queries.rows[low:high], which))
+        held = best[queries.rows[low:high, None], which]
+        scores[number, torch.from_numpy(which)] = torch.from_numpy(summed(held, len(which)))
 
 
 def _cheaper_alone(
@@ -97,7 +81,7 @@ def _cheaper_alone(
     cells = batches.cells_of(rows, corpus.lengths[begin + owners])
     whole = np.bincount(owners)[owners] == 1  # a document of several pieces is none of a batch
     fits = np.logical_and.reduceat(whole & (cells > 0), firsts)
-    return fits & (np.add.reduceat(cells, firsts) < -(-union // _ROUNDED) * _ROUNDED * TOKENS)
+    return fits & (np.add.reduceat(cells, firsts) < -(-union // STEP) * STEP * TOKENS)
 
 
 def _maxima(queries: Queries, corpus: Corpus, begin: int, stop: int, wanted: np.ndarray) -> np.ndarray:

@@ -2,28 +2,37 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from maxsim_kernels.cpu import few, integers
+from maxsim_kernels.cpu.turns import in_turns
 
-_LONGEST_TILE = 16384  # document tokens a product, at most: with few query rows calls cost more than cache misses
-_TILE_ROWS = 512  # query tokens a product
-_CELLS = 1 << 20  # similarities a product: FP32 [2048, 512]
-_INT8_TILE_ROWS = 256
+# Of products of whole steps of rows and tokens, and of so many dimensions at most, MKL adds every cell in one order, by its kernels for
+# AVX-512, AVX2, AVX and SSE alike. Others have edges that add otherwise, and longer sums are cut by the shape.
+STEP, INNER = 48, 384
+NARROW = (24, 36)  # query tokens of smaller products that have these bits too, unless documents come first
+_LONGEST_TILE = 84 * STEP  # document tokens a product, at most: more leave other threads without work, less cost calls
+_TILE_ROWS = 10 * STEP  # query tokens a product
+_CELLS = 1 << 20  # similarities a product: FP32 [480, 2160]
+_INT8_STEP, _INT8_TILE_ROWS = 32, 256
 _INT8_CELLS = 3 << 16  # the integer path is bound by its reduction, which wants a result that fits the L2 cache: [768, 256]
-INNER = 512  # inner dimension a product: longer sums are split by the matrix library in shape-dependent ways
+_INT8_OWN_ROWS = (
+    128  # query tokens from which a thread makes integer products of its own: with fewer, they are made together sooner
+)
 
 
 @dataclass(frozen=True)
 class Queries:
     """A block of queries as one matrix, tokens that repeat in it once.
 
-    `matrix`: `[R, d]` float32 or int8 (float64: wide codes as floats), rows padded with zeros; `bounds[q]`: tokens of query q;
-    `rows`, `places`: `[tokens]` row of each token and its position in its query; `scales`, `sums`: `[R, 1]` float32, the quantised
+    `matrix`: `[R, d]` float32 or int8 (float64: wide codes as floats), zeros behind as `padded_rows` says; `bounds[q]`: tokens of query
+    q; `rows`, `places`: `[tokens]` row of each token and its position in its query; `scales`, `sums`: `[R, 1]` float32, the quantised
     queries' scales and (affine documents) row sums.
     """
 
@@ -83,11 +92,18 @@ def tiles_of(lengths: np.ndarray, tile_tokens: int) -> tuple[list[Tile], np.ndar
     return tiles, owners
 
 
+def padded_rows(rows: int, dtype: torch.dtype) -> int:
+    """Rows of the matrix of so many query tokens."""
+    if dtype == torch.int8:
+        return max(_INT8_STEP, -(-rows // _INT8_STEP) * _INT8_STEP)
+    return next((narrow for narrow in NARROW if rows <= narrow), -(-rows // STEP) * STEP)
+
+
 def _tile_tokens(queries: Queries) -> int:
     """Document tokens a product: decided by the queries alone, so it is one number for a task."""
     integer = queries.matrix.dtype == torch.int8
     rows = min(queries.matrix.shape[0], _INT8_TILE_ROWS if integer else _TILE_ROWS)
-    return min(_LONGEST_TILE, (_INT8_CELLS if integer else _CELLS) // rows)
+    return _INT8_CELLS // rows if integer else min(_LONGEST_TILE, _CELLS // rows // STEP * STEP)
 
 
 def product_shapes(queries: Queries) -> set[tuple[int, int]]:
@@ -129,40 +145,65 @@ def maxima(
     queries = _exact(queries, not return_argmax and bool(corpus.uniform))
     lengths = corpus.lengths[begin:stop]
     base = int(corpus.starts[begin])
-    tile_tokens = _tile_tokens(queries)
-    uniform = corpus.uniform if not return_argmax and (corpus.uniform or 0) <= tile_tokens else None
-    if uniform:
-        tile_tokens = tile_tokens // uniform * uniform
-    rows, dim = queries.matrix.shape
-    if queries.matrix.dtype == torch.float32 and corpus.token_scale is None:
-        parts = (min(_TILE_ROWS, rows - low) for low in range(0, rows, _TILE_ROWS))
-        tile_tokens = few.tile_for(int(lengths.sum()), tile_tokens, uniform or 1, parts, dim, bool(uniform), multiply)
-    tiles, owners = tiles_of(lengths, tile_tokens)
-    reduced = torch.float32 if corpus.token_scale is not None else _cell_dtype(queries)
+    size = _tile_tokens(queries)
+    uniform = corpus.uniform if not return_argmax and (corpus.uniform or 0) <= size else None
+    one = _one_tile(queries, int(lengths.sum()), size, uniform)
+    size = one or size
+    tiles, owners = tiles_of(lengths, size // uniform * uniform if uniform else size)
+    rows = queries.matrix.shape[0]
+    scaled = corpus.token_scale is not None
     found = np.empty((rows, 0 if uniform else len(owners)), np.float32)
-    by_document = torch.empty(len(owners), rows, dtype=reduced) if uniform else None
+    by_document = torch.empty(len(owners), rows, dtype=torch.float32 if scaled else _cell_dtype(queries)) if uniform else None
     winners = np.full((rows, len(owners)), -1, np.int32) if return_argmax else None
-    reader = TileReader(corpus, tile_tokens, queries.matrix.dtype)
-    work = _Products(queries, tile_tokens, corpus.token_scale is not None, tokens_first=by_document is not None)
-    for tile in tiles:
-        tokens, scale, offset, shift = reader.read(base + tile.first, base + tile.last)
-        for part in work.parts:
-            product = work.cells(part, tokens, scale, offset)
-            if by_document is not None and uniform:
-                count = len(tile.begins)
-                documents = product[shift : shift + count * uniform].view(count, uniform, -1)
-                torch.amax(documents, 1, out=by_document[tile.pieces, part.rows])
-                continue
-            cells = product.numpy()[:, shift : shift + tile.last - tile.first]
-            best = np.maximum.reduceat(cells, tile.begins, axis=1)  # a maximum that keeps NaN
-            found[part.rows, tile.pieces] = best
-            if winners is not None:
-                places = _token_places(corpus, begin, owners[tile.pieces], base + tile.first, base + tile.last)
-                winners[part.rows, tile.pieces] = _first_of(cells, best, tile.begins, places)
+
+    def work(taken: Iterable[Tile]) -> None:
+        reader = TileReader(corpus, size, queries.matrix.dtype)
+        products = _Products(queries, size, scaled, tokens_first=by_document is not None)
+        for tile in taken:
+            tokens, scale, offset, shift = reader.read(base + tile.first, base + tile.last)
+            for part in products.parts:
+                product = products.cells(part, tokens, scale, offset)
+                if by_document is not None and uniform:
+                    count = len(tile.begins)
+                    documents = product[shift : shift + count * uniform].view(count, uniform, -1)
+                    torch.amax(documents[:, :, : part.count], 1, out=by_document[tile.pieces, part.rows])
+                    continue
+                cells = product.numpy()[:, shift : shift + tile.last - tile.first]
+                best = np.maximum.reduceat(cells, tile.begins, axis=1)  # a maximum that keeps NaN
+                found[part.rows, tile.pieces] = best
+                if winners is not None:
+                    places = _token_places(corpus, begin, owners[tile.pieces], base + tile.first, base + tile.last)
+                    winners[part.rows, tile.pieces] = _first_of(cells, best, tile.begins, places)
+
+    if one or not _by_one(queries):
+        work(tiles)
+    else:
+        in_turns(work, tiles)
     if by_document is not None:
         found = by_document.t().float().contiguous().numpy()
     merged, merged_winners = merge_pieces(found, winners, owners, len(lengths))
     return _scaled(merged, queries, corpus, begin, stop), merged_winners
+
+
+def _by_one(queries: Queries) -> bool:
+    """Whether one thread makes a product, decided by the queries alone as its shape is."""
+    return queries.matrix.dtype != torch.int8 or queries.matrix.shape[0] >= _INT8_OWN_ROWS
+
+
+def _rows_of(count: int, tokens_first: bool) -> int:
+    """Query rows of a product of so many: few of them are a whole step where documents come first."""
+    return STEP if tokens_first and count in NARROW else count
+
+
+def _one_tile(queries: Queries, tokens: int, whole: int, uniform: int | None) -> int:
+    """Of few documents: the size of one tile for all of them, whose product threads make together with the same bits; else 0."""
+    small = few.tile_for(tokens, whole, uniform or 1)
+    if not small or queries.matrix.dtype != torch.float32:  # products of codes are exact in every shape
+        return small
+    rows, dim = queries.matrix.shape
+    parts = {_rows_of(min(_TILE_ROWS, rows - low), bool(uniform)) for low in range(0, rows, _TILE_ROWS)}
+    shared = (dim, small, whole, bool(uniform), torch.get_num_threads(), multiply)
+    return small if all(few.same_bits(part, *shared) for part in parts) else 0
 
 
 class TileReader:
@@ -207,6 +248,7 @@ class _Part:
     """A block of query rows with its operand and its views of the buffers, made once a task: the loop only calls kernels."""
 
     rows: slice
+    count: int
     operand: Tensor
     product: Tensor
     scaled: Tensor
@@ -221,18 +263,21 @@ class _Products:
         self.integer = queries.matrix.dtype == torch.int8
         total = queries.matrix.shape[0]
         chunk = min(_INT8_TILE_ROWS if self.integer else _TILE_ROWS, total)
-        product = torch.empty(chunk * tile_tokens, dtype=_cell_dtype(queries))
-        result = torch.empty(chunk * tile_tokens) if scaled else product
+        most = _rows_of(chunk, tokens_first) * tile_tokens
+        product = torch.empty(most, dtype=_cell_dtype(queries))
+        result = torch.empty(most) if scaled else product
         self.parts = []
         for low in range(0, total, chunk):
             rows = slice(low, min(low + chunk, total))
-            count = rows.stop - low
-            shape = (tile_tokens, count) if tokens_first else (count, tile_tokens)
-            operand = queries.matrix[rows].t() if tokens_first else queries.matrix[rows]
+            operand = queries.matrix[rows]
+            count, wide = len(operand), _rows_of(len(operand), tokens_first)
+            shape = (tile_tokens, wide) if tokens_first else (wide, tile_tokens)
             sums = None if queries.sums is None else torch.from_numpy(queries.sums[rows])
-            own_product, own_result = (buffer[: count * tile_tokens].view(shape) for buffer in (product, result))
-            across = sums.t() if sums is not None and tokens_first else sums
-            self.parts.append(_Part(rows, operand, own_product, own_result, across))
+            if tokens_first:
+                operand = pad(operand, (0, 0, 0, wide - count)).t()
+                sums = None if sums is None else pad(sums, (0, 0, 0, wide - count)).t()
+            own_product, own_result = (buffer[: wide * tile_tokens].view(shape) for buffer in (product, result))
+            self.parts.append(_Part(rows, count, operand, own_product, own_result, sums))
 
     def cells(self, part: _Part, tokens: Tensor, scale: Tensor | None, offset: Tensor | None) -> Tensor:
         """Similarities of a part with a tile, token scale and offset applied; valid until the next call."""
@@ -281,12 +326,12 @@ def _first_of(cells: np.ndarray, best: np.ndarray, begins: np.ndarray, places: n
     return np.minimum.reduceat(np.where(hit, places.astype(np.int32), np.iinfo(np.int32).max), begins, axis=1)
 
 
-def summed(best: np.ndarray, rows: np.ndarray, documents: np.ndarray | slice) -> np.ndarray:
-    """A query's scores `[n]` float32 of some documents: the maxima `[R, N]` of its rows, added in FP64 in one order."""
-    total = np.zeros(best[0, documents].shape, np.float64)
+def summed(maxima: Iterable[np.ndarray], documents: int) -> np.ndarray:
+    """A query's scores `[n]` float32 of `documents`: the maxima `[n]` of its rows, added in FP64 one after the other."""
+    total = np.zeros(documents, np.float64)
     with np.errstate(invalid="ignore", over="ignore"):  # inf - inf is the NaN it should be, beyond FP32 lies inf
-        for row in rows:
-            total += best[row, documents]
+        for row in maxima:
+            total += row
         return total.astype(np.float32)
 
 

@@ -7,7 +7,6 @@ Matrix libraries could add in another order then. Whether this machine's does is
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import replace
 from functools import lru_cache
 
@@ -17,10 +16,9 @@ from torch import Tensor
 from maxsim_kernels.checks import Call, Options, check_rows, validate
 from maxsim_kernels.cpu.forward import check_values, forward, query_blocks
 from maxsim_kernels.cpu.some import ROWS, TOKENS, score_some
-from maxsim_kernels.cpu.tiles import Queries, product_of, product_shapes
+from maxsim_kernels.cpu.tiles import STEP, Queries, product_of, product_shapes
+from maxsim_kernels.cpu.turns import alone
 from maxsim_kernels.tokens import Packed
-
-_ROWS = 32  # of the product, of `TOKENS` document tokens, that others are compared with
 
 
 def packed_queries(call: Call) -> Packed:
@@ -77,33 +75,22 @@ def why_not_some(queries: Packed, dim: int, call: Call | None = None) -> str:
     if asked not in ("none", "ieee"):
         return f"products of float32 may be rounded to {asked} (torch.backends.mkldnn), which the bounds do not cover"
     nothing = Packed(torch.empty(0, dim, dtype=queries.dtype), torch.zeros(1, dtype=torch.int64))
-    shapes: set[tuple[int, int]] = set()
+    shapes = {(rows, TOKENS) for rows in ROWS}
     for _, block in query_blocks(call or validate(queries, nothing, Options())):
         shapes |= product_shapes(block)
-    some = {(rows, TOKENS) for rows in ROWS}
-    other = _first_of_another_order(shapes | some, queries.dim, False) or _first_of_another_order(some, queries.dim, True)
+    other = next((shape for shape in sorted(shapes) if not same_order(*shape, queries.dim)), None)
     return "" if other is None else f"the matrix library adds in another order for products of {other[0]} x {other[1]} tokens"
 
 
-def _first_of_another_order(shapes: Iterable[tuple[int, int]], width: int, by_one: bool) -> tuple[int, int] | None:
-    threads = torch.get_num_threads()
-    return next((shape for shape in sorted(shapes) if not same_order(shape, width, threads, by_one)), None)
-
-
 @lru_cache(maxsize=1024)
-def same_order(shape: tuple[int, int], width: int, threads: int, by_one: bool = False) -> bool:
-    """Whether every cell of a product of this shape (`by_one`: made by one thread) has the bits it has in one of 32 x 512 by `threads`.
+def same_order(rows: int, tokens: int, width: int) -> bool:
+    """Whether every cell of a product of this shape has the bits it has in one of 48 x 240; both by one thread, as all are made.
 
     Random numbers, whose sums differ in some bit of thousands of cells as soon as the order of addition does; the same tokens
     again and again, so that every place of the large product is compared.
     """
-    rows, tokens = shape
     random = torch.Generator().manual_seed(0)
-    left, right = torch.randn(_ROWS, width, generator=random), torch.randn(TOKENS, width, generator=random)
-    expected = product_of(left, right).clone()
-    if by_one:
-        torch.set_num_threads(1)
-    found = product_of(left.repeat(-(-rows // _ROWS), 1)[:rows], right.repeat(-(-tokens // TOKENS), 1)[:tokens])
-    torch.set_num_threads(threads)
-    repeated = expected.repeat(-(-rows // _ROWS), -(-tokens // TOKENS))[:rows, :tokens]
-    return torch.equal(found, repeated)
+    left, right = torch.randn(STEP, width, generator=random), torch.randn(TOKENS, width, generator=random)
+    expected = alone(product_of, left, right).repeat(-(-rows // STEP), -(-tokens // TOKENS))[:rows, :tokens]
+    asked = left.repeat(-(-rows // STEP), 1)[:rows], right.repeat(-(-tokens // TOKENS), 1)[:tokens]
+    return torch.equal(alone(product_of, *asked), expected)

@@ -70,13 +70,19 @@ def test_a_tile_is_as_large_as_the_documents_need(monkeypatch: pytest.MonkeyPatc
         held = pack([torch.randn(size, 16)] * count)
         return shapes_of(lambda: maxsim(queries, held), monkeypatch)
 
-    assert seen(5, 16) == {(32, 256)}
-    assert seen(16, 16) == {(32, 256)}
-    assert seen(17, 16) == {(32, 1024)}
-    assert seen(500, 16) == {(32, 8192)}
-    assert seen(600, 16) == {(32, 16384)}
+    assert seen(5, 16) == {(36, 240)}
+    assert seen(15, 16) == {(36, 240)}
+    assert seen(16, 16) == {(36, 1008)}
+    assert seen(250, 16) == {(36, 4032)}
+    assert seen(600, 16) == {(36, 4032)}
     padded = torch.randn(5, 30, 16)
-    assert shapes_of(lambda: maxsim(queries, padded), monkeypatch) == {(240, 32)}  # whole documents, tokens first
+    assert shapes_of(lambda: maxsim(queries, padded), monkeypatch) == {(240, 48)}  # whole documents, tokens first
+
+
+def test_tiles_hold_all_documents_or_are_not_taken() -> None:
+    assert [few.tile_for(tokens, 4032, 1) for tokens in (1, 240, 241, 4032, 4033)] == [240, 240, 1008, 4032, 0]
+    assert [few.tile_for(tokens, 2160, 1) for tokens in (1009, 2016, 2017)] == [2016, 2016, 0]
+    assert [few.tile_for(tokens, 4032, 180) for tokens in (180, 360, 1000)] == [240, 1008, 2016]
 
 
 def test_a_library_that_adds_otherwise_in_small_products_keeps_whole_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,12 +94,14 @@ def test_a_library_that_adds_otherwise_in_small_products_keeps_whole_tiles(monke
         if out.shape[1] < 1000:
             out[0, 0] = torch.nextafter(out[0, 0], torch.tensor(torch.inf))  # one bit of one cell
 
-    given = (32, 16, False, multiply)
-    assert few.tile_for(100, 16384, 1, [32], 16, False, multiply) == 16384
-    assert few.tile_for(100, 16384, 1, [32], 16, False, multiply) == 16384
-    assert asked == [16384, 256], "tried once"
-    assert few.tile_for(300, 16384, 1, [32, 64], 16, False, multiply) == 1024
-    assert few.same_bits(*given[:2], 1024, 16384, False, torch.get_num_threads(), multiply)
+    monkeypatch.setattr(tiles, "multiply", multiply)
+    queries, documents = torch.randn(1, 32, 16), pack([torch.randn(20, 16)] * 5)
+    for need in ([240, 4032, 4032], [4032]):  # tried once
+        maxsim(queries, documents)
+        assert asked == need
+        asked.clear()
+    maxsim(queries, pack([torch.randn(20, 16)] * 15))
+    assert asked == [1008, 4032, 1008]
 
 
 def test_other_numbers_of_threads_are_tried_anew() -> None:
@@ -107,7 +115,7 @@ def test_other_numbers_of_threads_are_tried_anew() -> None:
     try:
         for count in (1, 2, 1, 2):
             torch.set_num_threads(count)
-            few.tile_for(100, 16384, 1, [32], 16, False, multiply)
+            few.same_bits(32, 16, 256, 16384, False, count, multiply)
     finally:
         torch.set_num_threads(before)
-    assert asked == [1, 1, 2, 2]
+    assert asked == [1, 1, 2, 1], "the whole tile by one thread"
