@@ -275,7 +275,7 @@ def _add(
     """Add up the maxima `[R, n]` of some queries of a block: its `scores` `[Q, n]` and `argmax` `[Q, n, W]`; `empty`: documents."""
     for number in numbers:
         low, high = queries.bounds[number]
-        found = summed((best[row] for row in queries.rows[low:high]), best.shape[1])
+        found = summed(best, queries.rows[low:high])
         if high > low:
             found[empty] = -np.inf  # also where a NaN query scale met the empty maximum
         scores[number] = torch.from_numpy(found)

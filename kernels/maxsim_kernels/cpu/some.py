@@ -20,7 +20,7 @@ from maxsim_kernels.cpu.tiles import NARROW, STEP, Corpus, Queries, TileReader, 
 from maxsim_kernels.cpu.turns import in_turns
 
 TOKENS = 5 * STEP  # of documents, a product
-ROWS = (*NARROW, *range(STEP, 10 * STEP + 1, STEP))  # query tokens, a product: few shapes, each of which is looked at
+ROWS = (*NARROW.values(), *range(STEP, 10 * STEP + 1, STEP))  # query tokens, a product: few shapes, each of which is looked at
 _SHARED = 4e6  # operations a product, from which threads gain: for less they wait for each other's Python
 _CELLS = 1 << 22  # (query token, document piece) maxima held at once by a thread: 16 MB
 
@@ -66,7 +66,7 @@ def _write(queries: Queries, corpus: Corpus, begin: int, stop: int, asked: np.nd
     for number, (low, high) in enumerate(queries.bounds):
         which = np.flatnonzero(asked[number])
         held = best[queries.rows[low:high, None], which]
-        scores[number, torch.from_numpy(which)] = torch.from_numpy(summed(held, len(which)))
+        scores[number, torch.from_numpy(which)] = torch.from_numpy(summed(held, range(len(held))))
 
 
 def _cheaper_alone(

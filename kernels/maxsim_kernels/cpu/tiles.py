@@ -16,7 +16,8 @@ from maxsim_kernels.cpu.turns import in_turns
 # Of products of whole steps of rows and tokens, and of so many dimensions at most, MKL adds every cell in one order, by its kernels for
 # AVX-512, AVX2, AVX and SSE alike. Others have edges that add otherwise, and longer sums are cut by the shape.
 STEP, INNER = 48, 384
-NARROW = (24, 36)  # query tokens of smaller products that have these bits too, unless documents come first
+# Rows of few query tokens, whose smaller products have these bits too; beside them those they need where queries come first.
+NARROW = {16: 24, 32: 36}
 _LONGEST_TILE = 84 * STEP  # document tokens a product, at most: more leave other threads without work, less cost calls
 _TILE_ROWS = 10 * STEP  # query tokens a product
 _CELLS = 1 << 20  # similarities a product: FP32 [480, 2160]
@@ -109,7 +110,7 @@ def _tile_tokens(queries: Queries) -> int:
 def product_shapes(queries: Queries) -> set[tuple[int, int]]:
     """The shapes (query rows, document tokens) of the products of a block of float queries with packed documents."""
     rows, tile = queries.matrix.shape[0], _tile_tokens(queries)
-    return {(min(_TILE_ROWS, rows - low), tile) for low in range(0, rows, _TILE_ROWS)}
+    return {(_rows_of(min(_TILE_ROWS, rows - low), False), tile) for low in range(0, rows, _TILE_ROWS)}
 
 
 def product_of(queries: Tensor, tokens: Tensor) -> Tensor:
@@ -166,9 +167,9 @@ def maxima(
                 if by_document is not None and uniform:
                     count = len(tile.begins)
                     documents = product[shift : shift + count * uniform].view(count, uniform, -1)
-                    torch.amax(documents[:, :, : part.count], 1, out=by_document[tile.pieces, part.rows])
+                    torch.amax(documents, 1, out=by_document[tile.pieces, part.rows])
                     continue
-                cells = product.numpy()[:, shift : shift + tile.last - tile.first]
+                cells = product.numpy()[: part.count, shift : shift + tile.last - tile.first]
                 best = np.maximum.reduceat(cells, tile.begins, axis=1)  # a maximum that keeps NaN
                 found[part.rows, tile.pieces] = best
                 if winners is not None:
@@ -190,9 +191,9 @@ def _by_one(queries: Queries) -> bool:
     return queries.matrix.dtype != torch.int8 or queries.matrix.shape[0] >= _INT8_OWN_ROWS
 
 
-def _rows_of(count: int, tokens_first: bool) -> int:
-    """Query rows of a product of so many: few of them are a whole step where documents come first."""
-    return STEP if tokens_first and count in NARROW else count
+def _rows_of(count: int, tokens_first: bool, dtype: torch.dtype = torch.float32) -> int:
+    """Query rows of a product of so many rows of the matrix."""
+    return count if tokens_first or dtype == torch.int8 else NARROW.get(count, count)
 
 
 def _one_tile(queries: Queries, tokens: int, whole: int, uniform: int | None) -> int:
@@ -263,19 +264,23 @@ class _Products:
         self.integer = queries.matrix.dtype == torch.int8
         total = queries.matrix.shape[0]
         chunk = min(_INT8_TILE_ROWS if self.integer else _TILE_ROWS, total)
-        most = _rows_of(chunk, tokens_first) * tile_tokens
+        most = _rows_of(chunk, tokens_first, queries.matrix.dtype) * tile_tokens
         product = torch.empty(most, dtype=_cell_dtype(queries))
         result = torch.empty(most) if scaled else product
         self.parts = []
         for low in range(0, total, chunk):
             rows = slice(low, min(low + chunk, total))
-            operand = queries.matrix[rows]
-            count, wide = len(operand), _rows_of(len(operand), tokens_first)
+            count = rows.stop - low
+            wide = _rows_of(count, tokens_first, queries.matrix.dtype)
             shape = (tile_tokens, wide) if tokens_first else (wide, tile_tokens)
-            sums = None if queries.sums is None else torch.from_numpy(queries.sums[rows])
+            operand, sums = queries.matrix[rows], None if queries.sums is None else torch.from_numpy(queries.sums[rows])
+            if wide > count:
+                operand, sums = (
+                    pad(operand, (0, 0, 0, wide - count)),
+                    None if sums is None else pad(sums, (0, 0, 0, wide - count)),
+                )
             if tokens_first:
-                operand = pad(operand, (0, 0, 0, wide - count)).t()
-                sums = None if sums is None else pad(sums, (0, 0, 0, wide - count)).t()
+                operand, sums = operand.t(), None if sums is None else sums.t()
             own_product, own_result = (buffer[: wide * tile_tokens].view(shape) for buffer in (product, result))
             self.parts.append(_Part(rows, count, operand, own_product, own_result, sums))
 
@@ -326,12 +331,12 @@ def _first_of(cells: np.ndarray, best: np.ndarray, begins: np.ndarray, places: n
     return np.minimum.reduceat(np.where(hit, places.astype(np.int32), np.iinfo(np.int32).max), begins, axis=1)
 
 
-def summed(maxima: Iterable[np.ndarray], documents: int) -> np.ndarray:
-    """A query's scores `[n]` float32 of `documents`: the maxima `[n]` of its rows, added in FP64 one after the other."""
-    total = np.zeros(documents, np.float64)
+def summed(best: np.ndarray, rows: Iterable[int]) -> np.ndarray:
+    """A query's scores `[N]` float32: its rows of the maxima `[R, N]`, added in FP64 one after the other."""
+    total = np.zeros(best.shape[1], np.float64)
     with np.errstate(invalid="ignore", over="ignore"):  # inf - inf is the NaN it should be, beyond FP32 lies inf
-        for row in maxima:
-            total += row
+        for row in rows:
+            total += best[row]
         return total.astype(np.float32)
 
 
