@@ -1,6 +1,6 @@
 """One tile for few documents, where this machine's matrix library gives it the bits of whole tiles.
 
-A whole tile has up to 4032 document tokens and is made by one thread, so that a document's bits depend on the queries alone; a call of
+A whole tile has up to 2016 document tokens and is made by one thread, so that a document's bits depend on the queries alone; a call of
 a few hundred tokens then spends its time on products that nobody reads, and on waiting for that thread. A library may add in another
 order in a product of another shape, or of more threads, so whether it does is tried, once for each pair of shapes, and never assumed.
 Numbers do not matter to that choice: what it hangs on is in the key.

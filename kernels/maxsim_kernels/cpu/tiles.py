@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
@@ -18,9 +19,12 @@ from maxsim_kernels.cpu.turns import in_turns
 STEP, INNER = 48, 384
 # Rows of few query tokens, whose smaller products have these bits too; beside them those they need where queries come first.
 NARROW = {16: 24, 32: 36}
-_LONGEST_TILE = 84 * STEP  # document tokens a product, at most: more leave other threads without work, less cost calls
+_LONGEST_TILE = 42 * STEP  # document tokens a product, at most: more leave other threads without work, less cost calls
 _TILE_ROWS = 10 * STEP  # query tokens a product
-_CELLS = 1 << 20  # similarities a product: FP32 [480, 2160]
+_CELLS = 1 << 20  # similarities a product: FP32 [480, 2016]
+# Query tokens from which maxima of float cells are scattered to their documents, in one call a product: for fewer, and for integers,
+# torch is slower than numpy, which looks at one run after the other. Builds without MKL have no fast way for it at all.
+_SCATTERED = 96 if torch.backends.mkl.is_available() else sys.maxsize
 _INT8_STEP, _INT8_TILE_ROWS = 32, 256
 _INT8_CELLS = 3 << 16  # the integer path is bound by its reduction, which wants a result that fits the L2 cache: [768, 256]
 _INT8_OWN_ROWS = (
@@ -143,47 +147,59 @@ def maxima(
 
     Documents without tokens have maximum -inf and winner -1.
     """
-    queries = _exact(queries, not return_argmax and bool(corpus.uniform))
+    scaled = corpus.token_scale is not None
+    rows = queries.matrix.shape[0]
+    scattered = not return_argmax and rows >= _SCATTERED and (scaled or queries.matrix.dtype == torch.float32)
+    queries = _exact(queries, not return_argmax and (bool(corpus.uniform) or scattered))
     lengths = corpus.lengths[begin:stop]
     base = int(corpus.starts[begin])
     size = _tile_tokens(queries)
     uniform = corpus.uniform if not return_argmax and (corpus.uniform or 0) <= size else None
-    one = _one_tile(queries, int(lengths.sum()), size, uniform)
+    tokens_first = bool(uniform) or scattered
+    one = _one_tile(queries, int(lengths.sum()), size, uniform, tokens_first)
     size = one or size
     tiles, owners = tiles_of(lengths, size // uniform * uniform if uniform else size)
-    rows = queries.matrix.shape[0]
-    scaled = corpus.token_scale is not None
-    found = np.empty((rows, 0 if uniform else len(owners)), np.float32)
-    by_document = torch.empty(len(owners), rows, dtype=torch.float32 if scaled else _cell_dtype(queries)) if uniform else None
+    found = np.empty((rows, 0 if tokens_first else len(owners)), np.float32)
+    reduced = torch.float32 if scaled else _cell_dtype(queries)
+    by_document = torch.empty(len(owners) if tokens_first else 0, rows, dtype=reduced)
     winners = np.full((rows, len(owners)), -1, np.int32) if return_argmax else None
 
     def work(taken: Iterable[Tile]) -> None:
         reader = TileReader(corpus, size, queries.matrix.dtype)
-        products = _Products(queries, size, scaled, tokens_first=by_document is not None)
+        products = _Products(queries, size, scaled, tokens_first)
         for tile in taken:
             tokens, scale, offset, shift = reader.read(base + tile.first, base + tile.last)
+            inside = slice(shift, shift + tile.last - tile.first)
             for part in products.parts:
                 product = products.cells(part, tokens, scale, offset)
-                if by_document is not None and uniform:
-                    count = len(tile.begins)
-                    documents = product[shift : shift + count * uniform].view(count, uniform, -1)
+                if uniform:
+                    documents = product[inside].view(len(tile.begins), uniform, -1)
                     torch.amax(documents, 1, out=by_document[tile.pieces, part.rows])
-                    continue
-                cells = product.numpy()[: part.count, shift : shift + tile.last - tile.first]
-                best = np.maximum.reduceat(cells, tile.begins, axis=1)  # a maximum that keeps NaN
-                found[part.rows, tile.pieces] = best
-                if winners is not None:
-                    places = _token_places(corpus, begin, owners[tile.pieces], base + tile.first, base + tile.last)
-                    winners[part.rows, tile.pieces] = _first_of(cells, best, tile.begins, places)
+                elif tokens_first:
+                    by_document[tile.pieces, part.rows] = _segment_maxima(product[inside], tile.begins)
+                else:
+                    cells = product.numpy()[: part.count, inside]
+                    best = np.maximum.reduceat(cells, tile.begins, axis=1)  # a maximum that keeps NaN
+                    found[part.rows, tile.pieces] = best
+                    if winners is not None:
+                        places = _token_places(corpus, begin, owners[tile.pieces], base + tile.first, base + tile.last)
+                        winners[part.rows, tile.pieces] = _first_of(cells, best, tile.begins, places)
 
     if one or not _by_one(queries):
         work(tiles)
     else:
         in_turns(work, tiles)
-    if by_document is not None:
+    if tokens_first:
         found = by_document.t().float().contiguous().numpy()
     merged, merged_winners = merge_pieces(found, winners, owners, len(lengths))
     return _scaled(merged, queries, corpus, begin, stop), merged_winners
+
+
+def _segment_maxima(cells: Tensor, begins: np.ndarray) -> Tensor:
+    """Maximum `[n, rows]` of each run of the rows of `cells` `[tokens, rows]`, NaN where one is NaN."""
+    owners = torch.from_numpy(np.repeat(np.arange(len(begins)), np.diff(np.append(begins, len(cells)))))
+    best = torch.full((len(begins), cells.shape[1]), -torch.inf)
+    return best.scatter_reduce_(0, owners[:, None].expand_as(cells), cells, "amax")
 
 
 def _by_one(queries: Queries) -> bool:
@@ -196,14 +212,14 @@ def _rows_of(count: int, tokens_first: bool, dtype: torch.dtype = torch.float32)
     return count if tokens_first or dtype == torch.int8 else NARROW.get(count, count)
 
 
-def _one_tile(queries: Queries, tokens: int, whole: int, uniform: int | None) -> int:
+def _one_tile(queries: Queries, tokens: int, whole: int, uniform: int | None, tokens_first: bool) -> int:
     """Of few documents: the size of one tile for all of them, whose product threads make together with the same bits; else 0."""
     small = few.tile_for(tokens, whole, uniform or 1)
     if not small or queries.matrix.dtype != torch.float32:  # products of codes are exact in every shape
         return small
     rows, dim = queries.matrix.shape
-    parts = {_rows_of(min(_TILE_ROWS, rows - low), bool(uniform)) for low in range(0, rows, _TILE_ROWS)}
-    shared = (dim, small, whole, bool(uniform), torch.get_num_threads(), multiply)
+    parts = {_rows_of(min(_TILE_ROWS, rows - low), tokens_first) for low in range(0, rows, _TILE_ROWS)}
+    shared = (dim, small, whole, tokens_first, torch.get_num_threads(), multiply)
     return small if all(few.same_bits(part, *shared) for part in parts) else 0
 
 

@@ -90,7 +90,7 @@ def test_a_matrix_library_that_adds_in_another_order_is_noticed(monkeypatch):
     try:
         documents = clustered(300, 64, 3)
         stats = same(about(documents, 5, 4), documents, 5, quantize_int8(documents))
-        assert stats.fell_back.startswith("the matrix library adds in another order for products of 24 x 4032")
+        assert stats.fell_back.startswith("the matrix library adds in another order for products of 24 x 2016")
         assert stats.survivors.tolist() == [300] * 5
     finally:
         rescoring.same_order.cache_clear()
@@ -106,7 +106,7 @@ def test_shapes_are_those_of_queries_as_they_are_padded(monkeypatch):
 
     def other(left, tokens, out=None):
         """Halves of d, for products that brute force's blocks of 44 padded queries have, and only those."""
-        if (left.shape[0], len(tokens) if out is None else tokens.shape[1]) != (384, 2688):
+        if (left.shape[0], len(tokens) if out is None else tokens.shape[1]) != (384, 2016):
             return product(left, tokens) if out is None else multiply(left, tokens, out)
         rows.add(left.shape[0])
         tokens = tokens if out is not None else tokens.t()
@@ -124,7 +124,7 @@ def test_shapes_are_those_of_queries_as_they_are_padded(monkeypatch):
     assert rows == {384}
     assert cases.same_bits(found[0], expected[0])
     assert torch.equal(found[1], expected[1])
-    assert found[2].fell_back.startswith("the matrix library adds in another order for products of 384 x 2688")
+    assert found[2].fell_back.startswith("the matrix library adds in another order for products of 384 x 2016")
 
 
 def test_reduced_precision_products_are_not_bounded():
