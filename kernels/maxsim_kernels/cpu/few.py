@@ -1,9 +1,9 @@
 """One tile for few documents, where this machine's matrix library gives it the bits of whole tiles.
 
-A whole tile has up to 2016 document tokens and is made by one thread, so that a document's bits depend on the queries alone; a call of
-a few hundred tokens then spends its time on products that nobody reads, and on waiting for that thread. A library may add in another
-order in a product of another shape, or of more threads, so whether it does is tried, once for each pair of shapes, and never assumed.
-Numbers do not matter to that choice: what it hangs on is in the key.
+A whole tile has up to 16128 document tokens, and one of many queries is made by one thread, so that a document's bits depend on the
+queries alone; a call of a few hundred tokens then spends its time on products that nobody reads, and on waiting for that thread. A
+library may add in another order in a product of another shape, or of more threads, so whether it does is tried, once for each pair of
+shapes, and never assumed. Numbers do not matter to that choice: what it hangs on is in the key.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from maxsim_kernels.cpu.turns import alone
 
-LEVELS = (240, 1008, 2016, 4032)  # document tokens of a tile
+LEVELS = (240, 1008, 2016, 4032, 8064)  # document tokens of a tile
 Multiply = Callable[[Tensor, Tensor, Tensor], None]
 
 
@@ -29,15 +29,21 @@ def tile_for(tokens: int, whole: int, multiple: int) -> int:
 
 
 @functools.lru_cache(maxsize=4096)
-def same_bits(rows: int, dim: int, small: int, whole: int, across: bool, threads: int, multiply: Multiply) -> bool:
-    """Whether `rows` query tokens by `small` document tokens, by all threads together, have the bits of `whole` ones by one thread."""
+def same_bits(
+    rows: int, dim: int, small: int, whole: int, across: bool, threads: int, by_one: bool, multiply: Multiply
+) -> bool:
+    """Whether `rows` query tokens by `small` document tokens, by all threads together, have the bits of `whole` ones.
+
+    `by_one`: one thread makes those.
+    """
     drawn = torch.Generator().manual_seed(0)
     queries = torch.rand(rows, dim, generator=drawn) - 0.5
     tokens = torch.zeros(whole, dim)
     tokens[:small] = torch.rand(small, dim, generator=drawn) - 0.5
     tokens[whole - small :] = tokens[:small].clone()  # at both ends of the whole tile
     other = _product(queries, tokens[:small].clone(), across, multiply)
-    one = alone(_product, queries, tokens, across, multiply)
+    given = queries, tokens, across, multiply
+    one = alone(_product, *given) if by_one else _product(*given)
     return torch.equal(one[whole - small :], other) and (2 * small > whole or torch.equal(one[:small], other))
 
 

@@ -19,7 +19,11 @@ from maxsim_kernels.cpu.turns import in_turns
 STEP, INNER = 48, 384
 # Rows of few query tokens, whose smaller products have these bits too; beside them those they need where queries come first.
 NARROW = {16: 24, 32: 36}
-_LONGEST_TILE = 42 * STEP  # document tokens a product, at most: more leave other threads without work, less cost calls
+_OWN_ROWS = 96  # query tokens from which a thread makes products of its own: with fewer, threads make them together sooner
+_LONGEST_TILE, _LONGEST_OWN = (
+    336 * STEP,
+    42 * STEP,
+)  # document tokens a product: calls cost time, and threads are to have equal shares
 _TILE_ROWS = 10 * STEP  # query tokens a product
 _CELLS = 1 << 20  # similarities a product: FP32 [480, 2016]
 # Query tokens from which maxima of float cells are scattered to their documents, in one call a product: for fewer, and for integers,
@@ -27,9 +31,6 @@ _CELLS = 1 << 20  # similarities a product: FP32 [480, 2016]
 _SCATTERED = 96 if torch.backends.mkl.is_available() else sys.maxsize
 _INT8_STEP, _INT8_TILE_ROWS = 32, 256
 _INT8_CELLS = 3 << 16  # the integer path is bound by its reduction, which wants a result that fits the L2 cache: [768, 256]
-_INT8_OWN_ROWS = (
-    128  # query tokens from which a thread makes integer products of its own: with fewer, they are made together sooner
-)
 
 
 @dataclass(frozen=True)
@@ -108,13 +109,14 @@ def _tile_tokens(queries: Queries) -> int:
     """Document tokens a product: decided by the queries alone, so it is one number for a task."""
     integer = queries.matrix.dtype == torch.int8
     rows = min(queries.matrix.shape[0], _INT8_TILE_ROWS if integer else _TILE_ROWS)
-    return _INT8_CELLS // rows if integer else min(_LONGEST_TILE, _CELLS // rows // STEP * STEP)
+    longest = _LONGEST_OWN if _by_one(queries) else _LONGEST_TILE
+    return _INT8_CELLS // rows if integer else min(longest, _CELLS // rows // STEP * STEP)
 
 
-def product_shapes(queries: Queries) -> set[tuple[int, int]]:
-    """The shapes (query rows, document tokens) of the products of a block of float queries with packed documents."""
+def product_shapes(queries: Queries) -> set[tuple[int, int, bool]]:
+    """Of the products of a block of float queries with packed documents: query rows, document tokens, whether one thread makes them."""
     rows, tile = queries.matrix.shape[0], _tile_tokens(queries)
-    return {(_rows_of(min(_TILE_ROWS, rows - low), False), tile) for low in range(0, rows, _TILE_ROWS)}
+    return {(_rows_of(min(_TILE_ROWS, rows - low), False), tile, _by_one(queries)) for low in range(0, rows, _TILE_ROWS)}
 
 
 def product_of(queries: Tensor, tokens: Tensor) -> Tensor:
@@ -204,7 +206,7 @@ def _segment_maxima(cells: Tensor, begins: np.ndarray) -> Tensor:
 
 def _by_one(queries: Queries) -> bool:
     """Whether one thread makes a product, decided by the queries alone as its shape is."""
-    return queries.matrix.dtype != torch.int8 or queries.matrix.shape[0] >= _INT8_OWN_ROWS
+    return queries.matrix.shape[0] >= _OWN_ROWS
 
 
 def _rows_of(count: int, tokens_first: bool, dtype: torch.dtype = torch.float32) -> int:
@@ -219,7 +221,7 @@ def _one_tile(queries: Queries, tokens: int, whole: int, uniform: int | None, to
         return small
     rows, dim = queries.matrix.shape
     parts = {_rows_of(min(_TILE_ROWS, rows - low), tokens_first) for low in range(0, rows, _TILE_ROWS)}
-    shared = (dim, small, whole, tokens_first, torch.get_num_threads(), multiply)
+    shared = (dim, small, whole, tokens_first, torch.get_num_threads(), _by_one(queries), multiply)
     return small if all(few.same_bits(part, *shared) for part in parts) else 0
 
 

@@ -75,16 +75,17 @@ def why_not_some(queries: Packed, dim: int, call: Call | None = None) -> str:
     if asked not in ("none", "ieee"):
         return f"products of float32 may be rounded to {asked} (torch.backends.mkldnn), which the bounds do not cover"
     nothing = Packed(torch.empty(0, dim, dtype=queries.dtype), torch.zeros(1, dtype=torch.int64))
-    shapes = {(rows, TOKENS) for rows in ROWS}
+    shapes = {(rows, TOKENS, True) for rows in ROWS}  # query rows, document tokens, whether one thread makes the product
     for _, block in query_blocks(call or validate(queries, nothing, Options())):
         shapes |= product_shapes(block)
-    other = next((shape for shape in sorted(shapes) if not same_order(*shape, queries.dim)), None)
+    threads = torch.get_num_threads()
+    other = next((shape for shape in sorted(shapes) if not same_order(*shape, queries.dim, threads)), None)
     return "" if other is None else f"the matrix library adds in another order for products of {other[0]} x {other[1]} tokens"
 
 
 @lru_cache(maxsize=1024)
-def same_order(rows: int, tokens: int, width: int) -> bool:
-    """Whether every cell of a product of this shape has the bits it has in one of 48 x 240; both by one thread, as all are made.
+def same_order(rows: int, tokens: int, by_one: bool, width: int, threads: int) -> bool:
+    """Whether every cell of a product of this shape, by one thread or by all, has the bits it has in one of 48 x 240 by one thread.
 
     Random numbers, whose sums differ in some bit of thousands of cells as soon as the order of addition does; the same tokens
     again and again, so that every place of the large product is compared.
@@ -93,4 +94,4 @@ def same_order(rows: int, tokens: int, width: int) -> bool:
     left, right = torch.randn(STEP, width, generator=random), torch.randn(TOKENS, width, generator=random)
     expected = alone(product_of, left, right).repeat(-(-rows // STEP), -(-tokens // TOKENS))[:rows, :tokens]
     asked = left.repeat(-(-rows // STEP), 1)[:rows], right.repeat(-(-tokens // TOKENS), 1)[:tokens]
-    return torch.equal(alone(product_of, *asked), expected)
+    return torch.equal(alone(product_of, *asked) if by_one else product_of(*asked), expected)

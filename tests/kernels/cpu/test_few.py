@@ -73,8 +73,8 @@ def test_a_tile_is_as_large_as_the_documents_need(monkeypatch: pytest.MonkeyPatc
     assert seen(5, 16) == {(36, 240)}
     assert seen(15, 16) == {(36, 240)}
     assert seen(16, 16) == {(36, 1008)}
-    assert seen(126, 16) == {(36, 2016)}
-    assert seen(600, 16) == {(36, 2016)}
+    assert seen(504, 16) == {(36, 8064)}
+    assert seen(600, 16) == {(36, 16128)}
     padded = torch.randn(5, 30, 16)
     assert shapes_of(lambda: maxsim(queries, padded), monkeypatch) == {(240, 32)}  # whole documents, tokens first
 
@@ -96,15 +96,16 @@ def test_a_library_that_adds_otherwise_in_small_products_keeps_whole_tiles(monke
 
     monkeypatch.setattr(tiles, "multiply", multiply)
     queries, documents = torch.randn(1, 32, 16), pack([torch.randn(20, 16)] * 5)
-    for need in ([240, 2016, 2016], [2016]):  # tried once
+    for need in ([240, 16128, 16128], [16128]):  # tried once
         maxsim(queries, documents)
         assert asked == need
         asked.clear()
     maxsim(queries, pack([torch.randn(20, 16)] * 15))
-    assert asked == [1008, 2016, 1008]
+    assert asked == [1008, 16128, 1008]
 
 
-def test_other_numbers_of_threads_are_tried_anew() -> None:
+@pytest.mark.parametrize("by_one", [False, True])
+def test_other_numbers_of_threads_are_tried_anew(by_one: bool) -> None:
     asked: list[int] = []
 
     def multiply(left: Tensor, right: Tensor, out: Tensor) -> None:
@@ -115,7 +116,7 @@ def test_other_numbers_of_threads_are_tried_anew() -> None:
     try:
         for count in (1, 2, 1, 2):
             torch.set_num_threads(count)
-            few.same_bits(32, 16, 256, 16384, False, count, multiply)
+            few.same_bits(32, 16, 256, 16384, False, count, by_one, multiply)
     finally:
         torch.set_num_threads(before)
-    assert asked == [1, 1, 2, 1], "the whole tile by one thread"
+    assert asked == [1, 1, 2, 1 if by_one else 2]

@@ -15,7 +15,7 @@ from maxsim_kernels import maxsim, pack
 from maxsim_kernels.cpu import few, some, tiles
 
 ROOT = Path(__file__).resolve().parents[3]
-TILES = (*few.LEVELS, some.TOKENS)
+TILES = (*few.LEVELS, some.TOKENS, 16128)
 
 
 @pytest.mark.parametrize("d", [1, 24, 128, 383, 384, 385, 768, 1000])

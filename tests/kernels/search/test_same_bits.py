@@ -90,7 +90,7 @@ def test_a_matrix_library_that_adds_in_another_order_is_noticed(monkeypatch):
     try:
         documents = clustered(300, 64, 3)
         stats = same(about(documents, 5, 4), documents, 5, quantize_int8(documents))
-        assert stats.fell_back.startswith("the matrix library adds in another order for products of 24 x 2016")
+        assert stats.fell_back.startswith("the matrix library adds in another order for products of 24 x 16128")
         assert stats.survivors.tolist() == [300] * 5
     finally:
         rescoring.same_order.cache_clear()
