@@ -1,10 +1,10 @@
 """Fast exact MaxSim on the CPU: tiles of one fixed, padded shape, a running maximum per tile, never the similarity tensor.
 
-Query tokens are the rows of a matrix; document tokens stream past in tiles that hold whole documents (a longer document is
-cut into pieces; `tiles.py`), and of many queries each thread takes the next tile when it is done with one (`turns.py`). A tile's product
-stays in cache and is reduced at once, so memory beyond inputs and scores is a few tens of megabytes whatever the corpus, 5 of them a
-thread. FP16 and BF16 tokens are widened tile by tile (their products are exact in FP32), INT8 codes meet INT8 query codes in exact
-integer products (`torch._int_mm`; as floats where a CPU gets those wrong, `integers.py`), and scales are applied after the product.
+Query tokens are the rows of a matrix; document tokens stream past in tiles that hold whole documents (a longer document is cut into
+pieces; `tiles.py`), and of many queries each thread takes the next tile when it is done with one (`turns.py`). A tile's product stays
+in cache and is reduced at once, so memory beyond inputs and scores is a few tens of megabytes whatever the corpus, 5 of them a thread.
+FP16 and BF16 tokens are widened tile by tile (their products are exact in FP32), INT8 codes meet INT8 query codes in exact integer
+products (`torch._int_mm`; as floats where a CPU gets those wrong, `integers.py`), and scales are applied after the product.
 
 Bits: every product has the same shape for a given set of queries. Shapes are those whose cells the matrix library adds in one order
 wherever they stand, and the inner dimension is cut likewise; a document's score then does not depend on its place, its neighbours, the
