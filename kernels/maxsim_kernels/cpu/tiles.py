@@ -20,10 +20,8 @@ STEP, INNER = 48, 384
 # Rows of few query tokens, whose smaller products have these bits too; beside them those they need where queries come first.
 NARROW = {16: 24, 32: 36}
 _OWN_ROWS = 96  # query tokens from which a thread makes products of its own: with fewer, threads make them together sooner
-_LONGEST_TILE, _LONGEST_OWN = (
-    336 * STEP,
-    42 * STEP,
-)  # document tokens a product: calls cost time, and threads are to have equal shares
+_LONGEST_TILE = 336 * STEP  # document tokens a product, at most: with few query rows calls cost more than cache misses
+_LONGEST_OWN = 42 * STEP  # the same where each thread makes its own: the last ones are to end together
 _TILE_ROWS = 10 * STEP  # query tokens a product
 _CELLS = 1 << 20  # similarities a product: FP32 [480, 2016]
 # Query tokens from which maxima of float cells are scattered to their documents, in one call a product: for fewer, and for integers,
@@ -293,10 +291,8 @@ class _Products:
             shape = (tile_tokens, wide) if tokens_first else (wide, tile_tokens)
             operand, sums = queries.matrix[rows], None if queries.sums is None else torch.from_numpy(queries.sums[rows])
             if wide > count:
-                operand, sums = (
-                    pad(operand, (0, 0, 0, wide - count)),
-                    None if sums is None else pad(sums, (0, 0, 0, wide - count)),
-                )
+                more = 0, 0, 0, wide - count
+                operand, sums = pad(operand, more), None if sums is None else pad(sums, more)
             if tokens_first:
                 operand, sums = operand.t(), None if sums is None else sums.t()
             own_product, own_result = (buffer[: wide * tile_tokens].view(shape) for buffer in (product, result))
