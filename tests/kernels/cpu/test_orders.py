@@ -18,13 +18,14 @@ ROOT = Path(__file__).resolve().parents[3]
 TILES = (*few.LEVELS, some.TOKENS, 16128)
 
 
-@pytest.mark.parametrize("d", [1, 24, 128, 383, 384, 385, 768, 1000])
+@pytest.mark.parametrize("d", [1, 24, 128, 384, 385, 768])
 @pytest.mark.parametrize("tokens_first", [False, True])
 def test_every_cell_of_every_shape_has_the_same_bits(d: int, tokens_first: bool) -> None:
     queries, tokens = cases.gauss(tiles.STEP, d, seed=1), cases.gauss(tiles.STEP, d, seed=2)
     need = tiles.product_of(queries, tokens.repeat(5, 1))[:, : tiles.STEP].clone()
     for size in TILES:
-        for rows in (*(tiles.NARROW if tokens_first else tiles.NARROW.values()), *range(48, 481, 48)):
+        most = 480 if size <= 2016 else 96  # longer tiles are those of few query tokens
+        for rows in (*(tiles.NARROW if tokens_first else tiles.NARROW.values()), *range(48, most + 1, 48)):
             asked, held = queries.repeat(-(-rows // tiles.STEP), 1)[:rows], tokens.repeat(size // tiles.STEP, 1)
             found = few._product(asked, held, tokens_first, tiles.multiply).t()
             expected = need.repeat(-(-len(asked) // tiles.STEP), size // tiles.STEP)[: len(asked)]
