@@ -154,10 +154,10 @@ class TopK:
             raise ValueError(f"keys: got {keys.dtype} {list(keys.shape)}, need int64 [{rows}, n]")
         self._keep(torch.cat([self._merged, keys.to(self._merged.device)], 1))
 
-    def merged(self, keys: Tensor) -> Tensor:
-        """`unsorted` as it would be with keys `[Nq, n]` int64 of other documents, which are not kept: `replace` does that."""
+    def after(self, scores: Tensor) -> Tensor:
+        """`pending` as it would be after these scores `[Nq, n]` of the next documents, which are not kept: `replace` does that."""
         self._merge_waiting()
-        return torch.cat([self._merged, keys], 1).topk(self.k, dim=1, sorted=False).values
+        return _candidates(scores, self.first + self.seen, self.k, self._merged).topk(self.k, dim=1).values
 
     def replace(self, keys: Tensor) -> None:
         """Hold these `[Nq, k]` keys instead, of which a NaN is still to be refused; `seen` stays."""

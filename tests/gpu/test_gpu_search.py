@@ -131,7 +131,6 @@ def test_residuals_are_those_of_the_cpu():
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("pinned", [False, True])
 def test_documents_on_the_host(dtype, pinned, monkeypatch):
-    monkeypatch.setattr(device, "_SAMPLED", 1 << 30)  # a sample, which only a first search takes, counts as survivors
     documents = clustered(2500, 128, 6, dtype)
     codes = quantize_int8(documents, "document")
     residuals = residuals_of(documents, codes)
@@ -163,9 +162,10 @@ def test_blocks_and_pieces(monkeypatch):
         assert stats.scanned <= 3000
 
 
-@pytest.mark.parametrize("sampled", [False, True])
-def test_masks_lengths_packed_and_one_query(sampled, monkeypatch):
-    monkeypatch.setattr(device, "_SAMPLED", 256 if sampled else 1 << 30)
+@pytest.mark.parametrize("first", ["scan", "sample", "brute force"])
+def test_masks_lengths_packed_and_one_query(first, monkeypatch):
+    monkeypatch.setattr(device, "_SAMPLED", 1 << 30 if first == "scan" else 256)
+    monkeypatch.setattr(device, "_LITTLE", 0 if first == "sample" else 1 << 41)
     documents = clustered(1200, 128, 10)
     codes = quantize_int8(documents, "document")
     residuals = residuals_of(documents, codes)
@@ -216,19 +216,36 @@ def test_awkward_corpora(part):
         same(queries, documents, k, codes, **options)
 
 
-def test_all_equal_falls_back_and_says_so():
+def test_all_equal_falls_back_and_says_so(monkeypatch):
     documents = Packed(
         torch.ones(4096 * 3, 64, dtype=torch.float16, device="cuda"), torch.arange(0, 4096 * 3 + 1, 3, device="cuda")
     )
     queries = torch.ones(6, 5, 64, dtype=torch.float16, device="cuda")
     codes = quantize_int8(documents)
-    stats = same(queries, documents, 5, codes)
-    assert "sample of 128 documents" in stats.fell_back
-    assert stats.survivors.tolist() == [4096] * 6
-    assert stats.rescored_bytes == 4096 * 3 * 64 * 2 * 6
+    for little, why in ((0, "sample of 128 documents"), (1 << 41, "last time")):
+        monkeypatch.setattr(device, "_LITTLE", little)
+        stats = same(queries, documents, 5, codes)
+        assert why in stats.fell_back
+        assert stats.survivors.tolist() == [4096] * 6
+        assert stats.rescored_bytes == 4096 * 3 * 64 * 2 * 6
     same(queries, documents, 5, codes, most_rescored=1.0)
     random = Packed(make.unit(3000 * 16, 128), torch.arange(0, 3000 * 16 + 1, 16, device="cuda"))
     assert same(make.unit(40, 32, 128), random, 100, quantize_int8(random, "document")).fell_back
+
+
+def test_little_work_begins_with_brute_force_and_scans_where_that_pays(monkeypatch):
+    monkeypatch.setattr(device, "_SAMPLED", 1024)
+    documents = clustered(3000, 128, 22)
+    queries, codes = about(documents, 40, 32, 23), quantize_int8(documents, "document")
+    first, second = (same(queries, documents, 10, codes) for _ in range(2))
+    assert "first search of so few" in first.fell_back
+    assert first.scanned == 0
+    assert not second.fell_back
+    assert second.scanned == 3000
+    host = on_host(documents)
+    assert (
+        same(queries, host, 10, quantize_int8(documents, "document"), residuals=residuals_of(documents, codes)).scanned == 3000
+    )
 
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])

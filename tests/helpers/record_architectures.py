@@ -103,9 +103,12 @@ def search_launches(dtype: torch.dtype, d: int, longest: int) -> list[Any]:
         rounding = bounds.Rounding(1e-4, 1e-6, 1e-30, 0.0)
         terms = bounds.query_terms(values, starts, lengths, longest, asked.codes, asked.scales.float(), rounding)
         bounded = bounds.Bounded(torch.zeros(count, 10), terms, lengths, torch.zeros(10), torch.zeros(10), documents.lengths)
-        lower = bounded.lower(torch.zeros(count))
-        bounded.marks(lower, torch.zeros(count), None)
-        marks = bounded.marks(lower, torch.zeros(count), torch.zeros(count))
+        tallied = bounds.Tallied.of(count, lengths.device)
+        for known in (None, torch.zeros(count, 3)):
+            leads = bounded.leads(2, 4, None if known is None else torch.zeros(count))
+            bounded.marks(leads, None, tallied)
+            marks = bounded.marks(leads, bounds.kth_best(known, leads, 2, count, lengths.device), tallied)
+        bounded.left(torch.zeros(count))
         for size in (16, 200):  # documents that fit in a tile, and others
             survivors.score_marked(values, starts, lengths, longest, documents, size, marks, 80, torch.zeros(count, 10))
         fetching.fetched(documents.values, documents.starts, torch.arange(0, 161, 16), 160)

@@ -67,14 +67,16 @@ def _candidates_kernel(
 
 
 @triton.jit(do_not_specialize=["count"])
-def _scores_kernel(key_ptr, score_ptr, index_ptr, count, CELLS: tl.constexpr):
-    """Scores and indices of keys; -inf and -1 where there is no document."""
+def _scores_kernel(key_ptr, score_ptr, index_ptr, lost_ptr, count, LOST: tl.constexpr, CELLS: tl.constexpr):
+    """Scores and indices of keys; -inf and -1 where there is no document. `LOST`: 1 is stored there if a score is NaN."""
     at = tl.program_id(0).to(tl.int64) * CELLS + tl.arange(0, CELLS)
     there = at < count
     keys = tl.load(key_ptr + at, mask=there, other=0)
     nothing = keys == _none(keys)
     ordered = (keys >> 32).to(tl.int32)
     scores = (ordered ^ ((ordered >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
+    if LOST:
+        tl.store(lost_ptr + at * 0, tl.full([CELLS], 1, tl.int64), mask=there & (scores != scores) & (nothing == 0))
     tl.store(score_ptr + at, tl.where(nothing, float("-inf"), scores), mask=there)
     tl.store(index_ptr + at, tl.where(nothing, -1, _NUMBERS - (keys & _NUMBERS)), mask=there)
 
@@ -106,12 +108,15 @@ def candidates(scores: Tensor, first: int, k: int, size: int, held: Tensor) -> T
     return out
 
 
-def of_keys(keys: Tensor) -> tuple[Tensor, Tensor]:
-    """As of `topk.of_keys`."""
+def of_keys(keys: Tensor, lost: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """As of `topk.of_keys`. `lost` `[]` int64: set to 1 where a score is NaN."""
     keys = keys.contiguous()
     indices = keys.new_empty(keys.shape)
     scores = keys.new_empty(keys.shape, dtype=torch.float32)
     if keys.numel():
         grid = triton.cdiv(keys.numel(), _CELLS)
-        launch(_scores_kernel, grid, keys, scores, indices, keys.numel(), CELLS=_CELLS, warps=4)
+        flag = lost if lost is not None else indices
+        launch(
+            _scores_kernel, grid, keys, scores, indices, flag, keys.numel(), LOST=lost is not None, CELLS=_CELLS, warps=4
+        )  # fmt: skip
     return scores, indices

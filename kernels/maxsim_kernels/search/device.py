@@ -3,24 +3,27 @@
 A piece's codes are scored, lower bounds choose the leads, the leads' exact scores set the threshold, and what still reaches it is
 scored exactly too. Exact scores are found in one of two ways. Marked pairs are scored alone, document by document, where that has the
 bits of brute force on this GPU (`trust.py`) and documents are there; else all queries are scored against the union of the marked
-documents, by the very call that brute force makes, of fewer documents. Where a sample says that bounds will not prune, brute force
-follows at once; where they did not prune last time it comes first, and some of its scores say whether the next search should scan.
+documents, by the very call that brute force makes, of fewer documents.
+
+Bounds need not prune. A search that brute force ends in a few milliseconds begins with it, the first time and after bounds pruned
+nothing, and some of its scores say whether the next search of these codes should scan. A larger one begins with a sample.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
-from functools import cache, cached_property
+from dataclasses import dataclass
+from functools import cache
 from typing import cast
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 
+from maxsim_kernels.gpu import keys as key_kernels
 from maxsim_kernels.gpu.forward.query_codes import query_codes
-from maxsim_kernels.gpu.search.bounds import Bounded, Marks, Rounding, leads_of, query_terms
+from maxsim_kernels.gpu.search.bounds import Bounded, Marks, Rounding, Tallied, kth_best, query_terms
 from maxsim_kernels.gpu.search.survivors import score_alone, score_marked, takes
 from maxsim_kernels.search.bounds import LARGEST, WIDEST, Codes, Residuals, gamma_of, tiny_of
 from maxsim_kernels.search.fetching import Room, cut, everything, in_one_piece, some
@@ -35,7 +38,8 @@ from maxsim_kernels.topk import TopK, group_size, of_keys, refuse_nan
 # (query, document) pairs bounded at once, and what one takes: 16 bytes, and a top-k's temporaries.
 _CELLS, _CELL_BYTES = 1 << 27, 32
 _LEAST_DOCUMENTS = 4096
-_SAMPLED, _SAMPLE = 2048, 128  # pieces from this size on begin with a sample of so many documents, scored exactly
+_SAMPLED, _SAMPLE = 4096, 128  # pieces from this size on may begin with a sample of so many documents, scored exactly
+_LITTLE, _FEW_BYTES = 1 << 41, 1 << 34  # multiply-adds and bytes of brute force that waiting for a sample would hold up
 _HOPELESS = 0.4  # share of the sample's pairs that bounds would leave, beyond which nothing is scanned
 _PAIRS_PAY, _UNION_PAYS = 0.1, 0.6  # shares of pairs and documents beyond which brute force is the cheaper way
 _SPREAD = 0.9  # of documents that queries which have nothing in common would want, beyond which no union is tried
@@ -74,25 +78,33 @@ class DeviceSearch:
         self.largest = queries.largest() if watched else None
         self.never: str | None = None  # why nothing can be pruned; None: not looked at yet
         self.pairs = False
-        self.doubt = True
+        self.doubt = True  # whether the next piece begins with a sample
         self.scanned = 0
         self.answered: _Answer | None = None  # of the best so far
         self.read = 0  # tokens behind exact scores, each query's counted for itself
-        self.brute_read: list[Tensor] = []  # the same, of brute force: still on the device
-        # Codes, the share of pairs that bounds would leave, and the most that pays.
-        self.looks: list[tuple[Codes, Tensor, float]] = []
+        self.brute_read: list[Tensor] = []  # documents' tokens of brute force: still on the device
+        self.every = 0  # documents scored by brute force
+        self.tallied: list[Tallied] = []  # of pieces that were pruned
+        self.looks: list[_Look] = []
         self.width = 0  # bytes of a token
         self.brute, self.pieces, self.why = 0, 0, ""
 
-    @cached_property
+    @property
     def survivors(self) -> Tensor:
         """`[Nq]` int64: documents scored exactly."""
-        return torch.zeros(len(self.queries), dtype=torch.int64, device=self.device)
+        held = [one.tally for one in self.tallied]
+        if not held:
+            return torch.full((len(self.queries),), self.every, dtype=torch.int64, device=self.device)
+        found = held[0] if len(held) == 1 else torch.stack(held).sum(0)
+        return found + self.every if self.every else found
 
-    @cached_property
+    @property
     def highest(self) -> Tensor:
         """`[Nq]` float64: the best upper bound of what was not."""
-        return torch.full((len(self.queries),), -torch.inf, dtype=torch.float64, device=self.device)
+        held = [one.highest for one in self.tallied]
+        if not held:
+            return torch.full((len(self.queries),), -torch.inf, dtype=torch.float64, device=self.device)
+        return held[0] if len(held) == 1 else torch.stack(held).amax(0)
 
     @property
     def keys(self) -> Tensor:
@@ -101,8 +113,12 @@ class DeviceSearch:
 
     def answer(self) -> tuple[Tensor, Tensor, Stats]:
         """As of `Search`; waits for the GPU, where that was not done."""
-        found = self.answered or _Answer.of(self.best.unsorted)
-        if bool(found.lost):
+        found = self.answered
+        if found is None:
+            keys = self.best.pending
+            found = _Answer(keys, *of_keys(keys))
+            refuse_nan(keys)
+        elif found.lost:
             refuse_nan(found.keys)
         return found.scores, found.indices, self.stats(found.scores[:, -1])
 
@@ -112,10 +128,9 @@ class DeviceSearch:
         if self.brute and not fell_back:
             fell_back = f"{self.brute} of {self.pieces} pieces by brute force: {self.why}"
         kth = of_keys(self.best.pending[:, -1])[0] if kth is None else kth
-        read = self.read + int(sum(self.brute_read))
-        for codes, share, most in self.looks:
-            if float(share) <= most:
-                _pruned_before.pop(codes, None)
+        read = self.read + len(self.queries) * sum(int(tokens) for tokens in self.brute_read)
+        for look in self.looks:
+            _pruned_before[look.codes] = look.share(kth) <= look.most
         self.looks = []
         return Stats(self.scanned, self.survivors, read * self.width, fell_back, Certificate(kth, self.highest))
 
@@ -154,30 +169,48 @@ class DeviceSearch:
             return
         scan = Scan(codes, self.device, self.room)
         at_hand = codes if scan.here and not isinstance(codes, StreamedCodes) else None
-        self.doubt = self.doubt and not (at_hand is not None and _pruned_before.get(at_hand, False))
+        pruned = None if at_hand is None else _pruned_before.get(at_hand)
+        self.doubt = self.doubt and not pruned
         known = Residuals(residuals.errors.to(self.device), residuals.norms.to(self.device))
         terms = cache(lambda: self._terms(scan))  # queued behind the scan, so that the GPU has that to do meanwhile
-        if at_hand is not None and self._hopeless(at_hand, count):
-            self._without_scan(documents, at_hand, known, terms)
+        if at_hand is not None and not pruned and self._at_once(documents, pruned):
+            self._without_scan(documents, at_hand, known, scan.lengths, terms)
             return
         for first in range(0, count, step):
             self._piece(documents, slice(first, min(first + step, count)), scan, known, terms)
         if at_hand is not None:
             _pruned_before[at_hand] = self.brute == before
 
-    def _hopeless(self, codes: Codes, count: int) -> bool:
-        """Whether bounds left too much of these documents last time."""
-        return _pruned_before.get(codes) is False and count >= _SAMPLED and self.most_rescored < 1
+    def _at_once(self, documents: Packed | Rows, pruned: bool | None) -> bool:
+        """Whether brute force comes first, where bounds did not prune last time or were never looked at (None)."""
+        if len(documents) < _SAMPLED or self.most_rescored == 1:
+            return False
+        if pruned is not None:
+            return True
+        if not isinstance(documents, Packed) or documents.device != self.device:
+            return False
+        tokens = documents.values.shape[0]
+        operations = tokens * len(self.queries.values) * documents.dim
+        return operations <= _LITTLE and tokens * self.width <= _FEW_BYTES
 
-    def _without_scan(self, documents: Packed | Rows, codes: Codes, residuals: Residuals, terms: Callable[[], Tensor]) -> None:
+    def _without_scan(
+        self, documents: Packed | Rows, codes: Codes, residuals: Residuals, lengths: Tensor, terms: Callable[[], Tensor]
+    ) -> None:
         """Brute force, whose first scores show what bounds would have left; `stats`, which waits anyhow, looks."""
         count, step, sample = len(documents), self._step(len(documents)), torch.empty(0)
+        why = "bounds left most of these documents last time"
+        if codes not in _pruned_before:
+            why = "the first search of so few documents, which shows whether the next one should scan"
         for first in range(0, count, step):
-            why = "bounds left most of these documents last time"
             head = self._brute_piece(cut(documents, first, min(first + step, count)), why)
             sample = head if first == 0 else sample
-        share = self._left(sample, residuals[: sample.shape[1]], terms(), self._best_scores()[:, -1])
-        self.looks.append((codes, share, self._share(documents)))
+        bounded = self._bounded(sample, terms(), residuals, lengths)
+        self.looks.append(_Look(codes, bounded, self._share(documents)))
+
+    def _bounded(self, scores: Tensor, terms: Tensor, residuals: Residuals, lengths: Tensor) -> Bounded:
+        """Bounds of the first documents, by their scores."""
+        count = scores.shape[1]
+        return Bounded(scores, terms, self.queries.lengths, residuals.errors[:count], residuals.norms[:count], lengths[:count])
 
     def _step(self, count: int) -> int:
         """Documents of a piece: as many as their bounds fit in an eighth of the free memory; the more, the fewer are scored exactly."""
@@ -236,22 +269,16 @@ class DeviceSearch:
         if self._spread_out(documents):
             self._brute_piece(documents, "the best of so many queries would together be most of the documents")
             return
-        sampled = 0
-        if self.doubt and count >= _SAMPLED and self.most_rescored < 1:
-            sampled = _SAMPLE
-            if self._sample(cut(documents, 0, sampled), residuals[:sampled], terms(), count):
-                why = f"a sample of {sampled} documents says that bounds would leave most"
-                self._brute_piece(cut(documents, sampled, count), why)
-                return
-            lengths = lengths.clone()
-            lengths[:sampled] = 0  # which have their scores: no bound of theirs is looked at
+        doubt = self.doubt and count >= _SAMPLED and self.most_rescored < 1
+        if doubt and self._hopeless(documents, terms(), residuals, lengths):
+            self._brute_piece(documents, f"a sample of {_SAMPLE} documents says that bounds would leave most")
+            return
         self.scanned += count
         approximate = scan.scores(self.queries, span.start, span.stop, self.quantize_queries)
-        bounded = Bounded(approximate, terms(), self.queries.lengths, residuals.errors, residuals.norms, lengths)
-        refused = self._pruned(documents, bounded, first, sampled, scan)
+        refused = self._pruned(documents, self._bounded(approximate, terms(), residuals, lengths), scan)
         self.doubt = bool(refused)
         if refused:
-            self._brute_piece(cut(documents, sampled, count), refused)
+            self._brute_piece(documents, refused)
             return
         self.best.skip_to(first + count)
         self.known = True
@@ -275,8 +302,8 @@ class DeviceSearch:
         self._note_lost(documents, scores)
         self.best.add(scores)
         self.answered, self.known = None, True
-        self.survivors += len(documents)
-        self.brute_read.append(documents.lengths.sum() * len(self.queries))
+        self.every += len(documents)
+        self.brute_read.append(documents.lengths.sum())
         return scores
 
     def _note_lost(self, documents: Packed, scores: Tensor) -> None:
@@ -288,62 +315,46 @@ class DeviceSearch:
             document, query = lost.T.nonzero()[0].tolist()
             self.lost = query, document + self.best.first + self.best.seen
 
-    def _sample(self, documents: Packed | Rows, residuals: Residuals, terms: Tensor, count: int) -> bool:
-        """Score the first documents of a piece exactly, and say whether bounds would leave most of what follows; waits for the GPU."""
-        before = self._best_scores()
-        scores = torch.cat(
-            [self._exactly(block) for block in everything(documents, self.device, len(self.queries), self.room)], 1
-        )
-        rank = min(len(documents), -(-self.k * len(documents) // count))
+    def _hopeless(self, documents: Packed | Rows, terms: Tensor, residuals: Residuals, lengths: Tensor) -> bool:
+        """Whether bounds would leave most of a piece, by exact scores of a sample; waits for the GPU."""
+        sample = everything(cut(documents, 0, _SAMPLE), self.device, len(self.queries), self.room)
+        scores = torch.cat([self.queries.scores(block) for block in sample], 1)
+        rank = min(_SAMPLE, -(-self.k * _SAMPLE // len(documents)))
         least = scores.topk(rank, dim=1).values[:, -1]
-        if before.shape[1]:
-            least = torch.maximum(least, before[:, -1])
-        return float(self._left(scores, residuals, terms, least)) > _HOPELESS
+        known = self._known()
+        if known is not None:
+            least = torch.maximum(least, kth_best(known, None, self.k, len(scores), self.device))
+        left = self._bounded(scores, terms, residuals, lengths).left(least)
+        return int(left) > _HOPELESS * scores.numel()
 
-    def _left(self, scores: Tensor, residuals: Residuals, terms: Tensor, least: Tensor) -> Tensor:
-        """The share `[]` of pairs with exact scores `[Nq, n]` whose widths reach the thresholds `[Nq]`."""
-        of_error, of_norm, rest = terms[:3].unsqueeze(2)
-        width = of_error * residuals.errors + of_norm * residuals.norms + rest
-        return (scores + width >= least[:, None]).double().mean()
+    def _known(self) -> Tensor | None:
+        """`[Nq, k]` float32: the best scores so far, in no order; NaN, which will be refused, among them."""
+        return of_keys(self.best.unsorted)[0] if self.known else None
 
-    def _best_scores(self) -> Tensor:
-        """`[Nq, k]` float32: the best scores so far, descending; NaN, which will be refused, as -inf. Nothing known yet: `[Nq, 0]`."""
-        if not self.known:
-            return torch.empty(len(self.queries), 0, device=self.device)
-        return of_keys(self.best.pending)[0].nan_to_num(-torch.inf, torch.inf, -torch.inf).sort(1, descending=True).values
-
-    def _pruned(self, documents: Packed | Rows, bounded: Bounded, number: int, sampled: int, scan: Scan) -> str:
-        """Add the best of documents from `number` on, but for the sampled ones; or say why brute force is cheaper."""
-        queries, count = self.queries, len(documents)
-        before = self._best_scores()
-        held = before[:, -1] if before.shape[1] else torch.full((len(queries),), -torch.inf, device=self.device)
-        lower = bounded.lower(held)
-        floor, leads = leads_of(lower, min(self.k, count), group_size(count, self.k))
-        scores = torch.full_like(lower, -torch.inf)
-        scores[:, sampled:].masked_fill_((queries.lengths == 0)[:, None], 0.0)
-        first = bounded.marks(lower, floor, None)
-        refused = self._score(documents, first, scan, scores)
+    def _pruned(self, documents: Packed | Rows, bounded: Bounded, scan: Scan) -> str:
+        """Add the best of the next documents; or say why brute force is cheaper."""
+        queries, count = len(self.queries), len(documents)
+        known = self._known()
+        held = None if known is None else kth_best(known, None, self.k, queries, self.device)
+        tallied = Tallied.of(queries, self.device)
+        leads = bounded.leads(min(self.k, count), group_size(count, self.k), held)
+        refused = self._score(documents, bounded.marks(leads, None, tallied), scan, leads.scores)
         if refused:
             return refused
-        found = scores.gather(1, leads).nan_to_num(-torch.inf, torch.inf, -torch.inf)
-        known = torch.cat([before, found], 1)
-        least = known.topk(self.k, dim=1).values[:, -1] if known.shape[1] >= self.k else held
-        late = bounded.marks(lower, floor, least)
-        refused = self._score(documents, late, scan, scores)
+        least = kth_best(known, leads, self.k, queries, self.device)
+        late = bounded.marks(leads, least, tallied)
+        refused = self._score(documents, late, scan, leads.scores)
         if refused:
             return refused
-        survivors, highest = self.survivors + first.tally + late.tally, torch.maximum(self.highest, late.highest)
-        best = TopK(len(queries), self.k, self.device, first=number)
-        best.add(scores)
-        keys = self.best.merged(best.unsorted) if self.known else best.unsorted
-        answer = _Answer.of(keys)
-        counts = torch.stack([first.total + late.total, first.tokens + late.tokens, answer.lost.long()])
-        pairs, read, lost = counts.tolist()  # all of it is queued before the host waits, once
-        if self._alone(documents) and pairs > int(self._share(documents) * scores.numel()):
+        keys = self.best.after(leads.scores)
+        found = key_kernels.of_keys(keys, tallied.lost)
+        pairs, tokens, lost = tallied.read()  # all of it is queued before the host waits, once
+        if self._alone(documents) and pairs > int(self._share(documents) * leads.scores.numel()):
             return self._too_many(documents)
-        self.survivors, self.highest, self.read = survivors, highest, self.read + read
+        self.tallied.append(tallied)
+        self.read += tokens
         self.best.replace(keys)
-        self.answered = replace(answer, lost=torch.tensor(lost))
+        self.answered = _Answer(keys, *found, lost)
         return ""
 
     def _alone(self, documents: Packed | Rows) -> bool:
@@ -384,17 +395,23 @@ class DeviceSearch:
 
 
 @dataclass(frozen=True)
+class _Look:
+    """Exact scores of the first documents of `codes`, from which `stats` tells whether bounds prune; the most of pairs that pays."""
+
+    codes: Codes
+    bounded: Bounded
+    most: float
+
+    def share(self, kth: Tensor) -> float:
+        """Share of pairs that bounds would leave, given the k-th best scores `[Nq]`; waits for the GPU."""
+        return int(self.bounded.left(kth)) / max(1, self.bounded.scores.numel())
+
+
+@dataclass(frozen=True)
 class _Answer:
-    """The best so far, best first: keys, scores and indices `[Nq, k]`, and whether a NaN, which is to be refused, is among them."""
+    """The best so far, best first: keys, scores and indices `[Nq, k]`; and whether a NaN, which is to be refused, is among them."""
 
     keys: Tensor
     scores: Tensor
     indices: Tensor
-    lost: Tensor
-
-    @classmethod
-    def of(cls, keys: Tensor) -> _Answer:
-        """Of keys in any order; nothing waits for the GPU."""
-        ordered = keys.sort(dim=1, descending=True).values
-        scores, indices = of_keys(ordered)
-        return cls(ordered, scores, indices, scores[:, :1].isnan().any())
+    lost: bool = False

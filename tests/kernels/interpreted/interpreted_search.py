@@ -20,7 +20,7 @@ import torch
 
 from maxsim_kernels import Packed, maxsim, pack, quantize_fp8, quantize_int8, stream_topk
 from maxsim_kernels.gpu.search import survivors
-from maxsim_kernels.gpu.search.bounds import Bounded, Rounding, query_terms
+from maxsim_kernels.gpu.search.bounds import Bounded, Rounding, Tallied, kth_best, query_terms
 from maxsim_kernels.gpu.search.fetching import fetched
 from maxsim_kernels.search import Residuals, StreamedCodes, device, fetching, residuals_of, scanning
 from maxsim_kernels.search import bounds as host
@@ -117,7 +117,7 @@ def check_queries() -> None:
 
 def check_sample() -> None:
     """Pieces begin with a sample; where bounds would leave most, brute force follows and says so."""
-    device._SAMPLED, device._SAMPLE = 32, 8
+    device._SAMPLED, device._SAMPLE, device._LITTLE = 32, 8, 0
     draw = np.random.default_rng(2)
     queries = grid(6 * 5, 16, draw).view(6, 5, 16)
     documents = corpus(96, 16, draw, topics=30)
@@ -128,7 +128,9 @@ def check_sample() -> None:
     same = pack([torch.ones(3, 16).half()] * 64)
     stats = check(queries, same, 2, "int8 document", True)
     assert "sample of 8 documents" in stats.fell_back, stats.fell_back
-    check_brute_force_first(queries, same, documents)
+    check_brute_force_first(queries, same, documents, "sample of 8")
+    device._LITTLE = 1 << 41
+    check_brute_force_first(queries, same, documents, "first search of so few")
     device._SAMPLED = 1 << 30
     stats = check(queries, same, 2, "int8 document", True)
     assert "more than 10% of the pairs" in stats.fell_back, stats.fell_back
@@ -136,12 +138,13 @@ def check_sample() -> None:
     assert stats.fell_back, stats.fell_back
 
 
-def check_brute_force_first(queries: torch.Tensor, same: Packed, documents: Packed) -> None:
+def check_brute_force_first(queries: torch.Tensor, same: Packed, documents: Packed, begins: str) -> None:
     """Where bounds did not prune last time nothing is scanned, until scores say that they would prune."""
     hopeless, good = coded(same, "int8 document"), coded(documents, "int8 document")
-    device._pruned_before[good] = False
-    # Of `same` the first search looks at a sample; of `documents` the second one scans again.
-    for held, codes, first in ((same, hopeless, "sample of 8"), (documents, good, "last time")):
+    if not device._LITTLE:
+        device._pruned_before[good] = False
+    # Of `same` nothing is ever scanned; of `documents` the second search is a scan.
+    for held, codes, first in ((same, hopeless, begins), (documents, good, begins if device._LITTLE else "last time")):
         residuals, expected = residuals_of(held, codes), stream_topk(queries, [held], 2)
         for asked in (first, "last time" if held is same else ""):
             made = device.DeviceSearch(Queries(queries), 2, most_rescored=0.5)
@@ -155,6 +158,71 @@ def check_brute_force_first(queries: torch.Tensor, same: Packed, documents: Pack
             assert found[2].rescored_bytes == len(held.values) * 16 * 2 * 6 or not asked
             assert found[2].certificate.holds
             CHECKED.append("brute force first")
+
+
+def check_marks(bounded: Bounded, documents: Packed, exact: torch.Tensor, held: torch.Tensor | None) -> None:
+    """Leads, the threshold of their exact scores, and late ones: together they hold what can be among the two best."""
+    tallied = Tallied.of(len(exact), exact.device)
+    leads = bounded.leads(2, 4, held)
+    lower = leads.lower
+    assert (lower.double() * (1 - 1e-6 * lower.double().sign()) <= exact.double() + 1e-4)[:, documents.lengths > 0].all()
+    groups = lower.split(4, dim=1)
+    assert torch.equal(leads.places.long(), torch.stack([4 * n + one.argmax(1) for n, one in enumerate(groups)], 1))
+    assert torch.equal(leads.floor, torch.stack([one.amax(1) for one in groups], 1).topk(2, dim=1).values[:, -1])
+    assert torch.equal(leads.scores, torch.where(bounded.query_lengths == 0, 0.0, -torch.inf)[:, None].expand_as(exact))
+    first = bounded.marks(leads, None, tallied)
+    for document, (row, count) in enumerate(zip(first.lists, first.counts, strict=True)):
+        leads.scores[row[:count].long(), document] = exact[row[:count].long(), document]
+    known = None if held is None else exact.topk(2, dim=1).values[:, :1].expand(-1, 2) - 1e3
+    least = kth_best(known, leads, 2, len(exact), exact.device)
+    chosen = leads.scores.gather(1, leads.places.gather(1, leads.chosen).long())
+    every = chosen if known is None else torch.cat([known, chosen], 1)
+    assert torch.equal(least, every.topk(2, dim=1).values[:, -1])
+    late = bounded.marks(leads, least, tallied)
+    best = exact.topk(2, dim=1).indices
+    for query in (0, 2, 3):
+        marked = [
+            document
+            for marks in (first, late)
+            for document in range(37)
+            if query in marks.lists[document, : marks.counts[document]].tolist()
+        ]
+        assert set(best[query].tolist()) <= set(marked)
+        assert 3 in marked or documents.lengths[3] == 0, "no bound: scored always"
+        assert len(marked) == len(set(marked)) == int(tallied.tally[query])
+    assert int(tallied.tally[1]) == 0, "a query without tokens"
+    tokens = 0
+    for marks in (first, late):
+        assert int(marks.total) == int(marks.counts.sum())
+        tokens += int((marks.counts * documents.lengths).sum())
+        listed = marks.listed[: int(marks.documents)].tolist()
+        assert sorted(listed) == marks.counts.nonzero()[:, 0].tolist(), "each document with a list, once"
+    assert tallied.read() == (int(tallied.tally.sum()), tokens, False)
+    assert (tallied.highest < least.double())[[0, 2, 3]].all()
+
+
+def check_left(bounded: Bounded, exact: torch.Tensor) -> None:
+    """The count of pairs that reach a threshold grows as it falls, to all that need a look at tokens."""
+    counts = [int(bounded.left(torch.full((len(exact),), least))) for least in (1e30, 0.0, -1e30)]
+    asked = int((bounded.lengths > 0).sum()) * int((bounded.query_lengths > 0).sum())
+    unbounded = int((bounded.query_lengths > 0).sum()) * int(bounded.lengths[3] > 0)
+    assert unbounded == counts[0] <= counts[1] <= counts[2] == asked, counts
+
+
+def check_kth() -> None:
+    """Any k of any values, those of several looks included: as torch's."""
+    draw = np.random.default_rng(5)
+    for count, k in ((1, 1), (5, 3), (5, 9), (70, 70), (2500, 1), (2500, 1111)):
+        values = grid(3 * count, 1, draw).view(3, count).float()
+        values[0, count // 2 :] = float("nan")
+        values[1, ::2] = torch.inf
+        values[1, 1::3] = -0.0
+        values[2, : count // 3] = -torch.inf
+        found = kth_best(values, None, k, 3, values.device)
+        expected = values.nan_to_num(-torch.inf, torch.inf, -torch.inf)
+        need = expected.topk(k, dim=1).values[:, -1] if k <= count else torch.full((3,), -torch.inf)
+        assert torch.equal(found, need), (count, k, found, need)
+        CHECKED.append("kth")
 
 
 def check_parts() -> None:
@@ -191,27 +259,9 @@ def check_parts() -> None:
         residuals = Residuals(residuals.errors.index_fill(0, torch.tensor([3]), torch.inf), residuals.norms)
         bounded = Bounded(scores, terms, queries.lengths, residuals.errors, residuals.norms, documents.lengths)
         exact = maxsim(given, documents)
-        lower = bounded.lower(torch.full((4,), -torch.inf))
-        assert (lower.double() * (1 - 1e-6 * lower.double().sign()) <= exact.double() + 1e-4)[:, documents.lengths > 0].all()
-        leads = bounded.marks(lower, lower.topk(2, dim=1).values[:, -1], None)
-        late = bounded.marks(lower, lower.topk(2, dim=1).values[:, -1], exact.topk(2, dim=1).values[:, -1])
-        best = exact.topk(2, dim=1).indices
-        for query in (0, 2, 3):
-            marked = [
-                document
-                for marks in (leads, late)
-                for document in range(37)
-                if query in marks.lists[document, : marks.counts[document]].tolist()
-            ]
-            assert set(best[query].tolist()) <= set(marked)
-            assert 3 in marked or documents.lengths[3] == 0, "no bound: scored always"
-            assert len(marked) == len(set(marked)) == int(leads.tally[query] + late.tally[query])
-        assert int(leads.tally[1]) == int(late.tally[1]) == 0, "a query without tokens"
-        for found in (leads, late):
-            assert int(found.total) == int(found.counts.sum()) == int(found.tally.sum())
-            assert int(found.tokens) == int((found.counts * documents.lengths).sum())
-            listed = found.listed[: int(found.documents)].tolist()
-            assert sorted(listed) == found.counts.nonzero()[:, 0].tolist(), "each document with a list, once"
+        for held in (None, exact.topk(2, dim=1).values[:, -1]):
+            check_marks(bounded, documents, exact, held)
+        check_left(bounded, exact)
         assert survivors.takes(queries.values, documents)
         for programs in (survivors.PROGRAMS, 3):  # one for each document, or each takes several
             with mock.patch.object(survivors, "PROGRAMS", programs):
@@ -313,6 +363,7 @@ GROUPS = {
     "search": check_search,
     "queries": check_queries,
     "sample": check_sample,
+    "kth": check_kth,
     "parts": check_parts,
     "streams": check_streams,
 }

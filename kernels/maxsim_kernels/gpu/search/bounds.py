@@ -3,6 +3,9 @@
 A document's list holds the queries that ask for its exact score. It is made by one program for a few documents, which walks over all
 queries, so nothing has to be compacted and the host waits for nothing. Leads are about k pairs of each query, whose lower
 bounds are the highest; late ones are all others whose upper bound reaches the threshold.
+
+A search is some twenty launches, which the host queues while the codes are scanned: what a kernel holds anyhow (groups, sums, the
+highest bound) it writes too, since each of torch's small operators takes the host as long as a launch.
 """
 
 from __future__ import annotations
@@ -14,13 +17,13 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from torch.nn.functional import max_pool1d
 
 from maxsim_kernels.gpu.launch import launch
 
 _QUERIES, _DOCUMENTS = 64, 16  # of a tile of marks
 # Of a tile of lower bounds: 8 cells a thread, as of marks, or FP64 takes more registers.
 _LOWER_QUERIES, _LOWER_DOCUMENTS = 8, 128
+_VALUES = 1024  # of a query that a program looks at, at once, for the k-th best
 _SLACK = tl.constexpr(1.0 + 2.0**-20)  # far more than FP64 rounds; a number that FP32 holds
 _LARGEST = tl.constexpr(2.0**100)  # magnitudes beyond which some step could overflow FP32: no bound there
 
@@ -45,22 +48,63 @@ class Rounding:
 
 
 @dataclass(frozen=True)
+class Tallied:
+    """What marks of a piece add up to, on the device: the host reads it once, after everything is queued.
+
+    `sums` `[8]` int64: pairs, tokens of their documents and documents of the leads, the same of the late ones, whether a NaN is among
+    the best, and a spare. `tally` `[Nq]` int64: pairs by query. `highest` `[Nq]` float64: the best upper bound that was not marked.
+    """
+
+    sums: Tensor
+    tally: Tensor
+    highest: Tensor
+
+    @classmethod
+    def of(cls, queries: int, device: torch.device) -> Tallied:
+        """Of nothing yet."""
+        counts = torch.zeros(8 + queries, dtype=torch.int64, device=device)
+        highest = torch.full((queries,), -torch.inf, dtype=torch.float64, device=device)
+        return cls(counts[:8], counts[8:], highest)
+
+    @property
+    def lost(self) -> Tensor:
+        """`[]` int64, not 0 where a NaN is among the best."""
+        return self.sums[6]
+
+    def read(self) -> tuple[int, int, bool]:
+        """Pairs, tokens, and whether a NaN is among the best; waits for the GPU."""
+        leads, tokens, _, late, more, _, lost, _ = self.sums.tolist()
+        return leads + late, tokens + more, bool(lost)
+
+
+@dataclass(frozen=True)
+class Leads:
+    """Documents by which a threshold is found: `lower` bounds FP32 `[Nq, n]`, of which `floor` `[Nq]` is reached by k or more.
+
+    `chosen` `[Nq, k]` int64: the groups of neighbours that hold them, `places` `[Nq, groups]` int32 the best document of each group.
+    `scores` `[Nq, n]` FP32: of what was not scored, -inf (0 of queries without tokens); exact ones are written there.
+    """
+
+    lower: Tensor
+    floor: Tensor
+    chosen: Tensor
+    places: Tensor
+    scores: Tensor
+
+
+@dataclass(frozen=True)
 class Marks:
     """Pairs to be scored exactly: `lists` `[n, Nq]` int32, of which the first `counts` `[n]` count.
 
-    `listed` `[n]` int32: documents whose list holds something, in no order; the first `documents` `[]` int64 count. `tally` `[Nq]`
-    int64: pairs by query, `total` `[]` int64 of all; `tokens` `[]` int64: of their documents. `highest` `[Nq]` float64: the best upper
-    bound that is not marked (of late marks alone).
+    `listed` `[n]` int32: documents whose list holds something, in no order; the first `documents` `[]` int64 count. `total` `[]` int64:
+    pairs.
     """
 
     lists: Tensor
     counts: Tensor
     listed: Tensor
     documents: Tensor
-    tally: Tensor
     total: Tensor
-    tokens: Tensor
-    highest: Tensor
 
 
 @triton.jit(do_not_specialize=["queries", "width"])
@@ -173,22 +217,39 @@ def _interval(
     return tl.where(known, float("-inf"), lower), tl.where(known, float("-inf"), upper)
 
 
-@triton.jit(do_not_specialize=["queries", "documents", "stride"])
+@triton.jit(do_not_specialize=["queries", "documents", "groups", "stride"])
 def _lower_kernel(
-    score_ptr, term_ptr, query_length_ptr, error_ptr, norm_ptr, length_ptr, held_ptr, out_ptr, queries, documents, stride,
-    QUERIES: tl.constexpr, DOCUMENTS: tl.constexpr,
+    score_ptr, term_ptr, query_length_ptr, error_ptr, norm_ptr, length_ptr, held_ptr, out_ptr, exact_ptr, best_ptr, place_ptr,
+    queries, documents, groups, stride, HELD: tl.constexpr, QUERIES: tl.constexpr, DOCUMENTS: tl.constexpr, SIZE: tl.constexpr,
 ):  # fmt: skip
-    """Lower bounds FP32 `[Nq, n]` (to choose leads by: not rounded with care), -inf where the upper one is below what is held."""
+    """Lower bounds FP32 `[Nq, n]` (to choose leads by: not rounded with care), -inf where the upper one is below what is held.
+
+    And the best of every `SIZE` neighbours, and which it is, `[Nq, groups]`; and what exact scores are before they are known.
+    """
     blocks = tl.cdiv(documents, DOCUMENTS)
     query = (tl.program_id(0) // blocks) * QUERIES + tl.arange(0, QUERIES)
-    document = (tl.program_id(0) % blocks) * DOCUMENTS + tl.arange(0, DOCUMENTS)
+    block = tl.program_id(0) % blocks
+    document = block * DOCUMENTS + tl.arange(0, DOCUMENTS)
     lower, upper = _interval(
         score_ptr, term_ptr, query_length_ptr, error_ptr, norm_ptr, length_ptr, query, document, queries, documents, stride
     )
-    held = tl.load(held_ptr + query, mask=query < queries, other=float("inf")).to(tl.float64)
-    found = tl.where(upper >= held[:, None], lower, float("-inf")).to(tl.float32)
+    asked = query < queries
+    inside = asked[:, None] & (document < documents)[None, :]
+    if HELD:
+        held = tl.load(held_ptr + query, mask=asked, other=float("inf")).to(tl.float64)
+        lower = tl.where(upper >= held[:, None], lower, float("-inf"))
+    found = lower.to(tl.float32)
     at = query.to(tl.int64)[:, None] * documents + document.to(tl.int64)[None, :]
-    tl.store(out_ptr + at, found, mask=(query < queries)[:, None] & (document < documents)[None, :])
+    tl.store(out_ptr + at, found, mask=inside)
+    empty = tl.load(query_length_ptr + query, mask=asked, other=0) <= 0
+    tl.store(exact_ptr + at, tl.where(empty[:, None] & inside, 0.0, float("-inf")), mask=inside)
+    EACH: tl.constexpr = DOCUMENTS // SIZE
+    best, place = tl.max(tl.reshape(found, [QUERIES, EACH, SIZE]), 2, return_indices=True)
+    group = block * EACH + tl.arange(0, EACH)
+    to = query.to(tl.int64)[:, None] * groups + group.to(tl.int64)[None, :]
+    there = asked[:, None] & (group < groups)[None, :]
+    tl.store(best_ptr + to, best, mask=there)
+    tl.store(place_ptr + to, group[None, :] * SIZE + place, mask=there)
 
 
 @triton.jit(do_not_specialize=["queries", "documents", "stride"])
@@ -209,7 +270,6 @@ def _mark_kernel(
         lower = tl.load(lower_ptr + at, mask=inside, other=float("-inf"))
         floor = tl.load(floor_ptr + query, mask=asked, other=float("inf"))
         marked = (lower >= floor[:, None]) & (lower > float("-inf"))
-        to = block.to(tl.int64) * queries + query
         if LATE:
             _, upper = _interval(
                 score_ptr,
@@ -227,13 +287,16 @@ def _mark_kernel(
             least = tl.load(least_ptr + query, mask=asked, other=float("inf")).to(tl.float64)
             late = (upper >= least[:, None]) & (upper > float("-inf")) & inside & (marked == 0)
             left = tl.where(late | marked | (inside == 0), float("-inf"), upper)
-            tl.store(highest_ptr + to, tl.max(left, 1), mask=asked)
+            best = tl.max(left, 1)
+            before = tl.load(highest_ptr + query, mask=asked, other=float("inf"))  # maybe an older one, which is lower
+            tl.atomic_max(highest_ptr + query, best, mask=best > before)
             marked = late
         ones = marked.to(tl.int32)
         place = found[None, :] + tl.cumsum(ones, 0) - 1
         row = list_ptr + document.to(tl.int64)[None, :] * queries + place
         tl.store(row, query[:, None] + tl.zeros_like(place), mask=marked)
-        tl.store(tally_ptr + to, tl.sum(ones, 1), mask=asked)
+        pairs = tl.sum(ones, 1)
+        tl.atomic_add(tally_ptr + query, pairs.to(tl.int64), mask=pairs > 0)
         found += tl.sum(ones, 0)
     tl.store(count_ptr + document, found, mask=there)
     length = tl.load(length_ptr + document, mask=there, other=0).to(tl.int64)
@@ -259,42 +322,114 @@ class Bounded:
         held = (self.query_lengths, self.errors, self.norms, self.lengths)
         return self.scores, self.terms, *(one.contiguous() for one in held)
 
-    def lower(self, held: Tensor) -> Tensor:
-        """Lower bounds FP32 `[Nq, n]`, -inf where the upper one is below `held` `[Nq]` FP32."""
-        queries, documents = self.scores.shape
-        out = torch.empty(queries, documents, device=self.scores.device)
-        grid = triton.cdiv(queries, _LOWER_QUERIES) * triton.cdiv(documents, _LOWER_DOCUMENTS)
+    def leads(self, k: int, size: int, held: Tensor | None) -> Leads:
+        """The best of groups of up to `size` neighbours (a power of two), k groups at least: almost the best of all, and far fewer.
+
+        `held` `[Nq]` FP32: documents whose upper bound is below it are none.
+        """
+        (queries, documents), device = self.scores.shape, self.scores.device
+        size = min(size, _LOWER_DOCUMENTS)
+        groups = triton.cdiv(documents, size)
+        lower, scores = (torch.empty(queries, documents, device=device) for _ in range(2))
+        best = torch.empty(queries, groups, device=device)
+        places = torch.empty(queries, groups, dtype=torch.int32, device=device)
         launch(
-            _lower_kernel, grid, *self._arguments(), held.contiguous(), out, queries, documents, self.scores.stride(0),
+            _lower_kernel, triton.cdiv(queries, _LOWER_QUERIES) * triton.cdiv(documents, _LOWER_DOCUMENTS),
+            *self._arguments(), held if held is not None else lower, lower, scores, best, places,
+            queries, documents, groups, self.scores.stride(0),
+            HELD=held is not None, QUERIES=_LOWER_QUERIES, DOCUMENTS=_LOWER_DOCUMENTS, SIZE=size, warps=4,
+        )  # fmt: skip
+        values, chosen = best.topk(k, dim=1, sorted=False)
+        return Leads(lower, values.amin(1), chosen, places, scores)
+
+    def marks(self, leads: Leads, least: Tensor | None, tallied: Tallied) -> Marks:
+        """Pairs whose lower bound reaches the floor; with `least` `[Nq]` FP32 the late ones instead: `upper >= least`, and no lead."""
+        queries, documents = self.scores.shape
+        late, device = least is not None, self.scores.device
+        lists = torch.empty(documents, queries, dtype=torch.int32, device=device)
+        counts, listed = (torch.empty(documents, dtype=torch.int32, device=device) for _ in range(2))
+        sums = tallied.sums[3:] if late else tallied.sums
+        launch(
+            _mark_kernel, triton.cdiv(documents, _DOCUMENTS), *self._arguments(), leads.lower, leads.floor,
+            least if least is not None else leads.floor, lists, counts, listed, sums, tallied.tally, tallied.highest,
+            queries, documents, self.scores.stride(0), LATE=late, QUERIES=_QUERIES, DOCUMENTS=_DOCUMENTS, warps=4,
+        )  # fmt: skip
+        return Marks(lists, counts, listed, sums[2], sums[0])
+
+    def left(self, least: Tensor) -> Tensor:
+        """`[1]` int64: pairs whose upper bound reaches `least` `[Nq]` FP32."""
+        queries, documents = self.scores.shape
+        count = torch.zeros(1, dtype=torch.int64, device=self.scores.device)
+        launch(
+            _left_kernel, triton.cdiv(queries, _LOWER_QUERIES) * triton.cdiv(documents, _LOWER_DOCUMENTS),
+            *self._arguments(), least.contiguous(), count, queries, documents, self.scores.stride(0),
             QUERIES=_LOWER_QUERIES, DOCUMENTS=_LOWER_DOCUMENTS, warps=4,
         )  # fmt: skip
-        return out
-
-    def marks(self, lower: Tensor, floor: Tensor, least: Tensor | None) -> Marks:
-        """Leads: pairs with `lower >= floor` `[Nq]`; with `least` `[Nq]` FP32 the late ones instead, `upper >= least` and no lead."""
-        floor = floor.contiguous()
-        least = None if least is None else least.contiguous()
-        queries, documents = self.scores.shape
-        blocks, device = triton.cdiv(documents, _DOCUMENTS), self.scores.device
-        lists = torch.empty(documents, queries, dtype=torch.int32, device=device)
-        counts = torch.empty(documents, dtype=torch.int32, device=device)
-        tally = torch.empty(blocks, queries, dtype=torch.int32, device=device)
-        listed, sums = torch.empty_like(counts), torch.zeros(3, dtype=torch.int64, device=device)
-        highest = torch.empty(blocks, queries, dtype=torch.float64, device=device) if least is not None else self.terms
-        launch(
-            _mark_kernel, blocks, *self._arguments(), lower, floor, least if least is not None else floor, lists, counts, listed, sums,
-            tally, highest, queries, documents, self.scores.stride(0),
-            LATE=least is not None, QUERIES=_QUERIES, DOCUMENTS=_DOCUMENTS, warps=4,
-        )  # fmt: skip
-        best = highest[0] if least is None else highest.amax(0)
-        return Marks(lists, counts, listed, sums[2], tally.sum(0), sums[0], sums[1], best)
+        return count
 
 
-def leads_of(lower: Tensor, k: int, size: int) -> tuple[Tensor, Tensor]:
-    """Of lower bounds `[Nq, n]`: a floor `[Nq]` that k documents reach, and numbers `[Nq, k]` of such.
+@triton.jit
+def _in_order(values):
+    """FP32 numbers as int64 of 0 to 2^32 - 1 that compare as they do; NaN as -inf, the lowest."""
+    values = tl.where(values >= float("-inf"), values, float("-inf"))
+    bits = tl.where(values == 0.0, 0, values.to(tl.int32, bitcast=True))
+    return (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(tl.int64) + 2147483648
 
-    The best of groups of `size` neighbours, k groups at least: almost the best of all, and far fewer to choose from.
-    """
-    best, numbers = max_pool1d(lower[:, None], size, size, ceil_mode=True, return_indices=True)
-    leads = best[:, 0].topk(k, dim=1, sorted=False)
-    return leads.values.amin(1), numbers[:, 0].gather(1, leads.indices)
+
+@triton.jit(do_not_specialize=["known", "leads", "groups", "stride", "k"])
+def _kth_kernel(
+    known_ptr, score_ptr, chosen_ptr, place_ptr, out_ptr, known, leads, groups, stride, k,
+    LEADS: tl.constexpr, VALUES: tl.constexpr,
+):  # fmt: skip
+    """The k-th best of a query's `known` values and its leads' scores, bit by bit from the highest; -inf where there are fewer."""
+    query = tl.program_id(0).to(tl.int64)
+    total = known + leads
+    found = tl.zeros([], tl.int64)
+    for step in range(32):
+        bound = found + (tl.full([], 1, tl.int64) << (31 - step))
+        reached = tl.zeros([], tl.int32)
+        for first in range(0, total, VALUES):
+            at = first + tl.arange(0, VALUES)
+            values = tl.load(known_ptr + query * known + at, mask=at < known, other=float("-inf"))
+            if LEADS:
+                lead = (at >= known) & (at < total)
+                group = tl.load(chosen_ptr + query * leads + at - known, mask=lead, other=0)
+                place = tl.load(place_ptr + query * groups + group, mask=lead, other=0)
+                scores = tl.load(score_ptr + query * stride + place, mask=lead, other=float("-inf"))
+                values = tl.where(lead, scores, values)
+            reached += tl.sum((_in_order(values) >= bound).to(tl.int32), 0)
+        found = tl.where(reached >= k, bound, found)
+    bits = (found - 2147483648).to(tl.int32)
+    value = (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
+    tl.store(out_ptr + query, tl.where(found > 8388607, value, float("-inf")))  # up to there: -inf, and what NaN would be
+
+
+def kth_best(known: Tensor | None, leads: Leads | None, k: int, queries: int, device: torch.device) -> Tensor:
+    """`[Nq]` FP32: the k-th best of `known` `[Nq, m]` and the exact scores of leads; NaN counts as -inf, as does what is missing."""
+    out = torch.empty(queries, device=device)
+    held = known.contiguous() if known is not None else out
+    scores, chosen, places = (leads.scores, leads.chosen, leads.places) if leads is not None else (out, out, out)
+    few, more = held.shape[1] if known is not None else 0, chosen.shape[1] if leads is not None else 0
+    launch(
+        _kth_kernel, queries, held, scores, chosen, places, out, few, more, places.shape[-1], scores.stride(0), k,
+        LEADS=leads is not None, VALUES=min(_VALUES, max(16, triton.next_power_of_2(few + more))), warps=4,
+    )  # fmt: skip
+    return out
+
+
+@triton.jit(do_not_specialize=["queries", "documents", "stride"])
+def _left_kernel(
+    score_ptr, term_ptr, query_length_ptr, error_ptr, norm_ptr, length_ptr, least_ptr, out_ptr, queries, documents, stride,
+    QUERIES: tl.constexpr, DOCUMENTS: tl.constexpr,
+):  # fmt: skip
+    """Count pairs whose upper bound reaches the threshold."""
+    blocks = tl.cdiv(documents, DOCUMENTS)
+    query = (tl.program_id(0) // blocks) * QUERIES + tl.arange(0, QUERIES)
+    document = (tl.program_id(0) % blocks) * DOCUMENTS + tl.arange(0, DOCUMENTS)
+    _, upper = _interval(
+        score_ptr, term_ptr, query_length_ptr, error_ptr, norm_ptr, length_ptr, query, document, queries, documents, stride
+    )
+    asked = query < queries
+    least = tl.load(least_ptr + query, mask=asked, other=float("inf")).to(tl.float64)
+    left = (upper >= least[:, None]) & asked[:, None] & (document < documents)[None, :]
+    tl.atomic_add(out_ptr, tl.sum(tl.sum(left.to(tl.int64), 1), 0))
