@@ -102,12 +102,14 @@ def search_launches(dtype: torch.dtype, d: int, longest: int) -> list[Any]:
             patched.enter_context(mock.patch.object(module, "launch", caught))
         rounding = bounds.Rounding(1e-4, 1e-6, 1e-30, 0.0)
         terms = bounds.query_terms(values, starts, lengths, longest, asked.codes, asked.scales.float(), rounding)
-        bounded = bounds.Bounded(torch.zeros(count, 10), terms, lengths, torch.zeros(10), torch.zeros(10), documents.lengths)
+        bounded = bounds.Bounded(
+            torch.zeros(count, 10), terms, lengths, torch.zeros(10), torch.zeros(10), documents.lengths, 0.1
+        )
         tallied = bounds.Tallied.of(count, lengths.device)
         for known in (None, torch.zeros(count, 3)):
-            leads = bounded.leads(2, 4, None if known is None else torch.zeros(count))
+            leads = bounded.leads(2, 4, known)
             bounded.marks(leads, None, tallied)
-            marks = bounded.marks(leads, bounds.kth_best(known, leads, 2, count, lengths.device), tallied)
+            marks = bounded.marks(leads, bounds.kth_best(known, 2, leads), tallied)
         bounded.left(torch.zeros(count))
         for size in (16, 200):  # documents that fit in a tile, and others
             survivors.score_marked(values, starts, lengths, longest, documents, size, marks, 80, torch.zeros(count, 10))

@@ -1,9 +1,9 @@
 """The search on a GPU: the same three steps as `searching.py`, queued one behind the other, with one small read a piece.
 
-A piece's codes are scored, lower bounds choose the leads, the leads' exact scores set the threshold, and what still reaches it is
-scored exactly too. Exact scores are found in one of two ways. Marked pairs are scored alone, document by document, where that has the
-bits of brute force on this GPU (`trust.py`) and documents are there; else all queries are scored against the union of the marked
-documents, by the very call that brute force makes, of fewer documents.
+A piece's codes are scored; what could reach a guess of the threshold is scored exactly; the exact scores of the leads set the
+threshold, and what still reaches it is scored exactly too. Exact scores are found in one of two ways. Marked pairs are scored alone,
+document by document, where that has the bits of brute force on this GPU (`trust.py`) and documents are there; else all queries are
+scored against the union of the marked documents, by the very call that brute force makes, of fewer documents.
 
 Bounds need not prune. A search that brute force ends in a few milliseconds begins with it, the first time and after bounds pruned
 nothing, and some of its scores say whether the next search of these codes should scan. A larger one begins with a sample.
@@ -30,7 +30,7 @@ from maxsim_kernels.search.fetching import Room, cut, everything, in_one_piece, 
 from maxsim_kernels.search.queries import Queries
 from maxsim_kernels.search.rows import Rows, StreamedCodes
 from maxsim_kernels.search.scanning import Scan
-from maxsim_kernels.search.searching import Certificate, Stats
+from maxsim_kernels.search.searching import GUESSED, Certificate, Stats
 from maxsim_kernels.search.trust import FP8, factor_of, form_of, looked_at
 from maxsim_kernels.tokens import Packed
 from maxsim_kernels.topk import TopK, group_size, of_keys, refuse_nan
@@ -210,7 +210,8 @@ class DeviceSearch:
     def _bounded(self, scores: Tensor, terms: Tensor, residuals: Residuals, lengths: Tensor) -> Bounded:
         """Bounds of the first documents, by their scores."""
         count = scores.shape[1]
-        return Bounded(scores, terms, self.queries.lengths, residuals.errors[:count], residuals.norms[:count], lengths[:count])
+        sides = residuals.errors[:count], residuals.norms[:count], lengths[:count]
+        return Bounded(scores, terms, self.queries.lengths, *sides, GUESSED)
 
     def _step(self, count: int) -> int:
         """Documents of a piece: as many as their bounds fit in an eighth of the free memory; the more, the fewer are scored exactly."""
@@ -323,7 +324,7 @@ class DeviceSearch:
         least = scores.topk(rank, dim=1).values[:, -1]
         known = self._known()
         if known is not None:
-            least = torch.maximum(least, kth_best(known, None, self.k, len(scores), self.device))
+            least = torch.maximum(least, kth_best(known, self.k))
         left = self._bounded(scores, terms, residuals, lengths).left(least)
         return int(left) > _HOPELESS * scores.numel()
 
@@ -333,16 +334,13 @@ class DeviceSearch:
 
     def _pruned(self, documents: Packed | Rows, bounded: Bounded, scan: Scan) -> str:
         """Add the best of the next documents; or say why brute force is cheaper."""
-        queries, count = len(self.queries), len(documents)
-        known = self._known()
-        held = None if known is None else kth_best(known, None, self.k, queries, self.device)
-        tallied = Tallied.of(queries, self.device)
-        leads = bounded.leads(min(self.k, count), group_size(count, self.k), held)
+        count, known = len(documents), self._known()
+        tallied = Tallied.of(len(self.queries), self.device)
+        leads = bounded.leads(min(self.k, count), group_size(count, self.k), known)
         refused = self._score(documents, bounded.marks(leads, None, tallied), scan, leads.scores)
         if refused:
             return refused
-        least = kth_best(known, leads, self.k, queries, self.device)
-        late = bounded.marks(leads, least, tallied)
+        late = bounded.marks(leads, kth_best(known, self.k, leads), tallied)
         refused = self._score(documents, late, scan, leads.scores)
         if refused:
             return refused

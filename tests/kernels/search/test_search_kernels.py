@@ -37,7 +37,8 @@ def test_a_search_with_interpreted_kernels_gives_brute_forces_answers(interprete
 )
 def test_kernels_compile_within_their_resources(tmp_path, architecture, dtype, d, longest) -> None:
     found = architectures.search_launches(dtype, d, longest)
-    names = ["_terms_kernel", *["_lower_kernel", "_mark_kernel", "_kth_kernel", "_mark_kernel"] * 2, "_left_kernel"]
+    marks = ["_mark_kernel", "_kth_kernel", "_mark_kernel"]
+    names = ["_terms_kernel", "_leads_kernel", *marks, "_leads_kernel", "_kth_kernel", *marks, "_left_kernel"]
     names += (["_survivors_kernel", "_add_parts_kernel"] if longest > 128 else ["_survivors_kernel"]) * 2
     names += ["_fetch_kernel", "_groups_kernel", "_candidates_kernel", "_scores_kernel"]
     assert [one.kernel.__name__ for one in found] == names

@@ -1,8 +1,9 @@
-"""The bounds of `search/bounds.py` on a GPU, in FP64: the queries' part, lower bounds, and the lists of pairs that can still win.
+"""The bounds of `search/bounds.py` on a GPU, in FP64: the queries' part, leads, and the lists of pairs that can still win.
 
 A document's list holds the queries that ask for its exact score. It is made by one program for a few documents, which walks over all
-queries, so nothing has to be compacted and the host waits for nothing. Leads are about k pairs of each query, whose lower
-bounds are the highest; late ones are all others whose upper bound reaches the threshold.
+queries, so nothing has to be compacted and the host waits for nothing. Leads are about the k best of each query by scores over codes;
+the k-th of these scores is a guess of the threshold, and every pair that could reach the guess is marked first. Exact scores of the
+leads give the threshold itself; late marks are the pairs that reach it and were not marked before: most often none.
 
 A search is some twenty launches, which the host queues while the codes are scanned: what a kernel holds anyhow (groups, sums, the
 highest bound) it writes too, since each of torch's small operators takes the host as long as a launch.
@@ -20,9 +21,9 @@ from torch import Tensor
 
 from maxsim_kernels.gpu.launch import launch
 
-_QUERIES, _DOCUMENTS = 64, 16  # of a tile of marks
-# Of a tile of lower bounds: 8 cells a thread, as of marks, or FP64 takes more registers.
-_LOWER_QUERIES, _LOWER_DOCUMENTS = 8, 128
+_QUERIES, _DOCUMENTS, _MARK_WARPS = 64, 16, 4  # of a tile of marks
+# Of a tile of leads: 8 cells a thread, as of marks, or FP64 takes more registers.
+_LEAD_QUERIES, _LEAD_DOCUMENTS = 8, 128
 _VALUES = 1024  # of a query that a program looks at, at once, for the k-th best
 _SLACK = tl.constexpr(1.0 + 2.0**-20)  # far more than FP64 rounds; a number that FP32 holds
 _LARGEST = tl.constexpr(2.0**100)  # magnitudes beyond which some step could overflow FP32: no bound there
@@ -79,14 +80,13 @@ class Tallied:
 
 @dataclass(frozen=True)
 class Leads:
-    """Documents by which a threshold is found: `lower` bounds FP32 `[Nq, n]`, of which `floor` `[Nq]` is reached by k or more.
+    """Documents by which a threshold is found: the best of the groups of neighbours `chosen` `[Nq, k]` int64.
 
-    `chosen` `[Nq, k]` int64: the groups of neighbours that hold them, `places` `[Nq, groups]` int32 the best document of each group.
-    `scores` `[Nq, n]` FP32: of what was not scored, -inf (0 of queries without tokens); exact ones are written there.
+    `places` `[Nq, groups]` int32: the best document of each group. `guess` `[Nq]` FP32 of the threshold. `scores` `[Nq, n]` FP32: of
+    what was not scored, -inf (0 of queries without tokens); exact ones are written there.
     """
 
-    lower: Tensor
-    floor: Tensor
+    guess: Tensor
     chosen: Tensor
     places: Tensor
     scores: Tensor
@@ -194,7 +194,7 @@ def query_terms(
 def _interval(
     score_ptr, term_ptr, query_length_ptr, error_ptr, norm_ptr, length_ptr, query, document, queries, documents, stride
 ):  # fmt: skip
-    """Lower and upper bounds FP64 `[Q, D]`; -inf for pairs whose score needs no look at the tokens, and beyond the edges."""
+    """Scores and how far off they may be, FP64 `[Q, D]`: 0 and inf where there is no bound; -inf and 0 of pairs without tokens."""
     asked = query < queries
     there = document < documents
     at = query.to(tl.int64)[:, None] * stride + document.to(tl.int64)[None, :]
@@ -212,38 +212,30 @@ def _interval(
     sound = sound & (width < float("inf")) & (tl.abs(score) < float("inf"))
     known = (tl.load(length_ptr + document, mask=there, other=0) <= 0)[None, :]
     known = known | (tl.load(query_length_ptr + query, mask=asked, other=0) <= 0)[:, None]
-    upper = tl.where(sound, score + width, float("inf"))
-    lower = tl.where(sound, score - width, float("-inf"))
-    return tl.where(known, float("-inf"), lower), tl.where(known, float("-inf"), upper)
+    score = tl.where(known, float("-inf"), tl.where(sound, score, 0.0))
+    return score, tl.where(known, 0.0, tl.where(sound, width, float("inf")))
 
 
 @triton.jit(do_not_specialize=["queries", "documents", "groups", "stride"])
-def _lower_kernel(
-    score_ptr, term_ptr, query_length_ptr, error_ptr, norm_ptr, length_ptr, held_ptr, out_ptr, exact_ptr, best_ptr, place_ptr,
-    queries, documents, groups, stride, HELD: tl.constexpr, QUERIES: tl.constexpr, DOCUMENTS: tl.constexpr, SIZE: tl.constexpr,
+def _leads_kernel(
+    score_ptr, term_ptr, query_length_ptr, error_ptr, norm_ptr, length_ptr, exact_ptr, best_ptr, place_ptr,
+    queries, documents, groups, stride, QUERIES: tl.constexpr, DOCUMENTS: tl.constexpr, SIZE: tl.constexpr,
 ):  # fmt: skip
-    """Lower bounds FP32 `[Nq, n]` (to choose leads by: not rounded with care), -inf where the upper one is below what is held.
-
-    And the best of every `SIZE` neighbours, and which it is, `[Nq, groups]`; and what exact scores are before they are known.
-    """
+    """The best score of every `SIZE` neighbours with bounds, and which it is, `[Nq, groups]`; and what exact scores are at first."""
     blocks = tl.cdiv(documents, DOCUMENTS)
     query = (tl.program_id(0) // blocks) * QUERIES + tl.arange(0, QUERIES)
     block = tl.program_id(0) % blocks
     document = block * DOCUMENTS + tl.arange(0, DOCUMENTS)
-    lower, upper = _interval(
+    score, width = _interval(
         score_ptr, term_ptr, query_length_ptr, error_ptr, norm_ptr, length_ptr, query, document, queries, documents, stride
     )
     asked = query < queries
     inside = asked[:, None] & (document < documents)[None, :]
-    if HELD:
-        held = tl.load(held_ptr + query, mask=asked, other=float("inf")).to(tl.float64)
-        lower = tl.where(upper >= held[:, None], lower, float("-inf"))
-    found = lower.to(tl.float32)
     at = query.to(tl.int64)[:, None] * documents + document.to(tl.int64)[None, :]
-    tl.store(out_ptr + at, found, mask=inside)
     empty = tl.load(query_length_ptr + query, mask=asked, other=0) <= 0
     tl.store(exact_ptr + at, tl.where(empty[:, None] & inside, 0.0, float("-inf")), mask=inside)
     EACH: tl.constexpr = DOCUMENTS // SIZE
+    found = tl.where(width < float("inf"), score, float("-inf")).to(tl.float32)
     best, place = tl.max(tl.reshape(found, [QUERIES, EACH, SIZE]), 2, return_indices=True)
     group = block * EACH + tl.arange(0, EACH)
     to = query.to(tl.int64)[:, None] * groups + group.to(tl.int64)[None, :]
@@ -254,8 +246,8 @@ def _lower_kernel(
 
 @triton.jit(do_not_specialize=["queries", "documents", "stride"])
 def _mark_kernel(
-    score_ptr, term_ptr, query_length_ptr, error_ptr, norm_ptr, length_ptr, lower_ptr, floor_ptr, least_ptr, list_ptr, count_ptr,
-    listed_ptr, sum_ptr, tally_ptr, highest_ptr, queries, documents, stride,
+    score_ptr, term_ptr, query_length_ptr, error_ptr, norm_ptr, length_ptr, guess_ptr, least_ptr, list_ptr, count_ptr,
+    listed_ptr, sum_ptr, tally_ptr, highest_ptr, queries, documents, stride, guessed,
     LATE: tl.constexpr, QUERIES: tl.constexpr, DOCUMENTS: tl.constexpr,
 ):  # fmt: skip
     block = tl.program_id(0)
@@ -265,28 +257,16 @@ def _mark_kernel(
     for first in range(0, queries, QUERIES):
         query = first + tl.arange(0, QUERIES)
         asked = query < queries
-        inside = asked[:, None] & there[None, :]
-        at = query.to(tl.int64)[:, None] * documents + document.to(tl.int64)[None, :]
-        lower = tl.load(lower_ptr + at, mask=inside, other=float("-inf"))
-        floor = tl.load(floor_ptr + query, mask=asked, other=float("inf"))
-        marked = (lower >= floor[:, None]) & (lower > float("-inf"))
+        score, width = _interval(
+            score_ptr, term_ptr, query_length_ptr, error_ptr, norm_ptr, length_ptr, query, document, queries, documents, stride
+        )  # fmt: skip
+        guess = tl.load(guess_ptr + query, mask=asked, other=float("inf")).to(tl.float64)
+        counts = score > float("-inf")
+        marked = counts & (score + (1.0 + guessed) * width >= guess[:, None])
         if LATE:
-            _, upper = _interval(
-                score_ptr,
-                term_ptr,
-                query_length_ptr,
-                error_ptr,
-                norm_ptr,
-                length_ptr,
-                query,
-                document,
-                queries,
-                documents,
-                stride,
-            )
             least = tl.load(least_ptr + query, mask=asked, other=float("inf")).to(tl.float64)
-            late = (upper >= least[:, None]) & (upper > float("-inf")) & inside & (marked == 0)
-            left = tl.where(late | marked | (inside == 0), float("-inf"), upper)
+            late = counts & (score + width >= least[:, None]) & (marked == 0)
+            left = tl.where(late | marked, float("-inf"), score + width)
             best = tl.max(left, 1)
             before = tl.load(highest_ptr + query, mask=asked, other=float("inf"))  # maybe an older one, which is lower
             tl.atomic_max(highest_ptr + query, best, mask=best > before)
@@ -301,15 +281,20 @@ def _mark_kernel(
     tl.store(count_ptr + document, found, mask=there)
     length = tl.load(length_ptr + document, mask=there, other=0).to(tl.int64)
     some = (found > 0).to(tl.int32)
-    tl.atomic_add(sum_ptr, tl.sum(found, 0).to(tl.int64))
-    tl.atomic_add(sum_ptr + 1, tl.sum(found * length, 0))
-    before = tl.atomic_add(sum_ptr + 2, tl.sum(some, 0).to(tl.int64))
-    tl.store(listed_ptr + before + tl.cumsum(some, 0) - 1, document, mask=some > 0)
+    pairs = tl.sum(found, 0).to(tl.int64)
+    if pairs > 0:
+        tl.atomic_add(sum_ptr, pairs)
+        tl.atomic_add(sum_ptr + 1, tl.sum(found * length, 0))
+        before = tl.atomic_add(sum_ptr + 2, tl.sum(some, 0).to(tl.int64))
+        tl.store(listed_ptr + before + tl.cumsum(some, 0) - 1, document, mask=some > 0)
 
 
 @dataclass(frozen=True)
 class Bounded:
-    """What bounds some documents' scores: scores over codes `[Nq, n]`, and the parts of the widths."""
+    """What bounds some documents' scores: scores over codes `[Nq, n]`, and the parts of the widths.
+
+    `guessed`: the share of a width by which the threshold may be lower than scores over codes say.
+    """
 
     scores: Tensor
     terms: Tensor
@@ -317,42 +302,45 @@ class Bounded:
     errors: Tensor
     norms: Tensor
     lengths: Tensor
+    guessed: float
 
     def _arguments(self) -> tuple[Tensor, ...]:
         held = (self.query_lengths, self.errors, self.norms, self.lengths)
         return self.scores, self.terms, *(one.contiguous() for one in held)
 
-    def leads(self, k: int, size: int, held: Tensor | None) -> Leads:
+    def leads(self, k: int, size: int, known: Tensor | None) -> Leads:
         """The best of groups of up to `size` neighbours (a power of two), k groups at least: almost the best of all, and far fewer.
 
-        `held` `[Nq]` FP32: documents whose upper bound is below it are none.
+        `known` `[Nq, m]` FP32: exact scores of other documents.
         """
         (queries, documents), device = self.scores.shape, self.scores.device
-        size = min(size, _LOWER_DOCUMENTS)
+        size = min(size, _LEAD_DOCUMENTS)
         groups = triton.cdiv(documents, size)
-        lower, scores = (torch.empty(queries, documents, device=device) for _ in range(2))
+        scores = torch.empty(queries, documents, device=device)
         best = torch.empty(queries, groups, device=device)
         places = torch.empty(queries, groups, dtype=torch.int32, device=device)
         launch(
-            _lower_kernel, triton.cdiv(queries, _LOWER_QUERIES) * triton.cdiv(documents, _LOWER_DOCUMENTS),
-            *self._arguments(), held if held is not None else lower, lower, scores, best, places,
-            queries, documents, groups, self.scores.stride(0),
-            HELD=held is not None, QUERIES=_LOWER_QUERIES, DOCUMENTS=_LOWER_DOCUMENTS, SIZE=size, warps=4,
+            _leads_kernel, triton.cdiv(queries, _LEAD_QUERIES) * triton.cdiv(documents, _LEAD_DOCUMENTS),
+            *self._arguments(), scores, best, places, queries, documents, groups, self.scores.stride(0),
+            QUERIES=_LEAD_QUERIES, DOCUMENTS=_LEAD_DOCUMENTS, SIZE=size, warps=4,
         )  # fmt: skip
-        values, chosen = best.topk(k, dim=1, sorted=False)
-        return Leads(lower, values.amin(1), chosen, places, scores)
+        values, chosen = best.topk(min(k, groups), dim=1, sorted=False)
+        if known is None and k <= groups:
+            return Leads(values.amin(1), chosen, places, scores)
+        return Leads(kth_best(values if known is None else torch.cat([known, values], 1), k), chosen, places, scores)
 
     def marks(self, leads: Leads, least: Tensor | None, tallied: Tallied) -> Marks:
-        """Pairs whose lower bound reaches the floor; with `least` `[Nq]` FP32 the late ones instead: `upper >= least`, and no lead."""
+        """Pairs that could reach the guess; with `least` `[Nq]` FP32 the late ones instead, which reach that and not the guess."""
         queries, documents = self.scores.shape
         late, device = least is not None, self.scores.device
         lists = torch.empty(documents, queries, dtype=torch.int32, device=device)
         counts, listed = (torch.empty(documents, dtype=torch.int32, device=device) for _ in range(2))
         sums = tallied.sums[3:] if late else tallied.sums
         launch(
-            _mark_kernel, triton.cdiv(documents, _DOCUMENTS), *self._arguments(), leads.lower, leads.floor,
-            least if least is not None else leads.floor, lists, counts, listed, sums, tallied.tally, tallied.highest,
-            queries, documents, self.scores.stride(0), LATE=late, QUERIES=_QUERIES, DOCUMENTS=_DOCUMENTS, warps=4,
+            _mark_kernel, triton.cdiv(documents, _DOCUMENTS), *self._arguments(), leads.guess,
+            least if least is not None else leads.guess, lists, counts, listed, sums, tallied.tally, tallied.highest,
+            queries, documents, self.scores.stride(0), self.guessed,
+            LATE=late, QUERIES=_QUERIES, DOCUMENTS=_DOCUMENTS, warps=_MARK_WARPS,
         )  # fmt: skip
         return Marks(lists, counts, listed, sums[2], sums[0])
 
@@ -361,9 +349,9 @@ class Bounded:
         queries, documents = self.scores.shape
         count = torch.zeros(1, dtype=torch.int64, device=self.scores.device)
         launch(
-            _left_kernel, triton.cdiv(queries, _LOWER_QUERIES) * triton.cdiv(documents, _LOWER_DOCUMENTS),
+            _left_kernel, triton.cdiv(queries, _LEAD_QUERIES) * triton.cdiv(documents, _LEAD_DOCUMENTS),
             *self._arguments(), least.contiguous(), count, queries, documents, self.scores.stride(0),
-            QUERIES=_LOWER_QUERIES, DOCUMENTS=_LOWER_DOCUMENTS, warps=4,
+            QUERIES=_LEAD_QUERIES, DOCUMENTS=_LEAD_DOCUMENTS, warps=4,
         )  # fmt: skip
         return count
 
@@ -404,9 +392,11 @@ def _kth_kernel(
     tl.store(out_ptr + query, tl.where(found > 8388607, value, float("-inf")))  # up to there: -inf, and what NaN would be
 
 
-def kth_best(known: Tensor | None, leads: Leads | None, k: int, queries: int, device: torch.device) -> Tensor:
+def kth_best(known: Tensor | None, k: int, leads: Leads | None = None) -> Tensor:
     """`[Nq]` FP32: the k-th best of `known` `[Nq, m]` and the exact scores of leads; NaN counts as -inf, as does what is missing."""
-    out = torch.empty(queries, device=device)
+    some = known if known is not None else leads.scores  # type: ignore[union-attr]
+    queries = len(some)
+    out = torch.empty(queries, device=some.device)
     held = known.contiguous() if known is not None else out
     scores, chosen, places = (leads.scores, leads.chosen, leads.places) if leads is not None else (out, out, out)
     few, more = held.shape[1] if known is not None else 0, chosen.shape[1] if leads is not None else 0
@@ -426,10 +416,10 @@ def _left_kernel(
     blocks = tl.cdiv(documents, DOCUMENTS)
     query = (tl.program_id(0) // blocks) * QUERIES + tl.arange(0, QUERIES)
     document = (tl.program_id(0) % blocks) * DOCUMENTS + tl.arange(0, DOCUMENTS)
-    _, upper = _interval(
+    score, width = _interval(
         score_ptr, term_ptr, query_length_ptr, error_ptr, norm_ptr, length_ptr, query, document, queries, documents, stride
     )
     asked = query < queries
     least = tl.load(least_ptr + query, mask=asked, other=float("inf")).to(tl.float64)
-    left = (upper >= least[:, None]) & asked[:, None] & (document < documents)[None, :]
+    left = (score + width >= least[:, None]) & asked[:, None] & (document < documents)[None, :]
     tl.atomic_add(out_ptr, tl.sum(tl.sum(left.to(tl.int64), 1), 0))
