@@ -30,7 +30,7 @@ from maxsim_kernels.search.fetching import Room, cut, everything, in_one_piece, 
 from maxsim_kernels.search.queries import Queries
 from maxsim_kernels.search.rows import Rows, StreamedCodes
 from maxsim_kernels.search.scanning import Scan
-from maxsim_kernels.search.searching import GUESSED, Certificate, Stats
+from maxsim_kernels.search.searching import Certificate, Stats
 from maxsim_kernels.search.trust import FP8, factor_of, form_of, looked_at
 from maxsim_kernels.tokens import Packed
 from maxsim_kernels.topk import TopK, group_size, of_keys, refuse_nan
@@ -41,7 +41,9 @@ _LEAST_DOCUMENTS = 4096
 _SAMPLED, _SAMPLE = 4096, 128  # pieces from this size on may begin with a sample of so many documents, scored exactly
 _LITTLE, _FEW_BYTES = 1 << 41, 1 << 34  # multiply-adds and bytes of brute force that waiting for a sample would hold up
 _HOPELESS = 0.4  # share of the sample's pairs that bounds would leave, beyond which nothing is scanned
-_PAIRS_PAY, _UNION_PAYS = 0.1, 0.6  # shares of pairs and documents beyond which brute force is the cheaper way
+# Of a width, by which the guess of the threshold is lower than scores over codes: as true errors are. Most of the rest is scored late.
+_GUESSED = 0.03
+_PAIRS_PAY, _UNION_PAYS = 0.2, 0.6  # shares of pairs and documents beyond which brute force is the cheaper way
 _SPREAD = 0.9  # of documents that queries which have nothing in common would want, beyond which no union is tried
 
 # By codes on a device: whether bounds pruned them last time.
@@ -211,7 +213,7 @@ class DeviceSearch:
         """Bounds of the first documents, by their scores."""
         count = scores.shape[1]
         sides = residuals.errors[:count], residuals.norms[:count], lengths[:count]
-        return Bounded(scores, terms, self.queries.lengths, *sides, GUESSED)
+        return Bounded(scores, terms, self.queries.lengths, *sides, _GUESSED)
 
     def _step(self, count: int) -> int:
         """Documents of a piece: as many as their bounds fit in an eighth of the free memory; the more, the fewer are scored exactly."""

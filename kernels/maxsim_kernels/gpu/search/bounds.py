@@ -21,7 +21,7 @@ from torch import Tensor
 
 from maxsim_kernels.gpu.launch import launch
 
-_QUERIES, _DOCUMENTS, _MARK_WARPS = 64, 16, 4  # of a tile of marks
+_QUERIES, _DOCUMENTS = 128, 16  # of a tile of marks
 # Of a tile of leads: 8 cells a thread, as of marks, or FP64 takes more registers.
 _LEAD_QUERIES, _LEAD_DOCUMENTS = 8, 128
 _VALUES = 1024  # of a query that a program looks at, at once, for the k-th best
@@ -340,7 +340,7 @@ class Bounded:
             _mark_kernel, triton.cdiv(documents, _DOCUMENTS), *self._arguments(), leads.guess,
             least if least is not None else leads.guess, lists, counts, listed, sums, tallied.tally, tallied.highest,
             queries, documents, self.scores.stride(0), self.guessed,
-            LATE=late, QUERIES=_QUERIES, DOCUMENTS=_DOCUMENTS, warps=_MARK_WARPS,
+            LATE=late, QUERIES=_QUERIES, DOCUMENTS=_DOCUMENTS, warps=4,
         )  # fmt: skip
         return Marks(lists, counts, listed, sums[2], sums[0])
 
@@ -364,28 +364,45 @@ def _in_order(values):
     return (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(tl.int64) + 2147483648
 
 
+@triton.jit
+def _looked_at(
+    known_ptr, score_ptr, chosen_ptr, place_ptr, at, query, known, leads, groups, stride, LEADS: tl.constexpr
+):  # fmt: skip
+    """Values `at` of a query, in order: its known ones, then the exact scores of its leads."""
+    values = tl.load(known_ptr + query * known + at, mask=at < known, other=float("-inf"))
+    if LEADS:
+        lead = (at >= known) & (at < known + leads)
+        group = tl.load(chosen_ptr + query * leads + at - known, mask=lead, other=0)
+        place = tl.load(place_ptr + query * groups + group, mask=lead, other=0)
+        scores = tl.load(score_ptr + query * stride + place, mask=lead, other=float("-inf"))
+        values = tl.where(lead, scores, values)
+    return _in_order(values)
+
+
 @triton.jit(do_not_specialize=["known", "leads", "groups", "stride", "k"])
 def _kth_kernel(
     known_ptr, score_ptr, chosen_ptr, place_ptr, out_ptr, known, leads, groups, stride, k,
-    LEADS: tl.constexpr, VALUES: tl.constexpr,
+    LEADS: tl.constexpr, ONCE: tl.constexpr, VALUES: tl.constexpr,
 ):  # fmt: skip
-    """The k-th best of a query's `known` values and its leads' scores, bit by bit from the highest; -inf where there are fewer."""
+    """The k-th best of a query's `known` values and its leads' scores, bit by bit from the highest; -inf where there are fewer.
+
+    `ONCE`: a tile holds all of them.
+    """
     query = tl.program_id(0).to(tl.int64)
-    total = known + leads
+    column = tl.arange(0, VALUES)
+    values = _looked_at(
+        known_ptr, score_ptr, chosen_ptr, place_ptr, column, query, known, leads, groups, stride, LEADS
+    )  # fmt: skip
     found = tl.zeros([], tl.int64)
     for step in range(32):
         bound = found + (tl.full([], 1, tl.int64) << (31 - step))
-        reached = tl.zeros([], tl.int32)
-        for first in range(0, total, VALUES):
-            at = first + tl.arange(0, VALUES)
-            values = tl.load(known_ptr + query * known + at, mask=at < known, other=float("-inf"))
-            if LEADS:
-                lead = (at >= known) & (at < total)
-                group = tl.load(chosen_ptr + query * leads + at - known, mask=lead, other=0)
-                place = tl.load(place_ptr + query * groups + group, mask=lead, other=0)
-                scores = tl.load(score_ptr + query * stride + place, mask=lead, other=float("-inf"))
-                values = tl.where(lead, scores, values)
-            reached += tl.sum((_in_order(values) >= bound).to(tl.int32), 0)
+        reached = tl.sum((values >= bound).to(tl.int32), 0)
+        if not ONCE:
+            for first in range(VALUES, known + leads, VALUES):
+                more = _looked_at(
+                    known_ptr, score_ptr, chosen_ptr, place_ptr, first + column, query, known, leads, groups, stride, LEADS
+                )  # fmt: skip
+                reached += tl.sum((more >= bound).to(tl.int32), 0)
         found = tl.where(reached >= k, bound, found)
     bits = (found - 2147483648).to(tl.int32)
     value = (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
@@ -400,9 +417,10 @@ def kth_best(known: Tensor | None, k: int, leads: Leads | None = None) -> Tensor
     held = known.contiguous() if known is not None else out
     scores, chosen, places = (leads.scores, leads.chosen, leads.places) if leads is not None else (out, out, out)
     few, more = held.shape[1] if known is not None else 0, chosen.shape[1] if leads is not None else 0
+    tile = min(_VALUES, max(16, triton.next_power_of_2(few + more)))
     launch(
         _kth_kernel, queries, held, scores, chosen, places, out, few, more, places.shape[-1], scores.stride(0), k,
-        LEADS=leads is not None, VALUES=min(_VALUES, max(16, triton.next_power_of_2(few + more))), warps=4,
+        LEADS=leads is not None, ONCE=few + more <= tile, VALUES=tile, warps=4,
     )  # fmt: skip
     return out
 

@@ -29,7 +29,7 @@ WIDEST = 256  # dimensions of a token that a tile holds whole
 SHORT = 128  # tokens of a document that is one tile
 _SUMS = 1 << 22  # parts' sums that are kept: 8 bytes each
 _SLOTS = 32  # pairs of a document whose parts are added at once
-PROGRAMS = 2048  # at most: several for each multiprocessor
+PROGRAMS = 4096  # at most: several for each multiprocessor
 
 
 @dataclass(frozen=True)
