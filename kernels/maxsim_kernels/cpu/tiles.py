@@ -24,11 +24,14 @@ _LONGEST_TILE = 336 * STEP  # document tokens a product, at most: with few query
 _LONGEST_OWN = 42 * STEP  # the same where each thread makes its own: the last ones are to end together
 _TILE_ROWS = 10 * STEP  # query tokens a product
 _CELLS = 1 << 20  # similarities a product: FP32 [480, 2016]
-# Query tokens from which maxima of float cells are scattered to their documents, in one call a product: for fewer, and for integers,
-# torch is slower than numpy, which looks at one run after the other. Builds without MKL have no fast way for it at all.
+# Query tokens from which maxima of float cells are scattered to their documents, in one call a product: for fewer torch is slower than
+# numpy, which looks at one run after the other. Builds without MKL have no fast way for it at all.
 _SCATTERED = 96 if torch.backends.mkl.is_available() else sys.maxsize
-_INT8_STEP, _INT8_TILE_ROWS = 32, 256
-_INT8_CELLS = 3 << 16  # the integer path is bound by its reduction, which wants a result that fits the L2 cache: [768, 256]
+_INT8_STEP, _INT8_TILE_ROWS = 32, 448
+_INT8_CELLS = (
+    1 << 18
+)  # integer products are bound by what they write and maxima read, which should fit the L2 cache: [576, 448]
+_WALKED_ROWS, _WALKED_TOKENS = 96, 16  # query tokens, and tokens a document, from which integer maxima are a call a document
 
 
 @dataclass(frozen=True)
@@ -103,12 +106,21 @@ def padded_rows(rows: int, dtype: torch.dtype) -> int:
     return next((narrow for narrow in NARROW if rows <= narrow), -(-rows // STEP) * STEP)
 
 
+def _chunk(queries: Queries) -> int:
+    """Query rows a product; integer products share the rows, as evenly as their steps allow."""
+    rows = queries.matrix.shape[0]
+    if queries.matrix.dtype != torch.int8:
+        return min(rows, _TILE_ROWS)
+    parts = -(-rows // _INT8_TILE_ROWS)
+    return -(-rows // parts // _INT8_STEP) * _INT8_STEP
+
+
 def _tile_tokens(queries: Queries) -> int:
     """Document tokens a product: decided by the queries alone, so it is one number for a task."""
-    integer = queries.matrix.dtype == torch.int8
-    rows = min(queries.matrix.shape[0], _INT8_TILE_ROWS if integer else _TILE_ROWS)
-    longest = _LONGEST_OWN if _by_one(queries) else _LONGEST_TILE
-    return _INT8_CELLS // rows if integer else min(longest, _CELLS // rows // STEP * STEP)
+    rows = _chunk(queries)
+    if queries.matrix.dtype == torch.int8:
+        return _INT8_CELLS // rows // _INT8_STEP * _INT8_STEP
+    return min(_LONGEST_OWN if _by_one(queries) else _LONGEST_TILE, _CELLS // rows // STEP * STEP)
 
 
 def product_shapes(queries: Queries) -> set[tuple[int, int, bool]]:
@@ -129,7 +141,8 @@ def _exact(queries: Queries, tokens_first: bool) -> Queries:
     rows, width = queries.matrix.shape
     if queries.matrix.dtype != torch.int8:
         return queries
-    chunks = {min(_INT8_TILE_ROWS, rows - low) for low in range(0, rows, _INT8_TILE_ROWS)}
+    chunk = _chunk(queries)
+    chunks = {min(chunk, rows - low) for low in range(0, rows, chunk)}
     if all(integers.right(chunk, _tile_tokens(queries), width, tokens_first) for chunk in chunks):
         return queries
     return replace(queries, matrix=queries.matrix.to(integers.exact_float(width)))
@@ -150,12 +163,13 @@ def maxima(
     scaled = corpus.token_scale is not None
     rows = queries.matrix.shape[0]
     scattered = not return_argmax and rows >= _SCATTERED and (scaled or queries.matrix.dtype == torch.float32)
-    queries = _exact(queries, not return_argmax and (bool(corpus.uniform) or scattered))
     lengths = corpus.lengths[begin:stop]
+    walked = not (return_argmax or scattered) and rows >= _WALKED_ROWS and lengths.sum() >= _WALKED_TOKENS * len(lengths)
+    queries = _exact(queries, not return_argmax and (bool(corpus.uniform) or scattered or walked))
     base = int(corpus.starts[begin])
     size = _tile_tokens(queries)
     uniform = corpus.uniform if not return_argmax and (corpus.uniform or 0) <= size else None
-    tokens_first = bool(uniform) or scattered
+    tokens_first = bool(uniform) or scattered or walked
     one = _one_tile(queries, int(lengths.sum()), size, uniform, tokens_first)
     size = one or size
     tiles, owners = tiles_of(lengths, size // uniform * uniform if uniform else size)
@@ -175,8 +189,10 @@ def maxima(
                 if uniform:
                     documents = product[inside].view(len(tile.begins), uniform, -1)
                     torch.amax(documents, 1, out=by_document[tile.pieces, part.rows])
-                elif tokens_first:
+                elif scattered:
                     by_document[tile.pieces, part.rows] = _segment_maxima(product[inside], tile.begins)
+                elif walked:
+                    _walk(product[inside].numpy(), tile.begins, by_document[tile.pieces, part.rows].numpy())
                 else:
                     cells = product.numpy()[: part.count, inside]
                     best = np.maximum.reduceat(cells, tile.begins, axis=1)  # a maximum that keeps NaN
@@ -200,6 +216,13 @@ def _segment_maxima(cells: Tensor, begins: np.ndarray) -> Tensor:
     owners = torch.from_numpy(np.repeat(np.arange(len(begins)), np.diff(np.append(begins, len(cells)))))
     best = torch.full((len(begins), cells.shape[1]), -torch.inf)
     return best.scatter_reduce_(0, owners[:, None].expand_as(cells), cells, "amax")
+
+
+def _walk(cells: np.ndarray, begins: np.ndarray, out: np.ndarray) -> None:
+    """The same into `out` `[n, rows]`, run by run."""
+    stops = [*begins[1:].tolist(), len(cells)]
+    for begin, stop, row in zip(begins.tolist(), stops, out, strict=True):
+        np.maximum.reduce(cells[begin:stop], axis=0, out=row)
 
 
 def _by_one(queries: Queries) -> bool:
@@ -279,7 +302,7 @@ class _Products:
         self.tokens_first = tokens_first
         self.integer = queries.matrix.dtype == torch.int8
         total = queries.matrix.shape[0]
-        chunk = min(_INT8_TILE_ROWS if self.integer else _TILE_ROWS, total)
+        chunk = _chunk(queries)
         most = _rows_of(chunk, tokens_first, queries.matrix.dtype) * tile_tokens
         product = torch.empty(most, dtype=_cell_dtype(queries))
         result = torch.empty(most) if scaled else product
