@@ -60,6 +60,12 @@ class Residuals:
     def __getitem__(self, span: slice) -> Residuals:
         return Residuals(self.errors[span], self.norms[span])
 
+    def to(self, device: torch.device) -> Residuals:
+        """On that device."""
+        if self.errors.device == self.norms.device == device:
+            return self
+        return Residuals(self.errors.to(device), self.norms.to(device))
+
 
 def residuals_of(documents: Packed, codes: AnyCodes) -> Residuals:
     """The residuals of `codes` made from `documents` (`quantize_int8`, `quantize_fp8`, or by anybody), rounded up.

@@ -79,7 +79,7 @@ class DeviceSearch:
         self.lost: tuple[int, int] | None = None
         self.largest = queries.largest() if watched else None
         self.never: str | None = None  # why nothing can be pruned; None: not looked at yet
-        self.pairs = False
+        self.pairs = self.alone = False  # whether pairs may be scored alone on this GPU; whether those of this piece are
         self.doubt = True  # whether the next piece begins with a sample
         self.scanned = 0
         self.answered: _Answer | None = None  # of the best so far
@@ -173,7 +173,7 @@ class DeviceSearch:
         at_hand = codes if scan.here and not isinstance(codes, StreamedCodes) else None
         pruned = None if at_hand is None else _pruned_before.get(at_hand)
         self.doubt = self.doubt and not pruned
-        known = Residuals(residuals.errors.to(self.device), residuals.norms.to(self.device))
+        known = residuals.to(self.device)
         terms = cache(lambda: self._terms(scan))  # queued behind the scan, so that the GPU has that to do meanwhile
         if at_hand is not None and not pruned and self._at_once(documents, pruned):
             self._without_scan(documents, at_hand, known, scan.lengths, terms)
@@ -207,7 +207,8 @@ class DeviceSearch:
             head = self._brute_piece(cut(documents, first, min(first + step, count)), why)
             sample = head if first == 0 else sample
         bounded = self._bounded(sample, terms(), residuals, lengths)
-        self.looks.append(_Look(codes, bounded, self._share(documents)))
+        self.alone = self._alone(documents)
+        self.looks.append(_Look(codes, bounded, self._share()))
 
     def _bounded(self, scores: Tensor, terms: Tensor, residuals: Residuals, lengths: Tensor) -> Bounded:
         """Bounds of the first documents, by their scores."""
@@ -264,10 +265,12 @@ class DeviceSearch:
 
     def _piece(self, whole: Packed | Rows, span: slice, scan: Scan, residuals: Residuals, terms: Callable[[], Tensor]) -> None:
         """Documents `span` of `whole`, of which everything else speaks too."""
-        documents, residuals, lengths = cut(whole, span.start, span.stop), residuals[span], scan.lengths[span]
-        count, first = len(documents), self.best.seen
-        if self.k > self._share(documents) * count and not self.known:  # the leads alone would be too many
-            self._brute_piece(documents, self._too_many(documents))
+        documents, lengths = whole, scan.lengths
+        if span != slice(0, len(whole)):
+            documents, residuals, lengths = cut(whole, span.start, span.stop), residuals[span], lengths[span]
+        count, first, self.alone = len(documents), self.best.seen, self._alone(documents)
+        if self.k > self._share() * count and not self.known:  # the leads alone would be too many
+            self._brute_piece(documents, self._too_many())
             return
         if self._spread_out(documents):
             self._brute_piece(documents, "the best of so many queries would together be most of the documents")
@@ -287,8 +290,8 @@ class DeviceSearch:
         self.known = True
         self.pieces += 1
 
-    def _too_many(self, documents: Packed | Rows) -> str:
-        return f"more than {self._share(documents):.0%} of the pairs could still be among the best"
+    def _too_many(self) -> str:
+        return f"more than {self._share():.0%} of the pairs could still be among the best"
 
     def _brute_piece(self, documents: Packed | Rows, why: str) -> Tensor:
         """Returns the first scores `[Nq, n]`, at most a sample of them."""
@@ -349,8 +352,8 @@ class DeviceSearch:
         keys = self.best.after(leads.scores)
         found = key_kernels.of_keys(keys, tallied.lost)
         pairs, tokens, lost = tallied.read()  # all of it is queued before the host waits, once
-        if self._alone(documents) and pairs > int(self._share(documents) * leads.scores.numel()):
-            return self._too_many(documents)
+        if self.alone and pairs > int(self._share() * leads.scores.numel()):
+            return self._too_many()
         self.tallied.append(tallied)
         self.read += tokens
         self.best.replace(keys)
@@ -362,31 +365,31 @@ class DeviceSearch:
         here = isinstance(documents, Packed) and documents.device == self.device and in_one_piece(documents)
         return self.pairs and here and takes(self.queries.values, cast(Packed, documents))
 
-    def _share(self, documents: Packed | Rows) -> float:
+    def _share(self) -> float:
         """Share of a piece's pairs beyond which brute force is the cheaper way; 1: never."""
-        alone = self.most_rescored < 1 and self._alone(documents)
+        alone = self.most_rescored < 1 and self.alone
         return min(self.most_rescored, _PAIRS_PAY) if alone else self.most_rescored
 
     def _spread_out(self, documents: Packed | Rows) -> bool:
         """Whether unions alone could be scored, and of independent queries would be nearly everything, with no link to spare."""
         here = isinstance(documents, Packed) and documents.device == self.device
         left = (1 - min(1.0, self.k / len(documents))) ** len(self.queries)
-        return here and self.most_rescored < 1 and left < 1 - _SPREAD and not self._alone(documents)
+        return here and self.most_rescored < 1 and left < 1 - _SPREAD and not self.alone
 
     def _score(self, documents: Packed | Rows, marks: Marks, scan: Scan, scores: Tensor) -> str:
         """Write exact scores of the marked pairs, and maybe of others; why not, where the union of their documents is too large."""
         count = len(documents)
-        if self._alone(documents):
+        if self.alone:
             asked = self.queries
             held = cast(Packed, documents)
-            limit = int(self._share(documents) * scores.numel())
+            limit = int(self._share() * scores.numel())
             places = asked.starts, asked.lengths, asked.longest
             score_marked(asked.values, *places, held, scan.longest, marks, limit, scores)
             return ""
         chosen = marks.counts.nonzero()[:, 0]
         share = chosen.numel() / count
         if int(marks.total) > self.most_rescored * scores.numel():
-            return self._too_many(documents)
+            return self._too_many()
         if share > _UNION_PAYS and self.most_rescored < 1:
             return f"what some query could still want is {share:.0%} of a piece's documents"
         for numbers, held in some(documents, chosen, self.room):
