@@ -28,7 +28,6 @@ from maxsim_kernels.tokens import Packed
 WIDEST = 256  # dimensions of a token that a tile holds whole
 SHORT = 128  # tokens of a document that is one tile
 _SUMS = 1 << 22  # parts' sums that are kept: 8 bytes each
-_AHEAD = 2
 _SLOTS = 32  # pairs of a document whose parts are added at once
 PROGRAMS = 4096  # at most: several for each multiprocessor
 
@@ -51,44 +50,16 @@ class _Shape:
         return cls(64, SHORT, 4, 1, True) if longest_document <= SHORT else cls(64, 64, 4, 2, False)
 
 
-@triton.jit
-def _part_of(
-    part, begin, size, tokens, query_ptr, base, length, width, stride_query, stride_document,
-    WHOLE: tl.constexpr, PADDED: tl.constexpr, ROWS: tl.constexpr, TOKENS: tl.constexpr, WIDTH: tl.constexpr, STAGES: tl.constexpr,
-):  # fmt: skip
-    """Sums FP64 `[EACH]` of the maxima of a part of each query's tokens. `tokens`: the document's, where it is `WHOLE`."""
-    inner = tl.arange(0, WIDTH)
-    row = tl.arange(0, ROWS)
-    column = tl.arange(0, TOKENS)
-    token = part * ROWS + row % PADDED
-    valid = token < size
-    from_row = (begin + token) * stride_query
-    rows = tl.load(query_ptr + from_row[:, None] + inner[None, :], mask=valid[:, None] & (inner < width)[None, :], other=0.0)
-    if WHOLE:
-        best = tl.reduce(tl.where((column < length)[None, :], tl.dot(rows, tokens), float("-inf")), 1, keep_nan)
-    else:
-        best = tl.full([ROWS], float("-inf"), tl.float32)
-        reach = tl.where(part * ROWS < tl.max(size, 0), length, 0)
-        for tile in tl.range(0, reach, TOKENS, num_stages=STAGES):
-            at = tile + column
-            inside = at < length
-            source = base + at.to(tl.int64)[None, :] * stride_document + inner[:, None]
-            loaded = tl.load(source, mask=inside[None, :] & (inner < width)[:, None], other=0.0)
-            cells = tl.where(inside[None, :], tl.dot(rows, loaded), float("-inf"))
-            best = keep_nan(best, tl.reduce(cells, 1, keep_nan))
-    kept = tl.where(valid, best, 0.0).to(tl.float64)
-    return tl.sum(tl.reshape(kept, [ROWS // PADDED, PADDED]), 1)
-
-
 @triton.jit(do_not_specialize=["queries", "limit", "shares", "tokens_total", "out_stride"])
 def _survivors_kernel(
     query_ptr, query_start_ptr, query_length_ptr, document_ptr, start_ptr, length_ptr, list_ptr, count_ptr, listed_ptr, documents_ptr,
     total_ptr, sum_ptr, out_ptr, queries, limit, shares, tokens_total, out_stride, width, stride_query, stride_document,
     PARTS: tl.constexpr, SPLIT: tl.constexpr, WHOLE: tl.constexpr, PADDED: tl.constexpr, ROWS: tl.constexpr, TOKENS: tl.constexpr,
-    WIDTH: tl.constexpr, STAGES: tl.constexpr, AHEAD: tl.constexpr,
+    WIDTH: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     EACH: tl.constexpr = ROWS // PADDED
     inner = tl.arange(0, WIDTH)
+    row = tl.arange(0, ROWS)
     column = tl.arange(0, TOKENS)
     items = tl.load(documents_ptr).to(tl.int32) * shares
     if tl.load(total_ptr) > limit:
@@ -102,32 +73,42 @@ def _survivors_kernel(
         length = tl.maximum(tl.minimum(length, tokens_total - start), 0).to(tl.int32)
         base = document_ptr + start * stride_document
         asked = list_ptr + document * queries
-        tokens = base
         if WHOLE:
+            there = column < length
             place = base + column.to(tl.int64)[None, :] * stride_document + inner[:, None]
-            tokens = tl.load(place, mask=(column < length)[None, :] & (inner < width)[:, None], other=0.0)
+            tokens = tl.load(place, mask=there[None, :] & (inner < width)[:, None], other=0.0)
         # What does not change within these loops is made again: kept, it takes registers that other programs need.
-        for first in tl.range(0, count, EACH, num_stages=AHEAD, disable_licm=WHOLE):
-            slot = first + tl.arange(0, ROWS) // PADDED
+        for first in tl.range(0, count, EACH, disable_licm=WHOLE):
+            slot = first + row // PADDED
             query = tl.load(asked + slot, mask=slot < count, other=0).to(tl.int64)
             begin = tl.load(query_start_ptr + query).to(tl.int64)
             size = tl.load(query_length_ptr + query).to(tl.int32)
             size = tl.where(slot < count, size, 0)
             total = tl.zeros([EACH], tl.float64)
-            if PARTS:
-                parts = share + 1
-                if not SPLIT:
-                    parts = tl.cdiv(tl.max(size, 0), ROWS)
-                for part in tl.range(share, parts, num_stages=1, disable_licm=True):
-                    total += _part_of(
-                        part, begin, size, tokens, query_ptr, base, length, width, stride_query, stride_document,
-                        WHOLE, PADDED, ROWS, TOKENS, WIDTH, STAGES,
-                    )  # fmt: skip
-            else:
-                total = _part_of(
-                    0, begin, size, tokens, query_ptr, base, length, width, stride_query, stride_document,
-                    WHOLE, PADDED, ROWS, TOKENS, WIDTH, STAGES,
-                )  # fmt: skip
+            parts = share + 1
+            if PARTS and not SPLIT:
+                parts = tl.cdiv(tl.max(size, 0), ROWS)
+            for part in tl.range(share, parts, num_stages=1, disable_licm=True):
+                token = part * ROWS + row % PADDED
+                valid = token < size
+                from_row = (begin + token) * stride_query
+                rows = tl.load(
+                    query_ptr + from_row[:, None] + inner[None, :], mask=valid[:, None] & (inner < width)[None, :], other=0.0
+                )
+                if WHOLE:
+                    best = tl.reduce(tl.where(there[None, :], tl.dot(rows, tokens), float("-inf")), 1, keep_nan)
+                else:
+                    best = tl.full([ROWS], float("-inf"), tl.float32)
+                    reach = tl.where(part * ROWS < tl.max(size, 0), length, 0)
+                    for tile in tl.range(0, reach, TOKENS, num_stages=STAGES):
+                        at = tile + column
+                        inside = at < length
+                        source = base + at.to(tl.int64)[None, :] * stride_document + inner[:, None]
+                        loaded = tl.load(source, mask=inside[None, :] & (inner < width)[:, None], other=0.0)
+                        cells = tl.where(inside[None, :], tl.dot(rows, loaded), float("-inf"))
+                        best = keep_nan(best, tl.reduce(cells, 1, keep_nan))
+                kept = tl.where(valid, best, 0.0).to(tl.float64)
+                total += tl.sum(tl.reshape(kept, [EACH, PADDED]), 1)
             where = first + tl.arange(0, EACH)
             if SPLIT:
                 tl.store(sum_ptr + (document * queries + where) * shares + share, total, mask=where < count)
@@ -194,7 +175,7 @@ def score_marked(
         values, starts, lengths, held, document_starts, document_lengths, *listed, sums, scores,
         queries, limit, shares, held.shape[0], scores.stride(0), held.shape[1], values.stride(0), held.stride(0),
         PARTS=parts > 1, SPLIT=split, WHOLE=shape.whole, PADDED=min(shape.rows, padded(longest)), ROWS=shape.rows,
-        TOKENS=shape.tokens, WIDTH=padded(held.shape[1]), STAGES=shape.stages, AHEAD=_AHEAD if shape.whole else 1, warps=shape.warps,
+        TOKENS=shape.tokens, WIDTH=padded(held.shape[1]), STAGES=shape.stages, warps=shape.warps,
     )  # fmt: skip
     if split:
         launch(
