@@ -10,7 +10,7 @@ from tables.cells import MISSING, Book, Cell, Table, Value, number, pointer, rat
 from tables.columns import Maker, faster_bold
 
 MASKS, CODED, RESIDUAL, STEP = (f"h200/{name}.json" for name in ("masks", "coded", "residual", "step"))
-CHANGING, WARMED = "h200/changing.json", "h200/changing_warmed.json"
+CHANGING, WARMED = "h100/changing.json", "h200/changing_warmed.json"
 LIBRARIES = tuple(f"h200/libraries_{name}.json" for name in ("sentence_transformers", "pylate", "colpali_engine"))
 SEARCH = "h100/search.json"
 CERTIFIED = "cpu/certified.json"
