@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
+import select
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import numpy as np
@@ -19,23 +22,44 @@ SCRIPTS = TESTS / "kernels" / "interpreted"
 
 
 @pytest.fixture(scope="session")
-def interpreted() -> Callable[..., None]:
-    """Runs a group of one of the scripts `interpreted_*.py` under Triton's interpreter; it must say how much it has checked."""
+def interpreted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., None]]:
+    """Runs a group of one of the scripts `interpreted_*.py` under Triton's interpreter; it must say how much it has checked.
 
-    def run(script: str, group: str, checks: int, folder: str = "kernels/interpreted") -> None:
-        places = (str(TESTS / "helpers"), str(SCRIPTS), os.environ.get("PYTHONPATH"))
-        env = {
-            **os.environ,
-            "TRITON_INTERPRET": "1",
-            "OMP_NUM_THREADS": "1",
-            "PYTHONPATH": os.pathsep.join(filter(None, places)),
-        }
-        command = [sys.executable, str(TESTS / folder / f"interpreted_{script}.py"), group]
-        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=280, check=False)
-        assert done.returncode == 0, done.stderr[-3000:]
-        assert done.stdout.strip() == f"{checks} checked"
+    Each in a process of its own, forked from one that has imported torch and Triton (`prepared.py`).
+    """
+    places = (str(TESTS / "helpers"), str(SCRIPTS), os.environ.get("PYTHONPATH"))
+    env = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(filter(None, places))}
+    folder = tmp_path_factory.mktemp("interpreted")
+    prepared: list[subprocess.Popen[str]] = []
 
-    return run
+    def end() -> None:
+        for process in prepared:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)  # a group that hangs too
+            process.communicate()
+        prepared.clear()
+
+    def run(script: str, group: str, checks: int, place: str = "kernels/interpreted") -> None:
+        if not prepared:
+            command, pipe = [sys.executable, str(SCRIPTS / "prepared.py")], subprocess.PIPE
+            prepared.append(subprocess.Popen(command, env=env, stdin=pipe, stdout=pipe, text=True, start_new_session=True))
+        files = folder / "output", folder / "errors"
+        for file in files:
+            file.write_text("", encoding="utf-8")
+        source, sink = prepared[0].stdout, prepared[0].stdin
+        assert source is not None
+        assert sink is not None
+        sink.write(json.dumps([str(TESTS / place / f"interpreted_{script}.py"), group, *map(str, files)]) + "\n")
+        sink.flush()
+        answer = source.readline().strip() if select.select([source], [], [], 280)[0] else "no end in 280 seconds"
+        output, errors = (file.read_text(encoding="utf-8") for file in files)
+        if answer != "0":
+            end()
+        assert answer == "0", f"{answer}: {errors[-3000:]}"
+        assert output.strip() == f"{checks} checked"
+
+    yield run
+    end()
 
 
 def _fill(tensor: Any) -> Any:
