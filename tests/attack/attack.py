@@ -20,6 +20,7 @@ from pathlib import Path
 os.environ.update(OMP_NUM_THREADS="1", HF_HUB_OFFLINE="1")
 
 import torch
+import torch._dynamo  # the first call of a user's function imports it, which took seconds in every forked process
 import tqdm
 
 from attacks import endings, fuzzing, killing, specimen, workers
