@@ -1,7 +1,7 @@
 # Everything from nothing: a virtual environment, the pinned packages, then the job. Needs Python >= 3.11 and make.
 #   make demo    set up and evaluate a generated collection        make lint       ruff and mypy
 #   make test    set up and run the tests                          make test-slow  the longer tests
-#   make test-all  both in one session, which keeps both cores busy until its end
+#   make test MARK= WORKERS=3  both in one session, which keeps both cores busy until its end
 #   make gate    the quality gate on demo (and on SciFact where its data is found)
 #   make wheels  build both wheels, and try the operator's alone in an empty environment
 #   make bench-cpu  the CPU table of kernels/README.md
@@ -14,7 +14,7 @@ BIN := $(VENV)/bin
 # The folder of real test collections; tests and the gate say so when it is not there.
 DATA ?= $(if $(MAXSIM_TEST_DATA),$(MAXSIM_TEST_DATA),../shared/data)
 
-.PHONY: demo test test-slow test-all lint gate wheels bench-cpu install clean
+.PHONY: demo test test-slow lint gate wheels bench-cpu install clean
 
 install: $(VENV)/.installed
 
@@ -32,16 +32,13 @@ demo: install
 WORKERS ?= 2
 PYTEST = OMP_NUM_THREADS=1 $(BIN)/pytest -n $(WORKERS) --dist worksteal
 
+MARK ?= -m "not slow"
 test: install
-	$(PYTEST) -m "not slow"
+	$(PYTEST) $(MARK)
 
-test-slow test-all: WORKERS = 3  # some of them wait for a registry, or for what they kill
+test-slow: WORKERS = 3  # some of them wait for a registry, or for what they kill
 test-slow: install
 	$(PYTEST) -m slow $$(grep -rl --include="test_*.py" "mark\.slow" tests)  # the others need not be collected
-
-# Slow ones first (tests/conftest.py): alone, the last of them would leave a core idle.
-test-all: install
-	$(PYTEST)
 
 lint: install
 	$(BIN)/ruff check .
