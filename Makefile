@@ -1,7 +1,6 @@
 # Everything from nothing: a virtual environment, the pinned packages, then the job. Needs Python >= 3.11 and make.
 #   make demo    set up and evaluate a generated collection        make lint       ruff and mypy
 #   make test    set up and run the tests                          make test-slow  the longer tests
-#   make test MARK= WORKERS=3  both in one session, which keeps both cores busy until its end
 #   make gate    the quality gate on demo (and on SciFact where its data is found)
 #   make wheels  build both wheels, and try the operator's alone in an empty environment
 #   make bench-cpu  the CPU table of kernels/README.md
@@ -32,9 +31,8 @@ demo: install
 WORKERS ?= 2
 PYTEST = OMP_NUM_THREADS=1 $(BIN)/pytest -n $(WORKERS) --dist worksteal
 
-MARK ?= -m "not slow"
 test: install
-	$(PYTEST) $(MARK)
+	$(PYTEST) -m "not slow"
 
 test-slow: WORKERS = 3  # some of them wait for a registry, or for what they kill
 test-slow: install
