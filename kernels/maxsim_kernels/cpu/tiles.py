@@ -28,9 +28,8 @@ _CELLS = 1 << 20  # similarities a product: FP32 [480, 2016]
 # numpy, which looks at one run after the other. Builds without MKL have no fast way for it at all.
 _SCATTERED = 96 if torch.backends.mkl.is_available() else sys.maxsize
 _INT8_STEP, _INT8_TILE_ROWS = 32, 448
-_INT8_CELLS = (
-    1 << 18
-)  # integer products are bound by what they write and maxima read, which should fit the L2 cache: [576, 448]
+# Integer products are bound by what they write and maxima read, which should fit the L2 cache: [576, 448].
+_INT8_CELLS = 1 << 18
 _WALKED_ROWS, _WALKED_TOKENS = 96, 16  # query tokens, and tokens a document, from which integer maxima are a call a document
 
 
@@ -115,6 +114,12 @@ def _chunk(queries: Queries) -> int:
     return -(-rows // parts // _INT8_STEP) * _INT8_STEP
 
 
+def _counts(queries: Queries) -> set[int]:
+    """Query rows of all products: `_chunk`, and what is left for the last one."""
+    rows, chunk = queries.matrix.shape[0], _chunk(queries)
+    return {min(chunk, rows - low) for low in range(0, rows, chunk)}
+
+
 def _tile_tokens(queries: Queries) -> int:
     """Document tokens a product: decided by the queries alone, so it is one number for a task."""
     rows = _chunk(queries)
@@ -125,8 +130,7 @@ def _tile_tokens(queries: Queries) -> int:
 
 def product_shapes(queries: Queries) -> set[tuple[int, int, bool]]:
     """Of the products of a block of float queries with packed documents: query rows, document tokens, whether one thread makes them."""
-    rows, tile = queries.matrix.shape[0], _tile_tokens(queries)
-    return {(_rows_of(min(_TILE_ROWS, rows - low), False), tile, _by_one(queries)) for low in range(0, rows, _TILE_ROWS)}
+    return {(_rows_of(count, False), _tile_tokens(queries), _by_one(queries)) for count in _counts(queries)}
 
 
 def product_of(queries: Tensor, tokens: Tensor) -> Tensor:
@@ -138,12 +142,10 @@ def product_of(queries: Tensor, tokens: Tensor) -> Tensor:
 
 def _exact(queries: Queries, tokens_first: bool) -> Queries:
     """The same queries; INT8 codes as floats where this CPU's integer products are wrong. Scores keep their bits."""
-    rows, width = queries.matrix.shape
     if queries.matrix.dtype != torch.int8:
         return queries
-    chunk = _chunk(queries)
-    chunks = {min(chunk, rows - low) for low in range(0, rows, chunk)}
-    if all(integers.right(chunk, _tile_tokens(queries), width, tokens_first) for chunk in chunks):
+    width = queries.matrix.shape[1]
+    if all(integers.right(count, _tile_tokens(queries), width, tokens_first) for count in _counts(queries)):
         return queries
     return replace(queries, matrix=queries.matrix.to(integers.exact_float(width)))
 
@@ -240,9 +242,8 @@ def _one_tile(queries: Queries, tokens: int, whole: int, uniform: int | None, to
     small = few.tile_for(tokens, whole, uniform or 1)
     if not small or queries.matrix.dtype != torch.float32:  # products of codes are exact in every shape
         return small
-    rows, dim = queries.matrix.shape
-    parts = {_rows_of(min(_TILE_ROWS, rows - low), tokens_first) for low in range(0, rows, _TILE_ROWS)}
-    shared = (dim, small, whole, tokens_first, torch.get_num_threads(), _by_one(queries), multiply)
+    parts = {_rows_of(count, tokens_first) for count in _counts(queries)}
+    shared = (queries.matrix.shape[1], small, whole, tokens_first, torch.get_num_threads(), _by_one(queries), multiply)
     return small if all(few.same_bits(part, *shared) for part in parts) else 0
 
 

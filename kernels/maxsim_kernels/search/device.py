@@ -189,8 +189,8 @@ class DeviceSearch:
             return False
         if pruned is not None:
             return True
-        if not isinstance(documents, Packed) or documents.device != self.device:
-            return False
+        if self.known or not isinstance(documents, Packed) or documents.device != self.device:
+            return False  # of a block among many a sample is enough, and so is one for all that follow
         tokens = documents.values.shape[0]
         operations = tokens * len(self.queries.values) * documents.dim
         return operations <= _LITTLE and tokens * self.width <= _FEW_BYTES

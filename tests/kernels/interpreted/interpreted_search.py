@@ -131,6 +131,7 @@ def check_sample() -> None:
     check_brute_force_first(queries, same, documents, "sample of 8")
     device._LITTLE = 1 << 41
     check_brute_force_first(queries, same, documents, "first search of so few")
+    check_blocks(queries, documents)
     device._SAMPLED = 1 << 30
     stats = check(queries, same, 2, "int8 document", True)
     assert "more than 20% of the pairs" in stats.fell_back, stats.fell_back
@@ -158,6 +159,19 @@ def check_brute_force_first(queries: torch.Tensor, same: Packed, documents: Pack
             assert found[2].rescored_bytes == len(held.values) * 16 * 2 * 6 or not asked
             assert found[2].certificate.holds
             CHECKED.append("brute force first")
+
+
+def check_blocks(queries: torch.Tensor, documents: Packed) -> None:
+    """Of blocks whose codes are all new, the first alone is scored by brute force."""
+    found, half = device.DeviceSearch(Queries(queries), 2, most_rescored=0.5), len(documents) // 2
+    for part in (documents.select(range(half)).compact(), documents.select(range(half, 2 * half)).compact()):
+        codes = coded(part, "int8 document")
+        found.add(part, codes, residuals_of(part, codes))
+    expected = stream_topk(queries, [documents], 2)
+    assert torch.equal(found.best.scores, expected[0])
+    assert torch.equal(found.best.indices, expected[1])
+    assert (found.brute, found.pieces, found.scanned) == (1, 2, half), found.stats().fell_back
+    CHECKED.append("blocks")
 
 
 def check_marks(bounded: Bounded, documents: Packed, exact: torch.Tensor, known: torch.Tensor | None) -> None:
@@ -205,6 +219,11 @@ def check_left(bounded: Bounded, exact: torch.Tensor) -> None:
     asked = int((bounded.lengths > 0).sum()) * int((bounded.query_lengths > 0).sum())
     unbounded = int((bounded.query_lengths > 0).sum()) * int(bounded.lengths[3] > 0)
     assert unbounded == counts[0] <= counts[1] <= counts[2] == asked, counts
+    for document in (bounded.lengths > 0).nonzero()[:, 0].tolist():  # no exact score lies above its bound
+        place = slice(document, document + 1)
+        sides = (side[place] for side in (bounded.errors, bounded.norms, bounded.lengths))
+        alone = Bounded(bounded.scores[:, place], bounded.terms, bounded.query_lengths, *sides, bounded.guessed)
+        assert int(alone.left(exact[:, document])) == int((bounded.query_lengths > 0).sum())
 
 
 def check_kth() -> None:
