@@ -31,32 +31,6 @@ def without_data(reason: str) -> NoReturn:
     pytest.skip(reason)
 
 
-@pytest.hookimpl(trylast=True)  # after what is deselected is gone
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Every worker's share begins with slow tests: quick ones are left at the end, when workers take from each other.
-
-    `--dist worksteal` gives each worker a piece of the list, in its order. The longest, which have limits of their own, are dealt one
-    by one and come first; then a file's slow tests together, since they share fixtures.
-    """
-    workers = getattr(config, "workerinput", {}).get("workercount", 1)
-    if workers == 1:
-        return
-    slow = [item for item in items if item.get_closest_marker("slow")]
-    longest = [item for item in slow if item.get_closest_marker("timeout")]
-    files = list(dict.fromkeys(item.path for item in slow))
-    quick = [item for item in items if not item.get_closest_marker("slow")]
-    left = len(items)
-    items.clear()
-    for worker in range(workers):
-        mine = [item for item in slow if item not in longest and files.index(item.path) % workers == worker]
-        first, size = longest[worker::workers] + mine, left // (workers - worker)
-        more = max(0, size - len(first))
-        items += first + quick[:more]
-        del quick[:more]
-        left -= size
-    items += quick
-
-
 @pytest.fixture(scope="session")
 def shared_data() -> Path:
     """The folder with real data; without it the test is skipped, or fails where the data is required."""

@@ -29,7 +29,7 @@ def interpreted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[.
     """
     places = (str(TESTS / "helpers"), str(SCRIPTS), os.environ.get("PYTHONPATH"))
     env = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(filter(None, places))}
-    folder = tmp_path_factory.mktemp("interpreted")
+    files = [tmp_path_factory.mktemp("interpreted") / name for name in ("output", "errors")]
     prepared: list[subprocess.Popen[str]] = []
 
     def end() -> None:
@@ -39,17 +39,16 @@ def interpreted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[.
             process.communicate()
         prepared.clear()
 
-    def run(script: str, group: str, checks: int, place: str = "kernels/interpreted") -> None:
+    def run(script: str, group: str, checks: int, folder: str = "kernels/interpreted") -> None:
         if not prepared:
             command, pipe = [sys.executable, str(SCRIPTS / "prepared.py")], subprocess.PIPE
             prepared.append(subprocess.Popen(command, env=env, stdin=pipe, stdout=pipe, text=True, start_new_session=True))
-        files = folder / "output", folder / "errors"
         for file in files:
             file.write_text("", encoding="utf-8")
         source, sink = prepared[0].stdout, prepared[0].stdin
         assert source is not None
         assert sink is not None
-        sink.write(json.dumps([str(TESTS / place / f"interpreted_{script}.py"), group, *map(str, files)]) + "\n")
+        sink.write(json.dumps([str(TESTS / folder / f"interpreted_{script}.py"), group, *map(str, files)]) + "\n")
         sink.flush()
         answer = source.readline().strip() if select.select([source], [], [], 280)[0] else "no end in 280 seconds"
         output, errors = (file.read_text(encoding="utf-8") for file in files)

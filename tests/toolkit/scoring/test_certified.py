@@ -265,4 +265,4 @@ def test_what_is_certified_depends_on_how_a_device_multiplies() -> None:
 def test_evaluations_by_the_search_of_a_gpu(interpreted: Callable[..., None]) -> None:  # noqa: F811
     """Its kernels interpreted, codes and full precision read from files as on a GPU (`interpreted_certified.py`)."""
     pytest.importorskip("triton", reason="Triton is not installed")
-    interpreted("certified", "evaluation", 24, place="toolkit/scoring")
+    interpreted("certified", "evaluation", 24, folder="toolkit/scoring")

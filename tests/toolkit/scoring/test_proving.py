@@ -106,14 +106,14 @@ def test_a_cpu_proves_what_it_reads() -> None:
 def test_crcs_by_kernels(interpreted: Callable[..., None]) -> None:  # noqa: F811
     """The kernel interpreted, against zlib (`interpreted_proving.py`)."""
     pytest.importorskip("triton", reason="Triton is not installed")
-    interpreted("proving", "ranges", 35, place="toolkit/scoring")
+    interpreted("proving", "ranges", 35, folder="toolkit/scoring")
 
 
 @pytest.mark.slow
 def test_streams_proven_by_kernels(interpreted: Callable[..., None]) -> None:  # noqa: F811
     """Streams of embeddings and copies, whole and damaged (`interpreted_proving.py`)."""
     pytest.importorskip("triton", reason="Triton is not installed")
-    interpreted("proving", "streams", 10, place="toolkit/scoring")
+    interpreted("proving", "streams", 10, folder="toolkit/scoring")
 
 
 @pytest.mark.slow
