@@ -155,12 +155,12 @@ def numbers(device: torch.device) -> tuple[int, ...]:
 
 
 def other_lengths(call: Call) -> None:
-    """Launch what so many ragged documents would need where they were longer or shorter."""
+    """Launch what such documents would need where there were more, or (ragged ones) where they were longer or shorter."""
     from maxsim_kernels.gpu.forward.choice import choose, every_choice
     from maxsim_kernels.gpu.geometry import hardware
 
     gpu = hardware(call.queries.device)
-    if choose(call, gpu).kernel == "ragged":
+    if choose(call, gpu).kernel in ("dense", "ragged"):
         _launch_all(call, every_choice(call, gpu))
 
 

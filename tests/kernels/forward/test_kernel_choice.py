@@ -276,7 +276,9 @@ def test_views_into_a_buffer_have_no_known_length() -> None:
 
 
 def test_other_kernels_have_no_streaming_choice() -> None:
-    assert choice.every_choice(call_of(zeros(64, 32, 128), zeros(9, 180, 128)), H200) == []
+    dense = choice.every_choice(call_of(zeros(64, 32, 128), zeros(9, 180, 128)), H200)
+    assert [(one.kernel, one.config.bits) for one in dense] == [("dense", False), ("dense", True)]
+    assert choice.every_choice(call_of(zeros(64, 32, 768), zeros(9, 180, 768)), H200) == []
     assert (
         choice.every_choice(
             call_of(zeros(1, 32, 128), zeros(9, 180, 128), document_mask=torch.ones(9, 180, dtype=torch.bool)), H200
@@ -298,9 +300,11 @@ def test_a_large_corpus_has_the_kernel_of_a_small_one(kind, queries) -> None:
         packed = Packed(values, torch.empty(count + 1, dtype=torch.int64, device="meta"))
         return choose(call_of(zeros(*queries, 128).to("meta"), packed), HOPPER)
 
-    assert chosen(1)[0] == chosen(10_000_000)[0]
+    small, large = chosen(1), chosen(10_000_000)
+    assert small.kernel == large.kernel
     if queries != (1, 32):
-        assert chosen(1) == chosen(10_000_000)
+        assert replace(small.config, bits=True) == large.config
+        assert not small.config.bits
 
 
 def test_own_documents_and_pairs_take_the_general_kernel() -> None:

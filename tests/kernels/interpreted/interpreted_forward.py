@@ -23,7 +23,7 @@ from maxsim_kernels.gpu.forward.query_codes import query_codes
 from maxsim_kernels.gpu.forward.tuning import Config
 from maxsim_kernels.ops import finished
 
-SMALL = Config(16, 16, 4, 1, 2, "interpreter", "small tiles", short=8)
+SMALL = Config(16, 16, 4, 1, 2, "interpreter", "small tiles", short=8, bits=True)
 ALONE = replace(SMALL, programs=0)
 FALSE_PROCESSORS = 2
 CHECKED: list[str] = []
@@ -280,19 +280,36 @@ def check_nan() -> None:
 
 
 def check_exact() -> None:
-    """A token's scale rounds its integer product once: by a multiply-add, whatever the compiler may fuse (`tile_ops.MAGIC`)."""
-    queries, documents = torch.randn(4, 32, 32), torch.randn(3, 40, 32)
-    stored = quantize_int8(documents)
-    asked = quantize_int8(queries)
-    integers = torch.einsum("qrd,btd->qbrt", asked.codes.long(), stored.codes.long()).double()
-    cells = (integers * stored.scales.double()[:, None]).float()  # 19 + 11 bits: exact in FP64, rounded once here
-    row = cells.max(-1).values * asked.scales.float()[:, None]
-    need = row.double().sum(-1).float()
-    for kernel in ("dense", "general", "wide"):
-        check(queries, stored, kernel, winners=True)
-        call = validate(queries, stored, Options())
-        dispatch.choose = lambda *_, kernel=kernel: (kernel, SMALL)
-        assert torch.equal(dispatch.forward(call)[0], need), kernel
+    """A token's scale rounds its integer product once, whatever the compiler may fuse (`tile_ops.MAGIC`, `tile_ops.RAISE`).
+
+    Also where all products of a row are negative, or a scale is negative, zero or no number: cells that the shorter way loses.
+    """
+    for size in (40, 21, 5):
+        queries, documents = torch.randn(4, 32, 32), torch.randn(5, size, 32)
+        queries[0], documents[1] = queries[0].abs(), -documents[1].abs()
+        stored, asked = quantize_int8(documents), quantize_int8(queries)
+        assert stored.scales is not None
+        stored.scales[2, ::3] *= -1
+        stored.scales[3] *= 0
+        stored.scales[4, size // 2] = torch.nan
+        integers = torch.einsum("qrd,btd->qbrt", asked.codes.long(), stored.codes.long()).double()
+        cells = (integers * stored.scales.double()[:, None]).float()  # 19 + 11 bits: exact in FP64, rounded once here
+        row = cells.max(-1).values * asked.scales.float()[:, None]
+        need = row.double().sum(-1).float()
+        assert (row[0, 1] < 0).all()
+        assert row[:, 4].isnan().all()
+        mask = torch.rand(5, size) > 0.3
+        mask[:, 0] = mask[4, size // 2] = True
+        hidden = cells.masked_fill(~mask[None, :, None], -torch.inf).max(-1).values * asked.scales.float()[:, None]
+        for kernel in ("dense", "ragged", "general", "wide"):
+            shapes = {"document_lengths": torch.full((5,), size)} if kernel == "ragged" else {}
+            check(queries, stored, kernel, winners=True, **shapes)
+            check(queries, stored, kernel, winners=True, document_mask=mask)
+            dispatch.choose = lambda *_, kernel=kernel: (kernel, SMALL)
+            found = dispatch.forward(validate(queries, stored, Options(**shapes)))[0]
+            assert torch.equal(found.nan_to_num(1e9), need.nan_to_num(1e9)), (kernel, size, found, need)
+            found = dispatch.forward(validate(queries, stored, Options(document_mask=mask)))[0]
+            assert torch.equal(found.nan_to_num(1e9), hidden.double().sum(-1).float().nan_to_num(1e9)), kernel
 
 
 def check_asked() -> None:

@@ -41,6 +41,7 @@ _SMALL_TILE = 64  # tokens; the other tiles of codes have twice as many
 _LONG_RAGGED = 384  # ragged documents whose last tiles are few
 _TILE_BYTES = 256  # of a token, in the kernels that hold whole tokens
 _MEANS = (1, SHORT_TOKENS, 96, 160, 256, _LONG_TOKENS)  # mean tokens from which on few query rows are scored otherwise
+_BITS_PAY = 1 << 27  # cells of a call from which integer maxima of floats save more than their second launch takes
 _VIEW_TOKENS = 1 << 15  # of a buffer whose views get a tile table: without offsets each document may be as long as the buffer
 
 
@@ -69,8 +70,9 @@ def every_choice(call: Call, hardware: Hardware) -> list[Launch]:
     kernel, processors, packed = choose(call, hardware).kernel, hardware[1], call.document_starts is not None
     numbers: tuple[int, ...] = ()
     means: tuple[int, ...] = (_mean_tokens(call),)
-    if kernel == "ragged" and packed:
-        numbers, means = (call.document_count,), (1, _LONG_RAGGED)
+    if kernel in ("dense", "ragged"):
+        numbers = (1, _BITS_PAY)
+        means = (1, _LONG_RAGGED) if packed else means
     if kernel == "stream":
         numbers = (1, *(times * processors + 1 for times in (_FEW, 2 * _FEW, _SOME)))
         means = _MEANS if packed else means
@@ -96,7 +98,9 @@ def asked(call: Call, hardware: Hardware) -> Asked:
 def as_launched(call: Call, row: Row, processors: int, documents: int, mean: int) -> Launch:
     """A row of the table as a call of so many documents, so long in the mean, takes it."""
     if row.kernel != "stream":
-        return Launch(row.kernel, row.config)
+        cells = call.queries.numel() // call.queries.shape[-1] * documents * mean
+        bits = row.kernel in ("dense", "ragged") and cells >= _BITS_PAY
+        return Launch(row.kernel, replace(row.config, bits=True) if bits else row.config)
     # A program for every document: a kernel without the loop over documents takes half the registers. Many documents that are
     # short, or meet more than 32 rows, are dealt to fewer programs, which read the query once for all of theirs.
     dealt = many_short(documents, mean, processors) or (_query_rows(call) > 32 and documents > _SOME * processors)
@@ -206,7 +210,10 @@ def _operands(call: Call) -> str:
         return ""
     size, stride = documents.element_size(), documents.stride(-2)
     aligned = stride * size % 16 == 0 and documents.data_ptr() % 16 == 0 and stride >= documents.shape[-1]
-    if documents.stride(-1) != 1 or not aligned or flat_rows(call) >= 2**31 - 2**16:
+    rows = flat_rows(call)
+    if call.document_mask is not None:  # as places in the list of tokens that count
+        rows = max(rows, call.document_count * (documents.shape[1] + 2 * _SMALL_TILE))
+    if documents.stride(-1) != 1 or not aligned or rows >= 2**31 - 2**16:
         return ""
     if documents.dim() == 3 and (
         documents.stride(0) % stride or (call.granularity == "token" and pitch(call) != documents.shape[1])

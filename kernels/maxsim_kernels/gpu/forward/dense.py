@@ -11,6 +11,9 @@ with at most 256 bytes a token (paper Alg. 1; section 'INT8').
   shorter than a tile need a mask.
 - Integer products keep their maximum in int32 where the scale is a document's or the corpus's. A token's own scale takes one FMA
   a cell: the accumulator starts at the bit pattern of 1.5 * 2^23, so that it can be read as a float without a conversion.
+- Floats of at least a tile of tokens, without winners, are compared by their bits, as integers: the GPU takes the larger of three
+  integers at once, but only of two floats. The order is that of the floats, NaN above all, as long as one of them is not negative. A
+  program of which a row met nothing but negative products says so, and scores its documents once more as floats, in a second launch.
 """
 
 from __future__ import annotations
@@ -23,7 +26,7 @@ from torch import Tensor
 from maxsim_kernels.checks import Call
 from maxsim_kernels.gpu.forward.combine import RowMaxima, combine, row_maxima
 from maxsim_kernels.gpu.forward.tile_tables import Tiles, tiles_of
-from maxsim_kernels.gpu.forward.tile_walk import counted_tokens, document_scale, document_start, tile_entry, token_scales
+from maxsim_kernels.gpu.forward.tile_walk import document_scale, document_start, tile_entry, token_scales, tokens_at
 from maxsim_kernels.gpu.forward.tuning import Config
 from maxsim_kernels.gpu.geometry import (
     EIGHT_BITS,
@@ -38,7 +41,7 @@ from maxsim_kernels.gpu.geometry import (
     pieces_a_document,
     pitch,
 )
-from maxsim_kernels.gpu.launch import launch
+from maxsim_kernels.gpu.launch import empty, launch
 from maxsim_kernels.gpu.tile_ops import (
     INT8,
     INT8_TOKEN,
@@ -126,18 +129,24 @@ def _leave_unscored(
 @triton.jit(
     do_not_specialize=[
         "query_count", "query_size", "first_document", "last_document", "document_size", "pitch", "groups", "chunks",
-        "argmax_documents", "winner_size", "tokens_total", "splits", "room", "out_stride",
+        "argmax_documents", "winner_size", "tokens_total", "splits", "room", "again", "out_stride",
     ]
 )  # fmt: skip
 def _tiles_kernel(
-    query_ptr, query_length_ptr, query_mask_ptr, query_scale_ptr, document_desc, table_ptr, bound_ptr, start_ptr, length_ptr,
-    mask_ptr, scale_ptr, out_ptr, argmax_ptr,
+    query_ptr, query_length_ptr, query_mask_ptr, query_scale_ptr, documents, table_ptr, bound_ptr, start_ptr, length_ptr,
+    list_ptr, scale_ptr, out_ptr, argmax_ptr, negative_ptr,
     query_count, query_size, first_document, last_document, document_size, pitch, width, groups, chunks, out_stride,
-    argmax_documents, winner_size, tokens_total, splits, room, stride_qn, stride_qt, stride_qd,
+    argmax_documents, winner_size, tokens_total, splits, room, again, stride_qn, stride_qt, stride_qd, stride_t,
     KIND: tl.constexpr, RAGGED: tl.constexpr, SHORT: tl.constexpr, HOLES: tl.constexpr, QUERY_SCALED: tl.constexpr,
     DOCUMENT_SCALED: tl.constexpr, HAS_QUERY_LENGTHS: tl.constexpr, HAS_QUERY_MASK: tl.constexpr, STORE_ROWS: tl.constexpr,
-    ARGMAX: tl.constexpr, PADDED: tl.constexpr, ROWS: tl.constexpr, TOKENS: tl.constexpr, WIDTH: tl.constexpr, STAGES: tl.constexpr,
+    ARGMAX: tl.constexpr, BITS: tl.constexpr, PADDED: tl.constexpr, ROWS: tl.constexpr, TOKENS: tl.constexpr,
+    WIDTH: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
+    WAY: tl.constexpr = INT8 if BITS else KIND  # how maxima are held
+    if not BITS:
+        if again > 0:
+            if tl.load(negative_ptr + tl.program_id(0)) == 0:
+                return
     group = tl.program_id(0) % groups  # neighbours share documents in L2
     chunk = tl.program_id(0) // groups
     query0, token0, valid0 = half_rows(group, query_count, query_size, 0, PADDED, ROWS)
@@ -178,31 +187,32 @@ def _tiles_kernel(
         tiles = tl.cdiv(document_size, TOKENS)
         begin = (first_document + chunk * share) * tiles
         end = tl.minimum(first_document + (chunk + 1) * share, last_document) * tiles
-    best0 = nothing(ROWS, TOKENS, KIND)
-    best1 = nothing(ROWS, TOKENS, KIND)
+    best0 = nothing(ROWS, TOKENS, WAY)
+    best1 = nothing(ROWS, TOKENS, WAY)
     bits0 = tl.zeros_like(best0).to(tl.float32)
     bits1 = bits0
     from0 = bits0.to(tl.int32)
     from1 = from0
+    negative = tl.zeros([ROWS], tl.int32)
     # What a tile needs besides its tokens is loaded one tile ahead: only tokens go through the compiler's pipeline.
     next_document = begin // tiles
     next_tile = 0
     entry = tile_entry(begin, end, next_document, next_tile, table_ptr, document_size, pitch, tiles, RAGGED, TOKENS)
-    scale = token_scales(entry[0], begin < end, scale_ptr, tokens_total, KIND, TOKENS)
+    scale = token_scales(entry[0], begin < end, list_ptr, scale_ptr, tokens_total, KIND, HOLES, TOKENS)
     # A document's scale is loaded where it ends: other programs hide the wait, and a tile carries nothing for it. Beside winners that
     # would take the registers of a program, so there it comes a tile ahead too.
     next_weight = weight
     if DOCUMENT_SCALED == 1 and ARGMAX:
         next_weight = document_scale(entry[1] >> 1, scale_ptr, argmax_documents, 1, STORE_ROWS)
-    for step in tl.range(begin, end, num_stages=STAGES):
+    # A list comes before its tokens, and each has half of the stages; winners leave shared memory for one less.
+    STAGED: tl.constexpr = 2 * STAGES - (2 if ARGMAX and STAGES > 2 else 1) if HOLES else STAGES
+    for step in tl.range(begin, end, num_stages=STAGED):
         row, owner_and_last = entry
         # Counted, not divided: a division costs as much as a tenth of a tile's maxima.
         next_tile = tl.where(next_tile == tiles - 1, 0, next_tile + 1)
         next_document += (next_tile == 0).to(tl.int32)
         entry = tile_entry(step + 1, end, next_document, next_tile, table_ptr, document_size, pitch, tiles, RAGGED, TOKENS)
-        next_scale = token_scales(entry[0], step + 1 < end, scale_ptr, tokens_total, KIND, TOKENS)
-        if HOLES:  # asked for before the products, which take longer than it takes to come
-            counted = counted_tokens(row, owner_and_last, mask_ptr, document_size, pitch, splits, STORE_ROWS, TOKENS)
+        next_scale = token_scales(entry[0], step + 1 < end, list_ptr, scale_ptr, tokens_total, KIND, HOLES, TOKENS)
         document = owner_and_last >> 1
         last = (owner_and_last & 1) == 1
         size = document_size
@@ -215,20 +225,21 @@ def _tiles_kernel(
         if DOCUMENT_SCALED == 1 and ARGMAX:
             weight = next_weight
             next_weight = document_scale(entry[1] >> 1, scale_ptr, argmax_documents, 1, STORE_ROWS)
-        tokens = document_desc.load([row, 0])
+        tokens = tokens_at(documents, row, list_ptr, width, stride_t, HOLES, TOKENS, WIDTH)
         cells0 = _cells(rows0, tokens, scale, KIND)
         cells1 = _cells(rows1, tokens, scale, KIND)
-        if SHORT or HOLES:
+        if SHORT:
             # In ragged documents a tile may end beyond its document, in dense ones only when that is shorter than a tile.
             inside = first + place < size
-            if HOLES:
-                inside = counted != 0
             cells0 = hide(cells0, inside, KIND)
             cells1 = hide(cells1, inside, KIND)
+        if BITS:
+            cells0 = cells0.to(tl.int32, bitcast=True)
+            cells1 = cells1.to(tl.int32, bitcast=True)
         held0 = slots(cells0)
         held1 = slots(cells1)
-        here0 = best_along(held0, 2, KIND)
-        here1 = best_along(held1, 2, KIND)
+        here0 = best_along(held0, 2, WAY)
+        here1 = best_along(held1, 2, WAY)
         if ARGMAX:
             win0 = better(here0, best0, KIND)
             win1 = better(here1, best1, KIND)
@@ -237,14 +248,19 @@ def _tiles_kernel(
             from0 = tl.where(win0, first, from0)
             from1 = tl.where(win1, first, from1)
         scale = next_scale
-        best0 = merge_best(best0, here0, KIND)
-        best1 = merge_best(best1, here1, KIND)
+        best0 = merge_best(best0, here0, WAY)
+        best1 = merge_best(best1, here1, WAY)
         if last:
             number = tl.full([], 0, tl.int64) + document
-            row0 = best_along(best0, 1, KIND)
-            row1 = best_along(best1, 1, KIND)
-            sum0 = as_float(row0, KIND)
-            sum1 = as_float(row1, KIND)
+            row0 = best_along(best0, 1, WAY)
+            row1 = best_along(best1, 1, WAY)
+            if BITS:
+                negative = tl.minimum(negative, tl.minimum(row0, row1))
+                sum0 = row0.to(tl.float32, bitcast=True)
+                sum1 = row1.to(tl.float32, bitcast=True)
+            else:
+                sum0 = as_float(row0, KIND)
+                sum1 = as_float(row1, KIND)
             if QUERY_SCALED:
                 # An empty document stays -inf, also for a query token whose scale is NaN. The document's scale comes first, as in
                 # the other kernels: views of a large buffer are theirs, and must get the same bits.
@@ -262,6 +278,10 @@ def _tiles_kernel(
                 index1 = slots_first(best1, row1, bits1, from1, ROWS, TOKENS)
                 index0 = tl.where(valid0, tl.minimum(index0, size - 1), -1)
                 index1 = tl.where(valid1, tl.minimum(index1, size - 1), -1)
+                if HOLES:
+                    listed = list_ptr + tl.load(start_ptr + document)
+                    index0 = tl.where(valid0, tl.load(listed + index0, mask=valid0, other=0) - document * pitch, -1)
+                    index1 = tl.where(valid1, tl.load(listed + index1, mask=valid1, other=0) - document * pitch, -1)
                 cell0 = _winner_cell(
                     query0, token0, number, column, out_stride, argmax_documents, winner_size, query_size, STORE_ROWS
                 )
@@ -282,8 +302,10 @@ def _tiles_kernel(
                 both = sum0.to(tl.float64) + sum1.to(tl.float64)
                 sums = tl.sum(tl.reshape(both, [ROWS // HALF, HALF]), 1).to(tl.float32)
                 tl.store(out_ptr + owner.to(tl.int64) * out_stride + column, sums, mask=owner < query_count)
-            best0 = nothing(ROWS, TOKENS, KIND)
-            best1 = nothing(ROWS, TOKENS, KIND)
+            best0 = nothing(ROWS, TOKENS, WAY)
+            best1 = nothing(ROWS, TOKENS, WAY)
+    if BITS:
+        tl.store(negative_ptr + tl.program_id(0), tl.min(negative, 0))
 
 
 def launch_tiles(
@@ -357,25 +379,30 @@ def _launch(
     lengths = call.query_lengths if not rows_mode else None
     mask = call.query_mask if not rows_mode or winner_size else None
     size = documents.shape[-2] if documents.dim() == 3 else documents.shape[0] // max(1, call.document_count)
-    holes = tiles is not None and tiles.mask is not None
+    holes = tiles is not None and tiles.rows is not None
     programs = resident(config, tokens, held * documents.element_size(), HOLES_PROGRAMS if holes else 64)
     full = (tokens, programs) == (config.tokens, config.programs)
     chunks = _chunks(last - first, triton.cdiv(size, tokens), groups, hardware(scores.device)[1] * programs, tiles)
-    launch(
-        _tiles_kernel, groups * chunks,
-        source, lengths if lengths is not None else unused, byte_mask(mask, unused), scales if scales is not None else unused,
-        descriptor(documents, flat_rows(call), width, documents.stride(-2), [tokens, held]),
-        *((tiles.table, tiles.bound, tiles.begin, tiles.size) if tiles is not None else (unused,) * 4),
-        tiles.mask if tiles is not None and tiles.mask is not None else unused,
-        call.scales.contiguous() if call.scales is not None else unused, out, winners if winners is not None else unused,
-        1 if rows_mode else queries.shape[0], source.shape[0] if rows_mode else queries.shape[1], first, last,
-        documents.shape[-2], pitch(call) if documents.dim() == 3 else 0, width, groups, chunks, out.stride(0),
-        call.document_count, winner_size, flat_rows(call), splits, tiles.table.shape[0] if tiles is not None else 0,
-        0 if rows_mode else source.stride(0), source.stride(-2), source.stride(-1),
-        KIND=kind, RAGGED=tiles is not None, SHORT=tiles.short if tiles is not None else documents.shape[-2] < tokens,
-        HOLES=holes, QUERY_SCALED=scales is not None, DOCUMENT_SCALED=max(0, SCALES[call.granularity] - 1),
-        HAS_QUERY_LENGTHS=lengths is not None, HAS_QUERY_MASK=mask is not None, STORE_ROWS=rows_mode,
-        ARGMAX=argmax is not None, PADDED=4 * config.rows if rows_mode else padded(queries.shape[1]), ROWS=config.rows,
-        TOKENS=tokens, WIDTH=held, STAGES=config.stages, warps=config.warps,
-        registers=hole_registers(config, argmax is not None) if holes else config.registers if full else 0,
-    )  # fmt: skip
+    short = tiles.short if tiles is not None else documents.shape[-2] < tokens
+    bits = config.bits and argmax is None and not short and not holes and kind != INT8.value
+    negative = empty((groups * chunks,), torch.int32, scores.device) if bits else unused
+    for again in (0, 1)[: 1 + bits]:
+        launch(
+            _tiles_kernel, groups * chunks,
+            source, lengths if lengths is not None else unused, byte_mask(mask, unused), scales if scales is not None else unused,
+            documents if holes else descriptor(documents, flat_rows(call), width, documents.stride(-2), [tokens, held]),
+            *((tiles.table, tiles.bound, tiles.begin, tiles.size) if tiles is not None else (unused,) * 4),
+            tiles.rows if tiles is not None and tiles.rows is not None else unused,
+            call.scales.contiguous() if call.scales is not None else unused, out, winners if winners is not None else unused, negative,
+            1 if rows_mode else queries.shape[0], source.shape[0] if rows_mode else queries.shape[1], first, last,
+            documents.shape[-2], pitch(call) if documents.dim() == 3 else 0, width, groups, chunks, out.stride(0),
+            call.document_count, winner_size, flat_rows(call), splits, tiles.table.shape[0] if tiles is not None else 0, again,
+            0 if rows_mode else source.stride(0), source.stride(-2), source.stride(-1), documents.stride(-2),
+            KIND=kind, RAGGED=tiles is not None, SHORT=short, HOLES=holes, QUERY_SCALED=scales is not None,
+            DOCUMENT_SCALED=max(0, SCALES[call.granularity] - 1),
+            HAS_QUERY_LENGTHS=lengths is not None, HAS_QUERY_MASK=mask is not None, STORE_ROWS=rows_mode,
+            ARGMAX=argmax is not None, BITS=bits and not again,
+            PADDED=4 * config.rows if rows_mode else padded(queries.shape[1]), ROWS=config.rows,
+            TOKENS=tokens, WIDTH=held, STAGES=config.stages, warps=config.warps,
+            registers=hole_registers(config, argmax is not None) if holes else config.registers if full else 0,
+        )  # fmt: skip

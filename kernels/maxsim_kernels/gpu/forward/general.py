@@ -34,6 +34,7 @@ from maxsim_kernels.gpu.plans import ByCounts
 from maxsim_kernels.gpu.tile_ops import better, keep_nan, load_rows, query_rows, valid_rows, wins
 
 _MOST_PROGRAMS = 2**31 - 1  # of a launch
+MASK_BLOCK = tl.constexpr(256)  # cells of a mask that a program reads at once
 
 
 @triton.jit
@@ -73,12 +74,13 @@ def _best_of(
     for first in tl.range(begin, end, TOKENS, num_stages=STAGES):
         place = first + tl.arange(0, TOKENS)
         inside = place < end
+        there = inside
         if HAS_MASK:
             inside = inside & (tl.load(mask_row_ptr + place, mask=inside, other=0) != 0)
+            if not HELD:  # whole tokens are loaded without waiting for the mask
+                there = inside
         if HELD:
-            cells = _product(
-                rows, _load_tokens(base, place, inner, inside, width, stride_t, stride_d), FLOAT_QUERIES, PRECISION
-            )
+            cells = _product(rows, _load_tokens(base, place, inner, there, width, stride_t, stride_d), FLOAT_QUERIES, PRECISION)
         else:
             cells = tl.zeros([ROWS, TOKENS], tl.float32)
             for slice in range(0, width, WIDTH):
@@ -94,13 +96,13 @@ def _best_of(
                     WIDTH,
                 )
                 source = base + (tl.full([], 0, tl.int64) + slice) * stride_d
-                tokens = _load_tokens(source, place, inner, inside, width - slice, stride_t, stride_d)
+                tokens = _load_tokens(source, place, inner, there, width - slice, stride_t, stride_d)
                 cells += _product(part, tokens, FLOAT_QUERIES, PRECISION)
         # Affine: a compiler may round either of two products before it adds them, and another in each variant of the kernel. Said.
         if SCALE == 1:
-            cells = cells * tl.load(scale_row_ptr + place, mask=inside, other=0.0).to(tl.float32)[None, :]
+            cells = cells * tl.load(scale_row_ptr + place, mask=there, other=0.0).to(tl.float32)[None, :]
             if AFFINE:
-                offset = tl.load(offset_row_ptr + place, mask=inside, other=0.0).to(tl.float32)
+                offset = tl.load(offset_row_ptr + place, mask=there, other=0.0).to(tl.float32)
                 cells = tl.fma(row_sums[:, None], offset[None, :], cells)
         elif SCALE > 1:
             scale = tl.load(scale_row_ptr).to(tl.float32)
@@ -123,6 +125,17 @@ def _best_of(
     if APART:
         best = tl.reduce(best, 1, keep_nan)
     return best, index
+
+
+@triton.jit
+def _counted_end(mask_row_ptr, length, BLOCK: tl.constexpr):
+    """Where the last token that counts ends: padding is not read."""
+    end = length * 0
+    for first in range(0, length, BLOCK):
+        place = first + tl.arange(0, BLOCK)
+        counts = tl.load(mask_row_ptr + place, mask=place < length, other=0) != 0
+        end = tl.maximum(end, tl.max(tl.where(counts, place + 1, 0), 0))
+    return end
 
 
 @triton.jit
@@ -230,6 +243,8 @@ def _general_kernel(
             scale_row_ptr = scale_ptr + number
             offset_row_ptr = offset_ptr + number
         begin = 0
+        if HAS_MASK and HELD:
+            length = _counted_end(mask_ptr + number * document_size, length, MASK_BLOCK)
         end = length
         if SPLIT:
             share = tl.cdiv(tl.cdiv(length, splits), TOKENS) * TOKENS

@@ -5,8 +5,8 @@ smaller tiles, because only those need a mask. A tile's entry holds its first ro
 moved back over the one before it. The host knows only a bound on the number of tiles, ceil(T / tile) + N, which sizes the
 tables: 8 bytes a tile, 16 a document. Lengths are clamped to the buffer here, once. Offsets that break their promise and overlap get no
 tiles beyond that bound, and their documents the score NaN (`dense.py`); what all claim must stay below 2^31 tiles.
-A mask is looked at once (`_Spans`): documents end at their last token that counts, so that padding costs nothing, and those with holes
-before it go into a third table, whose tiles alone read the mask.
+A mask is looked at once (`_Spans`): documents end at their last token that counts, so that padding costs nothing. Those with holes
+before it go into a third table: the tokens that count are listed, by their rows, and its tiles are runs of that list.
 Source: paper section 'Variable-length corpora'.
 """
 
@@ -25,43 +25,71 @@ from maxsim_kernels.gpu.launch import call as call_torch
 from maxsim_kernels.gpu.launch import empty, launch
 
 _BLOCK = 128
-_MASK_DOCUMENTS, _MASK_CELLS = 16, 4096  # of a mask that one program reads, and reads at once
+_MASK_CELLS = 4096  # of a mask that a program reads at once
 LAID_OUT = (1024, 8192)  # (pieces of) documents that one program lays out, by its two sizes; more take several
 
 
-@triton.jit(do_not_specialize=["documents", "document_size"])
-def _spans_kernel(
-    mask_ptr, length_ptr, end_ptr, holed_ptr, both_ptr, documents, document_size, HAS_LENGTHS: tl.constexpr, EACH: tl.constexpr,
+@triton.jit
+def _cells(mask_ptr, document, size, document_size, first, BLOCK: tl.constexpr):
+    """Cells `first..first + BLOCK` of the mask of some documents: their tokens, where they lie, and which count."""
+    place = first + tl.arange(0, BLOCK).to(tl.int64)
+    at = document[:, None] * document_size + place[None, :]
+    valid = tl.load(mask_ptr + at, mask=place[None, :] < size[:, None], other=0) != 0
+    return place, at, valid
+
+
+@triton.jit
+def _list(
+    mask_ptr, row_ptr, document, listing, size, end, count, document_size, pitch, listed, TOKENS: tl.constexpr, EACH: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Where the last token that counts ends in each of `EACH` documents, and whether one before it does not.
+    """The rows of the tokens that count, of the documents `listing`, up to whole tiles, whose rest is the last one's row once more."""
+    to = row_ptr + document[:, None] * listed
+    seen = tl.zeros([EACH], tl.int32)
+    for first in range(0, document_size, BLOCK):
+        place, _, valid = _cells(mask_ptr, document, tl.where(listing, size, 0), document_size, first, BLOCK)
+        rank = seen[:, None] + tl.cumsum(valid.to(tl.int32), 1) - 1
+        tl.store(to + rank, (document[:, None] * pitch + place[None, :]).to(tl.int32), mask=valid)
+        seen += tl.sum(valid.to(tl.int32), 1)
+    rank = count[:, None] + tl.arange(0, TOKENS)[None, :]
+    rest = listing[:, None] & (rank < (tl.cdiv(count, TOKENS) * TOKENS)[:, None])
+    tl.store(to + rank, tl.broadcast_to((document * pitch + end - 1).to(tl.int32)[:, None], [EACH, TOKENS]), mask=rest)
 
-    With lengths too, what both let count is written as one mask.
+
+@triton.jit(do_not_specialize=["documents", "document_size", "pitch", "listed"])
+def _spans_kernel(
+    mask_ptr, length_ptr, end_ptr, count_ptr, row_ptr, both_ptr, documents, document_size, pitch, listed,
+    HAS_LENGTHS: tl.constexpr, LIST: tl.constexpr, TOKENS: tl.constexpr, EACH: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Where the last token that counts ends in each of `EACH` documents, and how many count.
+
+    `LIST`: tokens of documents with holes are listed. Else, where there are lengths too, what both let count is written as one mask.
     """
     document = tl.program_id(0).to(tl.int64) * EACH + tl.arange(0, EACH)
     inside = document < documents
-    size = tl.zeros([EACH], tl.int64) + document_size
+    size = tl.where(inside, document_size, 0).to(tl.int64)
     if HAS_LENGTHS:
         size = tl.minimum(tl.maximum(tl.load(length_ptr + document, mask=inside, other=0).to(tl.int64), 0), document_size)
     end = tl.zeros([EACH], tl.int64)
     count = tl.zeros([EACH], tl.int32)
     for first in range(0, document_size, BLOCK):
-        place = first + tl.arange(0, BLOCK).to(tl.int64)
-        there = inside[:, None] & (place[None, :] < size[:, None])
-        at = document[:, None] * document_size + place[None, :]
-        valid = tl.load(mask_ptr + at, mask=there, other=0) != 0
-        if HAS_LENGTHS:
+        place, at, valid = _cells(mask_ptr, document, size, document_size, first, BLOCK)
+        if HAS_LENGTHS and not LIST:
             tl.store(both_ptr + at, valid.to(tl.uint8), mask=inside[:, None] & (place[None, :] < document_size))
         end = tl.maximum(end, tl.max(tl.where(valid, place[None, :] + 1, 0), 1))
         count += tl.sum(valid.to(tl.int32), 1)
     tl.store(end_ptr + document, end.to(tl.int32), mask=inside)
-    tl.store(holed_ptr + document, (end > count).to(tl.int32), mask=inside)
+    tl.store(count_ptr + document, count, mask=inside)
+    if LIST:
+        listing = inside & (count < end)
+        if tl.max(listing.to(tl.int32), 0) > 0:
+            _list(mask_ptr, row_ptr, document, listing, size, end, count, document_size, pitch, listed, TOKENS, EACH, BLOCK)
 
 
-@triton.jit(do_not_specialize=["pieces", "splits", "document_size", "pitch", "total"])
+@triton.jit(do_not_specialize=["pieces", "splits", "document_size", "pitch", "listed", "total"])
 def _pieces_kernel(
-    start_ptr, length_ptr, holed_ptr, begin_ptr, size_ptr, whole_ptr, short_ptr, masked_ptr, pieces, splits, document_size, pitch,
-    total, RAGGED: tl.constexpr, HAS_LENGTHS: tl.constexpr, HAS_HOLES: tl.constexpr, TOKENS: tl.constexpr,
+    start_ptr, length_ptr, count_ptr, begin_ptr, size_ptr, whole_ptr, short_ptr, masked_ptr, pieces, splits, document_size, pitch,
+    listed, total, RAGGED: tl.constexpr, HAS_LENGTHS: tl.constexpr, HAS_HOLES: tl.constexpr, TOKENS: tl.constexpr,
     SHORT_TOKENS: tl.constexpr, SUM: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """First token, clamped size and number of tiles (in each table) of every document, or of every piece of a split one."""
@@ -77,6 +105,11 @@ def _pieces_kernel(
         size = tl.zeros([BLOCK], tl.int64) + document_size
         if HAS_LENGTHS:
             size = tl.minimum(tl.maximum(tl.load(length_ptr + document, mask=inside, other=0).to(tl.int64), 0), document_size)
+    if HAS_HOLES:  # of a document with holes: where its list begins, and how long it is
+        count = tl.load(count_ptr + document, mask=inside, other=0).to(tl.int64)
+        listing = count < size
+        begin = tl.where(listing, document * listed, begin)
+        size = tl.minimum(count, size)
     share = tl.cdiv(tl.cdiv(size, splits), TOKENS) * TOKENS
     skipped = (piece % splits) * share
     size = tl.maximum(tl.minimum(size - skipped, share), 0)
@@ -85,7 +118,7 @@ def _pieces_kernel(
     tl.store(size_ptr + piece, size.to(tl.int32), mask=inside)
     plain = inside
     if HAS_HOLES:
-        holed = inside & (size > 0) & (tl.load(holed_ptr + document, mask=inside, other=0) != 0)
+        holed = inside & listing & (size > 0)
         plain = inside & (holed == 0)
         masked = tl.where(holed, tl.cdiv(size, TOKENS), 0).to(tl.int32)
         if SUM:
@@ -105,7 +138,7 @@ def _pieces_kernel(
 
 @triton.jit(do_not_specialize=["pieces", "room"])
 def _table_kernel(bound_ptr, begin_ptr, size_ptr, table_ptr, pieces, room, TOKENS: tl.constexpr, BLOCK: tl.constexpr):
-    """Row and document of every tile: `[tiles, 2]`, the second number 2 * document + (whether this tile is its last)."""
+    """Row (or place in the list) and document of every tile: `[tiles, 2]`, the second 2 * document + (whether it is its last)."""
     piece = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = piece < pieces
     first = tl.load(bound_ptr + piece, mask=inside, other=0)
@@ -123,7 +156,8 @@ def _table_kernel(bound_ptr, begin_ptr, size_ptr, table_ptr, pieces, room, TOKEN
 class Tiles:
     """Tiles of ragged documents: `table` [tiles, 2]; `bound` [N + 1] each document's first tile; `begin`, `size` [N] in tokens.
 
-    `short`: of documents shorter than a tile; `mask`: of documents with holes, bytes `[N, Ld]`.
+    `short`: of documents shorter than a tile; `rows`: of documents with holes, the rows of the tokens that count, int32. The tiles
+    and `begin` are then places in this list.
     """
 
     table: Tensor
@@ -132,16 +166,20 @@ class Tiles:
     size: Tensor
     tokens: int
     short: bool
-    mask: Tensor | None = None
+    rows: Tensor | None = None
 
 
 @dataclass(frozen=True)
 class _Spans:
-    """What a mask says of every document, `[N]` int32: the end of its last token that counts, and whether one before it does not."""
+    """What a mask says of every document, `[N]` int32: the end of its last token that counts, and how many count.
+
+    `rows`: of those, int32 `[N, listed]`, where tiles are asked for; else `mask`, bytes `[N, Ld]`, lengths included.
+    """
 
     end: Tensor
-    holed: Tensor
-    mask: Tensor  # bytes `[N, Ld]`, lengths included
+    count: Tensor
+    rows: Tensor
+    mask: Tensor
 
 
 def tiles_of(call: Call, tokens: int, short_tokens: int, splits: int) -> tuple[Tiles, ...]:
@@ -151,7 +189,7 @@ def tiles_of(call: Call, tokens: int, short_tokens: int, splits: int) -> tuple[T
     """
     device = call.documents.device
     pieces = call.document_count * splits
-    spans = _spans(call)
+    spans = _spans(call, tokens)
     begin, size = empty((pieces,), torch.int32, device), empty((pieces,), torch.int32, device)
     bounds = tuple(empty((pieces + 1,), torch.int32, device) for _ in range(2 if spans is None else 3))
     few = pieces <= LAID_OUT[1]
@@ -178,8 +216,8 @@ def tiles_of(call: Call, tokens: int, short_tokens: int, splits: int) -> tuple[T
             BLOCK=_BLOCK,
             warps=4,
         )
-        mask = spans.mask if spans is not None and number == 2 else None
-        made.append(Tiles(table, bound, begin, size, each, short, mask))
+        rows = spans.rows if spans is not None and number == 2 else None
+        made.append(Tiles(table, bound, begin, size, each, short, rows))
     return tuple(made)
 
 
@@ -187,20 +225,23 @@ def _running_sum(out: Tensor, counts: Tensor) -> None:
     torch.cumsum(counts, 0, dtype=torch.int32, out=out)
 
 
-def _spans(call: Call) -> _Spans | None:
-    """Of a call with a mask."""
+def _spans(call: Call, tokens: int = 0) -> _Spans | None:
+    """Of a call with a mask; `tokens`: of a tile, where tokens that count are to be listed."""
     if call.document_mask is None:
         return None
     device, count, size = call.documents.device, call.document_count, call.documents.shape[1]
     mask, lengths = byte_mask(call.document_mask, call.document_mask), call.document_lengths
-    both = mask if lengths is None else empty((count, size), torch.uint8, device)
-    found = _Spans(empty((count,), torch.int32, device), empty((count,), torch.int32, device), both)
+    end, counts = empty((count,), torch.int32, device), empty((count,), torch.int32, device)
+    rows = empty((count, triton.cdiv(size, tokens) * tokens), torch.int32, device) if tokens else end
+    both = mask if tokens or lengths is None else empty((count, size), torch.uint8, device)
+    block = min(padded(size, 256), 1024)
     launch(
-        _spans_kernel, triton.cdiv(count, _MASK_DOCUMENTS),
-        mask, found.end if lengths is None else lengths, found.end, found.holed, both, count, size,
-        HAS_LENGTHS=lengths is not None, EACH=_MASK_DOCUMENTS, BLOCK=min(padded(size), _MASK_CELLS // _MASK_DOCUMENTS), warps=4,
+        _spans_kernel, triton.cdiv(count, _MASK_CELLS // block),
+        mask, end if lengths is None else lengths, end, counts, rows, both, count, size, pitch(call), rows.stride(0),
+        HAS_LENGTHS=lengths is not None, LIST=tokens > 0, TOKENS=max(1, tokens), EACH=_MASK_CELLS // block,
+        BLOCK=block, warps=4,
     )  # fmt: skip
-    return found
+    return _Spans(end, counts, rows, both)
 
 
 def _lay_out(
@@ -214,10 +255,11 @@ def _lay_out(
     launch(
         _pieces_kernel, 1 if one else triton.cdiv(pieces, _BLOCK),
         call.document_starts if ragged else begin, lengths if lengths is not None else begin,
-        begin if spans is None else spans.holed, begin, size, counts[0], counts[1], counts[-1], pieces, splits,
-        0 if ragged else documents.shape[1], 0 if ragged else pitch(call), documents.shape[0] if ragged else 0,
+        begin if spans is None else spans.count, begin, size, counts[0], counts[1], counts[-1], pieces, splits,
+        0 if ragged else documents.shape[1], 0 if ragged else pitch(call), 0 if spans is None else spans.rows.stride(0),
+        documents.shape[0] if ragged else 0,
         RAGGED=ragged, HAS_LENGTHS=lengths is not None, HAS_HOLES=len(counts) > 2, TOKENS=tokens, SHORT_TOKENS=short, SUM=one,
-        BLOCK=_BLOCK if not one else LAID_OUT[pieces > LAID_OUT[0]], warps=8 if one else 4,
+        BLOCK=_BLOCK if not one else LAID_OUT[pieces > LAID_OUT[0]], warps=4 if not one else 32 if pieces > LAID_OUT[0] else 8,
     )  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""What a walk over document tiles reads beside tokens: where each tile lies, its scale, which of its tokens count (`dense.py`)."""
+"""What a walk over document tiles reads beside tokens: where each tile lies, its scale, which tokens are its own (`dense.py`)."""
 
 from __future__ import annotations
 
@@ -32,16 +32,6 @@ def tile_entry(step, end, document, tile, table_ptr, document_size, pitch, tiles
 
 
 @triton.jit
-def counted_tokens(row, owner_and_last, mask_ptr, document_size, pitch, splits, STORE_ROWS: tl.constexpr, TOKENS: tl.constexpr):
-    """Which of a tile's tokens their document's mask lets count; of a piece's tile also tokens of the next piece, which do no harm."""
-    document = (owner_and_last // 2).to(tl.int64)
-    if STORE_ROWS:
-        document = document // splits
-    at = row - document * (pitch - document_size) + tl.arange(0, TOKENS)  # rows of the mask may lie closer than those of tokens
-    return tl.load(mask_ptr + at, mask=at < (document + 1) * document_size, other=0)
-
-
-@triton.jit
 def document_scale(document, scale_ptr, documents, splits, STORE_ROWS: tl.constexpr):
     """The scale of a document, or of the document that a piece belongs to; of the last one for numbers beyond."""
     if STORE_ROWS:
@@ -51,11 +41,28 @@ def document_scale(document, scale_ptr, documents, splits, STORE_ROWS: tl.conste
 
 
 @triton.jit
-def token_scales(row, there, scale_ptr, tokens_total, KIND: tl.constexpr, TOKENS: tl.constexpr):
-    """Scales of a tile's tokens where every token has its own."""
+def token_scales(
+    row, there, list_ptr, scale_ptr, tokens_total, KIND: tl.constexpr, LISTED: tl.constexpr, TOKENS: tl.constexpr
+):  # fmt: skip
+    """Scales of a tile's tokens where every token has its own; `LISTED`: of a list that says which rows they are."""
     if KIND == INT8_TOKEN or KIND == SCALED_TOKEN:
         at = row + tl.arange(0, TOKENS)
+        if LISTED:
+            at = tl.load(list_ptr + at, mask=there, other=0)
         scale = tl.load(scale_ptr + at, mask=there & (at < tokens_total), other=0.0)
     else:
         scale = 0.0
     return scale
+
+
+@triton.jit
+def tokens_at(documents, row, list_ptr, width, stride_t, HOLES: tl.constexpr, TOKENS: tl.constexpr, WIDTH: tl.constexpr):
+    """A tile of document tokens `[TOKENS, WIDTH]`; `documents`: a descriptor, or a pointer to what a list says the rows of."""
+    if HOLES:  # one by one, by their addresses
+        rows = tl.load(list_ptr + row + tl.arange(0, TOKENS))
+        inner = tl.arange(0, WIDTH)
+        source = documents + rows.to(tl.int64)[:, None] * stride_t + inner[None, :]
+        tokens = tl.load(source, mask=(inner < width)[None, :], other=0.0)
+    else:
+        tokens = documents.load([row, 0])
+    return tokens
