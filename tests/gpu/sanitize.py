@@ -94,6 +94,11 @@ def float_cases() -> Iterator[Case]:
     # Programs with several documents each:
     yield "many short, packed", few[0].clone(), make.packed([5, 0, 31] * 3000, 128, seed=1), {}
     yield "many short", few[0].clone(), make.gauss(9000, 7, 128, seed=1), {}
+    # Floats compared by their bits, and once more where a row met only negative products:
+    large, asked = make.gauss(700, 100, 128, seed=1), make.gauss(64, 32, 128)
+    asked[0], large[300:310] = asked[0].abs(), -large[300:310].abs()
+    yield "large", asked, large, {}
+    yield "large, masked", asked, large, {"document_mask": make.mask(700, 100, keep=0.9)}
     for how in ("transposed", "odd rows", "unaligned"):
         yield f"strides, {how}", make.strided(few, how), make.strided(make.gauss(6, 70, 128, seed=1), how), {}
 
