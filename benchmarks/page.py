@@ -42,13 +42,13 @@ This page is made of the raw results by `python benchmarks/page.py`; a test keep
 behind a row (`benchmarks/measure/sources.py` says which count) are no longer those that were measured.
 **Bold**: somebody else is faster (a time below ours in the same line, a ratio below 1).
 `docs/results/benchmarks_cells.json` names the file and key of every figure. Compare ratios, not milliseconds: the paper's GPUs
-are others.
+are others, and files in `h100/` are of an H100, those in `h200/` of an H200.
 
 **Protocol.** Every method is compared with FP64 on the same inputs before it is timed: scores of all queries with the first and
 last eight documents where there are more than 16 (every score must be finite), gradients of up to 16 queries and documents,
 Chamfer distances over all pairs. One that is wrong, fails or runs out of memory has a reason instead of a figure (Chamfer:
 whoever fails a check keeps its time, marked). Times are medians of CUDA events over 50 rounds (methods above 150 ms: 5); training,
-Chamfer and the rows of h200/forward.json took 20 (training and Chamfer methods above 60 ms: 3), streaming 3. Methods take turns whose
+Chamfer and the rows of forward.json took 20 (training and Chamfer methods above 60 ms: 3), streaming 3. Methods take turns whose
 order changes every round, the L2 emptied before each call; those above 150 ms, or that keep the host for 3 ms, have turns of
 their own. Casts and allocations of inputs are outside the timed region.
 

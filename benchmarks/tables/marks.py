@@ -2,7 +2,7 @@
 
 <!-- table: gpu --> ... <!-- end of table -->        a table with its age
 <!-- figure: cold --> ... <!-- end of figure -->     one figure in a sentence
-<!-- age: h200/masks.json --> ... <!-- end of age -->  at which commit a page's own table was measured, and whether by older kernels
+<!-- age: h100/masks.json --> ... <!-- end of age -->  at which commit a page's own table was measured, and whether by older kernels
 """
 
 from __future__ import annotations

@@ -9,7 +9,8 @@ from measure.names import FLASH, LIK
 from tables.cells import MISSING, Book, Cell, Table, Value, number, pointer, ratio, times
 from tables.columns import Maker, faster_bold
 
-MASKS, CODED, RESIDUAL, STEP = (f"h200/{name}.json" for name in ("masks", "coded", "residual", "step"))
+MASKS = "h100/masks.json"
+CODED, RESIDUAL, STEP = (f"h200/{name}.json" for name in ("coded", "residual", "step"))
 CHANGING, WARMED = "h100/changing.json", "h200/changing_warmed.json"
 LIBRARIES = tuple(f"h200/libraries_{name}.json" for name in ("sentence_transformers", "pylate", "colpali_engine"))
 SEARCH = "h100/search.json"

@@ -218,7 +218,15 @@ def test_groups_are_those_of_their_script() -> None:
 
 def test_every_figure_of_the_pages_has_its_measurement() -> None:
     """Files of a GPU that the pages read are ones that the table would write, or of older states kept for what nothing newer has."""
-    kept = {"forward_alone", "forward_before", "forward_older", "training_steps_alone", "streaming_4", "streaming_ooc"}
+    kept = {
+        "forward",
+        "forward_alone",
+        "forward_before",
+        "forward_older",
+        "training_steps_alone",
+        "streaming_4",
+        "streaming_ooc",
+    }
     written = {one.file for one in TABLE}
     for table in json.loads(page.MAP.read_text(encoding="utf-8")).values():
         for cell in table.values():
