@@ -275,7 +275,7 @@ def test_views_into_a_buffer_have_no_known_length() -> None:
     assert choice.choose(replace(call, end_to_end=False), H200).config == replace(named("stream 32 x 4", HOPPER), programs=0)
 
 
-def test_other_kernels_have_no_streaming_choice() -> None:
+def test_tile_kernels_have_two_choices_and_wide_ones_none() -> None:
     dense = choice.every_choice(call_of(zeros(64, 32, 128), zeros(9, 180, 128)), H200)
     assert [(one.kernel, one.config.bits) for one in dense] == [("dense", False), ("dense", True)]
     assert choice.every_choice(call_of(zeros(64, 32, 768), zeros(9, 180, 768)), H200) == []

@@ -181,7 +181,7 @@ def check_tiles() -> None:
 
 
 def check_masks() -> None:
-    """Padding, holes, both and nothing left, in the kernels that read a mask only where a document has holes."""
+    """Padding, holes, both and nothing left, in the kernels that list tokens of documents with holes or read the mask."""
     for nq, lq, b, ld, d in ((3, 20, 6, 19, 16), (2, 9, 6, 33, 32), (1, 70, 7, 16, 8), (9, 4, 6, 7, 24)):
         queries, documents = torch.randn(nq, lq, d).half(), torch.randn(b, ld + 3, d).half()[:, :ld]
         lengths, query_lengths = torch.randint(1, ld + 1, (b,)), torch.randint(0, lq + 1, (nq,))
@@ -280,9 +280,9 @@ def check_nan() -> None:
 
 
 def check_exact() -> None:
-    """A token's scale rounds its integer product once, whatever the compiler may fuse (`tile_ops.MAGIC`, `tile_ops.RAISE`).
+    """A token's scale rounds its integer product once, whatever the compiler may fuse (`tile_ops.MAGIC`).
 
-    Also where all products of a row are negative, or a scale is negative, zero or no number: cells that the shorter way loses.
+    Also where all products of a row are negative, whose bits have the wrong order, and where a scale is negative, zero or no number.
     """
     for size in (40, 21, 5):
         queries, documents = torch.randn(4, 32, 32), torch.randn(5, size, 32)

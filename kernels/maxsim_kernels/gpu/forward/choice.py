@@ -3,9 +3,9 @@ and of what `tune` found on this GPU (`tuned.py`), which changes no bit.
 
 `choose` decides in this order: few query rows -> "stream" (bound by reading documents); documents that a tensor descriptor can
 describe -> "dense", "ragged" or "wide"; everything else -> "general". The kernel never depends on the number of documents. The tile of
-the first one does (`_stream_tile`), and whether a program has one document or several, which changes no bit: the same products in the
-same order, maxima, sums in FP64 (whose order could show only where maxima of one query are 2^23 apart and cancel). So a document gets
-the same bits however a corpus is cut.
+the first one does (`_stream_tile`), and whether a program has one document or several, and whether floats are compared by their bits.
+None of these changes a bit: the same products in the same order, maxima, sums in FP64 (whose order could show only where maxima of one
+query are 2^23 apart and cancel). So a document gets the same bits however a corpus is cut.
 """
 
 from __future__ import annotations

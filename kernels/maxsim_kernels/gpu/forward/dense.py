@@ -1,4 +1,4 @@
-"""Fused MaxSim forward for many query rows: documents arrive as tiles by tensor descriptors, a running maximum stays in registers.
+"""Fused MaxSim forward for many query rows: documents arrive as tiles, by tensor descriptors or (with holes) by lists of their rows.
 
 One kernel for dense documents of one length and for ragged ones (`tile_tables.py` builds its tile table), in FP16, BF16, INT8 and FP8
 with at most 256 bytes a token (paper Alg. 1; section 'INT8').
@@ -64,7 +64,7 @@ from maxsim_kernels.gpu.tile_ops import (
 
 _SHARED = 228 << 10  # bytes of shared memory a multiprocessor of sm_90 and sm_100 has
 _BESIDE = 1600  # of them a program takes besides its tiles: 1 KB the driver's, barriers, and what threads exchange
-HOLES_PROGRAMS = 2  # that fit where masks take registers
+HOLES_PROGRAMS = 2  # that fit where tokens are loaded by their addresses: fewer than might, for codes
 _WAVES = 4  # of programs: more deal documents out more evenly, and each begins by loading its queries
 # What the kernel multiplies, by the codes' dtype and whether every token has its own scale.
 KINDS = {(torch.int8, False): 1, (torch.int8, True): 2, (torch.float8_e4m3fn, False): 0, (torch.float8_e4m3fn, True): 3}
@@ -350,7 +350,7 @@ def resident(config: Config, tokens: int, width: int, most: int = 64) -> int:
 
 
 def hole_registers(config: Config, winners: bool) -> int:
-    """Registers a thread of what reads a mask, so that `HOLES_PROGRAMS` fit; 0: they do by themselves."""
+    """Registers a thread of what gathers tokens, so that `HOLES_PROGRAMS` fit; 0: they do by themselves."""
     return 128 if config.warps == 8 and not winners else 0
 
 

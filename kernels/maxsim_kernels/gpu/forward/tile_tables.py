@@ -3,8 +3,9 @@
 Documents of at least one tile go into one table, shorter ones (the empty too: their one tile writes -inf) into another with
 smaller tiles, because only those need a mask. A tile's entry holds its first row and its document; a document's last tile is
 moved back over the one before it. The host knows only a bound on the number of tiles, ceil(T / tile) + N, which sizes the
-tables: 8 bytes a tile, 16 a document. Lengths are clamped to the buffer here, once. Offsets that break their promise and overlap get no
-tiles beyond that bound, and their documents the score NaN (`dense.py`); what all claim must stay below 2^31 tiles.
+tables: 8 bytes a tile, 16 a document (28 with a mask, and 4 for each of its tokens up to whole tiles). Lengths are clamped to the
+buffer here, once. Offsets that break their promise and overlap get no tiles beyond that bound, and their documents the score NaN
+(`dense.py`); what all claim must stay below 2^31 tiles.
 A mask is looked at once (`_Spans`): documents end at their last token that counts, so that padding costs nothing. Those with holes
 before it go into a third table: the tokens that count are listed, by their rows, and its tiles are runs of that list.
 Source: paper section 'Variable-length corpora'.

@@ -20,7 +20,7 @@ def document_start(step, table_ptr, bound_ptr, last_document, room):
 
 @triton.jit
 def tile_entry(step, end, document, tile, table_ptr, document_size, pitch, tiles, RAGGED: tl.constexpr, TOKENS: tl.constexpr):
-    """First row of a tile, and 2 * document + (whether it is the document's last tile); anything beyond `end`."""
+    """First row of a tile (or place in the list), and 2 * document + (whether it is the last of it); anything beyond `end`."""
     if RAGGED:
         at = table_ptr + (tl.full([], 0, tl.int64) + step) * 2
         row = tl.load(at, mask=step < end, other=0)
@@ -57,7 +57,7 @@ def token_scales(
 
 @triton.jit
 def tokens_at(documents, row, list_ptr, width, stride_t, HOLES: tl.constexpr, TOKENS: tl.constexpr, WIDTH: tl.constexpr):
-    """A tile of document tokens `[TOKENS, WIDTH]`; `documents`: a descriptor, or a pointer to what a list says the rows of."""
+    """A tile of document tokens `[TOKENS, WIDTH]`; `documents`: a descriptor, or with a list of rows a pointer."""
     if HOLES:  # one by one, by their addresses
         rows = tl.load(list_ptr + row + tl.arange(0, TOKENS))
         inner = tl.arange(0, WIDTH)
