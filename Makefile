@@ -35,8 +35,9 @@ test: install
 	$(PYTEST) -m "not slow"
 
 test-slow: WORKERS = 3  # some of them wait for a registry, or for what they kill
+SHARE ?= 1/1
 test-slow: install
-	$(PYTEST) -m slow $$(grep -rl --include="test_*.py" "mark\.slow" tests)  # the others need not be collected
+	$(PYTEST) -m slow --share $(SHARE) $$(grep -rl --include="test_*.py" "mark\.slow" tests)  # the others need not be collected
 
 lint: install
 	$(BIN)/ruff check .

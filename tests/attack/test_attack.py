@@ -72,12 +72,14 @@ def test_killed_commands_two_at_once_and_limits(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("first", ["1000", "5000"])
 def test_many_more_damaged_files(first: str, tmp_path: Path) -> None:
     enough(attacked(tmp_path, "--cases", "1000", "--first", first, "--workers", "1"), 1000)
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_many_killed_commands(tmp_path: Path) -> None:
     attacked(tmp_path, "--cases", "0", "--kills", "30", "--pairs", "8", "--faults", "20", "--first", "1000", "--workers", "1")
 

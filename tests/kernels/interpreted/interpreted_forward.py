@@ -284,7 +284,7 @@ def check_exact() -> None:
 
     Also where all products of a row are negative, whose bits have the wrong order, and where a scale is negative, zero or no number.
     """
-    for size in (40, 21, 5):
+    for size in (40, 5):
         queries, documents = torch.randn(4, 32, 32), torch.randn(5, size, 32)
         queries[0], documents[1] = queries[0].abs(), -documents[1].abs()
         stored, asked = quantize_int8(documents), quantize_int8(queries)
