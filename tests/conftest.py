@@ -12,20 +12,23 @@ import pytest
 import torch
 
 from places import ROOT
+from shares import share
 
 os.environ.pop("COLUMNS", None)  # pytest-xdist sets it in its workers
 os.environ["HF_HUB_OFFLINE"] = "1"  # no test reaches the network, whatever encoder it names; subprocesses inherit it
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--share", default="1/1", metavar="K/N", help="of the tests marked long, every N-th from the K-th on")
+    parser.addoption(
+        "--share", type=share, default=(0, 1), metavar="K/N", help="of the tests marked long, every N-th from the K-th on"
+    )
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out the tests marked long that are not of the share that was asked for."""
-    place, parts = map(int, config.getoption("--share").split("/"))
+    first, step = config.getoption("--share")
     marked = sorted((item for item in items if item.get_closest_marker("long")), key=lambda item: item.nodeid)
-    left_out = {item.nodeid for number, item in enumerate(marked) if number % parts != place - 1}
+    left_out = {item.nodeid for item in marked} - {item.nodeid for item in marked[first::step]}
     config.hook.pytest_deselected(items=[item for item in items if item.nodeid in left_out])
     items[:] = [item for item in items if item.nodeid not in left_out]
 

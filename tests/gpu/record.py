@@ -28,8 +28,10 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))  # this file is a script
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "helpers"))
 
 from measure.session import kernels
+from shares import share
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
@@ -39,10 +41,10 @@ SUMMARIES = {"memcheck": r"ERROR SUMMARY: (\d+) error", "racecheck": r"RACECHECK
 CALLS = r"^(\d+) calls, (\d+) wrong$"
 
 
-def files(share: tuple[int, int], folder: Path = HERE) -> list[Path]:
+def files(part: tuple[int, int], folder: Path = HERE) -> list[Path]:
     """Every N-th test file, from the K-th on; never the one of times."""
     found = sorted(path for path in folder.glob("test_*.py") if path.name != SPEED)
-    return found[share[0] :: share[1]]
+    return found[part[0] :: part[1]]
 
 
 def counted(report: Path) -> dict[str, dict[str, Any]]:
@@ -165,14 +167,6 @@ def machine() -> dict[str, Any]:
     )
     version, name = json.loads(subprocess.run([sys.executable, "-c", script], capture_output=True, check=True).stdout)
     return {"gpu": name or "none", "torch": version}
-
-
-def share(text: str) -> tuple[int, int]:
-    """`K/N` as the first place and the step."""
-    one, _, count = text.partition("/")
-    if not (one.isdecimal() and count.isdecimal() and 1 <= int(one) <= int(count)):
-        raise argparse.ArgumentTypeError(f"got {text!r}, need K/N with K from 1 to N")
-    return int(one) - 1, int(count)
 
 
 def shares(text: str) -> tuple[list[int], int]:

@@ -43,6 +43,7 @@ from maxsim_kernels import (
 )  # fmt: skip
 from maxsim_kernels.search import exact_topk, residuals_of
 from maxsim_kernels.training import contrastive_loss
+from shares import share
 
 HALF, BFLOAT, SINGLE = torch.float16, torch.bfloat16, torch.float32
 COUNTS, ASKED = [3, 0, 31, 1, 130, 65], [4, 0, 31, 1, 70, 17]
@@ -390,14 +391,6 @@ def quantize_like(rows: Packed) -> Int8Tokens:
     """INT8 codes for the same starts and lengths, broken or not."""
     stored = quantize_int8(rows.values.unsqueeze(0))
     return Int8Tokens(rows.with_values(stored.token_values[0]), stored.scales[0], granularity="token")
-
-
-def share(text: str) -> tuple[int, int]:
-    """K/N as (K - 1, N)."""
-    part, _, parts = text.partition("/")
-    if not (part.isdecimal() and parts.isdecimal() and 1 <= int(part) <= int(parts)):
-        raise argparse.ArgumentTypeError(f"got {text!r}, need K/N with K from 1 to N, as 1/8")
-    return int(part) - 1, int(parts)
 
 
 def main() -> int:

@@ -61,15 +61,8 @@ def reduce_and_compare(reduction: Any, tensors: tuple[Any, ...]) -> list[Any]:
         COMPARED.add(kind)
         for mine, theirs in zip(found, one_at_a_time(reduction, tensors), strict=True):
             assert mine.type == theirs.type, (kind, mine.type, theirs.type)
-            assert same_bits(mine.handle.data, theirs.handle.data), kind
+            assert mine.handle.data.tobytes() == theirs.handle.data.tobytes(), kind
     return found
-
-
-def same_bits(mine: Any, theirs: Any) -> bool:
-    """Whether two arrays hold the same bits; which NaN is all the same."""
-    if mine.dtype.kind == "f":
-        mine, theirs = (np.where(np.isnan(one), mine.dtype.type(np.nan), one) for one in (mine, theirs))
-    return bool(mine.tobytes() == theirs.tobytes())
 
 
 def patch_once(patch: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -103,11 +96,6 @@ def multiply_add(_: Any, x: Any, y: Any, z: Any) -> Any:
     return interpreter.TensorHandle(wide.astype(np.float32), z.dtype.scalar)
 
 
-def larger_number(builder: Any, x: Any, y: Any) -> Any:
-    """`tl.maximum` without a word about NaN gives the other operand, as a GPU does; Triton's interpreter gives NaN."""
-    return builder.binary_op(x, y, np.fmax)
-
-
 def rounded(builder: Any, source: Any, kind: Any) -> Any:
     """FP32 as bfloat16, to the nearest as a GPU rounds it; Triton's interpreter cuts off what does not fit."""
     if kind.scalar != tl.bfloat16 or source.dtype.scalar != tl.float32:
@@ -119,7 +107,6 @@ def rounded(builder: Any, source: Any, kind: Any) -> Any:
 cast = interpreter.InterpreterBuilder.create_fp_trunc
 interpreter.InterpreterBuilder.create_fp_trunc = rounded
 interpreter.InterpreterBuilder.create_fma = multiply_add
-interpreter.InterpreterBuilder.create_maxnumf = larger_number
 ReduceOps.generic_reduce = reduce_and_compare
 interpreter._patch_lang = patch_once(patch)
 interpreter._get_np_dtype = lambda kind: np.dtype(np.uint64) if kind.scalar.is_ptr() else numpy_type(kind.scalar)
