@@ -20,5 +20,4 @@ Of one script each:
 markdown.py        what the training and Chamfer scripts print in common
 training.py        docs/training_figures.md and what training is asked to reach
 forward_asked.py   what the forward is asked to reach
-byte_budget.py     bytes that a training step must hold
 """

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import fields
 
+from measure.byte_budget import Budget, Shape, budget
 from measure.names import STEPS as STEP_SHAPES
-from tables.byte_budget import Budget, Shape, budget
 from tables.cells import MISSING, Book, Cell, Value, gigabytes, number, percent, ratio, times
 from tables.columns import (
     PEER,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from measure.byte_budget import Shape, budget
 from measure.names import (
     ABLATION,
     FLASH,
@@ -19,7 +20,6 @@ from measure.names import (
 )
 from results.file import Figures
 from rivals.training import PATHS
-from tables.byte_budget import Shape, budget
 from tables.cells import claimed
 from tables.markdown import (
     CELL,

@@ -16,11 +16,10 @@ import torch
 import chamfer
 from cases import training as training_cases
 from cases import training_parts
-from measure import clocks, gradient_truth, installed, session, work
+from measure import byte_budget, clocks, gradient_truth, installed, session, work
 from measure import method as methods_of
 from rivals import training as training_rivals
 from run import command, runner
-from tables import byte_budget
 from tables import training as training_tables
 
 
