@@ -51,20 +51,21 @@ class Rows:
         write(self.path, self.report)
         print(row, flush=True)
 
-    def median(self, call: Callable[[], Any]) -> float:
-        """Milliseconds between events."""
-        found = []
+    def medians(self, *calls: Callable[[], Any]) -> list[float]:
+        """Milliseconds between events, of each call; they take turns, so that a clock that falls slows all of them."""
+        found: list[list[float]] = [[] for _ in calls]
         for number in range(RUNS + 2):
-            self.flush()
-            torch.cuda.synchronize()
-            begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-            begin.record()
-            call()
-            end.record()
-            torch.cuda.synchronize()
-            if number > 1:
-                found.append(begin.elapsed_time(end))
-        return statistics.median(found)
+            for call, taken in zip(calls, found, strict=True):
+                self.flush()
+                torch.cuda.synchronize()
+                begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+                begin.record()
+                call()
+                end.record()
+                torch.cuda.synchronize()
+                if number > 1:
+                    taken.append(begin.elapsed_time(end))
+        return [statistics.median(taken) for taken in found]
 
 
 class Corpus:
@@ -126,8 +127,8 @@ def resident_rows(rows: Rows, name: str, queries: Tensor, documents: Packed, cod
 
         if not (proven(search(), expected) and proven(search(), expected)):
             raise SystemExit(f"{name}, k = {k}: not brute force's answer; nothing written")
-        brute = rows.median(lambda k=k: stream_topk(queries, [documents], k))  # type: ignore[misc]
-        later, begun = rows.median(search), rows.median(first)
+        brute, later = rows.medians(lambda k=k: stream_topk(queries, [documents], k), search)  # type: ignore[misc]
+        (begun,) = rows.medians(first)
         ratios = {"times_brute": brute / later, "times_brute_first": brute / begun}
         times = {"brute_ms": brute, "exact_ms": later, "first_search_ms": begun, **ratios}
         rows.keep({"row": name, "k": k, "bit_equal": True, "documents": len(documents), **times, **facts(search()[2])})
@@ -167,7 +168,7 @@ def colpali(rows: Rows) -> None:
     for k in KEPT:
         expected = stream_topk(queries[0], [documents], k)[1]
         found = peer.flash_maxsim_topk(queries[0], dense, k, **stored)[1]
-        took = rows.median(lambda k=k: peer.flash_maxsim_topk(queries[0], dense, k, **stored))  # type: ignore[misc]
+        (took,) = rows.medians(lambda k=k: peer.flash_maxsim_topk(queries[0], dense, k, **stored))  # type: ignore[misc]
         missed = k - int(torch.isin(found, expected).sum())
         rows.keep({"row": "ColPali by flash_maxsim_topk, no certificate", "k": k, "ms": took, "missed": missed})
 

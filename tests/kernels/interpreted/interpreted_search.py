@@ -279,14 +279,24 @@ def check_parts() -> None:
         for known in (None, exact.topk(2, dim=1).values - 0.1):
             check_marks(bounded, documents, exact, known)
         check_left(bounded, exact)
-        assert survivors.takes(queries.values, documents)
-        for programs in (survivors.PROGRAMS, 3):  # one for each document, or each takes several
-            with mock.patch.object(survivors, "PROGRAMS", programs):
-                for numbers, alone in device.score_alone(queries.values, queries.starts, queries.lengths, documents):
-                    filled = documents.lengths[numbers] > 0
-                    assert filled.sum() > 5
-                    assert torch.equal(alone[:, filled], exact[:, numbers[filled]])
         CHECKED.append(kind)
+    check_alone(queries, documents)
+    check_alone(Queries(pack([grid(size, 24, draw) for size in (3, 130)])), documents)
+
+
+def check_alone(queries: Queries, documents: Packed) -> None:
+    """Pairs scored alone have brute force's bits, by one program for each document and by few, in one tile a document and in several."""
+    assert survivors.takes(queries.values, documents)
+    exact = queries.scores(documents)
+    first = documents.values[documents.starts[documents.lengths > 0].long()]
+    assert (queries.values.float() @ first.float().T < 0).any()  # documents of one token leave rows of negative products
+    assert (documents.lengths == 1).any()
+    for programs, short in ((survivors.PROGRAMS, survivors.SHORT), (3, survivors.SHORT), (3, 4)):
+        with mock.patch.object(survivors, "PROGRAMS", programs), mock.patch.object(survivors, "SHORT", short):
+            for numbers, alone in device.score_alone(queries.values, queries.starts, queries.lengths, documents):
+                filled = documents.lengths[numbers] > 0
+                assert filled.sum() > 5
+                assert torch.equal(alone[:, filled], exact[:, numbers[filled]])
 
 
 class Streamed(StreamedCodes):
