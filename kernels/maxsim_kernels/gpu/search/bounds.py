@@ -21,7 +21,7 @@ from torch import Tensor
 
 from maxsim_kernels.gpu.launch import launch
 
-_QUERIES, _DOCUMENTS = 128, 16  # of a tile of marks
+_QUERIES, _PAIRS, _DOCUMENTS = 128, 2048, 128  # of a tile of marks, at most
 # Of a tile of leads: 8 cells a thread, as of marks, or FP64 takes more registers.
 _LEAD_QUERIES, _LEAD_DOCUMENTS = 8, 128
 _VALUES = 1024  # of a query that a program looks at, at once, for the k-th best
@@ -336,11 +336,13 @@ class Bounded:
         lists = torch.empty(documents, queries, dtype=torch.int32, device=device)
         counts, listed = (torch.empty(documents, dtype=torch.int32, device=device) for _ in range(2))
         sums = tallied.sums[3:] if late else tallied.sums
+        tall = min(_QUERIES, triton.next_power_of_2(queries))
+        broad = min(_DOCUMENTS, _PAIRS // tall)
         launch(
-            _mark_kernel, triton.cdiv(documents, _DOCUMENTS), *self._arguments(), leads.guess,
+            _mark_kernel, triton.cdiv(documents, broad), *self._arguments(), leads.guess,
             least if least is not None else leads.guess, lists, counts, listed, sums, tallied.tally, tallied.highest,
             queries, documents, self.scores.stride(0), self.guessed,
-            LATE=late, QUERIES=_QUERIES, DOCUMENTS=_DOCUMENTS, warps=4,
+            LATE=late, QUERIES=tall, DOCUMENTS=broad, warps=4,
         )  # fmt: skip
         return Marks(lists, counts, listed, sums[2], sums[0])
 
