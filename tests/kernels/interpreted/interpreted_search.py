@@ -281,7 +281,7 @@ def check_parts() -> None:
         check_left(bounded, exact)
         CHECKED.append(kind)
     check_alone(queries, documents)
-    check_alone(Queries(pack([grid(size, 24, draw) for size in (3, 130)])), documents)
+    check_alone(Queries(pack([grid(size, 24, draw) for size in (3, 130, 600)])), documents)
 
 
 def check_alone(queries: Queries, documents: Packed) -> None:

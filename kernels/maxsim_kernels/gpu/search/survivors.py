@@ -2,7 +2,8 @@
 
 A cell is one `tl.dot` over all of d, as in the kernels that brute force takes (`forward/dense.py`), so its products meet the matrix
 units in the same steps; the maximum is exact, and a query's maxima are added in FP64. Whether that gives brute force's bits on this GPU
-is looked at before it is believed (`search/trust.py`).
+is looked at before it is believed (`search/trust.py`). Floats are compared by their bits where documents take several tiles, as
+`forward/dense.py` says.
 
 A document that fits in a tile is read once, for all its queries. A query that does not is scored in parts, by a program each where few
 documents would leave the GPU idle, and a second kernel adds the parts' sums, in the order in which one program would. Programs
@@ -22,7 +23,7 @@ from torch import Tensor
 from maxsim_kernels.gpu.geometry import padded
 from maxsim_kernels.gpu.launch import launch
 from maxsim_kernels.gpu.search.bounds import Marks
-from maxsim_kernels.gpu.tile_ops import keep_nan
+from maxsim_kernels.gpu.tile_ops import EMPTY, keep_nan, larger
 from maxsim_kernels.tokens import Packed
 
 WIDEST = 256  # dimensions of a token that a tile holds whole
@@ -50,6 +51,15 @@ class _Shape:
         if longest > 64 or width > 128:
             return cls(128, 64, 8, 3 if width <= 128 else 2, False)
         return cls(64, SHORT, 4, 1, True) if longest_document <= SHORT else cls(64, 64, 4, 2, False)
+
+
+@triton.jit
+def _cells(rows, base, at, length, inner, width, stride_document):
+    """Products of query rows with a document's tokens `at`; -inf beyond its length."""
+    inside = at < length
+    source = base + at.to(tl.int64)[None, :] * stride_document + inner[:, None]
+    tokens = tl.load(source, mask=inside[None, :] & (inner < width)[:, None], other=0.0)
+    return tl.where(inside[None, :], tl.dot(rows, tokens), float("-inf"))
 
 
 @triton.jit(do_not_specialize=["queries", "limit", "shares", "tokens_total", "out_stride"])
@@ -100,15 +110,17 @@ def _survivors_kernel(
                 if WHOLE:
                     best = tl.reduce(tl.where(there[None, :], tl.dot(rows, tokens), float("-inf")), 1, keep_nan)
                 else:
-                    best = tl.full([ROWS], float("-inf"), tl.float32)
                     reach = tl.where(part * ROWS < tl.max(size, 0), length, 0)
+                    most = tl.full([ROWS], EMPTY, tl.int32)
                     for tile in tl.range(0, reach, TOKENS, num_stages=STAGES):
-                        at = tile + column
-                        inside = at < length
-                        source = base + at.to(tl.int64)[None, :] * stride_document + inner[:, None]
-                        loaded = tl.load(source, mask=inside[None, :] & (inner < width)[:, None], other=0.0)
-                        cells = tl.where(inside[None, :], tl.dot(rows, loaded), float("-inf"))
-                        best = keep_nan(best, tl.reduce(cells, 1, keep_nan))
+                        cells = _cells(rows, base, tile + column, length, inner, width, stride_document)
+                        most = tl.maximum(most, tl.reduce(cells.to(tl.int32, bitcast=True), 1, larger))
+                    best = most.to(tl.float32, bitcast=True)
+                    if tl.min(most) < 0:  # a row of negative products, whose bits have the opposite order: once more, as floats
+                        best = tl.full([ROWS], float("-inf"), tl.float32)
+                        for tile in tl.range(0, reach, TOKENS, num_stages=STAGES):
+                            cells = _cells(rows, base, tile + column, length, inner, width, stride_document)
+                            best = keep_nan(best, tl.reduce(cells, 1, keep_nan))
                 kept = tl.where(valid, best, 0.0).to(tl.float64)
                 total += tl.sum(tl.reshape(kept, [EACH, PADDED]), 1)
             where = first + tl.arange(0, EACH)
