@@ -30,23 +30,14 @@ from measure.gradient_truth import _row_error
 from measure.method import Lineup, Method, Options, Row
 from measure.names import FLASH
 from measure.session import RefusedError
-from results.file import Figures
 from run.command import Tool, main
-from tables.markdown import CELL, Lines, summary, times_and_peaks, verdict_table
+from tables.chamfer import BOUND, COSINE, COUNTS, DIMS, SHIFT, markdown, row_name, verdicts
 
-COUNTS, DIMS = {"1K": 1000, "10K": 10_000, "50K": 50_000, "100K": 100_000}, (3, 128)
 LARGE, SMALL = ("10K", "50K", "100K"), ("1K",)
 DIFFERENCES = 10_000  # points; a call takes 0.1 s there, and grows with their square
-SHIFT, BOUND, COSINE = 1000.0, 1e-5, 0.99999
 TIES = 1e-5  # two squared distances closer than this, relatively, may change places
 CELLS = 1 << 27  # FP64 distances held at once
-ERRORS = {"error": "error", "shifted_error": f"error, moved by {SHIFT:.0f}", "gradient_error": "row error of gradients"}
 Distance = Callable[[Tensor, Tensor], Tensor]
-
-
-def row_name(count: str, dim: int, *, training: bool) -> str:
-    """A row's name."""
-    return f"{'forward + backward' if training else 'forward'}, {count} points, d = {dim}"
 
 
 # The truth
@@ -240,48 +231,6 @@ def small(options: Options) -> Iterator[Row]:
     """Few points, of which nothing is asked: forward, then training."""
     for training in (False, True):
         yield from rows(options, SMALL, training=training)
-
-
-# Verdicts and tables
-
-
-def verdicts(report: dict[str, Any]) -> list[dict[str, Any]]:
-    """3x flash-maxsim at 10K points and above; 100x naive autograd ("baseline") where it fits."""
-    figures, found = Figures(report), Lines()
-    for training in (False, True):
-        for dim in DIMS:
-            for count, size in COUNTS.items():
-                name = row_name(count, dim, training=training)
-                if size >= 10_000:
-                    found.faster(figures, name, 3.0)
-                if training:
-                    found.faster(figures, name, 100.0, kind="baseline")
-    return found.all
-
-
-def markdown(report: dict[str, Any], brief: bool = False) -> list[str]:
-    """The tables that docs/training_figures.md holds of a results file; without `brief` one table a row too."""
-    figures = Figures(report)
-    wrong = {
-        (name, method): held["wrong"]
-        for name, (_, data) in figures.rows.items()
-        for method, held in data["methods"].items()
-        if held.get("wrong")
-    }
-    marks = {
-        place: " [m]" if text.startswith("shifted_error") and "cosine" not in text else " [w]" for place, text in wrong.items()
-    }
-    shown = ["## Chamfer distance; the paper: 77 to 152 times faster than naive autograd (A100)", ""]
-    words = f"[w]: wrong by more than {BOUND:.0e} (or a gradient's cosine below {COSINE}); [m]: only after both clouds moved"
-    shown += [f"{CELL} {words} by {SHIFT:.0f}.", ""]
-    for training in (False, True):
-        names = {row_name(count, dim, training=training): f"{count}, d = {dim}" for dim in DIMS for count in COUNTS}
-        table = summary(figures, names, marks)
-        shown += [f"### {'Forward and backward' if training else 'Forward'}", "", *table] if table else []
-    for name in () if brief else figures.rows:
-        notes = {method: text for (place, method), text in wrong.items() if place == name}
-        shown += times_and_peaks(figures, name, notes, "wrong", ERRORS)
-    return [*shown, *verdict_table(verdicts(report))]
 
 
 TOOL = Tool(

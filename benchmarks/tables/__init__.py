@@ -19,5 +19,6 @@ ages.py            which figures are of older kernels
 Of one script each:
 markdown.py        what the training and Chamfer scripts print in common
 training.py        docs/training_figures.md and what training is asked to reach
+chamfer.py         the same of Chamfer distance
 forward_asked.py   what the forward is asked to reach
 """

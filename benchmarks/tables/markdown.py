@@ -70,7 +70,7 @@ def verdict_table(lines: list[dict[str, Any]]) -> list[str]:
         rows.append([line["row"], line["what"], asked, aim, measured, words[line["met"]], words[line["aimed"]]])
     asked_lines = [line for line in lines if line["met"] is not None]
     shown = grid(["row", "what", "at least", "aim", "measured", "met", "aim met"], rows)
-    return ["## Asked and measured", "", *shown, f"{sum(line['met'] for line in asked_lines)} of {len(asked_lines)} lines met."]
+    return [*shown, "", f"{sum(line['met'] for line in asked_lines)} of {len(asked_lines)} lines met."]
 
 
 # Cells

@@ -1,6 +1,7 @@
 """What `page.py` writes into READMEs and docs between marks, from raw results: tables, single figures, how old a file's figures are.
 
 <!-- table: gpu --> ... <!-- end of table -->        a table with its age
+<!-- lines: backward --> ... <!-- end of lines -->     a table that a script's `--show` prints too
 <!-- figure: cold --> ... <!-- end of figure -->     one figure in a sentence
 <!-- age: h100/masks.json --> ... <!-- end of age -->  at which commit a page's own table was measured, and whether by older kernels
 """
@@ -11,14 +12,17 @@ import re
 import statistics
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from measure.names import FLASH, LIK
-from tables import ages, quoted, readme
+from results.file import Figures
+from tables import ages, chamfer, quoted, readme, training
 from tables.cells import Book, plain, table_lines
 from tables.columns import Maker, drawn
+from tables.markdown import verdict_table
 from tables.rows import CPU, FORWARD, MAIN, forward_rows
 
-MARKED = re.compile(r"(<!-- (table|figure|age): (\S+) -->)(?:(?!<!--).)*(<!-- end of \2 -->)", re.DOTALL)
+MARKED = re.compile(r"(<!-- (table|lines|figure|age): (\S+) -->)(?:(?!<!--).)*(<!-- end of \2 -->)", re.DOTALL)
 READMES: dict[str, tuple[str, ...]] = {"README.md": ("gpu", "fidelity"), "kernels/README.md": ("CPU", "steps", "streams")}
 PLACES = {**READMES, **quoted.PLACES}  # which page quotes which tables
 TABLES: dict[str, Maker] = {**readme.TABLES, **readme.QUALITY, **quoted.TABLES}
@@ -64,6 +68,19 @@ FIGURES: dict[str, tuple[str, Callable[[Book], str]]] = {  # with their files, w
     "proof-fp16": (PROVED, quoted.proof("fp16")),
     "proof-int8": (PROVED, quoted.proof("int8")),
 }
+STEPS, BACKWARD, CHAMFER = ("h200/training_steps.json", "h200/training_backward.json", "h200/chamfer.json")
+LAYOUTS = "h200/training_layouts_alone.json"
+LINES: dict[str, tuple[str, Callable[[dict[str, Any]], list[str]]]] = {  # with their files, as FIGURES
+    "steps": (STEPS, lambda found: training.step_summary(Figures(found))),
+    "backward": (BACKWARD, lambda found: training.ablation_table(Figures(found))),
+    "layouts": (LAYOUTS, lambda found: training.layouts(Figures(found), peers=True)),
+    "own-layouts": (LAYOUTS, lambda found: training.layouts(Figures(found), peers=False)),
+    "asked-of-steps": (STEPS, lambda found: verdict_table(training.verdicts(found))),
+    "asked-of-backward": (BACKWARD, lambda found: verdict_table(training.verdicts(found))),
+    "chamfer-forward": (CHAMFER, lambda found: chamfer.times(Figures(found), training=False)),
+    "chamfer-training": (CHAMFER, lambda found: chamfer.times(Figures(found), training=True)),
+    "asked-of-chamfer": (CHAMFER, lambda found: verdict_table(chamfer.verdicts(found))),
+}
 
 
 def written(book: Book, text: str, place: str) -> str:
@@ -82,10 +99,13 @@ def written(book: Book, text: str, place: str) -> str:
         begin, kind, name, end = match.groups()
         if kind == "figure" and name not in FIGURES:
             raise ValueError(f"{place}: got a mark of the figure {name!r}, need one of {', '.join(FIGURES)}")
+        if kind == "lines" and name not in LINES:
+            raise ValueError(f"{place}: got a mark of the lines {name!r}, need one of {', '.join(LINES)}")
         if kind == "age" and book.file(name) is None:
             raise ValueError(f"{place}: got a mark of {name!r}, need a file below docs/results")
         made = {
             "table": lambda: _table(book, name),
+            "lines": lambda: "\n".join(["", *LINES[name][1](book.file(LINES[name][0])), ""]),
             "figure": lambda: FIGURES[name][1](book),
             "age": lambda: ages.of_file(book, name),
         }

@@ -32,7 +32,7 @@ from tables.rows import BUSY, MAIN, Held, first
 
 STEPS = ("h200/training_steps.json", "h200/training.json")
 ABLATION = ("h200/training_backward.json", "h200/training.json")
-PARTS, CHAMFER, PARITY = "h200/training.json", "h200/chamfer.json", "h100/parity.json"
+PARTS, CHAMFER, PARITY = "h200/training.json", "h200/chamfer.json", "h200/parity.json"
 RECOMPUTE, NAIVE = "checkpointed FP32 accumulation", "naive FP32 accumulation"
 BATCHES = STEP_SHAPES  # those that were measured
 PATHS = {"vanilla": NAIVE, "csr": "ours csr", "unified": "ours unified"}

@@ -200,6 +200,12 @@ def detailed(figures: Figures) -> list[str]:
     return shown
 
 
+def layouts(figures: Figures, *, peers: bool) -> list[str]:
+    """Other layouts of a step: those that peers have, or those that they lack."""
+    names = [LAYOUTS[name] for name in ("distillation", "pairs short", "pairs long", "packed")]
+    return summary(figures, {row: row for row in (names if peers else LAYOUTS.values()) if peers or row not in names})
+
+
 def markdown(report: dict[str, Any], brief: bool = False) -> list[str]:
     """Everything that docs/training_figures.md holds of a results file; without `brief` one table a row too."""
     figures = Figures(report)
@@ -210,7 +216,8 @@ def markdown(report: dict[str, Any], brief: bool = False) -> list[str]:
         "Parts of a step, in the batch; GPU time": parts_table(figures, False),
         "Parts of a step, one query; GPU time": parts_table(figures, True),
         "Byte budget, GB": budget_table(figures),
-        "Other layouts": summary(figures, {row: row for row in LAYOUTS.values()}),
+        "Other layouts": layouts(figures, peers=True),
+        "Other layouts, ours and naive alone": layouts(figures, peers=False),
         "Other layouts, row by row": []
         if brief
         else [line for row in LAYOUTS.values() for line in times_and_peaks(figures, row)],
@@ -218,4 +225,4 @@ def markdown(report: dict[str, Any], brief: bool = False) -> list[str]:
     shown = [CELL, ""]
     for head, table in sections.items():
         shown += [f"## {head}", "", *table] if table else []
-    return [*shown, *verdict_table(verdicts(report))]
+    return [*shown, "## Asked and measured", "", *verdict_table(verdicts(report))]

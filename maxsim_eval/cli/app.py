@@ -224,7 +224,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 @functools.cache
 def _spare_collecting() -> None:
-    """Look for unreachable cycles seldom, and not at the end: of what imports make nothing is one, and finding that out takes half a second."""
+    """Look for unreachable cycles seldom, and not at the end: imports make none, and finding that out takes half a second."""
     gc.set_threshold(50_000, 20)
     atexit.register(gc.freeze)
 

@@ -27,6 +27,7 @@ from maxsim_kernels.checks import Options, validate_coded
 from maxsim_kernels.gpu import keys
 from maxsim_kernels.gpu.coded import coded, once
 from maxsim_kernels.gpu.forward import choice, combine, query_codes, tuning
+from maxsim_kernels.gpu.geometry import Hardware
 from maxsim_kernels.gpu.search import bounds, fetching, survivors
 from places import TESTS
 
@@ -47,7 +48,7 @@ CODED = (
     ("free", 4, 128, (64, 32), BRIEF, False, False),
     ("unit", 4, 128, (4, 32), SINGLE, False, False),
 )  # fmt: skip
-SEARCHES = ((HALF, 128, 32), (BRIEF, 128, 300), (HALF, 256, 64))  # dtype, d, tokens of the longest query
+SEARCHES = ((HALF, 128, 32), (BRIEF, 128, 300), (HALF, 128, 1024), (HALF, 256, 64))  # dtype, d, tokens of the longest query
 CLOUDS = ((3, SINGLE), (8, BRIEF), (16, BRIEF), (24, HALF), (40, SINGLE), (128, SINGLE), (256, HALF))  # every row of `FILTERS`
 TILE = ("ROWS", "TOKENS", "TILE", "WIDTH", "STAGES")  # constants that a configuration gives
 
@@ -91,7 +92,7 @@ def coded_launches(
     return caught
 
 
-def search_launches(dtype: torch.dtype, d: int, longest: int) -> list[Any]:
+def search_launches(dtype: torch.dtype, d: int, longest: int, capability: tuple[int, int]) -> list[Any]:
     """Every kernel of a certified search, of queries of up to `longest` tokens."""
     count, caught = 8, gradients.Caught()
     documents = Packed(torch.zeros(160, d, dtype=dtype), torch.arange(0, 161, 16))
@@ -100,6 +101,7 @@ def search_launches(dtype: torch.dtype, d: int, longest: int) -> list[Any]:
     with ExitStack() as patched:
         for module in (bounds, survivors, fetching, keys):
             patched.enter_context(mock.patch.object(module, "launch", caught))
+        patched.enter_context(mock.patch.object(survivors, "hardware", return_value=Hardware(capability, PROCESSORS)))
         rounding = bounds.Rounding(1e-4, 1e-6, 1e-30, 0.0)
         terms = bounds.query_terms(values, starts, lengths, longest, asked.codes, asked.scales.float(), rounding)
         bounded = bounds.Bounded(
@@ -137,7 +139,7 @@ def calls(architecture: int | str) -> Iterator[tuple[str, list[Any]]]:
     yield from tried_launches(architecture)
     for dtype, d, longest in SEARCHES:
         about = f"search, {str(dtype).removeprefix('torch.')}, d = {d}, up to {longest} tokens"
-        yield about, search_launches(dtype, d, longest)
+        yield about, search_launches(dtype, d, longest, capability)
     if architecture in recorder.RECORDED:
         return
     yield from forward_launches(architecture)

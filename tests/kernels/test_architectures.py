@@ -154,7 +154,7 @@ def test_nothing_that_must_be_exact_is_left_to_the_compiler_to_fuse(kind: str) -
     found = {
         "fp8": lambda: [one for case in cases for one in recorder.launches(case)[1]],
         "coded": lambda: [one for _, calls in itertools.islice(architectures.coded_calls((9, 0)), 0, None, 3) for one in calls],
-        "search": lambda: architectures.search_launches(torch.float16, 128, 32),
+        "search": lambda: architectures.search_launches(torch.float16, 128, 32, (9, 0)),
     }[kind]()
     exact = (*EXACT, "_survivors_kernel", "_fetch_kernel")
     counted = [

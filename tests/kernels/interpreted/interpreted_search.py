@@ -19,6 +19,7 @@ import quick_interpreter  # noqa: F401 - kernels run under it
 import torch
 
 from maxsim_kernels import Packed, maxsim, pack, quantize_fp8, quantize_int8, stream_topk
+from maxsim_kernels.gpu.geometry import Hardware
 from maxsim_kernels.gpu.search import survivors
 from maxsim_kernels.gpu.search.bounds import Bounded, Rounding, Tallied, kth_best, query_terms
 from maxsim_kernels.gpu.search.fetching import fetched
@@ -281,7 +282,10 @@ def check_parts() -> None:
         check_left(bounded, exact)
         CHECKED.append(kind)
     check_alone(queries, documents)
-    check_alone(Queries(pack([grid(size, 24, draw) for size in (3, 130, 600)])), documents)
+    long = Queries(pack([grid(size, 24, draw) for size in (3, 130, 600)]))
+    check_alone(long, documents)
+    with mock.patch.object(survivors, "hardware", return_value=Hardware(survivors._LARGE, 1)):
+        check_alone(long, documents)
 
 
 def check_alone(queries: Queries, documents: Packed) -> None:

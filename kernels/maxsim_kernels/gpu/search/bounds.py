@@ -21,7 +21,7 @@ from torch import Tensor
 
 from maxsim_kernels.gpu.launch import launch
 
-_QUERIES, _PAIRS, _DOCUMENTS = 128, 2048, 128  # of a tile of marks, at most
+_QUERIES, _DOCUMENTS, _PAIRS = 128, 32, 2048  # of a tile of marks, at most; more documents would take registers
 # Of a tile of leads: 8 cells a thread, as of marks, or FP64 takes more registers.
 _LEAD_QUERIES, _LEAD_DOCUMENTS = 8, 128
 _VALUES = 1024  # of a query that a program looks at, at once, for the k-th best

@@ -20,7 +20,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from maxsim_kernels.gpu.geometry import padded
+from maxsim_kernels.gpu.geometry import hardware, padded
 from maxsim_kernels.gpu.launch import launch
 from maxsim_kernels.gpu.search.bounds import Marks
 from maxsim_kernels.gpu.tile_ops import EMPTY, keep_nan, larger
@@ -30,6 +30,7 @@ WIDEST = 256  # dimensions of a token that a tile holds whole
 SHORT = 128  # tokens of a document that is one tile
 _SUMS = 1 << 22  # parts' sums that are kept: 8 bytes each
 _SLOTS = 32  # pairs of a document whose parts are added at once
+_LARGE = (9, 0)  # whose shared memory and registers hold 512 rows
 PROGRAMS = 4096  # at most: several for each multiprocessor
 
 
@@ -44,10 +45,10 @@ class _Shape:
     whole: bool
 
     @classmethod
-    def of(cls, longest: int, longest_document: int, width: int) -> _Shape:
+    def of(cls, longest: int, longest_document: int, width: int, capability: tuple[int, int]) -> _Shape:
         """For queries and documents of up to so many tokens."""
-        if longest > 384 and width <= 128:  # what bounds it is how often documents come out of the L2 cache: once for so many rows
-            return cls(512, 64, 16, 3, False)
+        if longest > 384 and width <= 128 and capability == _LARGE:
+            return cls(512, 64, 16, 3, False)  # the fewer programs, the fewer times a document comes out of the L2 cache
         if longest > 64 or width > 128:
             return cls(128, 64, 8, 3 if width <= 128 else 2, False)
         return cls(64, SHORT, 4, 1, True) if longest_document <= SHORT else cls(64, 64, 4, 2, False)
@@ -177,7 +178,7 @@ def score_marked(
         longest_document: at least the tokens of any document.
     """
     queries, count, held = starts.numel(), len(documents), documents.values
-    shape = _Shape.of(longest, longest_document, held.shape[1])
+    shape = _Shape.of(longest, longest_document, held.shape[1], hardware(held.device).capability)
     parts = triton.cdiv(longest, shape.rows)
     split = parts > 1 and queries * count * parts <= _SUMS
     shares = parts if split else 1
