@@ -8,11 +8,9 @@ from results.file import Figures
 from tables.markdown import CELL, Lines, summary, times_and_peaks, verdict_table
 
 COUNTS, DIMS = {"1K": 1000, "10K": 10_000, "50K": 50_000, "100K": 100_000}, (3, 128)
-SHIFT, BOUND, COSINE = 1000.0, 1e-5, 0.99999
-ERRORS = {"error": "error", "shifted_error": f"error, moved by {SHIFT:.0f}", "gradient_error": "row error of gradients"}
-WORDS = (
-    f"[w]: wrong by more than {BOUND:.0e} (or a gradient's cosine below {COSINE}); [m]: only after both clouds moved by {SHIFT:.0f}."
-)
+SHIFT, BOUND, COSINE = 1000, 1e-5, 0.99999
+ERRORS = {"error": "error", "shifted_error": f"error, moved by {SHIFT}", "gradient_error": "row error of gradients"}
+WORDS = f"[w]: wrong by more than {BOUND:.0e} (or a gradient's cosine below {COSINE}); [m]: only after both clouds moved by {SHIFT}."
 
 
 def row_name(count: str, dim: int, *, training: bool) -> str:

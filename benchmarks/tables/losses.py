@@ -27,8 +27,8 @@ REASONS = {  # (row, who): down to which ratio the reason covers, the reason; fo
     ("pairs: pairs 16 x 32", LIK): (0.9, LAUNCHES),
     ("steps: step ColBERT B=32", f"{FLASH} fused step"): (
         0.25,
-        "bound by the host: the GPU is busy for a tenth of the step, less than half of the peer's time; the peer has loss and gradients "
-        "in one call, and no autograd graph",
+        "bound by the host: the GPU is busy for a tenth of the step, less than half of the peer's time; the peer has loss and "
+        "gradients in one call, and no autograd graph",
     ),
     (f"layouts: pairs, 64 x 1024 x 1024{ALONE}", f"{LIK} unified"): (
         0.9,

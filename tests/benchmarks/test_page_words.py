@@ -56,7 +56,9 @@ def test_arithmetic_keeps_sources() -> None:
 def test_every_loss_on_the_page_has_a_reason_and_its_row(book: Any) -> None:
     tables = shown(book)
     assert all(row[3] != page_losses.UNKNOWN for row in tables["losses"].rows)
-    assert text_at(tables["splitd_perf"], "4096", "x fastest eager (which)") == "**0.92x** (naive FP16, amax)"
+    assert text_at(tables["tiny pairs"], "4 x 16", "late-interaction-kernels").startswith("**"), (
+        "a loss, which stands in the table too"
+    )
 
 
 def test_the_papers_cost_agrees_with_its_own_times(book: Any) -> None:
@@ -220,7 +222,7 @@ def test_tables_of_the_kernels_own_script(tmp_path: Path) -> None:
 
 def test_reasons_are_of_one_row_and_one_rival(tmp_path: Path) -> None:
     """Exactly named, down to a ratio; a difference within the spread says so; nothing else has a reason."""
-    row, rival = "wide: d = 4096", "naive FP16, amax"
+    row, rival = "pairs: pairs 4 x 16", "late-interaction-kernels"
 
     def said(name: str, who: str, theirs: float, iqr: float) -> str:
         methods = {who: {"median_ms": theirs, "iqr_ms": 0.0}, "ours": {"median_ms": 1.0, "iqr_ms": iqr}}
@@ -233,7 +235,7 @@ def test_reasons_are_of_one_row_and_one_rival(tmp_path: Path) -> None:
     known = page_losses.REASONS[row, rival][1]
     assert said(row, rival, 0.95, 0.01) == known
     assert said(row, rival, 0.95, 0.06) == f"{page_losses.SPREAD}; {known}"
-    assert said("wide: d = 2048", rival, 0.999, 0.01) == page_losses.SPREAD
+    assert said("pairs: pairs 16 x 64", rival, 0.999, 0.01) == page_losses.SPREAD
     for name, who, theirs in ((row, rival, 0.8), (row, "flash-maxsim", 0.95), (f"{row}, more", rival, 0.95)):
         assert said(name, who, theirs, 0.01) == page_losses.UNKNOWN
 

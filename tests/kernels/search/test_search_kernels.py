@@ -33,7 +33,13 @@ def test_a_search_with_interpreted_kernels_gives_brute_forces_answers(interprete
 @pytest.mark.parametrize("architecture", [80, 90])
 @pytest.mark.parametrize(
     ("dtype", "d", "longest"),
-    [(torch.float16, 128, 32), (torch.bfloat16, 128, 300), (torch.float16, 128, 1024), (torch.float16, 24, 5), (torch.float16, 256, 64)],
+    [
+        (torch.float16, 128, 32),
+        (torch.bfloat16, 128, 300),
+        (torch.float16, 128, 1024),
+        (torch.float16, 24, 5),
+        (torch.float16, 256, 64),
+    ],
 )
 def test_kernels_compile_within_their_resources(tmp_path, architecture, dtype, d, longest) -> None:
     found = architectures.search_launches(dtype, d, longest, recorder.CAPABILITIES[architecture])
