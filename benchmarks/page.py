@@ -69,8 +69,7 @@ REVISIONS = """A revision `abc+word` is commit abc with changes that were not co
 (`issue3b`) is a state before it was committed; digests beside it in the file name the kernels' code: `sources` all of it, `families`
 what a row depends on (files without it are older than it is, and so are their kernels). Rows of paper.json were measured at different
 revisions: each row's `environment` says which. Files without a date did not keep one. At
-004e48b four scripts ran at a time, each with a GPU and ten or more cores of its own: what waits for the host takes longer there. Of
-h200/forward_older.json, made by earlier kernels, only widths that no newer file has are read."""
+004e48b four scripts ran at a time, each with a GPU and ten or more cores of its own: what waits for the host takes longer there."""
 
 
 def sections(book: Book) -> dict[str, list[Table]]:

@@ -10,8 +10,6 @@ from tables.cells import Book, Value
 
 PAPER, FORWARD, SECOND = "h200/paper.json", "h200/forward.json", "h200/second.json"
 NEWER = "h100/forward.json"  # the same script on the GPUs that are lent now: its rows go before FORWARD's
-BEFORE = "h200/forward_before.json"  # forward.py before the tiles of codes were chosen by length: for rows that FORWARD lacks
-OLDER = "h200/forward_older.json"  # of a still earlier state of the kernels: read for widths that nothing newer has
 CPU = "cpu/forward.json"
 MAIN = "ours"
 CLOCK, BUSY = "median_ms", "busy_median_ms"  # with what the host takes; GPU time alone
@@ -101,7 +99,7 @@ def newest(book: Book, group: str, files: Iterable[str]) -> dict[str, Held]:
 
 def forward_rows(book: Book, group: str) -> dict[str, Held]:
     """Rows of a group of forward.py, of the newest file that has the row."""
-    return newest(book, group, (NEWER, FORWARD, BEFORE, *((OLDER,) if group == "wide" else ())))
+    return newest(book, group, (NEWER, FORWARD))
 
 
 def shape(book: Book, name: str, documents: int) -> Held | None:

@@ -7,27 +7,19 @@ from collections.abc import Callable, Iterator
 from measure.names import FLASH, GRANULARITIES, LIK, quantised_name
 from tables.cells import MISSING, Book, Cell, number, times
 from tables.columns import COMPILED, Fastest, Getter, Line, Lines, Source, each, faster_than, joined, ms, named, value
-from tables.rows import BEFORE, EAGER, MAIN, Held, forward_rows, wide
+from tables.rows import EAGER, MAIN, Held, forward_rows, wide
 
 HALF, OWN_HALF = "naive FP16", "ours FP16"
 
 
-def newer(book: Book) -> list[tuple[str, str, Held]]:
+def plain_rows(book: Book) -> list[tuple[str, str, Held]]:
     """Every float row of forward.py."""
     return [(name, name, held) for group in ("dense", "many", "ragged") for name, held in forward_rows(book, group).items()]
 
 
-def older(book: Book) -> list[tuple[str, str, Held]]:
-    """The widths that only older runs have."""
+def widths(book: Book) -> list[tuple[str, str, Held]]:
+    """The widths that the paper's tables lack."""
     return [(f"wide, d = {dim}", "", held) for dim in (96, 1000) if (held := wide(book, dim)) is not None]
-
-
-def which_are_older(book: Book) -> Iterator[str]:
-    """Rows of older runs, and of the run before the last, whose successor did not reach them."""
-    names = [name for name, _, held in newer(book) if held.file == BEFORE]
-    before = f"; of the run before the last: {', '.join(names)}" if names else ""
-    if older(book):
-        yield f"The two wide rows are of older runs and states of the kernels{before}."
 
 
 def coded(book: Book) -> Iterator[tuple[str, str, Held]]:
@@ -77,12 +69,12 @@ def host_clocks(name: str, fastest: bool = False) -> Getter:
 
 
 SOURCES = (
-    Source("kernels", "FP16 rows of forward.py in one run, ms", "row", lambda book: [*newer(book), *older(book)], {
+    Source("kernels", "FP16 rows of forward.py, ms", "row", lambda book: [*plain_rows(book), *widths(book)], {
         "floor": value("floor_ms"), "ours": ms(MAIN), "of floor": value("methods", MAIN, "of_floor", digits=2), **each(ms, FLASH, LIK),
         "naive FP16 (max / amax)": lambda line: joined("{} / {}", *(number(line.held.ms(one)) for one in EAGER[:2])),
         "naive FP32 acc.": ms(EAGER[2]), "chunked FP16": ms(EAGER[3]), "fastest compiled": ms(COMPILED),
         "times faster than the fastest rival": faster_than(Fastest(("baseline", "peer"))),
-    }, (which_are_older,), competing=("ours", FLASH, LIK, "naive FP32 acc.", "chunked FP16", "fastest compiled")),
+    }, competing=("ours", FLASH, LIK, "naive FP32 acc.", "chunked FP16", "fastest compiled")),
     Source("codes", "INT8 and FP8 over our own FP16 on the same documents, ms", "row", coded, {
         "FP16": ms(OWN_HALF), **{f"{granularity} scale": scaled(granularity) for granularity in GRANULARITIES}, "peer": coded_peer,
     }),

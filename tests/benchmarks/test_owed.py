@@ -221,9 +221,6 @@ def test_every_figure_of_the_pages_has_its_measurement() -> None:
     older = (
         "forward",
         "forward_alone",
-        "forward_before",
-        "forward_older",
-        "training_steps_alone",
         "streaming_4",
         "streaming_ooc",
     )

@@ -198,18 +198,17 @@ def test_tables_of_the_kernels_own_script(tmp_path: Path) -> None:
         "dense": {"textual 1K": dense},
         "int8": {"INT8 A": int8, "INT8 or dequantise, B = 7": first},
         "host": {"host A": host},
+        "wide": {"wide, d = 96": dense, "wide, d = 256": dense},
     }
     (tmp_path / "h200").mkdir()
-    for name, held in (("forward", groups), ("forward_older", {"wide": {"wide, d = 96": dense, "wide, d = 256": dense}})):
-        text = json.dumps({"groups": {group: {"rows": rows} for group, rows in held.items()}})
-        (tmp_path / "h200" / f"{name}.json").write_text(text, encoding="utf-8")
+    text = json.dumps({"groups": {group: {"rows": rows} for group, rows in groups.items()}})
+    (tmp_path / "h200" / "forward.json").write_text(text, encoding="utf-8")
     book = page_cells.Book(tmp_path, page.FIGURES)
     tables = {source.name: drawn(source, book) for source in page_script.SOURCES}
     assert list(tables) == ["kernels", "codes", "dequantise", "host"]
     shown = {name: [[page_cells.text_of(one) for one in line] for line in table.rows] for name, table in tables.items()}
     line = ["0.5", "1.00", "0.5", "1.50", "-", "4.00 / 3.00", "-", "-", "2.00", "1.50x (flash-maxsim)"]
-    assert shown["kernels"] == [["textual 1K", *line], ["wide, d = 96", *line]], "d = 256 stands in newer tables"
-    assert "older" in tables["kernels"].notes[0]
+    assert shown["kernels"] == [["textual 1K", *line], ["wide, d = 96", *line]], "d = 256 stands in other tables"
     assert shown["codes"] == [["INT8 A", "3.00", "2.00 (1.50x)", "-", "-", "5.00 (flash-maxsim, INT8)"]]
     assert shown["dequantise"] == [["B = 7", "2.00", "-", "-", "-", "8.00", "-", "7.00"]]
     assert shown["host"] == [["A", "20.0 / 70.0", "- / -", "- / -", "- / -", "40.0 / 95.0", "60.0 / 99.0"]]
@@ -305,7 +304,7 @@ def test_the_floors_of_speed_are_of_committed_runs() -> None:
     assert set(asked) == set(rows)
     for name, (group, row) in rows.items():
         shares = []
-        for file in ("forward", "forward_alone", "forward_before"):
+        for file in ("forward", "forward_alone"):
             groups = json.loads((page.RESULTS / "h200" / f"{file}.json").read_text(encoding="utf-8"))["groups"]
             held = groups.get(group, {}).get("rows", {}).get(row, {}).get("methods", {}).get("ours")
             shares += [held["of_floor"]] if held else []
