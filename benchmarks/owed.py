@@ -2,7 +2,7 @@
 
     python benchmarks/owed.py --list                                what is owed, why, and what each takes
     python benchmarks/owed.py --seconds 1800 --out owed             run it, one after the other, as far as the time goes
-    CUDA_VISIBLE_DEVICES=1 python benchmarks/owed.py --beside --seconds 1800 --out checks      what takes no times, on a second GPU
+    python benchmarks/owed.py --at-once 4 --seconds 600 --out owed  on four GPUs at once, what does not wait for the host
     python benchmarks/owed.py --take owed                           put what was measured into docs/results
     python benchmarks/page.py                                       and write the pages anew
 
@@ -11,6 +11,9 @@ there, or where the sources behind it are no longer those that the file recorded
 then most value a second. Each runs in a process group of its own with a limit of its own, and none is begun that does not fit. What
 ended well in `--out` with these sources is skipped, so the same command continues; what failed there is tried again last. Logs and
 `owed.json`, which says how each ended, lie in `--out`.
+
+At once, every GPU has a process with a share of the CPUs and a folder of its own in `--out` (`lane-0`, ...); what waits for the host
+(`alone`), takes several GPUs or comes after another is left for a call without `--at-once`.
 
 Exit status: 0 nothing is owed any more, 1 something failed, 2 it could not be run, 3 something did not fit and is still owed.
 """
@@ -36,6 +39,7 @@ from typing import Any
 from measure.session import digest_of_all
 from measure.sources import PACKAGE
 from results.file import write
+from run import lanes
 from tables import ages
 from tables.cells import FIGURES, OPERATOR, Book
 
@@ -44,7 +48,7 @@ TABLE, RESULTS = Path(__file__).with_suffix(".toml"), ROOT / "docs" / "results"
 JOURNAL = "owed.json"
 NEEDED = ("maxsim-eval", "maxsim-kernels", "pytest", "pytest-xdist")
 LONGER, LEAST_MORE = 1.5, 60.0  # a measurement may take so many times what it is known to, or so many seconds more
-KEYS = {"name", "command", "file", "seconds", "value", "groups", "entries", "slice", "first", "beside", "gpus", "after"}
+KEYS = {"name", "command", "file", "seconds", "value", "groups", "entries", "slice", "first", "alone", "gpus", "after"}
 
 
 @dataclass(frozen=True)
@@ -59,7 +63,7 @@ class Measurement:
     groups: tuple[str, ...] = ()
     entries: tuple[str, ...] = ()
     first: bool = False
-    beside: bool = False
+    alone: bool = False
     gpus: int = 1
     after: str = ""
 
@@ -159,27 +163,33 @@ def _lost(one: Measurement, found: dict[str, Any]) -> list[str]:
 
 def owed(found: Sequence[Measurement], out: Path | None, results: Path = RESULTS) -> list[tuple[Measurement, str]]:
     """What has to be measured and why, in the order in which it would run; what failed in `out` comes last."""
-    committed, held = Book(results, FIGURES), Book(out, FIGURES) if out is not None else None
-    ended = journal(out)
+    committed = Book(results, FIGURES)
+    before = [(Book(folder, FIGURES), journal(folder)) for folder in folders(out)]
     left, failed = [], []
     for one in found:
         why = why_owed(one, committed)
         if not why:
             continue
-        if held is not None and one.name in ended:
-            if ended[one.name]["exit"] == 0 and not why_owed(one, held):
-                continue
-            if ended[one.name]["exit"] != 0 and ended[one.name].get("sources") == digest_of_all():
-                failed.append((one, f"ended with {ended[one.name]['exit']} here before"))
-                continue
-        left.append((one, why))
+        runs = [(held, ended[one.name]) for held, ended in before if one.name in ended]
+        if any(run["exit"] == 0 and not why_owed(one, held) for held, run in runs):
+            continue
+        bad = [run["exit"] for _, run in runs if run["exit"] != 0 and run.get("sources") == digest_of_all()]
+        if bad:
+            failed.append((one, f"ended with {bad[-1]} here before"))
+        else:
+            left.append((one, why))
     return left + failed
 
 
-def journal(out: Path | None) -> dict[str, Any]:
+def folders(out: Path | None) -> list[Path]:
+    """Of a call: its folder and those of its lanes."""
+    return [] if out is None else [out, *sorted(out.glob("lane-*"))]
+
+
+def journal(out: Path) -> dict[str, Any]:
     """How what was run in a folder ended."""
-    path = None if out is None else out / JOURNAL
-    return json.loads(path.read_text(encoding="utf-8")) if path is not None and path.exists() else {}
+    path = out / JOURNAL
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
 
 
 # Running
@@ -269,6 +279,23 @@ def work(todo: Sequence[tuple[Measurement, str]], options: argparse.Namespace, d
     return failed, left
 
 
+def at_once(todo: Sequence[tuple[Measurement, str]], options: argparse.Namespace) -> int:
+    """Deal out what may run beside others, and run it on several GPUs; exits as of a call on one."""
+    takes = {one.name: one.seconds for one, _ in todo if not (one.alone or one.after) and one.gpus <= 1}
+    dealt = [names for names in lanes.dealt(takes, options.at_once, options.seconds) if names]
+    outs = [options.out / f"lane-{number}" for number in range(len(dealt))]
+    more = ["--seconds", options.seconds, "--results", options.results, "--gpus", 1]
+    more += ["--texts", options.texts] if options.texts else []
+    commands = [
+        [sys.executable, __file__, *map(str, ["--table", table, "--out", out, *more])]
+        for table, out in zip(lanes.tables(options.table, dealt, outs), outs, strict=True)
+    ]
+    exits = lanes.run(commands, outs)
+    left = [one.name for one, _ in todo if not any(one.name in names for names in dealt)]
+    print(f"{sum(map(len, dealt))} dealt to {len(dealt)} GPUs; left: {', '.join(left) or 'nothing'}", flush=True)
+    return 1 if any(code not in (0, 3) for code in exits) else 3 if left or 3 in exits else 0
+
+
 # Into docs/results
 
 
@@ -309,9 +336,11 @@ def taken(one: Measurement, new: dict[str, Any], old: dict[str, Any] | None) -> 
 
 def take(found: Sequence[Measurement], out: Path, results: Path) -> int:
     """Everything that ended well in a folder into another; how many files were written."""
-    ended, held, written = journal(out), Book(out, FIGURES), set()
-    for one in found:
-        if ended.get(one.name, {}).get("exit") != 0 or why_owed(one, held):
+    written = set()
+    runs = [(folder, one) for folder in folders(out) for one in found]
+    for folder, one in runs:
+        held = Book(folder, FIGURES)
+        if journal(folder).get(one.name, {}).get("exit") != 0 or why_owed(one, held):
             continue
         path = results / one.file
         old = json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
@@ -351,10 +380,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, help="the folder for files, logs and what was done")
     parser.add_argument("--take", type=Path, metavar="OUT", help="put what a run measured into docs/results and end")
     parser.add_argument("--only", default="", help="only measurements whose name holds one of these, by comma")
-    parser.add_argument(
-        "--beside", action="store_true", help="only what takes no times; a second call with --timed runs the rest"
-    )
-    parser.add_argument("--timed", action="store_true", help="only what takes times, and wants its GPU to itself")
+    parser.add_argument("--at-once", type=int, default=1, metavar="N", help="on so many GPUs at once (default 1)")
     parser.add_argument("--texts", type=Path, help="a BEIR corpus.jsonl, for what encodes texts")
     parser.add_argument("--gpus", type=int, default=visible(), help="GPUs that may be used (default: those of nvidia-smi)")
     parser.add_argument("--table", type=Path, default=TABLE, help="another table of measurements")
@@ -362,8 +388,6 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     parts = [part for part in options.only.split(",") if part]
     found = [one for one in table(options.table) if not parts or any(part in one.name for part in parts)]
-    if options.beside or options.timed:
-        found = [one for one in found if one.beside == options.beside]
     if not found:
         parser.error(f"--only: got {options.only!r}, which no such measurement's name holds; --list prints them")
     if options.take is not None:
@@ -385,6 +409,8 @@ def main(arguments: list[str] | None = None) -> int:
             file=sys.stderr,
         )
         return 2
+    if options.at_once > 1:
+        return at_once(todo, options)
     done = {one.name for one in found} - {one.name for one, _ in todo}
     failed, left = work(todo, options, done)
     print(

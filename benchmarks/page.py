@@ -63,7 +63,7 @@ where nothing else is said.
 
 **Run it**: `python evaluate.py bench fwd` (any table below; needs a GPU and this repository), or the scripts in
 `benchmarks/`. `python benchmarks/owed.py --list` says what is owed since the sources changed, and with `--seconds 1800 --out FOLDER`
-runs it on a GPU, correctness first and then what is worth most a second."""
+runs it on a GPU, correctness first and then what is worth most a second; `--at-once 4` on four of them."""
 
 REVISIONS = """A revision `abc+word` is commit abc with changes that were not committed yet, and one that is no commit's number
 (`issue3b`) is a state before it was committed; digests beside it in the file name the kernels' code: `sources` all of it, `families`

@@ -16,6 +16,7 @@ import pytest
 import owed
 import page
 from measure import sources
+from run import lanes
 from tables import ages
 from tables.cells import OPERATOR
 
@@ -121,18 +122,47 @@ def test_a_gpu_is_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
     assert not Path("nowhere").exists()
 
 
-def test_what_takes_no_times_may_run_beside(
-    made: Callable[..., Path], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+def test_several_gpus_share_what_may_run_beside(
+    made: Callable[..., Path], capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    place = made(("check", 1, 1, "beside = true"), ("time", 1, 1, ""))
-    words = ["--table", str(place / "table.toml"), "--results", str(place / "results"), "--seconds", "60"]
-    assert owed.main([*words, "--out", str(place / "a"), "--beside"]) == 0
-    assert owed.main([*words, "--out", str(place / "b"), "--timed"]) == 0
-    assert [list(owed.journal(place / part)) for part in "ab"] == [["check"], ["time"]]
+    place = made(
+        ("a", 3, 9, ""),
+        ("b", 2, 5, ""),
+        ("c", 1, 2, ""),
+        ("waits", 1, 1, "alone = true"),
+        ("after a", 1, 1, 'after = "a"'),
+        ("long", 99, 9, ""),
+    )
+    words = ["--table", str(place / "table.toml"), "--results", str(place / "results"), "--out", str(place / "out")]
+    assert owed.main([*words, "--seconds", "60", "--at-once", "2"]) == 3
+    said = capfd.readouterr().out
+    assert "3 dealt to 2 GPUs; left: waits, after a, long" in said
+    lanes = [sorted(owed.journal(place / "out" / f"lane-{lane}")) for lane in (0, 1)]
+    assert lanes == [["a"], ["b", "c"]]
+    assert owed.main([*words, "--seconds", "60"]) == 3
+    said = capfd.readouterr().out
+    assert [line.partition(":")[0] for line in said.splitlines()[:-1]] == ["waits", "after a", "long"], "what lanes did is done"
+    assert owed.main([*words, "--take", str(place / "out")]) == 0
+    taken = json.loads((place / "results" / "h200" / "forward.json").read_text())
+    assert sorted(taken["groups"]) == ["a", "after a", "b", "c", "waits"]
     monkeypatch.setattr(owed, "NEEDED", ("pytest", "no-such-package"))
-    assert owed.main([*words, "--out", str(place / "c")]) == 2
-    assert "owed.py needs no-such-package installed for" in capsys.readouterr().err
+    assert owed.main([*words[:4], "--seconds", "9", "--out", str(place / "c")]) == 2
+    assert "owed.py needs no-such-package installed for" in capfd.readouterr().err
     assert not (place / "c").exists()
+
+
+def test_lanes_have_a_gpu_a_share_of_cpus_and_caches_of_their_own(tmp_path: Path) -> None:
+    assert lanes.dealt({"a": 5, "b": 4, "c": 3, "d": 9, "e": 1}, 2, 8) == [["a", "e"], ["b", "c"]]
+    script = (
+        "import os, sys; print(os.environ['CUDA_VISIBLE_DEVICES'], os.environ['TRITON_CACHE_DIR'], file=open(sys.argv[1], 'w'))"
+    )
+    outs = [tmp_path / "0", tmp_path / "1"]
+    assert lanes.run(
+        [[sys.executable, "-c", f"{script}; sys.exit({n})", str(tmp_path / f"said-{n}")] for n in (0, 1)], outs
+    ) == [0, 1]
+    assert [(tmp_path / f"said-{n}").read_text().split() for n in (0, 1)] == [
+        [str(n), str(outs[n] / "triton_cache_dir")] for n in (0, 1)
+    ]
 
 
 def test_files_of_another_state_are_moved_aside(tmp_path: Path) -> None:
