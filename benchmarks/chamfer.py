@@ -31,7 +31,10 @@ from measure.method import Lineup, Method, Options, Row
 from measure.names import FLASH
 from measure.session import RefusedError
 from run.command import Tool, main
-from tables.chamfer import BOUND, COSINE, COUNTS, DIMS, SHIFT, markdown, row_name, verdicts
+from tables.training import BOUND, COSINE, COUNTS, DIMS, SHIFT
+from tables.training import chamfer_markdown as markdown
+from tables.training import chamfer_name as row_name
+from tables.training import chamfer_verdicts as verdicts
 
 LARGE, SMALL = ("10K", "50K", "100K"), ("1K",)
 DIFFERENCES = 10_000  # points; a call takes 0.1 s there, and grows with their square

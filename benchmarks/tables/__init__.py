@@ -18,7 +18,6 @@ ages.py            which figures are of older kernels
 
 Of one script each:
 markdown.py        what the training and Chamfer scripts print in common
-training.py        docs/training_figures.md and what training is asked to reach
-chamfer.py         the same of Chamfer distance
+training.py        docs/training_figures.md and what training and Chamfer distance are asked to reach
 forward_asked.py   what the forward is asked to reach
 """

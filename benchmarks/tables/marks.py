@@ -16,7 +16,7 @@ from typing import Any
 
 from measure.names import FLASH, LIK
 from results.file import Figures
-from tables import ages, chamfer, quoted, readme, training
+from tables import ages, quoted, readme, training
 from tables.cells import Book, plain, table_lines
 from tables.columns import Maker, drawn
 from tables.markdown import verdict_table
@@ -77,9 +77,9 @@ LINES: dict[str, tuple[str, Callable[[dict[str, Any]], list[str]]]] = {  # with 
     "own-layouts": (LAYOUTS, lambda found: training.layouts(Figures(found), peers=False)),
     "asked-of-steps": (STEPS, lambda found: verdict_table(training.verdicts(found))),
     "asked-of-backward": (BACKWARD, lambda found: verdict_table(training.verdicts(found))),
-    "chamfer-forward": (CHAMFER, lambda found: chamfer.times(Figures(found), training=False)),
-    "chamfer-training": (CHAMFER, lambda found: chamfer.times(Figures(found), training=True)),
-    "asked-of-chamfer": (CHAMFER, lambda found: verdict_table(chamfer.verdicts(found))),
+    "chamfer-forward": (CHAMFER, lambda found: training.chamfer_times(Figures(found), training=False)),
+    "chamfer-training": (CHAMFER, lambda found: training.chamfer_times(Figures(found), training=True)),
+    "asked-of-chamfer": (CHAMFER, lambda found: verdict_table(training.chamfer_verdicts(found))),
 }
 
 
