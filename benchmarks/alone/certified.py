@@ -3,9 +3,9 @@
     python benchmarks/alone/certified.py --cache-dir FOLDER --json FILE [--encoder lexical] [--k 10,100] [--runs 5] WORD ...
 
 WORD ...: the collection and its options as `evaluate.py` takes them (`beir scifact --data-dir FOLDER`); embeddings are encoded and
-converted first where they are not in the cache. Each run is one command that evaluates `fused-fp32` and `exact-int8`; a row is
-written only where every run's two files are equal. Rows of other encoders and depths stay in the file as they are, with the revision
-that made them.
+converted first where they are not in the cache. Each run is one command that evaluates `fused-fp32`, `exact-int8`, and `int8-document`,
+the scan alone; a row is written only where every run's first two files are equal. Rows of other encoders and depths stay in the file as
+they are, with the revision that made them.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ from measure.session import kernels
 from results.file import write
 
 SCHEMA = "maxsim-eval/certified/1"
-BRUTE, CERTIFIED = "fused-fp32", "exact-int8"
+BRUTE, CERTIFIED, SCAN = "fused-fp32", "exact-int8", "int8-document"
+PATHS = (BRUTE, CERTIFIED, SCAN)
 FACTS = ("survivors", "documents", "code_bytes", "row_bytes", "stored_bytes")
 
 
@@ -38,26 +39,26 @@ def command(name: str, words: list[str], options: argparse.Namespace) -> list[st
 
 
 def once(words: list[str], options: argparse.Namespace, k: int) -> dict[str, Any]:
-    """One evaluation by both paths: their seconds and what the search did."""
+    """One evaluation by all paths: their seconds and what the search did."""
     with tempfile.TemporaryDirectory() as place:
         out = Path(place) / "out"
-        more = ["--device", "cpu", "--paths", f"{BRUTE},{CERTIFIED}", "--k", str(k), "--quiet", "--out", str(out)]
+        more = ["--device", "cpu", "--paths", ",".join(PATHS), "--k", str(k), "--quiet", "--out", str(out)]
         seconds_of([*command("", words, options), *more])
         result = json.loads((out / "result.json").read_text(encoding="utf-8"))
         files = [(out / result["paths"][name]["run"]).read_bytes() for name in (BRUTE, CERTIFIED)]
     if files[0] != files[1]:
         raise SystemExit(f"{options.encoder}, k = {k}: the run files of {BRUTE} and {CERTIFIED} differ")
-    found = {name: result["paths"][name]["seconds"]["total"] for name in (BRUTE, CERTIFIED)}
+    found = {name: result["paths"][name]["seconds"]["total"] for name in PATHS}
     return {"seconds": found, "queries": result["task"]["queries"], "search": result["paths"][CERTIFIED]["search"]}
 
 
 def measured(words: list[str], options: argparse.Namespace, k: int) -> dict[str, Any]:
     """The row of an encoder and a depth."""
     runs = [once(words, options, k) for _ in range(options.runs)]
-    seconds = {name: [run["seconds"][name] for run in runs] for name in (BRUTE, CERTIFIED)}
+    seconds = {name: [run["seconds"][name] for run in runs] for name in PATHS}
     return {
         "encoder": options.encoder, "k": k, "task": " ".join(words[:2]), "queries": runs[0]["queries"], "seconds": seconds,
-        "times": [one / other for one, other in zip(*seconds.values(), strict=True)],
+        "times": [one / other for one, other in zip(seconds[BRUTE], seconds[CERTIFIED], strict=True)],
         "run_files_identical": True, **{name: runs[-1]["search"][name] for name in FACTS},
         "torch": torch.__version__, "threads": torch.get_num_threads(), **kernels(),
     }  # fmt: skip

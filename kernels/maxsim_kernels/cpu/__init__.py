@@ -2,6 +2,7 @@
 
 backward.py  MaxSim gradients on the CPU from saved winners: a gather for queries, a scatter for documents, accumulated in FP32
 batches.py   maxima of documents that meet different query tokens each: batched products of a few shapes
+corpus.py    documents as rows of a matrix: cut into tiles, in order of length, read, and pieces put together
 few.py       one tile for few documents, where it has the bits of whole ones
 forward.py   shared and per-query documents: planning, and the sums of the tiles' maxima
 integers.py  products of INT8 codes, exact on every processor: a look at the library's, and floats where it is wrong

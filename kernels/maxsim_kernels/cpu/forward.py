@@ -23,7 +23,8 @@ import torch
 from torch import Tensor
 
 from maxsim_kernels.checks import Call, check_padded, check_rows
-from maxsim_kernels.cpu.tiles import Corpus, Queries, maxima, padded_rows, summed
+from maxsim_kernels.cpu.corpus import Corpus
+from maxsim_kernels.cpu.tiles import Queries, maxima, padded_rows, summed
 from maxsim_kernels.cpu.turns import in_turns
 from maxsim_kernels.quantize import quantize_fp8, quantize_int8
 from maxsim_kernels.tokens import distinct_rows

@@ -1,8 +1,7 @@
-"""Scores of some of the pairs of queries and documents on the CPU: a tile meets only the query tokens that one of its documents is for.
+"""Scores of some of the pairs of queries and documents on the CPU: a document meets only the tokens of the queries that it is for.
 
-Many queries that each want a few documents share the reading of a tile, and most of its products are never made. Where documents of
-a tile are wanted by different queries, each meets its own instead (`batches.py`). The products have shapes of their own: whether they
-keep the bits of a whole call is looked at by whoever asks (`search/rescoring.py`).
+The products have shapes of their own, whose bits are looked at (`batches.py`). What is planned for all pairs at once is numpy's work;
+threads take batches of products.
 """
 
 from __future__ import annotations
@@ -14,18 +13,15 @@ import torch
 from torch import Tensor
 
 from maxsim_kernels.checks import Call
-from maxsim_kernels.cpu import batches
+from maxsim_kernels.cpu.batches import ROWS, TOKENS, Items, add_maxima
+from maxsim_kernels.cpu.corpus import Corpus, spans
 from maxsim_kernels.cpu.forward import corpora
-from maxsim_kernels.cpu.tiles import NARROW, STEP, Corpus, Queries, TileReader, merge_pieces, multiply, summed, tiles_of
-from maxsim_kernels.cpu.turns import in_turns
+from maxsim_kernels.cpu.tiles import Queries
 
-TOKENS = 5 * STEP  # of documents, a product
-ROWS = (*NARROW.values(), *range(STEP, 10 * STEP + 1, STEP))  # query tokens, a product: few shapes, each of which is looked at
-_SHARED = 4e6  # operations a product, from which threads gain: for less they wait for each other's Python
-_CELLS = 1 << 22  # (query token, document piece) maxima held at once by a thread: 16 MB
+_CELLS = 1 << 23  # (query token, document) pairs of a piece: about 200 MB where all are wanted
 
 
-def score_some(call: Call, first: int, queries: Queries, wanted: Tensor, scores: Tensor) -> None:
+def score_some(call: Call, first: int, queries: Queries, wanted: Tensor, scores: Tensor) -> bool:
     """Write the wanted scores of a block of queries, which begins with query `first`, and all packed documents of a call.
 
     Args:
@@ -33,87 +29,80 @@ def score_some(call: Call, first: int, queries: Queries, wanted: Tensor, scores:
         queries: float32, of `query_blocks`.
         wanted: `[Nq, N]` bool; where false nothing is written.
         scores: `[Nq, N]` float32.
+
+    Returns:
+        False where this machine's library would give other bits than a call with all pairs; some scores may have been written then.
     """
-    last = first + len(queries.bounds)
-    asked = wanted[first:last].numpy()
-
-    def score(spans: Iterator[tuple[Corpus, int, int, int]]) -> None:
-        for corpus, at, begin, stop in spans:
-            columns = slice(at + begin, at + stop)
-            _write(queries, corpus, begin, stop, asked[:, columns], scores[first:last, columns])
-
-    assert call.document_lengths is not None
-    tokens = max(1, int(call.document_lengths.sum()))
-    asked_rows = int(wanted[first:last].sum()) * queries.matrix.shape[0] / max(1, len(queries.bounds))
-    shared = 2 * queries.matrix.shape[1] * TOKENS * TOKENS * asked_rows / tokens > _SHARED
-    in_turns(score, list(_spans(call, queries)), most=None if shared else 1)
+    block = slice(first, first + len(queries.bounds))
+    with torch.no_grad(), torch.autocast("cpu", enabled=False):
+        return all(
+            _write(queries, corpus, begin, wanted[block, columns].numpy(), scores[block, columns])
+            for corpus, begin, columns in _spans(call, queries)
+        )
 
 
-def _spans(call: Call, queries: Queries) -> Iterator[tuple[Corpus, int, int, int]]:
-    """Documents in pieces whose maxima fit in memory, several for every thread."""
-    most = max(1, _CELLS // queries.matrix.shape[0])
-    step = max(1, min(most, -(-call.document_count // (4 * torch.get_num_threads()))))
+def _spans(call: Call, queries: Queries) -> Iterator[tuple[Corpus, int, slice]]:
+    """Documents in pieces that fit in memory: their corpus, the first of them there, and which of the call they are."""
+    step = max(1, _CELLS // queries.matrix.shape[0])
     for at, corpus in corpora(call, None):
         for begin in range(0, len(corpus.lengths), step):
-            yield corpus, at, begin, min(begin + step, len(corpus.lengths))
+            yield corpus, begin, slice(at + begin, at + min(begin + step, len(corpus.lengths)))
 
 
-def _write(queries: Queries, corpus: Corpus, begin: int, stop: int, asked: np.ndarray, scores: Tensor) -> None:
-    rows = np.zeros((queries.matrix.shape[0], stop - begin), bool)
-    for number, (low, high) in enumerate(queries.bounds):
-        rows[queries.rows[low:high]] |= asked[number]
-    best = _maxima(queries, corpus, begin, stop, rows)
-    for number, (low, high) in enumerate(queries.bounds):
-        which = np.flatnonzero(asked[number])
-        held = best[queries.rows[low:high, None], which]
-        scores[number, torch.from_numpy(which)] = torch.from_numpy(summed(held, range(len(held))))
+def _write(queries: Queries, corpus: Corpus, begin: int, asked: np.ndarray, scores: Tensor) -> bool:
+    """The wanted scores of documents from `begin` on: `asked` and `scores` `[Nq, n]`."""
+    document, query = asked.T.nonzero()
+    starts = np.array([low for low, _ in queries.bounds])[query]
+    sizes = np.array([high - low for low, high in queries.bounds])[query]
+    entries = queries.rows[spans(starts, sizes)]
+    count = asked.shape[1]
+    counts = np.bincount(document, weights=sizes, minlength=count).astype(np.int64)  # entries of each document
+    lengths = corpus.lengths[begin : begin + count]
+    pieces = np.maximum(1, -(-lengths // TOKENS[-1]))  # an empty document has one, with maxima of -inf
+    slots = np.cumsum(counts * pieces) - counts * pieces
+    found = np.full(int((counts * pieces).sum()), -np.inf, np.float32)
+    items = _items(entries, counts, slots, corpus.starts[begin : begin + count], lengths)
+    if len(items.slots) and not add_maxima(queries, corpus, items, found):
+        return False
+    for piece in range(1, int(pieces.max(initial=1))):
+        longer = np.flatnonzero(pieces > piece)
+        first = spans(slots[longer], counts[longer])
+        found[first] = np.maximum(found[first], found[spans(slots[longer] + piece * counts[longer], counts[longer])])
+    before = np.cumsum(sizes) - sizes
+    within = before - (np.cumsum(counts) - counts)[document]  # entries of the document before the pair's own
+    scores[torch.from_numpy(query), torch.from_numpy(document)] = torch.from_numpy(
+        _summed(found, slots[document] + within, sizes)
+    )
+    return True
 
 
-def _cheaper_alone(
-    corpus: Corpus, begin: int, firsts: np.ndarray, owners: np.ndarray, rows: np.ndarray, union: np.ndarray
-) -> np.ndarray:
-    """Which tiles cost more than their documents one by one: their products meet every row that any of the documents wants.
+def _items(entries: np.ndarray, counts: np.ndarray, slots: np.ndarray, starts: np.ndarray, lengths: np.ndarray) -> Items:
+    """Documents with `counts` entries each, cut where the largest shape ends; of a document, pieces of tokens first."""
+    most_rows, most_tokens = int(ROWS[-1]), int(TOKENS[-1])
+    of_rows, of_tokens = -(-counts // most_rows), -(-lengths // most_tokens)
+    number = of_rows * of_tokens
+    owner = np.repeat(np.arange(len(counts)), number)
+    at = np.arange(len(owner)) - np.repeat(np.cumsum(number) - number, number)
+    token, row = at // of_rows[owner], at % of_rows[owner]
+    firsts = (np.cumsum(counts) - counts)[owner] + row * most_rows
+    return Items(
+        tokens=starts[owner] + token * most_tokens,
+        lengths=np.minimum(most_tokens, lengths[owner] - token * most_tokens),
+        entries=entries,
+        firsts=firsts,
+        counts=np.minimum(most_rows, counts[owner] - row * most_rows),
+        slots=slots[owner] + token * counts[owner] + row * most_rows,
+    )
 
-    Args:
-        firsts: the first piece of every tile.
-        rows, union: how many rows want each piece, and any piece of each tile.
-    """
-    cells = batches.cells_of(rows, corpus.lengths[begin + owners])
-    whole = np.bincount(owners)[owners] == 1  # a document of several pieces is none of a batch
-    fits = np.logical_and.reduceat(whole & (cells > 0), firsts)
-    return fits & (np.add.reduceat(cells, firsts) < -(-union // STEP) * STEP * TOKENS)
 
-
-def _maxima(queries: Queries, corpus: Corpus, begin: int, stop: int, wanted: np.ndarray) -> np.ndarray:
-    """Maximum `[R, documents]` of the wanted cells, `[R, documents]` bool, over a document's tokens; -inf elsewhere."""
-    tiles, owners = tiles_of(corpus.lengths[begin:stop], TOKENS)
-    found = np.full((len(wanted), len(owners)), -np.inf, np.float32)
-    if not tiles:
-        return merge_pieces(found, None, owners, stop - begin)[0]
-    wanted = wanted if len(owners) == wanted.shape[1] and np.array_equal(owners, np.arange(len(owners))) else wanted[:, owners]
-    firsts = np.array([tile.pieces.start for tile in tiles])
-    asked = np.logical_or.reduceat(wanted, firsts, axis=1)
-    alone = _cheaper_alone(corpus, begin, firsts, owners, wanted.sum(0), asked.sum(0))
-    pieces = np.flatnonzero(np.repeat(alone, np.diff(np.append(firsts, len(owners)))))
-    if len(pieces):
-        left_out = batches.add_maxima(queries, corpus, begin + owners[pieces], pieces, wanted, found)
-        alone[np.searchsorted(firsts, left_out, side="right") - 1] = False
-    reader = TileReader(corpus, TOKENS, torch.float32)
-    left, product = torch.empty(ROWS[-1], queries.matrix.shape[1]), torch.empty(ROWS[-1] * TOKENS)
-    base = int(corpus.starts[begin])
-    for number, tile in enumerate(tiles):
-        if alone[number]:
-            continue
-        rows = np.flatnonzero(asked[:, number])
-        if not len(rows):
-            continue
-        tokens, _, _, shift = reader.read(base + tile.first, base + tile.last)
-        for low in range(0, len(rows), ROWS[-1]):
-            some = rows[low : low + ROWS[-1]]
-            torch.index_select(queries.matrix, 0, torch.from_numpy(some), out=left[: len(some)])
-            padded = next(size for size in ROWS if size >= len(some))  # rows behind: whatever was there, never looked at
-            cells = product[: padded * TOKENS].view(padded, TOKENS)
-            multiply(left[:padded], tokens.t(), cells)
-            inside = cells.numpy()[: len(some), shift : shift + tile.last - tile.first]
-            found[some, tile.pieces] = np.maximum.reduceat(inside, tile.begins, axis=1)
-    return merge_pieces(found, None, owners, stop - begin)[0]
+def _summed(maxima: np.ndarray, firsts: np.ndarray, sizes: np.ndarray) -> np.ndarray:
+    """Sums `[P]` float32 of the maxima of each pair, added in FP64 one after the other, as `tiles.summed` adds them."""
+    order = np.argsort(-sizes, kind="stable")
+    firsts, ends = firsts[order], np.searchsorted(-sizes[order], -np.arange(int(sizes.max(initial=0))), side="left")
+    total = np.zeros(len(sizes), np.float64)
+    with np.errstate(invalid="ignore", over="ignore"):
+        for row, some in enumerate(ends):
+            total[:some] += maxima[firsts[:some] + row]
+        found = np.empty(len(sizes), np.float32)
+        found[order] = total.astype(np.float32)
+    return found

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -12,6 +12,16 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from maxsim_kernels.cpu import few, integers
+from maxsim_kernels.cpu.corpus import (
+    Corpus,
+    Tile,
+    TileReader,
+    in_order_of_length,
+    merge_pieces,
+    runs_of,
+    tiles_of,
+    token_places,
+)
 from maxsim_kernels.cpu.turns import in_turns
 
 # Of products of whole steps of rows and tokens, and of so many dimensions at most, MKL adds every cell in one order, by its kernels for
@@ -24,13 +34,13 @@ _LONGEST_TILE = 336 * STEP  # document tokens a product, at most: with few query
 _LONGEST_OWN = 42 * STEP  # the same where each thread makes its own: the last ones are to end together
 _TILE_ROWS = 10 * STEP  # query tokens a product
 _CELLS = 1 << 20  # similarities a product: FP32 [480, 2016]
-# Query tokens from which maxima of float cells are scattered to their documents, in one call a product: for fewer torch is slower than
-# numpy, which looks at one run after the other. Builds without MKL have no fast way for it at all.
-_SCATTERED = 96 if torch.backends.mkl.is_available() else sys.maxsize
+# Query tokens from which documents are taken in order of length: those of one length are one call to torch for their maxima, which a
+# thread makes without waiting for the others' Python. Of builds without MKL, products with tokens first are not looked at.
+_SORTED = 96
+_SORTED_FLOATS = _SORTED if torch.backends.mkl.is_available() else sys.maxsize
 _INT8_STEP, _INT8_TILE_ROWS = 32, 448
 # Integer products are bound by what they write and maxima read, which should fit the L2 cache: [576, 448].
 _INT8_CELLS = 1 << 18
-_WALKED_ROWS, _WALKED_TOKENS = 96, 16  # query tokens, and tokens a document, from which integer maxima are a call a document
 
 
 @dataclass(frozen=True)
@@ -50,54 +60,6 @@ class Queries:
     sums: np.ndarray | None
 
 
-@dataclass(frozen=True)
-class Corpus:
-    """Documents as rows of a `[T, d]` matrix, with per-token or per-document scale and offset (float32, or None).
-
-    `index`: row of `values` for each token in order (None: documents follow each other in memory); `places`: position of each
-    token in its document (None: 0, 1, 2, ...); `uniform`: the one length of all documents, where nothing is masked.
-    """
-
-    values: Tensor
-    starts: np.ndarray
-    lengths: np.ndarray
-    index: Tensor | None
-    places: np.ndarray | None
-    uniform: int | None
-    token_scale: Tensor | None
-    token_offset: Tensor | None
-    document_scale: np.ndarray | None
-    document_offset: np.ndarray | None
-
-
-@dataclass(frozen=True)
-class Tile:
-    """Tokens `first..last` of the group; `begins` of its pieces relative to `first`; the piece numbers `pieces`."""
-
-    first: int
-    last: int
-    begins: np.ndarray
-    pieces: slice
-
-
-def tiles_of(lengths: np.ndarray, tile_tokens: int) -> tuple[list[Tile], np.ndarray]:
-    """Cut documents into tiles of whole documents (a longer one into pieces); also the document of each piece."""
-    counts = -(-lengths // tile_tokens)  # pieces of each document; none for an empty one
-    owners = np.repeat(np.arange(len(lengths)), counts)
-    number = np.arange(len(owners)) - np.repeat(np.cumsum(counts) - counts, counts)
-    sizes = np.minimum(tile_tokens, lengths[owners] - number * tile_tokens)
-    ends = np.cumsum(sizes)
-    begins = ends - sizes
-    tiles = []
-    piece = 0
-    while piece < len(owners):
-        first = int(begins[piece])
-        stop = int(np.searchsorted(ends, first + tile_tokens, side="right"))
-        tiles.append(Tile(first, int(ends[stop - 1]), begins[piece:stop] - first, slice(piece, stop)))
-        piece = stop
-    return tiles, owners
-
-
 def padded_rows(rows: int, dtype: torch.dtype) -> int:
     """Rows of the matrix of so many query tokens."""
     if dtype == torch.int8:
@@ -114,10 +76,10 @@ def _chunk(queries: Queries) -> int:
     return -(-rows // parts // _INT8_STEP) * _INT8_STEP
 
 
-def _counts(queries: Queries) -> set[int]:
-    """Query rows of all products: `_chunk`, and what is left for the last one."""
+def _parts(queries: Queries) -> dict[int, int]:
+    """Query rows of all products, by the first: `_chunk`, and what is left for the last one."""
     rows, chunk = queries.matrix.shape[0], _chunk(queries)
-    return {min(chunk, rows - low) for low in range(0, rows, chunk)}
+    return {low: min(chunk, rows - low) for low in range(0, rows, chunk)}
 
 
 def _tile_tokens(queries: Queries) -> int:
@@ -130,7 +92,7 @@ def _tile_tokens(queries: Queries) -> int:
 
 def product_shapes(queries: Queries) -> set[tuple[int, int, bool]]:
     """Of the products of a block of float queries with packed documents: query rows, document tokens, whether one thread makes them."""
-    return {(_rows_of(count, False), _tile_tokens(queries), _by_one(queries)) for count in _counts(queries)}
+    return {(_rows_of(count, False), _tile_tokens(queries), _by_one(queries)) for count in set(_parts(queries).values())}
 
 
 def product_of(queries: Tensor, tokens: Tensor) -> Tensor:
@@ -145,7 +107,7 @@ def _exact(queries: Queries, tokens_first: bool) -> Queries:
     if queries.matrix.dtype != torch.int8:
         return queries
     width = queries.matrix.shape[1]
-    if all(integers.right(count, _tile_tokens(queries), width, tokens_first) for count in _counts(queries)):
+    if all(integers.right(count, _tile_tokens(queries), width, tokens_first) for count in set(_parts(queries).values())):
         return queries
     return replace(queries, matrix=queries.matrix.to(integers.exact_float(width)))
 
@@ -162,69 +124,99 @@ def maxima(
 
     Documents without tokens have maximum -inf and winner -1.
     """
-    scaled = corpus.token_scale is not None
-    rows = queries.matrix.shape[0]
-    scattered = not return_argmax and rows >= _SCATTERED and (scaled or queries.matrix.dtype == torch.float32)
     lengths = corpus.lengths[begin:stop]
-    walked = not (return_argmax or scattered) and rows >= _WALKED_ROWS and lengths.sum() >= _WALKED_TOKENS * len(lengths)
-    queries = _exact(queries, not return_argmax and (bool(corpus.uniform) or scattered or walked))
-    base = int(corpus.starts[begin])
-    size = _tile_tokens(queries)
-    uniform = corpus.uniform if not return_argmax and (corpus.uniform or 0) <= size else None
-    tokens_first = bool(uniform) or scattered or walked
-    one = _one_tile(queries, int(lengths.sum()), size, uniform, tokens_first)
-    size = one or size
-    tiles, owners = tiles_of(lengths, size // uniform * uniform if uniform else size)
-    found = np.empty((rows, 0 if tokens_first else len(owners)), np.float32)
-    reduced = torch.float32 if scaled else _cell_dtype(queries)
-    by_document = torch.empty(len(owners) if tokens_first else 0, rows, dtype=reduced)
-    winners = np.full((rows, len(owners)), -1, np.int32) if return_argmax else None
-
-    def work(taken: Iterable[Tile]) -> None:
-        reader = TileReader(corpus, size, queries.matrix.dtype)
-        products = _Products(queries, size, scaled, tokens_first)
-        for tile in taken:
-            tokens, scale, offset, shift = reader.read(base + tile.first, base + tile.last)
-            inside = slice(shift, shift + tile.last - tile.first)
-            for part in products.parts:
-                product = products.cells(part, tokens, scale, offset)
-                if uniform:
-                    documents = product[inside].view(len(tile.begins), uniform, -1)
-                    torch.amax(documents, 1, out=by_document[tile.pieces, part.rows])
-                elif scattered:
-                    by_document[tile.pieces, part.rows] = _segment_maxima(product[inside], tile.begins)
-                elif walked:
-                    _walk(product[inside].numpy(), tile.begins, by_document[tile.pieces, part.rows].numpy())
-                else:
-                    cells = product.numpy()[: part.count, inside]
-                    best = np.maximum.reduceat(cells, tile.begins, axis=1)  # a maximum that keeps NaN
-                    found[part.rows, tile.pieces] = best
-                    if winners is not None:
-                        places = _token_places(corpus, begin, owners[tile.pieces], base + tile.first, base + tile.last)
-                        winners[part.rows, tile.pieces] = _first_of(cells, best, tile.begins, places)
-
-    if one or not _by_one(queries):
-        work(tiles)
+    least = _SORTED if queries.matrix.dtype == torch.int8 else _SORTED_FLOATS
+    uniform = corpus.uniform if (corpus.uniform or 0) <= _tile_tokens(queries) else None
+    by_length = not return_argmax and (bool(uniform) or queries.matrix.shape[0] >= least)
+    queries = _exact(queries, by_length)
+    one = _one_tile(queries, int(lengths.sum()), _tile_tokens(queries), uniform if by_length else None, by_length)
+    size = one or _tile_tokens(queries)
+    if by_length:
+        found, owners = _by_length(queries, corpus, (begin, stop), size, bool(one))
+        winners = None
     else:
-        in_turns(work, tiles)
-    if tokens_first:
-        found = by_document.t().float().contiguous().numpy()
+        found, owners, winners = _in_place(queries, corpus, (begin, stop), size, bool(one), return_argmax)
     merged, merged_winners = merge_pieces(found, winners, owners, len(lengths))
     return _scaled(merged, queries, corpus, begin, stop), merged_winners
 
 
-def _segment_maxima(cells: Tensor, begins: np.ndarray) -> Tensor:
-    """Maximum `[n, rows]` of each run of the rows of `cells` `[tokens, rows]`, NaN where one is NaN."""
-    owners = torch.from_numpy(np.repeat(np.arange(len(begins)), np.diff(np.append(begins, len(cells)))))
-    best = torch.full((len(begins), cells.shape[1]), -torch.inf)
-    return best.scatter_reduce_(0, owners[:, None].expand_as(cells), cells, "amax")
+def _by_length(
+    queries: Queries, corpus: Corpus, span: tuple[int, int], size: int, together: bool
+) -> tuple[np.ndarray, np.ndarray]:
+    """Maximum `[R, pieces]` and the document of each piece: documents of one length follow each other, products `[tokens, rows]`.
+
+    `together`: threads make each product together.
+    """
+    begin, stop = span
+    held, order = in_order_of_length(corpus, begin, stop)
+    base = int(held.starts[0]) if len(held.starts) else 0
+    tiles, owners = tiles_of(held.lengths, size)
+    scaled = corpus.token_scale is not None
+    best = [
+        torch.empty(len(owners), count, dtype=torch.float32 if scaled else _cell_dtype(queries))
+        for count in _parts(queries).values()
+    ]
+
+    def work(taken: Iterable[Tile]) -> None:
+        reader = TileReader(held, size, queries.matrix.dtype)
+        products = _Products(queries, size, scaled, tokens_first=True)
+        for tile in taken:
+            tokens, scale, offset, shift = reader.read(base + tile.first, base + tile.last)
+            runs = runs_of(tile)
+            for part, out in zip(products.parts, best, strict=True):
+                products.cells(part, tokens, scale, offset)
+                for first, pieces, length in runs:
+                    alike = part.documents(shift + first, pieces.stop - pieces.start, length)
+                    torch.amax(alike, 1, out=out[pieces])
+
+    _shared(work, tiles, queries, together)
+    documents = order[owners]
+    back = np.argsort(documents, kind="stable")  # a document's pieces stay in order
+    found, places = torch.empty(queries.matrix.shape[0], len(owners)), torch.from_numpy(back)
+
+    def put(taken: Iterable[tuple[int, Tensor]]) -> None:  # by threads of this package's own: torch's do not outlive a fork
+        for low, out in taken:
+            found[low : low + out.shape[1]].copy_(out[places].float().t())
+
+    in_turns(put, list(zip(_parts(queries), best, strict=True)))
+    return found.numpy(), documents[back]
 
 
-def _walk(cells: np.ndarray, begins: np.ndarray, out: np.ndarray) -> None:
-    """The same into `out` `[n, rows]`, run by run."""
-    stops = [*begins[1:].tolist(), len(cells)]
-    for begin, stop, row in zip(begins.tolist(), stops, out, strict=True):
-        np.maximum.reduce(cells[begin:stop], axis=0, out=row)
+def _in_place(
+    queries: Queries, corpus: Corpus, span: tuple[int, int], size: int, together: bool, return_argmax: bool
+) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+    """The same of documents where they stand, products `[rows, tokens]`; also the winning positions, where asked for."""
+    begin, stop = span
+    rows = queries.matrix.shape[0]
+    tiles, owners = tiles_of(corpus.lengths[begin:stop], size)
+    base = int(corpus.starts[begin]) if stop > begin else 0
+    found = np.empty((rows, len(owners)), np.float32)
+    winners = np.full((rows, len(owners)), -1, np.int32) if return_argmax else None
+
+    def work(taken: Iterable[Tile]) -> None:
+        reader = TileReader(corpus, size, queries.matrix.dtype)
+        products = _Products(queries, size, corpus.token_scale is not None, tokens_first=False)
+        for tile in taken:
+            tokens, scale, offset, shift = reader.read(base + tile.first, base + tile.last)
+            inside = slice(shift, shift + tile.last - tile.first)
+            for part in products.parts:
+                cells = products.cells(part, tokens, scale, offset).numpy()[: part.count, inside]
+                best = np.maximum.reduceat(cells, tile.begins, axis=1)  # a maximum that keeps NaN
+                found[part.rows, tile.pieces] = best
+                if winners is not None:
+                    places = token_places(corpus, begin, owners[tile.pieces], base + tile.first, base + tile.last)
+                    winners[part.rows, tile.pieces] = _first_of(cells, best, tile.begins, places)
+
+    _shared(work, tiles, queries, together)
+    return found, owners, winners
+
+
+def _shared(work: Callable[[Iterable[Tile]], None], tiles: list[Tile], queries: Queries, together: bool) -> None:
+    """Threads take tiles in turns, or make every product together."""
+    if together or not _by_one(queries):
+        work(tiles)
+    else:
+        in_turns(work, tiles)
 
 
 def _by_one(queries: Queries) -> bool:
@@ -242,46 +234,9 @@ def _one_tile(queries: Queries, tokens: int, whole: int, uniform: int | None, to
     small = few.tile_for(tokens, whole, uniform or 1)
     if not small or queries.matrix.dtype != torch.float32:  # products of codes are exact in every shape
         return small
-    parts = {_rows_of(count, tokens_first) for count in _counts(queries)}
+    parts = {_rows_of(count, tokens_first) for count in set(_parts(queries).values())}
     shared = (queries.matrix.shape[1], small, whole, tokens_first, torch.get_num_threads(), _by_one(queries), multiply)
     return small if all(few.same_bits(part, *shared) for part in parts) else 0
-
-
-class TileReader:
-    """Gives tiles of document tokens in one fixed shape, copying only where dtype, order or a small corpus needs it."""
-
-    def __init__(self, corpus: Corpus, tile_tokens: int, dtype: torch.dtype) -> None:
-        self.corpus = corpus
-        self.tile_tokens = tile_tokens
-        same = corpus.index is None and corpus.values.dtype == dtype and corpus.values.stride(1) == 1
-        self.direct = same and corpus.values.shape[0] >= tile_tokens
-        if not self.direct:
-            self.buffer = torch.zeros(tile_tokens, corpus.values.shape[1], dtype=dtype)
-            self.scale = torch.zeros(tile_tokens) if corpus.token_scale is not None else None
-            self.offset = torch.zeros(tile_tokens) if corpus.token_offset is not None else None
-
-    def read(self, first: int, last: int) -> tuple[Tensor, Tensor | None, Tensor | None, int]:
-        """Tokens `[tile, d]`, their scales and offsets `[tile]`, and where in the tile token `first` stands.
-
-        A tile may hold tokens of other documents before and behind the ones asked for; their cells are never looked at.
-        """
-        corpus = self.corpus
-        if self.direct:
-            start = min(first, corpus.values.shape[0] - self.tile_tokens)
-            whole = slice(start, start + self.tile_tokens)
-            scale = None if corpus.token_scale is None else corpus.token_scale[whole]
-            offset = None if corpus.token_offset is None else corpus.token_offset[whole]
-            return corpus.values[whole], scale, offset, first - start
-        count = last - first
-        rows = slice(first, last) if corpus.index is None else corpus.index[first:last]
-        for buffer, source in ((self.scale, corpus.token_scale), (self.offset, corpus.token_offset)):
-            if buffer is not None and source is not None:
-                buffer[:count] = source[rows]
-        if isinstance(rows, Tensor) and corpus.values.dtype == self.buffer.dtype:
-            torch.index_select(corpus.values, 0, rows, out=self.buffer[:count])  # one copy, not two
-        else:
-            self.buffer[:count] = corpus.values[rows]
-        return self.buffer, self.scale, self.offset, 0
 
 
 @dataclass(frozen=True)
@@ -294,6 +249,17 @@ class _Part:
     product: Tensor
     scaled: Tensor
     sums: Tensor | None
+    views: dict[tuple[int, int, int], Tensor] = field(default_factory=dict)
+
+    def documents(self, first: int, count: int, length: int) -> Tensor:
+        """Cells `[count, length, rows]` of the documents from token `first` on, where products have tokens first.
+
+        A view is made once: torch gives Python's lock away for each, and threads wait to get it back.
+        """
+        key = first, count, length
+        if key not in self.views:
+            self.views[key] = self.scaled[first : first + count * length].view(count, length, -1)
+        return self.views[key]
 
 
 class _Products:
@@ -302,15 +268,12 @@ class _Products:
     def __init__(self, queries: Queries, tile_tokens: int, scaled: bool, tokens_first: bool) -> None:
         self.tokens_first = tokens_first
         self.integer = queries.matrix.dtype == torch.int8
-        total = queries.matrix.shape[0]
-        chunk = _chunk(queries)
-        most = _rows_of(chunk, tokens_first, queries.matrix.dtype) * tile_tokens
+        most = _rows_of(_chunk(queries), tokens_first, queries.matrix.dtype) * tile_tokens
         product = torch.empty(most, dtype=_cell_dtype(queries))
         result = torch.empty(most) if scaled else product
         self.parts = []
-        for low in range(0, total, chunk):
-            rows = slice(low, min(low + chunk, total))
-            count = rows.stop - low
+        for low, count in _parts(queries).items():
+            rows = slice(low, low + count)
             wide = _rows_of(count, tokens_first, queries.matrix.dtype)
             shape = (tile_tokens, wide) if tokens_first else (wide, tile_tokens)
             operand, sums = queries.matrix[rows], None if queries.sums is None else torch.from_numpy(queries.sums[rows])
@@ -350,16 +313,6 @@ def multiply(left: Tensor, right: Tensor, out: Tensor) -> None:
         out.addmm_(left[:, start : start + INNER], right[start : start + INNER])
 
 
-def _token_places(corpus: Corpus, begin: int, owners: np.ndarray, first: int, last: int) -> np.ndarray:
-    """Position of each token `first..last` of the group in its own document."""
-    if corpus.places is not None:
-        return corpus.places[first:last]
-    starts = corpus.starts[begin + owners]
-    tokens = np.arange(first, last)
-    piece = np.searchsorted(starts, tokens, side="right") - 1
-    return tokens - starts[piece]
-
-
 def _first_of(cells: np.ndarray, best: np.ndarray, begins: np.ndarray, places: np.ndarray) -> np.ndarray:
     """Position of the first cell that equals its piece's maximum: of the first NaN, where there is one."""
     sizes = np.diff(np.append(begins, cells.shape[1]))
@@ -376,27 +329,6 @@ def summed(best: np.ndarray, rows: Iterable[int]) -> np.ndarray:
         for row in rows:
             total += best[row]
         return total.astype(np.float32)
-
-
-def merge_pieces(
-    found: np.ndarray, winners: np.ndarray | None, owners: np.ndarray, documents: int
-) -> tuple[np.ndarray, np.ndarray | None]:
-    """One column a document: `[R, documents]`; documents without tokens keep -inf and -1."""
-    if np.array_equal(
-        owners, np.arange(documents)
-    ):  # as many pieces as documents is not enough: one may have two, another none
-        return found, winners
-    merged = np.full((found.shape[0], documents), -np.inf, np.float32)
-    merged_winners = None if winners is None else np.full((found.shape[0], documents), -1, np.int32)
-    if len(owners) == 0:
-        return merged, merged_winners
-    firsts = np.flatnonzero(np.diff(owners, prepend=-1))
-    merged[:, owners[firsts]] = np.maximum.reduceat(found, firsts, axis=1)
-    if winners is not None and merged_winners is not None:
-        for begin, stop in zip(firsts, np.append(firsts[1:], len(owners)), strict=True):
-            piece = found[:, begin:stop].argmax(1)  # the first maximum, or the first NaN
-            merged_winners[:, owners[begin]] = winners[np.arange(len(winners)), begin + piece]
-    return merged, merged_winners
 
 
 def _scaled(maxima: np.ndarray, queries: Queries, corpus: Corpus, begin: int, stop: int) -> np.ndarray:

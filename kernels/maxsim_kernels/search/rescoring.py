@@ -14,11 +14,14 @@ import torch
 from torch import Tensor
 
 from maxsim_kernels.checks import Call, Options, check_rows, validate
+from maxsim_kernels.cpu.batches import TOKENS as BATCHED
 from maxsim_kernels.cpu.forward import check_values, forward, query_blocks
-from maxsim_kernels.cpu.some import ROWS, TOKENS, score_some
+from maxsim_kernels.cpu.some import score_some
 from maxsim_kernels.cpu.tiles import STEP, Queries, product_of, product_shapes
 from maxsim_kernels.cpu.turns import alone
 from maxsim_kernels.tokens import Packed
+
+_TOKENS = int(BATCHED[-1])  # of the product that all others are compared with, those of batches too
 
 
 def packed_queries(call: Call) -> Packed:
@@ -52,8 +55,8 @@ class Some:
         some = replace(
             self.call, documents=documents.values, document_starts=documents.starts, document_lengths=documents.lengths
         )
-        for first, block in self.blocks:
-            score_some(some, first, block, wanted, scores)
+        if not all(score_some(some, first, block, wanted, scores) for first, block in self.blocks):
+            torch.where(wanted, brute_force(self.call, documents), scores, out=scores)
 
 
 def brute_force(call: Call, documents: Packed) -> Tensor:
@@ -75,7 +78,7 @@ def why_not_some(queries: Packed, dim: int, call: Call | None = None) -> str:
     if asked not in ("none", "ieee"):
         return f"products of float32 may be rounded to {asked} (torch.backends.mkldnn), which the bounds do not cover"
     nothing = Packed(torch.empty(0, dim, dtype=queries.dtype), torch.zeros(1, dtype=torch.int64))
-    shapes = {(rows, TOKENS, True) for rows in ROWS}  # query rows, document tokens, whether one thread makes the product
+    shapes: set[tuple[int, int, bool]] = set()  # query rows, document tokens, whether one thread makes the product
     for _, block in query_blocks(call or validate(queries, nothing, Options())):
         shapes |= product_shapes(block)
     threads = torch.get_num_threads()
@@ -91,7 +94,7 @@ def same_order(rows: int, tokens: int, by_one: bool, width: int, threads: int) -
     again and again, so that every place of the large product is compared.
     """
     random = torch.Generator().manual_seed(0)
-    left, right = torch.randn(STEP, width, generator=random), torch.randn(TOKENS, width, generator=random)
-    expected = alone(product_of, left, right).repeat(-(-rows // STEP), -(-tokens // TOKENS))[:rows, :tokens]
-    asked = left.repeat(-(-rows // STEP), 1)[:rows], right.repeat(-(-tokens // TOKENS), 1)[:tokens]
+    left, right = torch.randn(STEP, width, generator=random), torch.randn(_TOKENS, width, generator=random)
+    expected = alone(product_of, left, right).repeat(-(-rows // STEP), -(-tokens // _TOKENS))[:rows, :tokens]
+    asked = left.repeat(-(-rows // STEP), 1)[:rows], right.repeat(-(-tokens // _TOKENS), 1)[:tokens]
     return torch.equal(alone(product_of, *asked) if by_one else product_of(*asked), expected)

@@ -12,10 +12,10 @@ import torch
 
 from inputs import on_cpu as cases
 from maxsim_kernels import maxsim, pack
-from maxsim_kernels.cpu import few, some, tiles
+from maxsim_kernels.cpu import batches, few, tiles
 
 ROOT = Path(__file__).resolve().parents[3]
-TILES = (*few.LEVELS, some.TOKENS, 16128)
+TILES = (*few.LEVELS, int(batches.TOKENS[-1]), 16128)
 
 
 @pytest.mark.parametrize("d", [1, 24, 128, 384, 385, 768])
