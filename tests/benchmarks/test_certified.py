@@ -13,7 +13,7 @@ from alone import certified
 
 @pytest.fixture
 def commands(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
-    """Evaluations that take 2 s and 1 s and whose run files are equal; returns what was run."""
+    """Evaluations whose paths take 2, 1 and 0.5 s and whose run files are equal; returns what was run."""
     ran: list[list[str]] = []
 
     def stand_in(command: list[str]) -> float:
@@ -30,7 +30,7 @@ def evaluation(out: Path, equal: bool) -> None:
     (out / "runs").mkdir(parents=True)
     search = dict.fromkeys(certified.FACTS, 5)
     paths: dict[str, Any] = {}
-    for name, seconds in ((certified.BRUTE, 2.0), (certified.CERTIFIED, 1.0)):
+    for name, seconds in ((certified.BRUTE, 2.0), (certified.CERTIFIED, 1.0), (certified.SCAN, 0.5)):
         paths[name] = {"seconds": {"total": seconds}, "run": f"runs/{name}.trec", "search": search}
         (out / "runs" / f"{name}.trec").write_text("1 Q0 d 1 2.0 t\n" if equal else f"1 Q0 {name} 1 2.0 t\n")
     (out / "result.json").write_text(json.dumps({"task": {"queries": 3}, "paths": paths}))
@@ -43,6 +43,7 @@ def test_rows_are_added_and_replaced(commands: list[list[str]], tmp_path: Path) 
     runs = json.loads((tmp_path / "found.json").read_text())["runs"]
     assert list(runs) == ["lexical, k = 10", "lexical, k = 100"]
     assert runs["lexical, k = 10"]["times"] == [2.0]
+    assert runs["lexical, k = 10"]["seconds"][certified.SCAN] == [0.5]
     assert {"families", "revision", "survivors"} < set(runs["lexical, k = 10"])
     encode, convert, evaluate = commands[:3]
     assert encode[2:6] == ["encode", "beir", "scifact", "--data-dir"]
