@@ -1,4 +1,4 @@
-"""The inner part of `forward.py`: tiles of document tokens, their products with query rows, and segmented maxima."""
+"""The inner part of `forward.py`: products of query rows with tiles of document tokens, and their maxima, document by document."""
 
 from __future__ import annotations
 
