@@ -48,6 +48,47 @@ def test_pieces_of_codes_next_to_empty_documents(granularity, quantize_queries) 
     assert winners[1].eq(-1).all()
 
 
+MIXED = [3, 700, 0, 21, 2500, 1, 21, 0, 64, 4100, 20]  # documents of one length apart from each other, and some of several pieces
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_many_queries_take_documents_in_order_of_length(dtype: torch.dtype) -> None:
+    """From 96 query tokens on: packed, at scattered places, and padded with holes; a NaN spoils its own document alone."""
+    queries, documents = _inputs(MIXED, dtype)
+    queries = torch.stack([queries, queries.flip(0), -queries, queries.roll(1, 1)])
+    truth = maxsim_reference(queries, documents)
+    assert torch.equal(maxsim(queries, documents), truth)
+    back = torch.arange(len(MIXED) - 1, -1, -1)
+    scattered = Packed.view(documents.values, documents.starts[back], documents.lengths[back])
+    assert torch.equal(maxsim(queries, scattered), truth[:, back])
+    padded = torch.full((len(MIXED), max(MIXED) + 5, 128), torch.nan, dtype=dtype)
+    mask = torch.zeros(padded.shape[:2], dtype=torch.bool)
+    for number, (start, length) in enumerate(zip(documents.starts.tolist(), MIXED, strict=True)):
+        places = torch.randperm(padded.shape[1], generator=torch.Generator().manual_seed(number))[:length].sort().values
+        padded[number, places], mask[number, places] = documents.values[start : start + length], True
+    assert torch.equal(maxsim(queries, padded, document_mask=mask), truth)
+    spoilt = documents.values.clone()
+    spoilt[int(documents.starts[6]) + 20, 5] = torch.nan
+    found = maxsim(queries, documents.with_values(spoilt))
+    assert torch.isnan(found[:, 6]).all()
+    others = torch.arange(len(MIXED)) != 6
+    assert torch.equal(found[:, others], truth[:, others])
+
+
+@pytest.mark.parametrize("affine", [False, True])
+@pytest.mark.parametrize("granularity", ["token", "document", "corpus"])
+def test_many_queries_take_codes_in_order_of_length(granularity: str, affine: bool) -> None:
+    queries, documents = _inputs(MIXED)
+    queries = torch.stack([queries, queries.flip(0), -queries, queries.roll(1, 1)])
+    codes = quantize_int8(documents, granularity, affine=affine)
+    truth = maxsim_reference(queries, codes, dtype=torch.float64)
+    bound = tol.SCORE_QUANTIZED * float(queries.norm(dim=-1).sum(1).max() * documents.values.norm(dim=-1).max())
+    found = maxsim(queries, codes)
+    torch.testing.assert_close(found.double(), truth, rtol=0.0, atol=bound)
+    back = torch.arange(len(MIXED) - 1, -1, -1)
+    assert torch.equal(maxsim(queries, codes.select(back)), found[:, back])
+
+
 @pytest.mark.parametrize("affine", [None, False, True])
 def test_scores_beyond_float32_are_infinite_without_a_warning(affine):
     """numpy's casts and products would warn, and a program that turns warnings into errors would stop."""
