@@ -22,13 +22,14 @@ from maxsim_kernels.cpu.turns import alone, in_turns
 # Shapes of which MKL's kernels add every cell in one order: other sizes, and 8 or 32 rows, have edges that add otherwise.
 ROWS = np.array([16, 24, 36, 48, 60, 72, 84, 96, 108, 120, 144, 168, 192, 216, 240])  # query tokens, an item's product
 TOKENS = np.array([16, 32, 48, 64, 96, 112, 144, 160, 192, 240])  # of the document
+LONGEST = int(TOKENS[-1])
 _VALUES = 1 << 19  # floats of operands and cells, a batched product: 2 MB
 _LOOKED = 3  # products of a look
 
 
 @dataclass(frozen=True)
 class Items:
-    """What is multiplied, `[n]` each: at most `TOKENS[-1]` tokens of the corpus from `tokens` on, and `ROWS[-1]` entries of `entries`.
+    """What is multiplied, `[n]` each: at most `LONGEST` tokens of the corpus from `tokens` on, and `ROWS[-1]` entries of `entries`.
 
     `entries`: `[E]` rows of the queries' matrix; an item has those from `firsts` on. Its maxima are written from `slots` on.
     """
@@ -94,7 +95,7 @@ def _all_same_bits(sizes: list[tuple[int, int]], width: int) -> bool:
 def same_bits(rows: int, tokens: int, width: int) -> bool:
     """Whether every cell of a batched product has its bits in a plain product of 48 x 240 (by the thread that asks: one at a time)."""
     random = torch.Generator().manual_seed(0)
-    left, right = torch.randn(STEP, width, generator=random), torch.randn(int(TOKENS[-1]), width, generator=random)
+    left, right = torch.randn(STEP, width, generator=random), torch.randn(LONGEST, width, generator=random)
     plain = product_of(left, right)
     asked, held = (torch.arange(_LOOKED)[:, None] * 5 + torch.arange(size) for size in (rows, tokens))
     asked, held = asked % len(left), held % len(right)

@@ -42,8 +42,7 @@ class Tile:
 def tiles_of(lengths: np.ndarray, tile_tokens: int) -> tuple[list[Tile], np.ndarray]:
     """Cut documents into tiles of whole documents (a longer one into pieces); also the document of each piece."""
     counts = -(-lengths // tile_tokens)  # pieces of each document; none for an empty one
-    owners = np.repeat(np.arange(len(lengths)), counts)
-    number = np.arange(len(owners)) - np.repeat(np.cumsum(counts) - counts, counts)
+    owners, number = numbered(counts)
     sizes = np.minimum(tile_tokens, lengths[owners] - number * tile_tokens)
     ends = np.cumsum(sizes)
     begins = ends - sizes
@@ -57,9 +56,20 @@ def tiles_of(lengths: np.ndarray, tile_tokens: int) -> tuple[list[Tile], np.ndar
     return tiles, owners
 
 
+def before(sizes: np.ndarray) -> np.ndarray:
+    """Of parts that lie end to end: where each begins."""
+    return np.cumsum(sizes) - sizes
+
+
+def numbered(counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Of owners with so many things each: whose each thing is, and its number there."""
+    owners = np.repeat(np.arange(len(counts)), counts)
+    return owners, np.arange(len(owners)) - before(counts)[owners]
+
+
 def spans(starts: np.ndarray, sizes: np.ndarray) -> np.ndarray:
     """The numbers of spans, end to end."""
-    return np.repeat(starts - (np.cumsum(sizes) - sizes), sizes) + np.arange(int(sizes.sum()))
+    return np.repeat(starts - before(sizes), sizes) + np.arange(int(sizes.sum()))
 
 
 def in_order_of_length(corpus: Corpus, begin: int, stop: int) -> tuple[Corpus, np.ndarray]:
@@ -71,7 +81,7 @@ def in_order_of_length(corpus: Corpus, begin: int, stop: int) -> tuple[Corpus, n
     starts, lengths = starts[order], lengths[order]
     rows = torch.from_numpy(spans(starts, lengths))
     index = rows if corpus.index is None else corpus.index[rows]
-    return replace(corpus, starts=np.cumsum(lengths) - lengths, lengths=lengths, index=index), order
+    return replace(corpus, starts=before(lengths), lengths=lengths, index=index), order
 
 
 def runs_of(tile: Tile) -> list[tuple[int, slice, int]]:

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from maxsim_kernels.checks import Call, check_padded, check_rows
-from maxsim_kernels.cpu.corpus import Corpus
+from maxsim_kernels.cpu.corpus import Corpus, before, spans
 from maxsim_kernels.cpu.tiles import Queries, maxima, padded_rows, summed
 from maxsim_kernels.cpu.turns import in_turns
 from maxsim_kernels.quantize import quantize_fp8, quantize_int8
@@ -183,7 +183,7 @@ def corpora(call: Call, query: int | None) -> Iterator[tuple[int, Corpus]]:
             index = valid.view(-1).nonzero()[:, 0]
             sizes = valid.sum(1).numpy()
             places = (index % max(1, size)).numpy()
-        starts = np.cumsum(sizes) - sizes
+        starts = before(sizes)
         uniform = size if index is None and size else None
         yield first, _corpus(call, flat, starts, sizes, index, places, uniform, scales, offset, span)
 
@@ -196,16 +196,14 @@ def _packed_groups(
     ends = np.cumsum(sizes)
     first = 0
     while first < len(sizes):
-        before = ends[first] - sizes[first]
-        stop = max(first + 1, int(np.searchsorted(ends, before + _GROUP_TOKENS, side="right")))
+        stop = max(first + 1, int(np.searchsorted(ends, ends[first] - sizes[first] + _GROUP_TOKENS, side="right")))
         span = slice(first, stop)
         size, begin = sizes[span], begins[span]
-        starts = np.cumsum(size) - size
+        starts = before(size)
         if np.array_equal(begin, begin[0] + starts):
             flat, index = values[int(begin[0]) : int(begin[0] + size.sum())], None
         else:
-            rows = np.repeat(begin - starts, size) + np.arange(int(size.sum()))
-            flat, index = values, torch.from_numpy(rows)
+            flat, index = values, torch.from_numpy(spans(begin, size))
         token_span = slice(int(begin[0]), int(begin[0] + size.sum())) if index is None else slice(None)
         if call.granularity == "token":
             yield first, _corpus(call, flat, starts, size, index, None, None, scales, offset, token_span)

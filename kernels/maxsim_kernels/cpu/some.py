@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from maxsim_kernels.checks import Call
-from maxsim_kernels.cpu.batches import ROWS, TOKENS, Items, add_maxima
-from maxsim_kernels.cpu.corpus import Corpus, spans
+from maxsim_kernels.cpu.batches import LONGEST, ROWS, Items, add_maxima
+from maxsim_kernels.cpu.corpus import Corpus, before, numbered, spans
 from maxsim_kernels.cpu.forward import corpora
 from maxsim_kernels.cpu.tiles import Queries
 
@@ -58,8 +58,8 @@ def _write(queries: Queries, corpus: Corpus, begin: int, asked: np.ndarray, scor
     count = asked.shape[1]
     counts = np.bincount(document, weights=sizes, minlength=count).astype(np.int64)  # entries of each document
     lengths = corpus.lengths[begin : begin + count]
-    pieces = np.maximum(1, -(-lengths // TOKENS[-1]))  # an empty document has one, with maxima of -inf
-    slots = np.cumsum(counts * pieces) - counts * pieces
+    pieces = np.maximum(1, -(-lengths // LONGEST))  # an empty document has one, with maxima of -inf
+    slots = before(counts * pieces)
     found = np.full(int((counts * pieces).sum()), -np.inf, np.float32)
     items = _items(entries, counts, slots, corpus.starts[begin : begin + count], lengths)
     if len(items.slots) and not add_maxima(queries, corpus, items, found):
@@ -68,8 +68,7 @@ def _write(queries: Queries, corpus: Corpus, begin: int, asked: np.ndarray, scor
         longer = np.flatnonzero(pieces > piece)
         first = spans(slots[longer], counts[longer])
         found[first] = np.maximum(found[first], found[spans(slots[longer] + piece * counts[longer], counts[longer])])
-    before = np.cumsum(sizes) - sizes
-    within = before - (np.cumsum(counts) - counts)[document]  # entries of the document before the pair's own
+    within = before(sizes) - before(counts)[document]  # entries of the document before the pair's own
     scores[torch.from_numpy(query), torch.from_numpy(document)] = torch.from_numpy(
         _summed(found, slots[document] + within, sizes)
     )
@@ -78,16 +77,14 @@ def _write(queries: Queries, corpus: Corpus, begin: int, asked: np.ndarray, scor
 
 def _items(entries: np.ndarray, counts: np.ndarray, slots: np.ndarray, starts: np.ndarray, lengths: np.ndarray) -> Items:
     """Documents with `counts` entries each, cut where the largest shape ends; of a document, pieces of tokens first."""
-    most_rows, most_tokens = int(ROWS[-1]), int(TOKENS[-1])
-    of_rows, of_tokens = -(-counts // most_rows), -(-lengths // most_tokens)
-    number = of_rows * of_tokens
-    owner = np.repeat(np.arange(len(counts)), number)
-    at = np.arange(len(owner)) - np.repeat(np.cumsum(number) - number, number)
+    most_rows = int(ROWS[-1])
+    of_rows, of_tokens = -(-counts // most_rows), -(-lengths // LONGEST)
+    owner, at = numbered(of_rows * of_tokens)
     token, row = at // of_rows[owner], at % of_rows[owner]
-    firsts = (np.cumsum(counts) - counts)[owner] + row * most_rows
+    firsts = before(counts)[owner] + row * most_rows
     return Items(
-        tokens=starts[owner] + token * most_tokens,
-        lengths=np.minimum(most_tokens, lengths[owner] - token * most_tokens),
+        tokens=starts[owner] + token * LONGEST,
+        lengths=np.minimum(LONGEST, lengths[owner] - token * LONGEST),
         entries=entries,
         firsts=firsts,
         counts=np.minimum(most_rows, counts[owner] - row * most_rows),

@@ -92,7 +92,7 @@ def _tile_tokens(queries: Queries) -> int:
 
 def product_shapes(queries: Queries) -> set[tuple[int, int, bool]]:
     """Of the products of a block of float queries with packed documents: query rows, document tokens, whether one thread makes them."""
-    return {(_rows_of(count, False), _tile_tokens(queries), _by_one(queries)) for count in set(_parts(queries).values())}
+    return {(_rows_of(count, False), _tile_tokens(queries), _by_one(queries)) for count in _parts(queries).values()}
 
 
 def product_of(queries: Tensor, tokens: Tensor) -> Tensor:
@@ -107,7 +107,7 @@ def _exact(queries: Queries, tokens_first: bool) -> Queries:
     if queries.matrix.dtype != torch.int8:
         return queries
     width = queries.matrix.shape[1]
-    if all(integers.right(count, _tile_tokens(queries), width, tokens_first) for count in set(_parts(queries).values())):
+    if all(integers.right(count, _tile_tokens(queries), width, tokens_first) for count in _parts(queries).values()):
         return queries
     return replace(queries, matrix=queries.matrix.to(integers.exact_float(width)))
 
@@ -122,7 +122,7 @@ def maxima(
 ) -> tuple[np.ndarray, np.ndarray | None]:
     """Maximum `[R, documents]` for each query row over the tokens of documents `begin..stop`, scaled, and the winning positions.
 
-    Documents without tokens have maximum -inf and winner -1.
+    There is at least one document; those without tokens have maximum -inf and winner -1.
     """
     lengths = corpus.lengths[begin:stop]
     least = _SORTED if queries.matrix.dtype == torch.int8 else _SORTED_FLOATS
@@ -149,7 +149,7 @@ def _by_length(
     """
     begin, stop = span
     held, order = in_order_of_length(corpus, begin, stop)
-    base = int(held.starts[0]) if len(held.starts) else 0
+    base = int(held.starts[0])
     tiles, owners = tiles_of(held.lengths, size)
     scaled = corpus.token_scale is not None
     best = [
@@ -189,7 +189,7 @@ def _in_place(
     begin, stop = span
     rows = queries.matrix.shape[0]
     tiles, owners = tiles_of(corpus.lengths[begin:stop], size)
-    base = int(corpus.starts[begin]) if stop > begin else 0
+    base = int(corpus.starts[begin])
     found = np.empty((rows, len(owners)), np.float32)
     winners = np.full((rows, len(owners)), -1, np.int32) if return_argmax else None
 
@@ -234,7 +234,7 @@ def _one_tile(queries: Queries, tokens: int, whole: int, uniform: int | None, to
     small = few.tile_for(tokens, whole, uniform or 1)
     if not small or queries.matrix.dtype != torch.float32:  # products of codes are exact in every shape
         return small
-    parts = {_rows_of(count, tokens_first) for count in set(_parts(queries).values())}
+    parts = {_rows_of(count, tokens_first) for count in _parts(queries).values()}
     shared = (queries.matrix.shape[1], small, whole, tokens_first, torch.get_num_threads(), _by_one(queries), multiply)
     return small if all(few.same_bits(part, *shared) for part in parts) else 0
 

@@ -14,14 +14,12 @@ import torch
 from torch import Tensor
 
 from maxsim_kernels.checks import Call, Options, check_rows, validate
-from maxsim_kernels.cpu.batches import TOKENS as BATCHED
+from maxsim_kernels.cpu.batches import LONGEST
 from maxsim_kernels.cpu.forward import check_values, forward, query_blocks
 from maxsim_kernels.cpu.some import score_some
 from maxsim_kernels.cpu.tiles import STEP, Queries, product_of, product_shapes
 from maxsim_kernels.cpu.turns import alone
 from maxsim_kernels.tokens import Packed
-
-_TOKENS = int(BATCHED[-1])  # of the product that all others are compared with, those of batches too
 
 
 def packed_queries(call: Call) -> Packed:
@@ -94,7 +92,7 @@ def same_order(rows: int, tokens: int, by_one: bool, width: int, threads: int) -
     again and again, so that every place of the large product is compared.
     """
     random = torch.Generator().manual_seed(0)
-    left, right = torch.randn(STEP, width, generator=random), torch.randn(_TOKENS, width, generator=random)
-    expected = alone(product_of, left, right).repeat(-(-rows // STEP), -(-tokens // _TOKENS))[:rows, :tokens]
-    asked = left.repeat(-(-rows // STEP), 1)[:rows], right.repeat(-(-tokens // _TOKENS), 1)[:tokens]
+    left, right = torch.randn(STEP, width, generator=random), torch.randn(LONGEST, width, generator=random)
+    expected = alone(product_of, left, right).repeat(-(-rows // STEP), -(-tokens // LONGEST))[:rows, :tokens]
+    asked = left.repeat(-(-rows // STEP), 1)[:rows], right.repeat(-(-tokens // LONGEST), 1)[:tokens]
     return torch.equal(alone(product_of, *asked) if by_one else product_of(*asked), expected)

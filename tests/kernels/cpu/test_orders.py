@@ -15,7 +15,7 @@ from maxsim_kernels import maxsim, pack
 from maxsim_kernels.cpu import batches, few, tiles
 
 ROOT = Path(__file__).resolve().parents[3]
-TILES = (*few.LEVELS, int(batches.TOKENS[-1]), 16128)
+TILES = (*few.LEVELS, batches.LONGEST, 16128)
 
 
 @pytest.mark.parametrize("d", [1, 24, 128, 384, 385, 768])
