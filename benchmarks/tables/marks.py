@@ -27,7 +27,7 @@ READMES: dict[str, tuple[str, ...]] = {"README.md": ("gpu", "fidelity"), "kernel
 PLACES = {**READMES, **quoted.PLACES}  # which page quotes which tables
 TABLES: dict[str, Maker] = {**readme.TABLES, **readme.QUALITY, **quoted.TABLES}
 AGELESS = frozenset(readme.QUALITY)  # quality, not speed: docs/fidelity.md says of what it is
-COLD, REHEARSED, EAGER = "cpu/cold_start.json", "h100/rehearsal.json", "naive FP16"
+COLD, REHEARSED, EAGER = "cpu/cold_start.json", "h200/rehearsal.json", "naive FP16"
 PROVED = "h200/proving.json"
 
 

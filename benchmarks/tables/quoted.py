@@ -11,9 +11,9 @@ from tables.columns import Maker, faster_bold
 
 MASKS = "h100/masks.json"
 CODED, RESIDUAL, STEP = (f"h200/{name}.json" for name in ("coded", "residual", "step"))
-CHANGING, WARMED = "h100/changing.json", "h200/changing_warmed.json"
+CHANGING, WARMED = "h200/changing.json", "h200/changing_warmed.json"
 LIBRARIES = tuple(f"h200/libraries_{name}.json" for name in ("sentence_transformers", "pylate", "colpali_engine"))
-SEARCH = "h100/search.json"
+SEARCH = "h200/search.json"
 CERTIFIED = "cpu/certified.json"
 CHECKED = {  # heads of columns, and their files
     "two CPU cores": "cpu/checksums.json", "H100": "h100/checksums.json", "H200, evaluations": "h200/checksums_evaluation.json",

@@ -40,7 +40,7 @@ GPUS = {
 }
 
 # path -> the peak that bounds it, the share of that reached, how far apart the measurements of it lay: the slowest is the whole command
-# over 7,405 queries (docs/results/h200/rehearsal.json), where a path waits for the host too.
+# over 7,405 queries (docs/results/h200/rehearsal_slow.json), where a path waits for the host too.
 SHARES: dict[str, tuple[str, float, float]] = {
     "fp32": ("fp32", 0.33, 0.3),  # the reference: 22 T operations/s by 256 queries
     "fp16": ("fp16", 0.55, 2.3),  # 460 T over streamed passages, 531 ragged, 657 of equal length (cuBLAS: 755)
@@ -51,7 +51,7 @@ SHARES: dict[str, tuple[str, float, float]] = {
     "fp8": ("fp8", 0.51, 2.4),  # 1.86 times FP16
 }
 # Of the FP16 peak, while a model encodes: 2.0M tokens/s through BERT-base's layers (docs/results/h100/rehearsal.json), 1.6M for few
-# texts with what the ends take (h100/encoding.json), and less than half for short passages on a slow host (h200/rehearsal.json).
+# texts with what the ends take (h100/encoding.json), and less than half for short passages on a slow host (h200/rehearsal_slow.json).
 ENCODING = (0.34, 1.4)
 
 

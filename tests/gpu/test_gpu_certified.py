@@ -18,6 +18,7 @@ from maxsim_eval.cache.converting import convert_entry
 from maxsim_eval.cache.copies import quantised
 from maxsim_eval.cache.entries import Entry, open_entry
 from maxsim_eval.cache.selection import Selection
+from maxsim_eval.data.loading import load_task
 from maxsim_eval.data.trec import write_trec_run
 from maxsim_eval.errors import DataError, UsageError
 from maxsim_eval.planning.costs import Sizes
@@ -238,6 +239,21 @@ def test_an_evaluation(dtype: torch.dtype, budget: int | None, tmp_path: Path) -
     assert search["certifies"] == [full]
     assert search["identical_to"] == {full: True}
     assert 20 <= search["survivors"] < COUNT / 4
+
+
+def test_scifacts_run_files(scifact_data: Path, tmp_path: Path) -> None:
+    """Real queries and documents by `lexical`, whose embeddings are FP32."""
+    task = load_task("beir", "scifact", data_dir=scifact_data)
+    common: dict[str, Any] = {"cache_dir": tmp_path / "cache", "device": DEVICE, "quiet": True}
+    full = FULL[torch.float32]
+    evaluate(task, "lexical", [full], out_dir=tmp_path / "first", **common)
+    (folder,) = (path for path in (tmp_path / "cache").rglob("scifact-documents-*") if path.is_dir())
+    convert_entry(open_entry(folder), "int8-document", quiet=True)
+    for k in (10, 100):
+        found = evaluate(task, "lexical", [full, NAME], k=k, out_dir=tmp_path / f"out{k}", **common)
+        runs = {(tmp_path / f"out{k}" / "runs" / f"{name}.trec").read_bytes() for name in (full, NAME)}
+        assert len(runs) == 1
+        assert found.paths[NAME].search["identical_to"] == {full: True}
 
 
 def test_its_plan(tmp_path: Path) -> None:
