@@ -31,6 +31,7 @@ from maxsim_kernels import Packed
 
 _PREPARED = 256  # documents that are counted
 Kept = TypeVar("Kept")
+_AGAIN = 0.2  # seconds of items that are encoded a second time
 _TURNS = 3  # that each of several threads takes
 _QUERIES = 200  # of the made-up evaluation that is compared and written
 _ROWS, _COLUMNS = 4, 200_000  # of score rows that are compared
@@ -71,7 +72,7 @@ def _encoding(
 ) -> tuple[float, float, list[Kept]]:
     """Seconds of the first call, which loads the model, and of all others: of those tried, and for the rest at the pace of the last.
 
-    With what is kept of the tokens of those tried. Words become known, batches full. Where a cache is filled by several calls at once
+    With what is kept of the tokens of those tried. Batches become full; words become known (`_rest`). Where a cache is filled by several calls at once
     (a GPU's), and one of full size is soon over, several are tried at once.
     """
     places = np.random.default_rng(0).permutation(len(items)).tolist()
@@ -91,12 +92,28 @@ def _encoding(
         took.append(time.perf_counter() - started)
         (begin, tried), seconds = span, sum(took[1:])
         if seconds > SECONDS or tried == len(items):
-            return took[0], seconds + (len(items) - tried) * took[-1] / (tried - begin), made
+            return took[0], seconds + _rest(begin, tried, len(items), took[-1], encoded), made
         if tried - begin == chunk and at_once > 1:
             spans = [span_from(begin, chunk) for begin in range(tried, len(items), chunk)][: _TURNS * at_once]
             more, pace, found = _several(spans, encoded, at_once)
             return took[0], seconds + more + (len(items) - spans[-1][1]) * pace, [*made, *found]
         span = span_from(tried, min(2 * (tried - begin), chunk))
+
+
+def _rest(begin: int, tried: int, count: int, took: float, encoded: Callable[[tuple[int, int]], Kept]) -> float:
+    """Seconds of the items behind those tried, the last of which, from `begin` on, `took` so long.
+
+    Some of these once more have no new words: that is the pace that stays. What is above it falls, as new words become rare, with the
+    square root of the items so far (Heaps' law).
+    """
+    if tried == count:
+        return 0.0
+    pace = took / (tried - begin)
+    again = min(tried - begin, max(1, int(_AGAIN / pace)))
+    known = min(pace, timed(lambda: encoded((begin, begin + again))) / again)
+    middle = (begin + tried) / 2  # where the pace was measured
+    falling = 2 * middle**0.5 * (count**0.5 - tried**0.5)
+    return (count - tried) * known + (pace - known) * falling
 
 
 def _several(

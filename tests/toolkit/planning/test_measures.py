@@ -361,10 +361,29 @@ def test_a_long_encoding_goes_on_at_the_pace_of_its_last_batch(monkeypatch: pyte
     monkeypatch.setattr(around.time, "perf_counter", lambda: Slow.clock)
     first, seconds, pieces = around._encoding(Slow(), range(1000), "document", lambda piece: piece)  # type: ignore[arg-type]
     tried = around._joined(pieces)
-    assert [len(batch) for batch in Slow.batches] == [4, 8]
+    assert [len(batch) for batch in Slow.batches] == [4, 8, 1], "one once more, whose words are known"
     assert (first, seconds) == pytest.approx((10, 0.25 * 996))
     assert (tried.lengths.tolist(), tried.dtype) == ([3] * 12, torch.float32)
     assert tried.values.shape == (36, 2)
+
+
+@pytest.mark.parametrize("new", [0.0, 0.05, 1.0])
+def test_new_words_become_rare(new: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seconds of an item, of which those of its new words fall with the square root of the items so far."""
+    known = 0.002
+    paces = known + new / np.sqrt(np.arange(1, 200_001))
+    asked = []
+
+    def once_more(call: Callable[[], Any]) -> float:
+        call()
+        first, stop = asked[-1]
+        return known * (stop - first)
+
+    monkeypatch.setattr(around, "timed", once_more)
+    rest = around._rest(2000, 4000, 200_000, float(paces[2000:4000].sum()), asked.append)
+    assert rest == pytest.approx(paces[4000:].sum(), rel=0.01)
+    assert asked == [(2000, 2000 + int(around._AGAIN / paces[2000:4000].mean()))]
+    assert around._rest(2000, 4000, 4000, 1.0, asked.append) == 0.0
 
 
 def test_the_pace_of_an_encoding_is_that_of_several_windows_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
