@@ -72,8 +72,8 @@ def _encoding(
 ) -> tuple[float, float, list[Kept]]:
     """Seconds of the first call, which loads the model, and of all others: of those tried, and for the rest at the pace of the last.
 
-    With what is kept of the tokens of those tried. Batches become full; words become known (`_rest`). Where a cache is filled by several calls at once
-    (a GPU's), and one of full size is soon over, several are tried at once.
+    With what is kept of the tokens of those tried. Batches become full, and words known (`_rest`). Where a cache is filled by several
+    calls at once (a GPU's), and one of full size is soon over, several are tried at once.
     """
     places = np.random.default_rng(0).permutation(len(items)).tolist()
     chunk, at_once = chunk_of(encoder, items), getattr(encoder, "at_once", 1)
