@@ -55,7 +55,8 @@ def encoding(found: FoundSizes) -> tuple[FoundSizes, Encoding | None]:
                 lengths, form = torch.cat([one for one, _ in tried]).numpy(), str(tried[0][1]).removeprefix("torch.")
                 sizes = replace(sizes, document_tokens=round(lengths.mean() * sizes.documents), form=form, source="sample")
             sample = [kept.documents[place] for place in range(min(_PREPARED, sizes.documents))]
-            start += timed(lambda: encoder.prepare(sample)) * sizes.documents / len(sample)
+            prepared = min(timed(lambda: encoder.prepare(sample)) for _ in range(2))  # new words are counted by `_rest`
+            start += prepared * sizes.documents / len(sample)
             first, others, pieces = _encoding(encoder, kept.queries, "query", lambda piece: piece)
     except (DataError, MissingPackageError) as error:
         return replace(found, notes=(*found.notes, str(error))), None
