@@ -318,11 +318,9 @@ def taken(one: Measurement, new: dict[str, Any], old: dict[str, Any] | None) -> 
             f"{one.file}: measured on {gpus[0]}, the committed file on {gpus[1]}; take its rows into a file of their own"
         )
     made = {**old, **{key: new[key] for key in ("schema", "identity") if key in new}}
+    made.pop("verdicts", None)  # they follow from the rows, of one run or of several
     for group in one.groups:
         made["groups"] = {**made.get("groups", {}), group: new["groups"][group]}
-        rows = new["groups"][group]["rows"]
-        kept = [said for said in made.get("verdicts") or [] if said["row"] not in rows]
-        made["verdicts"] = kept + [said for said in new.get("verdicts") or [] if said["row"] in rows]
         made["partial"] = {name: held for name, held in (made.get("partial") or {}).items() if name != group}
     if "environments" in new:
         made["environments"] = {**old.get("environments", {}), **new["environments"]}
