@@ -25,5 +25,9 @@ def test_a_scorer_that_dies_or_hangs_is_a_finding(monkeypatch: pytest.MonkeyPatc
     dead.write_text("import os, sys; sys.stderr.write('oh'); os.abort()")
     monkeypatch.setattr(conformance, "HERE", dead)
     assert conformance.found("ours", "cpu", 60) == ([], "its process ended with -6: oh")
+    refused = {"check": "a", "verdict": "refused", "found": "raised ModuleNotFoundError: No module named 'x'"}
+    skipped = {"check": "b", "verdict": "skipped", "found": "needs 9.9 GB of free memory, there are 1.0"}
+    dead.write_text(f"import json; print(json.dumps({[refused, skipped]!r}))")
+    assert conformance.found("ours", "cpu", 60) == ([], refused["found"])
     dead.write_text("import time; time.sleep(60)")
     assert conformance.found("ours", "cpu", 0.2) == ([], "did not end within 0.2 seconds")
