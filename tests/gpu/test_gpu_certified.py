@@ -247,7 +247,7 @@ def test_scifacts_run_files(scifact_data: Path, tmp_path: Path) -> None:
     common: dict[str, Any] = {"cache_dir": tmp_path / "cache", "device": DEVICE, "quiet": True}
     full = FULL[torch.float32]
     evaluate(task, "lexical", [full], out_dir=tmp_path / "first", **common)
-    (folder,) = (path for path in (tmp_path / "cache").rglob("scifact-documents-*") if path.is_dir())
+    (folder,) = (path for path in (tmp_path / "cache").rglob("lexical-documents-*") if path.is_dir())
     convert_entry(open_entry(folder), "int8-document", quiet=True)
     for k in (10, 100):
         found = evaluate(task, "lexical", [full, NAME], k=k, out_dir=tmp_path / f"out{k}", **common)

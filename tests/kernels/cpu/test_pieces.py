@@ -48,19 +48,8 @@ def test_pieces_of_codes_next_to_empty_documents(granularity, quantize_queries) 
     assert winners[1].eq(-1).all()
 
 
-MIXED = [
-    3,
-    700,
-    0,
-    21,
-    2500,
-    1,
-    21,
-    0,
-    64,
-    4100,
-    20,
-]  # documents of one length apart from each other, and some of several pieces
+# Documents of one length apart from each other, and some of several pieces.
+MIXED = [3, 700, 0, 21, 2500, 1, 21, 0, 64, 4100, 20]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
