@@ -252,7 +252,6 @@ def test_every_figure_of_the_pages_has_its_measurement() -> None:
         "forward",
         "forward_alone",
         "streaming_4",
-        "streaming_ooc",
     )
     known = {one.file for one in TABLE} | {f"h200/{name}.json" for name in older}
     for table in json.loads(page.MAP.read_text(encoding="utf-8")).values():
