@@ -19,10 +19,11 @@ import threading
 import time
 import warnings
 from collections import Counter
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -33,6 +34,19 @@ from fixtures import poisoned_memory
 from maxsim_kernels import fallback
 
 SAY_SECONDS = 60.0
+RETRIES, PAUSE_SECONDS = 5, 4.0
+Result = TypeVar("Result")
+
+
+def with_room(run: Callable[[], Result]) -> Result:
+    """What `run` returns; where others on the GPU have left it no memory, it is run again when some cases of theirs ended."""
+    for _ in range(RETRIES):
+        try:
+            return run()
+        except torch.OutOfMemoryError:
+            torch.cuda.empty_cache()
+        time.sleep(PAUSE_SECONDS)
+    return run()
 
 
 @dataclass
@@ -61,9 +75,9 @@ class Soak:
         """One case, counted or noted as wrong."""
         about = f"seed {seed}"
         try:
-            case = soak_cases.case_of(seed, self.device, self.size)
+            case = with_room(lambda: soak_cases.case_of(seed, self.device, self.size))
             about = str(case)
-            case.check()
+            with_room(case.check)
             if self.device == "cuda":
                 torch.cuda.current_stream().synchronize()
         except Exception as error:  # noqa: BLE001 - whatever a call raises is a finding

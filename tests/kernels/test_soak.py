@@ -120,6 +120,21 @@ def test_a_wrong_score_stops_it_and_its_seed_repeats_it(soak, monkeypatch, tmp_p
     assert soak.main(["--device", "cpu", "--only", str(seed)]) == 0
 
 
+def test_a_case_without_memory_is_run_again(soak, monkeypatch) -> None:
+    monkeypatch.setattr(soak, "PAUSE_SECONDS", 0.0)
+    left = [2]
+
+    def run(most: int) -> str:
+        left[0] -= 1
+        if left[0] + most >= 0:
+            raise torch.OutOfMemoryError("no room")
+        return "done"
+
+    assert soak.with_room(lambda: run(0)) == "done"
+    with pytest.raises(torch.OutOfMemoryError, match="no room"):
+        soak.with_room(lambda: run(1000))
+
+
 def test_without_a_gpu_it_says_so(soak, monkeypatch, capsys) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert soak.main(["--minutes", "1"]) == 2

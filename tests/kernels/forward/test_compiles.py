@@ -55,6 +55,8 @@ def test_a_call_chooses_the_row_it_is_named_after(case) -> None:
     own = bool({"own", "pairs"} & case.options) and "many" not in case.name
     assert [one.arguments["ALONE"] for one in general] == [own or config.programs == 0] * len(general)
     # The general kernel may take fewer rows than its row of the table says; document tiles of short ragged documents are smaller.
+    if case.width % 16 and case.width > 128:  # another tile (`unaligned.py`)
+        config = replace(config, tokens=32, warps=8)
     for one in tiles:
         assert one.warps == config.warps
         if one.kernel.__name__ == "_tiles_kernel":

@@ -14,6 +14,7 @@ from maxsim_kernels.gpu.forward import dense, general, wide
 from maxsim_kernels.gpu.forward.choice import Launch, choose
 from maxsim_kernels.gpu.forward.empties import fill_empty
 from maxsim_kernels.gpu.forward.query_codes import query_codes
+from maxsim_kernels.gpu.forward.unaligned import spread
 from maxsim_kernels.gpu.geometry import OTHER, hardware
 from maxsim_kernels.gpu.launch import empty, unrecorded
 from maxsim_kernels.gpu.plans import ensure_context
@@ -100,4 +101,5 @@ def launch(call: Call, scores: Tensor, argmax: Tensor | None, chosen: Launch) ->
     elif name == "wide":
         wide.launch_wide(call, queries, scales, config, scores, argmax)
     else:
-        general.launch_general(call, queries, scales, config, scores, argmax, name == "stream")
+        stream = name == "stream"
+        general.launch_general(call, queries, scales, spread(config, call, queries, stream), scores, argmax, stream)

@@ -162,7 +162,7 @@ def launch_wide(
     documents = call.documents
     flat = flat_queries(queries)
     if flat.stride(1) != 1 or flat.stride(0) * flat.element_size() % 16 or flat.data_ptr() % 16:
-        flat = flat.contiguous()
+        flat = flat.clone(memory_format=torch.contiguous_format)  # `contiguous` keeps what only begins at an odd place
     total, width = flat.shape
     groups = triton.cdiv(total, config.rows)
     splits = 1 if argmax is not None else pieces_a_document(call, config.tokens, groups * call.document_count)

@@ -1,0 +1,40 @@
+"""Another tile for `general.py` where rows cannot be read 16 bytes at a time.
+
+Where strides, width or address are no multiples of 16, a thread loads its numbers one by one, each with an address of 64 bits and a
+predicate. More of them than it has registers for are spilled, up to 7 kilobytes a thread. That is slow, and ptxas (Triton 3.6, sm_90)
+was seen to compile such a kernel wrongly: every part of a long query got the first part's rows. Smaller tiles, spread over 256
+threads, leave at most 64 bytes, whatever is loaded (`tests/kernels/forward/test_unaligned.py`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from torch import Tensor
+
+from maxsim_kernels.checks import Call
+from maxsim_kernels.gpu.forward import general
+from maxsim_kernels.gpu.forward.tuning import Config
+from maxsim_kernels.gpu.geometry import padded
+
+_WARPS = 8
+_HELD, _SLICED = 128, 64  # numbers a thread that it has registers for: of whole tokens, and of slices, whose addresses change
+
+
+def spread(config: Config, call: Call, queries: Tensor, stream: bool) -> Config:
+    """The configuration in which a call of the general kernel runs; `queries` as it reads them, `stream` as for `launch_general`."""
+    if _aligned(queries) and _aligned(call.documents):
+        return config
+    columns, whole = general._columns(queries, call.documents, stream)
+    rows, most = min(config.rows, padded(queries.numel() // max(1, queries.shape[-1]))), _HELD if whole else _SLICED
+    if columns * (rows + config.tokens) <= most * 32 * config.warps:
+        return config
+    return replace(
+        config, rows=config.rows if columns <= 128 else 32, tokens=32 if whole or columns <= 128 else 16, warps=_WARPS
+    )
+
+
+def _aligned(tokens: Tensor) -> bool:
+    """Whether rows `[..., d]` are read 16 bytes at a time: Triton asks whether 16 divides each size, stride and address."""
+    *outer, last = tokens.stride()
+    return last == 1 and tokens.data_ptr() % 16 == 0 and not any(one % 16 for one in (*outer, tokens.shape[-1]))

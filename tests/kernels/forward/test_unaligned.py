@@ -1,0 +1,101 @@
+"""`unaligned.py`: which calls get another tile, and what those tiles compile to: no kernel of the scattered reads spills much."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+
+import pytest
+import torch
+
+from inputs import on_cpu as make
+from maxsim_kernels import quantize_int8
+from maxsim_kernels.checks import Options, validate
+from maxsim_kernels.gpu.forward import unaligned
+from maxsim_kernels.gpu.forward.tuning import ROWS
+
+triton = pytest.importorskip("triton", reason="Triton is not installed")
+if os.environ.get("TRITON_INTERPRET"):
+    pytest.skip("TRITON_INTERPRET is set: kernels are interpreted, not compiled", allow_module_level=True)
+
+import record_resources as recorder  # noqa: E402
+
+HALF, BFLOAT, SINGLE = torch.float16, torch.bfloat16, torch.float32
+GENERAL = next(row.config for row in ROWS if row.name == "general" and row.architecture == "sm_90")
+STREAM = next(row.config for row in ROWS if row.name == "stream")
+MOST = 64  # bytes of a thread: sixteen registers
+FEW, LONG, DOCUMENTS = (1, 50), (2, 300), (31, 64)
+
+
+def tile(config, queries, documents, stream=False, **options):
+    """Tokens and warps of a call."""
+    call = validate(queries, documents, Options(**options))
+    got = unaligned.spread(config, call, call.queries, stream)
+    assert got == replace(config, rows=got.rows, tokens=got.tokens, warps=got.warps)
+    return got.tokens, got.warps
+
+
+@pytest.mark.parametrize("d", [64, 128, 256, 768])
+def test_aligned_rows_keep_their_tile(d):
+    queries, documents = make.gauss(2, 300, d, dtype=HALF), make.gauss(3, 64, d, dtype=HALF, seed=1)
+    assert tile(GENERAL, queries, documents) == (GENERAL.tokens, GENERAL.warps)
+    assert tile(GENERAL, queries, quantize_int8(documents), quantize_queries=False) == (GENERAL.tokens, GENERAL.warps)
+    assert tile(STREAM, queries[:1, :32], documents, stream=True) == (STREAM.tokens, STREAM.warps)
+
+
+@pytest.mark.parametrize("d", [7, 31, 100])
+def test_few_numbers_keep_their_tile(d):
+    queries, documents = make.gauss(2, 300, d, dtype=HALF), make.gauss(3, 64, d, dtype=HALF, seed=1)
+    assert tile(GENERAL, queries, documents) == (GENERAL.tokens, GENERAL.warps)
+
+
+@pytest.mark.parametrize("d", [129, 200, 257, 1000])
+def test_many_numbers_are_spread(d):
+    queries, documents = make.gauss(2, 300, d, dtype=HALF), make.gauss(3, 64, d, dtype=HALF, seed=1)
+    assert tile(GENERAL, queries, documents) == (32, 8)
+    assert tile(GENERAL, queries, quantize_int8(documents), quantize_queries=False) == (32, 8)
+    assert tile(STREAM, queries[:1], quantize_int8(documents), stream=True) == (32, 8)
+
+
+@pytest.mark.parametrize(("d", "rows", "tokens"), [(200, 32, 32), (257, 32, 16)])
+def test_codes_take_twice_the_columns(d, rows, tokens):
+    documents = quantize_int8(make.gauss(3, 64, d, dtype=HALF, seed=1))
+    call = validate(make.gauss(2, 300, d, dtype=HALF), documents, Options())
+    got = unaligned.spread(GENERAL, call, call.queries.to(torch.int8), False)
+    assert got == replace(GENERAL, rows=rows, tokens=tokens, warps=8)
+
+
+@pytest.mark.parametrize("how", ["transposed", "every second element", "odd rows", "unaligned"])
+def test_strides_and_addresses_count(how):
+    queries, documents = make.gauss(2, 300, 256, dtype=HALF), make.gauss(3, 64, 256, dtype=HALF, seed=1)
+    assert tile(GENERAL, queries, make.strided(documents, how)) == (32, 8)
+    assert tile(GENERAL, make.strided(queries, how), documents) == (32, 8)
+
+
+CASES = [
+    (d, dtype, codes, options, asked)
+    for d in (129, 257)
+    for asked in (FEW, LONG)
+    for dtype, codes, options in (
+        (HALF, "", {"own"}),
+        (BFLOAT, "", {"own", "winners"}),
+        (BFLOAT, "int8 token", {"mask", "float queries"}),
+        (HALF, "int8 token", {"affine", "float queries", "mask"}),
+        (HALF, "int8 token", {"own"}),
+        (SINGLE, "int8 document", {"affine", "mask"}),
+    )
+]
+
+
+@pytest.mark.parametrize("architecture", [80, 90])
+@pytest.mark.parametrize(
+    ("d", "dtype", "codes", "options", "asked"),
+    [pytest.param(*one, marks=() if one[0] == 129 and one[4] == LONG else pytest.mark.slow) for one in CASES],
+    ids=lambda one: ", ".join(sorted(one)) if isinstance(one, set) else str(one),
+)
+def test_kernels_do_not_spill(d, dtype, codes, options, asked, architecture, tmp_path):
+    case = recorder.Case(architecture, "", "", asked, DOCUMENTS, d, dtype, codes, frozenset(options))
+    launches = [one for one in recorder.launches(case)[1] if one.kernel.__name__ == "_general_kernel"]
+    assert launches
+    for launch in launches:
+        assert recorder.resources(recorder.compiled(launch, architecture), tmp_path)["spill_bytes"] <= MOST
