@@ -118,6 +118,19 @@ def test_every_kind_of_codes(kind, dtype):
         same(queries, host, 5, codes_on_host(codes))
 
 
+@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize("d", [100, 129, 257, 1000])
+def test_rows_that_are_not_aligned(d, dtype):
+    """Kernels that read numbers one by one spill registers, and a compiler was seen to lose something there (`unaligned.py`)."""
+    documents = clustered(600, d, 3, dtype)
+    codes = coded(documents, "int8 document")
+    residuals = residuals_of(documents, codes)
+    for count, length in ((1, 32), (40, 20), (3, 300), (1, 1024)):
+        queries = about(documents, count, length, 4)
+        for quantised in (True, False):
+            same(queries, documents, 5, codes, residuals=residuals, quantize_queries=quantised, most_rescored=1.0)
+
+
 def test_residuals_are_those_of_the_cpu():
     documents = clustered(300, 64, 5)
     for kind in KINDS[:6]:

@@ -68,7 +68,7 @@ def test_other_layouts(d, layout, dtype):
 @pytest.mark.parametrize("d", [100, 129, 257, 700])
 def test_tokens_of_few_bits(d, kind, bits, dtype):
     tokens = coded_cases.coded(kind, bits, d, [64, 0, 300, 31], device="cuda")
-    for asked in ((1, 7), (3, 300)):
+    for asked in ((1, 7), (3, 300), (64, 32)):
         queries = make.gauss(*asked, d, dtype=dtype)
         coded_cases.agree(queries, tokens)
         if kind == "bits":
