@@ -1,4 +1,4 @@
-"""`unaligned.py`: which calls get another tile, and what those tiles compile to: no kernel of the scattered reads spills much."""
+"""`unaligned.py`: which calls get another tile, and what those compile to: where numbers are read one by one, no kernel spills much."""
 
 from __future__ import annotations
 
@@ -18,6 +18,8 @@ triton = pytest.importorskip("triton", reason="Triton is not installed")
 if os.environ.get("TRITON_INTERPRET"):
     pytest.skip("TRITON_INTERPRET is set: kernels are interpreted, not compiled", allow_module_level=True)
 
+import coded_cases  # noqa: E402
+import record_architectures  # noqa: E402
 import record_resources as recorder  # noqa: E402
 
 HALF, BFLOAT, SINGLE = torch.float16, torch.bfloat16, torch.float32
@@ -99,3 +101,30 @@ def test_kernels_do_not_spill(d, dtype, codes, options, asked, architecture, tmp
     assert launches
     for launch in launches:
         assert recorder.resources(recorder.compiled(launch, architecture), tmp_path)["spill_bytes"] <= MOST
+
+
+@pytest.mark.parametrize("architecture", [80, 90])
+@pytest.mark.parametrize("dtype", [HALF, BFLOAT])
+@pytest.mark.parametrize(
+    ("kind", "bits", "quantize"), [("bits", 1, True), ("bits", 4, False), ("unit", 2, False), ("free", 4, False)]
+)
+@pytest.mark.parametrize("d", [pytest.param(129, marks=pytest.mark.slow), 257])
+def test_kernels_of_few_bits_do_not_spill(d, kind, bits, quantize, dtype, architecture, tmp_path):
+    capability, options = recorder.CAPABILITIES[architecture], Options(quantize_queries=quantize)
+    for asked in ((1, 32), (64, 32)):
+        documents, queries = coded_cases.coded(kind, bits, d, (30,) * asked[0]), make.gauss(*asked, d, dtype=dtype)
+        launches = record_architectures.coded_launches(documents, queries, options, capability)
+        found = [one for one in launches if one.kernel.__name__ == "_coded_kernel"]
+        assert found
+        for launch in found:
+            assert (launch.arguments["TOKENS"], launch.warps) == (32, 8)
+            assert recorder.resources(recorder.compiled(launch, architecture), tmp_path)["spill_bytes"] <= MOST
+
+
+@pytest.mark.parametrize(("d", "longest"), [(100, 1024), (129, 32), (257, 300)])
+def test_norms_of_queries_do_not_spill(d, longest, tmp_path):
+    launches = record_architectures.search_launches(HALF, d, longest, recorder.CAPABILITIES[90])
+    found = [one for one in launches if one.kernel.__name__ == "_terms_kernel"]
+    assert found
+    for launch in found:
+        assert recorder.resources(recorder.compiled(launch, 90), tmp_path)["spill_bytes"] <= MOST

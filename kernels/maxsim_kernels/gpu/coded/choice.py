@@ -13,6 +13,7 @@ from maxsim_kernels.checks import Call
 from maxsim_kernels.coded import BitTokens, CodedTokens
 from maxsim_kernels.gpu.forward.choice import Launch
 from maxsim_kernels.gpu.forward.tuning import Config, Key, Row
+from maxsim_kernels.gpu.forward.unaligned import aligned
 from maxsim_kernels.gpu.geometry import padded
 
 HELD_BYTES = 256  # of a query row; wider ones come in slices
@@ -43,13 +44,16 @@ ROWS = (
 # fmt: on
 TABLE: dict[tuple[Key, str], Row] = {(key, row.architecture): row for row in ROWS for key in row.keys}
 _FEW_ROWS, _MANY_ROWS, _UNKNOWN_ROWS = 64, 128, 32
+_MANY_COLUMNS = 128
 
 
 def choose(call: Call, documents: CodedTokens, capability: tuple[int, int]) -> Launch:
     """The launch that scores a call: "coded", or "coded once", which decodes a tile of tokens for all query rows."""
     row = row_of(call, documents, capability)
-    few = row.keys[0].size == "few"
-    return Launch(row.kernel, replace(row.config, rows=padded(_query_rows(call))) if few else row.config)
+    config = replace(row.config, rows=padded(_query_rows(call))) if row.keys[0].size == "few" else row.config
+    if documents.dim > _MANY_COLUMNS and not aligned(call.queries):  # a thread would have to spill numbers and addresses
+        config = replace(config, rows=min(64, config.rows), tokens=32, warps=8)
+    return Launch(row.kernel, config)
 
 
 def row_of(call: Call, documents: CodedTokens, capability: tuple[int, int]) -> Row:

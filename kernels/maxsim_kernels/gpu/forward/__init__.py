@@ -12,6 +12,6 @@ tile_tables.py  the tile tables of ragged documents: where each tile of tokens l
 tile_walk.py    what a walk over document tiles reads beside tokens
 tuned.py        what `tune` found on this machine's GPUs: a file in the user's cache folder, read once a process
 tuning.py       launch configurations of the Triton kernels: frozen data, a reason on every row, and the calls each serves
-unaligned.py    another tile where rows cannot be read 16 bytes at a time
+unaligned.py    rows that cannot be read 16 bytes at a time, and another tile for them
 wide.py         fused MaxSim forward for wide embeddings (split-d)
 """

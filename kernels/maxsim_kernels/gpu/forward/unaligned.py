@@ -1,4 +1,4 @@
-"""Another tile for `general.py` where rows cannot be read 16 bytes at a time.
+"""Rows that cannot be read 16 bytes at a time, and another tile for `general.py` where there are any.
 
 Where strides, width or address are no multiples of 16, a thread loads its numbers one by one, each with an address of 64 bits and a
 predicate. More of them than it has registers for are spilled, up to 7 kilobytes a thread. That is slow, and ptxas (Triton 3.6, sm_90)
@@ -23,7 +23,7 @@ _HELD, _SLICED = 128, 64  # numbers a thread that it has registers for: of whole
 
 def spread(config: Config, call: Call, queries: Tensor, stream: bool) -> Config:
     """The configuration in which a call of the general kernel runs; `queries` as it reads them, `stream` as for `launch_general`."""
-    if _aligned(queries) and _aligned(call.documents):
+    if aligned(queries) and aligned(call.documents):
         return config
     columns, whole = general._columns(queries, call.documents, stream)
     rows, most = min(config.rows, padded(queries.numel() // max(1, queries.shape[-1]))), _HELD if whole else _SLICED
@@ -34,7 +34,7 @@ def spread(config: Config, call: Call, queries: Tensor, stream: bool) -> Config:
     )
 
 
-def _aligned(tokens: Tensor) -> bool:
+def aligned(tokens: Tensor) -> bool:
     """Whether rows `[..., d]` are read 16 bytes at a time: Triton asks whether 16 divides each size, stride and address."""
     *outer, last = tokens.stride()
     return last == 1 and tokens.data_ptr() % 16 == 0 and not any(one % 16 for one in (*outer, tokens.shape[-1]))
