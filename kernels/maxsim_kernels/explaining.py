@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import torch
 from torch import Tensor
 
 from maxsim_kernels import api
@@ -90,10 +91,14 @@ def _explain_coded(queries: Tensor | Packed, documents: CodedTokens, options: Op
 def _launch_reason(call: Call) -> str:
     """Which kernel and configuration, and whether that row of the table was measured."""
     from maxsim_kernels.gpu.forward.choice import choose
+    from maxsim_kernels.gpu.forward.unaligned import spread
     from maxsim_kernels.gpu.geometry import hardware
 
     winners = call.granularity == "none" and api.needs_gradient(call)
-    return _launch_words(*choose(replace(call, winners=winners), hardware(call.queries.device)))
+    queries = call.queries
+    if call.granularity != "none" and call.quantize_queries:  # their codes, without making any
+        queries = torch.empty(queries.shape, dtype=call.documents.dtype, device="meta")
+    return _launch_words(*spread(choose(replace(call, winners=winners), hardware(call.queries.device)), call, queries))
 
 
 def _launch_words(name: str, config: Config) -> str:

@@ -9,9 +9,11 @@ import pytest
 import torch
 
 from inputs import on_cpu as make
-from maxsim_kernels import quantize_int8
+from maxsim_kernels import api, explain, quantize_int8
 from maxsim_kernels.checks import Options, validate
+from maxsim_kernels.gpu import geometry
 from maxsim_kernels.gpu.forward import unaligned
+from maxsim_kernels.gpu.forward.choice import Launch
 from maxsim_kernels.gpu.forward.tuning import ROWS
 
 triton = pytest.importorskip("triton", reason="Triton is not installed")
@@ -31,9 +33,12 @@ FEW, LONG, DOCUMENTS = (1, 50), (2, 300), (31, 64)
 
 def tile(config, queries, documents, stream=False, **options):
     """Tokens and warps of a call."""
-    call = validate(queries, documents, Options(**options))
-    got = unaligned.spread(config, call, call.queries, stream)
-    assert got == replace(config, rows=got.rows, tokens=got.tokens, warps=got.warps)
+    call, before = validate(queries, documents, Options(**options)), Launch("stream" if stream else "general", config)
+    kernel, got = unaligned.spread(before, call, call.queries)
+    changed = {} if got == config else unaligned.UNTUNED
+    assert Launch(kernel, got) == before._replace(
+        config=replace(config, rows=got.rows, tokens=got.tokens, warps=got.warps, **changed)
+    )
     return got.tokens, got.warps
 
 
@@ -63,8 +68,27 @@ def test_many_numbers_are_spread(d):
 def test_codes_take_twice_the_columns(d, rows, tokens):
     documents = quantize_int8(make.gauss(3, 64, d, dtype=HALF, seed=1))
     call = validate(make.gauss(2, 300, d, dtype=HALF), documents, Options())
-    got = unaligned.spread(GENERAL, call, call.queries.to(torch.int8), False)
-    assert got == replace(GENERAL, rows=rows, tokens=tokens, warps=8)
+    _, got = unaligned.spread(Launch("general", GENERAL), call, call.queries.to(torch.int8))
+    assert got == replace(GENERAL, rows=rows, tokens=tokens, warps=8, **unaligned.UNTUNED)
+
+
+def test_other_kernels_keep_theirs():
+    """Those of descriptors read queries by descriptors or copy them first."""
+    call = validate(make.gauss(2, 300, 129, dtype=HALF), make.gauss(3, 64, 129, dtype=HALF, seed=1), Options())
+    for kernel in ("dense", "ragged", "wide"):
+        launch = Launch(kernel, GENERAL)
+        assert unaligned.spread(launch, call, call.queries) is launch
+
+
+@pytest.mark.parametrize(("quantize", "tokens", "rows"), [(True, 32, 32), (False, 32, 64)])
+def test_explain_names_the_tile_that_runs(quantize, tokens, rows, monkeypatch):
+    monkeypatch.setattr(api, "implementation", lambda call, impl: api.Implementation("triton", ""))
+    monkeypatch.setattr(geometry, "hardware", lambda device: geometry.Hardware((9, 0), 132))
+    documents = quantize_int8(make.gauss(3, 64, 129, dtype=HALF, seed=1), affine=True)
+    said = explain(make.gauss(2, 300, 129, dtype=HALF), documents, quantize_queries=quantize)
+    assert said.startswith(
+        f"triton: general kernel, tiles of {rows} query rows x {tokens} document tokens, untuned: rows are read"
+    )
 
 
 @pytest.mark.parametrize("how", ["transposed", "every second element", "odd rows", "unaligned"])

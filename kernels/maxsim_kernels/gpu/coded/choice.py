@@ -13,7 +13,7 @@ from maxsim_kernels.checks import Call
 from maxsim_kernels.coded import BitTokens, CodedTokens
 from maxsim_kernels.gpu.forward.choice import Launch
 from maxsim_kernels.gpu.forward.tuning import Config, Key, Row
-from maxsim_kernels.gpu.forward.unaligned import aligned
+from maxsim_kernels.gpu.forward.unaligned import UNTUNED, aligned
 from maxsim_kernels.gpu.geometry import padded
 
 HELD_BYTES = 256  # of a query row; wider ones come in slices
@@ -52,7 +52,7 @@ def choose(call: Call, documents: CodedTokens, capability: tuple[int, int]) -> L
     row = row_of(call, documents, capability)
     config = replace(row.config, rows=padded(_query_rows(call))) if row.keys[0].size == "few" else row.config
     if documents.dim > _MANY_COLUMNS and not aligned(call.queries):  # a thread would have to spill numbers and addresses
-        config = replace(config, rows=min(64, config.rows), tokens=32, warps=8)
+        config = replace(config, rows=min(64, config.rows), tokens=32, warps=8, **UNTUNED)
     return Launch(row.kernel, config)
 
 

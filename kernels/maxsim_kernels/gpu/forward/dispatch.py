@@ -93,13 +93,12 @@ def launch(call: Call, scores: Tensor, argmax: Tensor | None, chosen: Launch) ->
         scores.zero_()
         unrecorded()
         return
-    name, config = chosen
     codes = call.granularity != "none" and call.quantize_queries
     queries, scales = query_codes(call.queries, call.documents.dtype) if codes else (call.queries, None)
+    name, config = spread(chosen, call, queries)
     if name in ("dense", "ragged"):
         dense.launch_tiles(call, queries, scales, config, scores, argmax)
     elif name == "wide":
         wide.launch_wide(call, queries, scales, config, scores, argmax)
     else:
-        stream = name == "stream"
-        general.launch_general(call, queries, scales, spread(config, call, queries, stream), scores, argmax, stream)
+        general.launch_general(call, queries, scales, config, scores, argmax, name == "stream")

@@ -9,29 +9,36 @@ threads, leave at most 64 bytes, whatever is loaded (`tests/kernels/forward/test
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from torch import Tensor
 
 from maxsim_kernels.checks import Call
 from maxsim_kernels.gpu.forward import general
-from maxsim_kernels.gpu.forward.tuning import Config
+from maxsim_kernels.gpu.forward.choice import Launch
 from maxsim_kernels.gpu.geometry import padded
 
-_WARPS = 8
+UNTUNED: dict[str, Any] = {
+    "measured": "untuned",
+    "reason": "rows are read number by number: a tile for which a thread has the registers",
+}
 _HELD, _SLICED = 128, 64  # numbers a thread that it has registers for: of whole tokens, and of slices, whose addresses change
 
 
-def spread(config: Config, call: Call, queries: Tensor, stream: bool) -> Config:
-    """The configuration in which a call of the general kernel runs; `queries` as it reads them, `stream` as for `launch_general`."""
-    if aligned(queries) and aligned(call.documents):
-        return config
-    columns, whole = general._columns(queries, call.documents, stream)
+def spread(launch: Launch, call: Call, queries: Tensor) -> Launch:
+    """The launch of a call as it runs; `queries`: as the kernel reads them."""
+    kernel, config = launch
+    if kernel not in ("stream", "general") or (aligned(queries) and aligned(call.documents)):
+        return launch
+    columns, whole = general._columns(queries, call.documents, kernel == "stream")
     rows, most = min(config.rows, padded(queries.numel() // max(1, queries.shape[-1]))), _HELD if whole else _SLICED
     if columns * (rows + config.tokens) <= most * 32 * config.warps:
-        return config
-    return replace(
-        config, rows=config.rows if columns <= 128 else 32, tokens=32 if whole or columns <= 128 else 16, warps=_WARPS
-    )
+        return launch
+    if columns <= 128:
+        rows, tokens = config.rows, 32
+    else:
+        rows, tokens = 32, 32 if whole else 16
+    return Launch(kernel, replace(config, rows=rows, tokens=tokens, warps=8, **UNTUNED))
 
 
 def aligned(tokens: Tensor) -> bool:

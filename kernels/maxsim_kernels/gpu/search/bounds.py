@@ -181,14 +181,14 @@ def query_terms(
     count, width = starts.numel(), values.shape[1]
     out = torch.empty(5, count, dtype=torch.float64, device=values.device)
     held = min(128, max(16, triton.next_power_of_2(width)))
-    long = longest > 64
+    long, wide_loads = longest > 64, aligned(values)
     if count:
         launch(
             _terms_kernel, count,
             values, codes if codes is not None else values, scales if scales is not None else out, starts, lengths, out, count,
             width, values.stride(0), rounding.exact, rounding.coded, rounding.tiny, rounding.shift,
-            CODED=codes is not None, ROWS=64 if long and aligned(values) else 16, WIDTH=held,
-            warps=8 if long or not aligned(values) else 4,
+            CODED=codes is not None, ROWS=64 if long and wide_loads else 16, WIDTH=held,
+            warps=4 if wide_loads and not long else 8,
         )  # fmt: skip
     return out
 
