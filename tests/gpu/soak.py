@@ -35,6 +35,7 @@ from maxsim_kernels import fallback
 
 SAY_SECONDS = 60.0
 RETRIES, PAUSE_SECONDS = 5, 4.0
+KEPT_BYTES = 8 << 30  # what a soak may hold between cases: the truth of a large one takes up to 77 GB, and others run beside it
 Result = TypeVar("Result")
 
 
@@ -80,6 +81,8 @@ class Soak:
             with_room(case.check)
             if self.device == "cuda":
                 torch.cuda.current_stream().synchronize()
+                if torch.cuda.memory_reserved() > KEPT_BYTES:
+                    torch.cuda.empty_cache()
         except Exception as error:  # noqa: BLE001 - whatever a call raises is a finding
             with self.lock:
                 self.wrong = self.wrong or {"seed": seed, "case": about, "error": f"{type(error).__name__}: {error}"}
