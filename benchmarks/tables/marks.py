@@ -3,7 +3,7 @@
 <!-- table: gpu --> ... <!-- end of table -->        a table with its age
 <!-- lines: backward --> ... <!-- end of lines -->     a table that a script's `--show` prints too
 <!-- figure: cold --> ... <!-- end of figure -->     one figure in a sentence
-<!-- age: h100/masks.json --> ... <!-- end of age -->  at which commit a page's own table was measured, and whether by older kernels
+<!-- age: h200/masks.json --> ... <!-- end of age -->  at which commit a page's own table was measured, and whether by older kernels
 """
 
 from __future__ import annotations

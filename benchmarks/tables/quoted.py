@@ -9,7 +9,7 @@ from measure.names import FLASH, LIK
 from tables.cells import MISSING, Book, Cell, Table, Value, number, pointer, ratio, times
 from tables.columns import Maker, faster_bold
 
-MASKS = "h100/masks.json"
+MASKS = "h200/masks.json"
 CODED, RESIDUAL, STEP = (f"h200/{name}.json" for name in ("coded", "residual", "step"))
 CHANGING, WARMED = "h200/changing.json", "h200/changing_warmed.json"
 LIBRARIES = tuple(f"h200/libraries_{name}.json" for name in ("sentence_transformers", "pylate", "colpali_engine"))

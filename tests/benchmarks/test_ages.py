@@ -305,7 +305,7 @@ def test_a_figure_in_prose_is_found() -> None:
 
 def test_marks_are_checked(tmp_path: Path) -> None:
     book = page_cells.Book(page.RESULTS, page.FIGURES)
-    text = "<!-- age: h100/masks.json -->of old<!-- end of age --> and <!-- figure: cold --><!-- end of figure -->"
+    text = "<!-- age: h200/masks.json -->of old<!-- end of age --> and <!-- figure: cold --><!-- end of figure -->"
     found = marks.written(book, text, "docs/a.md")
     assert re.fullmatch(
         r"<!-- age: \S+ -->measured at .*<!-- end of age --> and <!-- figure: cold -->[\d.]+ s<!-- .* -->", found
