@@ -20,14 +20,15 @@ os.environ["HF_HUB_OFFLINE"] = "1"  # no test reaches the network, whatever enco
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
-        "--share", type=share, default=(0, 1), metavar="K/N", help="of the tests marked long, every N-th from the K-th on"
+        "--share", type=share, default=(0, 1), metavar="K/N", help="of the slow tests, every N-th from the K-th on"
     )
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out the tests marked long that are not of the share that was asked for."""
+    """Leave out slow tests that are not of the share that was asked for, but for those of every change."""
     first, step = config.getoption("--share")
-    marked = sorted((item for item in items if item.get_closest_marker("long")), key=lambda item: item.nodeid)
+    marked = (item for item in items if item.get_closest_marker("slow") and not item.get_closest_marker("every_change"))
+    marked = sorted(marked, key=lambda item: item.nodeid)
     left_out = {item.nodeid for item in marked} - {item.nodeid for item in marked[first::step]}
     config.hook.pytest_deselected(items=[item for item in items if item.nodeid in left_out])
     items[:] = [item for item in items if item.nodeid not in left_out]

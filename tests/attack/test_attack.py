@@ -24,6 +24,8 @@ from attacks.targets import TARGETS
 from maxsim_eval.data import trec
 from places import ROOT, TESTS
 
+pytestmark = pytest.mark.slow
+
 STORED = (
     "documents",
     "queries",
@@ -71,15 +73,11 @@ def test_killed_commands_two_at_once_and_limits(tmp_path: Path) -> None:
     assert found["killed"] >= 12, "the kills came too late"
 
 
-@pytest.mark.slow
-@pytest.mark.long
 @pytest.mark.parametrize("first", ["1000", "5000"])
 def test_many_more_damaged_files(first: str, tmp_path: Path) -> None:
     enough(attacked(tmp_path, "--cases", "1000", "--first", first, "--workers", "1"), 1000)
 
 
-@pytest.mark.slow
-@pytest.mark.long
 def test_many_killed_commands(tmp_path: Path) -> None:
     attacked(tmp_path, "--cases", "0", "--kills", "30", "--pairs", "8", "--faults", "20", "--first", "1000", "--workers", "1")
 
@@ -97,7 +95,6 @@ def in_namespace(script: str, folder: Path, *words: str) -> subprocess.Completed
     return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=120, check=False)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kib", [60, 1000])
 def test_a_full_file_system(kib: int, tmp_path: Path) -> None:
     (tmp_path / "small").mkdir()

@@ -19,6 +19,8 @@ import report_results as made_results
 from maxsim_eval.report.html import to_html
 from maxsim_eval.types import Result
 
+pytestmark = pytest.mark.slow
+
 NAMES = ("chromium", "chromium-browser", "google-chrome-stable", "google-chrome")
 DRAWN = "html[data-plots=drawn]"
 PLOTS = ("means", "deltas", "differences", "errors", "shifts", "seconds", "memory", "query-lengths", "document-lengths")

@@ -14,6 +14,8 @@ import pytest
 
 from places import ROOT
 
+pytestmark = pytest.mark.slow
+
 USAGE = 2
 
 

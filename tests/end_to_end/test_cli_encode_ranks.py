@@ -16,6 +16,8 @@ import pytest
 
 from places import ROOT
 
+pytestmark = pytest.mark.slow
+
 USAGE, DATA, UNFORESEEN, INTERRUPTED, KILLED = 2, 3, 4, 130, -9
 KEPT = "finished parts are kept, the same command continues"
 SHARDS = 23  # of documents, each of 5 calls of the encoder, but for the last; and one of queries
@@ -108,7 +110,6 @@ def test_a_full_cache_needs_no_encoding(same: dict[str, Any]) -> None:
 # Interrupted -------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("who", "codes"), [("follower", [DATA, KILLED, DATA]), ("leader", [KILLED, DATA, DATA])])
 def test_ranks_that_were_killed_are_continued_by_any_number(who: str, codes: list[int], resumes: dict[str, Any]) -> None:
     killed, again, alone = (resumes[f"{who} {what}"] for what in ("killed", "again", "alone"))
@@ -191,7 +192,6 @@ def test_finished_shards_outlive_a_failure(failures: dict[str, Any]) -> None:
     assert failures["other texts"]["shards"] == failures["elsewhere"]["shards"] == 0, "nothing is begun before all agree"
 
 
-@pytest.mark.slow  # torchrun's own start is in test_cli_torchrun.py too
 def test_torchrun_itself(demo: Any, tmp_path: Path) -> None:
     folder = demo.copy(tmp_path, "datasets")
     command = [

@@ -13,6 +13,8 @@ import pytest
 
 from maxsim_eval.files import alone, host
 
+pytestmark = pytest.mark.slow
+
 DATA = 3
 
 # Two evaluations in two processes that import once and meet at every turn.

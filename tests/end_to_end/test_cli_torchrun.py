@@ -18,6 +18,8 @@ import pytest
 
 from places import ROOT
 
+pytestmark = pytest.mark.slow
+
 USAGE, DATA, UNFORESEEN, INTERRUPTED, KILLED = 2, 3, 4, 130, -9
 KEPT = "finished parts are kept, the same command continues"
 
@@ -150,7 +152,6 @@ def test_a_nan_score_of_another_rank_is_named_by_its_ids(failures: dict[str, Any
         assert said.count("\n") == 1
 
 
-@pytest.mark.slow
 def test_torchrun_itself(demo: Any, tmp_path: Path) -> None:
     folder = demo.copy(tmp_path, "datasets", "embeddings_cache")
     command = [

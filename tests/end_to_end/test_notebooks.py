@@ -13,6 +13,8 @@ import pytest
 
 from places import ROOT
 
+pytestmark = pytest.mark.slow
+
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 NAMES = [path.stem for path in NOTEBOOKS]
 # matplotlib logs that it builds its list of fonts, where it does so for the first time and that takes a while.
@@ -79,7 +81,7 @@ def test_notebooks_hold_no_logic(path: Path) -> None:
 
 @pytest.mark.parametrize(
     "path",
-    [pytest.param(path, id=path.stem, marks=[pytest.mark.slow] if number else []) for number, path in enumerate(NOTEBOOKS)],
+    [pytest.param(path, id=path.stem) for path in NOTEBOOKS],
 )
 def test_notebooks_run_offline_on_small_data(path: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     found = shown(execute(path, monkeypatch, MAXSIM_TEST_DATA=str(tmp_path)))
@@ -93,7 +95,6 @@ def test_notebooks_run_offline_on_small_data(path: Path, monkeypatch: pytest.Mon
     assert "generated" in pages[0] if path.stem == "real_mm_rag_parity" else "demo/small" in pages[0]
 
 
-@pytest.mark.slow
 def test_a_notebook_draws_the_result_it_is_pointed_at(demo: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A file and a folder, one of them said to be ArguAna: the paper has figures of that."""
     result = demo.result
@@ -110,7 +111,6 @@ def test_a_notebook_draws_the_result_it_is_pointed_at(demo: Any, monkeypatch: py
     assert "diamonds: the paper" in found[3]["image/svg+xml"]
 
 
-@pytest.mark.slow
 @pytest.mark.scifact
 @pytest.mark.usefixtures("minilm")
 def test_the_fidelity_notebook_takes_scifact_where_it_is(scifact_data: Path, monkeypatch: pytest.MonkeyPatch) -> None:

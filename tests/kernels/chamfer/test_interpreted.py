@@ -11,6 +11,7 @@ Run = Callable[[str, str, int], None]
 
 
 @pytest.mark.slow
+@pytest.mark.every_change
 @pytest.mark.parametrize(
     ("group", "checks"), [("values", 22), ("edges", 25), ("gradients", 17), ("lists", 8), ("bound", 5), ("autograd", 2)]
 )

@@ -153,7 +153,6 @@ def test_the_core_without_vnni():
 
 
 @pytest.mark.slow
-@pytest.mark.long
 @pytest.mark.parametrize(
     ("isa", "files"),
     [

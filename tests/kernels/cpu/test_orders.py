@@ -49,7 +49,6 @@ def test_neither_other_queries_nor_other_documents_change_a_bit(d: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.long
 @pytest.mark.parametrize("kernels", ["AVX2", "SSE4_2"])
 def test_older_processors(kernels: str) -> None:
     """The same by the kernels that MKL has for them: their edges add in other orders than those of AVX-512."""

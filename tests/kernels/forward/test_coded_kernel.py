@@ -47,12 +47,14 @@ LOOKUP = re.compile(r"cp\.async\.ca\.shared\.global [^;]*, 0x4,")  # 4 bytes, as
 
 
 @pytest.mark.slow
+@pytest.mark.every_change
 @pytest.mark.parametrize(("group", "checks"), [("sizes", 128), ("layouts", 42), ("broken", 10), ("once", 24)])
 def test_the_kernel_agrees_with_float64(interpreted: Run, group: str, checks: int) -> None:
     interpreted("coded", group, checks)
 
 
 @pytest.mark.slow
+@pytest.mark.every_change
 @pytest.mark.parametrize("architecture", [80, 90])
 @pytest.mark.parametrize("pairs", [False, True])
 @pytest.mark.parametrize("case", CASES, ids=str)

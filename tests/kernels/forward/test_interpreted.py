@@ -11,6 +11,7 @@ Run = Callable[[str, str, int], None]
 
 
 @pytest.mark.slow
+@pytest.mark.every_change
 @pytest.mark.parametrize(
     ("group", "checks"),
     [("general", 102), ("split", 20), ("tiles", 80), ("codes", 243), ("nan", 90), ("exact", 16), ("masks", 96), ("asked", 45)],

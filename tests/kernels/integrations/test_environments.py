@@ -23,7 +23,7 @@ from library_environment import REQUIREMENTS, UnreachableError, environment, run
 from maxsim_eval.data import generated
 from places import ROOT, TESTS
 
-pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 DEMO = "demo/small"  # a collection in BEIR layout, below the folder of the test
 FOLDERS = [ROOT / "kernels", ROOT, TESTS / "helpers"]
 

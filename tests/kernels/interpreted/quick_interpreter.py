@@ -1,9 +1,9 @@
 """Triton's interpreter without what took most of its time; import it before kernels run, under TRITON_INTERPRET=1.
 
 Triton 3.7 reduces with a combine function one number at a time, patches the whole language at every call of a device function, builds a
-table of types for every value, and does integer arithmetic twice to see whether it overflowed (no compiled kernel does, and small shapes
-cannot). Here a reduction combines whole slices, in the same order; the first one of every kind (combine function, shapes, axis) is done
-both ways and must give the same bits. Everything else is Triton's own.
+table of types, a shape and a type of that shape for every value, and does integer arithmetic twice to see whether it overflowed (no compiled kernel does, and small shapes
+cannot). Here a reduction combines whole slices, in the same order, and maxima without Triton's language in between; the first one of every
+kind (combine function, shapes, axis) is done both ways and must give the same bits. Everything else is Triton's own.
 """
 
 from __future__ import annotations
@@ -18,10 +18,13 @@ import torch
 import triton.language as tl
 from triton.runtime import interpreter
 
+from maxsim_kernels.gpu.tile_ops import keep_nan, larger
+
 ReduceOps = interpreter.ReduceOps
 one_at_a_time = ReduceOps.generic_reduce
 patch, patch_nothing = interpreter._patch_lang, interpreter._LangPatchScope
 numpy_type = lru_cache(interpreter._get_np_dtype)
+MAXIMA = {(keep_nan.fn, tl.float32), (larger.fn, tl.int32)}  # what both come down to is `np.maximum`
 COMPARED: set[tuple[Any, ...]] = set()
 
 
@@ -40,7 +43,11 @@ def reduce_slices(reduction: Any, tensors: tuple[Any, ...]) -> list[Any]:
         return np.broadcast_to(data, row[0].shape).astype(row.dtype)
 
     kept = [row[0] for row in rows]
+    quick = (reduction.combine_fn.fn, inputs[0].dtype) in MAXIMA
     for place in range(1, shape[axis]):
+        if quick:
+            kept = [np.maximum(kept[0], rows[0][place])]
+            continue
         found = reduction.combine_fn.fn(*wrapped(kept), *wrapped([row[place] for row in rows]))
         kept = [plain(*pair) for pair in zip(found if isinstance(found, tuple) else (found,), rows, strict=True)]
     if reduction.keep_dims:
@@ -104,6 +111,35 @@ def rounded(builder: Any, source: Any, kind: Any) -> Any:
     return interpreter.TensorHandle(bits.view(np.uint16).reshape(np.shape(source.data)), kind.scalar)
 
 
+def same_block(cls: Any, element: Any, shape: Any) -> Any:
+    """The block type of an element's type and a shape: one object, however often it is asked for."""
+    if len(BLOCKS) > MOST:  # pointers' types are made anew for every launch
+        BLOCKS.clear()
+    key = (id(element), *(one.value if isinstance(one, tl.constexpr) else one for one in shape))
+    found = BLOCKS.get(key)
+    if found is None:
+        found = object.__new__(cls)
+        block(found, element, shape)
+        BLOCKS[key] = found  # it holds its element's type, so that no other has that number meanwhile
+    return found
+
+
+def tensor_of_a_type(made: Any, handle: Any, kind: Any) -> None:
+    """`tl.tensor(handle, kind)`, whose shape and dtype the type has kept."""
+    known = kind.__dict__.get("tensors")
+    if known is None:
+        tensor(made, handle, kind)
+        kind.tensors = (made.shape, made.numel, made.dtype)
+        return
+    made.handle, made.type = handle, kind
+    made.shape, made.numel, made.dtype = known
+
+
+BLOCKS: dict[tuple[Any, ...], Any] = {}
+MOST = 10_000
+block, tensor = tl.block_type.__init__, tl.tensor.__init__
+tl.block_type.__new__, tl.block_type.__init__ = same_block, lambda *_: None
+tl.tensor.__init__ = tensor_of_a_type
 cast = interpreter.InterpreterBuilder.create_fp_trunc
 interpreter.InterpreterBuilder.create_fp_trunc = rounded
 interpreter.InterpreterBuilder.create_fma = multiply_add

@@ -22,6 +22,7 @@ Run = Callable[[str, str, int], None]
 
 
 @pytest.mark.slow
+@pytest.mark.every_change
 @pytest.mark.parametrize(
     ("group", "checks"), [("search", 50), ("queries", 16), ("sample", 20), ("parts", 4), ("streams", 15), ("kth", 6)]
 )
@@ -30,6 +31,7 @@ def test_a_search_with_interpreted_kernels_gives_brute_forces_answers(interprete
 
 
 @pytest.mark.slow
+@pytest.mark.every_change
 @pytest.mark.parametrize("architecture", [80, 90])
 @pytest.mark.parametrize(
     ("dtype", "d", "longest"),

@@ -20,6 +20,8 @@ from typer.testing import CliRunner
 from maxsim_eval.cli import bench
 from maxsim_eval.errors import DataError, UsageError
 
+pytestmark = pytest.mark.slow
+
 REGISTRY = bench.opened(bench.FOLDER)
 RESULTS = bench.FOLDER.parent / "docs" / "results"
 STARTS = "import json, sys\nfrom pathlib import Path\nargs = sys.argv[1:]\npath = Path(args[args.index('--json') + 1])\n"

@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 METRICS = ["nDCG@10", "nDCG", "Recall@10", "MAP", "MAP@3", "MRR", "MRR@2", "P@5", "Success@1", "Rprec"]
 METRICS += ["Bpref", "infAP", "SetP", "SetR", "SetF", "SetAP"]
 CHILD = """

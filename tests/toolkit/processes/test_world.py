@@ -20,6 +20,8 @@ from maxsim_eval.processes.progress import EncodeProgress, Progress
 from maxsim_eval.processes.world import World, follower, joined, several
 from maxsim_kernels import Packed
 
+pytestmark = pytest.mark.slow
+
 # Ranks are forked from one process that has imported torch; prints {scenario: [exit codes, what each said, seconds]}.
 RANKS = """if True:
     import json, os, socket, sys, time

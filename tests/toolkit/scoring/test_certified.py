@@ -262,6 +262,7 @@ def test_what_is_certified_depends_on_how_a_device_multiplies() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.every_change
 def test_evaluations_by_the_search_of_a_gpu(interpreted: Callable[..., None]) -> None:  # noqa: F811
     """Its kernels interpreted, codes and full precision read from files as on a GPU (`interpreted_certified.py`)."""
     pytest.importorskip("triton", reason="Triton is not installed")

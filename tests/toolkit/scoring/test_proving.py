@@ -20,6 +20,8 @@ from maxsim_eval.errors import CacheError
 from maxsim_eval.scoring.proving import Proofs, can_prove, settle
 from maxsim_kernels import Int8Tokens, Packed
 
+pytestmark = pytest.mark.slow
+
 ROW = 3
 
 
@@ -109,14 +111,12 @@ def test_crcs_by_kernels(interpreted: Callable[..., None]) -> None:  # noqa: F81
     interpreted("proving", "ranges", 35, folder="toolkit/scoring")
 
 
-@pytest.mark.slow
 def test_streams_proven_by_kernels(interpreted: Callable[..., None]) -> None:  # noqa: F811
     """Streams of embeddings and copies, whole and damaged (`interpreted_proving.py`)."""
     pytest.importorskip("triton", reason="Triton is not installed")
     interpreted("proving", "streams", 10, folder="toolkit/scoring")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("architecture", [80, 90])
 def test_the_kernel_compiles_without_spills(architecture: int, tmp_path: Path) -> None:
     """In seconds, too: written out, the products at its end would take Triton minutes."""
