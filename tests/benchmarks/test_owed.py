@@ -122,6 +122,7 @@ def test_a_gpu_is_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
     assert not Path("nowhere").exists()
 
 
+@pytest.mark.slow
 def test_several_gpus_share_what_may_run_beside(
     made: Callable[..., Path], capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,6 +10,8 @@ import pytest
 
 from maxsim_eval.data.trec import read_trec_run
 
+pytestmark = pytest.mark.slow
+
 USAGE, DATA = 2, 3
 
 

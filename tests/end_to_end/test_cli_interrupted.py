@@ -19,6 +19,8 @@ from maxsim_eval.types import Role
 from maxsim_kernels import Packed
 from places import ROOT
 
+pytestmark = pytest.mark.slow
+
 DATA, INTERRUPTED = 3, 130
 
 
@@ -187,7 +189,6 @@ def test_a_signal_that_comes_in_a_finaliser_is_not_lost(
     assert err.strip() == f"{word}; finished parts are kept, the same command continues"
 
 
-@pytest.mark.slow
 def test_two_fresh_processes_fill_one_cache_at_once(demo: Any, clean: Any, start: Callable[..., Any], tmp_path: Path) -> None:
     folder = demo.copy(tmp_path, "datasets")
     command = [ROOT / "evaluate.py", "demo", "--quiet", "--json", "--k", "5000", "--paths", "fp32", "--out"]

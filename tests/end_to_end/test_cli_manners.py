@@ -272,6 +272,7 @@ def test_bars_on_a_terminal_that_says_no_width(tmp_path: Path) -> None:
     assert re.search(r"\d+%\|.*(doc|B|tok)", text), text[-2000:]
 
 
+@pytest.mark.slow
 def test_colours_on_a_terminal_and_none_with_no_color(work: Path) -> None:
     wrong = ["report", "nowhere.json"]
     coloured = shown(wrong, work, NO_COLOR="")

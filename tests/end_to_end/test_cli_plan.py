@@ -18,6 +18,8 @@ from maxsim_eval.planning.plan import Room, make_plan
 from maxsim_eval.planning.sizes import FoundSizes
 from maxsim_eval.quantities import about_text, bytes_of, size_text, time_text
 
+pytestmark = pytest.mark.slow
+
 NO, USAGE, DATA = 1, 2, 3
 
 

@@ -16,6 +16,8 @@ import pytest
 
 from places import ROOT
 
+pytestmark = pytest.mark.slow
+
 SCORER = re.search(r"```python\n(import torch\nfrom torch\.nn.*?)```", (ROOT / "docs" / "scorers.md").read_text(), re.DOTALL)
 
 
@@ -33,7 +35,6 @@ def environment(**more: Any) -> dict[str, str]:
     return {**os.environ, "OMP_NUM_THREADS": "1", **{name: str(value) for name, value in more.items()}}
 
 
-@pytest.mark.slow
 def test_the_documented_function_on_one_and_two_processes(work: Path, demo: Any) -> None:
     name = "python:cli_scorers_kernels:score"
     line = [sys.executable, str(ROOT / "evaluate.py"), "demo", "--paths", f"fp32,{name}", "--quiet", "--out"]

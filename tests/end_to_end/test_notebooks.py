@@ -79,10 +79,7 @@ def test_notebooks_hold_no_logic(path: Path) -> None:
             assert len(cell.source.splitlines()) <= 5
 
 
-@pytest.mark.parametrize(
-    "path",
-    [pytest.param(path, id=path.stem) for path in NOTEBOOKS],
-)
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=NAMES)
 def test_notebooks_run_offline_on_small_data(path: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     found = shown(execute(path, monkeypatch, MAXSIM_TEST_DATA=str(tmp_path)))
     pictures = [data["image/svg+xml"] for data in found if "image/svg+xml" in data]

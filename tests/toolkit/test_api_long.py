@@ -28,6 +28,8 @@ from maxsim_eval.scoring import job, stream, units
 from maxsim_eval.types import Result, Role, Run, Task
 from maxsim_kernels import Packed, pack
 
+pytestmark = pytest.mark.slow
+
 WIDTH = 8
 
 WRITTEN = ["metrics.csv", "per_query.csv", "report.html", "report.md", "result.json", "runs"]

@@ -21,6 +21,8 @@ from maxsim_kernels.checks import Call, Options, validate
 from maxsim_kernels.gpu import geometry
 from maxsim_kernels.gpu.forward import combine, dense, dispatch, general, query_codes, tile_tables, wide
 
+pytestmark = pytest.mark.slow
+
 HOPPER, PROCESSORS, D = (9, 0), 132, 16
 CPU = torch.device("cpu")
 COUNTS = (1, 2, 3, 7, 8, 9, 40, 66, 67, 100, 528, 600, 1024, 1100, 5000, 8192, 9000)

@@ -24,6 +24,8 @@ from maxsim_eval.data.trec import read_trec_run, write_trec_run
 from maxsim_eval.errors import DataError, UnknownNameError, UsageError
 from maxsim_eval.types import Run, Task
 
+pytestmark = pytest.mark.slow
+
 ENTRIES = [
     "int8",
     "rotate+sign(queries=int8)",

@@ -15,6 +15,8 @@ from maxsim_eval.atlas import running as running_module
 from maxsim_eval.errors import DataError
 from maxsim_eval.types import Task
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -387,6 +387,7 @@ def test_several_threads_write_the_same_file(tmp_path: Path, monkeypatch: pytest
         assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "many" / name).read_bytes()
 
 
+@pytest.mark.slow
 def test_a_shard_keeps_whole_pieces() -> None:
     """Of so many documents as an encoder wants together; a bound on its bytes comes first."""
 

@@ -22,6 +22,8 @@ from maxsim_eval.types import Task
 from maxsim_kernels import Packed
 from scorer_cases import NAIVE, Write, naive, run
 
+pytestmark = pytest.mark.slow
+
 # A function that is right ----------------------------------------------------------------------------------------------
 
 

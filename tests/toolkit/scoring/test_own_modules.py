@@ -21,6 +21,8 @@ from maxsim_eval.scoring.own_functions import ScorerError, check_paths, find_pat
 from maxsim_eval.types import Task
 from scorer_cases import NAIVE, Write, naive, run
 
+pytestmark = pytest.mark.slow
+
 # Names and modules -----------------------------------------------------------------------------------------------------
 
 
