@@ -294,10 +294,8 @@ def chamfer_case(draw: Draw, case: Case) -> None:
 def _chamfer_truth(p: Tensor, q: Tensor) -> tuple[Tensor, list[Tensor], list[Tensor]]:
     """The distance, both gradients, and the rows of these that depend on which of two equally near points, but for rounding, is taken."""
     clouds = [cloud.double().requires_grad_() for cloud in (p, q)]
-    total, unsure = (
-        clouds[0].new_zeros(()),
-        [torch.zeros(len(cloud), dtype=torch.bool, device=cloud.device) for cloud in (p, q)],
-    )
+    total = clouds[0].new_zeros(())
+    unsure = [torch.zeros(len(cloud), dtype=torch.bool, device=cloud.device) for cloud in (p, q)]
     for (points, others), (own, theirs) in zip((clouds, clouds[::-1]), (unsure, unsure[::-1]), strict=True):
         with torch.no_grad():
             step = max(1, (1 << 24) // len(others))

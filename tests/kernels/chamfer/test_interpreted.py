@@ -9,9 +9,9 @@ import pytest
 pytest.importorskip("triton", reason="Triton is not installed")
 Run = Callable[[str, str, int], None]
 
+pytestmark = [pytest.mark.slow, pytest.mark.every_change]
 
-@pytest.mark.slow
-@pytest.mark.every_change
+
 @pytest.mark.parametrize(
     ("group", "checks"), [("values", 22), ("edges", 25), ("gradients", 17), ("lists", 8), ("bound", 5), ("autograd", 2)]
 )

@@ -9,9 +9,9 @@ import pytest
 pytest.importorskip("triton", reason="Triton is not installed")
 Run = Callable[[str, str, int], None]
 
+pytestmark = [pytest.mark.slow, pytest.mark.every_change]
 
-@pytest.mark.slow
-@pytest.mark.every_change
+
 @pytest.mark.parametrize(
     ("group", "checks"),
     [("general", 102), ("split", 20), ("tiles", 80), ("codes", 243), ("nan", 90), ("exact", 16), ("masks", 96), ("asked", 45)],

@@ -1,16 +1,17 @@
 """Triton's interpreter without what took most of its time; import it before kernels run, under TRITON_INTERPRET=1.
 
 Triton 3.7 reduces with a combine function one number at a time, patches the whole language at every call of a device function, builds a
-table of types, a shape and a type of that shape for every value, and does integer arithmetic twice to see whether it overflowed (no compiled kernel does, and small shapes
-cannot). Here a reduction combines whole slices, in the same order, and maxima without Triton's language in between; the first one of every
-kind (combine function, shapes, axis) is done both ways and must give the same bits. Everything else is Triton's own.
+table of types, a shape and a type of that shape for every value, and does integer arithmetic twice to see whether it overflowed (no
+compiled kernel does, and small shapes cannot). Here a reduction combines whole slices, in the same order, and maxima without Triton's
+language in between; the first one of every kind (combine function, shapes, axis) is done both ways and must give the same bits.
+Everything else is Triton's own.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, reduce
 from typing import Any
 
 import numpy as np
@@ -42,14 +43,13 @@ def reduce_slices(reduction: Any, tensors: tuple[Any, ...]) -> list[Any]:
         data = found.handle.data if isinstance(found, tl.core.tensor) else found
         return np.broadcast_to(data, row[0].shape).astype(row.dtype)
 
-    kept = [row[0] for row in rows]
-    quick = (reduction.combine_fn.fn, inputs[0].dtype) in MAXIMA
-    for place in range(1, shape[axis]):
-        if quick:
-            kept = [np.maximum(kept[0], rows[0][place])]
-            continue
-        found = reduction.combine_fn.fn(*wrapped(kept), *wrapped([row[place] for row in rows]))
-        kept = [plain(*pair) for pair in zip(found if isinstance(found, tuple) else (found,), rows, strict=True)]
+    if (reduction.combine_fn.fn, inputs[0].dtype) in MAXIMA:
+        kept = [reduce(np.maximum, rows[0])]
+    else:
+        kept = [row[0] for row in rows]
+        for place in range(1, shape[axis]):
+            found = reduction.combine_fn.fn(*wrapped(kept), *wrapped([row[place] for row in rows]))
+            kept = [plain(*pair) for pair in zip(found if isinstance(found, tuple) else (found,), rows, strict=True)]
     if reduction.keep_dims:
         rest = (1,) * len(shape) if reduction.axis is None else (*shape[:axis], 1, *shape[axis + 1 :])
     return wrapped([value.reshape(rest) if rest else value.item() for value in kept])

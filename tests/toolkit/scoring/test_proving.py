@@ -105,6 +105,7 @@ def test_a_cpu_proves_what_it_reads() -> None:
     assert not can_prove(torch.device("cpu"))
 
 
+@pytest.mark.every_change
 def test_crcs_by_kernels(interpreted: Callable[..., None]) -> None:  # noqa: F811
     """The kernel interpreted, against zlib (`interpreted_proving.py`)."""
     pytest.importorskip("triton", reason="Triton is not installed")
