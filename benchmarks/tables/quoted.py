@@ -16,7 +16,7 @@ LIBRARIES = tuple(f"h200/libraries_{name}.json" for name in ("sentence_transform
 SEARCH = "h200/search.json"
 CERTIFIED = "cpu/certified.json"
 CHECKED = {  # heads of columns, and their files
-    "two CPU cores": "cpu/checksums.json", "H100": "h100/checksums.json", "H200, evaluations": "h200/checksums_evaluation.json",
+    "two CPU cores": "cpu/checksums.json", "H200": "h200/checksums.json", "H200, evaluations": "h200/checksums_evaluation.json",
     "H100, streams": "h100/checksums_streams.json",
 }  # fmt: skip
 OURS = "ours"
