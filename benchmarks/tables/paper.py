@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from measure.names import FLASH, GRANULARITIES, LIK, SHAPES, quantised_name
+from results.paper_file import NOT_TRIED
 from tables.cells import MISSING, Book, Cell, Value, gigabytes, number, percent, ratio, times
 from tables.columns import (
     COMPILED,
@@ -149,11 +150,16 @@ def of_size(method: str, key: str) -> Getter:
 
 
 def lost(book: Book) -> Iterator[str]:
-    """Which methods lost the GPU, where."""
+    """Which methods lost the GPU, where, and why cells were not tried."""
     for method, held in (book.raw(PAPER, "groups", "memory", "rows") or {}).items():
+        reasons: dict[str, list[str]] = {}
         for cell, found in held.get("cells", {}).items():
             if "lost" in found:
                 yield f"{method} at {cell}: {found['lost'][:76]}; larger cells were not tried."
+            elif str(found.get("failed")).startswith(f"{NOT_TRIED}: "):
+                reasons.setdefault(found["failed"].partition(": ")[2], []).append(cell)
+        for why, cells in reasons.items():
+            yield f"{method} was {NOT_TRIED} at {', '.join(cells)}: {why}."
 
 
 def queries_a_second(line: Line) -> Cell:

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from results.paper_file import NOT_TRIED
 from tables.cells import Book, Value
 
 PAPER, FORWARD, SECOND = "h200/paper.json", "h200/forward.json", "h200/second.json"
@@ -132,6 +133,6 @@ def tried(point: Held | None) -> str:
     if "OutOfMemory" in text or "out of memory" in text:
         size = text.partition("Tried to allocate ")[2].partition(". ")[0]
         return f"OOM ({size} asked for)" if size else "OOM"
-    if text.startswith("not tried"):
-        return text
+    if text.startswith(NOT_TRIED):
+        return NOT_TRIED
     return f"failed: {text[:60]}" if text else ""
