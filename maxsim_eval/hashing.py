@@ -6,6 +6,7 @@ import hashlib
 import json
 import struct
 from collections.abc import Iterable
+from itertools import chain
 from typing import Any
 
 _LENGTH = struct.Struct("<Q").pack
@@ -13,7 +14,8 @@ _LENGTH = struct.Struct("<Q").pack
 
 def feed(running: Any, parts: Iterable[bytes]) -> None:
     """Feed byte strings to a hash, each behind its length, so that ('ab', 'c') and ('a', 'bc') differ."""
-    running.update(b"".join([piece for part in parts for piece in (_LENGTH(len(part)), part)]))
+    parts = list(parts)
+    running.update(b"".join(chain.from_iterable(zip(map(_LENGTH, map(len, parts)), parts, strict=True))))
 
 
 def canonical(value: Any) -> bytes:

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from maxsim_eval.cache.entries import Entry, open_entry
+from maxsim_eval.cache.entries import Entry
 from maxsim_eval.cache.filling import Begun
 from maxsim_eval.cache.selection import Documents, Selection
 from maxsim_eval.cache.sides import (
@@ -127,14 +127,15 @@ def embeddings_by(
     if to_encode and failed is not None:
         raise failed
     side = own or side or helping() if to_encode else None
+    filled: Entry | None = None
     with contextlib.ExitStack() as held:
         begun: Begun | None = world.share(None if own is None else held.enter_context(own.begun()))
         if begun is not None:
             if world.size > 1:
                 require_same_machines(world.collect({**machine_of(device), **package_versions()}), "embeddings")
             assert side is not None  # every process has one where documents are to be encoded
-            side.fill(begun, quiet=quiet, world=world)
-    return found.rest(quiet) if isinstance(found, _Search) else found
+            filled = side.fill(begun, quiet=quiet, world=world)
+    return found.rest(quiet, filled) if isinstance(found, _Search) else found
 
 
 def _helping_side(
@@ -164,9 +165,10 @@ class _Search:
     queries: Entry | None
     documents: Documents | TaskSide  # a side: they are not there
 
-    def rest(self, quiet: bool) -> Embeddings:
-        """The embeddings, once the documents are there: queries that are not are encoded now."""
-        documents = open_entry(self.documents.folder) if isinstance(self.documents, TaskSide) else self.documents
+    def rest(self, quiet: bool, filled: Entry | None = None) -> Embeddings:
+        """The embeddings, once the documents are there (`filled`: those that were not): queries that are not are encoded now."""
+        documents = filled if isinstance(self.documents, TaskSide) else self.documents
+        assert documents is not None  # a side was filled
         queries = self.queries
         if queries is None:
             queries = embed(self.task, "query", self.encoder, self.cache_dir, quiet=quiet, contents=self.contents)

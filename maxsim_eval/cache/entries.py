@@ -245,12 +245,7 @@ def open_entry(folder: Path | str, *, verify: bool = False) -> Entry:
     """
     folder = Path(folder)
     manifest = read_manifest(folder)
-    if missing := missing_shards(folder, manifest):
-        names = ", ".join(shard_name(number) for number in missing[:5]) + (", ..." if len(missing) > 5 else "")
-        raise CacheError(
-            f"{folder}: partial: {len(missing)} of {len(manifest['boundaries']) - 1} shards are missing ({names}). "
-            "Run the command that began it again: it encodes only these."
-        )
+    require_whole(folder, manifest)
     shards: list[Shard] = []
     ids: list[bytes] = []
     for number in range(len(manifest["boundaries"]) - 1):
@@ -259,23 +254,38 @@ def open_entry(folder: Path | str, *, verify: bool = False) -> Entry:
         ids += names_of_shard
     if ids_hash(ids) != manifest["ids"]:
         raise CacheError(f"{folder}: the ids in its shards are not those of {MANIFEST}. Remove the folder to encode it again.")
+    entry = entry_of(folder, manifest, shards)
+    if verify:
+        entry.verify()
+    return entry
+
+
+def require_whole(folder: Path, manifest: Mapping[str, Any]) -> None:
+    """`CacheError` names the shards that are missing."""
+    if missing := missing_shards(folder, manifest):
+        names = ", ".join(shard_name(number) for number in missing[:5]) + (", ..." if len(missing) > 5 else "")
+        raise CacheError(
+            f"{folder}: partial: {len(missing)} of {len(manifest['boundaries']) - 1} shards are missing ({names}). "
+            "Run the command that began it again: it encodes only these."
+        )
+
+
+def entry_of(folder: Path, manifest: Mapping[str, Any], shards: Sequence[Shard]) -> Entry:
+    """The entry of shards that are all opened, and hold the manifest's ids."""
     if slow := [shard.path.name for shard in shards if shard.position is None]:
         warnings.warn(
             f"{folder}: {len(slow)} shards ({slow[0]}, ...) are chunked or compressed: read through HDF5, more slowly",
-            stacklevel=2,
+            stacklevel=3,
         )
-    entry = Entry(
+    return Entry(
         folder=folder,
-        manifest=manifest,
+        manifest=dict(manifest),
         documents=manifest["documents"],
         tokens=sum(shard.tokens for shard in shards),
         dim=manifest["dim"],
         dtype=DTYPES[manifest["dtype"]],
         shards=tuple(shards),
     )
-    if verify:
-        entry.verify()
-    return entry
 
 
 def open_if_complete(folder: Path, wanted: Mapping[str, Any]) -> Entry | None:

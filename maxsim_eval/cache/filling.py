@@ -23,17 +23,18 @@ import torch
 from maxsim_eval.cache.entries import (
     MANIFEST,
     Entry,
+    entry_of,
     ids_hash,
     locked,
     missing_shards,
-    open_entry,
     open_if_complete,
     read_manifest,
     require_same,
+    require_whole,
     spec_of,
     write_manifest,
 )
-from maxsim_eval.cache.shards import DTYPES, FORMAT, ShardSpec, encode_ids, open_shard, shard_name, write_shard
+from maxsim_eval.cache.shards import DTYPES, FORMAT, Shard, ShardSpec, encode_ids, open_shard, shard_name, write_shard
 from maxsim_eval.errors import CacheError, UsageError
 from maxsim_eval.hashing import canonical
 from maxsim_eval.processes.agreement import PATIENCE, blind_ranks
@@ -147,8 +148,9 @@ def fill_entry(
     if (entry := open_if_complete(folder, _wanted(manifest))) is not None:
         return entry
     with begun_entry(folder, manifest, ids, lock_timeout) as begun:
-        fill_shards(begun, ids, encode, chunk=chunk, label=label, quiet=quiet, at_once=at_once)
-    return open_entry(folder)
+        entry = fill_shards(begun, ids, encode, chunk=chunk, label=label, quiet=quiet, at_once=at_once)
+    assert entry is not None  # this process is the leader
+    return entry
 
 
 def _wanted(manifest: Mapping[str, Any]) -> dict[str, Any]:
@@ -173,12 +175,17 @@ def begun_entry(folder: Path, manifest: Mapping[str, Any], ids: Sequence[str], l
         missing = missing_shards(folder, manifest)
         for spec in _specs(manifest):  # what is there must be right before hours go into the rest
             if spec.shard not in missing:
-                _, names = open_shard(folder / shard_name(spec.shard), spec)
-                if names != encode_ids(ids[spec.start : spec.stop]):
-                    raise CacheError(
-                        f"{folder / shard_name(spec.shard)}: its ids are not those of documents {spec.start} to {spec.stop}"
-                    )
+                _proven(folder, spec, ids)
         yield Begun(folder, manifest, tuple(missing), uuid.uuid4().hex)
+
+
+def _proven(folder: Path, spec: ShardSpec, ids: Sequence[str]) -> Shard:
+    """A shard that is there and holds these documents."""
+    path = folder / shard_name(spec.shard)
+    shard, names = open_shard(path, spec)
+    if names != encode_ids(ids[spec.start : spec.stop]):
+        raise CacheError(f"{path}: its ids are not those of documents {spec.start} to {spec.stop}")
+    return shard
 
 
 def _specs(manifest: Mapping[str, Any]) -> list[ShardSpec]:
@@ -196,10 +203,11 @@ def fill_shards(
     world: World | None = None,
     at_once: int = 1,
     said: Sequence[str] = (),
-) -> None:
+) -> Entry | None:
     """Encode and write what is missing; every process of `world` calls this alike and returns when all of it is there.
 
-    The leader takes the first of the missing shards, whose beginning it may have encoded already; it holds the entry's lock.
+    The leader gets the entry: a shard is opened as soon as it is written, while others are encoded. It takes the first of the missing
+    shards, whose beginning it may have encoded already, and holds the entry's lock.
     `said`: what this process has warned of before, which goes to the leader too.
 
     Raises:
@@ -209,6 +217,7 @@ def fill_shards(
     turn = world.draw(begun.token) if world.leader else None
     _require_seen(begun, world)
     specs = _specs(begun.manifest)
+    opened: dict[int, Shard] = {}
     done = sum(spec.stop - spec.start for spec in specs if spec.shard not in begun.missing)
     unit = "queries" if begun.manifest["provenance"].get("role") == "query" else "documents"
     hidden = quiet or not begun.missing
@@ -233,6 +242,7 @@ def fill_shards(
         def write(spec: ShardSpec, pieces: Iterable[Packed]) -> None:
             started, coming = time.monotonic(), _Coming(pieces)
             write_shard(begun.folder / shard_name(spec.shard), spec, ids[spec.start : spec.stop], coming)
+            opened[spec.shard] = _proven(begun.folder, spec, ids)
             ended = time.monotonic()
             with _TICKS:
                 progress.spent(ended - started - coming.seconds, ended - started)
@@ -244,9 +254,13 @@ def fill_shards(
         each_turn(turns(), spans, piece, write, at_once)
         counts = world.collect([progress.documents, progress.size, [*said, *now]])
         progress.settle(counts)
-    if world.size > 1 and world.leader:
+    if not world.leader:
+        return None
+    if world.size > 1:
         _repeat([texts for _, _, texts in counts])
         _await_shards(begun)
+    require_whole(begun.folder, begun.manifest)
+    return entry_of(begun.folder, begun.manifest, [opened.get(one.shard) or _proven(begun.folder, one, ids) for one in specs])
 
 
 @dataclass

@@ -161,14 +161,15 @@ def shard_name(number: int) -> str:
 def encode_ids(ids: Sequence[str]) -> list[bytes]:
     """Ids as UTF-8; a `DataError` for those that a shard cannot hold (NUL, lone surrogates, more than 4096 bytes)."""
     try:
-        encoded = [text.encode() for text in ids]
+        encoded = list(map(str.encode, ids))
     except UnicodeEncodeError as error:
         raise DataError(f"id {error.object!r}: holds a lone surrogate, which is not valid Unicode text") from error
-    for text in encoded:
-        if b"\0" in text:
-            raise DataError(f"id {text.decode()!r}: holds a NUL character, which an HDF5 string cannot")
-        if len(text) > _MAX_ID_BYTES:
-            raise DataError(f"id {text.decode()[:40]!r}...: {len(text)} bytes long, need at most {_MAX_ID_BYTES}")
+    if b"\0" in b"".join(encoded):
+        text = next(text for text in encoded if b"\0" in text)
+        raise DataError(f"id {text.decode()!r}: holds a NUL character, which an HDF5 string cannot")
+    longest = max(encoded, key=len, default=b"")
+    if len(longest) > _MAX_ID_BYTES:
+        raise DataError(f"id {longest.decode()[:40]!r}...: {len(longest)} bytes long, need at most {_MAX_ID_BYTES}")
     return encoded
 
 

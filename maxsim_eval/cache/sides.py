@@ -16,6 +16,7 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from importlib import metadata
+from itertools import chain, repeat
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +58,7 @@ __all__ = [
 
 CHUNK = 256  # texts an encoder gets at a time: often enough for a progress bar, enough to sort by length
 _FIRST = 128  # of them say the dtype where several chunks are worked on at once: all others wait for these
-_FED = 1 << 20  # bytes of items that are hashed by one call
+_FED = 128  # texts that are hashed by one call
 PAGE_CHUNK = 16  # page images: each takes some 10 MB once decoded
 PAGE_LEAST = 64  # pages a shard, by default: 17 MB of ColPali's; a set of two thousand is work for many GPUs
 _PACKAGES = ("maxsim-eval", "torch", "numpy", "h5py", "transformers", "sentence-transformers", "pillow")
@@ -73,15 +74,18 @@ def content_hash(ids: Sequence[str], items: Sequence[Any]) -> str:
     """
     if len(ids) != len(items):
         raise UsageError(f"items: got {len(items)}, need one for each of the {len(ids)} ids")
-    running, held, size = hashlib.sha256(), [b"maxsim-eval/content/1", str(len(ids)).encode()], 0
-    for row, name in enumerate(ids):
-        parts = items.item_parts(row) if isinstance(items, Pages) else _item_parts(name, items[row])
-        held += (name.encode("utf-8", "surrogatepass"), *parts)
-        size += len(parts[-1])
-        if size > _FED:  # many texts at a time: a call for each takes longer than their hash
-            feed(running, held)
-            held, size = [], 0
-    feed(running, held)
+    running = hashlib.sha256()
+    feed(running, [b"maxsim-eval/content/1", str(len(ids)).encode()])
+    for start in range(0, len(ids), _FED):
+        names = [name.encode("utf-8", "surrogatepass") for name in ids[start : start + _FED]]
+        some = items[start : start + _FED]
+        if not isinstance(some, Pages) and set(map(type, some)) == {str}:  # many at once: Python takes longer than the hash
+            texts = [text.encode("utf-8", "surrogatepass") for text in some]
+            feed(running, chain.from_iterable(zip(names, repeat(b"text", len(names)), texts, strict=True)))
+            continue
+        for row, name in enumerate(names):
+            parts = some.item_parts(row) if isinstance(some, Pages) else _item_parts(ids[start + row], some[row])
+            feed(running, [name, *parts])
     return running.hexdigest()
 
 
@@ -288,8 +292,8 @@ class TaskSide:
         with heard(world or World()) as self._said:
             self._first = self._encode(0, min(few, len(self.ids)))
 
-    def fill(self, begun: Begun, *, quiet: bool, world: World | None = None) -> None:
-        """Encode what is missing of an entry that was begun, here or by the leader of `world`.
+    def fill(self, begun: Begun, *, quiet: bool, world: World | None = None) -> Entry | None:
+        """Encode what is missing of an entry that was begun, here or by the leader of `world`, which gets the entry.
 
         Raises:
             CacheError: an entry that is not of these texts and this encoder; and as `fill_shards`.
@@ -302,7 +306,7 @@ class TaskSide:
         label = f"encode {self.task.dataset}"
         announce(self.encoder, len(self.ids))
         options: dict[str, Any] = {"chunk": self.chunk, "label": label, "quiet": quiet, "at_once": self.at_once}
-        fill_shards(begun, self.ids, self._tokens, world=world, said=self._said, **options)
+        return fill_shards(begun, self.ids, self._tokens, world=world, said=self._said, **options)
 
     def _tokens(self, start: int, stop: int) -> Packed:
         if self._first is not None and (start, stop) == (0, len(self._first)):
@@ -346,8 +350,9 @@ def embed(
     if (entry := side.find()) is not None:
         return entry
     with side.begun() as begun:
-        side.fill(begun, quiet=quiet)
-    return open_entry(side.folder)
+        filled = side.fill(begun, quiet=quiet)
+    assert filled is not None  # this process is the leader
+    return filled
 
 
 def _provenance(task: Task, role: Role, encoder: Encoder, content: str) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 
+from maxsim_eval.cache import sides
 from maxsim_eval.cache.sides import (
     Entry,
     content_hash,
@@ -113,6 +115,18 @@ def test_content_hash_has_no_two_readings() -> None:
     ]
     assert len({content_hash(*case) for case in different}) == len(different)
     assert content_hash(("a",), ("b",)) == content_hash(["a"], ["b"])
+
+
+def test_content_hash_does_not_depend_on_what_is_hashed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    items = [Image() if n == 500 else f"text {n} \ud800" for n in range(700)]
+    names = [f"d{n}" for n in range(len(items))]
+    found = content_hash(names, items)
+    monkeypatch.setattr(sides, "_FED", 7)
+    assert content_hash(names, items) == found
+    running = hashlib.sha256()
+    for part in (b"maxsim-eval/content/1", b"2", b"d0", b"text", b"a", b"d1", b"text", b"bc"):
+        running.update(len(part).to_bytes(8, "little") + part)
+    assert content_hash(["d0", "d1"], ["a", "bc"]) == running.hexdigest()
 
 
 def test_content_hash_is_stable() -> None:

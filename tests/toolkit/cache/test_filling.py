@@ -340,6 +340,32 @@ def test_two_processes_fill_one_entry_at_once(tmp_path: Path, child: Callable[[P
     assert_right(open_entry(folder))
 
 
+def test_what_was_filled_is_what_is_opened(tmp_path: Path) -> None:
+    """Shards are opened as they are written; those of before at the end."""
+    with pytest.raises(ZeroDivisionError):
+        fill(tmp_path, lambda start, stop: tokens(start, stop) if start < 6 else 1 / 0)
+    filled, opened = fill(tmp_path), open_entry(tmp_path)
+    assert filled.manifest == opened.manifest
+    assert filled.stamp() == opened.stamp()
+    assert (filled.documents, filled.tokens, filled.dim, filled.dtype) == (
+        opened.documents,
+        opened.tokens,
+        opened.dim,
+        opened.dtype,
+    )
+    assert_right(filled)
+
+
+def test_a_shard_that_vanishes_meanwhile_is_missed(tmp_path: Path) -> None:
+    def encode(start: int, stop: int) -> Packed:
+        if start == 9:
+            (tmp_path / SHARDS[1]).unlink()
+        return tokens(start, stop)
+
+    with pytest.raises(CacheError, match=r"partial: 1 of 4 shards are missing \(00001\.h5\)"):
+        fill(tmp_path, encode)
+
+
 # Several shards at once ------------------------------------------------------------------------------------------------
 
 
