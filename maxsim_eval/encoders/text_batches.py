@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from maxsim_eval.encoders.memory import Halving
-from maxsim_eval.encoders.staging import to_host
+from maxsim_eval.encoders.staging import Rooms, to_host
 from maxsim_eval.encoders.unpadded import Ends, unpadded
 from maxsim_eval.errors import DataError
 from maxsim_kernels import Packed
@@ -127,6 +127,7 @@ class TextBatches:
         self.first_position: int | None = None  # of a text's tokens, for a model that reads unpadded texts; None: pad them
         self._most: float = float("inf")  # tokens of texts whose embeddings are put together at once
         self._halving = Halving(name, device, "texts")
+        self._rooms = Rooms()
         self._turn = threading.Lock()  # one window is launched at a time: two would share the memory meant for one
 
     def run(self, read: Read, dim: int, forward: Forward) -> Packed:
@@ -246,7 +247,7 @@ class TextBatches:
 
         def ended() -> tuple[Tensor, Tensor, Tensor]:
             done.synchronize()
-            return to_host(tokens[: int(small[0].sum())]), small[0], small[1]
+            return to_host(tokens[: int(small[0].sum())], self._rooms), small[0], small[1]
 
         return ended
 
