@@ -10,6 +10,7 @@ This file names entries, finds them and encodes what is missing; `<key>` changes
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import re
 import warnings
@@ -369,7 +370,8 @@ def _provenance(task: Task, role: Role, encoder: Encoder, content: str) -> dict[
     }
 
 
-def package_versions() -> dict[str, str | None]:
+@functools.cache
+def package_versions() -> Mapping[str, str | None]:
     """Versions of what embeddings are made and stored with; None: not installed."""
     found: dict[str, str | None] = dict.fromkeys(_PACKAGES)
     for name in _PACKAGES:
