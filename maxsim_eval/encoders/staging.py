@@ -21,7 +21,7 @@ _GRAIN, _KEPT = 64 << 20, 8  # bytes by which rooms differ, and rooms that nobod
 
 
 class Rooms:
-    """Memory of windows that were written, for those to come.
+    """Memory of windows that were written, for those to come; given back when the last of them was written.
 
     Fresh pages are touched at a third of a copy's rate, and giving them back keeps Python's lock: 30 ms of a window of 350 MB where the
     host has no huge pages left, in which nothing is launched.
@@ -29,15 +29,24 @@ class Rooms:
 
     def __init__(self) -> None:
         self._free: deque[np.ndarray] = deque(maxlen=_KEPT)
+        self._used: set[int] = set()
 
     def take(self, size: int) -> np.ndarray:
         """So many bytes, uint8; they are taken again when nobody holds the array, or what was made of it, any more."""
         room = self._large(size)
         if room is None:
             room = np.empty(-(-max(size, 1) // _GRAIN) * _GRAIN, np.uint8)
+        self._used.add(id(room))
         given = room[:size]
-        weakref.finalize(given, self._free.append, room).atexit = False
+        weakref.finalize(given, self._back, room).atexit = False
         return given
+
+    def _back(self, room: np.ndarray) -> None:
+        """Called wherever the last reference goes, in any thread: so without a lock, by single steps that Python does as one."""
+        self._free.append(room)
+        self._used.discard(id(room))
+        if not self._used:
+            self._free.clear()
 
     def _large(self, size: int) -> np.ndarray | None:
         """A free room of so many bytes; smaller ones are given up, since windows come to be alike."""

@@ -12,6 +12,7 @@ from maxsim_eval.encoders.staging import Rooms
 
 def test_a_room_is_used_again_when_nobody_holds_it() -> None:
     rooms = Rooms()
+    last = rooms.take(1)
     tokens = torch.from_numpy(rooms.take(1000)).view(torch.float16).view(-1, 2)
     place = tokens.data_ptr()
     part = tokens[7:9]
@@ -21,13 +22,20 @@ def test_a_room_is_used_again_when_nobody_holds_it() -> None:
     del part
     assert torch.from_numpy(rooms.take(5000)).data_ptr() == place
     assert len(rooms.take(0)) == 0
+    assert rooms._free
+    del last, other
+    assert not rooms._free, "nobody encodes any more"
 
 
 def test_a_room_too_small_is_given_up() -> None:
     rooms = Rooms()
-    del (first := [rooms.take(1000)])[0]
-    assert not first
-    assert len(rooms.take((64 << 20) + 1)) == (64 << 20) + 1
+    last = rooms.take(1)
+    rooms.take(1000)
+    assert len(rooms._free) == 1
+    large = rooms.take((64 << 20) + 1)
+    assert len(large) == (64 << 20) + 1
+    assert not rooms._free
+    del last
 
 
 def test_threads_never_share_one() -> None:
