@@ -242,10 +242,11 @@ def fill_shards(
         def write(spec: ShardSpec, pieces: Iterable[Packed]) -> None:
             started, coming = time.monotonic(), _Coming(pieces)
             write_shard(begun.folder / shard_name(spec.shard), spec, ids[spec.start : spec.stop], coming)
-            opened[spec.shard] = _proven(begun.folder, spec, ids)
             ended = time.monotonic()
             with _TICKS:
                 progress.spent(ended - started - coming.seconds, ended - started)
+            if world.leader:
+                opened[spec.shard] = _proven(begun.folder, spec, ids)
 
         def spans(spec: ShardSpec) -> Iterator[tuple[int, int]]:
             step = chunk or spec.stop - spec.start
@@ -325,7 +326,7 @@ def _require_seen(begun: Begun, world: World) -> None:
 
 
 def _await_shards(begun: Begun) -> None:
-    """A network file system may take a while to show this machine what another has written; what then lacks is said by `open_entry`."""
+    """A network file system may take a while to show what another machine has written; what then lacks is said by `require_whole`."""
     end = time.monotonic() + _VISIBLE
     while missing_shards(begun.folder, begun.manifest) and time.monotonic() < end:
         time.sleep(0.1)

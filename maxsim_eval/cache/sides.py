@@ -33,7 +33,7 @@ from maxsim_eval.cache.entries import (
 )
 from maxsim_eval.cache.filling import LEAST, Begun, begun_entry, fill_entry, fill_shards, heard, new_manifest
 from maxsim_eval.cache.shards import DTYPES, FORMAT, encode_ids
-from maxsim_eval.data.items import Pages
+from maxsim_eval.data.items import PackedTexts, Pages
 from maxsim_eval.errors import CacheError, UsageError
 from maxsim_eval.hashing import canonical, digest, feed
 from maxsim_eval.processes.world import World
@@ -59,7 +59,8 @@ __all__ = [
 
 CHUNK = 256  # texts an encoder gets at a time: often enough for a progress bar, enough to sort by length
 _FIRST = 128  # of them say the dtype where several chunks are worked on at once: all others wait for these
-_FED = 128  # texts that are hashed by one call
+_TEXTS = (list, tuple, PackedTexts)  # what texts are held in; anything else may have no slices, or make its items when asked
+_FED = 128  # texts that are hashed by one call: Python takes longer than the hash
 PAGE_CHUNK = 16  # page images: each takes some 10 MB once decoded
 PAGE_LEAST = 64  # pages a shard, by default: 17 MB of ColPali's; a set of two thousand is work for many GPUs
 _PACKAGES = ("maxsim-eval", "torch", "numpy", "h5py", "transformers", "sentence-transformers", "pillow")
@@ -68,7 +69,8 @@ _PACKAGES = ("maxsim-eval", "torch", "numpy", "h5py", "transformers", "sentence-
 def content_hash(ids: Sequence[str], items: Sequence[Any]) -> str:
     """SHA-256 over ordered ids and texts or images, each behind its length and kind: any change gives another hash.
 
-    Items are taken one at a time. Lazy page images (`items.Pages`) are hashed by their files' bytes and not decoded.
+    Texts are taken many at a time, other items one at a time. Lazy page images (`items.Pages`) are hashed by their files' bytes and
+    not decoded.
 
     Raises:
         UsageError: another number of items than ids, or an item that is neither a text nor a PIL image.
@@ -79,13 +81,12 @@ def content_hash(ids: Sequence[str], items: Sequence[Any]) -> str:
     feed(running, [b"maxsim-eval/content/1", str(len(ids)).encode()])
     for start in range(0, len(ids), _FED):
         names = [name.encode("utf-8", "surrogatepass") for name in ids[start : start + _FED]]
-        some = items[start : start + _FED]
-        if not isinstance(some, Pages) and set(map(type, some)) == {str}:  # many at once: Python takes longer than the hash
+        if isinstance(items, _TEXTS) and set(map(type, some := list(items[start : start + _FED]))) == {str}:
             texts = [text.encode("utf-8", "surrogatepass") for text in some]
             feed(running, chain.from_iterable(zip(names, repeat(b"text", len(names)), texts, strict=True)))
             continue
-        for row, name in enumerate(names):
-            parts = some.item_parts(row) if isinstance(some, Pages) else _item_parts(ids[start + row], some[row])
+        for row, name in enumerate(names, start):
+            parts = items.item_parts(row) if isinstance(items, Pages) else _item_parts(ids[row], items[row])
             feed(running, [name, *parts])
     return running.hexdigest()
 
@@ -306,6 +307,8 @@ class TaskSide:
             )
         label = f"encode {self.task.dataset}"
         announce(self.encoder, len(self.ids))
+        if self._first is not None and len(self._first) < min(self.chunk, len(self.ids)):
+            self._first = None  # no piece is so short: it would hold its memory till the end
         options: dict[str, Any] = {"chunk": self.chunk, "label": label, "quiet": quiet, "at_once": self.at_once}
         return fill_shards(begun, self.ids, self._tokens, world=world, said=self._said, **options)
 
@@ -370,11 +373,13 @@ def _provenance(task: Task, role: Role, encoder: Encoder, content: str) -> dict[
     }
 
 
-@functools.cache
-def package_versions() -> Mapping[str, str | None]:
+def package_versions() -> dict[str, str | None]:
     """Versions of what embeddings are made and stored with; None: not installed."""
     found: dict[str, str | None] = dict.fromkeys(_PACKAGES)
     for name in _PACKAGES:
         with suppress(metadata.PackageNotFoundError):
-            found[name] = metadata.version(name)
+            found[name] = _version(name)
     return found
+
+
+_version = functools.cache(metadata.version)  # of what is installed; it may be imported by now

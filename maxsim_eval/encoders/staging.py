@@ -33,18 +33,20 @@ class Rooms:
 
     def take(self, size: int) -> np.ndarray:
         """So many bytes, uint8; they are taken again when nobody holds the array, or what was made of it, any more."""
+        if size < _GRAIN // 2:
+            return np.empty(size, np.uint8)  # a query, that somebody may keep: soon touched, and it should hold no more
         room = self._large(size)
         if room is None:
-            room = np.empty(-(-max(size, 1) // _GRAIN) * _GRAIN, np.uint8)
+            room = np.empty(-(-size // _GRAIN) * _GRAIN, np.uint8)
         self._used.add(id(room))
-        given = room[:size]
+        given = np.asarray(room.data[:size])  # of a slice, numpy's views would hold the room, and not what was given
         weakref.finalize(given, self._back, room).atexit = False
         return given
 
     def _back(self, room: np.ndarray) -> None:
         """Called wherever the last reference goes, in any thread: so without a lock, by single steps that Python does as one."""
+        self._used.discard(id(room))  # first: the next to take it puts it there again
         self._free.append(room)
-        self._used.discard(id(room))
         if not self._used:
             self._free.clear()
 

@@ -306,6 +306,11 @@ def test_few_texts_go_first_where_many_are_worked_on_at_once(tmp_path: Path) -> 
     assert set(encoder.expected) == {(1500, 0), (1500, 1)}, "before the first, and before the rest"
     alone, _ = run(tmp_path / "alone", task(1500))
     assert torch.equal(found.load().values, alone.load().values)
+    side = sides.TaskSide(task(1500), "document", AtOnce(), tmp_path / "side")
+    with side.begun() as begun:
+        assert side._first is not None
+        side.fill(begun, quiet=True)
+        assert side._first is None, "no piece, whose memory nobody would give back"
 
 
 def test_interrupted_before_anything_was_known(tmp_path: Path) -> None:

@@ -340,18 +340,32 @@ def test_two_processes_fill_one_entry_at_once(tmp_path: Path, child: Callable[[P
     assert_right(open_entry(folder))
 
 
-def test_what_was_filled_is_what_is_opened(tmp_path: Path) -> None:
-    """Shards are opened as they are written; those of before at the end."""
+def test_what_was_filled_is_what_is_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shards are opened as they are written; those of before at the beginning, where they are proven, and at the end."""
     with pytest.raises(ZeroDivisionError):
         fill(tmp_path, lambda start, stop: tokens(start, stop) if start < 6 else 1 / 0)
-    filled, opened = fill(tmp_path), open_entry(tmp_path)
-    assert filled.manifest == opened.manifest
-    assert filled.stamp() == opened.stamp()
+    opened, at = list[str](), dict[int, int]()
+    before = filling.open_shard
+
+    def told(path: Path, spec: filling.ShardSpec) -> object:
+        opened.append(path.name)
+        return before(path, spec)
+
+    def encode(start: int, stop: int) -> Packed:
+        at[start] = len(opened)
+        return tokens(start, stop)
+
+    monkeypatch.setattr(filling, "open_shard", told)
+    filled, whole = fill(tmp_path, encode), open_entry(tmp_path)
+    assert at == {6: 2, 9: 3}
+    assert opened == [*SHARDS, *SHARDS[:2]]
+    assert filled.manifest == whole.manifest
+    assert filled.stamp() == whole.stamp()
     assert (filled.documents, filled.tokens, filled.dim, filled.dtype) == (
-        opened.documents,
-        opened.tokens,
-        opened.dim,
-        opened.dtype,
+        whole.documents,
+        whole.tokens,
+        whole.dim,
+        whole.dtype,
     )
     assert_right(filled)
 
