@@ -14,10 +14,6 @@ from maxsim_eval.encoders.staging import Rooms
 SIZE = 40 << 20  # of a window: smaller ones are not kept
 
 
-def address(room: np.ndarray) -> int:
-    return int(room.__array_interface__["data"][0])
-
-
 @pytest.mark.parametrize(
     "made",
     [
@@ -35,7 +31,7 @@ def test_a_room_is_used_again_when_nobody_holds_a_part_of_it(made: Callable[[np.
     assert not rooms._free, "a part of it is held"
     part.clear()
     (free,) = rooms._free
-    assert address(rooms.take(SIZE - 100)) == address(free)
+    assert rooms.take(SIZE - 100).ctypes.data == free.ctypes.data
     assert rooms._free
     del last
     assert not rooms._free, "nobody encodes any more"

@@ -1,0 +1,57 @@
+"""An entry of ten documents in four shards, and what tests of filling one ask of it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from maxsim_eval.cache.sides import Entry, fill_entry
+from maxsim_kernels import Packed
+
+COUNT, SPLIT = 10, 3  # documents, documents a shard
+SHARDS = [f"0000{n}.h5" for n in range(4)]
+
+
+def tokens(start: int, stop: int) -> Packed:
+    """Document n: n tokens, all of them n."""
+    lengths = torch.arange(start, stop)
+    values = torch.repeat_interleave(lengths, lengths).float()[:, None].expand(-1, 4)
+    return Packed(values, torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)]))
+
+
+def fill(folder: Path, encode: Callable[[int, int], Packed] = tokens, **options) -> Entry:
+    return fill_entry(
+        folder,
+        ids=[f"d{n}" for n in range(COUNT)],
+        key="key",
+        dtype=torch.float32,
+        dim=4,
+        provenance={},
+        encode=encode,
+        **{"documents_per_shard": SPLIT, "quiet": True, **options},
+    )
+
+
+def assert_right(entry: Entry) -> None:
+    entry.verify()
+    want = tokens(0, COUNT)
+    got = entry.load()
+    assert torch.equal(got.values, want.values)
+    assert torch.equal(got.lengths, want.lengths)
+
+
+def files(folder: Path) -> list[str]:
+    return sorted(name for name in os.listdir(folder) if name != ".lock")
+
+
+def counted() -> tuple[Callable[[int, int], Packed], list[tuple[int, int]]]:
+    calls: list[tuple[int, int]] = []
+
+    def encode(start: int, stop: int) -> Packed:
+        calls.append((start, stop))
+        return tokens(start, stop)
+
+    return encode, calls
