@@ -80,7 +80,7 @@ def test_a_process_that_is_killed_is_named_and_the_others_end_with_their_owner(
     waited(pool)
     process = pool._ready.queue[0]
     with pytest.raises(TypeError):  # the tokenizer's own refusals come back
-        pool.pieces(None, False, [3])  # type: ignore[list-item]
+        pool.pieces({"max_length": "many"}, False, ["cat"])
     assert process.poll() is None
     encoder.readers = None
     del pool
