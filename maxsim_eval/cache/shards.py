@@ -316,7 +316,7 @@ def _checked(piece: Packed, spec: ShardSpec) -> tuple[Tensor, np.ndarray]:
 
 
 def _all_finite(rows: Tensor) -> bool:
-    """Whether contiguous rows hold no NaN and no infinity, by their bits: two maxima, which read and write nothing."""
+    """Whether contiguous rows hold no NaN and no infinity, by their bits: two maxima, which write nothing."""
     bits = _as_bytes(rows).reshape(-1)
     signed, above, unsigned, below = _INFINITY[rows.dtype]
     return not len(bits) or bool(bits.view(signed).max() < above and bits.view(unsigned).max() < below)

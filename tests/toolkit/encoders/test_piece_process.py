@@ -28,11 +28,11 @@ VOCABULARY = [
     "\u00e9",
 ]
 PARTS = [*SPECIAL, *(one.lower() for one in SPECIAL), "[Unused1]", "[UNUSED1]", "[", "]", " ", "  ", "\t", "\n", "\r\n", "\0", "\x7f",
-         "\x1c", "\u00a0", "\u200b", "\u00e9", "E\u0301", "\u4e2d", "\u0130", "\ufffd", "Glacier", "MELT", "a" * 120]  # fmt: skip
+         "\x1c", "\u00a0", "\u200b", "\u00e9", "E\u0301", "\u4e2d", "\u0130", "\ufffd", "Glacier", "MELT", "a" * 120, "aa", "A", " aa "]  # fmt: skip
 TEXT = st.lists(st.one_of(st.sampled_from(PARTS), st.text(st.characters(codec="ascii"), max_size=6)), max_size=12).map("".join)
 
 
-def tokenizer(lowercase: bool, strip_accents: bool | None = None, clean_text: bool = True) -> Tokenizer:
+def tokenizer(lowercase: bool, strip_accents: bool | None = None, clean_text: bool = True, **flags: bool) -> Tokenizer:
     """As `BertTokenizerFast` has it: special tokens looked for before a text is normalized."""
     made = BertWordPieceTokenizer(
         {one: number for number, one in enumerate(dict.fromkeys(VOCABULARY))},
@@ -40,6 +40,7 @@ def tokenizer(lowercase: bool, strip_accents: bool | None = None, clean_text: bo
     )  # fmt: skip
     found = Tokenizer.from_str(made.to_str())
     found.add_special_tokens([AddedToken(one, normalized=False) for one in SPECIAL])
+    found.add_tokens([AddedToken("aa", normalized=False, **flags)])  # may overlap itself
     ids = {one: found.token_to_id(one) for one in ("[CLS]", "[SEP]")}
     found.post_processor = TemplateProcessing(single="[CLS] $A [SEP]", special_tokens=list(ids.items()))
     return found
@@ -51,10 +52,11 @@ TOKENIZERS = [
     for strip_accents in (None, True, False)
     for clean_text in (True, False)
 ]
+TOKENIZERS += [tokenizer(True, **{flag: True}) for flag in ("single_word", "lstrip", "rstrip")]
 
 
 @pytest.mark.parametrize("special", [False, True])
-@pytest.mark.parametrize("truncation", [None, {"max_length": 9}])
+@pytest.mark.parametrize("truncation", [None, {"max_length": 9}, {"max_length": 6, "direction": "left"}])
 @settings(max_examples=150, deadline=None)
 @given(st.sampled_from(TOKENIZERS), st.lists(TEXT, max_size=6))
 @example(
@@ -73,9 +75,9 @@ def test_which_texts_go_past_the_normalizer() -> None:
     assert plain is not None
     assert plain.text("A Glacier, 2 [cats]") == "a glacier, 2 [cats]"
     assert plain.text("[unused1] A Glacier") == "[unused1] a glacier", "a prompt's token"
-    for kept in ("A caf\u00e9", "two\nlines", "[UNK]", "[unk]", "[Unused1] a", "[unused1] [unused0]", "[unused1] [UNUSED1]"):
+    for kept in ("A caf\u00e9", "two\nlines", "[UNK]", "[unk]", "[Unused1] a", "[unused1] [unused0]", "[unused1] [UNUSED1]", "Aaa"):
         assert plain.text(kept) is None
-    cased = Plain.of(TOKENIZERS[-1].to_str())
+    cased = Plain.of(tokenizer(False).to_str())
     assert cased is not None
     assert cased.text("A Glacier [SEP]") == "A Glacier [SEP]"
 
