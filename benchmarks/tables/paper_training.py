@@ -198,11 +198,9 @@ SOURCES = (
         "paper H100, whole steps: csr, atomic, unified":
             claim("csr", "csr_peak", "atomic", "atomic_peak", "unified", "unified_peak", form="{} ({}), {} ({}), {} ({})"),
     }, ("Random winners are spread out; *hot*: one document token wins for every query token. Uniform winners and every peer's path: "
-        "[training_figures.md](training_figures.md). With the host, which csr's launches wait for where they are short (ColBERT B=128, "
-        "ColPali B=32 and B=64); where GPU time alone is longer than a peer's, `losses` says so.",
+        "[training_figures.md](training_figures.md). Where GPU time alone is longer than a peer's, `losses` says so.",
         "The paper's figures belong beside the whole steps: its caption gives the step's peak, and its times are as long as steps, not "
-        "as backwards alone (flash-maxsim's here: [training_figures.md](training_figures.md)). Steps at ColPali B=32 were not "
-        "measured."), competing=("csr", "fastest peer")),
+        "as backwards alone (flash-maxsim's here: [training_figures.md](training_figures.md))."), competing=("csr", "fastest peer")),
     Source("bwd_breakdown", "components of the csr backward for one query, GPU ms", "shape",
            rows(of_paper("bwd_breakdown"), within("parts", PARTS, form="parts {}, one query")), {
         "forward, winners kept": ms("scores, winners kept for the gradient", BUSY),
