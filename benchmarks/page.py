@@ -65,11 +65,11 @@ where nothing else is said.
 `benchmarks/`. `python benchmarks/owed.py --list` says what is owed since the sources changed, and with `--seconds 1800 --out FOLDER`
 runs it on a GPU, correctness first and then what is worth most a second; `--at-once 4` on four of them."""
 
-REVISIONS = """A revision `abc+word` or `abc-dirty` is commit abc with changes that were not committed yet; digests beside it in the file name
-the kernels' code: `sources` all of it, `families` what a row depends on (files without it are older than it is, and so are their
-kernels). Rows of paper.json were measured at different revisions: each row's `environment` says which. Files without a date did
-not keep one. At 004e48b four scripts ran at a time, each with a GPU and ten or more cores of its own: what waits for the host
-takes longer there."""
+REVISIONS = """A revision `abc+word` or `abc-dirty` is commit abc with changes that were not committed yet; digests beside it in
+the file name the kernels' code: `sources` all of it, `families` what a row depends on (files without it are older than it is,
+and so are their kernels). Rows of paper.json were measured at different revisions: each row's `environment` says which. Files
+without a date did not keep one. At 004e48b four scripts ran at a time, each with a GPU and ten or more cores of its own: what
+waits for the host takes longer there."""
 
 
 def sections(book: Book) -> dict[str, list[Table]]:

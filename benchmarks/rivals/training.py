@@ -37,7 +37,9 @@ PATHS = ("unified", "atomic", "csr")
 FLASH_PATHS = {"unified": "atomic_unified", "csr": "invgrid", "atomic": "atomic", "sparse": "sparse_dd"}
 LIK_PATHS = ("auto", "unified", "lowmem")
 UNROLLED = 512  # query tokens above which the path lowmem of LIK's, and auto, which is it for pairs, are left out there
-WHY_UNROLLED = "compiles for minutes (the kernel of the documents' gradients is unrolled over all query tokens; one tile of a dozen took 3.5)"
+WHY_UNROLLED = (
+    "compiles for minutes (the kernel of documents' gradients is unrolled over all query tokens, for each of 12 tiles)"
+)
 BLOCKS = (1 << 29, 1 << 31)  # similarities a block of the recomputing and chunked baselines may hold
 Scores = Callable[[], Tensor]
 

@@ -1,8 +1,8 @@
 """A process that turns texts into word pieces: `python piece_process.py`, begun by `readers.py` and spoken to in pickles.
 
 First comes a tokenizer as JSON, which a greeting answers; then requests, each answered by ids and lengths as two flat arrays. It ends
-with its input. It imports neither torch nor this package, so that it begins in a quarter of a second and needs no guard in the script that
-encodes, as multiprocessing's processes would.
+with its input. It imports neither torch nor this package, so that it begins in a quarter of a second and needs no guard in the script
+that encodes, as multiprocessing's processes would.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Plain:
 
     @staticmethod
     def of(made: str) -> Plain | None:
-        """By the tokenizer as JSON; None: its normalizer is another, or it has added tokens that are looked for behind it or are not ASCII."""
+        """By the tokenizer as JSON; None: another normalizer, or added tokens that are looked for behind it or are not ASCII."""
         from tokenizers import Tokenizer
 
         parts = json.loads(made)

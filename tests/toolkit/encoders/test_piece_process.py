@@ -75,7 +75,16 @@ def test_which_texts_go_past_the_normalizer() -> None:
     assert plain is not None
     assert plain.text("A Glacier, 2 [cats]") == "a glacier, 2 [cats]"
     assert plain.text("[unused1] A Glacier") == "[unused1] a glacier", "a prompt's token"
-    for kept in ("A caf\u00e9", "two\nlines", "[UNK]", "[unk]", "[Unused1] a", "[unused1] [unused0]", "[unused1] [UNUSED1]", "Aaa"):
+    for kept in (
+        "A caf\u00e9",
+        "two\nlines",
+        "[UNK]",
+        "[unk]",
+        "[Unused1] a",
+        "[unused1] [unused0]",
+        "[unused1] [UNUSED1]",
+        "Aaa",
+    ):
         assert plain.text(kept) is None
     cased = Plain.of(tokenizer(False).to_str())
     assert cased is not None
