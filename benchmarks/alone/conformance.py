@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import inspect
 import json
+import signal
 import subprocess
 import sys
 from dataclasses import asdict
@@ -57,6 +58,8 @@ def found(name: str, device: str, seconds: float) -> tuple[list[dict[str, str]],
         )  # fmt: skip
     except subprocess.TimeoutExpired:
         return [], f"did not end within {seconds:g} seconds"
+    if ended.returncode < 0:  # whatever it said then, folders among it, is a library's own
+        return [], f"its process ended with {signal.Signals(-ended.returncode).name}"
     if ended.returncode:
         return [], f"its process ended with {ended.returncode}: {' '.join(ended.stderr.split())[-300:]}"
     rows = json.loads(ended.stdout.splitlines()[-1])

@@ -22,9 +22,11 @@ def test_findings_are_kept_and_who_is_not_there_is_named(tmp_path: Path, capsys:
 
 def test_a_scorer_that_dies_or_hangs_is_a_finding(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     dead = tmp_path / "dead.py"
-    dead.write_text("import os, sys; sys.stderr.write('oh'); os.abort()")
+    dead.write_text("import os, sys; sys.stderr.write('oh'); sys.exit(3)")
     monkeypatch.setattr(conformance, "HERE", dead)
-    assert conformance.found("ours", "cpu", 60) == ([], "its process ended with -6: oh")
+    assert conformance.found("ours", "cpu", 60) == ([], "its process ended with 3: oh")
+    dead.write_text("import os, sys; sys.stderr.write('/a/folder'); os.abort()")
+    assert conformance.found("ours", "cpu", 60) == ([], "its process ended with SIGABRT")
     refused = {"check": "a", "verdict": "refused", "found": "raised ModuleNotFoundError: No module named 'x'"}
     skipped = {"check": "b", "verdict": "skipped", "found": "needs 9.9 GB of free memory, there are 1.0"}
     dead.write_text(f"import json; print(json.dumps({[refused, skipped]!r}))")
