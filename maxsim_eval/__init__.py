@@ -27,6 +27,7 @@ data/            collections: queries, documents, judgements
 codecs/          token embeddings in fewer bytes, stored and read again
 encoders/        texts and pages to token embeddings
 processes/       what several processes share, and how they fail together
+crc/             CRC-32s of stored bytes, by arithmetic and on a GPU
 types.py         Task, Encoder, Run, Result
 ending.py        what a failed command says, and where its traceback goes
 bars.py          progress bars

@@ -24,6 +24,7 @@ importing scoring first_stage
 cache
 data
 encoders processes codecs
+crc
 files quantities types errors environment hashing ending printing parsing bars
 """
 OPERATOR = """

@@ -1,4 +1,4 @@
-"""What a GPU takes to prove a block that it scores: CRC-32s by `maxsim_eval/scoring/device_crc.py`, beside the block's scores.
+"""What a GPU takes to prove a block that it scores: CRC-32s by `maxsim_eval/crc/`, beside the block's scores; and to sum what it encodes.
 
     python benchmarks/alone/proving.py --json FILE [--runs 30]
 
@@ -15,12 +15,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # this file is a script in a folder of its own
 
-from maxsim_eval.scoring import device_crc
+from maxsim_eval.cache.stripes import add_crcs
+from maxsim_eval.crc import device_ranges, device_rows
+from maxsim_eval.crc.summed import Summed
 from maxsim_kernels import Packed, maxsim, quantize_int8
 from measure.session import kernels
 from measure.timing import Flush, measure
@@ -30,6 +33,7 @@ SCHEMA = "maxsim-eval/proving/1"
 DIM, LENGTH, QUERIES, QUERY_TOKENS = 128, 180, 500, 32
 ROWS = (128, 256, 512, 1024)
 BLOCKS = {"fp16": 128 << 20, "int8": 16 << 20}
+WINDOW = {"d = 768": (229_376, 768), "d = 128": (229_376, 128)}  # tokens of a thousand texts
 
 
 def block(name: str) -> tuple[Any, Tensor]:
@@ -45,23 +49,36 @@ def block(name: str) -> tuple[Any, Tensor]:
 
 def prover(values: Tensor, rows: int) -> Callable[[], Tensor]:
     """The launch that proves a block, everything that it takes at hand; its CRC was compared with zlib's."""
-    device_crc.ROWS = rows
-    device_crc._powers.cache_clear()
+    device_ranges.ROWS = rows
+    device_ranges._powers.cache_clear()
     start, size = values.data_ptr(), values.numel() * values.element_size()
-    (words,) = device_crc.remainders([(start, start + size)], values.device).cpu().numpy()
-    if device_crc.crc_of(words, start, start + size) != zlib.crc32(values.cpu().view(torch.uint8).numpy()):
+    (words,) = device_ranges.remainders([(start, start + size)], values.device).cpu().numpy()
+    if device_ranges.crc_of(words, start, start + size) != zlib.crc32(values.cpu().view(torch.uint8).numpy()):
         raise SystemExit(f"{rows} rows: another CRC-32 than zlib's; nothing written")
-    chunks = size // (4 * device_crc.LANES * rows) + 1
-    powers = device_crc._powers(values.device, 1 << (chunks - 1).bit_length(), 0)
-    addresses = [start, start + size] * device_crc.RANGES
+    chunks = size // (4 * device_ranges.LANES * rows) + 1
+    powers = device_ranges._powers(values.device, 1 << (chunks - 1).bit_length(), 0)
+    addresses = [start, start + size] * device_ranges.RANGES
     parts = torch.empty(1, chunks, dtype=torch.int32, device=values.device)
 
     def prove() -> Tensor:
-        device_crc.ROWS = rows
-        device_crc._launch(values.device, chunks, parts, powers, chunks, *addresses)
+        device_ranges.ROWS = rows
+        device_ranges._launch(values.device, chunks, parts, powers, chunks, *addresses)
         return parts
 
     return prove
+
+
+def window(shape: tuple[int, int]) -> Tensor:
+    """Tokens of a window, whose sums were compared with zlib's CRC-32s of all their bytes."""
+    values = torch.randn(shape, device="cuda").half()
+    sums, held = device_rows.row_sums(values), values.cpu()
+    assert sums is not None
+    found, read = (np.zeros(-(-len(held) // 128), np.uint32) for _ in range(2))
+    Summed(held, torch.tensor([0, len(held)]), sums.cpu().numpy().view(np.uint32)).enter(found, 0, 128)
+    add_crcs(read, held.view(-1).view(torch.uint8).numpy().reshape(len(held), -1), 0, 128)
+    if not np.array_equal(found, read):
+        raise SystemExit(f"{shape}: other CRC-32s than zlib's; nothing written")
+    return values
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -80,6 +97,13 @@ def main(arguments: list[str] | None = None) -> None:
         found = rows[name] = {"bytes": size, "ms": measure(calls, options.runs, Flush())}
         for called, times in found["ms"].items():
             print(f"{name:5} {called:18} {times['median_ms']:8.4f} ms, {size / times['median_ms'] / 1e9:6.2f} TB/s", flush=True)
+    for name, shape in WINDOW.items():
+        values = window(shape)
+        found = rows[name] = {
+            "bytes": values.nbytes,
+            "ms": measure({"sums": lambda values=values: device_rows.row_sums(values)}, options.runs, Flush()),
+        }
+        print(f"{name:5} sums {found['ms']['sums']['median_ms']:8.4f} ms", flush=True)
     device = torch.cuda.get_device_name()
     write(options.json, {"schema": SCHEMA, "torch": torch.__version__, "device": device, **kernels(), "rows": rows})
 

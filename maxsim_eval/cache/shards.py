@@ -30,9 +30,11 @@ import h5py
 import numpy as np
 import torch
 from torch import Tensor
+from zlib_ng import zlib_ng
 
 from maxsim_eval.cache.hdf5 import LIBVER, Stamp, damaged, fixed, open_hdf5, plain, read_at, reserve, structure, write_at
 from maxsim_eval.cache.stripes import Claim, Stripes, add_crcs, running, stripe_rows
+from maxsim_eval.crc.summed import Summed
 from maxsim_eval.errors import CacheError, DataError
 from maxsim_eval.files import atomic_path
 from maxsim_eval.hashing import canonical, feed
@@ -198,7 +200,7 @@ def write_shard(path: Path, spec: ShardSpec, ids: Sequence[str], pieces: Iterabl
     Args:
         ids: the ids of documents `spec.start` to `spec.stop`.
         pieces: their tokens in order, in any number of `Packed`; dtype and width as in `spec`. Each is looked through when it
-            comes, while the next is made.
+            comes, while the next is made; `Summed` ones were where they were made.
 
     Raises:
         CacheError: pieces that are not what `spec` says, or a file that cannot be written (disk full: what is needed).
@@ -213,7 +215,11 @@ def write_shard(path: Path, spec: ShardSpec, ids: Sequence[str], pieces: Iterabl
         offsets = np.concatenate([offsets, first + rows[1:]])
         values.append(part)
         crcs = np.append(crcs, np.zeros(-(-int(offsets[-1]) // stripe_tokens) - len(crcs), np.uint32))
-        _scan(part, first, crcs, stripe_tokens, offsets, ids)
+        if isinstance(piece, Summed):
+            _require_arrived(path, piece, stripe_tokens)
+            piece.enter(crcs, first, stripe_tokens)
+        else:
+            _scan(part, first, crcs, stripe_tokens, offsets, ids)
     if len(offsets) - 1 != spec.stop - spec.start or len(names) != spec.stop - spec.start:
         got = f"{len(names)} ids and embeddings of {len(offsets) - 1}"
         raise CacheError(f"{path}: got {got} documents, need {spec.stop - spec.start} (documents {spec.start} to {spec.stop})")
@@ -335,6 +341,16 @@ def _scan(part: Tensor, first: int, crcs: np.ndarray, stripe_tokens: int, offset
             raise DataError(f"embeddings: {place} holds NaN or infinity, need finite numbers; nothing of it was stored")
         add_crcs(crcs, _as_bytes(rows), first, stripe_tokens)
         first += rows.shape[0]
+
+
+def _require_arrived(path: Path, piece: Summed, stripe_tokens: int) -> None:
+    """The first tokens are those that were summed; of the others, whoever reads them will know."""
+    few = min(len(piece.sums), stripe_tokens)
+    if few and zlib_ng.crc32(_as_bytes(piece.values[:few]).data) != piece.crc(few):
+        raise CacheError(
+            f"{path}: its tokens do not have the CRC-32 that the GPU made of them before they came from there: the memory, the link or "
+            "the GPU is at fault; nothing of this shard was stored"
+        )
 
 
 def _image(

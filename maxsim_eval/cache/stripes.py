@@ -19,6 +19,7 @@ import numpy as np
 from zlib_ng import zlib_ng
 
 from maxsim_eval.cache.hdf5 import damaged
+from maxsim_eval.crc.remainders import without_tail
 
 # Of a stripe, at least: what a single document makes the disk read beside it; with 4 bytes for each, 0.02% of a file.
 BYTES = 16 << 10
@@ -30,7 +31,6 @@ _HELD_BYTES, _SLICE_BYTES = 64 << 10, 4 << 10
 # Fills buffers one behind the other from a row on, in order.
 Fetch = Callable[[Iterable[tuple[int, Sequence[memoryview]]]], None]
 _Runs = list[tuple[int, memoryview]]  # first row of each, and its buffer
-ORDER = (1 << 32) - 1  # a CRC-32 that this many bytes follow is what it was: multiplying by x^8 so often is no change
 
 
 def stripe_rows(row_bytes: int) -> int:
@@ -56,11 +56,6 @@ def _crc32(data: memoryview, crc: int = 0) -> int:
     for first in range(0, len(data), _SLICE_BYTES):
         crc = zlib_ng.crc32(data[first : first + _SLICE_BYTES], crc)
     return crc
-
-
-def without_tail(crc: int, count: int) -> int:
-    """What `zlib_ng.crc32_combine(found, 0, count)` makes `crc` of."""
-    return zlib_ng.crc32_combine(crc, 0, ORDER - count % ORDER)
 
 
 def running(crcs: np.ndarray, stripe_bytes: int, last_bytes: int) -> np.ndarray:

@@ -169,6 +169,7 @@ class ModelEncoder:
         """So many items will be encoded, a few of them first: what takes a while to begin may begin with those."""
         if self.readers is not None:
             self.readers.expect(items)
+            self.texts.expect(items)
 
     def in_batches(
         self, kind: Kind, items: Sequence[Any], places: Sequence[int], forward: Callable[[list[int]], Sequence[torch.Tensor]]

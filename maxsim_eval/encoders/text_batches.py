@@ -18,8 +18,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from maxsim_eval.crc.summed import Summed
 from maxsim_eval.encoders.memory import Halving
 from maxsim_eval.encoders.staging import Rooms, to_host
+from maxsim_eval.encoders.summing import Summing
 from maxsim_eval.encoders.unpadded import Ends, unpadded
 from maxsim_eval.errors import DataError
 from maxsim_kernels import Packed
@@ -112,6 +114,16 @@ class _Part:
     peaks: Tensor  # [b] float32: the largest magnitude among these
 
 
+@dataclass(frozen=True)
+class _Window:
+    """What a window of n texts gave, on the CPU."""
+
+    tokens: Tensor  # [T, d]
+    counts: Tensor  # [n] int64: tokens of each text
+    peaks: Tensor  # [n] float32: the largest magnitude among these
+    sums: Tensor | None = None  # [T] int32, bits of uint32: what each token adds to a CRC-32
+
+
 class TextBatches:
     """Runs a model over texts.
 
@@ -128,22 +140,30 @@ class TextBatches:
         self._most: float = float("inf")  # tokens of texts whose embeddings are put together at once
         self._halving = Halving(name, device, "texts")
         self._rooms = Rooms()
+        self._summing = Summing(device)
         self._turn = threading.Lock()  # one window is launched at a time: two would share the memory meant for one
+
+    def expect(self, texts: int) -> None:
+        """So many will come, a few of them first."""
+        self._summing.expect(texts)
 
     def run(self, read: Read, dim: int, forward: Forward) -> Packed:
         """Tokens of all texts, in their order, on the CPU; a text of length 0 has none and is not run.
 
+        A GPU sums many of them where they are (`Summed`).
+
         Raises:
             UsageError: no memory even for one text. DataError: NaN or infinity (names the text by its number).
         """
-        tokens, counts, peaks = self._window(read, dim, forward)
-        self._require_finite(peaks)
-        offsets = torch.zeros(len(counts) + 1, dtype=torch.int64)
-        torch.cumsum(counts, 0, out=offsets[1:])
-        return Packed(tokens, offsets)
+        found = self._window(read, dim, forward)
+        self._require_finite(found.peaks)
+        offsets = torch.zeros(len(found.counts) + 1, dtype=torch.int64)
+        torch.cumsum(found.counts, 0, out=offsets[1:])
+        if found.sums is None:
+            return Packed(found.tokens, offsets)
+        return Summed(found.tokens, offsets, found.sums.numpy().view(np.uint32))
 
-    def _window(self, read: Read, dim: int, forward: Forward) -> tuple[Tensor, Tensor, Tensor]:
-        """Tokens of all texts `[T, d]`, how many each has and their largest magnitude, on the CPU."""
+    def _window(self, read: Read, dim: int, forward: Forward) -> _Window:
         if len(read.lengths) > 1 and int(read.lengths.sum()) > self._most:
             return self._halves(read, dim, forward)
         first = self.first_position if read.can_lie_unpadded() else None
@@ -157,16 +177,13 @@ class TextBatches:
                     ended = self._launched(read, row, dim, forward)
             return ended()
 
-    def _halves(self, read: Read, dim: int, forward: Forward) -> tuple[Tensor, Tensor, Tensor]:
+    def _halves(self, read: Read, dim: int, forward: Forward) -> _Window:
         """`_window` of texts whose embeddings do not fit into memory together."""
         half = len(read.lengths) // 2
         parts = [self._window(read.part(span), dim, forward) for span in (slice(half), slice(half, None))]
-        tokens, counts, peaks = (torch.cat(side) for side in zip(*parts, strict=True))
-        return tokens, counts, peaks
+        return _Window(*(torch.cat([getattr(part, name) for part in parts]) for name in ("tokens", "counts", "peaks")))
 
-    def _launched(
-        self, read: Read, row: Row | None, dim: int, forward: Forward
-    ) -> Callable[[], tuple[Tensor, Tensor, Tensor]] | None:
+    def _launched(self, read: Read, row: Row | None, dim: int, forward: Forward) -> Callable[[], _Window] | None:
         """What waits for the tokens of a window whose batches were all launched; None: memory ran out, and batches are smaller now.
 
         Where the batches fit and what they gave does not, all of it together, that is to be called for a half and the other half.
@@ -220,9 +237,7 @@ class TextBatches:
         peaks = torch.segment_reduce(peaks, "max", lengths=lengths, unsafe=True)
         return _Part(values.to(self.dtype), kept, counts.long(), peaks)
 
-    def _together(
-        self, parts: list[_Part], order: np.ndarray, texts: int, dim: int
-    ) -> Callable[[], tuple[Tensor, Tensor, Tensor]]:
+    def _together(self, parts: list[_Part], order: np.ndarray, texts: int, dim: int) -> Callable[[], _Window]:
         """Put every token where it belongs, on the device; returns what waits for that and brings all of it to the CPU."""
         rows = _moved(torch.from_numpy(order), self.device)
         counts = torch.zeros(texts, dtype=torch.int64, device=self.device)
@@ -239,15 +254,19 @@ class TextBatches:
             place = first[begin : begin + len(kept), None] + kept.cumsum(1) - 1
             tokens.index_copy_(0, torch.where(kept, place, most).reshape(-1), part.values.reshape(-1, dim))
             begin += len(part.counts)
+        sums = self._summing.of(tokens)
         if self.device.type == "cpu":
-            return lambda: (tokens[: int(counts.sum())].clone(), counts, peaks)
-        small = [_to_pinned(each) for each in (counts, peaks)]
+            count = int(counts.sum())
+            return lambda: _Window(tokens[:count].clone(), counts, peaks, None if sums is None else sums[:count])
+        small = [_to_pinned(each) for each in (counts, peaks, *([] if sums is None else [sums]))]
         done = torch.cuda.Event()
         done.record()
 
-        def ended() -> tuple[Tensor, Tensor, Tensor]:
+        def ended() -> _Window:
             done.synchronize()
-            return to_host(tokens[: int(small[0].sum())], self._rooms), small[0], small[1]
+            count = int(small[0].sum())
+            host = to_host(tokens[:count], self._rooms)
+            return _Window(host, small[0], small[1], None if sums is None else small[2][:count])
 
         return ended
 

@@ -82,7 +82,7 @@ class Proofs:
         parts = [columns[claim.column].part(claim, place) for claim in (*self._open, *new)]
         self._place, self._open = stop, [part.claim for part in parts if not part.last]
         if parts:
-            from maxsim_eval.scoring.device_crc import remainders  # needs Triton
+            from maxsim_eval.crc.device_ranges import remainders  # needs Triton
 
             words = remainders([(part.start, part.stop) for part in parts], self.device)
             self._launches.append(Launch(parts, words))
@@ -102,7 +102,7 @@ def settle(launches: Iterable[Launch]) -> None:
     """Compare CRCs that have arrived, those of a claim in order from its first on; `CacheError` names the file and what is damaged."""
     crcs: dict[Claim, int] = {}
     for launch in launches:
-        from maxsim_eval.scoring.device_crc import crc_of  # needs Triton
+        from maxsim_eval.crc.device_ranges import crc_of  # needs Triton
 
         for part, words in zip(launch.parts, launch.words.cpu().numpy(), strict=True):
             here = crc_of(words, part.start, part.stop)

@@ -197,7 +197,7 @@ def test_a_change_of_the_toolkit_ages_its_own_families(tmp_path: Path) -> None:
     for file, families in (
         ("comparison/metrics.py", {"evaluation", "atlas"}),
         ("encoders/hf.py", {"encoding", "evaluation", "atlas"}),
-        ("scoring/device_crc.py", set(sources.TOOLKIT) - {"encoding"}),
+        ("crc/device_ranges.py", set(sources.TOOLKIT)),
     ):
         path = toolkit / file
         path.write_text(path.read_text(encoding="utf-8") + "\nMORE = 1\n", encoding="utf-8")

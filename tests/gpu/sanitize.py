@@ -257,12 +257,12 @@ def crc_cases() -> Iterator[Case]:
 
 def crc_differs(data: Any, _: Any, options: dict[str, Any]) -> str:
     """CRC-32s of ranges that begin and end anywhere, against zlib's; what is wrong, or nothing."""
-    from maxsim_eval.scoring import device_crc
+    from maxsim_eval.crc import device_ranges
 
     base, held, size = data.data_ptr(), data.cpu().numpy().tobytes(), data.numel()
     cuts = [(0, size), (1, size), (0, size - 1), (size // 2, size // 2), (size // 3, size - 3)]
-    words = device_crc.remainders([(base + first, base + last) for first, last in cuts], data.device).cpu().numpy()
-    found = [device_crc.crc_of(word, base + first, base + last) for (first, last), word in zip(cuts, words, strict=True)]
+    words = device_ranges.remainders([(base + first, base + last) for first, last in cuts], data.device).cpu().numpy()
+    found = [device_ranges.crc_of(word, base + first, base + last) for (first, last), word in zip(cuts, words, strict=True)]
     return "" if found == [zlib.crc32(held[first:last]) for first, last in cuts] else "another CRC-32 than zlib's"
 
 

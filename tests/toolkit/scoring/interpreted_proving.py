@@ -19,7 +19,8 @@ import torch
 
 from maxsim_eval.cache import corpus as corpora
 from maxsim_eval.cache import stripes
-from maxsim_eval.scoring import device_crc, stream
+from maxsim_eval.crc import device_ranges
+from maxsim_eval.scoring import stream
 from proving_cases import DAMAGES, refused, same, scored, stored
 
 CPU = torch.device("cpu")
@@ -28,18 +29,18 @@ CHECKED: list[str] = []
 
 def ranges() -> None:
     """Every start and end within a word, rows and groups of rows cut anywhere, several programs, nothing at all."""
-    device_crc.ROWS = 64
+    device_ranges.ROWS = 64
     rng = np.random.default_rng(0)
-    row = 4 * device_crc.LANES
+    row = 4 * device_ranges.LANES
     data = torch.from_numpy(rng.integers(0, 256, 150 * row + 5, dtype=np.uint8))
     base, held = data.data_ptr(), data.numpy().tobytes()
     cuts = [(first, first + size) for first in range(4) for size in (0, 1, 2, 3, 6)]
     cuts += [(row + first, edge * row + last) for edge in (2, 32, 33) for first, last in ((0, 0), (3, 1), (1, 2))]
     cuts += [(0, 64 * row), (7, 71 * row + 7), (2, len(held))]
     cuts += [(first, first + int(rng.integers(0, len(held) - first + 1))) for first in rng.integers(0, len(held), 3).tolist()]
-    words = device_crc.remainders([(base + first, base + last) for first, last in cuts], CPU).numpy()
+    words = device_ranges.remainders([(base + first, base + last) for first, last in cuts], CPU).numpy()
     for (first, last), word in zip(cuts, words, strict=True):
-        assert device_crc.crc_of(word, base + first, base + last) == zlib.crc32(held[first:last]), (first, last)
+        assert device_ranges.crc_of(word, base + first, base + last) == zlib.crc32(held[first:last]), (first, last)
         CHECKED.append("range")
 
 
@@ -58,7 +59,7 @@ def streams() -> None:
     plain = {name: scored(entry, name, "cpu", units) for name in ("fp16", "int8", "int8-document", "fp32")}
     with (
         mock.patch.object(stream, "can_prove", return_value=True),
-        mock.patch.object(device_crc, "remainders", wraps=device_crc.remainders) as launched,
+        mock.patch.object(device_ranges, "remainders", wraps=device_ranges.remainders) as launched,
     ):
         for name, expected in plain.items():
             same(scored(entry, name, "cpu", units), expected)

@@ -43,7 +43,7 @@ class Crcs:
 @pytest.fixture
 def crcs(monkeypatch: pytest.MonkeyPatch) -> Crcs:
     made = Crcs()
-    monkeypatch.setitem(sys.modules, "maxsim_eval.scoring.device_crc", made)  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "maxsim_eval.crc.device_ranges", made)  # type: ignore[arg-type]
     return made
 
 
@@ -63,7 +63,7 @@ def test_claims_are_compared_however_blocks_cut_them(
     rows = np.random.default_rng(changed).integers(-99, 99, (30, ROW), dtype=np.int8)
     scales = np.random.default_rng(1).random(30).astype(np.float16)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(sys.modules, "maxsim_eval.scoring.device_crc", Crcs())  # type: ignore[arg-type]
+        patch.setitem(sys.modules, "maxsim_eval.crc.device_ranges", Crcs())  # type: ignore[arg-type]
         proofs = Proofs(torch.device("cpu"))
         ends = sorted({*claimed, 30})
         for column, held in (("codes" if quantised else "values", rows), *((("scales", scales),) if quantised else ())):
@@ -123,13 +123,13 @@ def test_the_kernel_compiles_without_spills(architecture: int, tmp_path: Path) -
     """In seconds, too: written out, the products at its end would take Triton minutes."""
     pytest.importorskip("triton", reason="Triton is not installed")
     import record_resources as recorder
-    from maxsim_eval.scoring import device_crc
+    from maxsim_eval.crc import device_ranges
 
     powers = {"powers_ptr": torch.zeros(1, dtype=torch.uint32)}
-    sizes = {"Y": device_crc.Y, "LANES": device_crc.LANES, "ROWS": device_crc.ROWS}
-    addresses = dict.fromkeys(device_crc._ADDRESSES, 1 << 40)
+    sizes = {"Y": device_ranges.Y, "LANES": device_ranges.LANES, "ROWS": device_ranges.ROWS}
+    addresses = dict.fromkeys(device_ranges._ADDRESSES, 1 << 40)
     arguments = {"words_ptr": torch.zeros(1, dtype=torch.int32), "chunks": 100, **addresses, **powers, **sizes}
-    launch = recorder.Launch(device_crc._crc_kernel, arguments, device_crc.LANES // 32, None)
+    launch = recorder.Launch(device_ranges._crc_kernel, arguments, device_ranges.LANES // 32, None)
     used = recorder.resources(recorder.compiled(launch, architecture), tmp_path)
     assert used["spill_bytes"] == 0
     assert used["registers"] <= 128  # four programs and more on a processor

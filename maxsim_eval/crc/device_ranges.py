@@ -27,19 +27,18 @@ import triton.language as tl
 from torch import Tensor
 from zlib_ng import zlib_ng
 
-from maxsim_eval.cache.stripes import without_tail
+from maxsim_eval.crc.remainders import ALL, ONE, moved, without_tail
 
 POLYNOMIAL = 0x04C11DB7  # P without x^32: bit j is x^j
 REFLECTED = tl.constexpr(0xEDB88320)
 TAPS = tl.constexpr(POLYNOMIAL)
 LANES, ROWS = 128, 256
 RANGES = 8  # of a launch: as many as threads read parts of a block
-ONE, ALL = 1 << 31, (1 << 32) - 1  # x^0; every bit
-Y = zlib_ng.crc32_combine(ONE, 0, 4 * LANES)
+Y = moved(ONE, 4 * LANES)
 
 
 @triton.jit
-def _times(a, b):
+def times(a, b):
     """The product of two remainders."""
     product = a & 0
     for bit in tl.static_range(
@@ -113,10 +112,10 @@ def _crc_kernel(
         column = tl.zeros([LANES], tl.uint32)
         for _ in range(8):  # a state that moves on costs moves; written out altogether, Triton takes minutes
             for _ in tl.static_range(4):
-                column = _times(column, tl.full([], Y, tl.uint32)) ^ state[31]
+                column = times(column, tl.full([], Y, tl.uint32)) ^ state[31]
                 state = (state[31],) + state[:31]
-        whole = tl.xor_sum(_times(column ^ rest, tl.load(powers_ptr + lanes)), 0)
-        part = _times(whole, tl.load(powers_ptr + LANES + chunk))
+        whole = tl.xor_sum(times(column ^ rest, tl.load(powers_ptr + lanes)), 0)
+        part = times(whole, tl.load(powers_ptr + LANES + chunk))
     tl.store(words_ptr + number * chunks + chunk, part.to(tl.int32, bitcast=True))
 
 
@@ -127,9 +126,7 @@ def _powers(device: torch.device, chunks: int, stream: int) -> Tensor:
     A copy for each stream of the device: another would not wait until it is there.
     """
     behind = [*range(4 * LANES, 0, -4), *(4 * LANES * ROWS * chunk for chunk in range(chunks))]
-    powers = torch.tensor(
-        [zlib_ng.crc32_combine(ONE, 0, n) for n in behind], dtype=torch.uint32, pin_memory=device.type == "cuda"
-    )
+    powers = torch.tensor([moved(ONE, n) for n in behind], dtype=torch.uint32, pin_memory=device.type == "cuda")
     return powers.to(device, non_blocking=True)
 
 

@@ -1,0 +1,7 @@
+"""CRC-32s (zlib's) of stored bytes: put together by arithmetic, and made where the bytes lie on a GPU.
+
+device_ranges.py  of ranges of bytes on a GPU
+device_rows.py    what every row on a GPU adds to the CRC-32 of rows that lie one behind the other
+remainders.py     the arithmetic: a CRC-32 as a polynomial's remainder
+summed.py         `Summed`: tokens that come with what their rows add, so that nobody need look at them again
+"""

@@ -1,0 +1,74 @@
+"""What every row on a GPU adds to the CRC-32 of rows that lie one behind the other: one number each, from which any run's follows.
+
+Row t of n bytes gives its remainder divided by x^(8 n t). The remainder of the first rows is then the XOR of their numbers times one
+power of x, wherever these rows are cut, and whatever lies before them (`Summed`): the GPU need not know what the host will cut.
+
+A program takes rows as words of 4 bytes, `LANES` at a time from their ends; what is missing before the first word counts as zero, which
+changes no remainder.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from maxsim_eval.crc.device_ranges import times
+from maxsim_eval.crc.remainders import ONE, moved, without_tail
+
+LANES, ROWS = 32, 32
+NEAR, FAR = 1024, 4096  # a row's power is that of its place among so many, times that of these: so many times as many rows
+STEP = moved(ONE, 4 * LANES)
+
+
+@triton.jit(do_not_specialize=["rows", "width"])
+def _rows_kernel(
+    words_ptr, powers_ptr, sums_ptr, rows, width, STEP: tl.constexpr, LANES: tl.constexpr, ROWS: tl.constexpr, NEAR: tl.constexpr,
+):  # fmt: skip
+    """`sums` `[rows]` of `words` `[rows, width]`; `powers` are those of lanes, of rows within `NEAR`, and of `NEAR` rows each."""
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    lanes = tl.arange(0, LANES)
+    there = row < rows
+    state = tl.zeros([ROWS, LANES], tl.uint32)
+    for first in range(width - (width + LANES - 1) // LANES * LANES, width, LANES):
+        place = first + lanes
+        mask = there[:, None] & (place >= 0)[None, :]
+        word = tl.load(words_ptr + row.to(tl.int64)[:, None] * width + place[None, :], mask=mask, other=0)
+        state = times(state, tl.full([ROWS, LANES], STEP, tl.uint32)) ^ word.to(tl.uint32, bitcast=True)
+    powers = tl.load(powers_ptr + lanes).to(tl.uint32, bitcast=True)
+    whole = tl.xor_sum(times(state, tl.zeros([ROWS, LANES], tl.uint32) + powers[None, :]), 1)
+    near = tl.load(powers_ptr + LANES + row % NEAR).to(tl.uint32, bitcast=True)
+    far = tl.load(powers_ptr + LANES + NEAR + row // NEAR, mask=there, other=0).to(tl.uint32, bitcast=True)
+    tl.store(sums_ptr + row, times(times(whole, near), far).to(tl.int32, bitcast=True), mask=there)
+
+
+@lru_cache(maxsize=4)
+def _powers(device: torch.device, row_bytes: int, stream: int) -> Tensor:
+    """x^(8 n) for what follows a lane's words, and divided by that for what lies before a row; for each stream of the device."""
+    lanes = [moved(ONE, 4 * (LANES - lane)) for lane in range(LANES)]  # x^32 more: remainders are of the bytes times that
+    before = [row_bytes * row for row in (*range(NEAR), *range(0, NEAR * FAR, NEAR))]
+    powers = torch.tensor([*lanes, *(without_tail(ONE, count) for count in before)], dtype=torch.uint32).view(torch.int32)
+    if device.type == "cuda":
+        powers = powers.pin_memory()
+    return powers.to(device, non_blocking=True)
+
+
+def row_sums(rows: Tensor) -> Tensor | None:
+    """Queue what rows `[T, n]` of any dtype add, `[T]` int32 (bits of uint32) on their device; nothing waits.
+
+    None: rows that are no whole words of 4 bytes, or too many.
+    """
+    count, row_bytes = rows.shape[0], rows.shape[1] * rows.element_size()
+    assert rows.is_contiguous()
+    if row_bytes % 4 or count > NEAR * FAR:
+        return None
+    stream = torch.cuda.current_stream(rows.device).cuda_stream if rows.device.type == "cuda" else 0
+    words = rows.view(-1).view(torch.int32)
+    sums = torch.empty(count, dtype=torch.int32, device=rows.device)
+    powers = _powers(rows.device, row_bytes, stream)
+    grid = (-(-count // ROWS),)
+    _rows_kernel[grid](words, powers, sums, count, row_bytes // 4, STEP=STEP, LANES=LANES, ROWS=ROWS, NEAR=NEAR, num_warps=4)
+    return sums

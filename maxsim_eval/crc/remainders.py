@@ -1,0 +1,21 @@
+"""A CRC-32 as a remainder: bytes are a polynomial over GF(2), times x^32 and modulo P of degree 32; bits reflected, bit 31 is x^0.
+
+zlib's CRC-32 of n bytes is their remainder, and that of what it begins and ends with: 32 ones, moved by the bytes, and 32 ones.
+"""
+
+from __future__ import annotations
+
+from zlib_ng import zlib_ng
+
+ONE, ALL = 1 << 31, (1 << 32) - 1  # x^0; every bit
+ORDER = (1 << 32) - 1  # a CRC-32 that this many bytes follow is what it was: multiplying by x^8 so often is no change
+
+
+def moved(remainder: int, count: int) -> int:
+    """Times x^(8 count): a remainder that so many bytes follow."""
+    return zlib_ng.crc32_combine(remainder, 0, count)
+
+
+def without_tail(crc: int, count: int) -> int:
+    """What `zlib_ng.crc32_combine(found, 0, count)` makes `crc` of."""
+    return moved(crc, ORDER - count % ORDER)

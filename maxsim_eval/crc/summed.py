@@ -1,0 +1,43 @@
+"""Tokens that were looked through where they were made: finite, and with what each row of them adds to a CRC-32."""
+
+from __future__ import annotations
+
+import numpy as np
+from torch import Tensor
+from zlib_ng import zlib_ng
+
+from maxsim_eval.crc.remainders import ALL, moved
+from maxsim_kernels import Packed
+
+
+class Summed(Packed):
+    """Packed tokens of the CPU whose encoder found every value finite, and summed the rows before they came here.
+
+    Args:
+        values, offsets: as of `Packed`.
+        sums: `[T]` uint32: what row t adds (`device_rows.py`).
+    """
+
+    def __init__(self, values: Tensor, offsets: Tensor, sums: np.ndarray) -> None:
+        super().__init__(values, offsets)
+        assert len(sums) == values.shape[0]
+        self.sums = sums
+
+    def crc(self, stop: int) -> int:
+        """The CRC-32 of the first `stop` rows, as they were summed."""
+        found = np.zeros(1, np.uint32)
+        Summed(self.values[:stop], self.offsets.new_tensor([0, stop]), self.sums[:stop]).enter(found, 0, stop)
+        return int(found[0])
+
+    def enter(self, crcs: np.ndarray, first: int, stripe: int) -> None:
+        """Enter running CRC-32s `[S]` at every `stripe` rows: of these, which lie from row `first` on, the next to come."""
+        count, row_bytes = len(self.sums), self.values.shape[1] * self.values.element_size()
+        if not count:
+            return
+        number = first // stripe
+        stops = np.arange((number + 1) * stripe - first, count + stripe, stripe).clip(max=count)
+        stops = stops[: -(-(first + count) // stripe) - number]
+        parts = np.bitwise_xor.accumulate(self.sums)[stops - 1].tolist()
+        before = moved((int(crcs[(first - 1) // stripe]) if first else 0) ^ ALL, row_bytes)
+        for at, (stop, part) in enumerate(zip(stops.tolist(), parts), number):
+            crcs[at] = zlib_ng.crc32_combine(before ^ part, ALL, row_bytes * (stop - 1))
