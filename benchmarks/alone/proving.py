@@ -1,4 +1,4 @@
-"""What a GPU takes to prove a block that it scores: CRC-32s by `maxsim_eval/crc/`, beside the block's scores; and to sum what it encodes.
+"""What a GPU takes to prove a block that it scores, beside the scores (CRC-32s by `maxsim_eval/crc/`), and to sum what it encodes.
 
     python benchmarks/alone/proving.py --json FILE [--runs 30]
 
