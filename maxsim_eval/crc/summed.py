@@ -26,7 +26,7 @@ class Summed(Packed):
     def crc(self, stop: int) -> int:
         """The CRC-32 of the first `stop` rows, as they were summed."""
         found = np.zeros(1, np.uint32)
-        Summed(self.values[:stop], self.offsets.new_tensor([0, stop]), self.sums[:stop]).enter(found, 0, stop)
+        Summed(self.values[:stop], self.offsets.new_tensor([0, stop]), self.sums[:stop]).enter(found, 0, stop)  # type: ignore[union-attr]
         return int(found[0])
 
     def enter(self, crcs: np.ndarray, first: int, stripe: int) -> None:

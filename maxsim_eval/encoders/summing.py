@@ -2,7 +2,7 @@
 
 That is a millisecond of a GPU's for a window of a thousand texts. The host takes 80, in two thousand calls; each of them asks for
 Python's lock when it ends, and the thread that launches the model waits behind all of them: an H100 had work 67% of the time so, and
-93% without (`docs/results/h100/encoding_locks.json`).
+93% without (`docs/results/h100/encoding_waits.json`).
 """
 
 from __future__ import annotations
