@@ -50,8 +50,8 @@ SHARES: dict[str, tuple[str, float, float]] = {
     "int8-corpus": ("int8", 0.54, 2.4),
     "fp8": ("fp8", 0.51, 2.4),  # 1.86 times FP16
 }
-# Of the FP16 peak, while a model encodes: 2.0M tokens/s through BERT-base's layers (docs/results/h100/rehearsal.json), 1.6M for few
-# texts with what the ends take (h100/encoding.json), and less than half for short passages on a slow host (h200/rehearsal_slow.json).
+# Of the FP16 peak, while a model encodes: 2.0M tokens/s through BERT-base's layers (docs/results/h100/rehearsal.json), 1.8M for few
+# texts with what the ends take (h200/encoding.json), and less than half for short passages on a slow host (h200/rehearsal_slow.json).
 ENCODING = (0.34, 1.4)
 
 
