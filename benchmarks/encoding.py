@@ -41,7 +41,7 @@ from maxsim_eval.types import Task
 from measure.session import kernels
 from results.file import write
 
-SCHEMA = "maxsim-eval/encoding/1"
+SCHEMA = "maxsim-eval/encoding/2"
 SAMPLE = 48  # texts whose embeddings are compared with those of the text alone
 LOOP_TOKENS = {"cpu": 4096, "cuda": 65536}
 LONG_GAP = 1_000_000  # nanoseconds without work that are told one by one
@@ -242,7 +242,9 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--hidden", type=int, default=768)
     parser.add_argument("--runs", type=int, default=3, help="timed rounds (default 3)")
     parser.add_argument("--cache", type=Path, help="where caches are filled (default: a temporary folder)")
-    parser.add_argument("--only", choices=("hf", "multi-vector"), help="one of the encoders (default: both)")
+    parser.add_argument(
+        "--only", choices=("hf", "multi-vector"), help="one of the encoders, which FILE then holds alone (default: both)"
+    )
     options = parser.parse_args(arguments)
     texts = read_texts(options.texts, options.documents)
     about = {

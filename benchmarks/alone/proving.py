@@ -3,7 +3,8 @@
     python benchmarks/alone/proving.py --json FILE [--runs 30]
 
 Blocks as streams have them: 128 MiB of FP16 tokens and 16 MiB of INT8 codes (d = 128, documents of 180), and 500 queries of 32 tokens.
-CRCs must be zlib's, or nothing is written. Several numbers of rows a program (256 is what is shipped) take turns with the scores.
+A window is what an encoder hands over at a time. CRCs must be zlib's, or nothing is written. Several numbers of rows a program (256 is
+what is shipped) take turns with the scores.
 """
 
 from __future__ import annotations
@@ -103,7 +104,7 @@ def main(arguments: list[str] | None = None) -> None:
             "bytes": values.nbytes,
             "ms": measure({"sums": lambda values=values: device_rows.row_sums(values)}, options.runs, Flush()),
         }
-        print(f"{name:5} sums {found['ms']['sums']['median_ms']:8.4f} ms", flush=True)
+        print(f"{name:7} sums {found['ms']['sums']['median_ms']:8.4f} ms", flush=True)
     device = torch.cuda.get_device_name()
     write(options.json, {"schema": SCHEMA, "torch": torch.__version__, "device": device, **kernels(), "rows": rows})
 

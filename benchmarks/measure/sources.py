@@ -49,7 +49,7 @@ ON_A_CPU = ("cpu", "search-cpu", "reference")
 TOOLKIT = {  # roots: modules of the toolkit, which are followed wherever they lead
     "encoding": ("cache.embeddings", "encoders.names"),
     "evaluation": ("api",),
-    "proving": ("crc.device_ranges",),
+    "proving": ("crc.device_ranges", "crc.device_rows"),
     "atlas": ("atlas.running", "atlas.judging"),
 }
 

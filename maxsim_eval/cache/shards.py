@@ -204,7 +204,7 @@ def write_shard(path: Path, spec: ShardSpec, ids: Sequence[str], pieces: Iterabl
 
     Raises:
         CacheError: pieces that are not what `spec` says, or a file that cannot be written (disk full: what is needed).
-        DataError: a NaN or infinite embedding (names the document), an id that HDF5 cannot hold.
+        DataError: a NaN or infinite embedding of a piece that is not `Summed` (names the document), an id that HDF5 cannot hold.
     """
     names = encode_ids(ids)
     stripe_tokens = stripe_rows(spec.row_bytes)
@@ -344,13 +344,15 @@ def _scan(part: Tensor, first: int, crcs: np.ndarray, stripe_tokens: int, offset
 
 
 def _require_arrived(path: Path, piece: Summed, stripe_tokens: int) -> None:
-    """The first tokens are those that were summed; of the others, whoever reads them will know."""
-    few = min(len(piece.sums), stripe_tokens)
-    if few and zlib_ng.crc32(_as_bytes(piece.values[:few]).data) != piece.crc(few):
-        raise CacheError(
-            f"{path}: its tokens do not have the CRC-32 that the GPU made of them before they came from there: the memory, the link or "
-            "the GPU is at fault; nothing of this shard was stored"
-        )
+    """The first and the last tokens are those that were summed; of the others, whoever reads them will know."""
+    count = len(piece.sums)
+    few = min(count, stripe_tokens)
+    for first in {0, count - few} if few else ():
+        if zlib_ng.crc32(_as_bytes(piece.values[first : first + few]).data) != piece.crc(first, first + few):
+            raise CacheError(
+                f"{path}: tokens do not have the CRC-32 that the GPU made of them before they were copied: the memory, the link or the "
+                "GPU is at fault; nothing of this shard was stored. The same command tries again."
+            )
 
 
 def _image(

@@ -23,20 +23,22 @@ class Summed(Packed):
         assert len(sums) == values.shape[0]
         self.sums = sums
 
-    def crc(self, stop: int) -> int:
-        """The CRC-32 of the first `stop` rows, as they were summed."""
-        found = np.zeros(1, np.uint32)
-        Summed(self.values[:stop], self.offsets.new_tensor([0, stop]), self.sums[:stop]).enter(found, 0, stop)  # type: ignore[union-attr]
-        return int(found[0])
+    def crc(self, first: int, stop: int) -> int:
+        """The CRC-32 of rows `first` to `stop`, one at least, as they were summed."""
+        part, row_bytes = int(np.bitwise_xor.reduce(self.sums[first:stop])), self._row_bytes
+        return moved(part, row_bytes * (stop - 1)) ^ zlib_ng.crc32_combine(ALL, ALL, row_bytes * (stop - first))
+
+    @property
+    def _row_bytes(self) -> int:
+        return self.values.shape[1] * self.values.element_size()
 
     def enter(self, crcs: np.ndarray, first: int, stripe: int) -> None:
         """Enter running CRC-32s `[S]` at every `stripe` rows: of these, which lie from row `first` on, the next to come."""
-        count, row_bytes = len(self.sums), self.values.shape[1] * self.values.element_size()
+        count, row_bytes = len(self.sums), self._row_bytes
         if not count:
             return
         number = first // stripe
         stops = np.arange((number + 1) * stripe - first, count + stripe, stripe).clip(max=count)
-        stops = stops[: -(-(first + count) // stripe) - number]
         parts = np.bitwise_xor.accumulate(self.sums)[stops - 1].tolist()
         before = moved((int(crcs[(first - 1) // stripe]) if first else 0) ^ ALL, row_bytes)
         for at, (stop, part) in enumerate(zip(stops.tolist(), parts), number):

@@ -1,8 +1,8 @@
 """What rows of tokens add to a CRC-32, by the GPU that made them: the host need not look through what it writes.
 
-That is a millisecond of a GPU's for a window of a thousand texts. The host takes 80, in two thousand calls; each of them asks for
+That is a millisecond of a GPU's for a window of a thousand texts. The host takes 80 and more, in 2,500 calls; each of them asks for
 Python's lock when it ends, and the thread that launches the model waits behind all of them: an H100 had work 67% of the time so, and
-93% without (`docs/results/h100/encoding_waits.json`).
+93% where nobody looked (`docs/results/h100/encoding_waits.json`).
 """
 
 from __future__ import annotations
@@ -25,13 +25,15 @@ class Summing:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._row_sums: Callable[[Tensor], Tensor | None] | None = None
-        self._begun = device.type != "cuda" or importlib.util.find_spec("triton") is None
+        self._settled = device.type != "cuda" or importlib.util.find_spec("triton") is None  # begun, or never to be
 
     def expect(self, texts: int) -> None:
         """So many will be encoded."""
-        if texts >= MANY and not self._begun:
-            self._begun = True
-            threading.Thread(target=self._begin, name="compile-sums", daemon=True).start()
+        if texts >= MANY and not self._settled:
+            self._settled = True
+            threading.Thread(
+                target=self._begin, name="compile-sums"
+            ).start()  # awaited at the end: a compiler is not to be cut short
 
     def of(self, tokens: Tensor) -> Tensor | None:
         """What rows `[T, d]` add, `[T]` int32, queued behind them; None: not ready, few, or rows that are no whole words."""
@@ -47,7 +49,7 @@ class Summing:
                 row_sums(torch.zeros(1, 2, dtype=torch.float16, device=self._device))
         except Exception as error:  # noqa: BLE001 (whatever a compiler may raise: said, and done without)
             warnings.warn(
-                f"tokens are looked through on the CPU, and the GPU may have to wait for it: its kernel cannot be compiled: {error}",
+                f"tokens are looked through on the CPU, and the GPU may have to wait for it: the kernel that sums them failed: {error}",
                 RuntimeWarning,
                 stacklevel=2,
             )

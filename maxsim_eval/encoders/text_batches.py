@@ -161,7 +161,7 @@ class TextBatches:
         torch.cumsum(found.counts, 0, out=offsets[1:])
         if found.sums is None:
             return Packed(found.tokens, offsets)
-        return Summed(found.tokens, offsets, found.sums.numpy().view(np.uint32))
+        return Summed(found.tokens, offsets, found.sums.numpy().view(np.uint32).copy())  # pinned memory is soon wanted again
 
     def _window(self, read: Read, dim: int, forward: Forward) -> _Window:
         if len(read.lengths) > 1 and int(read.lengths.sum()) > self._most:
@@ -181,6 +181,7 @@ class TextBatches:
         """`_window` of texts whose embeddings do not fit into memory together."""
         half = len(read.lengths) // 2
         parts = [self._window(read.part(span), dim, forward) for span in (slice(half), slice(half, None))]
+        # Without sums: those of the second half say what its tokens add as if it were the first.
         return _Window(*(torch.cat([getattr(part, name) for part in parts]) for name in ("tokens", "counts", "peaks")))
 
     def _launched(self, read: Read, row: Row | None, dim: int, forward: Forward) -> Callable[[], _Window] | None:
@@ -231,7 +232,8 @@ class TextBatches:
         with unpadded(ends):
             values, kept = forward(batch)
         lengths = ends.places.diff().long()
-        peaks = _peaks(values, kept)[0].nan_to_num(torch.inf)  # a NaN is told like an infinity: no maximum may lose it
+        # A NaN is told like an infinity, which stays one: no maximum may lose them.
+        peaks = _peaks(values, kept)[0].nan_to_num(torch.inf, posinf=torch.inf)
         # Unsafe: lengths are right, and not looked at.
         counts = torch.segment_reduce(kept[0].float(), "sum", lengths=lengths, unsafe=True)
         peaks = torch.segment_reduce(peaks, "max", lengths=lengths, unsafe=True)

@@ -20,6 +20,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from tqdm import tqdm
 
@@ -27,6 +28,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "helpers"))  # this
 
 import coded_cases as stored_forms
 import truth
+from crc_cases import sums_of
 from inputs import on_gpu as make
 from maxsim_kernels import (
     BitTokens,
@@ -256,14 +258,21 @@ def crc_cases() -> Iterator[Case]:
 
 
 def crc_differs(data: Any, _: Any, options: dict[str, Any]) -> str:
-    """CRC-32s of ranges that begin and end anywhere, against zlib's; what is wrong, or nothing."""
-    from maxsim_eval.crc import device_ranges
+    """CRC-32s of ranges that begin and end anywhere, and of rows, against zlib's; what is wrong, or nothing."""
+    from maxsim_eval.crc import device_ranges, device_rows
 
     base, held, size = data.data_ptr(), data.cpu().numpy().tobytes(), data.numel()
     cuts = [(0, size), (1, size), (0, size - 1), (size // 2, size // 2), (size // 3, size - 3)]
     words = device_ranges.remainders([(base + first, base + last) for first, last in cuts], data.device).cpu().numpy()
     found = [device_ranges.crc_of(word, base + first, base + last) for (first, last), word in zip(cuts, words, strict=True)]
-    return "" if found == [zlib.crc32(held[first:last]) for first, last in cuts] else "another CRC-32 than zlib's"
+    if found != [zlib.crc32(held[first:last]) for first, last in cuts]:
+        return "another CRC-32 than zlib's"
+    for width in (4, 132, 1536):
+        rows = data[: size // width * width].view(-1, width)
+        sums = device_rows.row_sums(rows)
+        if sums is None or (len(rows) and sums.cpu().numpy().view(np.uint32)[-1] != sums_of(rows[-1:].cpu(), len(rows) - 1)[0]):
+            return f"other sums of rows of {width} bytes than zlib's"
+    return ""
 
 
 def nonzero_cases() -> Iterator[Case]:

@@ -13,12 +13,12 @@ from maxsim_eval.crc.remainders import ALL, moved, without_tail
 from maxsim_eval.crc.summed import Summed
 
 
-def sums_of(rows: Tensor) -> np.ndarray:
-    """`[T]` uint32 of rows `[T, d]` of any dtype."""
+def sums_of(rows: Tensor, first: int = 0) -> np.ndarray:
+    """`[T]` uint32 of rows `[T, d]` of any dtype, which lie from row `first` on."""
     held = as_bytes(rows)
     size = held.shape[1]
     found = [zlib.crc32(row.tobytes()) ^ moved(ALL, size) ^ ALL for row in held]
-    return np.array([without_tail(one, size * number) for number, one in enumerate(found)], np.uint32)
+    return np.array([without_tail(one, size * number) for number, one in enumerate(found, first)], np.uint32)
 
 
 def as_bytes(rows: Tensor) -> np.ndarray:

@@ -39,6 +39,7 @@ def rows() -> None:
         assert found.numpy().view(np.uint32).tolist() == sums_of(values).tolist(), (count, width, dtype)
         CHECKED.append("rows")
     assert device_rows.row_sums(torch.zeros(3, 3, dtype=torch.float16)) is None  # six bytes are no whole words
+    assert device_rows.row_sums(torch.empty(device_rows.NEAR * device_rows.FAR + 1, 2, dtype=torch.float16)) is None
     CHECKED.append("refused")
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import time
+import threading
 import warnings
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from crc_cases import entered, summed, sums_of
+from crc_cases import as_bytes, entered, summed, sums_of
 from filling_cases import SHARDS, assert_right, fill, tokens
 from fixtures import interpreted, one_thread  # noqa: F401 - for every test here
 from maxsim_eval.encoders import summing
@@ -63,17 +64,32 @@ def test_a_shard_of_summed_tokens_is_the_same_file(tmp_path: Path, monkeypatch: 
         assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes()
 
 
-def test_tokens_that_changed_on_their_way_are_refused(tmp_path: Path) -> None:
-    def changed(start: int, stop: int) -> Packed:
+def changed_at(token: int) -> Callable[[int, int], Packed]:
+    """An encoder whose second shard, of twelve tokens, has another bit than was summed."""
+
+    def encode(start: int, stop: int) -> Packed:
         packed = told(start, stop)
         if start == 3:
-            packed.values.view(torch.int32)[1, 2] ^= 1
+            packed.values.view(torch.int32)[token, 2] ^= 1
         return packed
 
-    with pytest.raises(CacheError, match=r"00001\.h5: its tokens do not have the CRC-32 that the GPU made of them"):
-        fill(tmp_path, changed)
+    return encode
+
+
+@pytest.mark.parametrize("token", [0, 1, 10, 11])
+def test_tokens_that_changed_on_their_way_are_refused(token: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("maxsim_eval.cache.shards.stripe_rows", lambda _: 2)
+    with pytest.raises(CacheError, match=r"00001\.h5: tokens do not have the CRC-32 that the GPU made of them"):
+        fill(tmp_path, changed_at(token))
     assert not (tmp_path / SHARDS[1]).exists()
     assert_right(fill(tmp_path, told))
+
+
+def test_tokens_that_changed_between_are_refused_when_they_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("maxsim_eval.cache.shards.stripe_rows", lambda _: 2)
+    entry = fill(tmp_path, changed_at(5))
+    with pytest.raises(CacheError, match=r"00001\.h5: .*tokens 4 to 5 do not have the CRC-32 they were written with"):
+        entry.verify()
 
 
 def test_the_kernel_against_zlib(interpreted: Callable[..., None]) -> None:  # noqa: F811
@@ -125,7 +141,7 @@ def test_an_encoder_hands_its_sums_out(kind: str, tmp_path: Path, summing_here: 
     packed: Any = encoder.encode(["glacier melt", "", "the cat . un two", "valley"], "document")
     assert summing_here
     assert packed.sums.tolist() == sums_of(packed.values).tolist()
-    assert packed.crc(3) == summed(packed.values).crc(3)
+    assert packed.crc(1, 4) == zlib.crc32(as_bytes(packed.values)[1:4].tobytes())
 
 
 class _Device:
@@ -142,19 +158,26 @@ def test_the_kernel_is_begun_for_many_texts(monkeypatch: pytest.MonkeyPatch) -> 
         raise RuntimeError("no GPU here")
 
     monkeypatch.setattr(torch.cuda, "device", refuse)
-    found: list[str] = []
-    monkeypatch.setattr(warnings, "warn", lambda text, *_, **__: found.append(text))
+    begun: list[threading.Thread] = []
+    start = threading.Thread.start
+
+    def started(thread: threading.Thread) -> None:
+        begun.append(thread)
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", started)
     one = Summing(_Device())  # type: ignore[arg-type]
     one.expect(summing.MANY - 1)
-    assert not one._begun
-    one.expect(summing.MANY)
-    one.expect(summing.MANY)
-    end = time.monotonic() + 20
-    while not found and time.monotonic() < end:
-        time.sleep(0.01)
-    (text,) = found
+    assert not begun
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        one.expect(summing.MANY)
+        one.expect(summing.MANY)
+        (thread,) = begun
+        thread.join(60)
+    (text,) = [str(each.message) for each in found if issubclass(each.category, RuntimeWarning)]
     assert text.startswith(
-        "tokens are looked through on the CPU, and the GPU may have to wait for it: its kernel cannot be compiled: no GPU"
+        "tokens are looked through on the CPU, and the GPU may have to wait for it: the kernel that sums them failed: no GPU"
     )
     assert one.of(torch.zeros(1 << 20, 32)) is None
 

@@ -244,13 +244,18 @@ def test_embeddings_that_do_not_fit_together_are_taken_in_halves(
 
 @pytest.mark.usefixtures("on_gpu")
 @pytest.mark.parametrize(
-    ("value", "words"),
-    [(torch.nan, "the model gave NaN or infinity for item 3 of 8"), (7e4, r"item 3 of 8 .*float16 cannot hold")],
+    ("value", "stored", "words"),
+    [
+        (torch.nan, "float16", "the model gave NaN or infinity for item 3 of 8"),
+        (torch.inf, "float16", "the model gave NaN or infinity for item 3 of 8"),
+        (-torch.inf, "float32", "the model gave NaN or infinity for item 3 of 8"),
+        (7e4, "float16", r"item 3 of 8 .*float16 cannot hold"),
+    ],
 )
 def test_what_is_not_finite_is_named(
-    value: float, words: str, checkpoints: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+    value: float, stored: str, words: str, checkpoints: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    encoder = HfEncoder(str(checkpoints["bert"]), device="cpu", embedding_dtype="float16")
+    encoder = HfEncoder(str(checkpoints["bert"]), device="cpu", embedding_dtype=stored)
     original = encoder._forward
 
     def broken(batch: dict[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
