@@ -19,7 +19,7 @@ import numpy as np
 from zlib_ng import zlib_ng
 
 from maxsim_eval.cache.hdf5 import damaged
-from maxsim_eval.crc.remainders import without_tail
+from maxsim_eval.crc.remainders import moved, without_tail
 
 # Of a stripe, at least: what a single document makes the disk read beside it; with 4 bytes for each, 0.02% of a file.
 BYTES = 16 << 10
@@ -139,9 +139,7 @@ class Stripes:
         gaps = [(row, memoryview(bytearray((last - row) * self.row_bytes))) for row, last in (before, behind)]
         self.fetch((row, [part]) for row, part in gaps if part)
         head, tail = (part for _, part in gaps)
-        crc = (
-            self._crc_of(begin, end) ^ zlib_ng.crc32_combine(_crc32(head), 0, count * self.row_bytes + len(tail)) ^ _crc32(tail)
-        )
+        crc = self._crc_of(begin, end) ^ moved(_crc32(head), count * self.row_bytes + len(tail)) ^ _crc32(tail)
         return Claim(column, place, place + count, without_tail(crc, len(tail)), partial(self._blame, begin, end))
 
     def verify(self) -> Iterator[int]:

@@ -25,9 +25,9 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from zlib_ng import zlib_ng
 
-from maxsim_eval.crc.remainders import ALL, ONE, moved, without_tail
+from maxsim_eval.crc.devices import sent, stream_of
+from maxsim_eval.crc.remainders import ALL, ONE, moved, of_zeros, without_tail
 
 POLYNOMIAL = 0x04C11DB7  # P without x^32: bit j is x^j
 REFLECTED = tl.constexpr(0xEDB88320)
@@ -121,13 +121,9 @@ def _crc_kernel(
 
 @lru_cache(maxsize=8)
 def _powers(device: torch.device, chunks: int, stream: int) -> Tensor:
-    """What lanes and chunks are multiplied by: x^(8 n), n bytes behind them (x^32 more: a CRC is of the message and 32 zeros).
-
-    A copy for each stream of the device: another would not wait until it is there.
-    """
+    """What lanes and chunks are multiplied by: x^(8 n), n bytes behind them (x^32 more: a CRC is of the message and 32 zeros)."""
     behind = [*range(4 * LANES, 0, -4), *(4 * LANES * ROWS * chunk for chunk in range(chunks))]
-    powers = torch.tensor([moved(ONE, n) for n in behind], dtype=torch.uint32, pin_memory=device.type == "cuda")
-    return powers.to(device, non_blocking=True)
+    return sent((moved(ONE, n) for n in behind), device)
 
 
 def remainders(ranges: Sequence[tuple[int, int]], device: torch.device) -> Tensor:
@@ -139,8 +135,7 @@ def remainders(ranges: Sequence[tuple[int, int]], device: torch.device) -> Tenso
     """
     most = max(stop - start for start, stop in ranges)
     chunks = (most + 3) // (4 * LANES * ROWS) + 1  # up to 3 bytes more where a range ends within a word
-    stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
-    powers = _powers(device, 1 << (chunks - 1).bit_length(), stream)
+    powers = _powers(device, 1 << (chunks - 1).bit_length(), stream_of(device))
     words = torch.empty(len(ranges), chunks, dtype=torch.int32, device=device)
     with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
         for first in range(0, len(ranges), RANGES):
@@ -167,5 +162,4 @@ def _launch(device: torch.device, grid: int, *arguments: Any) -> None:
 def crc_of(words: np.ndarray, start: int, stop: int) -> int:
     """The CRC-32 of a range from what `remainders` has of it, `[chunks]` int32."""
     remainder, size, padded = int(np.bitwise_xor.reduce(words)) & ALL, stop - start, -stop % 4
-    zeros = zlib_ng.crc32_combine(ALL, ALL, size)  # the CRC of as many zeros: what a message begins and ends with
-    return without_tail(remainder, padded) ^ zeros
+    return without_tail(remainder, padded) ^ of_zeros(size)

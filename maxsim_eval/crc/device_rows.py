@@ -17,6 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from maxsim_eval.crc.device_ranges import times
+from maxsim_eval.crc.devices import sent, stream_of
 from maxsim_eval.crc.remainders import ONE, moved, without_tail
 
 LANES, ROWS = 32, 32
@@ -38,22 +39,19 @@ def _rows_kernel(
         mask = there[:, None] & (place >= 0)[None, :]
         word = tl.load(words_ptr + row.to(tl.int64)[:, None] * width + place[None, :], mask=mask, other=0)
         state = times(state, tl.full([ROWS, LANES], STEP, tl.uint32)) ^ word.to(tl.uint32, bitcast=True)
-    powers = tl.load(powers_ptr + lanes).to(tl.uint32, bitcast=True)
+    powers = tl.load(powers_ptr + lanes)
     whole = tl.xor_sum(times(state, tl.zeros([ROWS, LANES], tl.uint32) + powers[None, :]), 1)
-    near = tl.load(powers_ptr + LANES + row % NEAR).to(tl.uint32, bitcast=True)
-    far = tl.load(powers_ptr + LANES + NEAR + row // NEAR, mask=there, other=0).to(tl.uint32, bitcast=True)
+    near = tl.load(powers_ptr + LANES + row % NEAR)
+    far = tl.load(powers_ptr + LANES + NEAR + row // NEAR, mask=there, other=0)
     tl.store(sums_ptr + row, times(times(whole, near), far).to(tl.int32, bitcast=True), mask=there)
 
 
 @lru_cache(maxsize=4)
 def _powers(device: torch.device, row_bytes: int, stream: int) -> Tensor:
-    """x^(8 n) for what follows a lane's words, and divided by that for what lies before a row; for each stream of the device."""
+    """x^(8 n) for what follows a lane's words, and divided by that for what lies before a row."""
     lanes = [moved(ONE, 4 * (LANES - lane)) for lane in range(LANES)]  # x^32 more: remainders are of the bytes times that
     before = [row_bytes * row for row in (*range(NEAR), *range(0, NEAR * FAR, NEAR))]
-    powers = torch.tensor([*lanes, *(without_tail(ONE, count) for count in before)], dtype=torch.uint32).view(torch.int32)
-    if device.type == "cuda":
-        powers = powers.pin_memory()
-    return powers.to(device, non_blocking=True)
+    return sent((*lanes, *(without_tail(ONE, count) for count in before)), device)
 
 
 def row_sums(rows: Tensor) -> Tensor | None:
@@ -65,10 +63,9 @@ def row_sums(rows: Tensor) -> Tensor | None:
     assert rows.is_contiguous()
     if row_bytes % 4 or count > NEAR * FAR:
         return None
-    stream = torch.cuda.current_stream(rows.device).cuda_stream if rows.device.type == "cuda" else 0
     words = rows.view(-1).view(torch.int32)
     sums = torch.empty(count, dtype=torch.int32, device=rows.device)
-    powers = _powers(rows.device, row_bytes, stream)
+    powers = _powers(rows.device, row_bytes, stream_of(rows.device))
     grid = (-(-count // ROWS),)
     _rows_kernel[grid](words, powers, sums, count, row_bytes // 4, STEP=STEP, LANES=LANES, ROWS=ROWS, NEAR=NEAR, num_warps=4)
     return sums

@@ -16,6 +16,11 @@ def moved(remainder: int, count: int) -> int:
     return zlib_ng.crc32_combine(remainder, 0, count)
 
 
+def of_zeros(count: int) -> int:
+    """The CRC-32 of so many zeros: that of as many bytes without their remainder."""
+    return zlib_ng.crc32_combine(ALL, ALL, count)
+
+
 def without_tail(crc: int, count: int) -> int:
     """What `zlib_ng.crc32_combine(found, 0, count)` makes `crc` of."""
     return moved(crc, ORDER - count % ORDER)

@@ -11,7 +11,6 @@ names.py          ENCODERS: how an encoder's name becomes an encoder
 piece_process.py  a process that turns texts into word pieces, started by readers.py
 readers.py        processes that read texts while a GPU is kept busy
 staging.py        tokens from a GPU to ordinary memory
-summing.py        what tokens add to their file's checksums, by the GPU that made them
 text_batches.py   texts through a model: batches of so many tokens, one copy a window
 token_texts.py    what tokens stand for: word pieces by a tokenizer, patches of a page by a processor
 unpadded.py       texts one behind the other through a transformer, without padding

@@ -19,9 +19,9 @@ import torch
 from torch import Tensor
 
 from maxsim_eval.crc.summed import Summed
+from maxsim_eval.crc.summing import Summing
 from maxsim_eval.encoders.memory import Halving
 from maxsim_eval.encoders.staging import Rooms, to_host
-from maxsim_eval.encoders.summing import Summing
 from maxsim_eval.encoders.unpadded import Ends, unpadded
 from maxsim_eval.errors import DataError
 from maxsim_kernels import Packed

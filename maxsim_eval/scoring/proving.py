@@ -6,7 +6,6 @@ handed out after they were compared. So nothing is kept or reported of values th
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -17,13 +16,6 @@ from zlib_ng import zlib_ng
 
 from maxsim_eval.cache.stripes import Claim, Claims
 from maxsim_kernels import Fp8Tokens, Int8Tokens
-
-_HAS_TRITON = importlib.util.find_spec("triton") is not None
-
-
-def can_prove(device: torch.device) -> bool:
-    """Whether a device can prove what it is given; elsewhere values are proven when they are read."""
-    return device.type == "cuda" and _HAS_TRITON
 
 
 @dataclass(frozen=True)

@@ -18,12 +18,13 @@ import torch
 from torch import Tensor
 
 from maxsim_eval.cache.corpus import Corpus, largest_of, within_memory
+from maxsim_eval.crc.devices import can_prove
 from maxsim_eval.errors import MaxsimEvalError, UsageError
 from maxsim_eval.scoring import finite
 from maxsim_eval.scoring.asked import Asked
 from maxsim_eval.scoring.candidates import pair_scores
 from maxsim_eval.scoring.paths import check_range
-from maxsim_eval.scoring.proving import Launch, Proofs, can_prove, settle
+from maxsim_eval.scoring.proving import Launch, Proofs, settle
 from maxsim_eval.scoring.sources import source_of
 from maxsim_kernels import Packed
 from maxsim_kernels.streaming import device_blocks, least_budget

@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 from crc_cases import as_bytes, entered, summed, sums_of
 from filling_cases import SHARDS, assert_right, fill, tokens
 from fixtures import interpreted, one_thread  # noqa: F401 - for every test here
-from maxsim_eval.encoders import summing
+from maxsim_eval.crc import summing
+from maxsim_eval.crc.summing import Summing
 from maxsim_eval.encoders.names import get_encoder
-from maxsim_eval.encoders.summing import Summing
 from maxsim_eval.errors import CacheError
 from maxsim_kernels import Packed
 from tiny_checkpoints import SPECIAL, WORDS, bert, stanford
@@ -105,7 +105,8 @@ def test_the_kernel_compiles_without_spills(architecture: int, tmp_path: Path) -
     import record_resources as recorder
     from maxsim_eval.crc import device_rows
 
-    pointers = {f"{name}_ptr": torch.zeros(1, dtype=torch.int32) for name in ("words", "powers", "sums")}
+    kinds = {"words": torch.int32, "powers": torch.uint32, "sums": torch.int32}
+    pointers = {f"{name}_ptr": torch.zeros(1, dtype=dtype) for name, dtype in kinds.items()}
     sizes = {name: getattr(device_rows, name) for name in ("STEP", "LANES", "ROWS", "NEAR")}
     launch = recorder.Launch(device_rows._rows_kernel, {**pointers, "rows": 1000, "width": 384, **sizes}, 4, None)
     used = recorder.resources(recorder.compiled(launch, architecture), tmp_path)

@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 
 from fixtures import interpreted, one_thread  # noqa: F401 - for every test here
 from maxsim_eval.cache.stripes import Claim
+from maxsim_eval.crc.devices import can_prove
 from maxsim_eval.errors import CacheError
-from maxsim_eval.scoring.proving import Proofs, can_prove, settle
+from maxsim_eval.scoring.proving import Proofs, settle
 from maxsim_kernels import Int8Tokens, Packed
 
 pytestmark = pytest.mark.slow

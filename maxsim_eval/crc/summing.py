@@ -7,13 +7,14 @@ Python's lock when it ends, and the thread that launches the model waits behind 
 
 from __future__ import annotations
 
-import importlib.util
 import threading
 import warnings
 from collections.abc import Callable
 
 import torch
 from torch import Tensor
+
+from maxsim_eval.crc.devices import can_prove
 
 MANY = 16384  # texts from which on the kernel pays for its compilation
 _BYTES = 32 << 20  # tokens of fewer are soon looked through
@@ -25,15 +26,14 @@ class Summing:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._row_sums: Callable[[Tensor], Tensor | None] | None = None
-        self._settled = device.type != "cuda" or importlib.util.find_spec("triton") is None  # begun, or never to be
+        self._settled = not can_prove(device)  # begun, or never to be
 
     def expect(self, texts: int) -> None:
         """So many will be encoded."""
         if texts >= MANY and not self._settled:
             self._settled = True
-            threading.Thread(
-                target=self._begin, name="compile-sums"
-            ).start()  # awaited at the end: a compiler is not to be cut short
+            # No daemon: the end of a command waits for it, since a compiler is not to be cut short.
+            threading.Thread(target=self._begin, name="compile-sums").start()
 
     def of(self, tokens: Tensor) -> Tensor | None:
         """What rows `[T, d]` add, `[T]` int32, queued behind them; None: not ready, few, or rows that are no whole words."""
