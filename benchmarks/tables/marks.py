@@ -37,7 +37,14 @@ def seconds(kind: str) -> Callable[[Book], str]:
 
 
 def rehearsed(book: Book) -> str:
-    """The whole of a collection by its rehearsal's phases."""
+    """The whole of a collection by its rehearsal's phases.
+
+    Raises:
+        ValueError: one of its two runs is not in the file, and its phases are missing from the sum.
+    """
+    lacks = [name for name in ("encoded", "scored") if not (book.file(REHEARSED) or {}).get(name)]
+    if lacks:
+        raise ValueError(f"{REHEARSED}: lacks the run {' and '.join(lacks)}, need both (benchmarks/rehearsal.py)")
     return f"{sum(row['full'] for row in book.raw(REHEARSED, 'rows')) / 60:.0f} minutes"
 
 

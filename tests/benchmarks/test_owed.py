@@ -17,6 +17,7 @@ import owed
 import page
 from measure import sources
 from run import lanes
+from run.measurements import Measurement, table
 from tables import ages
 from tables.cells import OPERATOR
 
@@ -69,7 +70,7 @@ def test_most_value_a_second_comes_first_and_correctness_before_it(made: Callabl
     folder = made(
         ("dear", 100, 10, ""), ("cheap", 10, 5, ""), ("checks", 500, 1, "first = true"), ("reads", 1, 9, 'after = "dear"')
     )
-    assert [one.name for one in owed.table(folder / "table.toml")] == ["checks", "cheap", "dear", "reads"]
+    assert [one.name for one in table(folder / "table.toml")] == ["checks", "cheap", "dear", "reads"]
 
 
 def test_what_fits_is_run_and_the_same_command_continues(made: Callable[..., Path], capsys: pytest.CaptureFixture[str]) -> None:
@@ -177,7 +178,7 @@ def test_files_of_another_state_are_moved_aside(tmp_path: Path) -> None:
 
 
 def test_taking_refuses_another_gpu_and_keeps_the_rest() -> None:
-    one = owed.Measurement("m", "c", "f", 1, 1, groups=("b",))
+    one = Measurement("m", "c", "f", 1, 1, groups=("b",))
     a, b, newer = ({"rows": {name: {}}, "time": time} for name, time in (("r", 1), ("s", 2), ("s", 3)))
     verdicts = [{"row": "r", "met": True}, {"row": "s", "met": False}]
     old = {
@@ -198,12 +199,12 @@ def test_taking_refuses_another_gpu_and_keeps_the_rest() -> None:
 # The committed table
 
 
-TABLE = owed.table()
+TABLE = table()
 
 
 @pytest.mark.parametrize("one", TABLE, ids=lambda one: one.name)
 def test_scripts_know_the_options_of_their_measurement(
-    one: owed.Measurement, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    one: Measurement, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Each command line is parsed by its own script: what it does not know ends with 2."""
     words = owed.command(one, tmp_path, tmp_path / "texts.jsonl")
@@ -255,8 +256,8 @@ def test_every_figure_of_the_pages_has_its_measurement() -> None:
         "streaming_4",
     )
     known = {one.file for one in TABLE} | {f"h200/{name}.json" for name in older}
-    for table in json.loads(page.MAP.read_text(encoding="utf-8")).values():
-        for cell in table.values():
+    for cells in json.loads(page.MAP.read_text(encoding="utf-8")).values():
+        for cell in cells.values():
             for place in cell["from"]:
                 name = place.partition("#")[0]
                 assert name in known or name.startswith("cpu/"), name

@@ -48,6 +48,17 @@ def test_a_changed_digit_fails(tmp_path: Path, place: str, file: str, keys: tupl
     assert marks.written(page_cells.Book(folder, page.FIGURES), text, place) != text
 
 
+def test_a_rehearsal_of_one_run_is_no_whole(tmp_path: Path) -> None:
+    """Its phases would add up to a quarter of what the command takes."""
+    held = json.loads((RESULTS / marks.REHEARSED).read_text(encoding="utf-8"))
+    held.pop("scored")
+    file = tmp_path / marks.REHEARSED
+    file.parent.mkdir()
+    file.write_text(json.dumps(held), encoding="utf-8")
+    with pytest.raises(ValueError, match=r"h200/rehearsal\.json: lacks the run scored, need both"):
+        marks.rehearsed(page_cells.Book(tmp_path, page.FIGURES))
+
+
 def test_a_faster_rival_is_bold() -> None:
     cell = page_cells.Cell
     shown = faster_bold([cell("1.08 (0.01)", ("a",)), cell("0.7 (0)", ("b",)), cell("-"), "x", cell("1.00", ("c",))])
