@@ -67,8 +67,8 @@ def step(which: str | Fastest) -> Getter:
 STREAMED = {  # file, group and row
     "pinned host memory": ("h200/streaming.json", "hotpotqa", "pinned"),
     "warm page cache (HDF5)": ("h200/streaming.json", "stored", "8 readers"),
-    "the same, a corpus of NQ's size (116 GB)": ("h200/streaming.json", "nq", "2680000 documents"),
-    "one ColPali query, 750,000 pages (197 GB)": ("h200/streaming.json", "colpali", "750000 documents"),
+    "pinned host memory, NQ's volume (116 GB: a tenth, ten times)": ("h200/streaming.json", "nq", "2680000 documents"),
+    "the same, one ColPali query, 750,000 pages (197 GB: 17, cycled)": ("h200/streaming.json", "colpali", "750000 documents"),
     "pinned, 2 H200s": ("h200/streaming.json", "ranks 2", "500 queries, 2 GPUs"),
     "pinned, 4 H200s": ("h200/streaming_4.json", "ranks 4", "500 queries, 4 GPUs"),
 }
