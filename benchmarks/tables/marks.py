@@ -26,7 +26,6 @@ MARKED = re.compile(r"(<!-- (table|lines|figure|age): (\S+) -->)(?:(?!<!--).)*(<
 READMES: dict[str, tuple[str, ...]] = {"README.md": ("gpu", "fidelity"), "kernels/README.md": ("CPU", "steps", "streams")}
 PLACES = {**READMES, **quoted.PLACES}  # which page quotes which tables
 TABLES: dict[str, Maker] = {**readme.TABLES, **readme.QUALITY, **quoted.TABLES}
-AGELESS = frozenset(readme.QUALITY)  # quality, not speed: docs/fidelity.md says of what it is
 COLD, REHEARSED, EAGER = "cpu/cold_start.json", "h200/rehearsal.json", "naive FP16"
 PROVED = "h200/proving.json"
 
@@ -124,7 +123,7 @@ def written(book: Book, text: str, place: str) -> str:
 def _table(book: Book, name: str) -> str:
     """With a line about its age below."""
     table = drawn(TABLES[name], book)
-    age = ages.said(book, table) if name not in AGELESS else ""
+    age = ages.said(book, table)
     return "\n".join(["", *table_lines(table), *(["", age] if age else []), ""])
 
 

@@ -284,7 +284,7 @@ def tables_of(path: Path, section: str) -> set[str]:
     """Files of the tables that `page.py` writes into a section, whose line below says how old they are."""
     book = page_cells.Book(page.RESULTS, page.FIGURES)
     names = [match[3] for match in marks.MARKED.finditer(section) if match[2] == "table"]
-    made = [drawn(marks.TABLES[name], book) for name in names if name not in marks.AGELESS]
+    made = [drawn(marks.TABLES[name], book) for name in names]
     return {page_cells.keys_of(place)[0] for table in made for place in page_cells.sources(table)}
 
 

@@ -33,6 +33,8 @@ RESULTS = ROOT / "docs" / "results"
         ("docs/search.md", "cpu/certified.json", ("runs", "lexical, k = 100", "row_bytes")),
         ("docs/scale.md", "h200/proving.json", ("rows", "fp16", "ms", "proof, 256 rows", "median_ms")),
         ("docs/training.md", "h200/step.json", ("methods", "flash-maxsim fused step", "idle_median_us")),
+        ("README.md", "cpu/fidelity_scifact.json", ("paths", "fp8", "metrics", "nDCG@10")),
+        ("README.md", "cpu/fidelity_scifact.json", ("task", "queries")),
     ],
 )
 def test_a_changed_digit_fails(tmp_path: Path, place: str, file: str, keys: tuple[str, ...]) -> None:
