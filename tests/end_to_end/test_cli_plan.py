@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from maxsim_eval.cli.plan import SCHEMA, Answer, _parts
+from maxsim_eval.cli.plan import SCHEMA, Answer, _launching, _parts
 from maxsim_eval.errors import UsageError
 from maxsim_eval.planning import around
 from maxsim_eval.planning import rates as measuring
@@ -125,6 +125,18 @@ def test_an_estimate_says_so_and_nothing_is_made(cli: Any, tmp_path: Path) -> No
     assert ", without encoding;" in outcome.out
     assert "not known: encode" in outcome.out
     assert files(tmp_path) == []
+
+
+def test_several_processes_wait_for_their_launcher(cli: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("maxsim_eval.cli.plan._launching", lambda: 100.0)
+    asked = ("plan", "beir", "nq", "--encoder", "colbertv2", "--gpu", "h200", "--json", "--gpus")
+    one, two = (json.loads(cli(*asked, count, cwd=tmp_path).fine().out)["phases"][0] for count in ("1", "2"))
+    assert (one["name"], two["name"]) == ("start", "start")
+    assert two["seconds"] > one["seconds"] + 99, "both say what this process took so far, too"
+
+
+def test_launching_takes_at_least_a_python() -> None:
+    assert _launching() > 0.1
 
 
 def test_a_machine_of_the_table_needs_no_device(cli: Any, tmp_path: Path) -> None:
