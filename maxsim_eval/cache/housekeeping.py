@@ -144,16 +144,17 @@ def chosen(cache_dir: Path, words: list[str], encoder: str | None = None, role: 
         raise UsageError(f"{what}: got {len(words)} arguments, need the folder of an entry, or a source and a dataset")
     if len(words) == 1:
         places = [place for place in (Path(words[0]), cache_dir / words[0]) if place.is_dir()]
-        if not places:
+        below = {place: [Path(folder) for folder, _, names in os.walk(place) if MANIFEST in names] for place in places}
+        place = next((place for place in places if below[place]), places[0] if places else None)
+        if place is None:
             names = [str(folder.relative_to(cache_dir)) for folder in entry_folders(cache_dir)]
             hint = did_you_mean(words[0], [*names, *(Path(name).name for name in names)])
             raise CacheError(f"{words[0]}: no such folder, here or in {cache_dir}. {hint}".rstrip())
-        below = [Path(folder) for folder, _, names in os.walk(places[0]) if MANIFEST in names]
-        parts = {folder: folder.relative_to(places[0]).parts for folder in below}
-        found = sorted(folder for folder in below if not any(part.startswith(".") for part in parts[folder]))
+        parts = {folder: folder.relative_to(place).parts for folder in below[place]}
+        found = sorted(folder for folder in parts if not any(part.startswith(".") for part in parts[folder]))
         listed = [_listed(folder) for folder in found]
         if not found:
-            raise CacheError(f"{places[0]}: holds no {MANIFEST}, so it is no cache entry, and none lies below it")
+            raise CacheError(f"{place}: holds no {MANIFEST}, so it is no cache entry, and none lies below it")
     else:
         dataset = {words[1], Path(words[1]).name}  # a local dataset may be named by its path
         everything = list_entries(cache_dir)
@@ -262,7 +263,12 @@ def find_garbage(cache_dir: Path, data_dir: Path | None = None, *, partial: bool
     problems: list[str] = []
     begun = {path.parent for path in cache_dir.glob("[!.]*/[!.]*/[!.]*/.lock")}
     for folder in sorted({*entry_folders(cache_dir), *begun}):
-        if _held(folder):
+        try:
+            held = _held(folder)
+        except OSError as error:  # its lock cannot be opened, on a read-only disk or as another user
+            problems.append(f"{folder}: {error.strerror or error}")
+            continue
+        if held:
             problems.append(f"{folder}: another process is writing it")
             continue
         if partial and (folder / MANIFEST).exists() and (listed := _listed(folder)).missing:

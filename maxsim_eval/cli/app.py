@@ -32,7 +32,7 @@ from maxsim_eval.cli.explain import explain
 from maxsim_eval.cli.gate import gate
 from maxsim_eval.cli.import_ import import_
 from maxsim_eval.cli.metrics import metrics
-from maxsim_eval.cli.options import AsJson, Verbose, command_line
+from maxsim_eval.cli.options import AsJson, Verbose, command_line, names_of
 from maxsim_eval.cli.output import (
     EXAMPLES,
     EXIT_CODES,
@@ -157,7 +157,7 @@ def compare(
     from maxsim_eval.comparison.metrics import DEFAULT_METRICS
     from maxsim_eval.report.comparing import compare_inputs, render_comparison, write_comparison
 
-    chosen = tuple(name.strip() for name in (names or "").split(",") if name.strip())
+    chosen = names_of(names)
     if names is not None and (qrels is None or not chosen):
         raise UsageError("--metrics: need names, and --qrels to compute them; without it the metrics are those of the results")
     comparison = compare_inputs(inputs, qrels, chosen or DEFAULT_METRICS)

@@ -101,6 +101,8 @@ def evaluate_tasks(
     from maxsim_eval.quantities import bytes_of
     from maxsim_eval.scoring.scoring import check_paths
 
+    if latex and as_json:
+        raise UsageError("--latex: not with --json, one answer goes to stdout")
     names = _datasets(source, datasets or [], every)
     loading = loading_options(given, SOURCES[source])
     require_counts(given, "k", "readers", "limit_queries", "limit_documents")

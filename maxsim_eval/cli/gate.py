@@ -48,6 +48,8 @@ def gate(
     for name, given in (("--replace", replace), ("--accept", accept)):
         if given and not update_baseline:
             raise UsageError(f"{name}: only with --update-baseline")
+    if summary and update_baseline:
+        raise UsageError("--summary: not with --update-baseline, which checks nothing that could be summarised")
     found, bounds = read_result(result), rules.load_thresholds(thresholds)
     if update_baseline:
         failed = [] if accept else rules.refused_update(baseline, found, bounds, equivalent=require_equivalent, replace=replace)

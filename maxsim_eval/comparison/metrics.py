@@ -31,6 +31,7 @@ import pytrec_eval
 
 from maxsim_eval.comparison import measures
 from maxsim_eval.comparison.measures import MAX_CUTOFF
+from maxsim_eval.data.beir import MAX_RELEVANCE
 from maxsim_eval.data.trec import check_ranking, ranked
 from maxsim_eval.errors import DataError, MissingPackageError, UnknownNameError, UsageError
 from maxsim_eval.types import Qrels, Run
@@ -69,8 +70,6 @@ _MEASURES: dict[str, tuple[str | None, str | None]] = {
 _ALIASES = {"R": "Recall", "AP": "MAP", "RR": "MRR"}
 _NAME = re.compile(r"(?P<base>[A-Za-z]+(-exp)?)(@(?P<cutoff>[0-9]+))?")
 _TREC_EVAL = re.compile(r"\A(?P<measure>[A-Za-z_]+?)(_(?P<cutoff>[0-9]+))?\Z")
-# trec_eval walks over every relevance level up to the highest; a level like 10^6 would take it minutes a query.
-_MAX_RELEVANCE = 10_000
 _MAX_EXPONENT = 60  # the highest relevance of nDCG-exp: gains are below 2^60, and sums of them far from overflow
 # Rank surrogates are consecutive normal float32 numbers, counted by their bit pattern from the smallest one: strictly
 # decreasing by construction, and 2^31 - 2^24 of them, so no ranking is too long (integers end at 2^24).
@@ -207,10 +206,10 @@ def _judgements(qrels: Qrels) -> dict[str, dict[str, int]]:
             continue
         for document, relevance in row.items():
             _check_id("qrels: document id", document)
-            if int(relevance) != relevance or abs(relevance) > _MAX_RELEVANCE:
+            if int(relevance) != relevance or abs(relevance) > MAX_RELEVANCE:
                 raise DataError(
                     f"qrels: query {query_id!r}, document {document!r}: relevance {relevance!r}, need a whole "
-                    f"number from -{_MAX_RELEVANCE} to {_MAX_RELEVANCE}"
+                    f"number from -{MAX_RELEVANCE} to {MAX_RELEVANCE}"
                 )
         judged[query_id] = {document: int(relevance) for document, relevance in row.items()}
     if not judged:

@@ -31,6 +31,7 @@ QRELS_HEADER = ("query-id", "corpus-id", "score")
 PROGRESS_BYTES = 64 << 20  # smaller files load in about a second: no bar
 LAYOUT = "corpus.jsonl, queries.jsonl and qrels/<split>.tsv"
 _INTEGER = re.compile(r"[+-]?[0-9]{1,18}")
+MAX_RELEVANCE = 10_000
 
 
 @dataclass
@@ -169,7 +170,8 @@ def _line_of(path: Path, identifier: str) -> int:
     )
 
 
-def _check_header(path: Path, number: int, line: str) -> None:
+def check_header(path: Path, number: int, line: str) -> None:
+    """Refuse a first line that is not BEIR's header: BEIR's loader drops it, whatever it is."""
     fields = [item.strip().strip('"') for item in line.split("\t")]
     if tuple(item.lower() for item in fields) == QRELS_HEADER:
         return
@@ -191,7 +193,8 @@ def _check_header(path: Path, number: int, line: str) -> None:
     raise DataError(f"{path}:{number}: the first line is {shown}, need the header {need}, separated by tabs")
 
 
-def _judgement(where: str, line: str) -> tuple[str, str, int]:
+def fields_of(where: str, line: str) -> list[str]:
+    """The three fields of a line below the header."""
     if '"' in line:  # BEIR writes them with csv's minimal quoting: "Weird_Al" arrives as """Weird_Al"""
         try:
             fields = next(csv.reader([line], delimiter="\t", quoting=csv.QUOTE_MINIMAL, strict=True))
@@ -202,12 +205,23 @@ def _judgement(where: str, line: str) -> tuple[str, str, int]:
     if len(fields) != 3:
         hint = " (commas, not tabs?)" if line.count(",") >= 2 else ""
         raise DataError(f"{where}: {len(fields)} columns{hint}, need 3 separated by tabs: query-id, corpus-id, score")
-    query, document, score = (item.strip() for item in fields)
+    return [item.strip() for item in fields]
+
+
+def _judgement(where: str, line: str) -> tuple[str, str, int]:
+    query, document, score = fields_of(where, line)
     check_id(where, "query-id", query)
     check_id(where, "corpus-id", document)
-    if not _INTEGER.fullmatch(score):
-        raise DataError(f"{where}: score {score!r}, need a whole number (trec_eval grades relevance with integers)")
-    return query, document, int(score)
+    return query, document, relevance_of(where, score)
+
+
+def relevance_of(where: str, text: str) -> int:
+    """A grade that trec_eval can count by: it walks over every level up to the highest, of which 10^6 take minutes a query."""
+    if not _INTEGER.fullmatch(text):
+        raise DataError(f"{where}: relevance {text!r} is not a whole number (trec_eval grades with integers)")
+    if abs(int(text)) > MAX_RELEVANCE:
+        raise DataError(f"{where}: relevance {text}, need a whole number from -{MAX_RELEVANCE} to {MAX_RELEVANCE}")
+    return int(text)
 
 
 def read_judgements(path: Path | str, *, quiet: bool = True) -> Judgements:
@@ -221,7 +235,7 @@ def read_judgements(path: Path | str, *, quiet: bool = True) -> Judgements:
     result, digest, header = Judgements(), hashlib.sha256(), False
     for number, line in _lines(path, digest, quiet):
         if not header:
-            _check_header(path, number, line)
+            check_header(path, number, line)
             header = True
             continue
         query, document, score = _judgement(f"{path}:{number}", line)

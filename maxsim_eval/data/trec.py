@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from maxsim_eval.data.assembling import relevance_warnings, repeated_warning
+from maxsim_eval.data.beir import check_header, fields_of, relevance_of
 from maxsim_eval.errors import DataError, UsageError
 from maxsim_eval.files import atomic_path, lines_of
 from maxsim_eval.types import Run
@@ -211,30 +212,28 @@ def read_trec_run(path: Path | str, ordered: bool | None = None) -> Run:
     return Run(name=name or first, rankings=rankings, ordered=bool(ordered))
 
 
-def _qrels_fields(where: str, text: str, columns: int) -> tuple[str, str, int]:
-    fields = _columns(text) if columns == 4 else [field.strip() for field in text.split("\t")]
-    if len(fields) != columns:
-        need = "query 0 document relevance" if columns == 4 else "query-id, corpus-id, score separated by tabs"
-        raise DataError(f"{where}: {len(fields)} columns, need {columns}: {need}")
+def _judgement(where: str, text: str, beir: bool) -> tuple[str, str, int]:
+    fields = fields_of(where, text) if beir else _columns(text)
+    if not beir and len(fields) != 4:
+        raise DataError(f"{where}: {len(fields)} columns, need 4: query 0 document relevance")
     query_id, document, relevance = fields[0], fields[-2], fields[-1]
     if not query_id or not document:
         raise DataError(f"{where}: an empty id")
-    if not _INTEGER.fullmatch(relevance) or len(relevance) > 18:
-        raise DataError(f"{where}: relevance {relevance!r} is not a whole number")
-    return query_id, document, int(relevance)
+    return query_id, document, relevance_of(where, relevance)
 
 
-def _qrels_columns(path: Path, number: int, text: str) -> tuple[int, bool]:
-    """Columns of the file and whether its first line is a header."""
+def _is_beir(path: Path, number: int, text: str) -> bool:
+    """Whether the first line is the header of BEIR's three columns; a line of three that is none is refused."""
     fields = text.split("\t")
-    if len(fields) == 3:
-        if _INTEGER.fullmatch(fields[2].strip()):
-            raise DataError(
-                f"{path}:{number}: a judgement stands where BEIR's header must be (tools that skip the first line "
-                "would drop it). Add the line: query-id<tab>corpus-id<tab>score"
-            )
-        return 3, True
-    return 4, False
+    if len(fields) != 3:
+        return False
+    if _INTEGER.fullmatch(fields[2].strip()):
+        raise DataError(
+            f"{path}:{number}: a judgement stands where BEIR's header must be (tools that skip the first line "
+            "would drop it). Add the line: query-id<tab>corpus-id<tab>score"
+        )
+    check_header(path, number, text)
+    return True
 
 
 def read_qrels(path: Path | str) -> dict[str, dict[str, int]]:
@@ -251,13 +250,13 @@ def read_qrels(path: Path | str) -> dict[str, dict[str, int]]:
     """
     path = Path(path)
     qrels: dict[str, dict[str, int]] = {}
-    columns = repeated = 0
+    repeated, beir = 0, None
     for number, text in _lines(path):
-        if not columns:
-            columns, header = _qrels_columns(path, number, text)
-            if header:
+        if beir is None:
+            beir = _is_beir(path, number, text)
+            if beir:
                 continue
-        query_id, document, relevance = _qrels_fields(f"{path}:{number}", text, columns)
+        query_id, document, relevance = _judgement(f"{path}:{number}", text, beir)
         row = qrels.setdefault(query_id, {})
         repeated += row.get(document, relevance) != relevance
         row[document] = relevance

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -68,13 +68,17 @@ def explain_query(
     Arguments and errors are those of `explain_pair`.
     """
     how = path_with_winners(path)
+    if how[path].certified:  # its best are brute force's, bit for bit; its scan has no scores of the others
+        how = {path: replace(how[path], certified=False, copy=None)}
     kept = limit_task(task, queries=limit_queries, documents=limit_documents, seed=limit_seed)
     row = place_of("query", query, task.query_ids)
     device = resolve_device(device, quiet=quiet)
     found = cached_embeddings(task, encoder, cache_dir, kept=kept, device=device, **dict(encoder_options or {}))
     tokens = one_row(found.queries, row)
     check_widths(found, tokens)
-    corpus = Corpus(found.documents, quiet, device, copies=find_copies([path], found.documents))
+    corpus = Corpus(
+        found.documents, quiet, device, copies=find_copies([] if how[path].copy is None else [path], found.documents)
+    )
     own = next((place for place, name in enumerate(kept.document_ids) if name == query), -1) if task.exclude_same_id else -1
     asked = Asked((query,), kept.document_ids, 1, np.array([own]), np.zeros(1, np.int64), paths=how)
     scores = np.full((1, found.documents.documents), -np.inf, np.float32)

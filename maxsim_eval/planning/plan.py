@@ -19,6 +19,7 @@ from maxsim_eval.planning.costs import (
     scratch_bytes,
     seconds_of,
 )
+from maxsim_kernels.streaming import least_budget
 
 HOST_BYTES = {"cuda": 4 * 10**9, "cpu": 256 * 10**6}  # most that scoring holds beyond inputs, results and the page cache
 LEAST_GPU = 512 << 20  # of GPU memory for buffers, scores and temporaries; more (2 GiB by default) is used where there is more
@@ -150,6 +151,8 @@ def _checks(
         return Check(what, needed, available, None if available is None else needed <= available)
 
     yield check("memory", memory, room.memory)
+    if budget is not None:
+        yield check("memory budget", least_budget(device, sizes.queries), budget)
     if room.memory is not None:  # too little: every path reads the disk
         left = max(room.memory - memory, 0)
         yield Check("page cache", sizes.stored, left, True if sizes.stored <= left else None)

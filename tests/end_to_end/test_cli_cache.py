@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import os
@@ -334,6 +335,20 @@ def test_gc(cli: Cli, home: Path) -> None:
     assert not queries.exists()
     assert alive.exists()
     assert (entry / "00000.h5").exists()
+
+
+def test_gc_says_which_locks_cannot_be_opened(cli: Cli, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: Any) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(filelock.FileLock, "_acquire", refused)
+    found = cli("cache", "gc", cwd=home).fine()
+    assert f"{entry_of(home).name}: Read-only file system" in found.err
+
+
+def test_a_folder_here_does_not_hide_entries_of_its_name(cli: Cli, home: Path) -> None:
+    (home / "demo").mkdir()
+    assert "300" in cli("inspect", "demo", "--role", "document", cwd=home).fine().out
 
 
 @pytest.mark.parametrize("command", ["ls", "gc"])

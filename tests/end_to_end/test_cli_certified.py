@@ -108,3 +108,12 @@ def test_plan_and_explain_know_it(home: Path, cli: Any) -> None:
         "explain", "demo", "small", "--query", "q07", "--document", "d032", "--path", "exact-int8", "--json", cwd=home
     )
     assert json.loads(explained.fine().out)["score"] is not None
+
+
+@pytest.mark.parametrize("path", ["exact-int8", "exact-int8-fp32"])
+def test_explain_ranks_as_brute_force_does(path: str, made: Any, home: Path, cli: Any) -> None:
+    words = ("explain", "demo", "small", "--query", "q07", "--json", "--path")
+    brute, found = (json.loads(cli(*words, name, cwd=home).fine().out) for name in ("fused-fp32", path))
+    assert [(one["document"], one["rank"]) for one in found["documents"]] == [
+        (one["document"], one["rank"]) for one in brute["documents"]
+    ]

@@ -266,6 +266,16 @@ def test_metrics_that_need_a_package_name_it(report: Path, qrels: Path, cli: Any
     cli("metrics", qrels, run, "--metrics", "ndcg_cut_10", cwd=tmp_path).fine()
 
 
+def test_compare_takes_the_names_that_metrics_takes(report: Path, qrels: Path, cli: Any, tmp_path: Path) -> None:
+    runs = [report / "runs" / f"{name}.trec" for name in ("fp32", "int8")]
+    found = cli("compare", *runs, "--qrels", qrels, "--metrics", "RBP(p=0.8,rel=1),nDCG@10", "--json", cwd=tmp_path).fine().out
+    assert "RBP(p=0.8,rel=1)" in found
+
+
+def test_latex_and_json_are_two_answers(cli: Any, tmp_path: Path) -> None:
+    cli("demo", "--latex", "--json", cwd=tmp_path).refused(USAGE, "--latex: not with --json")
+
+
 @pytest.mark.parametrize("names", ["", " , "])
 def test_metrics_of_no_name(names: str, report: Path, qrels: Path, cli: Any, tmp_path: Path) -> None:
     cli("metrics", qrels, report / "runs" / "fp32.trec", "--metrics", names, cwd=tmp_path).refused(USAGE, "metrics")

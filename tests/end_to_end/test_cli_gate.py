@@ -73,6 +73,12 @@ def test_a_summary_that_cannot_be_written(result: Path, cli: Any, tmp_path: Path
     assert "file/summary.md: cannot be written" in outcome.err
 
 
+def test_a_new_baseline_has_no_summary(result: Path, cli: Any, tmp_path: Path) -> None:
+    asked = ("gate", result, "--baseline", "new.json", "--update-baseline", "--summary", "mine.md")
+    cli(*asked, cwd=tmp_path).refused(USAGE, "--summary: not with --update-baseline")
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_baseline_is_replaced_on_purpose_only(result: Path, demo: Any, cli: Any, tmp_path: Path) -> None:
     words = ("--baseline", "base.json", "--update-baseline")
     assert "a new baseline" in cli("gate", result, *words, cwd=tmp_path).fine().out

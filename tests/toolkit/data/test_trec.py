@@ -7,12 +7,14 @@ import math
 import os
 import warnings
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from maxsim_eval.data.beir import read_judgements
 from maxsim_eval.data.trec import ranked, read_qrels, read_trec_run, write_trec_run
 from maxsim_eval.errors import DataError, UsageError
 from maxsim_eval.gate.checking import load_baseline, load_thresholds
@@ -183,6 +185,28 @@ def test_qrels_of_both_layouts(tmp_path: Path) -> None:
     assert read_qrels(trec) == read_qrels(beir) == expected
     assert read_qrels(write(tmp_path / "spaces", "query-id\tcorpus-id\tscore\n1\tan id\t1\n")) == {"1": {"an id": 1}}
     assert read_qrels(write(tmp_path / "tabs", "1\t0\ta\t1\n")) == {"1": {"a": 1}}
+
+
+def test_ids_that_beir_quotes_are_those_of_the_dataset(tmp_path: Path) -> None:
+    text = 'query-id\tcorpus-id\tscore\nq0\t"<dbpedia:""Weird_Al""_Yankovic>"\t1\n'
+    file = write(tmp_path / "test.tsv", text)
+    assert read_qrels(file) == read_judgements(file).qrels == {"q0": {'<dbpedia:"Weird_Al"_Yankovic>': 1}}
+    with pytest.raises(DataError, match=r"test\.tsv:2: .*broken quoting"):
+        read_qrels(write(file, text.replace('>"', ">")))
+
+
+@pytest.mark.parametrize("first", ["q0\td0\t1.0", "q9\td9\thigh", "corpus-id\tquery-id\tscore"])
+def test_a_first_line_that_is_no_header_is_no_judgement_lost(tmp_path: Path, first: str) -> None:
+    with pytest.raises(DataError, match=r"test\.tsv:1: the first line is .*need the header query-id<tab>corpus-id<tab>score"):
+        read_qrels(write(tmp_path / "test.tsv", f"{first}\nq1\td7\t1\n"))
+
+
+@pytest.mark.parametrize("reader", [read_qrels, lambda path: read_judgements(path).qrels])
+def test_a_grade_that_trec_eval_cannot_count_by_is_refused_where_it_stands(tmp_path: Path, reader: Any) -> None:
+    text = "query-id\tcorpus-id\tscore\nq\ta\t{}\n"
+    assert reader(write(tmp_path / "most.tsv", text.format(10_000))) == {"q": {"a": 10_000}}
+    with pytest.raises(DataError, match=r"more\.tsv:2: relevance 10001, need a whole number from -10000 to 10000"):
+        reader(write(tmp_path / "more.tsv", text.format(10_001)))
 
 
 @pytest.mark.parametrize(

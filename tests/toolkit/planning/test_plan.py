@@ -33,6 +33,7 @@ from maxsim_eval.planning.plan import HOST_BYTES, LEAST_GPU, Room, cold_bytes, m
 from maxsim_eval.planning.sizes import rule_of
 from maxsim_eval.scoring import units
 from maxsim_kernels import pack, quantize_fp8, quantize_int8
+from maxsim_kernels.streaming import least_budget
 from maxsim_kernels.topk import TopK
 from places import ROOT
 
@@ -295,6 +296,8 @@ def test_what_fits() -> None:
     every = {"memory", "page cache", "cache disk", "output disk", "GPU memory", "GPUs"}
     assert verdicts(ROOMY, processes=8) == dict.fromkeys(every, True)
     assert verdicts(ROOMY, processes=9)["GPUs"] is False
+    least = least_budget("cuda", SIZES.queries)
+    assert [verdicts(ROOMY, memory_budget=budget)["memory budget"] for budget in (least - 1, least)] == [False, True]
     assert verdicts(replace(ROOMY, memory=2 * GIB))["memory"] is False
     assert verdicts(replace(ROOMY, memory=8 * GIB))["page cache"] is None  # slower, but it works
     assert verdicts(replace(ROOMY, output_disk=10**6))["output disk"] is False
