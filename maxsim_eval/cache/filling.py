@@ -306,6 +306,13 @@ def _repeat(said: Sequence[Sequence[str]]) -> None:
         warnings.warn(f"rank {ranks} of {len(said)}: {text}", RuntimeWarning, stacklevel=3)
 
 
+def forget(begun: Begun) -> None:
+    """Remove all of an entry that was filled and is of no use, its manifest last; the caller holds its lock."""
+    for number in range(len(begun.manifest["boundaries"]) - 1):
+        (begun.folder / shard_name(number)).unlink(missing_ok=True)
+    (begun.folder / MANIFEST).unlink(missing_ok=True)
+
+
 def _require_seen(begun: Begun, world: World) -> None:
     """Every rank must see the entry that the leader has begun, or it would write its shards where nobody looks for them."""
     if world.size == 1:

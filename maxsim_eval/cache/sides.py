@@ -31,10 +31,13 @@ from maxsim_eval.cache.entries import (
     read_manifest,
     require_same,
 )
-from maxsim_eval.cache.filling import LEAST, Begun, begun_entry, fill_entry, fill_shards, heard, new_manifest
+from maxsim_eval.cache.filling import LEAST, Begun, begun_entry, fill_entry, fill_shards, forget, heard, new_manifest
 from maxsim_eval.cache.shards import DTYPES, FORMAT, encode_ids
 from maxsim_eval.data.items import PackedTexts, Pages
-from maxsim_eval.errors import CacheError, UsageError
+from maxsim_eval.encoders.lexical import LexicalEncoder
+from maxsim_eval.encoders.model_encoder import ModelEncoder
+from maxsim_eval.encoders.refused_items import ItemError
+from maxsim_eval.errors import CacheError, DataError, UsageError
 from maxsim_eval.hashing import canonical, digest, feed
 from maxsim_eval.processes.world import World
 from maxsim_eval.quantities import size_text
@@ -299,6 +302,7 @@ class TaskSide:
 
         Raises:
             CacheError: an entry that is not of these texts and this encoder; and as `fill_shards`.
+            DataError: queries of which none has a token by a model; nothing is kept of them.
         """
         if begun.key != self.key:
             raise CacheError(
@@ -310,7 +314,25 @@ class TaskSide:
         if self._first is not None and len(self._first) < min(self.chunk, len(self.ids)):
             self._first = None  # no piece is so short: it would hold its memory till the end
         options: dict[str, Any] = {"chunk": self.chunk, "label": label, "quiet": quiet, "at_once": self.at_once}
-        return fill_shards(begun, self.ids, self._tokens, world=world, said=self._said, **options)
+        entry = fill_shards(begun, self.ids, self._tokens, world=world, said=self._said, **options)
+        own = isinstance(self.encoder, ModelEncoder | LexicalEncoder)  # the caller's own encoder gives what he means it to
+        if own and entry is not None and len(self.ids) and not entry.tokens:
+            self._say_empty(begun)
+        return entry
+
+    def _say_empty(self, begun: Begun) -> None:
+        """Refuse queries that a model gives no token at all, since all would score alike; else warn.
+
+        Documents without tokens are never retrieved, as metrics show; by an encoder of words, queries of stop words are what they are.
+        """
+        what = "queries" if self.role == "query" else "documents"
+        task, name = self.task, self.encoder.name
+        said = f"{task.source} {task.dataset}: none of the {len(self.ids):,} {what} has a token by {name}"
+        if self.role == "query" and isinstance(self.encoder, ModelEncoder):
+            forget(begun)
+            raise DataError(f"{said}, need at least one: look at the texts, the tokenizer and --max-query-tokens")
+        ranked = "all scores are 0, and the ranking is the order of the documents"
+        warnings.warn(f"{said}: {ranked if self.role == 'query' else 'none is ever retrieved'}", stacklevel=3)
 
     def _tokens(self, start: int, stop: int) -> Packed:
         if self._first is not None and (start, stop) == (0, len(self._first)):
@@ -322,7 +344,12 @@ class TaskSide:
         if not self._prepared:
             self.encoder.prepare(self.task.documents)
             self._prepared = True
-        return self.encoder.encode(self.items[start:stop], self.role)  # a slice: lazy page images stay lazy, but for a batch
+        items = self.items[start:stop]  # a slice: lazy page images stay lazy, but for a batch
+        try:
+            return self.encoder.encode(items, self.role)
+        except ItemError as error:
+            number = start + error.number
+            raise error.named(f"{self.role} {self.ids[number]!r} (item {number} of {len(self.ids)})") from error
 
 
 def find_entry(

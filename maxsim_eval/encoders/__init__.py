@@ -10,6 +10,7 @@ multi_vector.py   the `multi-vector:<id or path>` encoder
 names.py          ENCODERS: how an encoder's name becomes an encoder
 piece_process.py  a process that turns texts into word pieces, started by readers.py
 readers.py        processes that read texts while a GPU is kept busy
+refused_items.py  errors that know which item a model encoder cannot turn into tokens, or gives no numbers for
 staging.py        tokens from a GPU to ordinary memory
 text_batches.py   texts through a model: batches of so many tokens, one copy a window
 token_texts.py    what tokens stand for: word pieces by a tokenizer, patches of a page by a processor

@@ -17,6 +17,7 @@ import torch
 
 from maxsim_eval.encoders.checkpoints import find_checkpoint, require_weights
 from maxsim_eval.encoders.model_encoder import Kind, ModelEncoder, dtype_name, require, sort_kinds
+from maxsim_eval.encoders.refused_items import surrogates_named
 from maxsim_eval.errors import DataError, UsageError
 from maxsim_eval.types import Role
 from maxsim_kernels import Packed
@@ -99,7 +100,8 @@ class GveEncoder(ModelEncoder):
 
             def forward(batch: list[int], kind: Kind = kind) -> list[torch.Tensor]:
                 if kind == "text":
-                    ready = self._processor.process_queries([items[at] for at in batch])
+                    with surrogates_named(self.name, items):
+                        ready = self._processor.process_queries([items[at] for at in batch])
                 else:  # beside the GPU's work
                     ready = self._processor.process_images([items[at].convert("RGB") for at in batch])
                 with self.running:

@@ -17,9 +17,10 @@ import torch
 
 from maxsim_eval.encoders.checkpoints import find_checkpoint, require_weights
 from maxsim_eval.encoders.model_encoder import ModelEncoder, dtype_name, require, sort_kinds
+from maxsim_eval.encoders.refused_items import surrogates_named
 from maxsim_eval.encoders.text_batches import Read
 from maxsim_eval.encoders.token_texts import piece_texts
-from maxsim_eval.encoders.unpadded import first_position
+from maxsim_eval.encoders.unpadded import before_first, first_position
 from maxsim_eval.encoders.word_pieces import MANY, Pieces, fast_pieces, margins, some_of
 from maxsim_eval.errors import UsageError
 from maxsim_eval.types import Role
@@ -84,12 +85,30 @@ class HfEncoder(ModelEncoder):
 
     def _limit(self, role: Role, default: int) -> int:
         """Tokens kept of a text: what was asked or the default, within the model's positions."""
-        positions = getattr(self._config.get_text_config(), "max_position_embeddings", None) or self._tokenizer.model_max_length
-        room = min(int(positions), int(self._tokenizer.model_max_length)) - self._tokenizer.num_special_tokens_to_add()
+        config, special = self._config.get_text_config(), self._tokenizer.num_special_tokens_to_add()
+        reads = self._model_max_length()
+        positions = getattr(config, "max_position_embeddings", None) or 0
+        if positions > 0:  # else the architecture has no such limit
+            reads = min(int(positions) - before_first(config), reads)
+        room = reads - special
+        if room < 1:
+            raise self._checkpoint.refused(
+                f"it reads {reads} tokens (model_max_length of tokenizer_config.json, positions of config.json), which leaves none to "
+                f"a text beside its {special} special ones; need {special + 1} or more"
+            )
         asked = self.asked_tokens[role]
         if asked is not None and asked > room:
             raise UsageError(f"max_{role}_tokens: got {asked}, but {self.name} reads at most {room} tokens of a text")
         return min(asked or default, room)
+
+    def _model_max_length(self) -> int:
+        """The tokenizer's limit; without one in its files, a number that no text reaches."""
+        length = self._tokenizer.model_max_length
+        try:
+            return int(length)
+        except (TypeError, ValueError, OverflowError) as error:
+            reason = f"tokenizer_config.json: model_max_length is {length!r}, need a whole number"
+            raise self._checkpoint.refused(reason) from error
 
     def fingerprint(self, role: Role) -> dict[str, Any]:
         """Everything but the texts that decides the embeddings of this role."""
@@ -113,12 +132,13 @@ class HfEncoder(ModelEncoder):
 
         Raises:
             UsageError: an item that is not text, or no memory even for one text at a time.
-            DataError: weights that are missing, damaged or those of another architecture; embeddings that are not finite.
+            DataError: weights that are missing, damaged or those of another architecture; a text with a lone surrogate; embeddings that
+                are not finite.
         """
         kinds = sort_kinds(items, self.name)
         if kinds["page"]:
             raise UsageError(f"{self.name} reads text; item {kinds['page'][0]} is a page image")
-        with self.reading, self._checkpoint.loading("tokenizer", "used"):
+        with self.reading, self._checkpoint.loading("tokenizer", "used"), surrogates_named(self.name, items):
             listed = self._listed([str(item) for item in items], role)
         if kinds["text"]:
             self._loaded_model()  # which knows whether texts are padded, and how many ids there are

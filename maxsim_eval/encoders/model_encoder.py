@@ -11,7 +11,8 @@ import torch
 
 from maxsim_eval.encoders.memory import Halving
 from maxsim_eval.encoders.readers import Readers
-from maxsim_eval.encoders.text_batches import TextBatches, not_finite
+from maxsim_eval.encoders.refused_items import not_finite
+from maxsim_eval.encoders.text_batches import TextBatches
 from maxsim_eval.environment import resolve_device
 from maxsim_eval.errors import MissingPackageError, UsageError
 from maxsim_eval.types import Role
@@ -183,7 +184,7 @@ class ModelEncoder:
         """Tokens of all items as one `Packed` in the embeddings' dtype, on the CPU.
 
         Raises:
-            DataError: NaN or infinity, as half precision gives where a model's activations, or what is stored of them, pass 65,504.
+            ItemError: NaN or infinity, as half precision gives where a model's activations, or what is stored of them, pass 65,504.
         """
         packed = pack([row.to(self.dtype) for row in rows], dim=dim, dtype=self.dtype)
         finite = torch.isfinite(packed.values).all(dim=1)
@@ -191,7 +192,7 @@ class ModelEncoder:
             first = int(torch.nonzero(~finite)[0])
             item = int((packed.lengths.cumsum(0) <= first).sum())
             largest = float(rows[item].abs().max())
-            raise not_finite(self.name, f"item {item} of {len(rows)}", largest, self.model_dtype, self.dtype)
+            raise not_finite(self.name, item, len(rows), largest, self.model_dtype, self.dtype)
         return packed
 
 

@@ -19,6 +19,7 @@ import torch
 
 from maxsim_eval.encoders.checkpoints import Checkpoint, find_checkpoint, require_weights
 from maxsim_eval.encoders.model_encoder import Kind, ModelEncoder, dtype_name, require, sort_kinds
+from maxsim_eval.encoders.refused_items import surrogates_named
 from maxsim_eval.encoders.text_batches import Read
 from maxsim_eval.encoders.token_texts import image_token, piece_texts, processor_grid, processor_ids
 from maxsim_eval.encoders.unpadded import first_position
@@ -107,7 +108,8 @@ class MultiVectorEncoder(ModelEncoder):
 
         Raises:
             UsageError: items this checkpoint does not read, or no memory even for one of them.
-            DataError: weights that are missing, damaged or without projection; embeddings that are not finite.
+            DataError: weights that are missing, damaged or without projection; a text with a lone surrogate; embeddings that are
+                not finite.
         """
         kinds = sort_kinds(items, self.name)
         if kinds["text"] and role == "document" and self._facts.layout == "pages":
@@ -120,7 +122,7 @@ class MultiVectorEncoder(ModelEncoder):
         if kinds["page"] and not (library.supports("image") or library.supports("message")):
             raise UsageError(f"{self.name} reads text; item {kinds['page'][0]} is a page image")
         if not kinds["page"] and self._facts.layout != "pages":
-            with self.reading:
+            with self.reading, surrogates_named(self.name, items):
                 features = self._features([items[place] for place in kinds["text"]], role)
             read = self._read(features(), np.array(kinds["text"]), len(items))
             return self.texts.run(read, self.dim, lambda batch: self._forward(batch, role))
@@ -130,7 +132,8 @@ class MultiVectorEncoder(ModelEncoder):
 
             def forward(batch: list[int]) -> list[torch.Tensor]:
                 inputs = [item if isinstance(item, str) else item.convert("RGB") for item in (items[at] for at in batch)]
-                features = library.preprocess(inputs, prompt=self._prompt(role), task=role)  # images: beside the GPU's work
+                with surrogates_named(self.name, items):
+                    features = library.preprocess(inputs, prompt=self._prompt(role), task=role)  # images: beside the GPU's work
                 with self.running:
                     tokens, kept = self._forward(features, role)
                     return [found[keep] for found, keep in zip(tokens, kept)]
@@ -178,10 +181,7 @@ class MultiVectorEncoder(ModelEncoder):
         """The text before every item: what was asked for, else the checkpoint's own by the library's rule."""
         if self.prompts[role] is not None:
             return self.prompts[role]
-        library = self._library()
-        names = ("query",) if role == "query" else ("document", "passage", "corpus")
-        own = next((name for name in names if name in library.prompts), library.default_prompt_name)
-        return None if own is None else library.prompts.get(own)
+        return _own_prompt(self._library(), role)
 
     def token_texts(self, item: Any, role: Role) -> list[str] | None:
         """The word piece (or patch) of each token, in order; None where weights would have to be downloaded for it.
@@ -263,8 +263,16 @@ class MultiVectorEncoder(ModelEncoder):
             return
         room = getattr(model.tokenizer, "model_max_length", None)
         for role, asked in self.asked_tokens.items():
-            if asked is not None and room is not None and asked > room:
+            if asked is None:
+                continue
+            if room is not None and asked > room:
                 raise UsageError(f"max_{role}_tokens: got {asked}, but {self.name} reads at most {room} tokens")
+            before = self._tokens_before(model, role)
+            if asked <= before:
+                raise UsageError(
+                    f"max_{role}_tokens: got {asked}, but {self.name} puts {before} tokens of its own (special ones, marker or prompt) "
+                    f"to a text; need {before + 1} or more"
+                )
         if (tokens := self.asked_tokens["document"]) is not None:
             transformer.document_length = tokens
         if (tokens := self.asked_tokens["query"]) is not None:
@@ -273,6 +281,19 @@ class MultiVectorEncoder(ModelEncoder):
             transformer.query_length = None if fixed else tokens  # a fixed expansion is floor and limit at once
             if expansion is not None:
                 transformer.query_expansion = {**expansion, "length": tokens if fixed else min(tokens, expansion["length"])}
+
+    def _tokens_before(self, model: Any, role: Role) -> int:
+        """Tokens that a text shares its limit with: the special ones, and those of the marker or prompt before it."""
+        prompt = _own_prompt(model, role) if self.prompts[role] is None else self.prompts[role]
+        marker = model.tokenizer.tokenize(prompt) if prompt else []
+        return int(model.tokenizer.num_special_tokens_to_add()) + len(marker)
+
+
+def _own_prompt(model: Any, role: Role) -> str | None:
+    """A checkpoint's own prompt, by the library's rule."""
+    names = ("query",) if role == "query" else ("document", "passage", "corpus")
+    own = next((name for name in names if name in model.prompts), model.default_prompt_name)
+    return None if own is None else model.prompts.get(own)
 
 
 def _unpadded(features: Mapping[str, Any]) -> list[list[int]] | None:

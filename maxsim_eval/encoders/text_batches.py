@@ -21,9 +21,9 @@ from torch import Tensor
 from maxsim_eval.crc.summed import Summed
 from maxsim_eval.crc.summing import Summing
 from maxsim_eval.encoders.memory import Halving
+from maxsim_eval.encoders.refused_items import not_finite
 from maxsim_eval.encoders.staging import Rooms, to_host
 from maxsim_eval.encoders.unpadded import Ends, unpadded
-from maxsim_eval.errors import DataError
 from maxsim_kernels import Packed
 
 TOKENS = {"cpu": 4096, "cuda": 262144}  # of one batch, padding counted; a text that is longer is a batch
@@ -153,7 +153,7 @@ class TextBatches:
         A GPU sums many of them where they are (`Summed`).
 
         Raises:
-            UsageError: no memory even for one text. DataError: NaN or infinity (names the text by its number).
+            UsageError: no memory even for one text. ItemError: NaN or infinity (names the text by its number).
         """
         found = self._window(read, dim, forward)
         self._require_finite(found.peaks)
@@ -278,20 +278,7 @@ class TextBatches:
         if bool(torch.isfinite(stored).all()):
             return
         number = int((~torch.isfinite(stored)).nonzero()[0])
-        raise not_finite(self.name, f"item {number} of {len(peaks)}", float(peaks[number]), self.computed, self.dtype)
-
-
-def not_finite(name: str, item: str, largest: float, computed: torch.dtype, stored: torch.dtype) -> DataError:
-    """The error of embeddings that are not finite, by the largest magnitude that the model gave for the item."""
-    if np.isfinite(largest):
-        return DataError(
-            f"{name}: {item} has values up to {largest:.4g}, which {str(stored).removeprefix('torch.')} cannot hold; "
-            "store --embedding-dtype float32 or bfloat16"
-        )
-    return DataError(
-        f"{name}: the model gave NaN or infinity for {item} in {str(computed).removeprefix('torch.')}; "
-        "use --dtype float32 or bfloat16, or check its weights"
-    )
+        raise not_finite(self.name, number, len(peaks), float(peaks[number]), self.computed, self.dtype)
 
 
 def _peaks(values: Tensor, kept: Tensor) -> Tensor:

@@ -41,7 +41,14 @@ def first_position(model: Any, device: torch.device, dtype: torch.dtype) -> int 
         return None
     _register()
     model.set_attn_implementation(NAME)
-    return int(config.pad_token_id) + 1 if known else 0
+    return before_first(config)
+
+
+def before_first(config: Any) -> int:
+    """Positions that lie before a text's first token, and that no token has: up to the padding's id, where a model counts so."""
+    padding = getattr(config, "pad_token_id", None)
+    behind_padding = FIRST_POSITION.get(getattr(config, "model_type", ""), False)
+    return int(padding) + 1 if behind_padding and padding is not None else 0
 
 
 def _has_kernel(device: torch.device, dtype: torch.dtype) -> bool:

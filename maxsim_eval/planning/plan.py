@@ -19,7 +19,6 @@ from maxsim_eval.planning.costs import (
     scratch_bytes,
     seconds_of,
 )
-from maxsim_kernels.streaming import least_budget
 
 HOST_BYTES = {"cuda": 4 * 10**9, "cpu": 256 * 10**6}  # most that scoring holds beyond inputs, results and the page cache
 LEAST_GPU = 512 << 20  # of GPU memory for buffers, scores and temporaries; more (2 GiB by default) is used where there is more
@@ -152,6 +151,8 @@ def _checks(
 
     yield check("memory", memory, room.memory)
     if budget is not None:
+        from maxsim_kernels.streaming import least_budget  # torch: the command's help is there without it
+
         yield check("memory budget", least_budget(device, sizes.queries), budget)
     if room.memory is not None:  # too little: every path reads the disk
         left = max(room.memory - memory, 0)

@@ -10,6 +10,7 @@ import json
 import math
 import shutil
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -115,7 +116,8 @@ def test_it_is_inspected_and_converted(kind: str, encoder: Encoder, tmp_path: Pa
 
 def test_a_corpus_of_nothing_else(kind: str, encoder: Encoder, tmp_path: Path) -> None:
     given = task([TEXTS[kind][row] for row in EMPTIED] * 3)
-    entry = embed(given, "document", encoder, tmp_path / "cache", quiet=True)
+    with pytest.warns(UserWarning, match=r"none of the 6 documents has a token by .*: none is ever retrieved"):
+        entry = embed(given, "document", encoder, tmp_path / "cache", quiet=True)
     assert (entry.documents, entry.tokens) == (6, 0)
     result = evaluate(given, encoder, PATHS, k=5, cache_dir=tmp_path / "cache", out_dir=tmp_path / "out", quiet=True)
     for name in PATHS:
@@ -132,13 +134,15 @@ def test_chunks_in_which_no_text_keeps_a_token(words: int, tmp_path: Path) -> No
     """An encoder gets 256 texts at a time; what it gives for blank ones has strides of its own."""
     given = task([*["glacier"] * words, " ", ""])
     given = dataclasses.replace(given, queries=["the", "a"], qrels={"q0": {"d1": 1}})
-    entry = embed(given, "document", get_encoder("lexical"), tmp_path / "cache", quiet=True)
+    with nullcontext() if words else pytest.warns(UserWarning, match="none of the 2 documents has a token by lexical"):
+        entry = embed(given, "document", get_encoder("lexical"), tmp_path / "cache", quiet=True)
     assert (entry.documents, entry.tokens) == (words + 2, words)
     assert entry.lengths().tolist() == [*[1] * words, 0, 0]
     entry.verify()
-    found = evaluate(
-        given, "lexical", ["fp32", "fp16"], k=2, cache_dir=tmp_path / "cache", out_dir=tmp_path / "out", quiet=True
-    )
+    with pytest.warns(UserWarning, match="none of the 2 queries has a token by lexical"):
+        found = evaluate(
+            given, "lexical", ["fp32", "fp16"], k=2, cache_dir=tmp_path / "cache", out_dir=tmp_path / "out", quiet=True
+        )
     run = read_trec_run(tmp_path / "out" / "runs" / "fp16.trec").rankings
     assert [name for name, _ in run["q0"]] == ["d0", "d1"], "a query without tokens scores 0 with everything"
     assert found.paths["fp16"].metrics == found.paths["fp32"].metrics
