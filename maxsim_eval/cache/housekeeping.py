@@ -144,13 +144,15 @@ def chosen(cache_dir: Path, words: list[str], encoder: str | None = None, role: 
         raise UsageError(f"{what}: got {len(words)} arguments, need the folder of an entry, or a source and a dataset")
     if len(words) == 1:
         places = [place for place in (Path(words[0]), cache_dir / words[0]) if place.is_dir()]
-        below = {place: [Path(folder) for folder, _, names in os.walk(place) if MANIFEST in names] for place in places}
-        place = next((place for place in places if below[place]), places[0] if places else None)
-        if place is None:
+        if not places:
             names = [str(folder.relative_to(cache_dir)) for folder in entry_folders(cache_dir)]
             hint = did_you_mean(words[0], [*names, *(Path(name).name for name in names)])
             raise CacheError(f"{words[0]}: no such folder, here or in {cache_dir}. {hint}".rstrip())
-        parts = {folder: folder.relative_to(place).parts for folder in below[place]}
+        walks = ((place, [Path(folder) for folder, _, names in os.walk(place) if MANIFEST in names]) for place in places)
+        place, below = next(
+            (walk for walk in walks if walk[1]), (places[0], [])
+        )  # the second is walked where the first holds none
+        parts = {folder: folder.relative_to(place).parts for folder in below}
         found = sorted(folder for folder in parts if not any(part.startswith(".") for part in parts[folder]))
         listed = [_listed(folder) for folder in found]
         if not found:
