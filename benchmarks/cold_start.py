@@ -4,7 +4,7 @@
 
 Three paths, the `lexical` encoder, everything else by default. The floor of a warm run: starting Python with torch, and the distinct
 query tokens' products of each path at the rate that `torch.mm` (`torch._int_mm`) reaches alone, in tiles as the paths use. nDCG@10 of
-every run must be the first run's, or nothing is written.
+every run must be the first run's, or nothing is written. What Python compiles is kept, as it is where nobody forbids it.
 """
 
 from __future__ import annotations

@@ -97,6 +97,14 @@ def compared(one: dict[str, Ranking], other: dict[str, Ranking], bound: float, n
     return found
 
 
+def described(found: Found, bound: float) -> dict[str, Any]:
+    """What was counted, as JSON holds it."""
+    return {
+        "bound": bound, "queries": sum(found.counts.values()), "counts": dict(found.counts), "moved": found.moved,
+        "exchanged": found.exchanged, "same_top_10": found.top_10, "largest_difference": found.difference, "first": found.first,
+    }  # fmt: skip
+
+
 def main(arguments: list[str] | None = None) -> int:
     """The command."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -123,12 +131,8 @@ def main(arguments: list[str] | None = None) -> int:
         f"{found.top_10}; largest difference of a score {found.difference:.2g}, {2 * bound:.2g} allowed"
     )
     print("".join(f"{line}\n" for line in found.first), end="")
-    report: dict[str, Any] = {
-        "schema": SCHEMA, "runs": {str(n): run.name for n, run in enumerate(runs)}, **kernels(), "bound": bound, "queries": total,
-        "counts": dict(found.counts), "moved": found.moved, "exchanged": found.exchanged, "same_top_10": found.top_10,
-        "largest_difference": found.difference, "first": found.first,
-    }  # fmt: skip
-    write(options.json, report)
+    names = {str(n): run.name for n, run in enumerate(runs)}
+    write(options.json, {"schema": SCHEMA, "runs": names, **kernels(), **described(found, bound)})
     return 1 if found.counts[OTHER] else 0
 
 

@@ -21,6 +21,7 @@ from measure.timing import Call
 
 PACKAGE = Path(str(maxsim_kernels.__file__)).parent
 os.environ["MAXSIM_CACHE"] = ""  # figures are of the table, not of what somebody tuned on this machine
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # of whole commands: Python compiles a file once, not at every start
 
 
 class DeviceLostError(Exception):

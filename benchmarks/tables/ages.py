@@ -28,6 +28,7 @@ TOOLKIT: dict[str, tuple[str, ...]] = {  # by schema, of files about the toolkit
     "reference-speed": ("reference",), "fidelity": ("evaluation", "cpu"), "scale-rates": ("codes", "streaming"),
     "atlas": ("atlas", "evaluation"), "atlas-time": ("atlas", "evaluation"), "tests": ("operator",), "sanitizers": ("operator",),
     "soak": ("operator",), "conformance": ("operator",), "runs-compared": ("evaluation", "operator"),
+    "devices": ("evaluation", "operator"),
 }  # fmt: skip
 
 PARTS = ("corpora", "encoders", "files", "growth", "runs")  # keys of parts that may have been measured apart

@@ -1,0 +1,91 @@
+"""A collection by every path on a CPU and on a GPU, from one cache of embeddings: metrics, and rankings compared as `runs.py` does.
+
+    python benchmarks/alone/devices.py --texts FOLDER/beir/scifact/corpus.jsonl [--encoder lexical] [--json FILE]
+
+The embeddings are made once, on the GPU, and copied to INT8 for the certified paths; then the same command scores them on either
+device. Both compute a score within a bound of the truth (`BOUND`, per norm of a query's tokens), so rankings may differ in near ties
+alone. Exit status: 0 nothing else than ties, 1 something.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+from math import ceil
+from pathlib import Path
+from typing import Any
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # this file is a script in a folder of its own
+
+from alone.runs import OPERATOR_BOUND, OTHER, compared, described, rankings
+from cold_start import seconds_of
+from maxsim_eval.data.trec import read_trec_run
+from maxsim_eval.scoring.paths import our_paths
+from measure.session import kernels
+from results.file import write
+
+SCHEMA = "maxsim-eval/devices/1"
+DEVICES = ("cpu", "cuda")
+
+
+def bound(path: str, dim: int, tokens: int) -> float:
+    """What a score of so many unit query tokens may be off: FP8 tensor cores keep fewer digits of a sum."""
+    return tokens * (2.0**-13 * ceil(dim / 32) if path == "fp8" else OPERATOR_BOUND)
+
+
+def measure(texts: Path, encoder: str, folder: Path, devices: tuple[str, str] = DEVICES) -> dict[str, Any]:
+    """The entry of an encoder: by path what `runs.compared` counts, and the metrics of either device."""
+    words = ["beir", texts.parent.name, "--data-dir", str(texts.resolve().parents[1])]
+    more = ["--encoder", encoder, "--cache-dir", str(folder / "cache")]
+    program = [sys.executable, "evaluate.py"]
+    seconds_of([*program, "encode", *words, *more, "--device", devices[1], "--quiet"])
+    seconds_of([*program, "convert", *words[:2], *more, "--to", "int8-document"])
+    results, seconds = [], {}
+    for number, device in enumerate(devices):
+        out = folder / str(number)
+        paths = ["--paths", ",".join(our_paths()), "--device", device, "--quiet", "--out", str(out)]
+        seconds[f"{number}: {device}"] = seconds_of([*program, *words, *more, *paths])
+        results.append(json.loads((out / "result.json").read_text(encoding="utf-8")))
+    longest = results[0]["task"]["lengths"]["queries"]["edges"][-1] - 1
+    paths = {}
+    for name in our_paths():
+        one, other = (
+            rankings(read_trec_run(folder / str(n) / result["paths"][name]["run"])) for n, result in enumerate(results)
+        )
+        allowed = bound(name, results[0]["encoder"]["dim"], longest)
+        metrics = [result["paths"][name]["metrics"] for result in results]
+        paths[name] = {**described(compared(one, other, allowed), allowed), "metrics": metrics}
+    return {
+        "devices": [result["environment"].get("gpu") or result["environment"]["cpu"] for result in results],
+        "task": {key: results[0]["task"][key] for key in ("source", "dataset", "queries", "documents")},
+        "encoder": results[0]["encoder"], "k": results[0]["k"], "longest_query": longest, "seconds": seconds, "paths": paths,
+        "torch": torch.__version__, **kernels(),
+    }  # fmt: skip
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """The command."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "--texts", type=Path, required=True, help="corpus.jsonl of a BEIR folder, its queries and judgements beside it"
+    )
+    parser.add_argument("--encoder", default="lexical", help="FILE then holds this one alone (default lexical)")
+    parser.add_argument("--json", type=Path, help="write the raw figures here")
+    options = parser.parse_args(arguments)
+    with tempfile.TemporaryDirectory() as place:
+        found = measure(options.texts, options.encoder, Path(place))
+    write(options.json, {"schema": SCHEMA, "encoders": {options.encoder: found}})
+    for name, path in found["paths"].items():
+        counts = ", ".join(f"{count} {what}" for what, count in path["counts"].items())
+        ndcg = [metrics["nDCG@10"] for metrics in path["metrics"]]
+        print(f"{name}: {counts}; nDCG@10 {ndcg[0]:.4f} and {ndcg[1]:.4f}")
+        print("".join(f"  {line}\n" for line in path["first"]), end="")
+    return int(any(path["counts"][OTHER] for path in found["paths"].values()))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,67 @@
+"""alone/devices.py: the whole of it with a CPU in place of the GPU, and what it says of a difference that no tie explains."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from alone import devices, runs
+from maxsim_eval.scoring.paths import our_paths
+
+WORDS = str(__doc__).split()
+
+
+@pytest.fixture
+def texts(tmp_path: Path) -> Path:
+    """A BEIR folder of 20 short texts and three queries."""
+    folder = tmp_path / "beir" / "scifact"
+    (folder / "qrels").mkdir(parents=True)
+    for name, count, length in (("corpus", 20, 7), ("queries", 3, 4)):
+        rows = [
+            {"_id": f"{name[0]}{n}", "text": " ".join(WORDS[(3 * n + i * i) % len(WORDS)] for i in range(length))}
+            for n in range(count)
+        ]
+        (folder / f"{name}.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    judged = "".join(f"q{n}\tc{n}\t1\n" for n in range(3))
+    (folder / "qrels" / "test.tsv").write_text(f"query-id\tcorpus-id\tscore\n{judged}")
+    return folder / "corpus.jsonl"
+
+
+@pytest.mark.slow
+def test_every_path_is_compared(texts: Path, tmp_path: Path) -> None:
+    found = devices.measure(texts, "lexical", tmp_path, ("cpu", "cpu"))
+    assert list(found["paths"]) == list(our_paths())
+    for path in found["paths"].values():
+        assert path["counts"] == {runs.SAME: 3, runs.TIES: 0, runs.OTHER: 0}
+        assert (path["queries"], path["same_top_10"], path["moved"], path["largest_difference"]) == (3, 3, 0, 0.0)
+        assert path["metrics"][0] == path["metrics"][1]
+    assert found["longest_query"] <= 4
+    assert len(found["devices"]) == len(found["seconds"]) == 2
+    assert set(found["families"]) >= {"operator", "evaluation"}
+
+
+def test_fp8_may_be_off_by_more() -> None:
+    assert devices.bound("fp16", 128, 10) == 10 * runs.OPERATOR_BOUND
+    assert devices.bound("fp8", 384, 10) == 10 * 12 * 2.0**-13
+
+
+@pytest.mark.parametrize("unexplained", [0, 2])
+def test_what_no_tie_explains_is_the_exit_code(
+    unexplained: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    counts = {runs.SAME: 3 - unexplained, runs.TIES: 0, runs.OTHER: unexplained}
+    path: dict[str, Any] = {
+        "counts": counts,
+        "first": ["q1: why"][:unexplained],
+        "metrics": [{"nDCG@10": 0.5}, {"nDCG@10": 0.75}],
+    }
+    monkeypatch.setattr(devices, "measure", lambda *_: {"paths": {"fp16": path}})
+    out = tmp_path / "devices.json"
+    assert devices.main(["--texts", "corpus.jsonl", "--json", str(out)]) == (unexplained > 0)
+    assert json.loads(out.read_text())["encoders"]["lexical"]["paths"]["fp16"]["counts"] == counts
+    said = capsys.readouterr().out
+    assert f"{unexplained} not explained; nDCG@10 0.5000 and 0.7500" in said
+    assert ("q1: why" in said) == bool(unexplained)
