@@ -18,7 +18,7 @@ from maxsim_eval.bars import Bar
 from maxsim_eval.cache.blocks import Span, cut, ends_of, reader, runs_of
 from maxsim_eval.cache.copy_shards import Kind, QuantisedShard, Tokens, copy_name, entry_digest, get_kind, open_copy
 from maxsim_eval.cache.entries import Entry
-from maxsim_eval.cache.selection import Documents, Selection
+from maxsim_eval.cache.selection import Documents, Selection, whole
 from maxsim_eval.cache.stripes import Claims
 from maxsim_eval.errors import CacheError, UsageError
 from maxsim_kernels import LazyCodes
@@ -38,7 +38,7 @@ class Quantised:
     @property
     def stored_bytes(self) -> int:
         """Bytes of all codes, scales and offsets of the entry; a certified search has 8 more a document."""
-        entry = _entry(self.documents)
+        entry = whole(self.documents)
         others = {"token": 0, "document": entry.documents, "corpus": len(self.shards)}[self.kind.granularity]
         return entry.tokens * self.kind.token_bytes(entry.dim) + others * 2 * len(self.kind.columns)
 
@@ -111,7 +111,7 @@ class Quantised:
 
     def verify(self, *, quiet: bool = True) -> None:
         """Read everything; `CacheError` names the file and the tokens that changed."""
-        total, name = _entry(self.documents).tokens, f"verify {self.kind.name}"
+        total, name = whole(self.documents).tokens, f"verify {self.kind.name}"
         with Bar(total=total, desc=name, unit=" tokens", unit_scale=True, disable=quiet) as bar:
             for shard in self.shards:
                 for count in shard.verify():
@@ -126,7 +126,7 @@ def quantised(documents: Documents, name: str) -> Quantised | None:
     Raises:
         UnknownNameError: no such kind. CacheError: a copy that is damaged, stale, truncated or foreign: the file and the reason.
     """
-    kind, entry = get_kind(name), _entry(documents)
+    kind, entry = get_kind(name), whole(documents)
     if kind.granularity == "corpus" and entry is not documents:
         return None
     missing = missing_copies(entry, kind)
@@ -139,10 +139,10 @@ def quantised(documents: Documents, name: str) -> Quantised | None:
             stacklevel=2,
         )
         return None
-    whole = entry_digest(entry.stamp())
+    digest = entry_digest(entry.stamp())
     shards = []
     for shard in entry.shards:
-        shards.append(open_copy(entry.folder / copy_name(shard.spec.shard, kind), shard, kind, whole))
+        shards.append(open_copy(entry.folder / copy_name(shard.spec.shard, kind), shard, kind, digest))
         if kind.granularity == "corpus" and shards[-1].columns["scales"] != shards[0].columns["scales"]:
             raise CacheError(
                 f"{shards[-1].path}: its scale is not that of {shards[0].path.name}. Remove it, and convert again."
@@ -153,10 +153,6 @@ def quantised(documents: Documents, name: str) -> Quantised | None:
 def missing_copies(entry: Entry, kind: Kind) -> list[int]:
     """Shards that have no copy of this kind."""
     return [shard.spec.shard for shard in entry.shards if not (entry.folder / copy_name(shard.spec.shard, kind)).exists()]
-
-
-def _entry(documents: Documents) -> Entry:
-    return documents.entry if isinstance(documents, Selection) else documents
 
 
 def _rows(documents: Documents, shard: QuantisedShard, start: int, stop: int) -> np.ndarray:

@@ -142,7 +142,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     if manifest["format"] != FORMAT:
         raise CacheError(f"{path}: format {manifest['format']!r}, this version of maxsim-eval reads {FORMAT!r}. {remove}")
     checksum = manifest.pop("checksum", None)
-    if set(manifest) != set(_FIELDS) or checksum != _checksum(manifest):
+    if set(manifest) != set(_FIELDS) or checksum != digest(manifest):
         raise CacheError(f"{path}: damaged or edited: its checksum does not fit what it says. {remove}")
     for name, (fits, need) in _NEEDED.items():
         if not fits(manifest[name]):
@@ -193,13 +193,9 @@ _NEEDED: dict[str, tuple[Callable[[Any], bool], str]] = {
 }
 
 
-def _checksum(manifest: Mapping[str, Any]) -> str:
-    return digest(manifest)
-
-
 def write_manifest(folder: Path, manifest: Mapping[str, Any]) -> None:
     """Write a manifest, whole or not at all, with its checksum."""
-    text = json.dumps({**manifest, "checksum": _checksum(manifest)}, indent=2, ensure_ascii=False, allow_nan=False)
+    text = json.dumps({**manifest, "checksum": digest(manifest)}, indent=2, ensure_ascii=False, allow_nan=False)
     try:
         write_text(folder / MANIFEST, text + "\n")
     except OSError as error:

@@ -112,3 +112,13 @@ class Selection:
 
 
 Documents = Entry | Selection
+
+
+def whole(documents: Documents) -> Entry:
+    """The entry that they are documents of."""
+    return documents.entry if isinstance(documents, Selection) else documents
+
+
+def choose(documents: Documents, rows: np.ndarray) -> Selection:
+    """Some of them, by number (`[M]` int64, strictly ascending)."""
+    return Selection(documents.entry, documents.rows[rows]) if isinstance(documents, Selection) else Selection(documents, rows)

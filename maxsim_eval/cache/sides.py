@@ -31,8 +31,8 @@ from maxsim_eval.cache.entries import (
     read_manifest,
     require_same,
 )
-from maxsim_eval.cache.filling import LEAST, Begun, begun_entry, fill_entry, fill_shards, forget, heard, new_manifest
-from maxsim_eval.cache.shards import DTYPES, FORMAT, encode_ids
+from maxsim_eval.cache.filling import LEAST, Begun, begun_entry, fill_shards, forget, heard, new_manifest
+from maxsim_eval.cache.shards import DTYPES, encode_ids
 from maxsim_eval.data.items import PackedTexts, Pages
 from maxsim_eval.encoders.lexical import LexicalEncoder
 from maxsim_eval.encoders.model_encoder import ModelEncoder
@@ -43,22 +43,6 @@ from maxsim_eval.processes.world import World
 from maxsim_eval.quantities import size_text
 from maxsim_eval.types import Encoder, Role, Task
 from maxsim_kernels import Packed
-
-__all__ = [
-    "FORMAT",
-    "Contents",
-    "Entry",
-    "TaskSide",
-    "content_hash",
-    "embed",
-    "embedding_key",
-    "entry_folder",
-    "entry_key",
-    "fill_entry",
-    "find_entry",
-    "find_imported",
-    "open_entry",
-]
 
 CHUNK = 256  # texts an encoder gets at a time: often enough for a progress bar, enough to sort by length
 _FIRST = 128  # of them say the dtype where several chunks are worked on at once: all others wait for these

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from inspect import Parameter
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,6 +18,7 @@ from maxsim_eval.cli.options import (
     SCORING,
     SOURCES,
     Split,
+    collection,
     command_line,
     loading_options,
     model_options,
@@ -30,10 +30,6 @@ from maxsim_eval.cli.output import answer, say, write_json
 from maxsim_eval.cli.sources import COMMANDS
 from maxsim_eval.errors import DataError, UnknownNameError, UsageError
 
-_ASKED = {
-    "source": (Annotated[str, typer.Argument(help="beir, real-mm-rag, local, irds or demo.")], Parameter.empty),
-    "dataset": (Annotated[str, typer.Argument(help="Name of the dataset (local: or its path).")], "small"),
-}
 _GRID = {
     "encoder": (Annotated[str | None, typer.Option(help="As of the evaluation. Default: its default.")], None),
     "grid": (
@@ -104,7 +100,7 @@ def atlas(source: str, dataset: str, as_json: bool, quiet: bool, **given: Any) -
         )
 
 
-with_options(atlas, _ASKED, PLACES, _GRID, OF_SOURCES, MODEL, ANSWERS)
+with_options(atlas, collection("small"), PLACES, _GRID, OF_SOURCES, MODEL, ANSWERS)
 
 
 def _split(text: str | None) -> Sequence[str] | None:

@@ -25,6 +25,7 @@ from maxsim_eval.cli.options import (
     CacheDir,
     Quiet,
     Split,
+    collection,
     encoder_option,
     loading_options,
     model_options,
@@ -94,11 +95,10 @@ def encode(source: str, dataset: str, *, encoder: str, device: str, data_dir: Pa
 
 
 def _say_encoded(found: Embeddings, before: set[Path], seconds: float, processes: int, as_json: bool) -> None:
-    from maxsim_eval.cache.entries import Entry
+    from maxsim_eval.cache.selection import whole
 
     made = []
-    whole = found.documents if isinstance(found.documents, Entry) else found.documents.entry  # its corpus is there
-    for role, entry in (("documents", whole), ("queries", found.queries)):
+    for role, entry in (("documents", whole(found.documents)), ("queries", found.queries)):
         new = [shard for shard in entry.shards if shard.path not in before]
         row = {"role": role, "rows": entry.documents, "tokens": entry.tokens, "dim": entry.dim}
         row |= {"dtype": str(entry.dtype).removeprefix("torch."), "shards": len(entry.shards), "new_shards": len(new)}
@@ -116,10 +116,6 @@ def _say_encoded(found: Embeddings, before: set[Path], seconds: float, processes
     answer(f"{seconds:.1f} s" + (f", {processes} processes" if processes > 1 else ""))
 
 
-_ENCODED = {
-    "source": (Annotated[str, typer.Argument(help="beir, real-mm-rag, local, demo or irds.")], Parameter.empty),
-    "dataset": (Annotated[str, typer.Argument(help="Name of the dataset (local: or its path).")], Parameter.empty),
-}
 _MODEL_DEVICE = {
     "device": (
         Annotated[str, typer.Option(help="Where the model runs: auto, cpu, cuda, cuda:1, ... (torchrun: cpu or cuda)")],
@@ -128,7 +124,7 @@ _MODEL_DEVICE = {
 }
 with_options(
     encode,
-    _ENCODED,
+    collection(),
     encoder_option(Parameter.empty),
     _MODEL_DEVICE,
     MODEL,

@@ -99,7 +99,7 @@ def evaluate_tasks(
     from maxsim_eval.environment import resolve_device
     from maxsim_eval.processes.world import joined, several
     from maxsim_eval.quantities import bytes_of
-    from maxsim_eval.scoring.scoring import check_paths
+    from maxsim_eval.scoring.own_functions import check_paths
 
     if latex and as_json:
         raise UsageError("--latex: not with --json, one answer goes to stdout")

@@ -19,6 +19,7 @@ from maxsim_eval.cli.options import (
     AsJson,
     NoBars,
     Split,
+    collection,
     encoder_option,
     loading_options,
     model_options,
@@ -178,10 +179,6 @@ def _render_query(ranked: QueryExplanation) -> None:
         screen.print(shown(f"note: {note}", "yellow"))
 
 
-_ARGUMENTS = {
-    "source": (Annotated[str, typer.Argument(help="beir, real-mm-rag, local, demo or irds.")], Parameter.empty),
-    "dataset": (Annotated[str, typer.Argument(help="Name of the dataset (local: or its path).")], Parameter.empty),
-}
 _PAIR = {
     "query": (Annotated[str, typer.Option(help="Id of the query.")], Parameter.empty),
     "document": (Annotated[str | None, typer.Option(help="Id of the document or page. Default: three of them.")], None),
@@ -202,7 +199,7 @@ _PAIR = {
 }
 with_options(
     explain,
-    _ARGUMENTS,
+    collection(),
     _PAIR,
     encoder_option(None),
     {"split": (Split, None)},

@@ -42,7 +42,7 @@ def metrics(
 
     Example: python evaluate.py metrics --qrels qrels.txt run.trec other.trec --metrics nDCG@10,R@100
     """
-    from maxsim_eval.comparison.metrics import evaluate_run, known_metrics, means
+    from maxsim_eval.comparison.metrics import DEFAULT_METRICS, evaluate_run, known_metrics, means
     from maxsim_eval.data.trec import read_qrels, read_trec_run
     from maxsim_eval.types import PathResult
 
@@ -57,7 +57,7 @@ def metrics(
     for label, file in zip(_labels(run_files), run_files, strict=True):
         run = read_trec_run(file)
         counts[label] = _count(file, judged_in, run, judged)
-        values = evaluate_run(run, judged, chosen or _default())
+        values = evaluate_run(run, judged, chosen or DEFAULT_METRICS)
         paths[label] = PathResult(means(values), values, {}, parity=None if not paths else {})
     tests = _tests(paths)
     if as_json:
@@ -68,12 +68,6 @@ def metrics(
         print_json({"schema": SCHEMA, "qrels": str(judged_in), "runs": runs, **({"tests": tests} if tests else {})})
         return
     _print(paths, counts, tests, per_query)
-
-
-def _default() -> tuple[str, ...]:
-    from maxsim_eval.comparison.metrics import DEFAULT_METRICS
-
-    return DEFAULT_METRICS
 
 
 def _sides(qrels: Path | None, files: list[Path]) -> tuple[Path, list[Path]]:

@@ -39,6 +39,15 @@ def within_64_bits(param: typer.CallbackParam, value: int | None) -> int | None:
 Group = Mapping[str, tuple[Any, Any]]
 """Parameter name -> its annotation (as typer takes it) and default."""
 
+
+def collection(dataset: Any = inspect.Parameter.empty) -> Group:
+    """The arguments that name a collection; `dataset`: the default of the second, where there is one."""
+    return {
+        "source": (Annotated[str, typer.Argument(help="beir, real-mm-rag, local, demo or irds.")], inspect.Parameter.empty),
+        "dataset": (Annotated[str, typer.Argument(help="Name of the dataset (local: or its path).")], dataset),
+    }
+
+
 PLACES: Group = {"data_dir": (DataDir, DATA), "cache_dir": (CacheDir, CACHE)}
 RESULTS: Group = {"as_json": (AsJson, False), "verbose": (Verbose, False), "quiet": (Brief, False)}
 ANSWERS: Group = {"as_json": (AsJson, False), "quiet": (Quiet, False)}

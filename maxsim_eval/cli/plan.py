@@ -11,7 +11,6 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from inspect import Parameter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -19,7 +18,7 @@ import typer
 from rich import box
 from rich.table import Table
 
-from maxsim_eval.cli.options import ANSWERS, LIMITS, PLACES, SCORING, Split, names_of, require_counts, with_options
+from maxsim_eval.cli.options import ANSWERS, LIMITS, PLACES, SCORING, Split, collection, names_of, require_counts, with_options
 from maxsim_eval.cli.output import console, print_json
 from maxsim_eval.cli.sources import COMMANDS
 from maxsim_eval.errors import EXIT_GATE, UsageError
@@ -40,10 +39,6 @@ COLUMNS = (
 )
 BUSY = 0.25  # the part of the total from which rates that were not steady are said to be a busy machine's
 
-_ASKED = {
-    "source": (Annotated[str, typer.Argument(help="beir, real-mm-rag, local or demo.")], Parameter.empty),
-    "dataset": (Annotated[str, typer.Argument(help="Name of the dataset (local: or its path).")], "small"),
-}
 _HERE = {
     "out": (Annotated[Path, typer.Option(help="Folder below which reports go: its disk is looked at.")], Path("results")),
     "encoder": (Annotated[str | None, typer.Option(help="As of the evaluation. Default: its default.")], None),
@@ -73,9 +68,8 @@ def plan(source: str, dataset: str, as_json: bool, quiet: bool, **given: Any) ->
     from maxsim_eval.planning.sizes import find_sizes, rule_of
     from maxsim_eval.report.writing import write_reports
     from maxsim_eval.scoring.certified import require_certifiable
-    from maxsim_eval.scoring.own_functions import find_paths
+    from maxsim_eval.scoring.own_functions import check_paths, find_paths
     from maxsim_eval.scoring.paths import our_paths
-    from maxsim_eval.scoring.scoring import check_paths
 
     names = check_paths(names_of(given["paths"]))
     codecs = [name for name in names if name not in our_paths() and names_step(name)]
@@ -115,7 +109,7 @@ def plan(source: str, dataset: str, as_json: bool, quiet: bool, **given: Any) ->
         raise typer.Exit(EXIT_GATE)
 
 
-with_options(plan, _ASKED, PLACES, _HERE, _ELSEWHERE, ANSWERS)
+with_options(plan, collection("small"), PLACES, _HERE, _ELSEWHERE, ANSWERS)
 
 
 def _launching() -> float:

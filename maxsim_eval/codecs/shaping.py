@@ -32,9 +32,6 @@ class Rotate(Shape):
     def queries(self, tokens: Packed, state: State) -> Packed:
         return _times(tokens, state["rotation"])
 
-    def documents(self, tokens: Packed, state: State, first: int | None = None) -> Packed:
-        return self.queries(tokens, state)
-
 
 @dataclass(frozen=True)
 class Dims(Shape):
@@ -53,9 +50,6 @@ class Dims(Shape):
 
     def queries(self, tokens: Packed, state: State) -> Packed:
         return tokens.with_values(tokens.values.float()[:, : self.size].contiguous())
-
-    def documents(self, tokens: Packed, state: State, first: int | None = None) -> Packed:
-        return self.queries(tokens, state)
 
 
 @dataclass(frozen=True)
@@ -85,6 +79,3 @@ class Pca(Shape):
 
     def queries(self, tokens: Packed, state: State) -> Packed:
         return _times(tokens, state["directions"])
-
-    def documents(self, tokens: Packed, state: State, first: int | None = None) -> Packed:
-        return self.queries(tokens, state)

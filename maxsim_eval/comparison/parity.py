@@ -11,12 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from maxsim_eval.comparison.rankings import OVERLAPS, compare_rankings, most_changed, overlap
-from maxsim_eval.comparison.ranks import Ranking, ranks_of, spearman
-from maxsim_eval.comparison.scores import Rows, check_scores, compare_scores, without_scores
+from maxsim_eval.comparison.rankings import compare_rankings, most_changed
+from maxsim_eval.comparison.ranks import Ranking, ranks_of
+from maxsim_eval.comparison.scores import Rows, compare_scores, without_scores
 from maxsim_eval.types import PathResult, Qrels, Run
-
-__all__ = ["OVERLAPS", "Rows", "check_scores", "compare", "overlap", "spearman"]
 
 
 def _delta(reference: PathResult, other: PathResult) -> dict[str, float | None]:

@@ -39,28 +39,6 @@ class Rows(Protocol):
     def __getitem__(self, rows: slice, /) -> np.ndarray: ...
 
 
-def check_scores(scores: np.ndarray, query_ids: Sequence[str], document_ids: Sequence[str], path: str) -> None:
-    """Refuse NaN scores.
-
-    Args:
-        scores: `[queries, documents]` float32; -inf (not retrieved) is allowed.
-        query_ids: id of every row.
-        document_ids: id of every column.
-        path: name of the scoring path, for the message.
-
-    Raises:
-        DataError: a NaN; the message names path, query, document and how many more there are.
-    """
-    for row, query_id in enumerate(query_ids):
-        bad = np.flatnonzero(np.isnan(scores[row]))
-        if bad.size:
-            more = f" (and {bad.size - 1} more documents of that query)" if bad.size > 1 else ""
-            raise DataError(
-                f"path {path!r}: query {query_id!r}, document {document_ids[bad[0]]!r}{more}: the score is NaN, need a "
-                "number; are there NaN values in the token embeddings?"
-            )
-
-
 @dataclass
 class _Errors:
     """Running score error over (query, document) pairs that are finite in both paths.

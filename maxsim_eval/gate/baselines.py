@@ -10,12 +10,11 @@ from typing import Any
 from maxsim_eval.errors import DataError, UsageError, did_you_mean
 from maxsim_eval.files import read_text, write_text, writing
 from maxsim_eval.report.plausible import check_means
-from maxsim_eval.report.result_json import check_candidates, check_limits, dump_json, field, jsonable, load_json
+from maxsim_eval.report.result_json import TASK_FIT, check_task, dump_json, field, jsonable, load_json
 from maxsim_eval.types import Result
 
 BASELINE_SCHEMA = "maxsim-eval/baseline/1"
 COUNTS = ("queries", "documents", "judged_pairs")
-TASK_FIT = ("source", "dataset", "split")
 ENCODER_FIT = ("name", "revision", "dim")
 _KEYS = ("schema", "task", "encoder", "k", "reference", "paths")
 _TASK_KEYS = (*TASK_FIT, *COUNTS, "limits", "candidates")
@@ -74,12 +73,7 @@ def check_baseline(baseline: Any, origin: str = "baseline") -> Mapping[str, Any]
     _refuse_unknown(baseline, _KEYS, origin)
     task = field(baseline, "task", Mapping, origin, "an object")
     _refuse_unknown(task, _TASK_KEYS, f"{origin}: 'task'")
-    for key in TASK_FIT:
-        field(task, key, str, f"{origin}: 'task'", "text")
-    for key in ("queries", "documents"):
-        field(task, key, int, f"{origin}: 'task'", "a whole number")
-    check_limits(task, f"{origin}: 'task'")
-    check_candidates(task, f"{origin}: 'task'")
+    check_task(task, f"{origin}: 'task'")
     encoder = field(baseline, "encoder", Mapping, origin, "an object")
     _refuse_unknown(encoder, ENCODER_FIT, f"{origin}: 'encoder'")
     field(encoder, "name", str, f"{origin}: 'encoder'", "text")

@@ -15,8 +15,10 @@ from typing import Any
 
 import numpy as np
 
+from maxsim_eval.cache.entries import Entry
+from maxsim_eval.cache.filling import fill_entry
 from maxsim_eval.cache.housekeeping import remove_entry
-from maxsim_eval.cache.sides import Entry, content_hash, entry_folder, entry_key, fill_entry
+from maxsim_eval.cache.sides import content_hash, entry_folder, entry_key
 from maxsim_eval.data.beir import check_name
 from maxsim_eval.data.loading import has_local, load_task, local_path
 from maxsim_eval.errors import CacheError, DataError, UsageError

@@ -23,7 +23,7 @@ import torch
 
 from maxsim_eval.cache.corpus import Corpus
 from maxsim_eval.cache.filling import fill_entry
-from maxsim_eval.cache.selection import Documents, Selection
+from maxsim_eval.cache.selection import Documents, whole
 from maxsim_eval.cache.shards import DTYPES
 from maxsim_eval.errors import CacheError
 from maxsim_eval.files import delete, hidden, remove_leftovers
@@ -179,7 +179,7 @@ def _tokens(lengths: np.ndarray, dim: int, dtype: torch.dtype) -> Packed:
 
 def places(entry: Documents) -> list[Place]:
     """About 512 places within an entry's values, evenly spread and `_CHUNK` or more apart; none where only HDF5 can read them."""
-    shards = entry.entry.shards if isinstance(entry, Selection) else entry.shards
+    shards = whole(entry).shards
     values = [(str(one.path), one.position, one.tokens * one.spec.row_bytes) for one in shards if one.position is not None]
     found = [(path, first + start) for path, first, size in values for start in range(0, size, _CHUNK)]
     return [(path, start // _PAGE * _PAGE) for path, start in found[:: -(-len(found) // _PROBES) or 1]]

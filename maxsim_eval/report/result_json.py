@@ -17,6 +17,7 @@ from maxsim_eval.report.plausible import check_path
 from maxsim_eval.types import PathResult, Result
 
 SCHEMA = "maxsim-eval/result/1"
+TASK_FIT = ("source", "dataset", "split")  # which collection a result is of
 RESULT_FILE = "result.json"
 _INDENTED_LEVELS = 4  # deeper objects (one metric's queries, one overlap table) stand on one line
 
@@ -150,7 +151,21 @@ def _path_from(value: Any, where: str) -> PathResult:
     )
 
 
-def check_limits(task: Mapping[str, Any], where: str) -> None:
+def check_task(task: Mapping[str, Any], where: str) -> None:
+    """Validate a parsed `task` object, of a Result or of a baseline.
+
+    Raises:
+        DataError: an entry that is missing, of the wrong type or not as docs/result.md says.
+    """
+    for key in TASK_FIT:
+        field(task, key, str, where, "text")
+    for key in ("queries", "documents"):
+        field(task, key, int, where, "a whole number")
+    _check_limits(task, where)
+    _check_candidates(task, where)
+
+
+def _check_limits(task: Mapping[str, Any], where: str) -> None:
     """Validate the `limits` entry of a parsed `task` object; a file without one is of the whole collection.
 
     Raises:
@@ -169,7 +184,7 @@ def check_limits(task: Mapping[str, Any], where: str) -> None:
     field(limits, "ids_sha256", str, where, "text")
 
 
-def check_candidates(task: Mapping[str, Any], where: str) -> None:
+def _check_candidates(task: Mapping[str, Any], where: str) -> None:
     """Validate the `candidates` entry of a parsed `task` object; in a file without one everything was searched.
 
     Raises:
@@ -201,12 +216,7 @@ def from_json(text: str, origin: str = "result") -> Result:
     if document.get("schema") != SCHEMA:
         raise DataError(f"{origin}: schema is {json.dumps(document.get('schema'))[:60]}, need {SCHEMA!r}")
     task = field(document, "task", dict, origin, "an object")
-    for key in ("source", "dataset", "split"):
-        field(task, key, str, f"{origin}: 'task'", "text")
-    for key in ("queries", "documents"):
-        field(task, key, int, f"{origin}: 'task'", "a whole number")
-    check_limits(task, f"{origin}: 'task'")
-    check_candidates(task, f"{origin}: 'task'")
+    check_task(task, f"{origin}: 'task'")
     encoder = field(document, "encoder", dict, origin, "an object")
     field(encoder, "name", str, f"{origin}: 'encoder'", "text")
     k = field(document, "k", int, origin, "a whole number of 1 or more")

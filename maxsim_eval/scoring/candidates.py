@@ -27,7 +27,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from maxsim_eval.cache.selection import Documents, Selection
+from maxsim_eval.cache.selection import Documents, Selection, choose
 from maxsim_eval.data.trec import read_trec_run
 from maxsim_eval.errors import DataError
 from maxsim_eval.hashing import feed
@@ -90,10 +90,7 @@ class Candidates:
 
     def choose(self, documents: Documents) -> Selection:
         """The listed documents alone, of an entry or a subset of one whose documents are the task's."""
-        union = self.union()
-        if isinstance(documents, Selection):
-            return Selection(documents.entry, documents.rows[union])
-        return Selection(documents, union)
+        return choose(documents, self.union())
 
     def of(self, queries: Iterable[int]) -> list[np.ndarray]:
         """The document numbers that each of these queries lists, ascending: `listed` of `parity.compare`."""

@@ -20,7 +20,7 @@ from maxsim_eval.cache.blocks import loaded
 from maxsim_eval.cache.copies import Quantised
 from maxsim_eval.cache.copy_shards import Tokens
 from maxsim_eval.cache.corpus import Corpus, largest_of, within_memory
-from maxsim_eval.cache.selection import Documents, Selection
+from maxsim_eval.cache.selection import Documents, choose, whole
 from maxsim_eval.errors import UsageError
 from maxsim_eval.processes.world import World
 from maxsim_eval.scoring import finite
@@ -52,10 +52,7 @@ class StoredRows(Rows):
     def read(self, numbers: Tensor) -> Packed:
         """Only their tokens, in merged reads, checked like everything that is read."""
         started = time.perf_counter()
-        rows, entry = numbers.numpy(), self.documents
-        if isinstance(entry, Selection):
-            rows, entry = entry.rows[rows], entry.entry
-        (block,) = loaded(Selection(entry, rows).lazy_blocks(1 << 62))
+        (block,) = loaded(choose(self.documents, numbers.numpy()).lazy_blocks(1 << 62))
         self.bytes += block.values.numel() * block.values.element_size()
         self.seconds += time.perf_counter() - started
         return block.to(self.dtype)
@@ -254,7 +251,7 @@ def search_facts(
     precision: torch.dtype | None = None,
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """What a Result says of the search, and of the bytes that a document takes; `precision` as of the path."""
-    entry = documents.entry if isinstance(documents, Selection) else documents
+    entry = whole(documents)
     stored = documents.tokens * documents.dim * documents.dtype.itemsize
     search = {
         "certifies": certified_by(precision or documents.dtype, device),

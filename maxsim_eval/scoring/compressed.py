@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from maxsim_eval.cache.corpus import Corpus
-from maxsim_eval.cache.selection import Documents, Selection
+from maxsim_eval.cache.selection import Documents, choose
 from maxsim_eval.codecs.codec import Codec, Fitted
 from maxsim_eval.codecs.names import codec_of
 from maxsim_eval.hashing import canonical, feed
@@ -55,11 +55,7 @@ def sample(documents: Documents, tokens: int) -> Packed:
     lengths = documents.lengths()
     order = np.random.default_rng(_SEED).permutation(len(lengths))
     count = int(np.searchsorted(np.cumsum(lengths[order]), tokens)) + 1
-    rows = np.sort(order[:count])
-    if isinstance(documents, Selection):
-        chosen = Selection(documents.entry, documents.rows[rows])
-    else:
-        chosen = Selection(documents, rows)
+    chosen = choose(documents, np.sort(order[:count]))
     blocks = [block.to(torch.float32) for block in chosen.blocks(_BLOCK)]
     values = torch.cat([block.values for block in blocks]) if blocks else torch.empty(0, documents.dim)
     offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(chosen.lengths())])

@@ -18,16 +18,11 @@ from maxsim_eval.processes.world import World
 from maxsim_eval.scoring import finite
 from maxsim_eval.scoring.asked import Asked
 from maxsim_eval.scoring.certified import certified_units, meets
-from maxsim_eval.scoring.own_functions import check_paths
-from maxsim_eval.scoring.paths import PATHS, REFERENCE
 from maxsim_eval.scoring.records import Records
 from maxsim_eval.scoring.stream import PHASES, UnitScores, score_units
 from maxsim_eval.types import Run
 from maxsim_kernels import Packed
 from maxsim_kernels.topk import TopK, merge_topk, of_keys
-
-__all__ = ["PATHS", "REFERENCE", "Asked", "Corpus", "Scored", "check_paths", "score_path", "to_run"]
-
 
 _MERGED, _MERGED_BYTES = 17, 64 << 20  # units whose keys are merged at once, and their bytes
 

@@ -17,14 +17,16 @@ from typing import Any
 
 import numpy as np
 
-from maxsim_eval.cache.copy_shards import get_kind
-from maxsim_eval.comparison.parity import overlap
+from maxsim_eval.cache.copy_shards import KINDS
+from maxsim_eval.comparison.rankings import overlap
 from maxsim_eval.comparison.statistics import Difference, judge
 from maxsim_eval.comparison.ties import tie_bounds
 from maxsim_eval.data.trec import ranked, read_trec_run
 from maxsim_eval.errors import DataError, MissingPackageError
 from maxsim_eval.files import write_text
 from maxsim_eval.report.result_json import dump_json, jsonable, load_json
+from maxsim_eval.report.values import about
+from maxsim_eval.scoring import paths as scoring_paths
 from maxsim_eval.studies.scale import put
 from maxsim_eval.types import Result, Run, Task
 
@@ -37,8 +39,6 @@ CUTOFF = 20  # of the overlap
 # Recall@10 (GVE; same appendix, Tab. colpali_ndcg).
 BOUNDS = {"nDCG@5": 4e-4, "nDCG@10": 4e-4, "nDCG@20": 4e-4, "Recall@10": 1.2e-3, "Recall@100": 1.2e-3}
 OVERLAP_BOUND = 3e-3
-_KINDS = {"int8": "int8-token", "int8-document": "int8-document", "int8-corpus": "int8-corpus", "fp8": "fp8-document"}
-_FLOATS = {"fp32": 4, "fp16": 2, "bf16": 2}
 
 
 def default_encoder() -> str:
@@ -62,9 +62,10 @@ def token_bytes(path: str, dim: int, mean_tokens: float) -> float:
         dim: numbers a token has.
         mean_tokens: tokens of a document, on average.
     """
-    if path in _FLOATS:
-        return float(_FLOATS[path] * dim)
-    kind = get_kind(_KINDS[path])
+    scored = scoring_paths.PATHS[path]
+    if scored.copy is None:
+        return scored.copies * 4 * dim
+    kind = KINDS[scored.copy]
     return kind.token_bytes(dim) + (2 * len(kind.columns) / mean_tokens if kind.granularity == "document" else 0.0)
 
 
@@ -191,18 +192,12 @@ def _verdict(entry: Difference) -> str:
     if entry.verdict != "inconclusive":
         return f"**{entry.verdict}**"
     return (
-        "inconclusive" if entry.queries_needed is None else f"inconclusive (needs about {_round(entry.queries_needed)} queries)"
+        "inconclusive" if entry.queries_needed is None else f"inconclusive (needs about {about(entry.queries_needed)} queries)"
     )
 
 
 def _signed(value: float) -> str:
     return f"{round(value, 5) + 0.0:+.5f}"  # never -0.00000
-
-
-def _round(count: int) -> str:
-    """Two digits: the standard deviation it rests on is known no better."""
-    scale = 10 ** max(0, len(str(count)) - 2)
-    return f"{-(-count // scale) * scale:,}"
 
 
 def paths_table(study: Mapping[str, Any]) -> list[str]:

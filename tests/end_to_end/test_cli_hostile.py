@@ -172,14 +172,14 @@ def evaluated(home: Path, cli: Any) -> Any:
     ],
 )  # fmt: skip
 def test_a_manifest_whose_checksum_fits(name: str, value: object, demo: Any, cli: Any, tmp_path: Path) -> None:
-    from maxsim_eval.cache.entries import _checksum
+    from maxsim_eval.hashing import digest
 
     home = demo.copy(tmp_path / "home", "datasets", "embeddings_cache")
     file = documents_of(home.parent / "home") / "manifest.json"
     manifest = json.loads(file.read_text())
     del manifest["checksum"]
     manifest[name] = value
-    file.write_text(json.dumps({**manifest, "checksum": _checksum(manifest)}))
+    file.write_text(json.dumps({**manifest, "checksum": digest(manifest)}))
     evaluated(tmp_path / "home", cli).refused(DATA, "manifest.json", name, "need")
 
 

@@ -16,6 +16,7 @@ pytest.importorskip("triton", reason="Triton is not installed")
 from maxsim_eval.api import evaluate
 from maxsim_eval.cache.converting import convert_entry
 from maxsim_eval.cache.copies import quantised
+from maxsim_eval.cache.corpus import Corpus
 from maxsim_eval.cache.entries import Entry, open_entry
 from maxsim_eval.cache.selection import Selection
 from maxsim_eval.data.loading import load_task
@@ -28,7 +29,7 @@ from maxsim_eval.planning.room import read_room
 from maxsim_eval.scoring import certified
 from maxsim_eval.scoring.asked import Asked
 from maxsim_eval.scoring.records import Records
-from maxsim_eval.scoring.scoring import Corpus, score_path, to_run
+from maxsim_eval.scoring.scoring import score_path, to_run
 from maxsim_eval.types import Role, Task
 from maxsim_kernels import Packed, pack
 from stored_cases import with_int8_copy

@@ -11,13 +11,14 @@ import pytest
 import torch
 
 from maxsim_eval.api import evaluate
+from maxsim_eval.cache.corpus import Corpus
 from maxsim_eval.cache.entries import Entry
-from maxsim_eval.cache.sides import fill_entry
+from maxsim_eval.cache.filling import fill_entry
 from maxsim_eval.errors import DataError
 from maxsim_eval.scoring import job, units
 from maxsim_eval.scoring.asked import Asked
 from maxsim_eval.scoring.paths import PATHS
-from maxsim_eval.scoring.scoring import Corpus, score_path, to_run
+from maxsim_eval.scoring.scoring import score_path, to_run
 from maxsim_eval.scoring.stream import PHASES, score_units
 from maxsim_eval.types import Role, Task
 from maxsim_kernels import Packed, pack

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import torch
 
-from maxsim_eval.cache.sides import Entry, fill_entry
+from maxsim_eval.cache.entries import Entry
+from maxsim_eval.cache.filling import fill_entry
 from maxsim_kernels import Packed
 
 COUNT, SPLIT = 10, 3  # documents, documents a shard

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from maxsim_eval.cache.sides import Entry, open_entry
+from maxsim_eval.cache.entries import Entry, open_entry
 from maxsim_eval.importing.importing import import_embeddings
 from maxsim_eval.types import Task
 from maxsim_kernels import Packed

@@ -15,11 +15,12 @@ import torch
 
 from maxsim_eval.cache.converting import convert_entry
 from maxsim_eval.cache.copies import quantised
+from maxsim_eval.cache.corpus import Corpus
 from maxsim_eval.cache.entries import Entry, open_entry
 from maxsim_eval.errors import CacheError
 from maxsim_eval.scoring.asked import Asked
 from maxsim_eval.scoring.records import Records
-from maxsim_eval.scoring.scoring import Corpus, Scored, score_path
+from maxsim_eval.scoring.scoring import Scored, score_path
 from maxsim_kernels import pack
 from stored_cases import with_int8_copy
 

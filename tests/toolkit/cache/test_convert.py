@@ -14,8 +14,9 @@ from maxsim_eval.cache import converting, stripes
 from maxsim_eval.cache.converting import Converted, convert_entry
 from maxsim_eval.cache.copies import Quantised, quantised
 from maxsim_eval.cache.copy_shards import KINDS, Kind, Tokens
+from maxsim_eval.cache.entries import Entry, open_entry
+from maxsim_eval.cache.filling import fill_entry
 from maxsim_eval.cache.selection import Selection
-from maxsim_eval.cache.sides import Entry, fill_entry, open_entry
 from maxsim_eval.errors import DataError, UnknownNameError, UsageError
 from maxsim_kernels import Fp8Tokens, Int8Tokens, Packed, device_blocks, pack, quantize_fp8, quantize_int8
 from maxsim_kernels.search import residuals_of

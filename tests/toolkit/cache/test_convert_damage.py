@@ -20,8 +20,9 @@ import torch
 from maxsim_eval.cache import converting, copy_shards
 from maxsim_eval.cache.converting import convert_entry
 from maxsim_eval.cache.copies import Quantised, quantised
+from maxsim_eval.cache.entries import Entry, open_entry
+from maxsim_eval.cache.filling import fill_entry
 from maxsim_eval.cache.housekeeping import collect, find_garbage
-from maxsim_eval.cache.sides import Entry, fill_entry, open_entry
 from maxsim_eval.errors import CacheError
 from maxsim_kernels import Packed, pack, quantize_int8
 

@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 import torch
 
-from maxsim_eval.cache.sides import Entry, fill_entry, open_entry
+from maxsim_eval.cache.entries import Entry, open_entry
+from maxsim_eval.cache.filling import fill_entry
 from maxsim_eval.errors import CacheError
 from maxsim_kernels import Packed, pack
 

@@ -14,16 +14,9 @@ import pytest
 import torch
 
 from maxsim_eval.cache import sides
-from maxsim_eval.cache.sides import (
-    Entry,
-    content_hash,
-    embed,
-    entry_folder,
-    entry_key,
-    fill_entry,
-    find_imported,
-    holds_documents,
-)
+from maxsim_eval.cache.entries import Entry
+from maxsim_eval.cache.filling import fill_entry
+from maxsim_eval.cache.sides import content_hash, embed, entry_folder, entry_key, find_imported, holds_documents
 from maxsim_eval.errors import CacheError, UsageError
 from maxsim_eval.types import Role, Task
 from maxsim_kernels import Packed, pack

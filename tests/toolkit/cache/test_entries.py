@@ -14,8 +14,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from maxsim_eval.cache.shards import _all_finite
-from maxsim_eval.cache.sides import FORMAT, Entry, fill_entry, open_entry
+from maxsim_eval.cache.entries import Entry, open_entry
+from maxsim_eval.cache.filling import fill_entry
+from maxsim_eval.cache.shards import FORMAT, _all_finite
 from maxsim_eval.errors import CacheError, DataError, UsageError
 from maxsim_kernels import Packed, pack
 

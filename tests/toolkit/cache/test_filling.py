@@ -16,7 +16,7 @@ import pytest
 
 from filling_cases import COUNT, SHARDS, assert_right, counted, files, fill, tokens
 from maxsim_eval.cache import filling
-from maxsim_eval.cache.sides import open_entry
+from maxsim_eval.cache.entries import open_entry
 from maxsim_eval.errors import CacheError
 from maxsim_eval.files import atomic_path
 from maxsim_kernels import Packed

@@ -13,8 +13,9 @@ from rich.console import Console
 
 from maxsim_eval.cache import inspecting
 from maxsim_eval.cache.converting import convert_entry
+from maxsim_eval.cache.entries import Entry, open_entry
+from maxsim_eval.cache.filling import fill_entry
 from maxsim_eval.cache.inspecting import inspect_entry
-from maxsim_eval.cache.sides import Entry, fill_entry, open_entry
 from maxsim_eval.errors import CacheError
 from maxsim_kernels import Packed, pack, quantize_int8
 

@@ -16,9 +16,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from maxsim_eval.cache import hdf5, shards, stripes
+from maxsim_eval.cache.entries import Entry, open_entry
 from maxsim_eval.cache.filling import fill_entry
 from maxsim_eval.cache.selection import Selection
-from maxsim_eval.cache.sides import Entry, open_entry
 from maxsim_eval.cache.stripes import Claim, Claims, Stripes, add_crcs, running
 from maxsim_eval.errors import CacheError
 from maxsim_kernels import Packed, pack

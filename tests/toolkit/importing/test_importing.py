@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 import torch
 
-from maxsim_eval.cache.sides import Entry, content_hash, embed, find_imported, open_entry
+from maxsim_eval.cache.entries import Entry, open_entry
+from maxsim_eval.cache.sides import content_hash, embed, find_imported
 from maxsim_eval.data.loading import load_task
 from maxsim_eval.errors import CacheError, DataError, UsageError
 from maxsim_eval.importing import rows

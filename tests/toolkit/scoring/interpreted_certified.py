@@ -20,11 +20,12 @@ import torch
 from test_certified import COUNT, NAME, WIDE, WIDTH, asked_of, brute, cut, entry_of, run_of, scored_by
 
 from maxsim_eval.cache.copies import quantised
+from maxsim_eval.cache.corpus import Corpus
 from maxsim_eval.cache.selection import Selection
 from maxsim_eval.errors import DataError, UsageError
 from maxsim_eval.scoring import certified
 from maxsim_eval.scoring.records import Records
-from maxsim_eval.scoring.scoring import Corpus, score_path
+from maxsim_eval.scoring.scoring import score_path
 from maxsim_kernels import Packed, pack
 from maxsim_kernels.search import device
 from maxsim_kernels.search.queries import Queries

@@ -16,8 +16,8 @@ from torch import Tensor
 from fixtures import one_thread  # noqa: F401 - for every test here
 from maxsim_eval.cache.corpus import Corpus
 from maxsim_eval.cache.entries import Entry
+from maxsim_eval.cache.filling import fill_entry
 from maxsim_eval.cache.selection import Selection
-from maxsim_eval.cache.sides import fill_entry
 from maxsim_eval.scoring import candidates as module
 from maxsim_eval.scoring.candidates import Candidates, pair_scores
 from maxsim_eval.scoring.paths import PATHS

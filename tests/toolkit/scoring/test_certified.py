@@ -15,6 +15,7 @@ from torch import Tensor
 
 from fixtures import interpreted, one_thread  # noqa: F401 - for every test here
 from maxsim_eval.cache.copies import quantised
+from maxsim_eval.cache.corpus import Corpus
 from maxsim_eval.cache.entries import Entry, open_entry
 from maxsim_eval.cache.selection import Selection
 from maxsim_eval.data.trec import write_trec_run
@@ -25,7 +26,7 @@ from maxsim_eval.scoring.asked import Asked
 from maxsim_eval.scoring.certified import certified_by, require_certifiable, require_copies, search_facts
 from maxsim_eval.scoring.paths import CERTIFIED, PATHS
 from maxsim_eval.scoring.records import Records
-from maxsim_eval.scoring.scoring import Corpus, Scored, score_path, to_run
+from maxsim_eval.scoring.scoring import Scored, score_path, to_run
 from maxsim_kernels import Packed, pack
 from maxsim_kernels.search import exact, searching
 from stored_cases import with_int8_copy

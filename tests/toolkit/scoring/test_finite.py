@@ -12,16 +12,17 @@ from torch import Tensor
 
 from fixtures import one_thread  # noqa: F401 - for every test here
 from maxsim_eval.cache import corpus as corpora
+from maxsim_eval.cache.corpus import Corpus
 from maxsim_eval.cache.entries import Entry
+from maxsim_eval.cache.filling import fill_entry
 from maxsim_eval.cache.selection import Selection
-from maxsim_eval.cache.sides import fill_entry
 from maxsim_eval.errors import DataError
 from maxsim_eval.scoring.asked import Asked
 from maxsim_eval.scoring.candidates import Candidates
 from maxsim_eval.scoring.finite import reason
 from maxsim_eval.scoring.own_functions import find_paths
 from maxsim_eval.scoring.records import Records
-from maxsim_eval.scoring.scoring import Corpus, score_path
+from maxsim_eval.scoring.scoring import score_path
 from maxsim_kernels import Packed, maxsim_reference, pack
 from maxsim_kernels.topk import TopK
 

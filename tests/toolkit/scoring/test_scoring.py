@@ -16,12 +16,16 @@ from torch import Tensor
 
 from fixtures import one_thread  # noqa: F401 - for every test here
 from maxsim_eval.cache import corpus as corpora
+from maxsim_eval.cache.corpus import Corpus
 from maxsim_eval.cache.entries import Entry
-from maxsim_eval.cache.sides import fill_entry
+from maxsim_eval.cache.filling import fill_entry
 from maxsim_eval.data.trec import write_trec_run
 from maxsim_eval.errors import DataError, UnknownNameError
 from maxsim_eval.scoring import scoring as scoring_module
-from maxsim_eval.scoring.scoring import PATHS, Asked, Corpus, Scored, check_paths, score_path, to_run
+from maxsim_eval.scoring.asked import Asked
+from maxsim_eval.scoring.own_functions import check_paths
+from maxsim_eval.scoring.paths import PATHS
+from maxsim_eval.scoring.scoring import Scored, score_path, to_run
 from maxsim_kernels import Packed, maxsim, maxsim_reference, pack, quantize_fp8, quantize_int8
 
 WIDTH = 16

@@ -16,16 +16,19 @@ from torch import Tensor
 
 from fixtures import one_thread  # noqa: F401 - for every test here
 from maxsim_eval.cache import corpus as corpora
+from maxsim_eval.cache.corpus import Corpus
 from maxsim_eval.cache.entries import Entry
+from maxsim_eval.cache.filling import fill_entry
 from maxsim_eval.cache.selection import Selection
-from maxsim_eval.cache.sides import fill_entry
 from maxsim_eval.data.trec import write_trec_run
 from maxsim_eval.errors import CacheError, DataError, UsageError
 from maxsim_eval.processes.world import World
 from maxsim_eval.scoring import job, stream, units
+from maxsim_eval.scoring.asked import Asked
 from maxsim_eval.scoring.job import digest, divide
+from maxsim_eval.scoring.paths import PATHS
 from maxsim_eval.scoring.records import Records
-from maxsim_eval.scoring.scoring import PATHS, Asked, Corpus, score_path, to_run
+from maxsim_eval.scoring.scoring import score_path, to_run
 from maxsim_eval.scoring.stream import PHASES, UnitScores, score_units
 from maxsim_kernels import Packed, pack
 
