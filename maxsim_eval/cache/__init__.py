@@ -11,6 +11,7 @@ filling.py       filling an entry of the embedding cache
 hdf5.py          HDF5 as the toolkit keeps it
 housekeeping.py  what the cache folder holds, and how it is freed: `cache ls`, `cache rm`, `cache gc`
 inspecting.py    `inspect`: what a cache entry holds, read block by block
+lost_model.py    embeddings that were encoded by a model that is not here, found by what their manifests say
 selection.py     some documents of a cache entry, read where they lie
 shards.py        one shard of the embedding cache
 sides.py         the embedding cache: encode a collection once, keep its tokens in HDF5

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,7 @@ import torch
 
 from maxsim_eval.cache.entries import Entry
 from maxsim_eval.cache.filling import Begun
+from maxsim_eval.cache.lost_model import encoded_entries, names_of
 from maxsim_eval.cache.selection import Documents, Selection
 from maxsim_eval.cache.sides import (
     Contents,
@@ -217,12 +219,19 @@ def _find(
             names = [*error.known, *imported_names(cache_dir, task.source, task.dataset)]
             raise UnknownNameError("encoder", named, names) from None
         except (DataError, MissingPackageError) as error:
+            no_model = isinstance(error, NoModelError | MissingPackageError)
+            cached = _without_model(task, kept, named, cache_dir, (contents, of_kept)) if no_model and not changing else None
+            if cached is not None:
+                reason = error.reason if isinstance(error, NoModelError) else str(error)
+                folders = f"{cached.queries.folder} and {cached.documents.folder}"
+                warnings.warn(f"{reason}; the embeddings that are cached under its name are used: {folders}", stacklevel=2)
+                return cached
             there_by = ", ".join(cached_names(cache_dir, task.source, task.dataset))
             if not there_by:
                 raise
             if isinstance(error, NoModelError):
-                cached = f"embeddings of {task.source} {task.dataset} that are cached: by {there_by}"
-                raise NoModelError(error.reason, [*error.ways, cached]) from error
+                others = f"embeddings of {task.source} {task.dataset} that are cached: by {there_by}"
+                raise NoModelError(error.reason, [*error.ways, others]) from error
             raise DataError(f"{error} Embeddings of {task.source} {task.dataset} that are cached: by {there_by}.") from error
         if named.startswith(f"{encoder.name}@") and "revision" not in changing:
             changing.append("revision")
@@ -242,6 +251,24 @@ def _find(
         found = chosen_rows(whole, task, kept)
     assert found is not None  # one of the three is there
     return _Search(task, contents, encoder, cache_dir, there["query"], found)
+
+
+def _without_model(
+    task: Task, kept: Task, named: str, cache_dir: Path | str, contents: tuple[Contents, Contents]
+) -> Embeddings | None:
+    """What a model that cannot be had has left in the cache; None where that is not both sides."""
+    found = encoded_entries(task, named, cache_dir, contents[0])
+    if "query" not in found:
+        return None
+    if "document" in found:
+        documents: Documents = chosen_rows(found["document"], task, kept)
+    else:
+        of_kept = {} if kept is task else encoded_entries(kept, named, cache_dir, contents[1])
+        if "document" not in of_kept:
+            return None
+        documents = of_kept["document"]
+    revision = str(documents.manifest["provenance"].get("revision", ""))
+    return Embeddings(found["query"], documents, _encoder_facts(names_of(named)[0], revision, documents))
 
 
 def _as_cached(

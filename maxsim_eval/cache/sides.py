@@ -147,7 +147,7 @@ def cached_names(cache_dir: Path | str, source: str, dataset: str) -> list[str]:
     """Encoder names that the cache holds document embeddings of this dataset by."""
     found = {
         str(provenance.get("encoder"))
-        for _, provenance in _provenances(cache_dir, source, dataset)
+        for _, provenance in provenances(cache_dir, source, dataset)
         if provenance.get("role", "document") == "document" and provenance.get("encoder")
     }
     return sorted(found)
@@ -160,11 +160,11 @@ def holds_documents(cache_dir: Path | str, source: str, dataset: str, encoder_na
         said.get("role", "document") == "document"
         and str(said.get("encoder")).partition("@")[0] == name
         and not missing_shards(folder, read_manifest(folder))
-        for folder, said in _provenances(cache_dir, source, dataset)
+        for folder, said in provenances(cache_dir, source, dataset)
     )
 
 
-def _provenances(cache_dir: Path | str, source: str, dataset: str) -> Iterator[tuple[Path, dict[str, Any]]]:
+def provenances(cache_dir: Path | str, source: str, dataset: str) -> Iterator[tuple[Path, dict[str, Any]]]:
     """Folder and provenance of every entry of a dataset; a damaged one is said where it is used."""
     for path in sorted((Path(cache_dir) / _safe(source) / _safe(dataset)).glob(f"*/{MANIFEST}")):
         with suppress(CacheError):
@@ -173,7 +173,7 @@ def _provenances(cache_dir: Path | str, source: str, dataset: str) -> Iterator[t
 
 def imported_names(cache_dir: Path | str, source: str, dataset: str) -> list[str]:
     """Encoder names that embeddings of this dataset were imported under, whatever their texts."""
-    found = [provenance for _, provenance in _provenances(cache_dir, source, dataset)]
+    found = [provenance for _, provenance in provenances(cache_dir, source, dataset)]
     return sorted({str(said["encoder"]) for said in found if said.get("origin") == "imported" and "encoder" in said})
 
 
@@ -236,10 +236,12 @@ class TaskSide:
         if (self.folder / MANIFEST).exists():
             return  # begun with these options
         mine = _provenance(self.task, self.role, self.encoder, self.content)
-        for folder, theirs in _provenances(self.cache_dir, self.task.source, self.task.dataset):
+        for folder, theirs in provenances(self.cache_dir, self.task.source, self.task.dataset):
             if any(theirs.get(name) != mine[name] for name in ("origin", "content", "role", "encoder")):
                 continue
             told = [{"revision": one.get("revision"), **(one.get("fingerprint") or {})} for one in (theirs, mine)]
+            if not list(folder.glob("[0-9]*.h5")):
+                continue  # it was begun, and holds nothing
             differ = [name for name in dict.fromkeys([*told[0], *told[1]]) if told[0].get(name) != told[1].get(name)]
             if not differ:
                 continue  # of another corpus, whose statistics it depends on

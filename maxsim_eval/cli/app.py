@@ -68,7 +68,8 @@ def _own_endings() -> Iterator[None]:
     except (OSError, EOFError) as error:
         raise _PassedError(error) from error
     except Exception as error:
-        if hasattr(error, "format_message") and hasattr(error, "message"):  # typer's usage errors print what was given as it is
+        # Typer's usage errors print what was given as it is; the help that stands in for a command is ours.
+        if hasattr(error, "format_message") and hasattr(error, "message") and type(error).__name__ != "NoArgsIsHelpError":
             error.message = printable(str(error.message))
         raise
     except BaseException as error:  # a foreign library's panic, or its `sys.exit`, which would pass for an end of ours
@@ -180,10 +181,9 @@ def report(
 
     Example: python evaluate.py report results/beir-scifact-lexical/result.json
     """
-    from maxsim_eval.files import alone
     from maxsim_eval.report.console import render_console
     from maxsim_eval.report.result_json import read_result, to_json
-    from maxsim_eval.report.writing import write_reports
+    from maxsim_eval.report.writing import write_again
 
     found = read_result(result)
     if as_json:
@@ -191,8 +191,7 @@ def report(
     else:
         render_console(found, console(), verbose=verbose)
     if out is not None:
-        with alone(out):
-            write_reports(found, out)
+        write_again(found, out)
 
 
 def _show_warning(message: Warning | str, category: type[Warning], filename: str, lineno: int, *_: Any) -> None:

@@ -20,6 +20,7 @@ from maxsim_eval.cli.options import (
     Split,
     collection,
     command_line,
+    encoder_option,
     loading_options,
     model_options,
     names_of,
@@ -27,11 +28,11 @@ from maxsim_eval.cli.options import (
     with_options,
 )
 from maxsim_eval.cli.output import answer, say, write_json
-from maxsim_eval.cli.sources import COMMANDS
+from maxsim_eval.cli.sources import default_encoder
 from maxsim_eval.errors import DataError, UnknownNameError, UsageError
 
 _GRID = {
-    "encoder": (Annotated[str | None, typer.Option(help="As of the evaluation. Default: its default.")], None),
+    **encoder_option(),
     "grid": (
         Annotated[Path | None, typer.Option(help="A TOML file of entries (docs/atlas.md). Default: the packaged grid.")],
         None,
@@ -73,7 +74,7 @@ def atlas(source: str, dataset: str, as_json: bool, quiet: bool, **given: Any) -
         raise UnknownNameError("source", source, SOURCES)
     loading = {name: value for name, value in loading_options(given).items() if value is not None}
     require_counts(given, "k", "limit_queries", "limit_documents")
-    encoder = given["encoder"] or COMMANDS[source][2]
+    encoder = given["encoder"] or default_encoder(source)
     task = load_task(source, dataset, data_dir=given["data_dir"], split=given["split"], quiet=quiet, **loading)
     name = re.sub(
         r"[^A-Za-z0-9._-]+", "-", f"atlas-{source}-{task.dataset}-{Path(encoder).name if '/' in encoder else encoder}"

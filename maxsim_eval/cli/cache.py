@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 import time
 from dataclasses import asdict
-from inspect import Parameter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -33,6 +32,7 @@ from maxsim_eval.cli.options import (
     with_options,
 )
 from maxsim_eval.cli.output import answer, console, print_json, say, say_last
+from maxsim_eval.cli.sources import default_encoder
 from maxsim_eval.errors import UsageError
 from maxsim_eval.printing import printable, shown
 
@@ -53,7 +53,9 @@ cache = typer.Typer(
 )
 
 
-def encode(source: str, dataset: str, *, encoder: str, device: str, data_dir: Path, cache_dir: Path, **given: Any) -> None:
+def encode(
+    source: str, dataset: str, *, encoder: str | None, device: str, data_dir: Path, cache_dir: Path, **given: Any
+) -> None:
     """Fill the cache with the embeddings of a dataset's documents and queries; nothing is scored.
 
     An interrupted run goes on with the shards that are missing. Under torchrun every process encodes some, each on its own GPU.
@@ -77,6 +79,7 @@ def encode(source: str, dataset: str, *, encoder: str, device: str, data_dir: Pa
     if not several():
         resolve_device(device, quiet=quiet)  # before anything is loaded
     unread = Unread(source, dataset, {"data_dir": data_dir, "quiet": quiet, **given})
+    name = encoder or default_encoder(source)
     before: set[Path] = set()
     began = 0.0
 
@@ -88,7 +91,7 @@ def encode(source: str, dataset: str, *, encoder: str, device: str, data_dir: Pa
 
     with joined(device, say_last) as world:
         found = embeddings_by(
-            world, tasks, encoder, cache_dir, of=unread.there, device=world.device(device), quiet=quiet, **options
+            world, tasks, name, cache_dir, of=unread.there, device=world.device(device), quiet=quiet, **options
         )
         if found is not None:
             _say_encoded(found, before, time.monotonic() - began, world.size, as_json)
@@ -125,7 +128,7 @@ _MODEL_DEVICE = {
 with_options(
     encode,
     collection(),
-    encoder_option(Parameter.empty),
+    encoder_option(),
     _MODEL_DEVICE,
     MODEL,
     PLACES,

@@ -28,7 +28,7 @@ from maxsim_eval.cli.options import (
     within_64_bits,
 )
 from maxsim_eval.cli.output import answer, console, print_json
-from maxsim_eval.cli.sources import COMMANDS
+from maxsim_eval.cli.sources import COMMANDS, default_encoder
 from maxsim_eval.errors import UnknownNameError, UsageError
 from maxsim_eval.printing import shown
 
@@ -77,7 +77,7 @@ def explain(
         raise UsageError("--query-token: needs --out, the picture whose heat map it is for")
     if document is None and (out is not None or grid is not None):
         raise UsageError(f"{'--out' if out is not None else '--grid'}: needs --document, the one it is for")
-    name = encoder or COMMANDS[source][2]
+    name = encoder or default_encoder(source)
     task = load_task(source, dataset, data_dir=data_dir, split=split, quiet=quiet, **loading)
     if document is None:
         ranked = explain_query(task, name, query, encoder_options=options, quiet=quiet, **given)
@@ -201,7 +201,7 @@ with_options(
     explain,
     collection(),
     _PAIR,
-    encoder_option(None),
+    encoder_option(),
     {"split": (Split, None)},
     PLACES,
     LIMITS,

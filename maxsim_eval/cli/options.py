@@ -165,10 +165,11 @@ SCORING: Group = {
 }
 
 
-def encoder_option(default: Any) -> Group:
-    """`--encoder`, with the source's own default."""
+def encoder_option(default: str | None = None) -> Group:
+    """`--encoder`, with the source's own default; of a command for any source None, which `sources.default_encoder` replaces."""
     text = "lexical, colbertv2, colpali, gve, multi-vector:<id or path>, hf:<id or path>, or the name embeddings were imported under."
-    return {"encoder": (Annotated[str, typer.Option("--encoder", help=text)], default)}
+    text += "" if default else " Default: the evaluation's."
+    return {"encoder": (Annotated[str if default else str | None, typer.Option("--encoder", help=text)], default)}
 
 
 def with_options(command: Callable[..., None], arguments: Group, *groups: Group) -> Callable[..., None]:

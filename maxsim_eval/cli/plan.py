@@ -18,9 +18,20 @@ import typer
 from rich import box
 from rich.table import Table
 
-from maxsim_eval.cli.options import ANSWERS, LIMITS, PLACES, SCORING, Split, collection, names_of, require_counts, with_options
+from maxsim_eval.cli.options import (
+    ANSWERS,
+    LIMITS,
+    PLACES,
+    SCORING,
+    Split,
+    collection,
+    encoder_option,
+    names_of,
+    require_counts,
+    with_options,
+)
 from maxsim_eval.cli.output import console, print_json
-from maxsim_eval.cli.sources import COMMANDS
+from maxsim_eval.cli.sources import default_encoder
 from maxsim_eval.errors import EXIT_GATE, UsageError
 from maxsim_eval.planning.costs import PathPlan, Rates
 from maxsim_eval.planning.hardware import GPUS, Machine
@@ -41,7 +52,7 @@ BUSY = 0.25  # the part of the total from which rates that were not steady are s
 
 _HERE = {
     "out": (Annotated[Path, typer.Option(help="Folder below which reports go: its disk is looked at.")], Path("results")),
-    "encoder": (Annotated[str | None, typer.Option(help="As of the evaluation. Default: its default.")], None),
+    **encoder_option(),
     "split": (Split, None),
     **{name: SCORING[name] for name in ("paths", "k", "device", *LIMITS, "memory_budget", "readers")},
     "processes": (Annotated[int, typer.Option(help="Processes torchrun would start on this machine.")], 1),
@@ -82,7 +93,7 @@ def plan(source: str, dataset: str, as_json: bool, quiet: bool, **given: Any) ->
     require_counts(given, "k", "processes", "readers", "gpus", "limit_queries", "limit_documents")
     elsewhere, k = _elsewhere(given), given["k"]
     budget = None if given["memory_budget"] is None else bytes_of(given["memory_budget"])
-    name = given["encoder"] or (COMMANDS[source][2] if source in COMMANDS else "lexical")
+    name = given["encoder"] or default_encoder(source)
     limits = {side: given[f"limit_{side}"] for side in ("queries", "documents")}
     where = {option: given[option] for option in ("data_dir", "cache_dir", "split")}
     silent = quiet or as_json

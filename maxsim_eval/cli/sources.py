@@ -54,3 +54,8 @@ COMMANDS: dict[str, tuple[Any, str, str, str]] = {
         """,
     ),
 }
+
+
+def default_encoder(source: str) -> str:
+    """The encoder that an evaluation of this source takes where none is named; of an unknown source, which is refused later, any."""
+    return COMMANDS[source][2] if source in COMMANDS else "lexical"

@@ -264,6 +264,8 @@ def test_k_beyond_the_corpus_is_clamped_and_said_once(demo: Any, cli: Any, no_en
     assert result["paths"]["fp32"]["metrics"] == demo.result["paths"]["fp32"]["metrics"], "the metrics go no deeper than 100"
     rows = (folder / "results" / "demo-small-lexical" / "runs" / "fp32.trec").read_text().splitlines()
     assert len(rows) == 40 * 292, "the eight documents without words are not retrieved"
+    shown = cli("demo", "--k", "5000", cwd=folder).fine()
+    assert (shown.out + shown.err).count("clamped") == 1
 
 
 def test_a_changed_demo_collection_is_generated_anew_and_said(demo: Any, cli: Any, tmp_path: Path) -> None:
@@ -282,6 +284,7 @@ def test_help(cli: Any, command: tuple[str, ...], tmp_path: Path) -> None:
     outcome = cli(*command, cwd=tmp_path)
     assert outcome.code in (0, 2)
     assert "Usage" in outcome.out + outcome.err
+    assert "\\n" not in outcome.out + outcome.err
     if command[:1] not in ((), ("--help",)):
         assert "Example:\n    python evaluate.py" in outcome.out
     assert not list(tmp_path.iterdir())

@@ -190,7 +190,7 @@ LINES = {
     "atlas": "atlas demo small --entries int8 --out {}",
     "local": "local datasets/demo/small --out {}",
     "plan": "plan demo small",
-    "encode": "encode demo small --encoder lexical",
+    "encode": "encode demo small",
     "import": "import local mine mine.pt --encoder mine --replace",
     "convert": "convert demo small --encoder lexical --to int8-token",
     "inspect": "inspect demo small --encoder lexical",

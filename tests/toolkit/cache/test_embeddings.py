@@ -18,7 +18,7 @@ from maxsim_eval.cache.embeddings import embeddings
 from maxsim_eval.cache.sides import embed
 from maxsim_eval.data.subsets import limit_task
 from maxsim_eval.encoders.names import get_encoder
-from maxsim_eval.errors import DataError, UsageError
+from maxsim_eval.errors import DataError, NoModelError, UsageError
 from maxsim_eval.importing.importing import import_embeddings
 from maxsim_eval.types import Encoder, Role, Task
 
@@ -215,3 +215,53 @@ def test_no_model_stays_in_memory_while_scores_are_computed(
         api.evaluate(TASK, f"multi-vector:{stan}", ["fp32"], k=2, cache_dir=tmp_path, quiet=True)
     assert len(made) == 3, "the first time one more, which looks for embeddings in a GPU's precision"
     assert alive == []
+
+
+# Without the model -------------------------------------------------------------------------------------------------------
+
+
+def test_what_is_cached_is_used_where_the_model_is_gone(stan: Path, tmp_path: Path) -> None:
+    named = f"multi-vector:{stan}"
+    part = limit_task(TASK, documents=3)
+    before = [find(tmp_path, named), embeddings(TASK, named, tmp_path / "cache", kept=part, quiet=True)]
+    shutil.rmtree(stan)
+    with pytest.warns(UserWarning, match="there is no such folder; the embeddings that are cached under its name are used: "):
+        after = [find(tmp_path, named), embeddings(TASK, named, tmp_path / "cache", kept=part, quiet=True)]
+    for one, other in zip(before, after, strict=True):
+        assert (one.queries.folder, one.documents.folder) == (other.queries.folder, other.documents.folder)
+        assert one.encoder == other.encoder
+        assert other.made_by is None
+    assert after[1].documents.documents == 3
+    with pytest.raises(NoModelError, match="there is no such folder"):
+        find(tmp_path, named, embedding_dtype="float16")  # only the model could say whether these are what is there
+
+
+def test_a_subset_that_was_encoded_alone_is_used_too(stan: Path, tmp_path: Path) -> None:
+    named, part = f"multi-vector:{stan}", limit_task(TASK, documents=3)
+    before = embeddings(TASK, named, tmp_path / "cache", kept=part, quiet=True)
+    shutil.rmtree(stan)
+    with pytest.warns(UserWarning, match="are used"):
+        after = embeddings(TASK, named, tmp_path / "cache", kept=part, quiet=True)
+    assert before.documents.folder == after.documents.folder
+    with pytest.raises(NoModelError, match="there is no such folder"):
+        find(tmp_path, named)
+
+
+def test_what_only_the_model_could_tell_apart_is_refused(stan: Path, tmp_path: Path) -> None:
+    named = f"multi-vector:{stan}"
+    find(tmp_path, named)
+    with pytest.warns(UserWarning, match="encoded anew"):
+        find(tmp_path, named, embedding_dtype="float16")
+    shutil.rmtree(stan)
+    with pytest.raises(DataError, match="hold the same texts by it, with other options"):
+        find(tmp_path, named)
+
+
+def test_an_entry_that_was_only_begun_is_not_said_to_hold_them(stan: Path, tmp_path: Path) -> None:
+    named = f"multi-vector:{stan}"
+    made = find(tmp_path, named)
+    for shard in made.documents.folder.glob("*.h5"):
+        shard.unlink()
+    with pytest.warns(UserWarning, match="encoded anew") as said:
+        find(tmp_path, named, embedding_dtype="float16")
+    assert ["queries are encoded anew" in str(one.message) for one in said] == [True]
