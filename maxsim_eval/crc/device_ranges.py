@@ -63,7 +63,7 @@ def _with_row(state, row):
 
 @triton.jit
 def _one_of(number, a, b, c, d, e, f, g, h):
-    """The argument of that number."""
+    """Argument number `number`, 0 to 7, of the eight."""
     low = tl.where(number == 0, a, tl.where(number == 1, b, tl.where(number == 2, c, d)))
     high = tl.where(number == 4, e, tl.where(number == 5, f, tl.where(number == 6, g, h)))
     return tl.where(number < 4, low, high)

@@ -12,15 +12,15 @@ ORDER = (1 << 32) - 1  # a CRC-32 that this many bytes follow is what it was: mu
 
 
 def moved(remainder: int, count: int) -> int:
-    """Times x^(8 count): a remainder that so many bytes follow."""
+    """The remainder times x^(8 count): of the same bytes with `count` zero bytes behind them."""
     return zlib_ng.crc32_combine(remainder, 0, count)
 
 
 def of_zeros(count: int) -> int:
-    """The CRC-32 of so many zeros: that of as many bytes without their remainder."""
+    """The CRC-32 of `count` zero bytes."""
     return zlib_ng.crc32_combine(ALL, ALL, count)
 
 
 def without_tail(crc: int, count: int) -> int:
-    """What `zlib_ng.crc32_combine(found, 0, count)` makes `crc` of."""
+    """Undo `moved`: the value that `moved(value, count)` turns into `crc`."""
     return moved(crc, ORDER - count % ORDER)

@@ -29,7 +29,7 @@ class Summing:
         self._settled = not can_prove(device)  # begun, or never to be
 
     def expect(self, texts: int) -> None:
-        """So many will be encoded."""
+        """Announce that `texts` texts will be encoded."""
         if texts >= MANY and not self._settled:
             self._settled = True
             # No daemon: the end of a command waits for it, since a compiler is not to be cut short.

@@ -45,7 +45,7 @@ class Readers:
         self._lock, self._begun, self._answering = threading.Lock(), False, threading.Event()
 
     def expect(self, texts: int) -> None:
-        """So many will come: they are begun with the first of them, while the model is loaded."""
+        """Announce that `texts` texts will come: the processes are begun with the first of them, while the model is loaded."""
         with self._lock:
             self._texts = max(self._texts, texts)
 

@@ -144,7 +144,7 @@ class TextBatches:
         self._turn = threading.Lock()  # one window is launched at a time: two would share the memory meant for one
 
     def expect(self, texts: int) -> None:
-        """So many will come, a few of them first."""
+        """Announce that `texts` texts will come, a few of them first."""
         self._summing.expect(texts)
 
     def run(self, read: Read, dim: int, forward: Forward) -> Packed:

@@ -16,7 +16,7 @@ Piece = TypeVar("Piece")
 
 
 class _StoppedError(Exception):
-    """Not made: something else failed."""
+    """A piece was not made because another one failed."""
 
 
 def each_turn(

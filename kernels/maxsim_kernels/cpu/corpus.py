@@ -57,12 +57,12 @@ def tiles_of(lengths: np.ndarray, tile_tokens: int) -> tuple[list[Tile], np.ndar
 
 
 def before(sizes: np.ndarray) -> np.ndarray:
-    """Of parts that lie end to end: where each begins."""
+    """Where each of these parts begins, which lie end to end."""
     return np.cumsum(sizes) - sizes
 
 
 def numbered(counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Of owners with so many things each: whose each thing is, and its number there."""
+    """Owner n has `counts[n]` things: the owner of each thing, and the number of the thing among that owner's."""
     owners = np.repeat(np.arange(len(counts)), counts)
     return owners, np.arange(len(owners)) - before(counts)[owners]
 

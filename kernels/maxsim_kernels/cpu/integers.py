@@ -72,7 +72,7 @@ def _warn() -> None:
 
 
 def product(left: Tensor, right_side: Tensor, out: Tensor | None = None) -> Tensor:
-    """`torch._int_mm`, of which nothing but `right` knows whether it is."""
+    """`torch._int_mm`; only `right` says whether its results can be trusted here."""
     return torch._int_mm(left, right_side) if out is None else torch._int_mm(left, right_side, out=out)
 
 

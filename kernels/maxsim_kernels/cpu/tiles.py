@@ -113,7 +113,7 @@ def _exact(queries: Queries, tokens_first: bool) -> Queries:
 
 
 def _cell_dtype(queries: Queries) -> torch.dtype:
-    """Of a product's cells: integers stay what they are."""
+    """The dtype of a product's cells: int32 for INT8 codes, else the matrix's own."""
     return torch.int32 if queries.matrix.dtype == torch.int8 else queries.matrix.dtype
 
 

@@ -81,7 +81,7 @@ def alone(function: Callable[..., Result], *arguments: object) -> Result:
 
 @cache
 def _pool(process: int, threads: int) -> ThreadPoolExecutor:
-    """So many threads, of which each has one of torch's; a process that was forked has none of its parent's."""
+    """A pool of `threads` threads, each limited to one torch thread; by process, so that a fork makes a pool of its own."""
     begun = threading.Barrier(threads + 1)
 
     def begin() -> None:

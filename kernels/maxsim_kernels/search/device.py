@@ -39,7 +39,7 @@ from maxsim_kernels.topk import TopK, group_size, of_keys, refuse_nan
 _CELLS, _CELL_BYTES = 1 << 27, 32
 _LEAST_DOCUMENTS = 4096
 _SAMPLED, _SAMPLE = 4096, 128  # pieces from this size on may begin with a sample of so many documents, scored exactly
-_LITTLE, _FEW_BYTES = 1 << 41, 1 << 34  # multiply-adds and bytes of brute force that waiting for a sample would hold up
+_LITTLE, _FEW_BYTES = 1 << 41, 1 << 34  # multiply-adds and bytes below which brute force is so short that a sample would only delay it
 _HOPELESS = 0.4  # share of the sample's pairs that bounds would leave, beyond which nothing is scanned
 # Of a width, by which the guess of the threshold is lower than scores over codes: as true errors are. Most of the rest is scored late.
 _GUESSED = 0.03

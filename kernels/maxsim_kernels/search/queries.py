@@ -17,8 +17,8 @@ from maxsim_kernels.tokens import Packed
 class Queries:
     """`given` with its mask and lengths; `values` `[T, d]`, `starts`, `lengths` `[Nq]` of their valid tokens, `longest` of them.
 
-    A mask and packed queries are looked at once, which waits for the GPU. Starts and lengths of others are made when they are asked
-    for: a scan does not, and while it runs the host has time.
+    A mask and packed queries are looked at once, which waits for the GPU. Starts and lengths of others are made on first use: a
+    scan does not need them, and they can be made while it runs.
     """
 
     def __init__(self, given: Tensor | Packed, mask: Tensor | None = None, lengths: Tensor | None = None) -> None:

@@ -104,7 +104,7 @@ class Search:
         # with guesses and with exact scores of its first piece, so that all prune by what all have found; see `attend`.
         self.meet: Callable[[Tensor], Tensor] | None = None
         self.met = 0
-        self.floor = torch.full((count, 1), -torch.inf, dtype=torch.float64)  # that many exact scores of the corpus reach
+        self.floor = torch.full((count, 1), -torch.inf, dtype=torch.float64)  # k exact scores of the whole corpus are at least this
 
     def answer(self) -> tuple[Tensor, Tensor, Stats]:
         """Scores and indices `[Nq, k]` of the best, and what was done; a NaN is refused."""
@@ -127,7 +127,7 @@ class Search:
         self.keys = merge_topk([self.keys, keys])
 
     def attend(self) -> None:
-        """Meet as often as the others do, with what there is: the end of a part of the corpus that had nothing to prune."""
+        """Take part in the meetings still due: a part of the corpus that had nothing to prune must not keep others waiting."""
         while self.meet is not None and self.met < 2:
             self._kth(self._held().double(), self.met + 1)
 

@@ -144,7 +144,7 @@ def find(key: Hashable, sizes: Sizes) -> Counted | None:
 
 
 def wanted(key: Hashable) -> bool:
-    """Whether a call of a class is to be recorded for it; not where one was, and launched what no rule describes."""
+    """Whether a class of calls was neither recorded yet nor given up because no rule describes its launches."""
     return key not in classes
 
 
