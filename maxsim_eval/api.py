@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,7 +17,7 @@ import torch
 from maxsim_eval.cache.embeddings import Embeddings, check_widths, embeddings, query_tokens
 from maxsim_eval.cache.selection import Documents
 from maxsim_eval.comparison.assessing import assess
-from maxsim_eval.comparison.metrics import DEFAULT_METRICS
+from maxsim_eval.comparison.metrics import DEFAULT_METRICS, deeper_than
 from maxsim_eval.comparison.ranks import DEVICE_MEMORY, ranking_on
 from maxsim_eval.comparison.texts import shown_texts
 from maxsim_eval.data.loading import Unread
@@ -49,7 +50,7 @@ from maxsim_eval.scoring.job import (
 from maxsim_eval.scoring.own_functions import OTHER_RUNS, Chosen, run_file, scorer_facts
 from maxsim_eval.scoring.paths import REFERENCE, ScoringPath, our_paths
 from maxsim_eval.scoring.records import folder_for, remove_partial
-from maxsim_eval.subject import DEFAULT_PATHS, OutDir, Settings, Subject, embedded
+from maxsim_eval.subject import DEFAULT_PATHS, OutDir, Settings, Subject, as_tuple, embedded
 from maxsim_eval.types import Encoder, Result, Run, Task
 from maxsim_kernels import Packed
 
@@ -61,12 +62,12 @@ _IN_MEMORY_BYTES = 64 << 20  # kept scores of a path beyond this go to files
 def evaluate(
     task: Task,
     encoder: Encoder | str,
-    paths: Sequence[Chosen] = DEFAULT_PATHS,
+    paths: Iterable[Chosen] = DEFAULT_PATHS,
     *,
     k: int = 100,
     cache_dir: Path | str = "embeddings_cache",
     out_dir: Path | str | None = None,
-    metrics: Sequence[str] = DEFAULT_METRICS,
+    metrics: Iterable[str] = DEFAULT_METRICS,
     limit_queries: int | None = None,
     limit_documents: int | None = None,
     limit_seed: int = 0,
@@ -89,7 +90,8 @@ def evaluate(
         encoder: an Encoder, the name of one (`lexical`, `hf:<id or path>`, ...), or the name that embeddings were imported under.
         paths: names of `scoring.paths.our_paths`, `python:<module>:<function>` for a function of your own, or a pair of a name and a
             function (docs/scorers.md); parity is against `fp32` where it is among them.
-        k: documents kept for each query; clamped to the size of the corpus, with a warning.
+        k: documents kept for each query; clamped to the size of the corpus, with a warning. Metrics that look at more documents
+            than these count the others as not found, which the Result warns of.
         out_dir: where `result.json`, `report.md` and `runs/<path>.trec` are written; None writes nothing. A long evaluation keeps
             finished parts under `.partial` there, and after an interruption the same call continues from them.
         limit_queries: score only this many judged queries, a seeded sample.
@@ -105,14 +107,16 @@ def evaluate(
         verify: check every stored value by its checksum while it is read; if False, the Result carries a warning.
 
     Raises:
+        UsageError: an argument that cannot work, or an encoder whose `encode` returns no Packed. DataError: a task of which ids stand
+            twice, or cannot stand in the runs that `out_dir` is to hold, or whose qrels judge other queries than its own.
         MaxsimEvalError: one clear message about a bad name, dataset, cache or embedding.
     """
     settings = Settings(
         encoder=encoder,
-        paths=paths,
+        paths=as_tuple("paths", paths),
         k=k,
         cache_dir=cache_dir,
-        metrics=metrics,
+        metrics=as_tuple("metrics", metrics),
         limit_queries=limit_queries,
         limit_documents=limit_documents,
         limit_seed=limit_seed,
@@ -184,11 +188,16 @@ def _prepare(
     if candidates is not None:
         said += candidates.warnings
         documents, listed = candidates.choose(documents), candidates.within(candidates.union())
-    k = min(settings.k, documents.documents)
+    k = min(int(settings.k), documents.documents)
     if k < settings.k:
         what = "corpus" if kept.document_ids is task.document_ids else "subset"
         said.append(f"k was clamped to the {k} documents of the {what if candidates is None else 'candidates'}")
-        warnings.warn(said[-1], stacklevel=4)  # where `evaluate` was called
+        warnings.warn(said[-1], stacklevel=_level_of_the_caller())
+    elif k < documents.documents and (deeper := deeper_than(k, settings.metrics)):
+        said.append(
+            f"k is {k}: {', '.join(deeper)} look at more documents than that, and count those that were not kept as not found; need "
+            f"k = {min(max(deeper.values()), documents.documents)} for the values that their names stand for"
+        )
     asked = _asked(paths, kept, subject.document_ids, k, listed)
     job = _job(settings, paths, queries, asked, documents, subject, world, stack)
     facts = {
@@ -197,6 +206,14 @@ def _prepare(
         "candidates": None if candidates is None else candidates.facts(),
     }
     return _Ready(job, paths, subject, found, documents, facts)
+
+
+def _level_of_the_caller() -> int:
+    """The `stacklevel` of a warning that points at the code which called this package, by whichever of its functions."""
+    frame, level = sys._getframe(1), 1
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "maxsim_eval":
+        frame, level = frame.f_back, level + 1
+    return level
 
 
 def _asked(
@@ -278,8 +295,8 @@ def _finish(settings: Settings, ready: _Ready, outcomes: Iterable[Outcome], devi
     lengths = found.documents.lengths()
     tokens = float(lengths.mean()) if len(lengths) else 0.0
     for name, path in results.items():
-        each = ready.paths[name].token_bytes(found.documents.dim)
-        stored_bytes = None if each is None else round(each * tokens, 3)
+        each = ready.paths[name].document_bytes(tokens, found.documents.dim)
+        stored_bytes = None if each is None else round(each, 3)
         results[name] = replace(path, memory={"document_bytes": stored_bytes, **(path.memory or {})})
     if len(places) > 1:
         machine |= {"processes": len(places), "devices": list(places)}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,9 @@ import torch
 from torch import Tensor
 
 from maxsim_eval.api import DEFAULT_PATHS, evaluate
-from maxsim_eval.comparison.metrics import DEFAULT_METRICS
+from maxsim_eval.comparison.metrics import DEFAULT_METRICS, judgements
+from maxsim_eval.data.assembling import Part, judgement_warnings
+from maxsim_eval.data.beir import Judgements
 from maxsim_eval.errors import DataError, UsageError
 from maxsim_eval.scoring.own_functions import Chosen
 from maxsim_eval.types import Qrels, Result, Role, Task
@@ -29,11 +31,11 @@ def evaluate_embeddings(
     qrels: Qrels | None = None,
     query_ids: Sequence[str] | None = None,
     document_ids: Sequence[str] | None = None,
-    paths: Sequence[Chosen] = DEFAULT_PATHS,
+    paths: Iterable[Chosen] = DEFAULT_PATHS,
     *,
     name: str = "embeddings",
     k: int = 100,
-    metrics: Sequence[str] = DEFAULT_METRICS,
+    metrics: Iterable[str] = DEFAULT_METRICS,
     out_dir: Path | str | None = None,
     device: str = "auto",
     memory_budget: int | None = None,
@@ -52,8 +54,9 @@ def evaluate_embeddings(
         paths, k, metrics, out_dir, device, memory_budget, quiet: as in `evaluate`.
 
     Raises:
-        UsageError: shapes, dtypes, ids or names that do not fit. DataError: values that are not finite, or judgements of which none
-            names a query and a document given here.
+        UsageError: shapes, dtypes, ids or names that do not fit. DataError: values that are not finite; ids with white space where
+            `out_dir` is given; relevances that are no whole numbers, or judgements of which none names a query and a document given
+            here, or none is above 0. Judgements that do not fit otherwise are left to the Result's warnings, as those of files are.
     """
     sides: dict[Role, Packed] = {"query": _packed("queries", queries), "document": _packed("documents", documents)}
     widths = {role: tokens.values.shape[1] for role, tokens in sides.items()}
@@ -63,8 +66,13 @@ def evaluate_embeddings(
         "query": _ids("query_ids", query_ids, len(sides["query"])),
         "document": _ids("document_ids", document_ids, len(sides["document"])),
     }
-    known = None if qrels is None else _judged(qrels, ids["query"], ids["document"])
-    kept = list(range(len(ids["query"]))) if known is None else [n for n, one in enumerate(ids["query"]) if one in known]
+    judged = None if qrels is None else judgements(qrels)
+    kept = [n for n, one in enumerate(ids["query"]) if judged is None or one in judged]
+    said: tuple[str, ...] = ()
+    if judged is not None:
+        parts = Part(ids["query"], (), "query_ids"), Part(ids["document"], (), "document_ids")
+        said = tuple(judgement_warnings("qrels", Judgements(judged), *parts))
+        judged = {ids["query"][n]: judged[ids["query"][n]] for n in kept}
     task = Task(
         source="memory",
         dataset=name,
@@ -73,7 +81,8 @@ def evaluate_embeddings(
         queries=[str(n) for n in kept],
         document_ids=ids["document"],
         documents=[str(n) for n in range(len(ids["document"]))],
-        qrels=known or {},
+        qrels=judged or {},
+        warnings=said,
     )
     with contextlib.ExitStack() as stack:
         cache = stack.enter_context(tempfile.TemporaryDirectory(prefix="maxsim-eval-"))
@@ -84,7 +93,7 @@ def evaluate_embeddings(
             k=k,
             cache_dir=cache,
             out_dir=out_dir,
-            metrics=metrics if known is not None else (),
+            metrics=metrics if judged is not None else (),
             device=device,
             memory_budget=memory_budget,
             quiet=quiet,
@@ -129,13 +138,25 @@ def _packed(what: str, given: Any) -> Packed:
         lengths = torch.tensor([0, *(len(one) for one in given)], device=given[0].device)
         found = Packed(torch.cat(list(given)), lengths.cumsum(0))
     else:
-        got = list(given.shape) if isinstance(given, Tensor) else type(given).__name__
-        raise UsageError(f"{what}: got {got}, need a list of tensors [tokens, d], a Packed, or a tensor [n, tokens, d]")
+        raise UsageError(
+            f"{what}: got {_shown(given)}, need a list of tensors [tokens, d], a Packed, or a tensor [n, tokens, d]"
+        )
     if found.dtype not in _DTYPES:
         raise UsageError(f"{what}: got {found.dtype}, need float16, bfloat16 or float32")
     if not bool(found.values.isfinite().all()):
         raise DataError(f"{what}: hold a value that is not finite")
     return found
+
+
+def _shown(given: Any) -> str:
+    """What was given instead of embeddings; of a list, the first thing in it that is none."""
+    if isinstance(given, Tensor):
+        return str(list(given.shape))
+    if not isinstance(given, Sequence) or isinstance(given, str):
+        return type(given).__name__
+    odd = next((one for one in given if not isinstance(one, Tensor) or one.dim() != 2), None)
+    inside = f"a tensor {list(odd.shape)}" if isinstance(odd, Tensor) else type(odd).__name__
+    return f"a {type(given).__name__} with {inside} in it" if given else f"an empty {type(given).__name__}"
 
 
 def _ids(what: str, given: Sequence[str] | None, count: int) -> list[str]:
@@ -145,14 +166,3 @@ def _ids(what: str, given: Sequence[str] | None, count: int) -> list[str]:
     if len(set(ids)) != len(ids) or not all(isinstance(one, str) and one for one in ids):
         raise UsageError(f"{what}: need texts, each once")
     return ids
-
-
-def _judged(qrels: Qrels, query_ids: Sequence[str], document_ids: Sequence[str]) -> dict[str, dict[str, int]]:
-    """The judgements of queries that are there."""
-    known = set(query_ids)
-    found = {query: dict(row) for query, row in qrels.items() if query in known and row}
-    if not found:
-        raise DataError(f"qrels: none of its {len(qrels)} queries is among the {len(query_ids)} query_ids")
-    if not any(document in row for row in found.values() for document in document_ids):
-        raise DataError(f"qrels: none of the judged documents is among the {len(document_ids)} document_ids")
-    return found

@@ -8,10 +8,12 @@ from __future__ import annotations
 import importlib
 import re
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from maxsim_eval.api import evaluate
 from maxsim_eval.data.assembling import Part, assemble
@@ -20,6 +22,7 @@ from maxsim_eval.data.items import PackedTexts, Pages
 from maxsim_eval.data.trec import read_trec_run, write_trec_run
 from maxsim_eval.errors import DataError, MissingPackageError, UsageError
 from maxsim_eval.report.result_json import read_result
+from maxsim_eval.scoring.candidates import Candidates, read_candidates
 from maxsim_eval.scoring.own_functions import Chosen, find_paths, run_file
 from maxsim_eval.types import Encoder, Result, Run, Task
 
@@ -95,41 +98,54 @@ class MaxSimModel:
             candidates, k = None, min(top_k, len(corpus.ids))
             if top_ranked is not None:
                 candidates = folder / "candidates.trec"
-                listed = {query: [(name, 0.0) for name in top_ranked.get(query, ())] for query in asked.ids}
-                write_trec_run(candidates, Run("mteb", listed, ordered=False))
-                k = min(top_k, len({name for row in listed.values() for name, _ in row}))
+                k = min(top_k, _write_lists(candidates, top_ranked, asked.ids))
             evaluate(task, k=k, metrics=(), out_dir=folder / "out", candidates=candidates, **self._options)
             run = read_trec_run(folder / "out" / "runs" / run_file(self._path))
         self._corpus = None
         return {query: dict(run.rankings.get(query, ())) for query in asked.ids}
 
 
-def load_mteb_task(task: Any, split: str | None = None, subset: str = "default") -> Task:
+def load_mteb_task(
+    task: Any, split: str | None = None, subset: str = "default", *, write_candidates: Path | str | None = None
+) -> Task:
     """A retrieval task of mteb as a Task, for `maxsim_eval.evaluate`: every path of an evaluation, with parity.
+
+    A task that reranks says which documents each query may retrieve. A Task does not hold that: it is written as a TREC run, and
+    `evaluate` is told of the file by its `candidates`.
 
     Args:
         task: a name of mteb's, or a task of your own (`mteb.abstasks.AbsTaskRetrieval`).
         split, subset: as mteb names them; the split may be left out where the task has one.
+        write_candidates: of a task that reranks, and of no other: the file to write, which is replaced if it is there.
 
     Raises:
-        UsageError: no retrieval task; a split or subset that is not there. DataError: data that cannot be evaluated.
-        MissingPackageError: mteb is not installed.
+        UsageError: no retrieval task; a split or subset that is not there; a task that reranks without `write_candidates`, or the
+            other way round. DataError: data that cannot be had, or cannot be evaluated. MissingPackageError: mteb is not installed.
     """
     held = _task(task)
     split = split or _only("split", held, list(held.eval_splits))
-    held.load_data()
-    held.convert_v1_dataset_format_to_v2(num_proc=None)
-    for what, name, there in (
-        ("subset", subset, held.dataset),
-        ("split", split, held.dataset.get(subset, {})),
-    ):
-        if name not in there:
-            raise UsageError(f"mteb task {held.metadata.name!r}: no {what} {name!r}, only {', '.join(there) or 'none'}")
+    data = _data(held, split, subset)
     if held.skip_first_result:
         raise UsageError(
             f"mteb task {held.metadata.name!r}: leaves the first result of every query out, which no path here does"
         )
-    data = held.dataset[subset][split]
+    lists = data.get("top_ranked")
+    if lists is not None and write_candidates is None:
+        raise UsageError(
+            f"mteb task {held.metadata.name!r}: reranks lists of its own, which have to be handed to the evaluation; need "
+            "write_candidates=FILE, the TREC run to write them to, then evaluate(..., candidates=FILE)"
+        )
+    if lists is None and write_candidates is not None:
+        raise UsageError(
+            f"mteb task {held.metadata.name!r}: searches its whole corpus and has no lists; leave write_candidates out"
+        )
+    loaded = _loaded(held, split, subset, data)
+    if lists is not None and write_candidates is not None:
+        _write_lists(write_candidates, lists, loaded.query_ids)
+    return loaded
+
+
+def _loaded(held: Any, split: str, subset: str, data: Mapping[str, Any]) -> Task:
     qrels = {str(query): {str(name): int(value) for name, value in row.items()} for query, row in data["relevant_docs"].items()}
     return assemble(
         SOURCE,
@@ -159,7 +175,8 @@ def write_mteb_results(
         path -> mteb's `TaskResult`.
 
     Raises:
-        UsageError: an evaluation of another task or split, or with fewer documents a query than mteb measures. DataError: no runs.
+        UsageError: an evaluation of another task or split, of other candidates than the task's, or with fewer documents a query than
+            mteb measures. DataError: no runs, or data that cannot be had.
     """
     folder, held = Path(folder), _task(task)
     result = read_result(folder / "result.json")
@@ -217,6 +234,42 @@ def _task(task: Any) -> Any:
     return task
 
 
+def _data(held: Any, split: str, subset: str) -> Mapping[str, Any]:
+    """Queries, corpus, judgements and perhaps lists of a task, loaded."""
+    name = held.metadata.name
+    try:
+        held.load_data()
+    except OSError as error:  # of the network, the Hub and the disk
+        first = (str(error).strip().splitlines() or ["no reason given"])[0]
+        raise DataError(
+            f"mteb task {name!r}: its data cannot be loaded ({type(error).__name__}: {first}); need "
+            f"{held.metadata.dataset.get('path')!r} from the Hugging Face Hub, or a copy in its cache"
+        ) from error
+    held.convert_v1_dataset_format_to_v2(num_proc=None)
+    for what, wanted, there in (("subset", subset, held.dataset), ("split", split, held.dataset.get(subset, {}))):
+        if wanted not in there:
+            raise UsageError(f"mteb task {name!r}: no {what} {wanted!r}, only {', '.join(there) or 'none'}")
+    data: Mapping[str, Any] = held.dataset[subset][split]
+    return data
+
+
+def _write_lists(file: Path | str, lists: Mapping[str, Sequence[str]], queries: Iterable[str]) -> int:
+    """Write what these queries may retrieve as a TREC run; how many documents that are, each counted once."""
+    known = {str(query): row for query, row in lists.items()}
+    listed = {query: [(str(name), 0.0) for name in known.get(query) or ()] for query in queries}
+    write_trec_run(file, Run("mteb", listed, ordered=False))
+    return len({name for row in listed.values() for name, _ in row})
+
+
+def _candidates(held: Any, split: str, subset: str) -> Candidates | None:
+    """What the queries of a task may retrieve, as an evaluation reads it; None: everything."""
+    if _data(held, split, subset).get("top_ranked") is None:
+        return None
+    with tempfile.TemporaryDirectory(prefix="maxsim-eval-") as folder:
+        file = Path(folder) / "candidates.trec"
+        return read_candidates(file, load_mteb_task(held, split, subset, write_candidates=file))
+
+
 def _meta(name: str, revision: str | None) -> Any:
     _mteb()
     meta = importlib.import_module("mteb.models").ModelMeta
@@ -235,9 +288,21 @@ def _check_whole(result: Result, task: Any) -> None:
     limits = result.task.get("limits")
     if limits:
         raise UsageError(f"mteb: the evaluation left documents or queries out ({limits}), need the whole task")
-    deepest = min(max(task.k_values), int(result.task["documents"]))
+    deepest = min(max(task.k_values), _longest(result, task, split, subset))
     if result.k < deepest:
         raise UsageError(f"mteb: the evaluation kept {result.k} documents a query, need k={deepest} for mteb's metrics")
+
+
+def _longest(result: Result, task: Any, split: str, subset: str) -> int:
+    """How many documents a query may retrieve at most; an evaluation in which other documents could be retrieved is refused."""
+    lists, reranked = _candidates(task, split, subset), result.task.get("candidates")
+    if (reranked or {}).get("sha256") != (lists and lists.sha256):
+        got = f"of the candidates {reranked['name']!r}" if reranked else "of the whole corpus"
+        need = "one of the whole corpus, without candidates"
+        if lists is not None:
+            need = "one of the lists that the task reranks: load_mteb_task(..., write_candidates=FILE), evaluate(..., candidates=FILE)"
+        raise UsageError(f"mteb task {task.metadata.name!r}: got an evaluation {got}, need {need}")
+    return int(result.task["documents"]) if lists is None else int(np.diff(lists.offsets).max())
 
 
 def _only(what: str, task: Any, names: Sequence[str]) -> str:

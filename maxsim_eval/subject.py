@@ -5,14 +5,19 @@ from __future__ import annotations
 import contextlib
 import functools
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from maxsim_eval.cache.embeddings import Embeddings, embeddings_by, query_tokens
-from maxsim_eval.comparison.metrics import DEFAULT_METRICS, evaluate_run, parse_metric
-from maxsim_eval.data.beir import check_name
+from maxsim_eval.comparison.metrics import DEFAULT_METRICS, evaluate_run, judgements, parse_metric
+from maxsim_eval.data.assembling import Part, judgement_warnings
+from maxsim_eval.data.beir import Judgements, check_id, check_name
 from maxsim_eval.data.loading import Unread
 from maxsim_eval.data.subsets import limit_task
 from maxsim_eval.errors import DataError, UsageError
@@ -61,12 +66,29 @@ class Settings:
         paths = find_paths(self.paths)
         if not paths:
             raise UsageError("paths: got none, need at least one of " + ", ".join(our_paths()))
-        for name, value in (("k", self.k), ("readers", self.readers), ("memory_budget", self.memory_budget)):
-            if value is not None and value < 1:
+        for name in ("k", "readers", "memory_budget", "limit_queries", "limit_documents"):
+            value = getattr(self, name)
+            if value is None and name not in ("k", "readers"):
+                continue
+            kind = Real if name == "memory_budget" else Integral  # bytes may be written as 8e9
+            if isinstance(value, bool) or not isinstance(value, kind):
+                raise UsageError(f"{name}: got {value!r}, need a whole number")
+            if value < 1 and not name.startswith("limit"):  # `subsets` says it of limits
                 raise UsageError(f"{name}: got {value}, need 1 or more")
         for metric in self.metrics:
             parse_metric(metric)
         return paths
+
+
+def as_tuple(what: str, given: Iterable[Any]) -> tuple[Any, ...]:
+    """The names that an argument holds. They are looked at more than once, and a generator gives them only once.
+
+    Raises:
+        UsageError: one name alone, whose letters would be taken for names, or nothing that holds any.
+    """
+    if isinstance(given, str) or not isinstance(given, Iterable):
+        raise UsageError(f"{what}: got {given!r}, need a list of names" + (f": [{given!r}]" if isinstance(given, str) else ""))
+    return tuple(given)
 
 
 @dataclass(frozen=True)
@@ -99,8 +121,7 @@ def embedded(
 
     @functools.cache
     def subject() -> Subject:
-        loaded = task() if isinstance(task, Unread) else task
-        found = _subject_of(settings, loaded, out_dir(loaded) if callable(out_dir) else out_dir, world)
+        found = _subject_of(settings, task, out_dir, world)
         if world.leader and found.out_dir is not None:
             stack.enter_context(alone(found.out_dir))  # until the report is written
         return found
@@ -150,7 +171,9 @@ def _with_first_stage(settings: Settings, subject: Subject, found: Embeddings, d
     return replace(subject, candidates=candidates_of(name, indices, subject.kept))
 
 
-def _subject_of(settings: Settings, task: Task, out_dir: OutDir, world: World) -> Subject:
+def _subject_of(settings: Settings, given: Task | Unread, place: OutDir | Callable[[Task], OutDir], world: World) -> Subject:
+    task = given() if isinstance(given, Unread) else given
+    out_dir = place(task) if callable(place) else place
     if world.size > 1 and out_dir is None:
         raise UsageError("out_dir: got None, need a folder that all processes see: what they find is handed over there")
     for what, name in (("source", task.source), ("dataset", task.dataset), ("split", task.split)):
@@ -158,6 +181,8 @@ def _subject_of(settings: Settings, task: Task, out_dir: OutDir, world: World) -
     for what, found in (("documents", task.documents), ("queries", task.queries)):
         if len(found) == 0:
             raise DataError(f"{task.source} {task.dataset}: holds no {what}, need at least one to evaluate")
+    if task is given:  # what is read here was checked by its loader
+        task = _checked(settings, task, written=out_dir is not None)
     kept = limit_task(task, **settings.limits, seed=settings.limit_seed)
     if settings.metrics:  # judgements that a metric refuses are no news after the scoring
         evaluate_run(Run("none", {}), kept.qrels, settings.metrics)
@@ -165,3 +190,48 @@ def _subject_of(settings: Settings, task: Task, out_dir: OutDir, world: World) -
     if settings.candidates is not None and world.leader and staged(str(settings.candidates)) is None:
         candidates = read_candidates(settings.candidates, kept)
     return Subject(task, kept, candidates, None if out_dir is None else Path(out_dir))
+
+
+def _checked(settings: Settings, task: Task, *, written: bool) -> Task:
+    """A task made in Python, held to what a loader holds its files to; misfits that a loader only warns of become warnings of it.
+
+    Raises:
+        DataError: ids that are no texts or stand twice or, where runs are `written`, cannot stand in them; judgements of queries that
+            are not there, of no document that is, or without a relevant one.
+    """
+    for what, ids in (("query_ids", task.query_ids), ("document_ids", task.document_ids)):
+        _check_ids(what, ids, written)
+    if not settings.metrics:  # then judgements decide nothing
+        return task
+    judged, queries = judgements(task.qrels), set(task.query_ids)
+    unknown = [query for query in judged if query not in queries]
+    if unknown:
+        raise DataError(
+            f"qrels: {len(unknown)} of {len(judged)} judged queries are not among the {len(queries)} query_ids, first {unknown[0]!r}; "
+            "need judgements of these queries alone: any other would count 0 in every mean"
+        )
+    sides = Part(task.query_ids, (), "query_ids"), Part(task.document_ids, (), "document_ids")
+    said = list(judgement_warnings("qrels", Judgements(judged), *sides))
+    unjudged = [query for query in task.query_ids if query not in judged]
+    if unjudged:
+        said.append(
+            f"qrels: {len(unjudged)} of {len(queries)} queries have no judgement, first {unjudged[0]!r}; they are searched, and no "
+            "metric counts them"
+        )
+    # A loader has said the same in the same words, but for the names of its files.
+    parts = {line: line.removeprefix("qrels").split("document_ids") for line in said}
+    new = [line for line in said if not any(all(part in old for part in parts[line]) for old in task.warnings)]
+    return replace(task, warnings=(*task.warnings, *new)) if new else task
+
+
+def _check_ids(what: str, ids: Sequence[str], written: bool) -> None:
+    for name in ids:
+        if not isinstance(name, str):
+            raise DataError(f"{what}: got {name!r}, a {type(name).__name__}, need texts")
+        if written:
+            check_id("out_dir", what.removesuffix("s").replace("_", " "), name)
+    hashes = np.sort(np.fromiter(map(hash, ids), np.int64, len(ids)))  # a set of five million ids takes a third of a gigabyte
+    if bool((hashes[1:] == hashes[:-1]).any()):
+        name, times = Counter(ids).most_common(1)[0]
+        if times > 1:
+            raise DataError(f"{what}: {name!r} stands there {times} times, need each id once")

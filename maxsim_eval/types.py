@@ -20,7 +20,8 @@ class Task:
     """A retrieval task: what is searched, what is asked, what was judged relevant.
 
     `queries` and `documents` hold texts (or images) in the order of their ids; that order is the document index of every
-    score, and breaks ties. `exclude_same_id` is BEIR's rule for ArguAna and Quora: a document whose id is the query's id is
+    score, and breaks ties. Ids are texts, each once on its side, without white space where runs are to be written; `qrels` judges
+    these queries and no others. `exclude_same_id` is BEIR's rule for ArguAna and Quora: a document whose id is the query's id is
     not retrieved. `warnings` were said once while loading and go into the report. `dtype` is what embeddings are stored in unless
     the user says otherwise (a card's: float16 for large sets); None: what the encoder yields.
     """
@@ -165,8 +166,14 @@ class Result:
         return importlib.import_module("pandas").DataFrame(rows, columns=columns)
 
     def report(self, folder: Path | str) -> Path:
-        """Write report.html, report.md, the CSV files and result.json into a folder; returns the page's path."""
-        importlib.import_module("maxsim_eval.report.writing").write_reports(self, folder)
+        """Write report.html, report.md, the CSV files and result.json into a folder; returns the page's path.
+
+        Run files are not written: result.json names them in the evaluation's own folder alone, elsewhere `run` is null.
+
+        Raises:
+            UsageError: the folder holds runs of another evaluation. DataError: it cannot be written.
+        """
+        importlib.import_module("maxsim_eval.report.writing").write_again(self, folder)
         return Path(folder) / "report.html"
 
     def _table(self) -> list[list[str]]:

@@ -76,6 +76,10 @@ class Kind:
         """Bytes of a token: its codes and, where it has them, its own scale and offset."""
         return dim + (len(self.columns) * _SCALE.itemsize if self.granularity == "token" else 0)
 
+    def document_bytes(self, tokens: float, dim: int) -> float:
+        """Bytes of a document of this many tokens: theirs and, where it has them, its own scale and offset."""
+        return tokens * self.token_bytes(dim) + (len(self.columns) * _SCALE.itemsize if self.granularity == "document" else 0)
+
     def quantise(self, tokens: Packed, scale: Tensor | None = None) -> Tokens:
         """Documents quantised this way; `scale` is the corpus's (`corpus_scale`). Errors as of `maxsim_kernels.quantize_int8`."""
         if self.dtype == "int8":

@@ -332,10 +332,14 @@ class TaskSide:
             self._prepared = True
         items = self.items[start:stop]  # a slice: lazy page images stay lazy, but for a batch
         try:
-            return self.encoder.encode(items, self.role)
+            found = self.encoder.encode(items, self.role)
         except ItemError as error:
             number = start + error.number
             raise error.named(f"{self.role} {self.ids[number]!r} (item {number} of {len(self.ids)})") from error
+        if not isinstance(found, Packed):
+            got = type(found).__name__
+            raise UsageError(f"encoder {self.encoder.name!r}: encode returned {got}, need a Packed with a row for each item")
+        return found
 
 
 def find_entry(

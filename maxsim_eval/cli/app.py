@@ -186,12 +186,12 @@ def report(
     from maxsim_eval.report.writing import write_again
 
     found = read_result(result)
+    if out is not None:
+        write_again(found, out)
     if as_json:
         write_json(to_json(found))
     else:
         render_console(found, console(), verbose=verbose)
-    if out is not None:
-        write_again(found, out)
 
 
 def _show_warning(message: Warning | str, category: type[Warning], filename: str, lineno: int, *_: Any) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 import torch
 
@@ -17,6 +16,8 @@ from maxsim_eval.scoring.asked import Asked
 from maxsim_eval.scoring.job import KeptRows, Outcome
 from maxsim_eval.scoring.paths import REFERENCE, ScoringPath
 from maxsim_eval.types import PathResult, Qrels, Run
+
+_READ = {"fused-fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}  # what the path makes of embeddings
 
 
 def assess(
@@ -63,7 +64,9 @@ def assess(
                 qrels=qrels,
                 ranking=ranking,
             )
-            results[name] = replace(results[name], parity=_about_inputs(parity, name, stored, paths[name].own))
+            results[name] = replace(
+                results[name], parity={**parity, "reference_reads_same_inputs": reads_same_inputs(name, paths[name], stored)}
+            )
     for name, result in results.items():
         if result.search is not None:
             same = {other: runs[other].rankings == runs[name].rankings for other in result.search["certifies"] if other in runs}
@@ -85,7 +88,7 @@ def _result(outcome: Outcome, path: ScoringPath, copied: bool, qrels: Qrels, met
     )
 
 
-def _about_inputs(parity: Mapping[str, Any], name: str, stored: torch.dtype, own: bool) -> dict[str, Any]:
-    """Whether the reference read the same rounded embeddings as this path: then only arithmetic can differ."""
-    read = {"fp16": torch.float16, "bf16": torch.bfloat16}.get(name)
-    return {**parity, "reference_reads_same_inputs": own or name == "fused-fp32" or stored == read}
+def reads_same_inputs(name: str, path: ScoringPath, stored: torch.dtype) -> bool:
+    """Whether only arithmetic differs: the reference widens what is `stored` to FP32, and this path multiplies the same values."""
+    read = path.precision or stored if path.certified else _READ.get(name)
+    return path.own or read in (stored, torch.float32)

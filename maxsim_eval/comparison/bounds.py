@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from maxsim_eval.comparison.statistics import verdict_of
 from maxsim_eval.comparison.thresholds import AT_MOST, class_of, load_thresholds
+from maxsim_eval.comparison.verdicts import STRICTEST, canonical_name
 from maxsim_eval.types import PathResult, Result
 
 SLACK = 1e-12  # a difference of two means carries rounding of its own; bounds are not meant to that digit
@@ -51,6 +52,14 @@ def number_of(value: Any) -> float | None:
     return float(value)
 
 
+def value_of(values: Mapping[str, Any], metric: str) -> Any:
+    """What stands under a metric's name, or under another name of the same metric (`R@10` for `Recall@10`); None: nothing does."""
+    if metric in values:
+        return values[metric]
+    wanted = canonical_name(metric)
+    return next((value for name, value in values.items() if canonical_name(name) == wanted), None)
+
+
 def _object(value: Any) -> Mapping[str, Any]:
     """The value as a mapping; an empty one for anything else."""
     return value if isinstance(value, Mapping) else {}
@@ -69,9 +78,9 @@ def _limit(what: str, value: Any, bound: float, *, least: bool = False) -> Findi
 def _equivalent(name: str, metric: str, path: PathResult, reference: PathResult, bound: float) -> Finding:
     """Whether the interval of the mean difference (the Result's statistics) lies within the bound of these thresholds."""
     what, needed = f"{name}: {metric} equivalent", f"the whole interval within +-{bound:g}"
-    entry = _object(_object(_object(path.parity).get("statistics")).get(metric))
+    entry = _object(value_of(_object(_object(path.parity).get("statistics")), metric))
     mean, low, high, queries = (number_of(entry.get(key)) for key in ("mean", "low", "high", "queries"))
-    mine, theirs = number_of(path.metrics.get(metric)), number_of(reference.metrics.get(metric))
+    mine, theirs = (number_of(value_of(one.metrics, metric)) for one in (path, reference))
     if mean is None or low is None or high is None or queries is None or mine is None or theirs is None:
         return Finding(False, what, "no interval", needed)
     if abs(mean - (mine - theirs)) > _SAME_MEAN:
@@ -89,7 +98,7 @@ def _path_findings(
     findings = []
     for metric, bound in bounds.get("delta", {}).items():
         # From the metrics themselves, so a stale or edited delta entry cannot pass.
-        mine, theirs = number_of(path.metrics.get(metric)), number_of(reference.metrics.get(metric))
+        mine, theirs = (number_of(value_of(one.metrics, metric)) for one in (path, reference))
         difference = None if mine is None or theirs is None else abs(mine - theirs)
         findings.append(_limit(f"{name}: |delta {metric}|", difference, bound))
     for metric in bounds.get("delta", {}) if equivalent else bounds.get("equivalent", ()):
@@ -127,14 +136,22 @@ def parity_findings(result: Result, classes: Mapping[str, Mapping[str, Any]], eq
 
 
 def outside(result: Result) -> dict[str, list[Finding]]:
-    """Compared path -> what of it is outside the packaged bounds of its class: what was measured, of paths that have one."""
+    """Compared path -> what of it is outside the packaged bounds of its class: what was measured.
+
+    A path of no class (a function under a name given in Python, a codec) is held to the strictest, as its statistics are. Where scores
+    were not compared, as in a comparison of run files, the statistics say all there is to say of it.
+    """
     if result.reference is None or result.reference not in result.paths:
         return {}
     classes, reference = load_thresholds()["classes"], result.paths[result.reference]
     found = {}
     for name, path in result.paths.items():
-        held = class_of(name, classes)
+        held = class_of(name, classes) or (STRICTEST if _scores_compared(path) else None)
         if path.parity is not None and held is not None:
             all_of_it = _path_findings(name, path, reference, classes[held], equivalent=False)
             found[name] = [finding for finding in all_of_it if not finding.ok and finding.found != NO_VALUE]
     return found
+
+
+def _scores_compared(path: PathResult) -> bool:
+    return any(number_of(_object(path.parity).get(key)) is not None for key in NAMES)

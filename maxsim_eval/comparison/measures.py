@@ -50,13 +50,26 @@ def measure_of(name: str) -> Any | None:
         return None
 
 
-def names() -> list[str]:
-    """Names of its measures, without parameters."""
+def forms() -> dict[str, str]:
+    """Ways to write its measures: bare, and with `@k` for a cutoff -> the same with a number, to be tried.
+
+    Which of them can be computed depends on the measure and on the tools that are installed. Parameters that a measure cannot do
+    without (`max_rel`, the highest grade) are written out, with 2 for their value.
+    """
     found = library()
     if found is None:
-        return []
-    held = vars(found.measures)
-    return sorted(name for name, one in held.items() if not name.startswith("_") and isinstance(one, found.measures.Measure))
+        return {}
+    written: dict[str, str] = {}
+    for name, one in sorted(vars(found.measures).items()):
+        if name.startswith("_") or not isinstance(one, found.measures.Measure):
+            continue
+        needed = [key for key, told in one.SUPPORTED_PARAMS.items() if told.required and key != one.AT_PARAM]
+        bare = f"{name}({','.join(f'{key}=2' for key in needed)})" if needed else name
+        if one.AT_PARAM == "cutoff":
+            written |= {bare: bare, f"{bare}@k": f"{bare}@10"}
+        else:  # IPrec: what follows is a share of the relevant documents
+            written |= {f"{bare}@0.1": f"{bare}@0.1"}
+    return written
 
 
 @functools.cache

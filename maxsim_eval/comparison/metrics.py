@@ -120,6 +120,13 @@ class Metric:
     truncate: int | None = None  # cut the run to this depth first
     other: Any = None
 
+    @property
+    def cutoff(self) -> int | None:
+        """How many of the first documents it looks at; None: all that were retrieved."""
+        if self.other is not None:
+            return self.other.params.get("cutoff")
+        return int(self.canonical.partition("@")[2] or 0) or None
+
 
 def _known(cutoff: str | None) -> list[str]:
     bases = {**_MEASURES, **{alias: _MEASURES[name] for alias, name in _ALIASES.items()}}
@@ -138,8 +145,17 @@ def _from_trec_eval(found: re.Match[str]) -> str:
 
 
 def known_metrics() -> list[str]:
-    """Every name that `parse_metric` takes, `k` for a cutoff; of ir-measures, where it is installed, without parameters."""
-    return list(dict.fromkeys([*_known(None), *measures.names()]))
+    """Every name that `parse_metric` takes, `k` for a cutoff; of ir-measures, where it is installed, without optional parameters."""
+    others = [name for name, tried in measures.forms().items() if _is_taken(tried)]
+    return list(dict.fromkeys([*_known(None), *others]))
+
+
+def _is_taken(name: str) -> bool:
+    try:
+        parse_metric(name)
+    except UsageError:
+        return False
+    return True
 
 
 def parse_metric(name: str) -> Metric:
@@ -176,6 +192,11 @@ def parse_metric(name: str) -> Metric:
     return Metric(name, f"{base}@{k}", f"{measure}_{k}")
 
 
+def deeper_than(k: int, names: Iterable[str]) -> dict[str, int]:
+    """Those of the metrics that look at more than the first `k` documents, and at how many."""
+    return {name: cutoff for name in names if (cutoff := parse_metric(name).cutoff or 0) > k}
+
+
 @functools.cache
 def within_one(name: str) -> bool:
     """Whether a metric's values are known to lie from 0 to 1: trec_eval's and the paper's do; of others nothing is known."""
@@ -197,16 +218,22 @@ def _check_id(what: str, name: str) -> None:
         raise DataError(f"{what} {name!r} holds a NUL character")
 
 
-def _judgements(qrels: Qrels) -> dict[str, dict[str, int]]:
-    """Judged queries only, as plain dicts of plain ints."""
+def judgements(qrels: Qrels) -> dict[str, dict[str, int]]:
+    """Judged queries only, as plain dicts of plain ints.
+
+    Raises:
+        DataError: no judgement at all, an impossible id or relevance, or a query's judgements that are no dict.
+    """
     judged: dict[str, dict[str, int]] = {}
     for query_id, row in qrels.items():
         _check_id("qrels: query id", query_id)
         if not row:
             continue
+        if not isinstance(row, Mapping):
+            raise DataError(f"qrels: query {query_id!r}: got {type(row).__name__}, need a dict: document id -> relevance")
         for document, relevance in row.items():
             _check_id("qrels: document id", document)
-            if int(relevance) != relevance or abs(relevance) > MAX_RELEVANCE:
+            if not _is_grade(relevance):
                 raise DataError(
                     f"qrels: query {query_id!r}, document {document!r}: relevance {relevance!r}, need a whole "
                     f"number from -{MAX_RELEVANCE} to {MAX_RELEVANCE}"
@@ -215,6 +242,13 @@ def _judgements(qrels: Qrels) -> dict[str, dict[str, int]]:
     if not judged:
         raise DataError("qrels: no query has a judgement, need at least one")
     return judged
+
+
+def _is_grade(relevance: Any) -> bool:
+    try:
+        return bool(int(relevance) == relevance and abs(relevance) <= MAX_RELEVANCE)
+    except (TypeError, ValueError, OverflowError):  # None or a text; NaN; an infinity
+        return False
 
 
 def _surrogates(count: int) -> list[float]:
@@ -248,7 +282,7 @@ def evaluate_run(run: Run, qrels: Qrels, metrics: Iterable[str] = DEFAULT_METRIC
     """
     asked = [parse_metric(name) for name in metrics]
     wanted = [metric for metric in asked if metric.measure and metric.measure not in PAPER_METRICS]
-    judged = _judgements(qrels)
+    judged = judgements(qrels)
     queries = [query_id for query_id in judged if run.rankings.get(query_id)]
     for query_id in queries:
         check_ranking(run, query_id)

@@ -114,18 +114,18 @@ def relevance_warnings(path: Path | str, qrels: Mapping[str, Mapping[str, int]])
     """Say how many queries have nothing to be found.
 
     Raises:
-        DataError: no query has a relevant document: every metric would be 0 whatever is retrieved.
+        DataError: no query has a relevant document: no metric would be above 0, whatever is retrieved.
     """
     nothing = [query for query, row in qrels.items() if not any(relevance > 0 for relevance in row.values())]
     if nothing and len(nothing) == len(qrels):
         raise DataError(
-            f"{path}: none of the {len(qrels)} judged queries has a relevant document, so every metric would be 0; need a relevance "
+            f"{path}: none of the {len(qrels)} judged queries has a relevant document, so no metric would be above 0; need a relevance "
             f"of 1 or more (query {nothing[0]!r} has {max(qrels[nothing[0]].values(), default=0)} at most)"
         )
     if nothing:
         yield (
             f"{path}: {len(nothing)} of {len(qrels)} judged queries have no relevant document, first {nothing[0]!r}; they count 0 "
-            "in every metric"
+            "in trec_eval's metrics, and AnyHit@k leaves them out"
         )
 
 

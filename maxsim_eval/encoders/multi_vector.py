@@ -117,7 +117,7 @@ class MultiVectorEncoder(ModelEncoder):
         if kinds["page"] and self._facts.layout == "stanford":
             raise UsageError(f"{self.name} reads text; item {kinds['page'][0]} is a page image")
         if not any(kinds.values()):
-            return pack([torch.empty(0, self.dim)] * len(items), dim=self.dim, dtype=self.dtype)
+            return pack([torch.empty(0, self.dim, dtype=self.dtype)] * len(items), dim=self.dim, dtype=self.dtype)
         library = self._library()
         if kinds["page"] and not (library.supports("image") or library.supports("message")):
             raise UsageError(f"{self.name} reads text; item {kinds['page'][0]} is a page image")
@@ -126,7 +126,7 @@ class MultiVectorEncoder(ModelEncoder):
                 features = self._features([items[place] for place in kinds["text"]], role)
             read = self._read(features(), np.array(kinds["text"]), len(items))
             return self.texts.run(read, self.dim, lambda batch: self._forward(batch, role))
-        rows = [torch.empty(0, self.dim)] * len(items)
+        rows = [torch.empty(0, self.dim, dtype=self.dtype)] * len(items)
         kind: Kind
         for kind, places in kinds.items():
 

@@ -22,10 +22,11 @@ from maxsim_eval.cache.embeddings import Embeddings, cached_embeddings, check_wi
 from maxsim_eval.data.subsets import limit_task
 from maxsim_eval.environment import resolve_device
 from maxsim_eval.errors import DataError, UsageError, did_you_mean
+from maxsim_eval.scoring.certified import certified_by
 from maxsim_eval.scoring.finite import one_row, reason
 from maxsim_eval.scoring.job import find_copies
 from maxsim_eval.scoring.own_functions import find_paths
-from maxsim_eval.scoring.paths import ScoringPath, check_range, our_paths
+from maxsim_eval.scoring.paths import PATHS, ScoringPath, check_range, our_paths
 from maxsim_eval.scoring.sources import EmbeddingSource
 from maxsim_eval.types import Encoder, PageGrids, PatchGrid, Role, Task, TokenTexts
 from maxsim_kernels import Packed
@@ -123,14 +124,23 @@ class Explanation:
         }
 
 
-def path_with_winners(name: str) -> dict[str, ScoringPath]:
-    """The path of that name, by name; `UsageError` where it has no winners to show."""
-    found = find_paths([name])
-    if found[name].own:
+def path_with_winners(name: str) -> ScoringPath:
+    """The path of that name; `UsageError` where it has no winners to show."""
+    found = find_paths([name])[name]
+    if found.own:
         raise UsageError(f"path {name}: a function of your own gives scores alone, no winners; explain needs one of our paths")
-    if found[name].codec is not None:
+    if found.codec is not None:
         raise UsageError(f"path {name}: a codec's tokens are not the document's; explain needs one of {', '.join(our_paths())}")
     return found
+
+
+def brute_force(how: ScoringPath, stored: torch.dtype, device: str) -> ScoringPath:
+    """The path whose scores, of any document, are those of the run of `how`: itself, but for a certified path.
+
+    That one's scan of a quantised copy only rules documents out; the scores in its run are another path's over the embeddings, which
+    are `stored` in this dtype.
+    """
+    return PATHS[certified_by(how.precision or stored, device)[0]] if how.certified else how
 
 
 def explain_pair(
@@ -163,24 +173,26 @@ def explain_pair(
         UsageError: no such query or document (similar ids are named), a grid that does not fit, a user's function as path.
         DataError: embeddings that are not in the cache, or not finite. CacheError: a cache that is damaged.
     """
-    path_with_winners(path)
+    how = path_with_winners(path)
     kept = limit_task(task, queries=limit_queries, documents=limit_documents, seed=limit_seed)
     row, place = place_of("query", query, task.query_ids), place_of("document", document, kept.document_ids)
     device = resolve_device(device, quiet=quiet)
     found = cached_embeddings(task, encoder, cache_dir, kept=kept, device=device, **dict(encoder_options or {}))
-    corpus = Corpus(found.documents, quiet, device, copies=find_copies([path], found.documents))
-    return Opened(task, kept, found, corpus, path, device).pair(row, place, grid)
+    how = brute_force(how, found.documents.dtype, device)
+    corpus = Corpus(found.documents, quiet, device, copies=find_copies([path] if how.copy else [], found.documents))
+    return Opened(task, kept, found, corpus, path, how, device).pair(row, place, grid)
 
 
 @dataclass(frozen=True)
 class Opened:
-    """Embeddings of the cache, opened for any number of pairs of one path; `kept` is what is searched of the task."""
+    """Embeddings of the cache, opened for any number of pairs of one path, `how`; `kept` is what is searched of the task."""
 
     task: Task
     kept: Task
     found: Embeddings
     corpus: Corpus
     path: str
+    how: ScoringPath
     device: str
 
     def pair(self, row: int, place: int, grid: PatchGrid | None = None) -> Explanation:
@@ -189,7 +201,7 @@ class Opened:
         query, document = task.query_ids[row], self.kept.document_ids[place]
         queries, tokens = one_row(found.queries, row), one_row(found.documents, place)
         check_widths(found, queries)
-        score, winners, parts = _Pair(path, queries, tokens, self.corpus, place).run(self.device)
+        score, winners, parts = _Pair(path, self.how, queries, tokens, self.corpus, place).run(self.device)
         items = (task.queries[row], self.kept.documents[place])
         notes = list(_notes(task, query, document, score))
         texts = {
@@ -233,9 +245,10 @@ def place_of(what: str, name: str, ids: Sequence[str]) -> int:
 
 @dataclass(frozen=True)
 class _Pair:
-    """A query, a document and the path that scores them."""
+    """A query, a document and the path that scores them: its name, and how."""
 
     path: str
+    how: ScoringPath
     query: Packed
     document: Packed
     corpus: Corpus
@@ -243,7 +256,7 @@ class _Pair:
 
     def run(self, device: str) -> tuple[float, list[int], list[float]]:
         """The score, the winner of every query token (-1: none), and what each adds."""
-        how = find_paths([self.path])[self.path]
+        how = self.how
         for tokens in (self.query, self.document):
             if how.may_exceed(tokens):
                 check_range(float(largest_of(tokens.values)))
@@ -261,11 +274,11 @@ class _Pair:
 
     def _document(self, device: str) -> Any:
         """The document as the path reads it: from a quantised copy in the cache, which has the corpus's scale, or prepared now."""
-        how, copy = find_paths([self.path])[self.path], self.corpus.copies.get(self.path)
+        copy = self.corpus.copies.get(self.path)
         if copy is not None and len(self.document.values):
             with closing(device_blocks(copy.blocks([(self.place, self.place + 1)]), device, queries=1)) as blocks:
                 return next(blocks)
-        return EmbeddingSource(self.path, how, self.corpus).prepare(self.document.to(device))
+        return EmbeddingSource(self.path, self.how, self.corpus).prepare(self.document.to(device))
 
 
 def _sides(items: tuple[Any, Any], queries: Packed, tokens: Packed) -> list[tuple[Role, Any, Packed]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from maxsim_eval.cache.corpus import Corpus
 from maxsim_eval.cache.embeddings import cached_embeddings, check_widths
 from maxsim_eval.data.subsets import limit_task
 from maxsim_eval.environment import resolve_device
-from maxsim_eval.explain.explaining import Explanation, Opened, path_with_winners, place_of
+from maxsim_eval.explain.explaining import Explanation, Opened, brute_force, path_with_winners, place_of
 from maxsim_eval.scoring.asked import Asked
 from maxsim_eval.scoring.finite import one_row
 from maxsim_eval.scoring.job import find_copies
@@ -68,19 +68,16 @@ def explain_query(
     Arguments and errors are those of `explain_pair`.
     """
     how = path_with_winners(path)
-    if how[path].certified:  # its best are brute force's, bit for bit; its scan has no scores of the others
-        how = {path: replace(how[path], certified=False, copy=None)}
     kept = limit_task(task, queries=limit_queries, documents=limit_documents, seed=limit_seed)
     row = place_of("query", query, task.query_ids)
     device = resolve_device(device, quiet=quiet)
     found = cached_embeddings(task, encoder, cache_dir, kept=kept, device=device, **dict(encoder_options or {}))
     tokens = one_row(found.queries, row)
     check_widths(found, tokens)
-    corpus = Corpus(
-        found.documents, quiet, device, copies=find_copies([] if how[path].copy is None else [path], found.documents)
-    )
+    how = brute_force(how, found.documents.dtype, device)
+    corpus = Corpus(found.documents, quiet, device, copies=find_copies([path] if how.copy else [], found.documents))
     own = next((place for place, name in enumerate(kept.document_ids) if name == query), -1) if task.exclude_same_id else -1
-    asked = Asked((query,), kept.document_ids, 1, np.array([own]), np.zeros(1, np.int64), paths=how)
+    asked = Asked((query,), kept.document_ids, 1, np.array([own]), np.zeros(1, np.int64), paths={path: how})
     scores = np.full((1, found.documents.documents), -np.inf, np.float32)
     score_path(path, tokens, corpus, asked, scores)
     order = [int(place) for place in np.argsort(-scores[0], kind="stable") if scores[0, place] != -np.inf]
@@ -88,7 +85,7 @@ def explain_query(
     ranks = {kept.document_ids[place]: rank for rank, place in enumerate(order, 1)}
     held = kept.document_ids if relevant else ()
     there = sorted((name for name in held if name in relevant), key=lambda name: ranks.get(name, len(held) + 1))
-    opened = Opened(task, kept, found, corpus, path, device)
+    opened = Opened(task, kept, found, corpus, path, how, device)
     documents = tuple(
         Ranked(why, ranks.get(name), opened.pair(row, place_of("document", name, kept.document_ids)))
         for name, why in _shown(kept.document_ids[order[0]] if order else None, there, ranks).items()

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from maxsim_eval.comparison.bounds import SLACK, Finding, number_of, parity_findings
+from maxsim_eval.comparison.bounds import SLACK, Finding, number_of, parity_findings, value_of
 from maxsim_eval.comparison.thresholds import check_thresholds, load_thresholds
 from maxsim_eval.data.subsets import describe, describe_candidates, same_candidates, same_subset
 from maxsim_eval.errors import UsageError
@@ -84,8 +84,8 @@ def _falls(result: Result, baseline: Mapping[str, Any], bounds: Mapping[str, flo
         return []  # already a finding of its own
     findings = []
     for metric, bound in bounds.items():
-        now = number_of(result.paths[reference].metrics.get(metric))
-        before = number_of(baseline["paths"][reference].get(metric))
+        now = number_of(value_of(result.paths[reference].metrics, metric))
+        before = number_of(value_of(baseline["paths"][reference], metric))
         what = f"{reference}: {metric} against the baseline"
         if now is None or before is None:
             side = "the result" if now is None else "the baseline"

@@ -81,7 +81,7 @@ class TokenRows(ABC):
 
     def take(self, rows: Sequence[int] | np.ndarray) -> Packed:
         """Copy documents `rows`, in that order, into one `Packed` in `dtype`."""
-        return pack([self.row(int(index)) for index in rows], dim=self.dim, dtype=self.dtype).to(self.dtype)
+        return pack([self.row(int(index)).to(self.dtype) for index in rows], dim=self.dim, dtype=self.dtype)
 
     def span(self, start: int, stop: int) -> Packed:
         """Copy documents `start` to `stop` into one `Packed`."""

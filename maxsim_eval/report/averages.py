@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from maxsim_eval.errors import UsageError
 from maxsim_eval.report.tables import Table
 from maxsim_eval.report.values import entry, figure, known, number
 from maxsim_eval.report.words import METRIC
@@ -27,10 +28,18 @@ class Results:
     `Avg` is the mean over datasets, where the path has a value for each of them. The parts of a collection (`cqadupstack/android`, ...)
     count as one dataset, their mean. `*` marks a difference from the reference with p < 0.05 (the Result's paired randomisation test,
     Holm-corrected within its dataset).
+
+    Raises:
+        UsageError: no result has the metric under that name.
     """
 
     results: Mapping[str, Result]
     metric: str = METRIC
+
+    def __post_init__(self) -> None:
+        there = dict.fromkeys(name for one in self.results.values() for path in one.paths.values() for name in path.metrics)
+        if self.metric not in there:  # a table of nothing but "-" would not say why
+            raise UsageError(f"metric: no result holds {self.metric!r}, they hold: {', '.join(there) or 'none'}")
 
     def __getitem__(self, dataset: str) -> Result:
         return self.results[dataset]

@@ -134,7 +134,9 @@ def _run_of_result(origin: Path, result: Result, name: str) -> Run:
     """The run file beside a result file that holds path `name`."""
     file = result.paths[name].run
     if file is None:
-        raise DataError(f"{origin}: path {name!r} has no run file, need one to compare rankings")
+        raise DataError(
+            f"{origin}: path {name!r} has no run file, need one to compare rankings; name its evaluation's own folder"
+        )
     run_path = origin.parent / file
     if Path(file).is_absolute() or not run_path.resolve().is_relative_to(origin.parent.resolve()):
         raise DataError(f"{origin}: path {name!r} has its run at {file!r}, need a file beside the result")

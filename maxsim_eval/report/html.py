@@ -220,7 +220,8 @@ def _most_changed(result: Result) -> list[dict[str, Any]]:
             if entry and entry.get("delta") != 0
         ]
         still = len([entry for entry in listed if entry]) - len(queries)
-        found.append({"path": name, "queries": queries, "documents_known": known is not None, "still": still})
+        metric = next((str(entry["metric"]) for entry in listed if entry.get("metric")), words.metric_shown(result))
+        found.append({"path": name, "queries": queries, "metric": metric, "documents_known": known is not None, "still": still})
     return found
 
 

@@ -31,7 +31,10 @@ def _change(value: Any) -> str:
 
 
 def _signed(value: Any) -> str:
-    return f"{round(value, 5) + 0.0:+.5f}" if known(value) else "-"  # never -0.00000
+    """A difference; 0 says that there is none, +0.00000 (never -0.00000) that it is smaller than the digits shown."""
+    if not known(value):
+        return "-"
+    return "0" if value == 0 else f"{round(value, 5) + 0.0:+.5f}"
 
 
 def summary(result: Result) -> Table:
@@ -128,6 +131,11 @@ def _spearman_queries(parity: Mapping[str, Any]) -> str:
     return text
 
 
+def _same_inputs(parity: Mapping[str, Any]) -> str:
+    same = entry(parity, "reference_reads_same_inputs")
+    return "-" if not isinstance(same, bool) else "yes" if same else "no"
+
+
 def _parity_table(result: Result) -> Table:
     compared = {name: path.parity for name, path in result.paths.items() if path.parity is not None}
 
@@ -153,6 +161,7 @@ def _parity_table(result: Result) -> Table:
         (NAMES["max_rel_error"], lambda p: figure(entry(p, "max_rel_error"), ".3g")),
         (NAMES["mean_rel_error"], lambda p: figure(entry(p, "mean_rel_error"), ".3g")),
         (NAMES["mismatched_finite"], lambda p: figure(entry(p, "mismatched_finite"), "d")),
+        ("reads the same embeddings", _same_inputs),
     ]
     body = [[name, *(text(parity) for parity in compared.values())] for name, text in rows] if compared else []
     body = [row for row in body if any(cell != "-" for cell in row[1:])]  # a comparison of run files has no scores

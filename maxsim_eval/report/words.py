@@ -53,17 +53,14 @@ def brief(result: Result) -> list[str]:
 
 
 def verdicts(result: Result) -> list[str]:
-    """A line for each compared path: its ranking, nDCG@10 and the metrics beside the reference's, and what the gate would refuse."""
-    bad = outside(result)
+    """A line for each compared path: its ranking, one metric and all beside the reference's, and what the gate would refuse."""
+    bad, metric = outside(result), metric_shown(result)
     lines = []
     for name, path in result.paths.items():
         if path.parity is None:
             continue
         order = entry(path.parity, "identical_order")
-        change = entry(path.parity, "delta", METRIC)
-        effect = f"{METRIC} changes by {change:+.4f}" if known(change) else f"change of {METRIC} unknown"
-        if change == 0:
-            effect = f"{METRIC} is the same"
+        effect = "" if metric is None else f"; {_effect(entry(path.parity, 'delta', metric), metric)}"
         if not isinstance(order, Mapping) or not all(known(order.get(key)) for key in ("k", "identical", "queries")):
             said = f"order not compared with {result.reference}"
         elif order["identical"] == order["queries"]:
@@ -72,8 +69,14 @@ def verdicts(result: Result) -> list[str]:
             changed = f"{order['queries'] - order['identical']} of {order['queries']} queries"
             said = f"order of the top {order['k']} differs from {result.reference} in {changed}{_shared(path.parity)}"
         certified = "" if path.search is None else f" {_certified(path.search)}"
-        lines.append(f"{name}: {said}; {effect}.{_judged(path.parity)}{certified}{_refused(bad.get(name, []))}")
+        lines.append(f"{name}: {said}{effect}.{_judged(path.parity)}{certified}{_refused(bad.get(name, []))}")
     return lines
+
+
+def _effect(change: Any, metric: str) -> str:
+    if not known(change):
+        return f"change of {metric} unknown"
+    return f"{metric} is the same" if change == 0 else f"{metric} changes by {change:+.4f}"
 
 
 def _certified(search: Mapping[str, Any]) -> str:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import shlex
+from dataclasses import replace
 from pathlib import Path
 
-from maxsim_eval.errors import DataError
-from maxsim_eval.files import write_text
+from maxsim_eval.errors import DataError, UsageError
+from maxsim_eval.files import alone, write_text
 from maxsim_eval.printing import printable
 from maxsim_eval.report.csv_files import CSV_FILES
 from maxsim_eval.report.html import to_html
 from maxsim_eval.report.markdown import cell as _cell
 from maxsim_eval.report.markdown import table as _markdown_table
-from maxsim_eval.report.result_json import to_json
+from maxsim_eval.report.result_json import RESULT_FILE, read_result, to_document, to_json
 from maxsim_eval.report.tables import every_table
 from maxsim_eval.report.words import facts, headline, verdicts, warnings
 from maxsim_eval.types import Result
@@ -55,3 +56,28 @@ def write_reports(result: Result, out_dir: Path | str) -> None:
         write_text(folder / "result.json", to_json(result))
     except OSError as error:
         raise DataError(f"{folder}: the report cannot be written ({error.strerror})") from error
+
+
+def write_again(result: Result, out_dir: Path | str) -> None:
+    """`write_reports` of a Result that is there already, whose runs are not written with it.
+
+    In the folder of its own evaluation the runs stay what they are. Elsewhere the report names none.
+
+    Raises:
+        UsageError: the folder holds runs of another evaluation. DataError: it cannot be written, or another process writes there.
+    """
+    folder = Path(out_dir)
+    written = _without_runs(result)
+    with alone(folder):
+        if any((folder / "runs").glob("*.trec")):
+            there = read_result(folder) if (folder / RESULT_FILE).is_file() else None
+            if there is None or to_document(_without_runs(there)) != to_document(written):
+                raise UsageError(
+                    f"{folder}: holds runs of another evaluation, which would be taken for this one's; choose another folder"
+                )
+            written = there
+        write_reports(written, folder)
+
+
+def _without_runs(result: Result) -> Result:
+    return replace(result, paths={name: replace(path, run=None) for name, path in result.paths.items()})

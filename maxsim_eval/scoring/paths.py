@@ -47,11 +47,14 @@ class ScoringPath:
     certified: bool = False
     precision: torch.dtype | None = None
 
-    def token_bytes(self, dim: int) -> float | None:
-        """Bytes of a token as this path multiplies it; None for a user's function, a codec, and where two forms are stored."""
+    def document_bytes(self, tokens: float, dim: int) -> float | None:
+        """Bytes of a document of this many tokens as this path multiplies it, its scales included (the one of a whole corpus is not).
+
+        None for a user's function, a codec, and where two forms are stored.
+        """
         if self.own or self.codec is not None or self.certified:
             return None
-        return float(KINDS[self.copy].token_bytes(dim) if self.copy is not None else self.copies * 4 * dim)
+        return KINDS[self.copy].document_bytes(tokens, dim) if self.copy is not None else self.copies * 4 * dim * tokens
 
     def may_exceed(self, tokens: Packed) -> bool:
         """Whether tokens of this dtype may hold what the path's format does not."""

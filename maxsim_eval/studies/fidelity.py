@@ -17,7 +17,6 @@ from typing import Any
 
 import numpy as np
 
-from maxsim_eval.cache.copy_shards import KINDS
 from maxsim_eval.comparison.rankings import overlap
 from maxsim_eval.comparison.statistics import Difference, judge
 from maxsim_eval.comparison.ties import tie_bounds
@@ -62,11 +61,9 @@ def token_bytes(path: str, dim: int, mean_tokens: float) -> float:
         dim: numbers a token has.
         mean_tokens: tokens of a document, on average.
     """
-    scored = scoring_paths.PATHS[path]
-    if scored.copy is None:
-        return scored.copies * 4 * dim
-    kind = KINDS[scored.copy]
-    return kind.token_bytes(dim) + (2 * len(kind.columns) / mean_tokens if kind.granularity == "document" else 0.0)
+    found = scoring_paths.PATHS[path].document_bytes(mean_tokens, dim)
+    assert found is not None  # none of them is a user's function or a codec
+    return found / mean_tokens
 
 
 def measure(

@@ -427,8 +427,19 @@ def test_report_reads_nothing_but_the_file(report: Path, demo: Any, cli: Any, tm
     outcome = cli("report", "result.json", "--out", "again", cwd=alone).fine()
     shown = demo.outcome.out.rpartition("report: ")[0]
     assert outcome.out == shown, "rendered again it must look the same"
-    for name in ("result.json", "report.md", "report.html", "metrics.csv", "per_query.csv"):
+    for name in ("report.md", "metrics.csv", "per_query.csv"):
         assert (alone / "again" / name).read_bytes() == (demo.results / name).read_bytes()
+    pages = [(folder / "report.html").read_text(encoding="utf-8") for folder in (alone / "again", demo.results)]
+    assert pages[0].partition("How to reproduce")[0] == pages[1].partition("How to reproduce")[0]
+    assert ["runs/fp32.trec" in page for page in pages] == ["evaluate.py compare" in page for page in pages] == [False, True]
+    again, first = (
+        json.loads((folder / "result.json").read_text(encoding="utf-8")) for folder in (alone / "again", demo.results)
+    )
+    assert again.pop("paths") == {name: {**path, "run": None} for name, path in first.pop("paths").items()}
+    assert again == first
+    (alone / "other" / "runs").mkdir(parents=True)
+    (alone / "other" / "runs" / "fp32.trec").write_text("q Q0 d 1 1 x")
+    cli("report", "result.json", "--out", "other", cwd=alone).refused(USAGE, "other: holds runs of another evaluation")
 
 
 def test_report_refuses(report: Path, cli: Any, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from maxsim_eval import evaluate_datasets
+from maxsim_eval import evaluate_datasets, many
 from maxsim_eval.errors import UsageError
 
 USAGE, DATA = 2, 3
@@ -93,7 +93,40 @@ def test_in_python(home: Path) -> None:
     found = evaluate_datasets(["one", "two"], "lexical", ["fp32", "fp16"], out_dir=home / "out", **data)
     assert found.table().columns == ["path", "one", "two", "Avg"]
     assert (home / "out" / "two" / "result.json").is_file()
+    again = evaluate_datasets(["one", "two"], "lexical", iter(["fp32"]), metrics=iter(["nDCG@3"]), **data)
+    assert [[*result.paths["fp32"].metrics] for result in again.results.values()] == [["nDCG@3"]] * 2
     with pytest.raises(UsageError, match="named twice"):
         evaluate_datasets(["one", "one"], "lexical", ["fp32"], **data)
     with pytest.raises(UsageError, match="got none"):
         evaluate_datasets([], "lexical", **data)
+
+
+@pytest.mark.parametrize(
+    ("options", "shown"),
+    [
+        ({"metric": "R@20"}, "Recall@20"),
+        ({"metrics": ["R@2", "MAP"]}, "R@2"),
+        ({"metrics": ["MAP", "R@2"], "metric": "Recall@2"}, "R@2"),
+    ],
+)
+def test_the_metric_of_the_table_is_one_that_is_computed(home: Path, options: dict[str, Any], shown: str) -> None:
+    data = {"source": "local", "data_dir": home / "datasets", "cache_dir": home / "cache", "quiet": True, "k": 3}
+    found = evaluate_datasets(["one"], "lexical", ["fp32"], **data, **options)
+    assert (found.metric, "-" in found.table().rows[0]) == (shown, False)
+
+
+@pytest.mark.parametrize(
+    ("datasets", "options", "text"),
+    [
+        ("one", {}, r"datasets: got 'one' by itself, need a list: \['one'\]"),
+        (["one"], {"metric": "nonsense"}, "unknown metric 'nonsense'"),
+        (["one"], {"metric": "MAP@7"}, r"metric: got 'MAP@7', need one of those that are computed \(metrics=\): nDCG@1, "),
+        (["one"], {"metrics": []}, "metrics: got none"),
+    ],
+)
+def test_what_could_not_be_shown_is_not_evaluated(
+    datasets: Any, options: dict[str, Any], text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(many, "load_task", lambda *_, **__: pytest.fail("it was loaded"))
+    with pytest.raises(UsageError, match=text):
+        evaluate_datasets(datasets, "lexical", ["fp32"], **options)

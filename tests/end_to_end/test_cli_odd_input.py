@@ -34,7 +34,7 @@ def test_queries_judged_by_negative_grades_are_evaluated(collection: Callable[..
 
 def test_judgements_without_a_relevant_document(collection: Callable[..., Path], cli: Any, clean: Any, tmp_path: Path) -> None:
     collection(local(tmp_path), qrels=(("q1", "d1", 0), ("q2", "d4", -1)))
-    said = ("test.tsv: none of the 2 judged queries has a relevant document", "every metric would be 0")
+    said = ("test.tsv: none of the 2 judged queries has a relevant document", "no metric would be above 0")
     cli("local", "mine", *LEXICAL, cwd=tmp_path).refused(DATA, *said)
     clean(tmp_path)
     run = tmp_path / "x.trec"

@@ -90,6 +90,8 @@ def test_notebooks_run_offline_on_small_data(path: Path, monkeypatch: pytest.Mon
     assert "1 - Spearman" in drawn
     assert "not in th" not in drawn, "a figure found nothing to draw"
     assert "generated" in pages[0] if path.stem == "real_mm_rag_parity" else "demo/small" in pages[0]
+    if path.stem == "real_mm_rag_parity":
+        assert pages[0].count("Equivalent in all 11 metrics") == 4, "its text says so of both paths of both sets"
 
 
 def test_a_notebook_draws_the_result_it_is_pointed_at(demo: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

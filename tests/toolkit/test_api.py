@@ -25,6 +25,11 @@ from maxsim_kernels import Packed, maxsim_reference, pack
 
 ALL = ("fp32", "fused-fp32", "fp16", "bf16", "int8", "int8-document", "int8-corpus", "fp8")
 WIDTH = 8
+LOADED = (  # what a loader has said of the task below
+    "said while loading",
+    "test.tsv: 1 judgements name documents that corpus.jsonl lacks, first 'gone'; they stay, so those documents count as judged and "
+    "never retrieved",
+)
 
 
 class Letters:
@@ -68,7 +73,7 @@ def task_of(**changes: Any) -> Task:
         document_ids=[f"d{n}" for n in range(len(documents))],
         documents=documents,
         qrels={"q0": {"d3": 2, "d0": 1, "d6": 0}, "q1": {"d5": 1, "gone": 1}, "q2": {"d4": 1}},
-        warnings=("said while loading",),
+        warnings=LOADED,
     )
     return replace(task, **changes)
 
@@ -105,7 +110,11 @@ def test_an_encoder_object_through_all_paths(tmp_path: Path) -> None:
     assert [result.task[key] for key in ("source", "dataset", "split")] == ["local", "animals", "test"]
     counts = ("queries", "query_tokens", "documents", "document_tokens", "judged_pairs")
     assert [result.task[key] for key in counts] == [3, 6, 8, 15, 6]
-    assert result.task["warnings"] == ["said while loading"]
+    assert result.task["warnings"] == [
+        *LOADED,
+        "k is 5: nDCG@10, nDCG@20, Recall@10, Recall@20, Recall@100, MAP@100, MRR@10 look at more documents than that, and count those "
+        "that were not kept as not found; need k = 8 for the values that their names stand for",
+    ]
     for name in ALL:
         # Ties by document index (d0, d3, d7 are one text), the empty d2 never found, and so on every path.
         assert rankings(tmp_path / "out", name)["q0"][:3] == ["d0", "d3", "d7"], name
@@ -195,11 +204,55 @@ def test_k_beyond_the_corpus_is_clamped_and_said_once(tmp_path: Path) -> None:
     assert [str(warning.message) for warning in said] == ["k was clamped to the 8 documents of the corpus"]
     assert said[0].filename == __file__
     assert result.k == 8
-    assert result.task["warnings"] == ["said while loading", "k was clamped to the 8 documents of the corpus"]
+    assert result.task["warnings"] == [*LOADED, "k was clamped to the 8 documents of the corpus"]
 
 
 def test_k_of_the_corpus_is_not_clamped(tmp_path: Path) -> None:
-    assert run(task_of(), Letters(), tmp_path, k=8).task["warnings"] == ["said while loading"]
+    assert run(task_of(), Letters(), tmp_path, k=8).task["warnings"] == list(LOADED)
+
+
+def test_metrics_within_k_are_not_warned_of(tmp_path: Path) -> None:
+    result = run(task_of(), Letters(), tmp_path, k=np.int64(5), metrics=["nDCG@5", "MAP", "AnyHit@3"], out_dir=tmp_path / "out")
+    assert result.task["warnings"] == list(LOADED)
+
+
+def test_misfits_of_a_task_made_in_python_are_said(tmp_path: Path) -> None:
+    qrels = {"q0": {"d3": 0}, "q1": {"d5": 1, "gone": 1}}
+    assert run(task_of(qrels=qrels, warnings=()), Letters(), tmp_path, k=8).task["warnings"] == [
+        LOADED[1].replace("test.tsv", "qrels").replace("corpus.jsonl", "document_ids"),
+        "qrels: 1 of 2 judged queries have no relevant document, first 'q0'; they count 0 in trec_eval's metrics, and AnyHit@k leaves "
+        "them out",
+        "qrels: 1 of 3 queries have no judgement, first 'q2'; they are searched, and no metric counts them",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"query_ids": ["q0", "q1", "q1"]}, "query_ids: 'q1' stands there 2 times, need each id once"),
+        ({"document_ids": ["d0", *(f"d{n}" for n in range(7))]}, "document_ids: 'd0' stands there 2 times"),
+        ({"document_ids": list(range(8))}, "document_ids: got 0, a int, need texts"),
+        ({"document_ids": [f"d\u00a0{n}" for n in range(8)]}, r"out_dir: document id 'd\\xa00' is empty or holds white space"),
+        ({"query_ids": ["q0", "q 1", "q2"]}, "out_dir: query id 'q 1' is empty or holds white space"),
+        ({"qrels": {"q0": {"d0": 1}, "Q1": {"d1": 1}}}, "1 of 2 judged queries are not among the 3 query_ids, first 'Q1'"),
+        ({"qrels": {"q0": {"d0": 0}}}, "none of the 1 judged queries has a relevant document"),
+        ({"qrels": {"q0": {"gone": 1}}}, "none of the 1 judged documents is in document_ids"),
+        ({"qrels": {"q0": {"d0": float("nan")}}}, "document 'd0': relevance nan, need a whole number"),
+    ],
+)
+def test_a_task_that_would_go_wrong_silently_is_refused_at_once(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
+    run(task_of(), Letters(), tmp_path, out_dir=tmp_path / "out")
+    before = {path: path.read_bytes() for path in (tmp_path / "out").rglob("*.*")}
+    encoder = Letters()
+    with pytest.raises(DataError, match=message):
+        run(task_of(**changes), encoder, tmp_path, out_dir=tmp_path / "out")
+    assert encoder.encoded == []
+    assert {path: path.read_bytes() for path in (tmp_path / "out").rglob("*.*")} == before
+
+
+def test_without_a_folder_ids_may_hold_white_space(tmp_path: Path) -> None:
+    task = task_of(document_ids=[f"d\u00a0{n}" for n in range(8)], qrels={"q0": {"d\u00a00": 1}})
+    assert run(task, Letters(), tmp_path, k=8).paths["fp32"].metrics["nDCG@1"] == 1.0
 
 
 def test_limited_queries_share_the_cache_and_keep_their_scores(tmp_path: Path) -> None:
@@ -239,6 +292,23 @@ def test_metrics_of_ones_choice(tmp_path: Path) -> None:
     assert set(run(task_of(), Letters(), tmp_path, metrics=["nDCG@3"]).paths["fp32"].metrics) == {"nDCG@3"}
     with pytest.raises(UsageError, match="metric"):
         run(task_of(), Letters(), tmp_path, metrics=["nDGC@3"])
+
+
+def test_generators_of_paths_and_metrics(tmp_path: Path) -> None:
+    paths: Any = (name for name in ("fp32", "fp16"))
+    result = run(task_of(), Letters(), tmp_path, paths, metrics=(f"nDCG@{k}" for k in (1, 3)))
+    assert [(name, *path.metrics) for name, path in result.paths.items()] == [
+        ("fp32", "nDCG@1", "nDCG@3"),
+        ("fp16", "nDCG@1", "nDCG@3"),
+    ]
+
+
+@pytest.mark.parametrize("given", [None, (), [torch.zeros(1, WIDTH)]], ids=["nothing", "tuple", "list"])
+def test_an_encoder_that_returns_no_tokens(given: Any, tmp_path: Path) -> None:
+    encoder = Letters()
+    encoder.encode = lambda items, role: given  # type: ignore[method-assign]
+    with pytest.raises(UsageError, match=f"encoder 'letters': encode returned {type(given).__name__}, need a Packed"):
+        run(task_of(), encoder, tmp_path)
 
 
 def test_the_package_offers_evaluate_and_load_task(tmp_path: Path) -> None:
@@ -281,6 +351,14 @@ def test_an_empty_query_finds_the_first_documents(tmp_path: Path) -> None:
         (["fp32"], {"k": 0}, UsageError, "k: got 0, need 1 or more"),
         (["fp32"], {"k": -3}, UsageError, "k: got -3, need 1 or more"),
         (["fp32"], {"limit_queries": 0}, UsageError, "got 0, need 1 or more"),
+        (["fp32"], {"k": 2.5}, UsageError, "k: got 2.5, need a whole number"),
+        (["fp32"], {"k": True}, UsageError, "k: got True, need a whole number"),
+        (["fp32"], {"readers": None}, UsageError, "readers: got None, need a whole number"),
+        (["fp32"], {"memory_budget": "8GB"}, UsageError, "memory_budget: got '8GB', need a whole number"),
+        (["fp32"], {"limit_documents": 2.5}, UsageError, "limit_documents: got 2.5, need a whole number"),
+        ("fp32", {}, UsageError, r"paths: got 'fp32', need a list of names: \['fp32'\]"),
+        (["fp32"], {"metrics": "nDCG@10"}, UsageError, r"metrics: got 'nDCG@10', need a list of names: \['nDCG@10'\]"),
+        (["fp32"], {"metrics": None}, UsageError, "metrics: got None, need a list of names"),
         (["fp32"], {"device": "gpu"}, UsageError, "device 'gpu' cannot be used"),
         (["fp32"], {"device": "cuda:99"}, UsageError, "device 'cuda:99' cannot be used"),
     ],

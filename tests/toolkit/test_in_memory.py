@@ -13,6 +13,7 @@ import torch
 import maxsim_eval
 from maxsim_eval import evaluate, evaluate_embeddings
 from maxsim_eval.errors import DataError, UsageError
+from maxsim_eval.report.comparing import read_input
 from maxsim_eval.report.result_json import read_result
 from maxsim_eval.types import PathResult, Result
 from maxsim_kernels import Packed, maxsim_reference
@@ -79,7 +80,9 @@ def test_without_judgements_there_is_parity_alone(tmp_path: Path) -> None:
     ("change", "error", "text"),
     [
         ({"queries": torch.ones(3, WIDTH)}, UsageError, r"queries: got \[3, 24\], need a list of tensors"),
-        ({"queries": []}, UsageError, "queries: got list"),
+        ({"queries": []}, UsageError, "queries: got an empty list, need a list of tensors"),
+        ({"queries": [np.ones((2, WIDTH))]}, UsageError, "queries: got a list with ndarray in it, need a list of tensors"),
+        ({"queries": [torch.ones(WIDTH)]}, UsageError, r"queries: got a list with a tensor \[24\] in it"),
         ({"queries": [torch.ones(2, 5)]}, UsageError, "queries: d = 5, documents: d = 24"),
         (
             {"documents": [torch.ones(2, WIDTH), torch.ones(2, WIDTH).half()]},
@@ -91,14 +94,34 @@ def test_without_judgements_there_is_parity_alone(tmp_path: Path) -> None:
         ({"query_ids": ["a"]}, UsageError, "query_ids: got 1, need one for each of 3"),
         ({"query_ids": ["a", "a", "b"]}, UsageError, "query_ids: need texts, each once"),
         ({"document_ids": list(range(20))}, UsageError, "document_ids: need texts"),
-        ({"qrels": {"nobody": {"d1": 1}}}, DataError, "none of its 1 queries is among the 3 query_ids"),
-        ({"qrels": {"a": {"nothing": 1}}}, DataError, "none of the judged documents"),
+        ({"qrels": {"nobody": {"d1": 1}}}, DataError, "1 judgements of 1 queries, none of which is in query_ids"),
+        ({"qrels": {"a": {"nothing": 1}}}, DataError, "none of the 1 judged documents is in document_ids"),
+        ({"qrels": {"a": {"d3": 0}}}, DataError, "none of the 1 judged queries has a relevant document"),
+        ({"qrels": {"a": {"d3": None}}}, DataError, "relevance None, need a whole number"),
     ],
 )
 def test_what_does_not_fit(change: dict[str, Any], error: type[Exception], text: str) -> None:
     queries, documents = made()
     with pytest.raises(error, match=text):
         evaluate_embeddings(**{"queries": queries, "documents": documents, "qrels": QRELS, **IDS, **change})
+
+
+def test_misfits_of_judgements_are_said_once() -> None:
+    queries, documents = made()
+    qrels = {**QRELS, "a": {"d3": 1, "gone": 1}, "c": {"d1": 0}}
+    result = evaluate_embeddings(queries, documents, qrels, **{**IDS, "k": 20})
+    assert [line.partition(";")[0] for line in result.task["warnings"]] == [
+        "qrels: 1 judgements of 1 queries that query_ids lacks were left out, first 'z'",
+        "qrels: 1 judgements name documents that document_ids lacks, first 'gone'",
+        "qrels: 1 of 3 judged queries have no relevant document, first 'c'",
+    ]
+
+
+def test_a_warning_points_at_the_caller() -> None:
+    queries, documents = made()
+    with pytest.warns(UserWarning, match="k was clamped to the 20 documents") as said:
+        evaluate_embeddings(queries, documents, QRELS, **{**IDS, "k": 21})
+    assert [one.filename for one in said] == [__file__]
 
 
 # What a Result shows of itself ----------------------------------------------------------------------------------------
@@ -142,6 +165,21 @@ def test_report_writes_the_files(result: Result, tmp_path: Path) -> None:
     assert page == tmp_path / "x" / "report.html"
     assert {path.name for path in page.parent.iterdir()} >= {"report.html", "report.md", "result.json", "metrics.csv"}
     assert json.loads((page.parent / "result.json").read_text())["k"] == 10
+
+
+def test_a_report_stands_beside_its_own_runs_or_none(tmp_path: Path) -> None:
+    queries, documents = made()
+    own, other = (evaluate_embeddings(queries, documents, QRELS, **{**IDS, "k": k}, out_dir=tmp_path / str(k)) for k in (5, 6))
+    with pytest.raises(UsageError, match=r"6: holds runs of another evaluation, .* choose another folder"):
+        own.report(tmp_path / "6")
+    assert read_result(tmp_path / "6") == other
+    for folder, run in (("new", None), ("new", None), ("5", "runs/fp32.trec")):
+        own.report(tmp_path / folder)
+        assert read_result(tmp_path / folder).paths["fp32"].run == run
+    read_result(tmp_path / "new").report(tmp_path / "5")
+    assert read_result(tmp_path / "5") == own
+    with pytest.raises(DataError, match="has no run file"):
+        read_input(tmp_path / "new")
 
 
 def test_the_package_says_what_it_has() -> None:

@@ -19,7 +19,7 @@ import datasets
 import tiny_checkpoints
 from maxsim_eval import evaluate
 from maxsim_eval.data.loading import load_task
-from maxsim_eval.errors import UsageError
+from maxsim_eval.errors import DataError, UsageError
 from maxsim_eval.mteb import MaxSimModel, load_mteb_task, write_mteb_results
 from maxsim_kernels import integrations
 
@@ -122,6 +122,42 @@ def test_a_task_of_ones_own_by_our_paths_and_its_results_in_mtebs_form(demo: Any
     for path, one in found.items():
         assert one.get_score() == pytest.approx(result.paths[path].metrics["nDCG@10"], abs=2e-5)
         assert list((tmp_path / "mteb" / "results").glob(f"us__lexical-{path}/*/OwnTask.json"))
+
+
+def test_a_task_that_reranks_is_scored_by_its_lists_alone(demo: Any, tmp_path: Path) -> None:
+    def searched(lists: Path | None, out: str) -> Path:
+        options: dict[str, Any] = {"cache_dir": tmp_path / "cache", "k": 1000, "out_dir": tmp_path / out, "quiet": True}
+        with pytest.warns(UserWarning, match="k was clamped"):
+            evaluate(task, "lexical", ["fp32"], candidates=lists, **options)
+        return tmp_path / out
+
+    lists, reranks = tmp_path / "lists.trec", own_task(demo, reranked=True)
+    with pytest.raises(UsageError, match=r"'OwnTask': reranks lists of its own.*write_candidates=FILE"):
+        load_mteb_task(reranks)
+    with pytest.raises(UsageError, match="has no lists; leave write_candidates out"):
+        load_mteb_task(own_task(demo), write_candidates=lists)
+    task = load_mteb_task(reranks, write_candidates=lists)
+    own = run(MaxSimModel("lexical", "fp32", cache_dir=tmp_path / "cache"), own_task(demo, reranked=True), tmp_path / "own")
+    written = write_mteb_results(searched(lists, "lists"), own_task(demo, reranked=True), tmp_path / "mteb")
+    assert written["fp32"].scores["test"][0]["ndcg_at_10"] == own["ndcg_at_10"] < 0.2
+    for folder, other, text in (
+        (searched(None, "all"), reranks, r"got an evaluation of the whole corpus, need one of the lists that the task reranks"),
+        (tmp_path / "lists", own_task(demo), r"got an evaluation of the candidates 'mteb', need one of the whole corpus"),
+    ):
+        with pytest.raises(UsageError, match=text):
+            write_mteb_results(folder, other, tmp_path / "wrong")
+    assert not (tmp_path / "wrong").exists()
+
+
+def test_data_that_cannot_be_loaded_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def offline(*_: Any, **__: Any) -> None:
+        raise ConnectionError("Couldn't reach the Hub\nat all")
+
+    monkeypatch.setattr(AbsTaskRetrieval, "load_data", offline)
+    with pytest.raises(
+        DataError, match=r"'SciFact': its data cannot be loaded \(ConnectionError: .* the Hub\); need 'mteb/scifact'"
+    ):
+        load_mteb_task("SciFact")
 
 
 def test_what_mteb_would_score_wrongly_is_refused(demo: Any, tmp_path: Path) -> None:

@@ -9,14 +9,18 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from maxsim_eval.api import evaluate
+from maxsim_eval.comparison.assessing import reads_same_inputs
 from maxsim_eval.comparison.metrics import DEFAULT_METRICS
 from maxsim_eval.comparison.statistics import bootstrap_interval, holm, randomisation_test
 from maxsim_eval.comparison.ties import tie_bounds
 from maxsim_eval.data.trec import read_trec_run
 from maxsim_eval.encoders.lexical import LexicalEncoder
 from maxsim_eval.report.result_json import jsonable
+from maxsim_eval.scoring.own_functions import find_paths
+from maxsim_eval.scoring.paths import our_paths
 from maxsim_eval.types import Result, Run, Task
 
 PATHS = ("fp32", "fp16", "int8", "fp8")
@@ -140,6 +144,29 @@ def test_lengths_and_memory(result: Result, folder: Path) -> None:
         assert path.memory["device_peak_bytes"] is None
         if Path("/proc/self/clear_refs").exists():
             assert path.memory["host_peak_bytes"] > 50 << 20
+
+
+@pytest.mark.parametrize(
+    ("stored", "same"),
+    [
+        (torch.float32, {"fused-fp32", "exact-int8", "exact-int8-fp32"}),
+        (torch.float16, {"fused-fp32", "exact-int8", "exact-int8-fp32", "fp16"}),
+        (torch.bfloat16, {"fused-fp32", "exact-int8", "exact-int8-fp32", "bf16"}),
+    ],
+)
+def test_which_paths_read_what_the_reference_reads(stored: torch.dtype, same: set[str]) -> None:
+    found = {name for name, path in our_paths().items() if reads_same_inputs(name, path, stored)}
+    assert found - {"fp32"} == same
+    assert reads_same_inputs("mine", find_paths([("mine", lambda queries, documents: documents)])["mine"], stored)
+    assert not reads_same_inputs("rotate+int8", find_paths(["rotate+int8"])["rotate+int8"], stored)
+
+
+def test_a_scale_of_a_document_is_counted(result: Result) -> None:
+    """As by a certified path, which keeps the same copy."""
+    sizes = {name: (path.memory or {})["document_bytes"] for name, path in result.paths.items()}
+    mean = result.task["document_tokens"] / result.task["documents"]
+    need = {"fp32": 4 * 128 * mean, "fp16": 2 * 128 * mean, "int8": 130 * mean, "fp8": 128 * mean + 2}
+    assert sizes == pytest.approx(need, abs=1e-3)
 
 
 def test_error_histograms_hold_every_pair(result: Result) -> None:

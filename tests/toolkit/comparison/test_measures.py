@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from maxsim_eval.comparison import measures
-from maxsim_eval.comparison.metrics import evaluate_run, parse_metric
+from maxsim_eval.comparison.metrics import evaluate_run, known_metrics, parse_metric
 from maxsim_eval.errors import DataError, UsageError
 from maxsim_eval.types import Run
 
@@ -34,6 +34,14 @@ def test_what_can_be_is_computed() -> None:
     found = evaluate_run(Run("r", {"q": [("a", 2.0), ("b", 1.0)]}), {"q": {"b": 1}}, ["Judged@10", "RBP(p=0.8)"])
     assert found["Judged@10"] == {"q": 0.5}
     assert found["RBP(p=0.8)"]["q"] == pytest.approx(0.16)
+
+
+def test_every_listed_name_can_be_asked_for() -> None:
+    listed = known_metrics()
+    for name in listed:
+        assert parse_metric(name.replace("@k", "@10"))
+    assert {"Judged", "Judged@k", "ERR@k", "IPrec@0.1", "Compat"} <= set(listed)
+    assert not {"NDCG", "BPref", "alpha_nDCG", "ERR", "IPrec", "INST"} & set(listed)
 
 
 @pytest.mark.parametrize("error", [TypeError("a"), OverflowError("a")])

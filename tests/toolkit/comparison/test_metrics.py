@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from maxsim_eval.comparison.metrics import DEFAULT_METRICS, evaluate_run, means, parse_metric
+from maxsim_eval.comparison.metrics import DEFAULT_METRICS, deeper_than, evaluate_run, means, parse_metric
 from maxsim_eval.data.trec import ranked
 from maxsim_eval.errors import DataError, UnknownNameError, UsageError
 from maxsim_eval.types import Run
@@ -178,6 +178,10 @@ def test_numpy_relevance_is_accepted() -> None:
         ({"q": {}}, "no query has a judgement"),
         ({"q": {"a": 10**6}}, "document 'a': relevance 1000000"),  # trec_eval would walk over a million levels
         ({"q": {"a": 0.5}}, "relevance 0.5"),
+        ({"q": {"a": float("nan")}}, "relevance nan"),
+        ({"q": {"a": float("inf")}}, "relevance inf"),
+        ({"q": {"a": None}}, "relevance None"),
+        ({"q": {"a"}}, "query 'q': got set, need a dict"),
         ({"q": {"a\ud800": 1}}, "not valid Unicode"),  # pytrec_eval would crash
         ({"q": {"a\0b": 1}}, "NUL"),  # pytrec_eval would take it for 'a'
         ({1: {"a": 1}}, "need text"),
@@ -186,6 +190,13 @@ def test_numpy_relevance_is_accepted() -> None:
 def test_refused_judgements(qrels: Any, message: str) -> None:
     with pytest.raises(DataError, match=message):
         evaluate_run(own(q="a"), qrels)
+
+
+def test_metrics_that_look_below_a_depth() -> None:
+    names = ["nDCG@5", "R@20", "ndcg_cut_10", "MAP", "map_cut_6", "AnyHit@7", "nDCG-exp@3", "RR@9"]
+    assert deeper_than(5, names) == {"R@20": 20, "ndcg_cut_10": 10, "map_cut_6": 6, "AnyHit@7": 7, "RR@9": 9}
+    pytest.importorskip("ir_measures")
+    assert deeper_than(5, ["ERR@20", "AP(rel=2)@100", "RBP(p=0.8,rel=1)", "Judged@5"]) == {"ERR@20": 20, "AP(rel=2)@100": 100}
 
 
 @pytest.mark.parametrize(

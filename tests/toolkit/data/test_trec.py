@@ -236,5 +236,6 @@ def test_of_conflicting_judgements_the_later_holds_and_is_warned_of(tmp_path: Pa
         assert read_qrels(file) == {"1": {"a": 2}, "2": {"b": 0}}
     assert [str(one.message).partition(": ")[2] for one in said] == [
         "1 pairs are judged twice with different scores; the later score was taken",
-        "1 of 2 judged queries have no relevant document, first '2'; they count 0 in every metric",
+        "1 of 2 judged queries have no relevant document, first '2'; they count 0 in trec_eval's metrics, and AnyHit@k "
+        "leaves them out",
     ]

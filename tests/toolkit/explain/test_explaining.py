@@ -27,8 +27,9 @@ from maxsim_eval.encoders.lexical import LexicalEncoder
 from maxsim_eval.encoders.names import get_encoder
 from maxsim_eval.errors import DataError, UnknownNameError, UsageError
 from maxsim_eval.explain.explaining import explain_pair
+from maxsim_eval.explain.ranking import explain_query
 from maxsim_eval.importing.importing import import_embeddings
-from maxsim_eval.scoring.paths import PATHS
+from maxsim_eval.scoring.paths import PATHS, our_paths
 from maxsim_eval.types import PatchGrid, Task
 from maxsim_kernels import Packed, pack
 
@@ -56,6 +57,39 @@ def small(texts: Sequence[str], asked: Sequence[str], **options: Any) -> Task:
 
 
 # Numbers ---------------------------------------------------------------------------------------------------------------
+
+
+class HalfDocuments(LexicalEncoder):
+    """`lexical`, with documents in float16: a certified path over them as stored rounds the queries, one in FP32 does not."""
+
+    name = "half-documents"
+
+    def encode(self, items: Sequence[Any], role: Any) -> Packed:
+        return super().encode(items, role).to(torch.float16 if role == "document" else torch.float32)
+
+
+@pytest.fixture(scope="module")
+def copied(demo_task: Task, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The demo with every quantised copy that a path reads, evaluated by every path: cache/ and out/."""
+    home = tmp_path_factory.mktemp("copied")
+    options: dict[str, Any] = {"cache_dir": home / "cache", "quiet": True}
+    evaluate(demo_task, HalfDocuments(), ["fp32"], **options)
+    entry = cached_embeddings(demo_task, HalfDocuments(), home / "cache").documents
+    assert isinstance(entry, Entry)
+    for kind in {path.copy for path in our_paths().values() if path.copy is not None}:
+        convert_entry(entry, kind, quiet=True)
+    evaluate(demo_task, HalfDocuments(), list(our_paths()), out_dir=home / "out", k=300, **options)
+    return home
+
+
+@pytest.mark.parametrize("path", our_paths())
+def test_beside_copies_the_score_is_still_that_of_the_evaluation(copied: Path, demo_task: Task, path: str) -> None:
+    ranked = {query: dict(row) for query, row in read_trec_run(copied / "out" / "runs" / f"{path}.trec").rankings.items()}
+    options: dict[str, Any] = {"path": path, "cache_dir": copied / "cache", "quiet": True}
+    for query, document in PAIRS:
+        assert explain_pair(demo_task, HalfDocuments(), query, document, **options).score == ranked[query][document]
+    for one in explain_query(demo_task, HalfDocuments(), "q07", **options).documents:
+        assert one.explanation.score == ranked["q07"][one.explanation.document]
 
 
 @pytest.mark.parametrize("path", PATHS)

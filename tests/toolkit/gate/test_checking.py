@@ -229,6 +229,24 @@ def test_a_metric_the_baseline_lacks_fails(result: Result) -> None:
     assert failures(result, baseline) == ["fp32: MAP@100 against the baseline"]
 
 
+def test_a_metric_may_have_another_of_its_names(result: Result) -> None:
+    """In the result, its statistics and the baseline, each its own."""
+    names = {"nDCG@10": "ndcg_cut_10", "Recall@10": "R@10", "Recall@100": "R@100", "MAP@100": "AP@100"}
+    entry = {"mean": 0.0, "low": 0.0, "high": 0.0, "queries": 300}
+    parity = parity_of(statistics=dict.fromkeys(names.values(), entry))
+    other = {
+        name: replace(
+            path, metrics={names[metric]: value for metric, value in path.metrics.items()}, parity=path.parity and parity
+        )
+        for name, path in result.paths.items()
+    }
+    renamed = replace(result, paths=other)
+    for baseline in (baseline_of(result), baseline_of(renamed)):
+        assert [finding for finding in check(renamed, baseline, equivalent=True) if not finding.ok] == []
+    other["fp16"] = replace(other["fp16"], metrics={**other["fp16"].metrics, "R@10": 0.7})
+    assert failures(replace(result, paths=other), baseline_of(result)) == ["fp16: |delta Recall@10|"]
+
+
 def test_render_puts_failures_first() -> None:
     findings = [Finding(True, "a", "1", "1"), Finding(False, "b", "2", "<= 1")]
     assert render(findings) == "FAIL  b: 2, need <= 1\ngate FAILED: 1 of 2 checks"

@@ -6,6 +6,7 @@ import math
 
 import pytest
 
+from maxsim_eval.errors import UsageError
 from maxsim_eval.report.averages import Results
 from maxsim_eval.report.result_json import from_json, to_document
 from maxsim_eval.types import PathResult, Result
@@ -51,6 +52,11 @@ def test_the_table(results: Results) -> None:
     table = results.table()
     assert table.columns == ["path", "scifact", "cqadupstack", "trec_covid&x", "Avg"]
     assert table.rows == [["fp32", "0.7000", "0.4000", "0.8000", "0.6333"], ["int8_x", "0.6999*", "0.4000", "0.9000", "0.6666"]]
+
+
+def test_a_metric_that_no_result_has(results: Results) -> None:
+    with pytest.raises(UsageError, match=r"no result holds 'MAP@100', they hold: nDCG@10, R@10"):
+        Results(results.results, "MAP@100")
 
 
 def test_latex(results: Results) -> None:

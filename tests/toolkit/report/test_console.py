@@ -123,6 +123,27 @@ def test_the_gate_says_the_same_under_the_same_names() -> None:
     assert all(finding.what.partition(": ")[2] in NAMES.values() for finding in failed)
 
 
+def test_a_scorer_has_one_verdict_whatever_its_name() -> None:
+    """Under a name that no class lists it is held to `exact`; a comparison of run files, without scores, to its statistics alone."""
+    found, runs = result(**WRONG), result(max_rel_error=None, mismatched_finite=None, spearman={}, overlap={"@10": 0.5})
+    for name in ("python:my_scorers:mine", "mine"):
+        named = replace(found, paths={"fp32": found.paths["fp32"], name: found.paths["int8"]})
+        assert verdict(named, name) == "fails gate"
+        assert (
+            "NOT within bounds (max rel error 0.0364, need <= 0.0005; finite in one only 320, need <= 0)" in verdicts(named)[0]
+        )
+    assert verdict(replace(runs, paths={"fp32": runs.paths["fp32"], "mine": runs.paths["int8"]}), "mine") == "equivalent"
+
+
+@pytest.mark.parametrize("metric", ["MAP@100", "ndcg_cut_10"])
+def test_the_sentence_is_about_the_metric_that_is_shown(metric: str) -> None:
+    found = result(delta={metric: 0.00046})
+    only = replace(found, paths={name: replace(path, metrics={metric: 0.5}) for name, path in found.paths.items()})
+    assert f"; {metric} changes by +0.0005." in verdicts(only)[1]
+    bare = replace(found, paths={name: replace(path, metrics={}) for name, path in found.paths.items()})
+    assert verdicts(bare)[1].startswith("int8: ranking identical to fp32 (top 100, all 40 queries). ")
+
+
 def test_what_was_not_measured_is_no_failure_of_the_verdict() -> None:
     assert outside(result(max_rel_error=None, spearman={}))["int8"] == []
 

@@ -189,6 +189,18 @@ def test_what_a_result_lacks_is_said(reference: str | None) -> None:
         assert "Which documents moved is not in this result" in page.text
 
 
+@pytest.mark.parametrize("listed", [True, False])
+def test_no_change_of_the_metric_shown_is_no_word_about_others(full: Result, listed: bool) -> None:
+    """Recall@100 changed, nDCG@10 did not, with queries whose documents moved and without."""
+    path = full.paths["int8"]
+    assert path.parity is not None
+    still = [{"query": "q1", "metric": "nDCG@10", "reference": 0.5, "value": 0.5, "delta": 0.0, "moved": []}] if listed else []
+    paths = {**full.paths, "int8": replace(path, parity={**path.parity, "most_changed": still})}
+    text = Page(to_html(replace(full, paths=paths))).text
+    assert f"No query's nDCG@10 changed{'; the order of documents did in 1' if listed else '.'}" in text
+    assert "No query's value changed" not in text
+
+
 def test_no_paths_and_no_queries() -> None:
     empty = Result(
         {"source": "s", "dataset": "d", "split": "", "queries": 0, "documents": 0}, {"name": "e"}, 1, {}, {}, [], None
