@@ -12,12 +12,12 @@ mteb.py          a model for mteb, tasks of mteb evaluated here, results in mteb
 many.py          `evaluate_datasets`: several datasets with one encoder, and their averages
 atlas/           what every way of storing embeddings costs, with verdicts
 api.py           `evaluate`: a task, an encoder and scoring paths in, a Result out
-subject.py       what an evaluation is of: settings, the part of a task that is searched, its embeddings
+subject.py       what is evaluated: settings, the part of a task that is searched, its embeddings
 gate/            the quality gate: bounds on what changed, an exit code
 report/          a Result as something to read: console, Markdown, HTML, CSV, JSON
 planning/        what an evaluation will take: bytes, seconds, whether it fits
 comparison/      metrics, intervals, parity with the reference, verdicts
-conformance/     whether a function that scores keeps the contract
+conformance/     whether a scoring function keeps the contract
 explain/         which tokens a score comes from
 importing/       embeddings that somebody else computed, into the cache
 scoring/         scores of a corpus by a path: in units, streamed, resumable
@@ -36,7 +36,7 @@ files.py         files written whole or not at all
 environment.py   the machine and the software a Result was made on
 hashing.py       digests that name cache entries
 parsing.py       JSON and TOML to values, or to one error
-printing.py      names that others gave, as they may be printed
+printing.py      names from outside, made safe to print
 quantities.py    sizes and times as people write and read them
 """
 
@@ -83,5 +83,5 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    """What there is to import, before it was."""
+    """List the public names too, which are imported only on first use."""
     return sorted({*globals(), *__all__})

@@ -107,8 +107,8 @@ def evaluate(
         verify: check every stored value by its checksum while it is read; if False, the Result carries a warning.
 
     Raises:
-        UsageError: an argument that cannot work, or an encoder whose `encode` returns no Packed. DataError: a task of which ids stand
-            twice, or cannot stand in the runs that `out_dir` is to hold, or whose qrels judge other queries than its own.
+        UsageError: an argument that cannot work, or an encoder whose `encode` returns no Packed. DataError: a task with an
+            id twice, with ids that a run file in `out_dir` cannot hold, or with qrels of queries that it does not have.
         MaxsimEvalError: one clear message about a bad name, dataset, cache or embedding.
     """
     settings = Settings(
@@ -134,9 +134,9 @@ def evaluate(
 
 
 def evaluate_settings(settings: Settings, task: Task | Unread, out_dir: OutDir | Callable[[Task], OutDir]) -> Result:
-    """As `evaluate`; the task may be one that is still to be read, the output folder a function of it.
+    """As `evaluate`; the task may still be unread (`Unread`), and the output folder a function of the task.
 
-    Of several processes the first loads the task, and the others only where documents have to be encoded: they help.
+    Among several processes the first loads the task; the others do so only where they help to encode documents.
     """
     paths = settings.check()
     with joined(settings.device) as world, contextlib.ExitStack() as stack:
@@ -151,7 +151,7 @@ def evaluate_settings(settings: Settings, task: Task | Unread, out_dir: OutDir |
         if ready is not None and not settings.quiet:
             _say_how_long(ready, device, world.size)
         if world.size > 1:
-            outcomes = list(outcomes)  # comparing takes the leader a while: nobody waits for it between two paths
+            outcomes = list(outcomes)  # all paths first: else every process would wait while the leader compares one
         places = world.collect(device)
         result: Result = world.share(None if ready is None else _finish(settings, ready, outcomes, device, places))
     return result
@@ -159,7 +159,7 @@ def evaluate_settings(settings: Settings, task: Task | Unread, out_dir: OutDir |
 
 @dataclass(frozen=True)
 class _Ready:
-    """What the leader knows beyond the job."""
+    """What the leader (the first process) holds besides the job."""
 
     job: Job
     paths: Mapping[str, ScoringPath]
@@ -177,7 +177,7 @@ def _prepare(
     world: World,
     stack: contextlib.ExitStack,
 ) -> _Ready:
-    """Limit, divide: everything between the embeddings and the first score."""
+    """Everything between the embeddings and the first score: candidates, k, warnings, the division of the work."""
     task, kept, candidates = subject.task, subject.kept, subject.candidates
     queries = query_tokens(task, kept, found.queries)
     check_widths(found, queries)
@@ -219,7 +219,7 @@ def _level_of_the_caller() -> int:
 def _asked(
     paths: Mapping[str, ScoringPath], task: Task, document_ids: Sequence[str], k: int, candidates: Candidates | None
 ) -> Asked:
-    """What travels to every rank: ids of documents and paths do not."""
+    """The `Asked` that is sent to every rank: without document ids and paths, which every rank adds itself."""
     excluded = np.full(len(task.query_ids), -1, np.int64)
     if task.exclude_same_id:
         place = {document: number for number, document in enumerate(document_ids)}
@@ -241,7 +241,7 @@ def _job(
     world: World,
     stack: contextlib.ExitStack,
 ) -> Job:
-    searched = Searched.of(documents, paths)  # a copy that is damaged ends it before anything of the folder is touched
+    searched = Searched.of(documents, paths)  # first: a damaged copy raises before the folder is touched
     encoder = settings.encoder if isinstance(settings.encoder, str) else settings.encoder.name
     require_copies(
         paths, searched.copies, f"evaluate.py convert {subject.task.source} {subject.task.dataset} --encoder {encoder}"
@@ -285,7 +285,7 @@ def _say_how_long(ready: _Ready, device: str, processes: int) -> None:
 
 
 def _finish(settings: Settings, ready: _Ready, outcomes: Iterable[Outcome], device: str, places: Sequence[str]) -> Result:
-    """Metrics, parity, Result; written whole, and what was kept for an interruption removed."""
+    """Compute metrics and parity, make the Result, write the report, and remove what was kept for an interruption."""
     job, out_dir, found = ready.job, ready.subject.out_dir, ready.found
     qrels, stored = ready.subject.kept.qrels, found.documents.dtype
     ranking = ranking_on(device, settings.memory_budget or DEVICE_MEMORY)
@@ -317,10 +317,10 @@ def _finish(settings: Settings, ready: _Ready, outcomes: Iterable[Outcome], devi
 
 
 def _write(result: Result, runs: Mapping[str, Run], folder: Path) -> None:
-    """Replace a report: `result.json` goes first and comes last, so where it exists the rest belongs to it."""
+    """Replace a report: `result.json` is deleted first and written last, so where it exists, the other files belong to it."""
     with writing(folder):
         (folder / "result.json").unlink(missing_ok=True)
-        earlier = [folder / "runs" / f"{name}.trec" for name in our_paths()]  # and nothing else that lies there
+        earlier = [folder / "runs" / f"{name}.trec" for name in our_paths()]  # only files that we may have written
         for path in (*earlier, *(found for form in OTHER_RUNS for found in (folder / "runs").glob(form))):
             path.unlink(missing_ok=True)
     for name, found in runs.items():

@@ -12,19 +12,19 @@ _LINE = "{desc}: {percentage:.0f}%, {n_fmt} of {total_fmt}, {elapsed} so far, {r
 
 
 class _Lines:
-    """A stream for a bar that draws itself anew on one line: each drawing becomes a line of its own."""
+    """A stream that turns each redrawing of a bar into a line of its own."""
 
     def __init__(self, stream: Any) -> None:
         self.stream = stream
 
     def write(self, text: str) -> None:
-        """Write what is to be seen of a drawing."""
+        """Write the visible text of one drawing as a line."""
         line = text.strip("\r\n ")
         if line:
             self.stream.write(line + "\n")
 
     def flush(self) -> None:
-        """Pass on."""
+        """Flush the stream."""
         self.stream.flush()
 
 

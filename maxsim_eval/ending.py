@@ -1,6 +1,6 @@
 """What a command that fails says, in one line, and its exit code; the traceback of what nobody foresaw goes into a file.
 
-An exit code of 1 is an answer (`errors.py`), so no failure may end with it, which is how Python ends a program by itself.
+Exit code 1 is an answer (`errors.py`), so no failure may use it; Python itself ends with 1 after an exception that nobody caught.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ _LONGEST = 4000  # characters of a line: a name in it may be as long as a file
 
 
 def ending_of(error: BaseException) -> tuple[str, int]:
-    """What to print of an error that ends a command, without `error: ` before it, and the exit code.
+    """What to print of an error that ends a command, without the prefix `error: `, and the exit code.
 
-    One line, but for errors that bring a user's own traceback, or several things that can be done. What no part of the toolkit foresaw
-    is named with the file that holds its traceback.
+    One line, except for errors that carry a user's own traceback (`many_lines`) or list ways out (`NoModelError`). Of an
+    unforeseen error the line names the file that its traceback was written to.
     """
     if isinstance(error, MaxsimEvalError):
         if isinstance(error, NoModelError):
@@ -46,7 +46,8 @@ def _line(text: str) -> str:
     text = printable(text)
     if len(text) <= _LONGEST:
         return text
-    return f"{text[: _LONGEST // 2]} ... ({len(text):,} characters) ... {text[-_LONGEST // 4 :]}"  # what is needed stands last
+    # The end is kept too: it says what is needed.
+    return f"{text[: _LONGEST // 2]} ... ({len(text):,} characters) ... {text[-_LONGEST // 4 :]}"
 
 
 def _first_line(error: BaseException) -> str:
@@ -55,7 +56,7 @@ def _first_line(error: BaseException) -> str:
 
 
 def _log(error: BaseException) -> str:
-    """Where the traceback is now."""
+    """Write the traceback to a temporary file; a sentence that says where it is."""
     version = importlib.metadata.version("maxsim-eval")
     head = f"maxsim-eval {version}, Python {platform.python_version()}, {platform.platform()}\n{sys.argv}\n\n"
     try:

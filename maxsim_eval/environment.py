@@ -66,9 +66,9 @@ def environment(device: str = "cpu") -> dict[str, Any]:
 
 
 def cores() -> int:
-    """How many cores this process may use beside the others that `torchrun` began on this machine.
+    """How many cores this process may use: its share, where `torchrun` started several processes on this machine.
 
-    1 where that cannot be asked, and nothing is begun to use more.
+    1 on systems other than Linux, where that cannot be asked; callers then start no worker processes.
     """
     if sys.platform != "linux":
         return 1
@@ -79,7 +79,7 @@ def cores() -> int:
 def resolve_device(device: str, *, quiet: bool = False) -> str:
     """The device that `device` means: `auto` is `cuda` where a CUDA device works, else `cpu`.
 
-    Where there was a choice it is said once on stderr, before the work; the report says the device in any case.
+    Where `auto` had a choice, it is printed once on stderr, before the work; the report names the device in any case.
 
     Args:
         device: auto, cpu, cuda or cuda:<number>.

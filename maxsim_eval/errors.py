@@ -28,7 +28,7 @@ class MaxsimEvalError(Exception):
 
 
 class ProgramExit(SystemExit):
-    """An end that the program itself means; any other `SystemExit` comes from code that it called, and is a failure of that."""
+    """A `SystemExit` that the program itself raises; any other comes from code that it called, and is a failure of that code."""
 
 
 class UsageError(MaxsimEvalError):
@@ -47,7 +47,7 @@ class UnknownNameError(UsageError):
     """A dataset, encoder, path or metric that does not exist; the message offers the nearest names."""
 
     def __init__(self, kind: str, name: str, known: Iterable[str]) -> None:
-        self.known = sorted(set(known))  # a name may be of two kinds: fp16 is a path and a codec
+        self.known = sorted(set(known))  # once each: fp16 is both a path and a codec
         super().__init__(f"unknown {kind} {name!r}. {did_you_mean(name, self.known)}Known: {', '.join(self.known) or 'none'}.")
 
 

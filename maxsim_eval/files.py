@@ -1,4 +1,4 @@
-"""Writing files so that nobody ever sees half of one, one writer a folder, and taking away what killed writers left."""
+"""Files that are written whole or not at all, one writer a folder, and the removal of what killed writers left."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from maxsim_eval.errors import DataError
 
 LOCK = ".lock"
 LONGEST_LINE = 2**28  # bytes: a document's text may be long
-_PIPED = 2**26  # bytes of a text that no file holds
-_TEMPORARY = re.compile(r"\..+\.\d+-[0-9a-f]{8}\.tmp")  # `atomic_path`
-# `hidden`; of versions before this one: without a host.
+_PIPED = 2**26  # most bytes of a text from a pipe or a device
+_TEMPORARY = re.compile(r"\..+\.\d+-[0-9a-f]{8}\.tmp")  # names that `atomic_path` makes
+# Names that `hidden` makes; earlier versions made them without a host.
 _HIDDEN = re.compile(r"\.(?P<name>.+)\.((?P<host>[0-9a-f]{12})-)?(?P<process>\d{1,9})\.(tmp|old|download)")
-_TURNS = 100  # to get a lock that others take away as they end
-_STALE_SECONDS = 86400.0  # from here on a folder of a machine that we cannot ask is nobody's
+_TURNS = 100  # attempts at a lock whose file its holders delete as they end
+_STALE_SECONDS = 86400.0  # age from which leftovers of another machine, which cannot be asked, count as abandoned
 
 
 def fsync_folder(folder: Path) -> None:
@@ -61,7 +61,7 @@ def atomic_path(path: Path | str) -> Iterator[Path]:
 
 
 def open_regular(path: Path) -> io.BufferedReader:
-    """Open one of our own files for reading; `OSError`, and at once, where something else lies there: a named pipe is waited for."""
+    """Open one of our own files for reading; `OSError` at once for all but regular files (a named pipe would block)."""
     handle = open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK))  # noqa: SIM115 - the caller's to close
     if not stat.S_ISREG(os.fstat(handle.fileno()).st_mode):
         handle.close()
@@ -70,7 +70,7 @@ def open_regular(path: Path) -> io.BufferedReader:
 
 
 def lines_of(handle: BinaryIO, path: Path | str, longest: int = LONGEST_LINE) -> Iterator[tuple[int, bytes]]:
-    """Yield (line number from 1, bytes with the line's end): `DataError` for a line that never ends, as those of `/dev/zero`."""
+    """Yield (line number from 1, bytes with the line's end): `DataError` for one beyond `longest` bytes, as in `/dev/zero`."""
     number = 0
     while raw := handle.readline(longest + 1):
         number += 1
@@ -80,7 +80,7 @@ def lines_of(handle: BinaryIO, path: Path | str, longest: int = LONGEST_LINE) ->
 
 
 def read_text(path: Path | str) -> str:
-    """A whole text (UTF-8); `OSError` for what is no file and never ends, `UnicodeDecodeError` for other bytes."""
+    """A whole text (UTF-8); `OSError` where a pipe or device gives more than 64 MiB, `UnicodeDecodeError` for other encodings."""
     with open(path, "rb") as handle:
         if stat.S_ISREG(os.fstat(handle.fileno()).st_mode):
             return handle.read().decode()
@@ -99,7 +99,7 @@ def delete(path: Path) -> None:
 
 
 def remove_temporaries(folder: Path) -> None:
-    """Delete what writers that were killed in the middle left in `folder`, which nobody else is writing to now."""
+    """Delete the temporary files that killed writers left in `folder`; the caller knows that nobody else writes there now."""
     for path in folder.glob(".*.tmp"):
         if _TEMPORARY.fullmatch(path.name):
             path.unlink(missing_ok=True)
@@ -107,7 +107,7 @@ def remove_temporaries(folder: Path) -> None:
 
 @functools.cache
 def host() -> str:
-    """What tells process numbers of this machine (or container) from those of others that share a folder."""
+    """An id of this machine (or container): a folder may be shared with others, whose process numbers mean nothing here."""
     parts = [socket.gethostname()]
     with suppress(OSError):  # Linux has these; elsewhere the name has to do
         parts += [Path("/proc/sys/kernel/random/boot_id").read_text(), os.readlink("/proc/self/ns/pid")]
@@ -126,14 +126,14 @@ def alive(process: int) -> bool:
 
 
 def hidden(path: Path, kind: str) -> Path:
-    """The place beside `path` where this process makes it (`tmp`), fetches it (`download`) or puts the one before it (`old`)."""
+    """The path beside `path` where this process builds it (`tmp`), downloads it (`download`) or keeps the one before (`old`)."""
     return path.with_name(f".{path.name}.{host()}-{os.getpid()}.{kind}")
 
 
 def leftovers(parent: Path, name: str | None = None) -> list[Path]:
-    """What `hidden` places of `name` (None: of anything) in `parent` processes left that run no more.
+    """The `hidden` paths for `name` (None: for anything) in `parent` whose process no longer runs.
 
-    Of a process of another machine, or one that an earlier version did not name, only what is a day old.
+    Those of another machine, which cannot be asked, or without one (earlier versions) must also be a day old.
     """
     found = []
     for path in sorted(parent.glob(".*")):
@@ -158,12 +158,12 @@ def remove_leftovers(path: Path) -> None:
 
 @contextmanager
 def alone(folder: Path | str) -> Iterator[None]:
-    """Hold an output folder against every other writer; where nothing came of it, the folders made for it are gone again.
+    """Lock an output folder against every other writer; folders that were made for it are removed again if nothing was written.
 
-    What a writer that was killed left of a file of it is taken away.
+    Temporary files that killed writers left are deleted first.
 
-    The lock of a process that died is free. Unlike `filelock`'s, the lock file does not stay in the user's folder: whoever gets a
-    lock looks whether its file is still the one of that name.
+    The lock of a process that died is free. Unlike `filelock`'s, the lock file does not stay in the user's folder, so whoever
+    gets a lock checks that its file still has that name.
 
     Raises:
         DataError: another process writes there, or the folder cannot be made.
@@ -185,7 +185,7 @@ def alone(folder: Path | str) -> Iterator[None]:
 
 
 def _locked(folder: Path) -> int:
-    """The descriptor of the folder's lock file, locked."""
+    """Lock the folder; the descriptor of its lock file."""
     path = folder / LOCK
     for turn in range(1, _TURNS + 1):
         folder.mkdir(parents=True, exist_ok=True)

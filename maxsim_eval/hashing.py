@@ -1,4 +1,4 @@
-"""Bytes that stand for a value, and nothing else: what every hash and checksum of the toolkit is taken over."""
+"""Unambiguous bytes for values: what every hash and checksum of the toolkit is taken over."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ def evaluate_embeddings(
 ) -> Result:
     """Score embeddings by several paths and compare them; no dataset, encoder or file is needed.
 
-    Meanwhile the tokens are in a temporary cache folder. Importing the same tokens from files gives the same results.
+    The tokens go through a temporary cache folder. Importing the same tokens from files gives the same results.
 
     Args:
         queries, documents: token embeddings: a list of tensors `[tokens, d]`, a `Packed`, or a tensor `[n, tokens, d]` without
@@ -55,8 +55,8 @@ def evaluate_embeddings(
 
     Raises:
         UsageError: shapes, dtypes, ids or names that do not fit. DataError: values that are not finite; ids with white space where
-            `out_dir` is given; relevances that are no whole numbers, or judgements of which none names a query and a document given
-            here, or none is above 0. Judgements that do not fit otherwise are left to the Result's warnings, as those of files are.
+            `out_dir` is given; relevances that are no whole numbers; judgements none of which names a query and a document given
+            here, or none of which is above 0. Other judgements that do not fit become warnings of the Result, as with files.
     """
     sides: dict[Role, Packed] = {"query": _packed("queries", queries), "document": _packed("documents", documents)}
     widths = {role: tokens.values.shape[1] for role, tokens in sides.items()}
@@ -102,7 +102,7 @@ def evaluate_embeddings(
 
 @dataclass
 class _Given:
-    """An encoder whose texts are the numbers of the embeddings it was given."""
+    """An encoder over given embeddings: each item is the row number of one, as text."""
 
     name: str
     dim: int
@@ -149,7 +149,7 @@ def _packed(what: str, given: Any) -> Packed:
 
 
 def _shown(given: Any) -> str:
-    """What was given instead of embeddings; of a list, the first thing in it that is none."""
+    """What was given instead of embeddings, for a message; of a list, its first member that is no tensor `[tokens, d]`."""
     if isinstance(given, Tensor):
         return str(list(given.shape))
     if not isinstance(given, Sequence) or isinstance(given, str):

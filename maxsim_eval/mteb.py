@@ -1,6 +1,6 @@
-"""mteb: a model for `mteb.evaluate` whose scores are a path's here, a task of mteb evaluated here, results in mteb's form.
+"""mteb: a model for `mteb.evaluate` that scores by one of our paths, mteb's tasks as Tasks, results in mteb's form.
 
-mteb is an optional package (`pip install 'maxsim-eval[mteb]'`), imported where something of it is asked for.
+mteb is an optional package (`pip install 'maxsim-eval[mteb]'`), imported only when something here is used.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ SOURCE = "mteb"
 
 
 class MaxSimModel:
-    """A model for `mteb.evaluate`: an encoder here, and the scores of one path (mteb's `SearchProtocol`).
+    """A model for `mteb.evaluate` (mteb's `SearchProtocol`): one of our encoders, scored by one path.
 
-    Embeddings go through the cache, so another path of the same task encodes nothing. Tasks that rerank give their candidates, which
-    alone are scored.
+    Embeddings go through the cache, so another path of the same task encodes nothing. Of tasks that rerank, only the candidates
+    that they list are scored.
 
     Args:
         encoder, encoder_options, device, cache_dir, memory_budget, quiet: as of `maxsim_eval.evaluate`; mteb's `encode_kwargs` are
@@ -86,7 +86,7 @@ class MaxSimModel:
         top_ranked: Mapping[str, Sequence[str]] | None = None,
         **_: Any,
     ) -> dict[str, dict[str, float]]:
-        """Scores of the best `top_k` documents of every query, or of its candidates."""
+        """Query id -> document id -> score of the best `top_k` documents, or of the best of its candidates."""
         if self._corpus is None:
             raise UsageError("mteb: search before index; mteb.evaluate calls both")
         asked, corpus = _side(queries, "queries"), _side(self._corpus, "corpus")
@@ -108,10 +108,10 @@ class MaxSimModel:
 def load_mteb_task(
     task: Any, split: str | None = None, subset: str = "default", *, write_candidates: Path | str | None = None
 ) -> Task:
-    """A retrieval task of mteb as a Task, for `maxsim_eval.evaluate`: every path of an evaluation, with parity.
+    """A retrieval task of mteb as a Task, for `maxsim_eval.evaluate`.
 
-    A task that reranks says which documents each query may retrieve. A Task does not hold that: it is written as a TREC run, and
-    `evaluate` is told of the file by its `candidates`.
+    A task that reranks says which documents each query may retrieve. A Task cannot hold that, so it is written as a TREC
+    run, to be given to `evaluate` as `candidates`.
 
     Args:
         task: a name of mteb's, or a task of your own (`mteb.abstasks.AbsTaskRetrieval`).
@@ -163,7 +163,7 @@ def _loaded(held: Any, split: str, subset: str, data: Mapping[str, Any]) -> Task
 def write_mteb_results(
     folder: Path | str, task: Any, out_dir: Path | str, *, name: str | None = None, revision: str | None = None
 ) -> dict[str, Any]:
-    """Write what an evaluation of `load_mteb_task` found as mteb writes its results: mteb scores the runs itself.
+    """Write an evaluation of a `load_mteb_task` task in the form of mteb's results; mteb scores the runs itself.
 
     Args:
         folder: of a report (`result.json`, `runs/`).
@@ -203,13 +203,13 @@ def write_mteb_results(
 
 @dataclass
 class _Replayed:
-    """A run that is there already, as a model."""
+    """An existing run as a model for mteb: `search` gives its rankings."""
 
     run: Run
     mteb_model_meta: Any
 
     def index(self, corpus: Any, **_: Any) -> None:
-        """Nothing: the run is there."""
+        """Do nothing: the run exists already."""
 
     def search(self, queries: Any, **_: Any) -> dict[str, dict[str, float]]:
         return {str(query): dict(self.run.rankings.get(str(query), ())) for query in queries["id"]}
@@ -254,7 +254,7 @@ def _data(held: Any, split: str, subset: str) -> Mapping[str, Any]:
 
 
 def _write_lists(file: Path | str, lists: Mapping[str, Sequence[str]], queries: Iterable[str]) -> int:
-    """Write what these queries may retrieve as a TREC run; how many documents that are, each counted once."""
+    """Write the candidates of these queries as a TREC run; the number of different documents."""
     known = {str(query): row for query, row in lists.items()}
     listed = {query: [(str(name), 0.0) for name in known.get(query) or ()] for query in queries}
     write_trec_run(file, Run("mteb", listed, ordered=False))
@@ -262,7 +262,7 @@ def _write_lists(file: Path | str, lists: Mapping[str, Sequence[str]], queries: 
 
 
 def _candidates(held: Any, split: str, subset: str) -> Candidates | None:
-    """What the queries of a task may retrieve, as an evaluation reads it; None: everything."""
+    """The candidates of a task that reranks, as an evaluation reads them; None: the whole corpus is searched."""
     if _data(held, split, subset).get("top_ranked") is None:
         return None
     with tempfile.TemporaryDirectory(prefix="maxsim-eval-") as folder:
@@ -278,7 +278,7 @@ def _meta(name: str, revision: str | None) -> Any:
 
 
 def _check_whole(result: Result, task: Any) -> None:
-    """Refuse what mteb would score as if documents had not been found."""
+    """Refuse an evaluation of another task, or of a part of it: mteb would count what was not searched as not found."""
     split = _only("split", task, list(task.eval_splits))
     got = (result.task["source"], result.task["dataset"], result.task["split"])
     subset = _only("subset", task, list(task.hf_subsets) or ["default"])
@@ -294,7 +294,7 @@ def _check_whole(result: Result, task: Any) -> None:
 
 
 def _longest(result: Result, task: Any, split: str, subset: str) -> int:
-    """How many documents a query may retrieve at most; an evaluation in which other documents could be retrieved is refused."""
+    """The most documents that a query may retrieve; refuses an evaluation with other candidates than the task's."""
     lists, reranked = _candidates(task, split, subset), result.task.get("candidates")
     if (reranked or {}).get("sha256") != (lists and lists.sha256):
         got = f"of the candidates {reranked['name']!r}" if reranked else "of the whole corpus"
@@ -316,7 +316,7 @@ def _split(split: str, subset: str) -> str:
 
 
 def _plain(name: str) -> str:
-    """A name that can be part of a model's and of a folder's."""
+    """A name in characters that names of models and of folders may hold."""
     prefix, _, rest = name.partition(":")
     rest = Path(rest).name if rest.startswith((".", "~", "/")) else rest
     return re.sub(r"[^A-Za-z0-9._-]+", "-", "-".join(filter(None, (prefix, rest))))
@@ -345,7 +345,7 @@ def _text(row: Mapping[str, Any], before: str, after: str, what: str) -> str:
 
 
 def _images(rows: Any) -> Callable[[int], bytes]:
-    """Bytes of an image's file by its row; decoded by whoever asks for the page."""
+    """A function: row -> bytes of its image file, not decoded."""
     image = importlib.import_module("datasets").Image
     raw = rows.select_columns(["image"]).cast_column("image", image(decode=False))
 

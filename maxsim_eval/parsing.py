@@ -18,7 +18,7 @@ from typing import Any
 from maxsim_eval.errors import UsageError
 from maxsim_eval.files import read_text
 
-_LEVELS = 100  # whoever reads a value goes down it by recursion
+_LEVELS = 100  # callers walk through values by recursion
 _DIGITS = 300  # a double holds numbers of up to 309
 _LONG = re.compile(r"[0-9][0-9_]{4300,}")
 
@@ -56,7 +56,7 @@ _LINES = json.JSONDecoder()
 def json_of(text: str | bytes, *, once: bool = False) -> Any:
     """The value of a JSON text (bytes: UTF-8), strictly: no NaN, no Infinity, no number that overflows, at most 100 levels.
 
-    `once`: no key twice in an object either, of which only the later would count.
+    `once`: no key twice in an object either (only the later one would count).
 
     Raises:
         ValueError: anything else.
@@ -68,10 +68,10 @@ def json_of(text: str | bytes, *, once: bool = False) -> Any:
 
 
 def json_line(text: str) -> Any:
-    """The value of one line of many: as `json_of`, but a number nobody asks for may be anything a double cannot hold.
+    """The value of one line of many, less strictly than `json_of`: fields that nobody reads may hold NaN, Infinity or overflow.
 
     Raises:
-        ValueError: no JSON, or nested too deeply.
+        ValueError: no JSON, or nested too deeply for Python.
     """
     return _parsed(text, _LINES.decode)
 
@@ -88,7 +88,7 @@ def toml_of(text: str) -> dict[str, Any]:
 
 
 def settings_of(what: str, path: Path | str | None, package: str, packaged: str) -> dict[str, Any]:
-    """The tables of a TOML file of one's own; None: those of the file that lies in the package.
+    """The tables of the TOML file at `path`; None: those of the file `packaged` inside `package`.
 
     Raises:
         UsageError: unreadable, or not TOML; `what` says what the file should be.

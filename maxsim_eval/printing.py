@@ -1,7 +1,7 @@
-"""How names that others gave (datasets, ids, paths, files) are shown: on a terminal, in a log that a CI reads, in JSON on a stream.
+"""How names from outside (datasets, ids, paths, files) are shown: on a terminal, in a log that a CI reads, in JSON on a stream.
 
 Such a name may hold anything: line ends, sequences that control a terminal, marks that turn the reading direction, commands that
-GitHub and Azure take out of a log (`::error::`, `##[group]`), halves of surrogate pairs. Whatever prints one prints what this gives.
+GitHub and Azure take out of a log (`::error::`, `##[group]`), halves of surrogate pairs. Print one only through these functions.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _HIDDEN_IN_JSON = re.compile(f"[{_UNSEEN}]|{_ANYWHERE}")
 
 
 def printable(text: str) -> str:
-    """The text on one line, as it may be printed: what is unseen, or would be a command, is written as Python's escapes."""
+    """The text on one line, safe to print: invisible characters and commands are written as Python's escapes."""
     text = _HIDDEN.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
     return _COMMAND.sub(lambda found: f"\\x{ord(found[0]):02x}", text)
 
@@ -35,7 +35,7 @@ def shown(text: str, style: str = "") -> Text:
 
 
 def printable_json(text: str) -> str:
-    """JSON as it may be printed: the same value, what `printable` escapes inside its strings as JSON's escapes; lines stay."""
+    """JSON text, safe to print: the same value, with JSON's escapes for invisible characters and commands; line ends stay."""
     return _HIDDEN_IN_JSON.sub(_json_escape, text)
 
 

@@ -12,10 +12,10 @@ _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "KI": 2**10, "
 
 
 def bytes_of(text: str, what: str = "memory budget", *, rate: bool = False) -> int:
-    """`8GB`, `500 MB`, `2GiB`, `1000000` as bytes; as a rate `3GB/s` too. `what` is named where it is anything else.
+    """`8GB`, `500 MB`, `2GiB`, `1000000` as bytes; as a rate `3GB/s` too. `what` names the argument in messages.
 
     Raises:
-        UsageError: anything else, or nothing.
+        UsageError: anything else, less than 1, or 2^63 and more.
     """
     found = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([KMGT]?I?)B?" + (r"(?:/S)?" if rate else "") + r"\s*", text.upper())
     size = float(found[1]) * _UNITS.get(found[2], 0) if found else 0.0
@@ -49,7 +49,7 @@ def time_text(seconds: float | None) -> str:
 
 
 def about_text(seconds: float | None, more: float = 0.0) -> str:
-    """Estimated seconds, to two digits: `42 s`, `2.2 min`; a range, `30 to 42 s`, where `more` (or less) of them may be many."""
+    """Estimated seconds to two digits: `42 s`, `2.2 min`; a range (`30 to 42 s`) where their uncertainty `more` is above 15%."""
     if seconds is None:
         return "unknown"
     low, high = seconds * seconds / (seconds + more) if seconds else 0.0, seconds + more

@@ -1,4 +1,4 @@
-"""What an evaluation is of: its settings, the part of a task that is searched, the embeddings, the candidates."""
+"""What is evaluated: the settings, the part of a task that is searched, its embeddings, the candidates."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ OutDir = Path | str | None
 
 @dataclass(frozen=True)
 class Settings:
-    """Everything but the task and the output folder that an evaluation is given; `evaluate` says what each means."""
+    """The arguments of an evaluation, except the task and the output folder; `evaluate` documents them."""
 
     encoder: Encoder | str
     encoder_options: Mapping[str, Any] = field(default_factory=dict)
@@ -81,10 +81,10 @@ class Settings:
 
 
 def as_tuple(what: str, given: Iterable[Any]) -> tuple[Any, ...]:
-    """The names that an argument holds. They are looked at more than once, and a generator gives them only once.
+    """The names that an argument holds, as a tuple: they are read more than once, which a generator does not allow.
 
     Raises:
-        UsageError: one name alone, whose letters would be taken for names, or nothing that holds any.
+        UsageError: a single text, whose letters would be taken for names, or nothing that can be iterated.
     """
     if isinstance(given, str) or not isinstance(given, Iterable):
         raise UsageError(f"{what}: got {given!r}, need a list of names" + (f": [{given!r}]" if isinstance(given, str) else ""))
@@ -93,7 +93,7 @@ def as_tuple(what: str, given: Iterable[Any]) -> tuple[Any, ...]:
 
 @dataclass(frozen=True)
 class Subject:
-    """What is evaluated, and where its report goes."""
+    """What is evaluated, and where its report goes. `kept` is the part of `task` that its limits leave."""
 
     task: Task
     kept: Task
@@ -117,7 +117,7 @@ def embedded(
     device: str,
     stack: contextlib.ExitStack,
 ) -> tuple[Subject, Embeddings] | None:
-    """What is evaluated, and its embeddings; None but on the leader, where texts that were loaded to help are let go."""
+    """What is evaluated, and its embeddings; None except on the leader (other processes drop texts that they loaded to help)."""
 
     @functools.cache
     def subject() -> Subject:
@@ -149,7 +149,7 @@ def embedded(
 
 
 def _words(settings: Settings, kept: Task, encoder: Encoder | None) -> Callable[[], Iterator[Sequence[str]]] | None:
-    """What the documents' tokens stand for; only where a codec asks, as the encoder stays in memory for it."""
+    """A function that gives each document's token texts; None unless a codec reads them, as it keeps the encoder in memory."""
     codecs = [path.codec for path in settings.check().values() if path.codec is not None]
     if not isinstance(encoder, TokenTexts) or not any(shape.reads_words for codec in codecs for shape in codec.shapes):
         return None
@@ -157,7 +157,7 @@ def _words(settings: Settings, kept: Task, encoder: Encoder | None) -> Callable[
 
 
 def _with_first_stage(settings: Settings, subject: Subject, found: Embeddings, device: str) -> Subject:
-    """The candidates that a first stage finds here, where one is asked for instead of a run."""
+    """Add the candidates that a first stage finds, where `settings.candidates` names one instead of a run."""
     asked = None if settings.candidates is None else staged(str(settings.candidates))
     if asked is None:
         return subject
@@ -184,7 +184,7 @@ def _subject_of(settings: Settings, given: Task | Unread, place: OutDir | Callab
     if task is given:  # what is read here was checked by its loader
         task = _checked(settings, task, written=out_dir is not None)
     kept = limit_task(task, **settings.limits, seed=settings.limit_seed)
-    if settings.metrics:  # judgements that a metric refuses are no news after the scoring
+    if settings.metrics:  # refuses judgements that a metric cannot use before anything is scored
         evaluate_run(Run("none", {}), kept.qrels, settings.metrics)
     candidates = None
     if settings.candidates is not None and world.leader and staged(str(settings.candidates)) is None:
@@ -193,11 +193,11 @@ def _subject_of(settings: Settings, given: Task | Unread, place: OutDir | Callab
 
 
 def _checked(settings: Settings, task: Task, *, written: bool) -> Task:
-    """A task made in Python, held to what a loader holds its files to; misfits that a loader only warns of become warnings of it.
+    """A task made in Python, checked as loaders check their files; what a loader would only warn of is added to its warnings.
 
     Raises:
-        DataError: ids that are no texts or stand twice or, where runs are `written`, cannot stand in them; judgements of queries that
-            are not there, of no document that is, or without a relevant one.
+        DataError: ids that are no texts, occur twice or, where runs are `written`, cannot be in a run file; judgements of unknown
+            queries, of unknown documents only, or without a relevant document.
     """
     for what, ids in (("query_ids", task.query_ids), ("document_ids", task.document_ids)):
         _check_ids(what, ids, written)
@@ -218,7 +218,7 @@ def _checked(settings: Settings, task: Task, *, written: bool) -> Task:
             f"qrels: {len(unjudged)} of {len(queries)} queries have no judgement, first {unjudged[0]!r}; they are searched, and no "
             "metric counts them"
         )
-    # A loader has said the same in the same words, but for the names of its files.
+    # A loader gives the same warnings in the same words, with the names of its files: those are not repeated.
     parts = {line: line.removeprefix("qrels").split("document_ids") for line in said}
     new = [line for line in said if not any(all(part in old for part in parts[line]) for old in task.warnings)]
     return replace(task, warnings=(*task.warnings, *new)) if new else task

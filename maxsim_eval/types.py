@@ -108,8 +108,8 @@ class Run:
     """Ranked documents per query.
 
     `ordered=True` (our own runs): the list order is the ranking, whatever the scores' ties. `ordered=False` (a run of another
-    tool): trec_eval's rule applies, score descending and ties by document id descending. `tag` is the name that its file bears, where
-    that is another path's: a certified run is to the last byte the run that it certifies.
+    tool): trec_eval's rule applies, score descending and ties by document id descending. `tag` is the run name inside its file
+    where that is another path's: a certified run's file is byte for byte that of the path it certifies.
     """
 
     name: str
@@ -130,7 +130,7 @@ class PathResult:
     parity: Mapping[str, Any] | None = None  # None for the reference itself
     tie_bounds: Mapping[str, Any] | None = None  # metric -> low, high, queries_affected
     memory: Mapping[str, Any] | None = None  # host_peak_bytes, device_peak_bytes
-    search: Mapping[str, Any] | None = None  # of a certified path: what it took to be sure
+    search: Mapping[str, Any] | None = None  # of a certified path: the work of certifying
 
 
 @dataclass(frozen=True, repr=False)

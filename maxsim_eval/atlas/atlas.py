@@ -54,13 +54,13 @@ def atlas(
         grid: a TOML file (docs/atlas.md); None: the default grid.
         entries: names instead of the grid's: paths, codecs, first stages, `<entry>+rerank-<n>`.
         within: the largest change of a metric that does not matter, instead of the grid's.
-        runs: TREC runs of other engines: what each loses, and by what.
+        runs: TREC runs of other engines; the loss of each is split by its causes (`attribution.py`).
         k: documents kept for each query.
         encoder, cache_dir, encoder_options, limit_queries, limit_documents, limit_seed, device: as of `evaluate`.
 
     Raises:
-        MaxsimEvalError: names, options or data that cannot be, at once; and where the reference itself cannot be evaluated. An entry
-            that fails is a row that says why.
+        MaxsimEvalError: invalid names, options or data, at once; later only where the reference cannot be evaluated. Any other
+            entry that fails becomes a row that says why.
     """
     plan = load_grid(grid).changed(entries, within)
     if k < 1:
@@ -109,7 +109,7 @@ def atlas(
 
 
 def _evaluate(plan: Grid, runs: Sequence[Run], setting: Setting) -> tuple[list[GridEntry], dict[str, str]]:
-    """The reference, then all entries, in order; those that failed, and why."""
+    """Evaluate the reference, then all entries, runs first: gives the entries in order, and name -> why of those that failed."""
     reference = finished(GridEntry(REFERENCE, "path"), setting)
     if isinstance(reference, str):
         raise DataError(reference)

@@ -1,4 +1,4 @@
-"""Which entries an atlas has: names, from a TOML file (`grid.toml`) or given; each is looked at before anything is evaluated."""
+"""Which entries an atlas has: names, from a TOML file (`grid.toml`) or given, all checked before anything is evaluated."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ Kind = Literal["path", "codec", "first stage", "reranked"]
 
 @dataclass(frozen=True)
 class GridEntry:
-    """One way of storing or finding: `name` as it was given, and what stands behind it.
+    """One way of storing or finding: its name, without spaces, and the `kind` of thing that it names.
 
-    `base` and `depth` are of `<base>+rerank-<depth>`: the operator in FP32 ranks again what the base ranks first.
+    `base` and `depth` are set for `<base>+rerank-<depth>` alone: the operator in FP32 reranks the base's first `depth` documents.
     """
 
     name: str
@@ -41,7 +41,7 @@ class GridEntry:
 
 @dataclass(frozen=True)
 class Grid:
-    """What is compared (`entries`, without the reference), by which metrics, and which difference matters (`within`)."""
+    """What is compared (`entries`, without the reference), by which metrics; a difference of up to `within` does not matter."""
 
     entries: tuple[GridEntry, ...]
     metrics: tuple[str, ...]
@@ -57,7 +57,7 @@ def load_grid(path: Path | str | None = None) -> Grid:
     """Read a grid; None: the packaged one.
 
     Raises:
-        UsageError: unreadable, not TOML, an unknown key, or a name, metric or bound that cannot be.
+        UsageError: unreadable, not TOML, or an invalid key, name, metric or bound.
     """
     return _grid(settings_of("grid", path, "maxsim_eval.atlas", "grid.toml"), f"grid {path or 'grid.toml'}")
 
@@ -84,7 +84,7 @@ def _within(value: Any, where: str) -> float:
 
 
 def entries_of(names: Iterable[str]) -> tuple[GridEntry, ...]:
-    """Entries by name, each once, the reference left out, what is reranked before; errors as of `entry_of`."""
+    """Entries by name, each once, without the reference; a reranked entry's base comes before it. Errors as of `entry_of`."""
     found: dict[str, GridEntry] = {}
     for name in (name.replace(" ", "") for name in names):
         entry = entry_of(name)
@@ -98,10 +98,10 @@ def entries_of(names: Iterable[str]) -> tuple[GridEntry, ...]:
 
 
 def entry_of(name: str) -> GridEntry:
-    """What stands behind a name.
+    """The entry of a name.
 
     Raises:
-        UnknownNameError, UsageError: nothing does, or an option is wrong.
+        UnknownNameError, UsageError: no such entry, or a wrong option.
     """
     reranked = _RERANK.fullmatch(name)
     if reranked is not None:

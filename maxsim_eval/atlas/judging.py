@@ -25,10 +25,10 @@ class Row:
         name, kind, description: what it is.
         metrics: means over queries; empty where `error` says why there are none.
         changes: metric -> its Difference from the reference (interval, verdict); empty for the reference.
-        document_bytes: what a document takes on the mean; None: not known.
+        document_bytes: mean bytes of a document; None: not known.
         seconds: `search` and `store`, for all queries.
-        fronts: of "bytes" and "seconds": nothing else is at least as good for as little.
-        losses: where the ranking has been reranked too, or is of another engine.
+        fronts: the Pareto fronts it is on: "bytes", "seconds".
+        losses: by metric, where an entry that reranks this one was evaluated too (as for every run of another engine); else none.
     """
 
     name: str
@@ -45,7 +45,7 @@ class Row:
 
     @property
     def verdict(self) -> str:
-        """`equivalent` in all metrics, `different` in one, else `inconclusive`; `reference`, `failed`."""
+        """`equivalent` in all metrics, `different` in any, else `inconclusive`; without changes `reference` or `failed`."""
         found = {change.verdict for change in self.changes.values()}
         if not found:
             return "failed" if self.error else "reference"
@@ -71,7 +71,7 @@ class Atlas:
     created: str = ""
 
     def smallest(self) -> Row | None:
-        """The row of the fewest bytes a document that is equivalent in every metric."""
+        """The row of the fewest bytes a document among those equivalent in every metric, controls aside; None: there is none."""
         good = [row for row in self.rows if row.verdict == "equivalent" and row.document_bytes is not None and not row.control]
         return min(good, key=lambda row: row.document_bytes or 0.0, default=None)
 

@@ -83,7 +83,7 @@ def main_table(atlas: Atlas) -> Table:
 
 
 def _verdict(row: Row) -> str:
-    """The verdict, and how many queries would tell where these cannot."""
+    """The verdict; where it is inconclusive, with the number of queries that would decide, if known."""
     if row.control:
         return f"{row.verdict} (control)"
     open_ = [change.queries_needed for change in row.changes.values() if change.verdict == "inconclusive"]
@@ -117,7 +117,7 @@ def _by_size(row: Row) -> tuple[bool, float]:
 
 
 def loss_table(atlas: Atlas) -> Table | None:
-    """What is lost by what, where it is known."""
+    """Losses by cause, of the rows that have them; None: no row has."""
     rows = [
         [row.name, loss.metric, *(_part(-part) for part in (loss.total, loss.truncation, loss.candidates, loss.scores)),
          "no effect" if loss.ties == (0.0, 0.0) else f"{loss.ties[0]:+.4f} to {loss.ties[1]:+.4f}"]
@@ -143,7 +143,7 @@ def definitions(atlas: Atlas) -> Table:
 
 
 def facts_line(atlas: Atlas) -> str:
-    """What was asked, in one line."""
+    """The task, the encoder and the depth of the rankings, in one line."""
     task, encoder = atlas.task, atlas.encoder
     return (
         f"{task.get('source')}/{task.get('dataset')} {task.get('split')}: {task.get('queries'):,} queries, {task.get('documents'):,} "

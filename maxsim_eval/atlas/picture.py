@@ -77,7 +77,7 @@ def _draw(axes: Axes, atlas: Atlas, cost: Callable[[Row], float | None], front: 
 
 
 def _label(axes: Axes, shown: list[tuple[float, float, Row]]) -> None:
-    """Names beside their marks, where they lie on no other name and no mark."""
+    """Write names beside their marks, each where it covers the fewest other names and marks."""
     from matplotlib.transforms import Bbox
 
     dots: Any = axes.transData.transform([(at, height) for at, height, _ in shown]) if shown else []

@@ -1,8 +1,8 @@
 """The entries of an atlas, evaluated one by one, each kept as soon as it is finished, under `<out>/entries/`.
 
-An entry that was finished before is read, not evaluated again, while nothing that it depends on has changed and its files are those
-that were written (SHA-256); what of an entry was scored before an interruption is not scored again either (`api.evaluate`). An entry
-that cannot be evaluated says why, and the others go on.
+An entry that an earlier call finished is read back, unless something that it depends on has changed, or its files are not as they
+were written (SHA-256). The finished parts of an interrupted entry are not scored again (`api.evaluate`). An entry that cannot be
+evaluated says why, and the others go on.
 """
 
 from __future__ import annotations
@@ -38,20 +38,20 @@ from maxsim_eval.types import Run, Task
 from maxsim_kernels import Packed
 
 FORMAT = 3
-RERANKER = "fused-fp32"  # the reference is made to be believed, not to be fast
+RERANKER = "fused-fp32"  # not the reference path, which is made to be trusted and is slow
 FOREIGN = "run:"  # before the name of a run that another engine made
 
 
 @dataclass(frozen=True)
 class Finished:
-    """What an entry gave.
+    """What evaluating an entry gave.
 
     Args:
         run: its ranking.
         per_query, metrics, ties: as of a `PathResult`.
         seconds: `search` (scores and the best of them), `store` (storing, reading back, learning), for all queries.
-        document_bytes: what a document takes, everything that its answers need included; None: not known.
-        description: in one line.
+        document_bytes: mean bytes of a document, with everything that answering needs; None: not known.
+        description: of the entry, in one line.
     """
 
     run: Run
@@ -65,7 +65,7 @@ class Finished:
 
 @dataclass(frozen=True)
 class Setting:
-    """What all entries have in common; `task` is what is kept of the `whole`, `queries` its tokens."""
+    """What all entries have in common; `task` is the kept part of the `whole` task, `queries` the tokens of its queries."""
 
     whole: Task
     task: Task
@@ -105,7 +105,7 @@ class Setting:
 
 
 def finished(entry: GridEntry, setting: Setting) -> Finished | str:
-    """What an entry gives: as kept, or evaluated now; why it cannot be, as text."""
+    """The result of an entry, read back or evaluated now; where it cannot be evaluated, the reason as text."""
     folder = setting.folder / "entries" / _slug(entry.name)
     identity = setting.identity(entry)
     _cut_links(folder)
@@ -121,10 +121,10 @@ def finished(entry: GridEntry, setting: Setting) -> Finished | str:
 
 
 def read_foreign(path: Path | str, task: Task) -> Run:
-    """A run of another engine, of the task's queries.
+    """Read a run of another engine, and keep the rankings of the task's queries.
 
     Raises:
-        DataError: no such run, or of other queries.
+        DataError: no such run, or it ranks none of these queries.
     """
     run = read_trec_run(path)
     known = set(task.query_ids)
@@ -199,7 +199,7 @@ def _first_stage(entry: GridEntry, setting: Setting, folder: Path) -> Finished:
 
 
 def _reranked(entry: GridEntry, setting: Setting, folder: Path) -> Finished:
-    """What an entry ranks first, ranked again in full precision: no codec can be blamed for what is lost then."""
+    """An entry's first documents, ranked again in full precision: what is lost even then was never found by the entry."""
     base = setting.done.get(entry.base)
     if base is None:
         raise DataError(f"{entry.name}: {entry.base} gave nothing to rerank")
@@ -240,10 +240,10 @@ _RUN, _ENTRY = "run.trec", "entry.json"
 
 
 def _cut_links(folder: Path) -> None:
-    """What is written below an entry's folder stays there: a link in its place, or in that of its runs, goes, and not its target.
+    """Remove a link, not its target, in the place of an entry's folder or of its runs: nothing is to be written elsewhere.
 
     Raises:
-        DataError: all entries lie behind a link, or a link cannot be removed.
+        DataError: the folder of all entries is a link, or a link cannot be removed.
     """
     if folder.parent.is_symlink():
         raise DataError(
@@ -261,7 +261,7 @@ def _anew(place: Path | str, why: str) -> None:
 
 
 def _keep(found: Finished, folder: Path, identity: str) -> None:
-    """The run first, then what says that all is there, with checksums of both."""
+    """Write the run, then entry.json, with checksums of both: once that is there, the entry is complete."""
     write_trec_run(folder / _RUN, found.run)
     facts = {name: getattr(found, name) for name in _FACTS}
     facts = {"identity": identity, "run": found.run.name, "run_sha256": _sha256(folder / _RUN), **facts}
@@ -274,7 +274,7 @@ def _sha256(path: Path) -> str:
 
 
 def _kept(folder: Path, identity: str) -> Finished | None:
-    """What was finished before; None where nothing was, or of something else, or where it is not what was written, which is said."""
+    """What an earlier call finished; None: nothing, one of another identity or, with a warning, damaged or unreadable files."""
     try:
         return _read(folder, identity)
     except OSError as error:

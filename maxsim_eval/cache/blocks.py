@@ -51,14 +51,14 @@ class Stored(Protocol):
     """What is read by runs of tokens: a shard's values, or a column of its copy."""
 
     def read_runs(self, firsts: Sequence[int], counts: Sequence[int], out: Tensor, *, proven: bool = False) -> None:
-        """Fill `out` with `counts[r]` rows from `firsts[r]` on, one run behind the other; `proven`: somebody else proves them."""
+        """Fill `out` with `counts[r]` rows from `firsts[r]` on, one run behind the other; `proven`: without a check."""
 
     @property
     def least_claimed(self) -> int:
-        """Rows from which on a run is claimed."""
+        """Rows of the shortest run that is claimed."""
 
     def claim(self, column: str, place: int, first: int, count: int) -> Claim:
-        """What rows from `first` on must be, at a place of a stream."""
+        """The claim on `count` rows from `first` on, at a place of a stream."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ class Runs:
         return cls(span.shard, np.concatenate([[place], place + np.cumsum(counts)]).astype(np.int64), starts[begins])
 
     def left_to(self, claims: Claims | None, column: str, base: int) -> Runs:
-        """The runs, of which the long ones are claimed, where somebody takes that: the block begins at place `base` of the stream."""
+        """These runs, the long ones added to `claims` (None: none is); their block begins at place `base` of the stream."""
         if claims is None:
             return self
         counts = np.diff(self.places)
@@ -120,7 +120,8 @@ def lazy_blocks(
 ) -> Iterator[LazyBlock]:
     """Blocks of whole documents `start` to `stop` with at most `max_bytes` of values each, but of at least one document.
 
-    `spans(start, stop)` gives these documents, in order. Long runs of tokens are left to whoever takes `claims`, as column "values".
+    `spans(start, stop)` gives these documents, in order. With `claims`, long runs of tokens are read unchecked, and claimed as
+    column "values".
 
     Raises:
         UsageError: `max_bytes` below 1, or a range that does not lie within `documents`; at once.
@@ -139,7 +140,7 @@ def loaded(blocks: Iterable[LazyBlock]) -> Iterator[Packed]:
 
 
 def cut(spans: Iterable[Span], most: Callable[[Shard], int], make: Callable[[Sequence[Span]], Made]) -> Iterator[Made]:
-    """What `make` gives for documents of at most so many tokens, but for at least one document."""
+    """What `make` makes of each block: whole documents of at most `most(shard)` tokens, but at least one document."""
     held: list[Span] = []
     room = 0
     for span in spans:
@@ -148,7 +149,7 @@ def cut(spans: Iterable[Span], most: Callable[[Shard], int], make: Callable[[Seq
         while begin < documents:
             room = room if held else most(span.shard)
             end = int(np.searchsorted(offsets, offsets[begin] + room, side="right")) - 1
-            end = max(end, begin if held else begin + 1)  # a document larger than a block leaves less than no room
+            end = max(end, begin if held else begin + 1)  # a document larger than a block leaves a negative room
             if begin < end:
                 held.append(span[begin:end])
                 room -= int(offsets[end] - offsets[begin])
@@ -161,7 +162,7 @@ def cut(spans: Iterable[Span], most: Callable[[Shard], int], make: Callable[[Seq
 
 
 def ends_of(lengths: np.ndarray) -> np.ndarray:
-    """Where documents of these lengths begin that lie end to end, and where the last one ends: `[n + 1]` int64."""
+    """Offsets of documents of these lengths that lie end to end, the end of the last one included: `[n + 1]` int64."""
     return np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
 
 

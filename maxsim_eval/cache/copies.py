@@ -37,7 +37,7 @@ class Quantised:
 
     @property
     def stored_bytes(self) -> int:
-        """Bytes of all codes, scales and offsets of the entry; a certified search has 8 more a document."""
+        """Bytes of all codes, scales and offsets of the entry; the residuals of a certified search take 8 more a document."""
         entry = whole(self.documents)
         others = {"token": 0, "document": entry.documents, "corpus": len(self.shards)}[self.kind.granularity]
         return entry.tokens * self.kind.token_bytes(entry.dim) + others * 2 * len(self.kind.columns)
@@ -58,7 +58,7 @@ class Quantised:
         Args:
             max_bytes: of a block's codes; a larger document is a block of its own.
             spans: ranges of documents (start, stop), each cut into blocks of its own; default: one of all documents.
-            claims: long runs are left to whoever takes these to prove, as columns "codes", "scales" and "offset".
+            claims: long runs of columns "codes", "scales" and "offset" are read unchecked; whoever takes the claims proves them.
 
         Raises:
             UsageError: `max_bytes` below 1, or a range that is none; at once. CacheError, when a block is read: a file that ends too
@@ -77,7 +77,7 @@ class Quantised:
     def blocks(
         self, spans: Iterable[tuple[int, int]] | None = None, *, max_bytes: int = BLOCK_BYTES, readers: int = 1
     ) -> Iterator[Tokens]:
-        """The same as CPU `Int8Tokens` or `Fp8Tokens`, in memory of their own; `readers` threads read as many blocks ahead.
+        """The same blocks, read ahead by `readers` threads: CPU `Int8Tokens` or `Fp8Tokens` with memory of their own.
 
         Raises:
             UsageError: as `lazy_blocks`, and `readers` below 1; at once. CacheError: as `lazy_blocks`.
@@ -121,7 +121,7 @@ class Quantised:
 def quantised(documents: Documents, name: str) -> Quantised | None:
     """The quantised copy (`int8-token`, `int8-document`, ...) of an entry, or of documents of one; None where there is none.
 
-    A partial copy is not used, with a warning; and a corpus's scale is not that of a part of it.
+    A partial copy is not used, and a warning says so. One with a scale for the whole corpus is not used for a part of it.
 
     Raises:
         UnknownNameError: no such kind. CacheError: a copy that is damaged, stale, truncated or foreign: the file and the reason.
@@ -163,11 +163,11 @@ def _rows(documents: Documents, shard: QuantisedShard, start: int, stop: int) ->
         first, last = np.searchsorted(chosen, (begin, end))
         rows: np.ndarray = chosen[first:last] - begin
         return rows
-    return np.arange(max(start, begin), min(stop, end), dtype=np.int64) - begin  # none where they do not meet
+    return np.arange(max(start, begin), min(stop, end), dtype=np.int64) - begin  # empty where they do not overlap
 
 
 def _ahead(reads: Iterator[Callable[[], Tokens]], readers: int) -> Iterator[Tokens]:
-    """What the calls give, in order; each made by one of `readers` threads before its turn."""
+    """The results of these calls, in order; `readers` threads make them ahead of their turn."""
     with ThreadPoolExecutor(readers, "copy-reader") as pool:
         waiting: deque[Future[Tokens]] = deque()
         try:

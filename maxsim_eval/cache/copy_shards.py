@@ -3,13 +3,13 @@
     codes    [T, d]  int8 (or uint8 that holds float8_e4m3fn bits), contiguous, on a page boundary, the end of the file
     scales   [T] (token), [N] (document) or [] (corpus), float16: a token is codes * scale
     offset   as scales; affine copies alone: codes * scale + offset
-    errors   [N] float32, how far a document's codes are from its tokens at most, and norms [N], the largest of a token: both rounded up
-             (`maxsim_kernels.search.Residuals`, what a certified search needs)
-    running_crc32 [C, S] uint32, every `stripe_tokens` (its attribute) rows: of codes, scales and offsets of single tokens
+    errors   [N] float32, how far a document's codes are from its tokens at most, and norms [N], that of its longest token: both
+             rounded up (`maxsim_kernels.search.Residuals`, what a certified search needs)
+    running_crc32 [C, S] uint32, after every `stripe_tokens` (its attribute) rows of the codes, and of scales and offset (token)
     attributes       format, key, shard, dtype, granularity, source_sha256, entry_sha256, metadata_sha256
 
-Which tokens are whose document, and the ids, are the float shard's alone: `source_sha256` is its `metadata_sha256`, and a copy of
-anything else is stale. A corpus scale comes from all shards: `entry_sha256` is over the checksums of all of them.
+The float shard alone holds the ids, and which tokens belong to which document: its `metadata_sha256` is kept as `source_sha256`,
+and with any other a copy is stale. A corpus scale comes from all shards: `entry_sha256` is over the checksums of all of them.
 Codes and scales are those of `maxsim_kernels.quantize_int8` and `quantize_fp8`, to the last bit.
 """
 
@@ -64,12 +64,12 @@ class Kind:
 
     @property
     def torch_dtype(self) -> torch.dtype:
-        """Of the codes in memory."""
+        """Dtype of the codes in memory."""
         return _CODES[self.dtype][1]
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """What is stored beside the codes."""
+        """Names of the columns that codes are decoded with."""
         return ("scales", "offset") if self.affine else ("scales",)
 
     def token_bytes(self, dim: int) -> int:
@@ -87,7 +87,7 @@ class Kind:
         return quantize_fp8(tokens, self.granularity)
 
 
-# No affine corpus scale: that of a whole corpus cannot be handed to the quantiser, which sees a part of it.
+# No affine corpus copy: the quantiser sees a part of the corpus at a time, and cannot be given the offset of the whole.
 _KINDS = (
     Kind("int8", "token"),
     Kind("int8", "document"),
@@ -126,7 +126,7 @@ class Column:
     def read_runs(self, firsts: Sequence[int], counts: Sequence[int], out: Tensor, *, proven: bool = False) -> None:
         """Fill `out` (contiguous, CPU) with `counts[r]` rows from `firsts[r]` on, one run behind the other; safe in several threads.
 
-        `proven`: somebody else compares them with their `claim`.
+        `proven`: they are not checked here, as somebody else compares them with their `claim`.
 
         Raises:
             CacheError: a file that cannot be read, ends too early, or is no longer the one that was opened.
@@ -146,13 +146,13 @@ class Column:
 
 @dataclass(frozen=True)
 class QuantisedShard:
-    """An opened copy: on disk codes and what belongs to single tokens, in memory the rest."""
+    """An opened copy: codes, and scales and offsets of single tokens, are on the disk, the rest is in memory."""
 
     path: Path
     kind: Kind
     shard: Shard  # the float shard
-    columns: dict[str, np.ndarray] = field(repr=False)  # errors, norms; scales (and offset) where not those of tokens
-    places: dict[str, int] = field(repr=False)  # byte of the file where codes, and those of tokens, begin
+    columns: dict[str, np.ndarray] = field(repr=False)  # errors, norms; scales (and offset), but those of single tokens
+    places: dict[str, int] = field(repr=False)  # column on the disk -> byte of the file where it begins
     crcs: np.ndarray = field(repr=False)  # [C, S] uint32, running, a row for every one of `places`
     stripe_tokens: int
     metadata_sha256: str
@@ -160,7 +160,7 @@ class QuantisedShard:
 
     @cached_property
     def single(self) -> dict[str, Column]:
-        """Codes, and what belongs to single tokens, by name."""
+        """The columns on the disk, by name: codes, and scales and offset of single tokens."""
         return {name: Column(stripes, self.shard.checked) for name, stripes in self._stripes.items()}
 
     def residuals(self, rows: np.ndarray) -> Residuals:
@@ -168,7 +168,7 @@ class QuantisedShard:
         return Residuals(*(torch.from_numpy(self.columns[name][rows]) for name in _RESIDUALS))
 
     def verify(self) -> Iterator[int]:
-        """Read and check everything: yields the tokens of each part of codes that is right, else raises `CacheError`."""
+        """Read and check everything: yields how many tokens of codes each part had that is right, else raises `CacheError`."""
         for name, stripes in self._stripes.items():
             for count in stripes.verify():
                 if name == "codes":
@@ -208,7 +208,7 @@ def write_copy(path: Path, shard: Shard, kind: Kind, entry_sha256: str, pieces: 
 
     Args:
         entry_sha256: `entry_digest` of the whole entry; kept for a corpus scale.
-        pieces: the shard's documents in order, quantised, and how far that is from them.
+        pieces: the shard's documents in order, quantised, and their residuals.
 
     Raises:
         DataError: a token that no FP16 scale can hold. CacheError: pieces that are not the shard's, a file that cannot be written.
@@ -253,7 +253,7 @@ def write_copy(path: Path, shard: Shard, kind: Kind, entry_sha256: str, pieces: 
 
 
 def _shapes(kind: Kind, tokens: int, documents: int) -> dict[str, tuple[int, ...]]:
-    """What is stored beside the codes."""
+    """Name -> shape of everything that is stored beside the codes."""
     scales = {"token": (tokens,), "document": (documents,), "corpus": ()}[kind.granularity]
     return {**dict.fromkeys(kind.columns, scales), **dict.fromkeys(_RESIDUALS, (documents,))}
 
@@ -273,7 +273,7 @@ def _head(shard: Shard, kind: Kind, entry_sha256: str) -> dict[str, Any]:
 def _require_finite(path: Path, scales: np.ndarray, shard: Shard) -> None:
     if not np.isfinite(scales).all():
         token = int(np.flatnonzero(~np.isfinite(scales.reshape(-1)))[0])
-        document = int(np.searchsorted(shard.offsets, token, side="right")) - 1  # documents refuse this themselves
+        document = int(np.searchsorted(shard.offsets, token, side="right")) - 1  # only token scales: else the quantiser refuses
         raise DataError(
             f"{path}: document {shard.ids()[document]!r}: a token is too large for an FP16 scale; nothing was stored"
         )
@@ -297,7 +297,7 @@ def _image(
 
 
 def _digest(head: dict[str, Any], tokens: int, dim: int, stripe: int, crcs: np.ndarray, columns: dict[str, np.ndarray]) -> str:
-    """SHA-256 over everything that the CRCs do not cover, and over them."""
+    """SHA-256 over everything that the CRCs do not cover, and over the CRCs."""
     running = hashlib.sha256()
     kept = sorted(name for name in columns if name in _RESIDUALS or head["granularity"] != "token")  # others have CRCs
     feed(running, [canonical([head, tokens, dim, stripe, sorted(columns)]), crcs.astype("<u4").tobytes()])
@@ -337,7 +337,7 @@ def open_copy(path: Path, shard: Shard, kind: Kind, entry_sha256: str) -> Quanti
 
 
 class StaleCopyError(CacheError):
-    """A quantised copy of a shard that is no longer there, having been written anew with other values."""
+    """A quantised copy of what a shard or its entry held before it changed, or a copy of an earlier format."""
 
 
 def _require_format(path: Path, head: dict[str, Any]) -> None:
@@ -351,7 +351,7 @@ def _require_format(path: Path, head: dict[str, Any]) -> None:
 
 
 def _parts(file: Any, head: dict[str, Any]) -> tuple[np.ndarray, int, dict[str, np.ndarray], dict[str, Any], dict[str, int]]:
-    """CRCs, rows of a stripe, what is held in memory, shape and dtype of everything, and where what is not held begins."""
+    """CRCs, rows of a stripe, columns held in memory, shape and dtype of every column, and where those on the disk begin."""
     names = ["codes", *(name for name in _BESIDE if name in file)]
     single = head.get("granularity") == "token"
     outside = [name for name in names if name == "codes" or (single and name not in _RESIDUALS)]

@@ -24,11 +24,11 @@ BLOCK_BYTES = 1 << 30  # of a block that is not yet read; `device_blocks` cuts i
 class Corpus:
     """What a path may ask of the whole corpus before the first block: found once, on demand, by one pass.
 
-    `spans` are the documents (start, stop) that this process passes over for it, and `agree` makes one value of those that several
-    processes found; by default all documents, and nobody to agree with. `copies` are quantised copies in the cache, by the name of the
-    path that reads them instead of `entry`. `scaled` are the documents that a corpus scale is for, where they are not those of `entry`:
-    reranking scores some documents, on the scale of all; `spans` are of these then. `words` gives what the tokens
-    of each document stand for (None: not known).
+    `spans` are the ranges of documents (start, stop) that this process reads for it (None: all), and `agree` makes one value of
+    those that several processes found. `copies` are quantised copies in the cache, by the name of the path that reads them, not
+    `entry`. `scaled` are the documents that a corpus scale is for, where they are not those of `entry` (reranking scores some
+    documents, on the scale of all); `spans` then count these. `words` gives, document by document, the words that its tokens
+    stand for (None: not known).
     """
 
     entry: Documents

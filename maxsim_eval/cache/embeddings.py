@@ -35,7 +35,7 @@ from maxsim_eval.processes.world import World
 from maxsim_eval.types import Encoder, Role, Task
 from maxsim_kernels import Packed
 
-_NO_DIFFERENCE = ("batch_size", "trust_remote_code")  # to embeddings that are there
+_NO_DIFFERENCE = ("batch_size", "trust_remote_code")  # options that change no stored embedding
 _ROLES: tuple[Role, ...] = ("query", "document")
 
 
@@ -43,7 +43,7 @@ _ROLES: tuple[Role, ...] = ("query", "document")
 class Embeddings:
     """The token embeddings of an evaluation in the cache, and what the report says of the encoder.
 
-    `made_by` is the encoder at hand; None where they were imported and what made them is only a name.
+    `made_by` is the encoder; None where there is only its name: of imported embeddings, and where its model is not here.
     """
 
     queries: Entry
@@ -64,15 +64,16 @@ def embeddings(
 ) -> Embeddings:
     """Token embeddings of a task through the cache: cached, imported, or encoded now, by this process alone.
 
-    What was imported under exactly this name for exactly these texts is used as it is. Else a name this version can run goes
-    through `sides.embed`; of any other, the error of `get_encoder` says what is missing and what to do. Imported embeddings
-    are what they are: an option that would change them, or another revision, is refused beside them (`UsageError`), and so
-    are imported embeddings of one side beside encoded ones of the other (`DataError`). What is encoded is stored in the
-    `task.dtype` unless `options` name a dtype.
+    Embeddings imported under exactly this name for exactly these texts are used as they are. Else the encoder of that name is
+    made, and what its entries lack is encoded. Where its model cannot be had, embeddings cached under its name are used, with a
+    warning, if nothing else could be meant; else `get_encoder`'s error says what is missing and what to do. Imported embeddings
+    cannot be changed: an option that would do so, or another revision, is refused beside them (`UsageError`), and so are imported
+    embeddings of one side beside encoded ones of the other (`DataError`). What is encoded is stored in `task.dtype` unless
+    `options` name a dtype.
 
     `kept` is the task itself or a subset of it (`subsets.limit_task`). Its documents are rows of the whole corpus's entry
-    where that is complete or imported; else they alone are encoded, into an entry of their own, whose key their ids and
-    texts make. The queries are always those of the whole task, and an encoder that counts the corpus is offered all of it:
+    where that is complete or imported; else they alone are encoded, into an entry of their own, whose key is made from their
+    ids and texts. The queries are always those of the whole task, and an encoder that counts the corpus is offered all of it:
     what a query or document is encoded to does not depend on what was left out.
     """
     both = (task, task if kept is None else kept)
@@ -92,17 +93,17 @@ def embeddings_by(
     quiet: bool = False,
     **options: Any,
 ) -> Embeddings | None:
-    """As `embeddings`, by all processes of `world`, each of which calls this alike: on the leader what was found, elsewhere None.
+    """As `embeddings`, by all processes of `world`, each of which calls this alike: the embeddings on the leader, elsewhere None.
 
-    The leader looks what is there and begins the entry of the documents; every process encodes shards of it, on its own
+    The leader looks up what is cached and begins the entry of the documents; every process encodes shards of it, on its own
     `device`; the leader alone encodes the queries. Reading millions of texts and starting a model take as long as encoding many of
-    them, so all processes do that at once: the others as soon as the leader has found that there is something to encode, or at the
-    very beginning where the cache holds nothing that could be it.
+    them, so all processes do that at the same time: the others as soon as the leader has found that documents must be encoded, or
+    at the very beginning where the cache holds no entry that could be theirs.
 
     Args:
-        tasks: gives the task and what is kept of it. Called by the leader, and by the others only where documents are to be
-            encoded; theirs must be the same (the entry's key proves it).
-        of: the task's source and dataset, where several processes may read it at once.
+        tasks: gives the task and what is kept of it. Called by the leader, and by the others only where documents are, or seem,
+            to be encoded; theirs must be the same (the entry's key proves it).
+        of: the task's source and dataset, where several processes may read it at once; None: the others wait for the leader.
 
     Raises:
         UsageError: as `embeddings`, or processes whose hardware, versions or threads differ. CacheError: also texts or a model
@@ -158,17 +159,17 @@ def _encoder_of(encoder: Encoder | str, task: Task, device: str, options: Mappin
 
 @dataclass
 class _Search:
-    """What an evaluation's embeddings are made from, and what of them is in the cache."""
+    """What an evaluation's embeddings are made from, and the entries that the cache already holds."""
 
     task: Task
     contents: Contents
     encoder: Encoder
     cache_dir: Path | str
     queries: Entry | None
-    documents: Documents | TaskSide  # a side: they are not there
+    documents: Documents | TaskSide  # a side: they are still to be encoded
 
     def rest(self, quiet: bool, filled: Entry | None = None) -> Embeddings:
-        """The embeddings, once the documents are there (`filled`: those that were not): queries that are not are encoded now."""
+        """The embeddings; `filled` are the documents, where the cache lacked them. Queries that it lacks are encoded now."""
         documents = filled if isinstance(self.documents, TaskSide) else self.documents
         assert documents is not None  # a side was filled
         queries = self.queries
@@ -201,7 +202,7 @@ def cached_embeddings(
 def _find(
     task: Task, kept: Task, encoder: Encoder | str, cache_dir: Path | str, device: str, options: Mapping[str, Any]
 ) -> Embeddings | _Search:
-    """What is there; refuses what does not go together (`embeddings`)."""
+    """The embeddings, where no encoder is needed, else what the cache holds of them; refuses what `embeddings` refuses."""
     contents = Contents(task)
     of_kept = contents if kept is task else Contents(kept)
     changing: list[str] = []
@@ -256,7 +257,7 @@ def _find(
 def _without_model(
     task: Task, kept: Task, named: str, cache_dir: Path | str, contents: tuple[Contents, Contents]
 ) -> Embeddings | None:
-    """What a model that cannot be had has left in the cache; None where that is not both sides."""
+    """The embeddings that the cache has by a model which cannot be had now; None unless both sides are there."""
     found = encoded_entries(task, named, cache_dir, contents[0])
     if "query" not in found:
         return None
@@ -280,7 +281,7 @@ def _as_cached(
     contents: tuple[Contents, Contents],
     options: Mapping[str, Any],
 ) -> Encoder:
-    """The encoder in another device's default precision where documents are cached in that and not in this one's own."""
+    """The encoder, in another device's default precision where documents are cached in that and not in this device's."""
 
     def there(encoder: Encoder) -> bool:
         whole = find_entry(task, "document", encoder, cache_dir, contents[0])

@@ -83,10 +83,10 @@ class Entry:
         """Documents `start` to `stop` (default: the last) cut as `blocks` cuts them, to be read when their turn comes.
 
         Any number of threads may call `read` of any blocks, or of parts of one block, at once. With `claims`, long runs of tokens are
-        left to whoever takes these to prove.
+        read unchecked, and whoever takes the claims proves them.
 
         Raises:
-            UsageError: `max_bytes` below 1, or a range that is none; at once.
+            UsageError: `max_bytes` below 1, or an impossible range; at once.
             CacheError: when a block is read: as `blocks`.
         """
         return lazy_blocks(self.spans, max_bytes, start, stop, self.documents, claims)
@@ -104,7 +104,7 @@ class Entry:
         return all(shard.checked for shard in self.shards)
 
     def unchecked(self) -> Entry:
-        """The entry, whose values are read as they are."""
+        """The same entry, whose values are not checked when they are read."""
         return replace(self, shards=tuple(replace(shard, checked=False) for shard in self.shards))
 
     def load(self) -> Packed:
@@ -267,7 +267,7 @@ def require_whole(folder: Path, manifest: Mapping[str, Any]) -> None:
 
 
 def entry_of(folder: Path, manifest: Mapping[str, Any], shards: Sequence[Shard]) -> Entry:
-    """The entry of shards that are all opened, and hold the manifest's ids."""
+    """The entry made of all its shards, opened; that they hold the manifest's ids is proven already."""
     if slow := [shard.path.name for shard in shards if shard.position is None]:
         warnings.warn(
             f"{folder}: {len(slow)} shards ({slow[0]}, ...) are chunked or compressed: read through HDF5, more slowly",

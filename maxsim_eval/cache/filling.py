@@ -45,7 +45,7 @@ from maxsim_kernels import Packed
 
 LEAST = 512  # documents a shard, by default
 _MOST = 65536
-_MOST_BYTES, _LONG = 2 << 30, 256  # of a shard whose documents all have so many tokens: several are held at a time
+_MOST_BYTES, _LONG = 2 << 30, 256  # bytes of a shard at most, if its documents have 256 tokens: several shards are in memory
 _SHARDS = 64  # aimed at
 _TICKS = threading.Lock()
 _VISIBLE = 60.0  # seconds after which a network file system shows everybody what was written
@@ -53,7 +53,7 @@ _VISIBLE = 60.0  # seconds after which a network file system shows everybody wha
 
 @dataclass(frozen=True)
 class Begun:
-    """An entry that lacks shards, in what every process that fills it needs to know; `token` names this filling, and no other."""
+    """What every process that fills an entry needs to know of it; `token` is unique to this filling."""
 
     folder: Path
     manifest: Mapping[str, Any]
@@ -62,7 +62,7 @@ class Begun:
 
     @property
     def key(self) -> str:
-        """What the entry is made from."""
+        """Key of what the entry is made from."""
         return str(self.manifest["key"])
 
 
@@ -78,7 +78,7 @@ def new_manifest(
 ) -> dict[str, Any]:
     """The manifest of an entry that is not begun yet; arguments and errors as of `fill_entry`.
 
-    `least` bounds its default of documents a shard, which is a multiple of `together` where it is not below that.
+    By default a shard has `least` documents or more, if they fit, and where that is more than `together`, a multiple of it.
     """
     names = {value: name for name, value in DTYPES.items()}
     if dtype not in names:
@@ -159,7 +159,9 @@ def _wanted(manifest: Mapping[str, Any]) -> dict[str, Any]:
 
 @contextmanager
 def begun_entry(folder: Path, manifest: Mapping[str, Any], ids: Sequence[str], lock_timeout: float = 60.0) -> Iterator[Begun]:
-    """An entry with its manifest, that of before or this one, and what of it is missing, proven; its lock is held in the block.
+    """Begin an entry with this manifest, or go on with one that was begun: yields what it lacks, and proves the shards it has.
+
+    The entry's lock is held in the block.
 
     Raises:
         CacheError: as `fill_entry`.
@@ -180,7 +182,7 @@ def begun_entry(folder: Path, manifest: Mapping[str, Any], ids: Sequence[str], l
 
 
 def _proven(folder: Path, spec: ShardSpec, ids: Sequence[str]) -> Shard:
-    """A shard that is there and holds these documents."""
+    """Open a shard, and prove that it holds these documents."""
     path = folder / shard_name(spec.shard)
     shard, names = open_shard(path, spec)
     if names != encode_ids(ids[spec.start : spec.stop]):
@@ -206,8 +208,8 @@ def fill_shards(
 ) -> Entry | None:
     """Encode and write what is missing; every process of `world` calls this alike and returns when all of it is there.
 
-    The leader gets the entry: a shard is opened as soon as it is written, while others are encoded. It takes the first of the missing
-    shards, whose beginning it may have encoded already, and holds the entry's lock.
+    The leader gets the entry, and holds its lock; it opens its shards as they are written, while others are encoded. It takes the
+    first of the missing shards, whose beginning it may have encoded already.
     `said`: what this process has warned of before, which goes to the leader too.
 
     Raises:
@@ -266,7 +268,7 @@ def fill_shards(
 
 @dataclass
 class _Coming:
-    """Pieces, and the seconds that were waited for them."""
+    """Pieces, and the seconds spent waiting for them."""
 
     pieces: Iterable[Packed]
     seconds: float = 0.0
@@ -281,7 +283,7 @@ class _Coming:
 
 @contextmanager
 def heard(world: World) -> Iterator[list[str]]:
-    """What a process beside the leader has to warn of (memory that ran out): nobody reads its stderr, so it goes to the leader."""
+    """Collect RuntimeWarnings (memory ran out) where this is not the leader, which repeats them: nobody reads others' stderr."""
     said: list[str] = []
     show = warnings.showwarning
 
@@ -300,7 +302,7 @@ def heard(world: World) -> Iterator[list[str]]:
 
 
 def _repeat(said: Sequence[Sequence[str]]) -> None:
-    """Say what the others warned of: each text once, with the ranks it came from."""
+    """Warn of what other ranks warned of: each text once, with the ranks it came from."""
     for text in dict.fromkeys(text for texts in said for text in texts):
         ranks = ", ".join(str(rank) for rank, texts in enumerate(said) if text in texts)
         warnings.warn(f"rank {ranks} of {len(said)}: {text}", RuntimeWarning, stacklevel=3)
@@ -333,7 +335,7 @@ def _require_seen(begun: Begun, world: World) -> None:
 
 
 def _await_shards(begun: Begun) -> None:
-    """A network file system may take a while to show what another machine has written; what then lacks is said by `require_whole`."""
+    """Wait for other machines' shards, which a network file system may show late; `require_whole` names what never comes."""
     end = time.monotonic() + _VISIBLE
     while missing_shards(begun.folder, begun.manifest) and time.monotonic() < end:
         time.sleep(0.1)

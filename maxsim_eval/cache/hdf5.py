@@ -65,10 +65,10 @@ class Stamp:
 
 @contextmanager
 def open_hdf5(path: Path, advice: str, stamp: Stamp | None = None) -> Iterator[tuple[Any, Stamp]]:
-    """The file opened for reading through HDF5, and its stamp; `CacheError` with the reason where that cannot be.
+    """The file opened for reading through HDF5, and its stamp; `CacheError` with the reason where it cannot be opened.
 
-    With a `stamp`, only the file that has it. Either way it must be the same file when the block ends. `advice` is what the messages
-    end with.
+    With a `stamp`, only the file that has it is opened. Either way the same file must lie there when the block ends. Messages end
+    with `advice`.
     """
     try:
         with open_regular(path) as handle:
@@ -143,7 +143,7 @@ def read_at(path: Path, stamp: Stamp, parts: Iterable[tuple[int, Sequence[memory
 
 
 def write_at(path: Path, begin: int, buffers: Iterable[memoryview]) -> None:
-    """Write buffers of bytes one behind the other from a byte of a file that is there: by several threads where that is much.
+    """Write buffers one behind the other into an existing file, from byte `begin` on; by several threads if that is much.
 
     Raises:
         OSError: a file that cannot be written.
@@ -162,7 +162,7 @@ def write_at(path: Path, begin: int, buffers: Iterable[memoryview]) -> None:
                 while done < len(data):  # a system call may take less than it is given
                     done += handle.write(data[done:])
 
-    writers = min(_WRITERS, size // (2 * _WRITE_BYTES))  # of little, this thread alone, in however many buffers it comes
+    writers = min(_WRITERS, size // (2 * _WRITE_BYTES))  # little is written by this thread alone, whatever its buffers
     if writers < 2:
         write(parts)
         return
@@ -172,7 +172,7 @@ def write_at(path: Path, begin: int, buffers: Iterable[memoryview]) -> None:
 
 
 def _fill(path: Path, stamp: Stamp, descriptor: int, place: int, targets: Sequence[memoryview]) -> int:
-    """Fill buffers by one call, by further ones where that fell short; gives the byte behind them."""
+    """Fill buffers from byte `place` on, by one call or, where that falls short, several; returns the byte behind them."""
     stop, rest = place + sum(map(len, targets)), targets
     while place < stop:
         count = os.preadv(descriptor, rest, place)
@@ -187,9 +187,9 @@ def _fill(path: Path, stamp: Stamp, descriptor: int, place: int, targets: Sequen
 
 
 def reserve(file: Any, name: str, shape: tuple[int, int], stored: np.dtype[Any]) -> tuple[int, int]:
-    """Give a contiguous dataset its place at the end of a file without writing it: the byte where it begins, the size of the file.
+    """Give a contiguous dataset its place at the end of a file, unwritten: returns the byte where it begins and the file's size.
 
-    `name` must already be a link of the file, to anything: it keeps a place for the name before the values.
+    `name` must already be in the file, as a link to anything: so the name has its place before the values.
     """
     del file[name]
     layout = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
@@ -210,6 +210,6 @@ def fixed(texts: Sequence[bytes]) -> np.ndarray:
 
 
 def plain(value: Any) -> Any:
-    """An attribute as the Python value that was written; arrays, which none of ours is, as lists: these are or are not equal to it."""
+    """An attribute as the Python value that was written; an array (none of ours is one) as a list, which `==` compares whole."""
     value = value.tolist() if isinstance(value, (np.generic, np.ndarray)) else value
     return value.decode() if isinstance(value, bytes) else value

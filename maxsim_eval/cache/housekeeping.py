@@ -1,8 +1,8 @@
 """What the cache folder holds, and how it is freed: `cache ls`, `cache rm`, `cache gc`.
 
-Only entries are ever touched: folders three levels below the cache folder that have a manifest. Nothing that a living process writes
-is: every entry is locked while something of it is removed. Looking takes no lock, so any file, and any entry, may be gone a moment
-after it was seen: what is gone counts as not there.
+Removed are only entries, which are folders three levels below the cache folder that have a manifest, and leftovers of processes
+that died. What a living process writes stays: an entry is locked while something of it is removed. Looking takes no lock, so any
+file, and any entry, may be gone a moment after it was seen, and then counts as not there.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from maxsim_eval.parsing import json_of
 
 @dataclass(frozen=True)
 class Listed:
-    """An entry as `cache ls` shows it. `tokens` is None where some shard is missing or unreadable, `problem` is empty where none is."""
+    """An entry as `cache ls` shows it. `tokens` is None if a shard is missing or unreadable; `problem` says what is damaged."""
 
     folder: Path
     source: str
@@ -57,7 +57,7 @@ def entry_folders(cache_dir: Path) -> list[Path]:
     """Folders of all entries, whole or begun.
 
     Raises:
-        CacheError: a cache folder that is none.
+        CacheError: the cache folder is no folder.
     """
     if os.path.lexists(cache_dir) and not cache_dir.is_dir():
         raise CacheError(f"{cache_dir}: is no folder, need that of the cache (--cache-dir)")
@@ -177,7 +177,7 @@ def chosen(cache_dir: Path, words: list[str], encoder: str | None = None, role: 
 
 
 def _cached_name(encoder: str) -> str:
-    """The name under which embeddings of `hf:<path>` or `multi-vector:<path>` are cached, as an evaluation was given it."""
+    """The name that embeddings are cached under, from the one given to an evaluation: `hf:<path>` and the like are shortened."""
     prefix, _, model = encoder.partition(":")
     return f"{prefix}:{shown_name(Path(model).expanduser().resolve())}" if looks_like_path(model) else encoder
 
@@ -244,7 +244,7 @@ class Garbage:
     why: str
     file_bytes: int
     whole: bool = False
-    inode: int | None = None  # of a file: another one of its name is no garbage
+    inode: int | None = None  # of a file: one written under its name since has another, and is no garbage
 
 
 def _file(path: Path, why: str) -> Iterator[Garbage]:
@@ -286,7 +286,7 @@ def find_garbage(cache_dir: Path, data_dir: Path | None = None, *, partial: bool
 
 
 def _removed(cache_dir: Path, data_dir: Path | None) -> Iterator[Garbage]:
-    """Entries that somebody was about to delete when he died; datasets that he was fetching or writing."""
+    """Leftovers of processes that died: entries that were being deleted, datasets that were being fetched or written."""
     for parent in sorted(cache_dir.glob("[!.]*/[!.]*")):
         for path in leftovers(parent):
             if path.suffix == ".old":
@@ -310,7 +310,7 @@ def _held(folder: Path) -> bool:
 
 
 def _stale(folder: Path) -> Iterator[Garbage]:
-    """Copies of shards that have changed; of an entry that lacks shards none is known to be."""
+    """Copies whose shard has changed since; none of an entry that lacks shards, which cannot be opened."""
     if not fnmatch.filter(_names(folder), "[0-9]*.*.h5") or not (folder / MANIFEST).exists() or _listed(folder).missing:
         return
     entry = open_entry(folder)

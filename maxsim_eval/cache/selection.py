@@ -27,7 +27,7 @@ class Selection:
         rows: `[M]` int64, strictly ascending, within the entry's documents.
 
     Raises:
-        UsageError: rows that are not so.
+        UsageError: other rows.
     """
 
     entry: Entry
@@ -51,7 +51,7 @@ class Selection:
         return self.entry.checked
 
     def unchecked(self) -> Selection:
-        """The selection, whose values are read as they are."""
+        """The same selection, whose values are not checked when they are read."""
         return replace(self, entry=self.entry.unchecked())
 
     @property
@@ -115,10 +115,10 @@ Documents = Entry | Selection
 
 
 def whole(documents: Documents) -> Entry:
-    """The entry that they are documents of."""
+    """The entry that these documents belong to."""
     return documents.entry if isinstance(documents, Selection) else documents
 
 
 def choose(documents: Documents, rows: np.ndarray) -> Selection:
-    """Some of them, by number (`[M]` int64, strictly ascending)."""
+    """Some of these documents, by their numbers `rows` among them (`[M]` int64, strictly ascending)."""
     return Selection(documents.entry, documents.rows[rows]) if isinstance(documents, Selection) else Selection(documents, rows)

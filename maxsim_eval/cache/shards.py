@@ -2,8 +2,8 @@
 
     offsets  [N + 1] int64: document n is values[offsets[n]:offsets[n + 1]]
     ids      [N]     UTF-8 strings of one fixed length, padded with NUL
-    running_crc32 [S] uint32, the CRC-32 of values from the first on, every `stripe_tokens` (its attribute) rows (`stripes.py`);
-                     files of before have `crc32`, of every stripe by itself
+    running_crc32 [S] uint32: after every `stripe_tokens` (its attribute) rows, the CRC-32 of all values so far (`stripes.py`);
+                     earlier files have `crc32` instead, of every stripe by itself
     values   [T, d]  contiguous, page-aligned, uncompressed; float16, float32, or uint16 that holds bfloat16 bits
     attributes       format, key, shard, start, stop, dim, dtype, metadata_sha256
 
@@ -50,7 +50,7 @@ _INFINITY = {
     torch.bfloat16: (np.int16, 0x7F80, np.uint16, 0xFF80),
     torch.float32: (np.int32, 0x7F800000, np.uint32, 0xFF800000),
 }
-_SCAN_BYTES = 1 << 20  # looked at for NaN and checksums at once: a core's own cache holds it from the first look to the third
+_SCAN_BYTES = 1 << 20  # checked for NaN and summed at a time: a core's own cache holds it from the first pass to the third
 _MAX_ID_BYTES = 4096  # ids take the length of the longest in their shard
 _STORED: dict[str, np.dtype[Any]] = {
     "float16": np.dtype("<f2"),
@@ -60,7 +60,7 @@ _STORED: dict[str, np.dtype[Any]] = {
 # With the checksum these are 8, the most that HDF5 keeps in one piece: more would put something behind the values.
 _ATTRIBUTES = ("format", "key", "shard", "start", "stop", "dim", "dtype")
 _REMOVE = "Remove the file to encode its documents again."
-_HDF5 = threading.Lock()  # h5py reads one thing at a time anyway; so no second thread holds decompressed chunks while it waits
+_HDF5 = threading.Lock()  # h5py reads one thing at a time anyway; waiting here, other threads hold no decompressed chunks
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,7 @@ class Shard:
     def read_runs(self, firsts: Sequence[int], counts: Sequence[int], out: Tensor, *, proven: bool = False) -> None:
         """As `read`, for several runs of tokens, one behind the other in `out`: `counts[r]` tokens from `firsts[r]` on.
 
-        `proven`: somebody else compares them with their `claim`.
+        `proven`: they are not checked here, as somebody else compares them with their `claim`.
         """
         if not out.is_contiguous() or out.dtype != DTYPES[self.spec.dtype] or out.shape != (sum(counts), self.spec.dim):
             got = f"{out.dtype} {list(out.shape)}"
@@ -136,7 +136,7 @@ class Shard:
         return self._stripes.claim(column, place, first, count)
 
     def verify(self) -> Iterator[int]:
-        """Read and check everything: yields the tokens of each part that is right, else raises `CacheError`."""
+        """Read and check everything: yields how many tokens each part had that is right, else raises `CacheError`."""
         return self._stripes.verify()
 
     @cached_property
@@ -199,8 +199,8 @@ def write_shard(path: Path, spec: ShardSpec, ids: Sequence[str], pieces: Iterabl
 
     Args:
         ids: the ids of documents `spec.start` to `spec.stop`.
-        pieces: their tokens in order, in any number of `Packed`; dtype and width as in `spec`. Each is looked through when it
-            comes, while the next is made; `Summed` ones were where they were made.
+        pieces: their tokens in order, in any number of `Packed`; dtype and width as in `spec`. Each is checked for NaN and summed
+            when it comes, while the next is made; `Summed` ones were checked where they were made.
 
     Raises:
         CacheError: pieces that are not what `spec` says, or a file that cannot be written (disk full: what is needed).
@@ -307,7 +307,7 @@ def _layout(values: Any) -> tuple[tuple[int, ...], np.dtype, int | None]:
 
 def _as_bytes(tensor: Tensor) -> np.ndarray:
     """`[n, d]` contiguous CPU tokens as `[n, d * itemsize]` uint8, sharing memory (numpy has no bfloat16)."""
-    rows, width = tensor.shape  # flat first: strides of no tokens are anything, which `view` refuses
+    rows, width = tensor.shape  # flat first: without tokens strides may be anything, which `view` refuses
     return tensor.reshape(-1).view(torch.uint8).numpy().reshape(rows, width * tensor.element_size())
 
 
@@ -329,7 +329,7 @@ def _all_finite(rows: Tensor) -> bool:
 
 
 def _scan(part: Tensor, first: int, crcs: np.ndarray, stripe_tokens: int, offsets: np.ndarray, ids: Sequence[str]) -> None:
-    """Enter running CRC-32s `[S]` at tokens from `first` on; a NaN or infinity is a `DataError` that names the document."""
+    """Enter in `crcs` `[S]` the running CRC-32s of tokens from `first` on; NaN or infinity: `DataError` names the document."""
     row_bytes = part.shape[1] * part.element_size()
     step = max(1, _SCAN_BYTES // row_bytes)
     for rows in part.split(step):
@@ -344,7 +344,7 @@ def _scan(part: Tensor, first: int, crcs: np.ndarray, stripe_tokens: int, offset
 
 
 def _require_arrived(path: Path, piece: Summed, stripe_tokens: int) -> None:
-    """The first and the last tokens are those that were summed; of the others, whoever reads them will know."""
+    """Refuse a piece whose first or last tokens are not those that were summed; damage to others is found when they are read."""
     count = len(piece.sums)
     few = min(count, stripe_tokens)
     for first in {0, count - few} if few else ():

@@ -3,7 +3,7 @@
     <cache>/<source>/<dataset>/<encoder>-<queries|documents>-<key>/
         manifest.json     written first: what the entry holds and which documents every shard holds   (`entries.py`)
         00000.h5 ...      the shards, each written whole or not at all                                 (`shards.py`)
-        .lock             held by the process that writes, or by the first of those that do            (`filling.py`)
+        .lock             held by the process that writes, or by the leader of several                 (`filling.py`)
 
 This file names entries, finds them and encodes what is missing; `<key>` changes with any id, text or encoder setting.
 """
@@ -45,9 +45,9 @@ from maxsim_eval.types import Encoder, Role, Task
 from maxsim_kernels import Packed
 
 CHUNK = 256  # texts an encoder gets at a time: often enough for a progress bar, enough to sort by length
-_FIRST = 128  # of them say the dtype where several chunks are worked on at once: all others wait for these
-_TEXTS = (list, tuple, PackedTexts)  # what texts are held in; anything else may have no slices, or make its items when asked
-_FED = 128  # texts that are hashed by one call: Python takes longer than the hash
+_FIRST = 128  # texts encoded first to learn the dtype, where several chunks are encoded at once: all others wait for these
+_TEXTS = (list, tuple, PackedTexts)  # containers that give slices of texts; others may have none, or make items when asked
+_FED = 128  # texts hashed by one call, whose overhead in Python takes longer than the hash
 PAGE_CHUNK = 16  # page images: each takes some 10 MB once decoded
 PAGE_LEAST = 64  # pages a shard, by default: 17 MB of ColPali's; a set of two thousand is work for many GPUs
 _PACKAGES = ("maxsim-eval", "torch", "numpy", "h5py", "transformers", "sentence-transformers", "pillow")
@@ -144,7 +144,7 @@ def find_imported(
 
 
 def cached_names(cache_dir: Path | str, source: str, dataset: str) -> list[str]:
-    """Encoder names that the cache holds document embeddings of this dataset by."""
+    """Names of the encoders whose document embeddings of this dataset the cache holds."""
     found = {
         str(provenance.get("encoder"))
         for _, provenance in provenances(cache_dir, source, dataset)
@@ -154,7 +154,7 @@ def cached_names(cache_dir: Path | str, source: str, dataset: str) -> list[str]:
 
 
 def holds_documents(cache_dir: Path | str, source: str, dataset: str, encoder_name: str) -> bool:
-    """Whether an entry of the dataset's documents by this encoder is complete, of whichever texts and by whichever options."""
+    """Whether the cache holds a complete entry of the dataset's documents by this encoder, whatever its texts and options."""
     name = encoder_name.partition("@")[0]
     return any(
         said.get("role", "document") == "document"
@@ -165,7 +165,7 @@ def holds_documents(cache_dir: Path | str, source: str, dataset: str, encoder_na
 
 
 def provenances(cache_dir: Path | str, source: str, dataset: str) -> Iterator[tuple[Path, dict[str, Any]]]:
-    """Folder and provenance of every entry of a dataset; a damaged one is said where it is used."""
+    """Folder and provenance of every entry of a dataset; damaged ones are left out, and reported where they are used."""
     for path in sorted((Path(cache_dir) / _safe(source) / _safe(dataset)).glob(f"*/{MANIFEST}")):
         with suppress(CacheError):
             yield path.parent, read_manifest(path.parent)["provenance"]
@@ -178,12 +178,12 @@ def imported_names(cache_dir: Path | str, source: str, dataset: str) -> list[str
 
 
 def chunk_of(encoder: Encoder, items: Sequence[Any]) -> int:
-    """Items an encoder gets at a time."""
+    """Items an encoder gets at a time: 16 pages, or as many texts as it says (256 where it does not)."""
     return PAGE_CHUNK if isinstance(items, Pages) else getattr(encoder, "chunk", None) or CHUNK
 
 
 def announce(encoder: Encoder, items: int) -> None:
-    """Tell an encoder that wants to know how many items will come."""
+    """Tell an encoder how many items will come, if it wants to know (has `expect`)."""
     expect = getattr(encoder, "expect", None)
     if expect is not None:
         expect(items)
@@ -217,7 +217,7 @@ class TaskSide:
         self.at_once = getattr(encoder, "at_once", 1)
         self._prepared = role != "query"
         self._first: Packed | None = None
-        self._said: list[str] = []  # what the start warned of, beside the leader
+        self._said: list[str] = []  # warnings of `start`, where this is not the leader
 
     def find(self) -> Entry | None:
         """The complete entry of this key or, where that was never begun, an imported one of the same content."""
@@ -232,7 +232,7 @@ class TaskSide:
         return imported
 
     def say_anew(self) -> None:
-        """A warning where the same items are cached by this encoder with other options: it names these, and what is there."""
+        """Warn where the same items are cached by this encoder with other options, naming the entry and these options."""
         if (self.folder / MANIFEST).exists():
             return  # begun with these options
         mine = _provenance(self.task, self.role, self.encoder, self.content)
@@ -257,7 +257,7 @@ class TaskSide:
 
     @contextmanager
     def begun(self) -> Iterator[Begun]:
-        """The entry with its manifest, and what it lacks; its lock is held in the block.
+        """Begin the entry, or go on with it: yields its manifest and what it lacks, and holds its lock in the block.
 
         Raises:
             CacheError, DataError, UsageError: as `fill_entry` and the encoder.
@@ -270,14 +270,14 @@ class TaskSide:
             assert self._first is not None
             dtype = self._first.dtype
         provenance = _provenance(self.task, self.role, self.encoder, self.content)
-        together = 1 if isinstance(self.items, Pages) else getattr(self.encoder, "chunk", None) or 1  # few texts: a poor batch
+        together = 1 if isinstance(self.items, Pages) else getattr(self.encoder, "chunk", None) or 1  # shards of whole chunks
         least = PAGE_LEAST if isinstance(self.items, Pages) else max(LEAST, together)
         manifest = new_manifest(self.ids, self.key, dtype, self.encoder.dim, provenance, least=least, together=together)
         with begun_entry(self.folder, manifest, self.ids) as begun:
             yield begun
 
     def start(self, world: World | None = None) -> None:
-        """Encode the first texts: the model is loaded, and processes that read texts begin."""
+        """Encode the first texts, which loads the model and begins the processes that read texts."""
         announce(self.encoder, len(self.ids))
         few = self.chunk if self.at_once == 1 else min(self.chunk, _FIRST)
         with heard(world or World()) as self._said:
@@ -298,7 +298,7 @@ class TaskSide:
         label = f"encode {self.task.dataset}"
         announce(self.encoder, len(self.ids))
         if self._first is not None and len(self._first) < min(self.chunk, len(self.ids)):
-            self._first = None  # no piece is so short: it would hold its memory till the end
+            self._first = None  # no piece is so short: it would never be taken
         options: dict[str, Any] = {"chunk": self.chunk, "label": label, "quiet": quiet, "at_once": self.at_once}
         entry = fill_shards(begun, self.ids, self._tokens, world=world, said=self._said, **options)
         own = isinstance(self.encoder, ModelEncoder | LexicalEncoder)  # the caller's own encoder gives what he means it to
@@ -307,9 +307,9 @@ class TaskSide:
         return entry
 
     def _say_empty(self, begun: Begun) -> None:
-        """Refuse queries that a model gives no token at all, since all would score alike; else warn.
+        """Refuse queries if a model gave none of them a token, since all documents would score alike; else warn.
 
-        Documents without tokens are never retrieved, as metrics show; by an encoder of words, queries of stop words are what they are.
+        Documents without tokens are never retrieved, which metrics show. By an encoder of words, queries of stop words have none.
         """
         what = "queries" if self.role == "query" else "documents"
         task, name = self.task, self.encoder.name
@@ -330,7 +330,7 @@ class TaskSide:
         if not self._prepared:
             self.encoder.prepare(self.task.documents)
             self._prepared = True
-        items = self.items[start:stop]  # a slice: lazy page images stay lazy, but for a batch
+        items = self.items[start:stop]  # a slice: lazy page images are decoded a batch at a time
         try:
             found = self.encoder.encode(items, self.role)
         except ItemError as error:
@@ -361,7 +361,7 @@ def embed(
     """Token embeddings of a task's queries or documents, from the cache where they are in it; encoded by this process alone.
 
     In this order: the entry with exactly this key, complete or to be resumed; an imported entry of the same texts and
-    encoder name; else everything is encoded, in chunks of 256 texts or 16 pages, with a progress bar on stderr. Before queries are
+    encoder name; else everything is encoded, in chunks (`chunk_of`), with a progress bar on stderr. Before queries are
     encoded the encoder is offered the corpus (`encoder.prepare`). `contents`: as in `find_entry`.
 
     Raises:
@@ -399,4 +399,4 @@ def package_versions() -> dict[str, str | None]:
     return found
 
 
-_version = functools.cache(metadata.version)  # of what is installed; it may be imported by now
+_version = functools.cache(metadata.version)  # of an installed package, looked up once

@@ -1,11 +1,12 @@
-"""Stored rows proven while they are read: files hold the running CRC-32 of their rows at the end of every stripe of so many.
+"""Stored rows proven while they are read: a file holds the running CRC-32 of its rows at the end of every stripe of rows.
 
-What is read is widened to whole stripes, and checked as soon as it is there: no value that changed on its disk is handed out. The CRC
-of any run of stripes follows from the running ones at its ends, by arithmetic alone. Calls are few and long: they go on beside Python,
-but each of them waits for its turn when it ends, which costs a stream more than what the processor's cache would save.
+Reads are widened to whole stripes and checked as soon as they are done: no value that changed on its disk is handed out. The CRC
+of any run of stripes follows from the running ones at its ends, by arithmetic alone. Calls of zlib are few and long: they run
+without Python's lock, and each waits to get it back, which costs a stream more than short calls would save, whose data stays in
+the processor's cache.
 
-A stream to a GPU has its long runs proven there, from the bytes that are scored: `claim` says what these must be (`Claims`), however
-many reads they are made of, and the reads themselves look at nothing.
+Long runs of a stream to a GPU are proven there, from the bytes that are scored: `claim` says which CRC-32 they must have
+(`Claims`), however many reads they take, and the reads themselves check nothing.
 """
 
 from __future__ import annotations
@@ -21,25 +22,25 @@ from zlib_ng import zlib_ng
 from maxsim_eval.cache.hdf5 import damaged
 from maxsim_eval.crc.remainders import moved, without_tail
 
-# Of a stripe, at least: what a single document makes the disk read beside it; with 4 bytes for each, 0.02% of a file.
+# Bytes of a stripe, at least: about as much is read beside a single document. 4 bytes of CRC for each are 0.02% of a file.
 BYTES = 16 << 10
-_ROWS = 128  # of a stripe, at least: each is a call, and a thread waits 0.1 ms for its next one while another runs a model
-_SMALL_BYTES = 2 << 20  # are read with what lies around them by one call, then copied
+_ROWS = 128  # of a stripe, at least: each stripe is a call, and calls of a thread are 0.1 ms apart while another runs a model
+_SMALL_BYTES = 2 << 20  # stripes up to this size are read whole by one call, and the rows asked for copied out of them
 _VERIFY_BYTES = 16 << 20
-# Up to so many bytes go through zlib in slices so short that it keeps Python's lock: to get it back takes a tenth of a millisecond.
+# Up to `_HELD_BYTES` go through zlib in slices so short that it keeps Python's lock: to get it back takes 0.1 ms.
 _HELD_BYTES, _SLICE_BYTES = 64 << 10, 4 << 10
-# Fills buffers one behind the other from a row on, in order.
+# For each (first row, buffers): reads rows from that one on into the buffers, one behind the other.
 Fetch = Callable[[Iterable[tuple[int, Sequence[memoryview]]]], None]
 _Runs = list[tuple[int, memoryview]]  # first row of each, and its buffer
 
 
 def stripe_rows(row_bytes: int) -> int:
-    """Rows of a stripe."""
+    """Rows of a stripe, for rows of `row_bytes`."""
     return max(_ROWS, BYTES // row_bytes)
 
 
 def add_crcs(crcs: np.ndarray, rows: np.ndarray, first: int, stripe: int) -> None:
-    """Enter the running CRCs `[S]` at rows `[n, row bytes]` (uint8, contiguous), which lie from row `first` on, the next to come."""
+    """Enter in `crcs` `[S]` the running CRCs of the next rows, `[n, row bytes]` (uint8, contiguous), from row `first` on."""
     done = 0
     while done < len(rows):
         number, within = divmod(first + done, stripe)
@@ -50,7 +51,7 @@ def add_crcs(crcs: np.ndarray, rows: np.ndarray, first: int, stripe: int) -> Non
 
 
 def _crc32(data: memoryview, crc: int = 0) -> int:
-    """zlib's; a stream's threads take turns over every call that lets go of Python's lock."""
+    """zlib's CRC-32, for few bytes without letting go of Python's lock: a stream's threads would wait to get it back."""
     if len(data) > _HELD_BYTES:
         return zlib_ng.crc32(data, crc)
     for first in range(0, len(data), _SLICE_BYTES):
@@ -59,7 +60,7 @@ def _crc32(data: memoryview, crc: int = 0) -> int:
 
 
 def running(crcs: np.ndarray, stripe_bytes: int, last_bytes: int) -> np.ndarray:
-    """Running CRCs `[S]` of those of single stripes, as files of before have them; the last one has `last_bytes`."""
+    """Running CRCs `[S]` from those of single stripes, which earlier files hold; the last stripe has `last_bytes`."""
     found, crc = np.zeros_like(crcs), 0
     for number, one in enumerate(crcs.tolist()):
         crc = zlib_ng.crc32_combine(crc, one, stripe_bytes if number + 1 < len(crcs) else last_bytes)
@@ -69,7 +70,7 @@ def running(crcs: np.ndarray, stripe_bytes: int, last_bytes: int) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Claim:
-    """Rows of a stream that must have a CRC-32, for whoever has them next to prove; `blame` says where the damage is."""
+    """The CRC-32 that rows `first` to `stop` of a stream must have, for whoever gets them to prove; `blame` names the damage."""
 
     column: str
     first: int
@@ -79,7 +80,7 @@ class Claim:
 
 
 class Claims:
-    """What a stream hands out unproven, by the place of its rows among all rows of the stream; for one thread."""
+    """Claims on the rows that a stream hands out unproven, by their place among all rows of the stream; for one thread."""
 
     def __init__(self) -> None:
         self._held, self._rows = list[Claim](), 0
@@ -90,11 +91,11 @@ class Claims:
         return self._rows - rows
 
     def add(self, claim: Claim) -> None:
-        """Rows that somebody else will read, before they have gone by."""
+        """Add a claim on rows that are read unproven; call it before they go by."""
         self._held.append(claim)
 
     def take(self, stop: int) -> list[Claim]:
-        """The claims that begin before a place; each is given once, by column and place."""
+        """The claims that begin before place `stop` and were not taken yet, sorted by column and place."""
         taken = [claim for claim in self._held if claim.first < stop]
         if taken:
             self._held = [claim for claim in self._held if claim.first >= stop]
@@ -117,7 +118,7 @@ class Stripes:
         """Fill `out` (bytes) with runs of rows, one behind the other: `counts[r]` rows from `firsts[r]` on.
 
         Raises:
-            CacheError: rows that do not have their CRC-32, by the first stripe of them; what `fetch` raises.
+            CacheError: rows that do not have their CRC-32 (names those of the first such stripe); what `fetch` raises.
         """
         if not checked:
             self.fetch((first, [target]) for first, target in self._cut(firsts, counts, out))
@@ -129,11 +130,11 @@ class Stripes:
 
     @property
     def least_claimed(self) -> int:
-        """Rows from which on a run is worth a claim: fewer are proven when they are read."""
+        """Rows of the shortest run that is worth a claim: shorter ones are proven when they are read."""
         return _SMALL_BYTES // self.row_bytes + 1
 
     def claim(self, column: str, place: int, first: int, count: int) -> Claim:
-        """What rows `first` to `first + count` must be, at a place of a stream; what they are short of whole stripes is read here."""
+        """The claim on rows `first` to `first + count`, at a place of a stream; the rest of their outer stripes is read here."""
         begin, end, stop = first // self.stripe, -(-(first + count) // self.stripe), first + count
         before, behind = ((begin * self.stripe, first), (stop, min(end * self.stripe, self.rows)))
         gaps = [(row, memoryview(bytearray((last - row) * self.row_bytes))) for row, last in (before, behind)]
@@ -143,7 +144,7 @@ class Stripes:
         return Claim(column, place, place + count, without_tail(crc, len(tail)), partial(self._blame, begin, end))
 
     def verify(self) -> Iterator[int]:
-        """Read and check everything: yields the rows of each part that is right, else raises `CacheError`."""
+        """Read and check everything: yields how many rows each part had that is right, else raises `CacheError`."""
         step = max(1, _VERIFY_BYTES // self.row_bytes // self.stripe) * self.stripe
         buffer = memoryview(bytearray(min(step, self.rows) * self.row_bytes))
         for first in range(0, self.rows, step):
@@ -154,7 +155,7 @@ class Stripes:
     def _parts(
         self, firsts: Sequence[int], counts: Sequence[int], out: memoryview, bad: list[tuple[int, int]]
     ) -> Iterator[tuple[int, Sequence[memoryview]]]:
-        """What to read, in order; a generator that goes on knows that what it gave last is filled."""
+        """What to read, in order. When the generator goes on, its last buffers are full, and checked; damage goes to `bad`."""
         scratch = memoryview(b"")
         for begin, end, runs in self._groups(firsts, counts, out):
             size, wanted, crc = self._bytes(begin, end), sum(len(target) for _, target in runs), 0
@@ -180,7 +181,7 @@ class Stripes:
             out = out[count * self.row_bytes :]
 
     def _groups(self, firsts: Sequence[int], counts: Sequence[int], out: memoryview) -> Iterator[tuple[int, int, _Runs]]:
-        """Runs that share stripes, and the stripes `begin` to `end` that these are."""
+        """Groups of runs that share stripes, each with its stripes `begin` to `end`."""
         begin = end = here = 0
         runs: _Runs = []
         for first, target in self._cut(firsts, counts, out):
@@ -198,7 +199,7 @@ class Stripes:
             yield begin, end, runs
 
     def _whole(self, begin: int, end: int, runs: _Runs) -> list[memoryview]:
-        """Stripes `begin` to `end`: the runs, and the gaps before, between and behind them."""
+        """Buffers of all of stripes `begin` to `end`: those of the runs, and new ones for the gaps before, between and behind."""
         held: list[memoryview] = []
         here = begin * self.stripe
         for first, target in [*runs, (min(end * self.stripe, self.rows), memoryview(b""))]:
@@ -218,7 +219,7 @@ class Stripes:
         return (min(end * self.stripe, self.rows) - begin * self.stripe) * self.row_bytes
 
     def _blame(self, begin: int, end: int) -> None:
-        """Name the first damaged stripe of some that are damaged."""
+        """Read damaged stripes `begin` to `end` again; raise for the first damaged one or, where none is now, for the machine."""
         buffer = memoryview(bytearray(self.stripe * self.row_bytes))
         for number in range(begin, end):
             first, size = number * self.stripe, self._bytes(number, number + 1)

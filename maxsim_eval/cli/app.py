@@ -52,7 +52,7 @@ from maxsim_eval.printing import printable
 
 
 class _PassedError(Exception):
-    """Brings an error past typer, which ends the program for it, and with 1."""
+    """Carries an error past typer, which would end the program itself, with exit code 1."""
 
     def __init__(self, error: BaseException) -> None:
         super().__init__()
@@ -77,7 +77,7 @@ def _own_endings() -> Iterator[None]:
 
 
 class _Commands(typer.core.TyperGroup):
-    """The commands, whose errors are those of `ending.py`; `irds:<id>` is `irds <id>`."""
+    """The commands, whose errors end as `ending.py` says; `irds:<id>` is `irds <id>`."""
 
     def __init__(self, *given: Any, **named: Any) -> None:
         super().__init__(*given, **named)
@@ -247,7 +247,7 @@ def _terminable() -> Iterator[None]:
         raise _Terminated(EXIT_TERMINATED)
 
     def again(dropped: Any) -> None:
-        """A finaliser, or a weak reference's callback, ran when the signal came: Python says so and goes on. Send it once more."""
+        """Send a signal once more that came in a finaliser or a weak reference's callback, where Python drops what it raises."""
         if not isinstance(dropped.exc_value, KeyboardInterrupt | _Terminated):
             said(dropped)
             return
@@ -274,7 +274,7 @@ def _size_bars() -> None:
 
 @functools.cache
 def _commands() -> Any:
-    """All commands with their options: half of what a small command takes, which `app()` would make anew at each call."""
+    """All commands with their options, made once: `app()` would make them at each call, half the time of a small command."""
     return typer.main.get_command(app)
 
 

@@ -49,12 +49,12 @@ except KeyboardInterrupt:
 
 
 class InterruptedBench(ProgramExit):
-    """Ctrl-C, said already."""
+    """Ctrl-C, which has been reported already."""
 
 
 @dataclass(frozen=True)
 class Bench:
-    """A script with its arguments, the file it writes below the output folder, and the page's name of the table."""
+    """A table: what it answers, its script and arguments, their results file in the output folder, and page.py's name of it."""
 
     answers: str
     script: str
@@ -83,22 +83,22 @@ class Registry:
         return Bench(answers, script, arguments, file or self._scripts[script]["file"], shows or name)
 
     def options(self, script: str) -> list[str]:
-        """What may be handed on to a script."""
+        """The options that may be handed on to a script."""
         return list(self._scripts[script]["options"])
 
     def on_page(self, file: str) -> str:
-        """The page's name of a results file."""
+        """The name that page.py has for a results file."""
         named = {said["file"]: said["page"] for said in self._scripts.values() if "page" in said}
         return str(named.get(file, f"h200/{file}"))
 
     def results(self, out: Path, without: Path | None = None) -> dict[str, Path]:
-        """The page's names of the results files that lie in a folder; figures of smoke runs are none."""
+        """page.py's name -> path of every results file in a folder, except those of smoke runs and the file `without`."""
         paths = [out / name for name in self.files if (out / name).exists() and out / name != without]
         return {self.on_page(path.name): path for path in paths if not _is_smoke(_read(path))}
 
 
 def opened(scripts: Path) -> Registry:
-    """The registry beside the scripts, or, where other scripts than the repository's were given without one, the repository's.
+    """The registry in the folder of the scripts; the repository's own, where that folder has none.
 
     Raises:
         UsageError: neither is there.
@@ -179,7 +179,7 @@ def bench(
 def _computed(
     registry: Registry, table: str, out: Path, scripts: Path, given: Sequence[str], quiet: bool, as_json: bool
 ) -> int:
-    """A table over the files that lie there; nothing is measured."""
+    """Show a table made from results files in `out`; nothing is measured. Returns page.py's exit status."""
     _need_script(scripts, "page.py")
     said = f"{table} measures nothing, it is made of what other tables measured"
     if given:
@@ -193,7 +193,7 @@ def _computed(
 
 
 def _show(found: Bench, held: Mapping[str, Path], file: Path, scripts: Path, as_json: bool) -> int:
-    """The table, from every results file that lies there."""
+    """Show the table, with every results file that there is; returns the exit status."""
     if found.script == "second.py" and not _has_first(held):
         _second_alone(file, as_json)
         return 0
@@ -214,7 +214,7 @@ def _has_first(known: Mapping[str, Path]) -> bool:
 
 
 def _second_alone(file: Path, as_json: bool) -> None:
-    """The second harness's own figures, where there are none of the first."""
+    """Show the second harness's own figures, where there are none of the first."""
     shapes: dict[str, Any] = _read(file).get("shapes", {})
     methods = list(dict.fromkeys(name for held in shapes.values() for name in held["methods"]))
     rows = []
@@ -341,7 +341,7 @@ def _need_gpu(table: str, takes: Sequence[str]) -> None:
 
 
 def _run(command: list[str], quiet: bool) -> int:
-    """Run a script, what it prints on stderr; with `quiet` only where it failed. Its exit status; 130 where it was interrupted."""
+    """Run a script, its output on stderr (`quiet`: only if it fails); returns its exit status, 130 if it was interrupted."""
     where: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     if not quiet:
         say(" ".join(command))

@@ -93,7 +93,7 @@ def evaluate_tasks(
     verbose: bool,
     **given: Any,
 ) -> None:
-    """Every evaluating command; `given` are the options of `SCORING`, `MODEL`, of the source, the cache folder and `quiet`."""
+    """Run an evaluating command; `given` are the options of `SCORING`, `MODEL`, of the source, the cache folder and `quiet`."""
     from maxsim_eval.api import Settings, evaluate_settings
     from maxsim_eval.comparison.metrics import DEFAULT_METRICS
     from maxsim_eval.data.loading import Unread
@@ -184,7 +184,7 @@ def _show(result: Result, folder: Path, *, quiet: bool, verbose: bool) -> None:
 def _show_all(
     results: dict[str, Result], places: dict[str, Path], *, as_json: bool, latex: bool, quiet: bool, alone: bool
 ) -> None:
-    """What several datasets have together."""
+    """Print one answer over all datasets: JSON, LaTeX, or the table of averages."""
     from maxsim_eval.report.averages import Results
     from maxsim_eval.report.console import render_table
     from maxsim_eval.report.result_json import dump_json, to_document, to_json

@@ -134,7 +134,7 @@ def _render(found: Explanation) -> None:
 
 
 def _stems(found: Explanation) -> str:
-    """Said where tokens are no words, and look like misspelt ones."""
+    """A note that tokens are stems, which look like misspelt words; empty for encoders without stems."""
     return "; tokens are stems of words" if found.encoder["name"] == "lexical" and found.texts_known else ""
 
 

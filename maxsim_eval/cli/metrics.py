@@ -71,7 +71,7 @@ def metrics(
 
 
 def _sides(qrels: Path | None, files: list[Path]) -> tuple[Path, list[Path]]:
-    """The judgements and the runs; a run in the place of the judgements is recognised."""
+    """The files of judgements and of runs; a run in the place of the judgements is refused."""
     judged, runs = (files[0], files[1:]) if qrels is None and files else (qrels, files)
     if judged is None or not runs:
         raise UsageError(

@@ -26,7 +26,7 @@ DATA = Path("datasets")
 CACHE = Path("embeddings_cache")
 PATHS = "fp32,fp16,int8"
 READERS = 8
-MOST = 2**63 - 1  # of what is counted, and of seeds: manifests and results hold them
+MOST = 2**63 - 1  # the largest count or seed: manifests and results hold 64-bit numbers
 
 
 def within_64_bits(param: typer.CallbackParam, value: int | None) -> int | None:
@@ -166,7 +166,7 @@ SCORING: Group = {
 
 
 def encoder_option(default: str | None = None) -> Group:
-    """`--encoder`, with the source's own default; of a command for any source None, which `sources.default_encoder` replaces."""
+    """`--encoder`, with the source's own default; without one in commands for any source, which ask `sources.default_encoder`."""
     text = "lexical, colbertv2, colpali, gve, multi-vector:<id or path>, hf:<id or path>, or the name embeddings were imported under."
     text += "" if default else " Default: the evaluation's."
     return {"encoder": (Annotated[str if default else str | None, typer.Option("--encoder", help=text)], default)}
@@ -211,7 +211,7 @@ def require_counts(given: Mapping[str, Any], *names: str) -> None:
 
 
 def names_of(text: str | None) -> tuple[str, ...]:
-    """Names between commas; those in parentheses belong to a name."""
+    """The names that commas separate; commas in parentheses belong to a name."""
     return tuple(name.strip() for name in re.split(r",(?![^(]*\))", text or "") if name.strip())
 
 

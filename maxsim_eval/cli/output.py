@@ -45,7 +45,7 @@ class _Screen(Console):
     """Lines without spaces at their ends; a text that is too long goes on in indented lines."""
 
     def print(self, *objects: Any, sep: str = " ", **named: Any) -> None:
-        """As rich's; texts beside each other are lines of their own."""
+        """As rich's, but where only `Text`s are given, each is printed on a line of its own."""
         with self.capture() as held:
             if objects and not named and all(isinstance(one, Text) for one in objects):
                 for text in objects:
@@ -56,7 +56,7 @@ class _Screen(Console):
         self.file.flush()
 
     def _folded(self, text: Text) -> Text:
-        """Broken between words."""
+        """A text that is too wide, broken between words, its further lines indented."""
         room = self.width - _INDENT
         if text.cell_len <= self.width or room <= _INDENT:
             return text
@@ -80,7 +80,7 @@ def coloured(stream: IO[Any]) -> bool:
 
 
 def answer(line: str) -> None:
-    """Print one line on stdout, the names in it as they may be printed."""
+    """Print one line on stdout, made printable."""
     typer.echo(printable(line))
 
 
@@ -90,7 +90,7 @@ def say(text: str, colour: str | None = None) -> None:
 
 
 def say_lines(text: str, colour: str | None = None) -> None:
-    """As `say`, of lines whose names are as they may be printed already."""
+    """As `say`, for one or more lines that are printable already."""
     typer.echo(typer.style(text, fg=colour) if colour and coloured(sys.stderr) else text, err=True)
 
 
@@ -105,12 +105,12 @@ def print_json(value: Any) -> None:
 
 
 def write_json(text: str) -> None:
-    """JSON on stdout: the same value, nothing in it that a terminal or a CI's log would obey."""
+    """Print JSON on stdout: the same value, with whatever a terminal or a CI's log would obey escaped."""
     sys.stdout.write(printable_json(text))
 
 
 def escape_unwritable() -> None:
-    """Letters that standard output cannot hold (it is not always UTF-8) become JSON's escapes: no id ends a command."""
+    """Write letters that standard output cannot hold (it is not always UTF-8) as JSON's escapes: so no id can end a command."""
     codecs.register_error(_ESCAPES, _escaped)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors=_ESCAPES)
@@ -126,11 +126,11 @@ _TYPES = {"str": "text", "int": "number", "float": "number", "Path": "path"}
 
 
 def with_plain_types(commands: Iterable[Any]) -> None:
-    """Types in the help of commands as people name them: `<text>`, `<path>`; not `<str>`, `<list[Path]>`."""
+    """Show types in the help of commands as people name them: `<text>`, `<path>`; not `<str>`, `<list[Path]>`."""
     for command in commands:
         with_plain_types(getattr(command, "commands", {}).values())
         for param in command.params:
-            named = getattr(param, "display_type", None)  # typer of this year's
+            named = getattr(param, "display_type", None)  # older versions of typer have none
             if named is not None:
                 setattr(param, "display_type", partial(_plain_type, named))  # noqa: B010 - mypy takes it for fixed
 

@@ -48,7 +48,7 @@ DISK = "3GB/s"  # assumed of a machine that is not here
 COLUMNS = (
     "in all: wait (for documents: what reading, and the rest, takes beside the scoring) + score; of a range, a figure within it"
 )
-BUSY = 0.25  # the part of the total from which rates that were not steady are said to be a busy machine's
+BUSY = 0.25  # part of the total that unsteady rates may add before the answer says that the machine is busy
 
 _HERE = {
     "out": (Annotated[Path, typer.Option(help="Folder below which reports go: its disk is looked at.")], Path("results")),
@@ -170,7 +170,7 @@ class Answer:
     plan: Plan
 
     def as_json(self, device: str) -> dict[str, Any]:
-        """Everything, in full figures: seconds, bytes; rates in what `Rates` says, a second."""
+        """Everything, in full figures: seconds, bytes; rates a second, in the units of `Rates`."""
         from maxsim_eval.environment import environment
 
         return {
@@ -200,7 +200,7 @@ class Answer:
         return f"About {seconds}{left}; {fits}; {longest.name} takes the most{bound}."
 
     def render(self) -> None:
-        """Print the sentence, the phases, and what must be known beside."""
+        """Print the sentence, the phases, the needs, and the notes."""
         sizes, task, screen = self.plan.sizes, self.found.task, console()
         about = "" if sizes.exact else "about "
         lines = [
@@ -225,7 +225,7 @@ class Answer:
 
 
 def _parts(phase: PathPlan) -> tuple[str, str]:
-    """Seconds without scoring, which goes on beside the reading, and of it; nothing of phases that are no paths."""
+    """A path's seconds as text: beyond its scoring, which overlaps the reading, and of its scoring; empty for other phases."""
     if not phase.stages or phase.seconds is None:
         return "", ""
     scored = sum(phase.of(stage) for stage in ("prepare", "score", "top-k"))

@@ -1,6 +1,6 @@
 """Standard streams that may be closed, full or read by nobody: messages are dropped then, an answer that cannot be given is an error.
 
-A pipe whose reader is gone (`| head`) is none: the command ends without a word, with the exit code that SIGPIPE would give it.
+A pipe whose reader is gone (`| head`) is no error: the command ends without a word, with the exit code that SIGPIPE would give.
 The work is done and its files are written before an answer is printed, so neither costs a report.
 """
 
@@ -24,14 +24,14 @@ class _Stream(io.TextIOWrapper):
 
 
 class _Buffer(io.BufferedWriter):
-    """The same."""
+    """Stays open, as `_Stream`."""
 
     def close(self) -> None:
         self.flush()
 
 
 class _Raw(io.FileIO):
-    """The same; the descriptor is not its own."""
+    """Stays open, as `_Stream`; the descriptor is not its own."""
 
     def close(self) -> None: ...
 
@@ -47,11 +47,11 @@ class _Messages(_Raw):
 
 
 class ClosedPipe(ProgramExit):
-    """Whoever read the answer has seen enough."""
+    """Whoever read the answer has closed the pipe: the command ends quietly."""
 
 
 class _Answers(_Raw):
-    """Where stdout goes: the first failure is a `DataError`, of a closed pipe a quiet end, and what comes after it is lost."""
+    """Where stdout goes: the first failure raises `DataError`, or `ClosedPipe` for a closed pipe; anything later is lost."""
 
     broken = False
 
@@ -68,7 +68,7 @@ class _Answers(_Raw):
 
 
 def guard_streams() -> None:
-    """Put streams that fail as this module says in place of this process's own; those of somebody else (a test) stay."""
+    """Replace this process's own stdout and stderr by streams that fail as this module says; those that a test has set stay."""
     for descriptor in range(3):
         try:
             os.fstat(descriptor)

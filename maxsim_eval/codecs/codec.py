@@ -65,13 +65,14 @@ class Codec:
         return lengths
 
     def fit(self, draw: Draw, dim: int, tokens: int, words: Words | None = None) -> dict[str, Tensor]:
-        """What all steps learn of a corpus of so many tokens: `<number of the step>.<name>` -> tensor.
+        """What all steps learn of a corpus of `tokens` tokens, from samples by `draw`: `<number of the step>.<name>` -> tensor.
 
         Args:
             words: gives, document by document, the words that the tokens stand for; None: they are not known.
 
         Raises:
-            UsageError: a width that does not fit. DataError: too few tokens, or such that a step makes no sense of.
+            UsageError: a width that does not fit, or a step that reads words and is not the first. DataError: too few tokens,
+                tokens that a step cannot work with, or words that are not known.
         """
         self.check(dim)
         found: dict[str, Tensor] = {}
@@ -130,7 +131,7 @@ class Fitted:
         return self._on[device]
 
     def queries(self, tokens: Packed) -> Packed:
-        """Query tokens as they meet decoded documents: float32."""
+        """Query tokens as they are scored against decoded documents: float32."""
         tokens = tokens.to(torch.float32)
         for shape, state in zip(self.codec.shapes, self._states(tokens.device), strict=False):
             tokens = shape.queries(tokens, state)
@@ -139,8 +140,8 @@ class Fitted:
     def documents(self, tokens: Packed, first: int = 0) -> Packed | Int8Tokens | BitTokens | ResidualTokens:
         """Document tokens stored and read again, as they are scored: float32, or whole numbers with a scale a token.
 
-        On a GPU they are what is stored, where the operator has a kernel for it, and are not decoded. Those of a document depend on
-        nothing but itself. `first` is the number of the first document in the corpus.
+        On a GPU they stay as they are stored, if the operator has a kernel for that. Tokens of a document depend on no other
+        document. `first` is the number of the first document in the corpus.
         """
         states, coder = self._states(tokens.device), self.codec.coder
         tokens = tokens.compact().to(torch.float32)
@@ -162,7 +163,7 @@ class Fitted:
         return Int8Tokens(found, scales, granularity="token") if whole else found
 
     def _as_stored(self, tokens: Packed) -> BitTokens | ResidualTokens:
-        """Shaped tokens (one or more) as what is stored of them."""
+        """The stored form of shaped tokens (one or more), as the operator takes it."""
         kept: dict[str, Tensor] = {}
         for row in range(0, len(tokens.values), _ROWS):
             for name, part in self.encode(tokens.values[row : row + _ROWS]).items():
@@ -172,7 +173,7 @@ class Fitted:
         return self.codec.coder.as_stored(tokens, kept, self._states(tokens.device)[-1])
 
     def encode(self, values: Tensor) -> dict[str, Tensor]:
-        """Shaped tokens `[T, d]` float32 as what is stored of them."""
+        """What is stored of shaped tokens `[T, d]` float32, by name."""
         return self.codec.coder.encode(values.contiguous(), self._states(values.device)[-1])
 
 

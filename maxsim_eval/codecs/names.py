@@ -54,7 +54,7 @@ def codec_of(text: str) -> Codec:
 
 
 def names_step(text: str) -> bool:
-    """Whether a name speaks of codecs: a step is in it, however it goes on."""
+    """Whether any part of a name begins as a step of a codec does, even if the rest of it is wrong."""
     found = (_BEGIN.match(part) for part in _parts(text.replace(" ", "")))
     return any(one is not None and one["name"] in STEPS for one in found)
 

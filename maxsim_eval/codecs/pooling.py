@@ -1,8 +1,8 @@
-"""Pooling of documents by processes, since it is Python's work and Python's lock lets one thread at a time do it.
+"""Documents pooled by several processes: pooling is Python code, and Python's lock lets one thread at a time run it.
 
-Processes are kept from block to block: beginning one in a program that holds a GPU takes 0.1 s, more than a block's work. What they
-read and write lies in memory shared with them, which is why it is made before they begin; tokens of another width, or a larger block,
-let them go and begin others.
+Processes are kept from block to block: beginning one in a program that holds a GPU takes 0.1 s, more than a block's work. They
+read and write memory shared with them, which must be made before they begin: for tokens of another width or dtype, or a larger
+block, others are begun in their place.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader, Dataset
 from maxsim_eval.environment import cores
 from maxsim_kernels import Packed
 
-_PROCESSES, _LEAST_EACH = 16, 16  # at most so many, and documents of a block for each: one takes some milliseconds
+_PROCESSES, _LEAST_EACH = 16, 16  # most processes, and least documents of a block for each: one takes some milliseconds
 
 PoolOne = Callable[[Tensor], Tensor]
 
@@ -34,14 +34,14 @@ class _Document(NamedTuple):
 
 
 class _Kind(NamedTuple):
-    """What processes are begun for."""
+    """The tokens that processes are begun for."""
 
     dim: int
     dtype: torch.dtype
 
 
 class _Documents(Dataset[int]):
-    """Item `(pool_one, document)`: it is pooled, and the item is how many tokens it has then."""
+    """A torch data set: getting item `(pool_one, document)` pools that document and gives its new number of tokens."""
 
     def __init__(self, kind: _Kind, rows: int) -> None:
         self.read, self.written = (_shared(rows, kind) for _ in range(2))
@@ -55,7 +55,7 @@ class _Documents(Dataset[int]):
 
 
 class _Batches:
-    """Of the block at hand."""
+    """The documents of the current block, in batches for the processes."""
 
     def __init__(self) -> None:
         self.documents: list[tuple[PoolOne, _Document]] = []
@@ -81,32 +81,32 @@ class _Workers:
         )
 
     def pool(self, pool_one: PoolOne, tokens: Packed, most: np.ndarray) -> Packed:
-        """The documents of one block."""
+        """Pool the documents of one block, each to at most `most` tokens."""
         assert tokens.offsets is not None
         places = np.concatenate([np.zeros(1, np.int64), np.cumsum(most)])
         starts, lengths = tokens.offsets[:-1].tolist(), tokens.lengths.tolist()
         self.documents.read[: len(tokens.values)].copy_(tokens.values)
         self.batches.documents = [(pool_one, _Document(*each)) for each in zip(starts, lengths, places.tolist(), strict=False)]
         counts = torch.tensor([count for some in self.loader for count in some], dtype=torch.int64)
-        written = self.documents.written[: places[-1]].to(tokens.device)  # what is moved at all is brought together there
+        written = self.documents.written[: places[-1]].to(tokens.device)  # moved first, then compacted there
         found = Packed.view(written, torch.from_numpy(places[:-1]).to(written.device), counts.to(written.device)).compact()
         shared = found.values.untyped_storage().data_ptr() == self.documents.written.untyped_storage().data_ptr()
         return found.with_values(found.values.clone()) if shared else found  # the next block writes there
 
 
-_kept: dict[int, _Workers] = {}  # of the last call, by the process that began them: one forked later must not use them
+_kept: dict[int, _Workers] = {}  # of the last call, by the id of the process that began them: a fork of it must not use them
 
 
 def pooled(pool_one: PoolOne, tokens: Packed, most: np.ndarray) -> Packed:
-    """Documents, each pooled on the CPU by `pool_one`, to at most `most` tokens and never more than it had.
+    """Pool documents on the CPU, each by `pool_one`, to at most `most` tokens and never more than it had.
 
-    Calls share processes, to which `pool_one` is sent.
+    Calls share processes, to which `pool_one` is sent (pickled).
     """
     tokens = tokens.compact()
     if not most.sum():
         return tokens
     kind = _Kind(tokens.dim, tokens.dtype)
-    workers = _kept.pop(os.getpid(), None)  # put back when the block is done: what failed half-way is not gone on with
+    workers = _kept.pop(os.getpid(), None)  # put back when the block is done, so those of a failed call are not used again
     if workers is None or workers.kind != kind or workers.rows < len(tokens.values):
         workers = _Workers(kind, len(tokens.values) * 5 // 4, _processes(len(tokens)))
     threads = torch.get_num_threads()
@@ -121,7 +121,7 @@ def pooled(pool_one: PoolOne, tokens: Packed, most: np.ndarray) -> Packed:
 
 
 def _processes(documents: int) -> int:
-    """How many are begun; 0: pooled in this one."""
+    """How many processes to begin for a block of so many documents; 0: this one pools them."""
     found = min(_PROCESSES, cores(), documents // _LEAST_EACH)
     return found if found > 1 else 0
 

@@ -24,7 +24,7 @@ _TINY = 2.0**-60
 
 
 def _half(scale: Tensor, name: str) -> Tensor:
-    """A scale a token, `[T]`, as it is stored."""
+    """Scales of tokens, `[T]`, as they are stored: FP16."""
     if scale.numel() and float(scale.amax()) > _FP16_MAX:
         raise DataError(
             f"{name}: a scale of {float(scale.amax()):g} does not fit FP16; embeddings this long cannot be stored so"
@@ -95,7 +95,7 @@ class Int8(Scaled):
 
 @dataclass(frozen=True)
 class Uniform(Scaled):
-    """`2**bits` levels an equal step apart, none at 0: odd numbers from `1 - 2**bits` on, times half a step, the scale."""
+    """`2**bits` levels an equal step apart, none at 0: odd numbers up to +-`(2**bits - 1)`, times the scale: half a step."""
 
     bits: int = 4
     scale: Scale = "rms"

@@ -1,4 +1,4 @@
-"""Steps that give tokens other coordinates, queries alike: scores change only by what is left out."""
+"""Steps that give tokens of queries and documents alike other coordinates: scores change only by what is left out."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class Pca(Shape):
         values = sample.values.double()
         _, vectors = torch.linalg.eigh(values.T @ values)  # ascending
         chosen = vectors.flip(1)[:, : self.size]
-        signs = torch.sign(chosen.gather(0, chosen.abs().argmax(0, keepdim=True)))  # one of two answers, always the same
+        signs = torch.sign(chosen.gather(0, chosen.abs().argmax(0, keepdim=True)))  # either sign is right: always take the same
         return {"directions": (chosen * signs).float().contiguous()}
 
     def queries(self, tokens: Packed, state: State) -> Packed:

@@ -1,4 +1,4 @@
-"""What a step of a codec is. A step is a frozen dataclass: its fields are its options, the first one what follows the dash."""
+"""What a step of a codec is: a frozen dataclass, whose fields are its options; the number in `pool-2` is the first of them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Step:
         """Refuse embeddings of width `dim` that this step cannot take, by a `UsageError`."""
 
     def fit(self, sample: Packed, tokens: int) -> dict[str, Tensor]:
-        """What has to be known of a corpus of so many tokens, from some documents (float32, on the CPU, after the steps before)."""
+        """What the step learns of a corpus of `tokens` tokens, from some documents (float32, on the CPU, after earlier steps)."""
         return {}
 
     def sample_tokens(self, dim: int, tokens: int) -> int:
@@ -42,7 +42,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Shape(Step):
-    """A step that changes tokens and leaves them numbers."""
+    """A step that changes tokens, which stay floating-point numbers."""
 
     def width(self, dim: int) -> int:
         """Width of tokens afterwards."""
@@ -62,7 +62,7 @@ class Shape(Step):
         return False
 
     def fit_words(self, words: Iterator[Sequence[str]]) -> dict[str, Tensor]:
-        """What has to be known of the words that the tokens of every document stand for, document by document."""
+        """What the step learns of `words`: those that the tokens stand for, document by document."""
         raise NotImplementedError
 
     def documents(self, tokens: Packed, state: State, first: int | None = None) -> Packed:
@@ -76,7 +76,7 @@ class Coder(Step):
 
     @property
     def int8_queries(self) -> bool:
-        """Whether queries are quantised to INT8 and products are of whole numbers; `levels` and `scales` are scored then."""
+        """Whether queries are quantised to INT8 and multiplied with the stored levels, as whole numbers, then with the scales."""
         return False
 
     def token_bytes(self, dim: int, state: State) -> float:
@@ -105,7 +105,7 @@ _ROWS = 2048
 
 
 def row_blocks(values: Tensor) -> Iterator[tuple[int, Tensor]]:
-    """`values` in pieces of as many rows, and where each begins; the last is filled up with zeros.
+    """`values` in pieces of one size, `_ROWS` rows, and where each begins; the last is filled up with zeros.
 
     Matrix products of one shape give a row the same bits wherever it stands, products of different shapes need not. So tokens are coded
     in products of one shape: what a token becomes does not depend on the block of documents that it was read with.
@@ -116,7 +116,7 @@ def row_blocks(values: Tensor) -> Iterator[tuple[int, Tensor]]:
 
 
 def product(values: Tensor, matrix: Tensor) -> Tensor:
-    """`values @ matrix`, `[T, n]`, each row the same bits in every company."""
+    """`values @ matrix`, `[T, n]`: each row has the same bits, whatever rows stand beside it."""
     found = values.new_empty(len(values), matrix.shape[1])
     for first, piece in row_blocks(values):
         found[first : first + _ROWS] = (piece @ matrix)[: len(found) - first]

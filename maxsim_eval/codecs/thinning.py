@@ -63,7 +63,7 @@ def _pool_one(factor: int, protected: int, unit: bool) -> PoolOne:
 
 @dataclass(frozen=True)
 class Prune(Shape):
-    """A part of every document's tokens, in percent, is left out; the first token that would stay if only one did always stays."""
+    """Leave out `percent` of every document's tokens; the number that stays is rounded up, so that one stays at least."""
 
     percent: int
     by: By = "position"
@@ -97,7 +97,10 @@ class Prune(Shape):
         return self.by == "idf"
 
     def fit_words(self, words: Iterator[Sequence[str]]) -> dict[str, Tensor]:
-        """`ranks`: of every token of the corpus, its rank in its document by how few documents hold its word, then by position."""
+        """`ranks`: of every token of the corpus, its rank in its document by how few documents hold its word, then by position.
+
+        `begins`: where each document's tokens begin, and where the last one's end.
+        """
         numbers: dict[str, int] = {}
         rows = [np.fromiter((numbers.setdefault(word, len(numbers)) for word in row), np.int64) for row in words]
         frequencies = np.zeros(len(numbers), np.int64)

@@ -17,9 +17,9 @@ from maxsim_kernels import Packed, ResidualTokens
 
 LEAST_PER_CENTROID = 39  # tokens, faiss' own bound
 _PER_CENTROID = 64
-_HELD_OUT = 0.05  # of the sample: what buckets are cut by
+_HELD_OUT = 0.05  # part of the sample's tokens whose residuals give the buckets' bounds
 _MOST_HELD_OUT = 50_000
-_MOST_NUMBERS = 1 << 24  # that quantiles are taken of
+_MOST_NUMBERS = 1 << 24  # in these residuals
 _PQ_CENTROIDS = 256
 
 
@@ -37,7 +37,7 @@ def default_centroids(tokens: int) -> int:
 
 
 def _number(state: State) -> torch.dtype:
-    """What the number of a centroid is stored in."""
+    """The dtype that numbers of centroids are stored in."""
     return torch.uint16 if len(state["centroids"]) <= 1 << 16 else torch.int32
 
 
@@ -54,11 +54,11 @@ def nearest(values: Tensor, points: Tensor, bias: Tensor | None = None) -> Tenso
 
 @dataclass(frozen=True)
 class Residual(Coder):
-    """ColBERTv2's codec: the nearest centroid, and of every number of the rest a bucket of equally many.
+    """ColBERTv2's codec: the nearest centroid, and for every number of the residual its bucket; each bucket gets equally many.
 
-    Centroids: k-means, at length 1; the nearest is that of the largest dot product. Buckets: quantiles of the rests of held-out tokens,
-    each read back as the quantile at its middle. Decoded tokens have length 1 where the stored ones had. `centroids=0` is ColBERTv2's
-    rule for the corpus (`default_centroids`).
+    Centroids: k-means, at length 1; the nearest is that of the largest dot product. Buckets: quantiles of held-out residuals,
+    each read back as the quantile at its middle. Decoded tokens have length 1 where the original ones had. `centroids=0` is
+    ColBERTv2's rule for the corpus (`default_centroids`).
     """
 
     bits: int

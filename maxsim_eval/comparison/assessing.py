@@ -17,7 +17,7 @@ from maxsim_eval.scoring.job import KeptRows, Outcome
 from maxsim_eval.scoring.paths import REFERENCE, ScoringPath
 from maxsim_eval.types import PathResult, Qrels, Run
 
-_READ = {"fused-fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}  # what the path makes of embeddings
+_READ = {"fused-fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}  # what a path multiplies embeddings as
 
 
 def assess(
@@ -34,7 +34,7 @@ def assess(
 
     Args:
         outcomes: the reference's, if there is one, first.
-        asked: of every path.
+        asked: what every path was asked.
         paths: by name.
         copied: those that read a quantised copy in the cache.
         stored: dtype of the stored embeddings.

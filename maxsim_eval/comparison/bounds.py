@@ -16,7 +16,7 @@ from maxsim_eval.comparison.verdicts import STRICTEST, canonical_name
 from maxsim_eval.types import PathResult, Result
 
 SLACK = 1e-12  # a difference of two means carries rounding of its own; bounds are not meant to that digit
-_SAME_MEAN = 1e-9  # the same mean, from the values of the queries and from two means
+_SAME_MEAN = 1e-9  # how far the mean of differences and the difference of means may be apart
 NO_VALUE = "no value"
 NAMES = {
     "max_rel_error": "max rel error",
@@ -136,10 +136,10 @@ def parity_findings(result: Result, classes: Mapping[str, Mapping[str, Any]], eq
 
 
 def outside(result: Result) -> dict[str, list[Finding]]:
-    """Compared path -> what of it is outside the packaged bounds of its class: what was measured.
+    """Compared path -> its findings outside the packaged bounds of its class, of values that were measured.
 
-    A path of no class (a function under a name given in Python, a codec) is held to the strictest, as its statistics are. Where scores
-    were not compared, as in a comparison of run files, the statistics say all there is to say of it.
+    A path of no class (a function under a name given in Python, a codec) is held to the strictest, as its statistics are. It is
+    left out where scores were not compared, as in a comparison of run files: the statistics say all there is to say of it.
     """
     if result.reference is None or result.reference not in result.paths:
         return {}

@@ -51,7 +51,7 @@ def measure_of(name: str) -> Any | None:
 
 
 def forms() -> dict[str, str]:
-    """Ways to write its measures: bare, and with `@k` for a cutoff -> the same with a number, to be tried.
+    """Ways to write ir-measures' measures, bare or with `@k` for a cutoff -> the same with a number, to try whether it works.
 
     Which of them can be computed depends on the measure and on the tools that are installed. Parameters that a measure cannot do
     without (`max_rel`, the highest grade) are written out, with 2 for their value.
@@ -97,7 +97,7 @@ def require_computable(name: str, measure: Any) -> None:
 def values_of(
     measure: Any, judged: Mapping[str, Mapping[str, int]], scores: Mapping[str, Mapping[str, float]]
 ) -> dict[str, float]:
-    """Query id -> value of the queries that it gives one for. Queries go by numbers: gdeval (ERR) takes no other ids.
+    """Query id -> value, of the queries the measure gives one for. Queries are passed by number: gdeval (ERR) takes no other ids.
 
     Raises:
         DataError: the tool behind the measure failed.

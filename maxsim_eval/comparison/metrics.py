@@ -257,7 +257,7 @@ def _surrogates(count: int) -> list[float]:
 
 
 def _trec_scores(run: Run, query_id: str, truncate: int | None) -> dict[str, float]:
-    """Document id -> score in the form trec_eval orders as the run means; cut to the first `truncate` if given."""
+    """Document id -> score, by which trec_eval orders documents as the run does; cut to the first `truncate` if given."""
     if run.ordered or truncate is not None:
         documents = ranked(run, query_id)[:truncate]
         return dict(zip(documents, _surrogates(len(documents)), strict=True))
@@ -308,9 +308,9 @@ def _by_trec_eval(
 ) -> Iterator[tuple[str, Mapping[str, float]]]:
     """(query id, measure -> value) of the queries that have a relevant document; of the others every measure is 0.
 
-    What trec_eval cannot take stays away from it: where the highest grade of a query is below 0 it counts grades in memory that is not
-    its own, and dies of it or keeps the counts of the query before; and it takes a query of its internal names ("no query", "no_query")
-    for one that it has just computed. So queries go by numbers.
+    trec_eval does not get what it cannot take. For a query whose highest grade is below 0 it counts grades in memory that is not
+    its own, and crashes or keeps the counts of the query before. It takes a query with one of its internal names ("no query",
+    "no_query") for one that it has just computed, so queries are passed by number.
     """
     number = {
         query_id: str(place) for place, query_id in enumerate(queries) if any(grade > 0 for grade in judged[query_id].values())

@@ -13,8 +13,8 @@ import torch
 
 Ranking = Callable[[np.ndarray], np.ndarray]  # scores `[documents]` without NaN to ranks float64, from 1, ties averaged
 _LOW = 0 if sys.byteorder == "little" else 1  # which 16 bits of an integer come first in memory
-DEVICE_MEMORY = 2 << 30  # bytes of a GPU's that an evaluation takes where nobody bounds them
-_SORTED_BYTES = 64  # of a GPU's memory for a score that is ranked there
+DEVICE_MEMORY = 2 << 30  # bytes of a GPU that an evaluation may take unless it is told otherwise
+_SORTED_BYTES = 64  # bytes of a GPU that ranking one score there takes
 
 
 def ranks_of(scores: np.ndarray) -> np.ndarray:
@@ -40,9 +40,9 @@ def ranks_of(scores: np.ndarray) -> np.ndarray:
 
 
 def ranking_on(device: str, memory: int) -> Ranking:
-    """`ranks_of`, or the same numbers by a GPU's sort, which takes a tenth of the time, where `memory` bytes of it are enough.
+    """`ranks_of`; on a GPU the same numbers by its sort, in a tenth of the time, for rows that fit into `memory` bytes of it.
 
-    May be called by several threads: rows are sorted one after the other, so that one is in the GPU's memory.
+    The ranking may be called by several threads: rows are sorted one after the other, so that only one is in the GPU's memory.
     """
     if torch.device(device).type != "cuda":
         return ranks_of
@@ -100,5 +100,5 @@ def spearman(reference: np.ndarray, other: np.ndarray, ranking: Ranking = ranks_
 
 
 def _dot(left: np.ndarray, right: np.ndarray) -> float:
-    """Not by BLAS, whose order of adding long rows depends on how many threads there are, and torchrun gives each process one."""
+    """The dot product without BLAS, whose order of additions depends on how many threads it has: under torchrun, one."""
     return float((left * right).sum())

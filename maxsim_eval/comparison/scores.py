@@ -23,7 +23,7 @@ PERCENTILES = (1, 5, 25, 50)
 _COLUMNS = 1 << 20  # documents compared at once, so the float64 copies of a long row stay at some megabytes
 _LONG_ROW = 1 << 16  # from here on rows are read and compared in threads (numpy leaves Python's lock alone)
 _THREADS = 8
-_RANKING_BYTES = 128 << 20  # for each processor, of all rows that are being compared, at 80 bytes a document
+_RANKING_BYTES = 128 << 20  # of all rows that are being compared, for each processor (`_threads`)
 # The error histogram's edges are powers of two: a float64's exponent is its bin, so counting is a shift, whatever the number of pairs.
 _LOWEST, _HIGHEST = -40, 10
 _BIAS, _EXPONENTS, _MANTISSA = 1023, 2048, 52  # of a float64
@@ -79,7 +79,7 @@ class _Errors:
             self.relative_total += total / scale
 
     def join(self, other: _Errors) -> None:
-        """Take in what another has of the queries that come next."""
+        """Take in the errors of the queries that come next."""
         self.pairs += other.pairs
         self.worst = max(self.worst, other.worst)
         self.total += other.total
@@ -133,7 +133,7 @@ _Compared = tuple[float | None, _Errors, bool]
 
 
 def _compared(reference: np.ndarray, other: np.ndarray, ranking: Ranking) -> _Compared:
-    """Of two rows: Spearman, errors, and whether one says nothing and the other does."""
+    """Compare two rows: Spearman's correlation, errors, and whether exactly one of them is constant."""
     errors = _Errors()
     errors.add(reference, other)
     constant = [bool((row == row[:1]).all()) for row in (reference, other)]
@@ -143,7 +143,7 @@ def _compared(reference: np.ndarray, other: np.ndarray, ranking: Ranking) -> _Co
 def _in_threads(
     work: Callable[[int, np.ndarray, np.ndarray], _Compared], pair: tuple[Rows, Rows], threads: int
 ) -> Iterator[_Compared]:
-    """`work` of every row's number and both rows, in order, in that many threads; rows are read, as many at a time, meanwhile."""
+    """`work(row number, reference row, other row)` of every row, in order, in `threads` threads, while the next rows are read."""
     starts = range(0, pair[0].shape[0], threads)
 
     def read(first: int, rows: Rows) -> np.ndarray:
@@ -169,9 +169,12 @@ def _in_threads(
 
 
 def _threads(compared: int, read: int) -> int:
-    """How many rows are compared at once: one where few of their documents are, or so many are read that several need much memory."""
+    """How many rows to compare at once: one if few documents of each are compared, else as many as memory allows.
+
+    Of `read` documents in a row, `compared` at most are compared.
+    """
     processors = os.cpu_count() or 1
-    # What ranks take, and two rows for each thread that are compared, as many that wait, and as many that are being read.
+    # 56 bytes a document for its ranks; 24 for six float32 rows a thread: two are compared, two wait, and two are being read.
     fitting = processors * _RANKING_BYTES // max(56 * compared + 24 * read, 1)
     return 1 if compared < _LONG_ROW else min(_THREADS, processors, max(1, fitting))
 

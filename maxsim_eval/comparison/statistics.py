@@ -41,7 +41,7 @@ LEVEL = 0.95
 POWER = 0.8
 RESAMPLES = 10_000
 # With fewer no verdict: 95% intervals of 5 skewed differences hold the mean in 87% of samples, and of 10 queries none may change
-# although 5% of all do (57% of samples), which leaves an interval without width.
+# although 5% of all do (60% of samples), which leaves an interval without width.
 MIN_QUERIES = 30
 _BATCH = 1 << 20  # numbers drawn at once
 _EXACT = 14  # changed queries up to which all sign patterns are counted
@@ -249,9 +249,9 @@ def verdict_of(low: float, high: float, bound: float, queries: int) -> Verdict:
 def queries_needed(mean: float, sd: float, bound: float, queries: int, level: float = LEVEL) -> int | None:
     """About how many queries would tell, by the normal approximation, from the standard deviation of the differences.
 
-    So many that a path without any true difference is found equivalent with probability `POWER`. Where there are that many already
-    (the mean lies near the bound, or the bound is 0): so many that the interval clears the bound if mean and sd stay as they are;
-    None where no number does (nor one of 10^9 or fewer), and for an unknown (NaN) sd.
+    Enough for a path without any true difference to be found equivalent with probability `POWER`. Where there are that many
+    already (the mean lies near the bound, or the bound is 0): enough for the interval to clear the bound if mean and sd stay as
+    they are. None where 10^9 are not enough, and for an unknown (NaN) sd.
     """
     if math.isnan(sd):
         return None

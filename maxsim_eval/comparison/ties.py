@@ -97,7 +97,7 @@ def mean_bounds(run: Run, qrels: Qrels, per_query: Mapping[str, Mapping[str, flo
         per_query: the run's own values (`evaluate_run`) by metric: only queries in which an order matters are evaluated again.
 
     Returns:
-        metric -> `low`, `high`, `queries_affected` (those whose two ends differ); without metrics of no known bounds, or no value.
+        metric -> `low`, `high`, `queries_affected` (those whose two ends differ), of metrics with known bounds and any value.
     """
     names = [name for name, values in per_query.items() if values and _bounded(name)]
     tied = {query: run.rankings[query] for query in qrels if _repeats(run.rankings.get(query, ()))}

@@ -48,10 +48,10 @@ def bounds_of(path: str, metrics: Iterable[str]) -> dict[str, float]:
 def with_statistics(
     paths: Mapping[str, PathResult], reference: str, kinds: Mapping[str, str] | None = None
 ) -> dict[str, PathResult]:
-    """Every compared path with `statistics` and `statistics_settings` in its parity (docs/result.md).
+    """All paths, with `statistics` and `statistics_settings` in the parity of those that are compared (docs/result.md).
 
-    Judged are the metrics that a path and the reference have values of for the same queries, one or more. Holm's correction is over
-    all of them, of all paths: `p_adjusted` depends on which paths and metrics were compared.
+    A metric is judged if the path and the reference have finite values of it for the same queries. Holm's correction is over all
+    judged metrics of all paths: `p_adjusted` depends on which paths and metrics were compared.
 
     Args:
         paths: by name, with per-query values; those with parity are compared.

@@ -28,7 +28,7 @@ class _ShapeError(Exception):
 
 
 def conform(function: Callable[[Packed, Packed], Tensor], device: str = "cpu") -> list[Row]:
-    """Every check on `function(queries, documents) -> [Nq, N]`; what it raises is a row of its own."""
+    """Run every check on `function(queries, documents) -> [Nq, N]`; an exception that it raises is what the check's row says."""
     place = torch.device(device)
 
     def scores(queries: Packed, documents: Packed) -> Tensor:

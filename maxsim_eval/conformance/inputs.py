@@ -14,7 +14,7 @@ BOUND = 2e-6  # of sum_i |Q_i| max_j |D_j|: FP32 sums of exact products, in any 
 
 
 def drawn(lengths: Sequence[int], dim: int, seed: int, dtype: torch.dtype = torch.float32) -> list[Tensor]:
-    """Random token matrices `[L, d]` without a negative number: where padding wins is one check's matter, not every check's."""
+    """Random token matrices `[L, d]` without negative numbers: only the check meant for it lets padding win a maximum."""
     generator = torch.Generator().manual_seed(SEED + seed)
     return [(torch.randn(length, dim, generator=generator).abs() / dim**0.5).to(dtype) for length in lengths]
 

@@ -1,7 +1,7 @@
 """What every row on a GPU adds to the CRC-32 of rows that lie one behind the other: one number each, from which any run's follows.
 
-Row t of n bytes gives its remainder divided by x^(8 n t). The remainder of the first rows is then the XOR of their numbers times one
-power of x, wherever these rows are cut, and whatever lies before them (`Summed`): the GPU need not know what the host will cut.
+Row t of n bytes gives its remainder divided by x^(8 n t). The remainder of a run of rows is then the XOR of their numbers times
+one power of x, wherever it begins and ends (`Summed`): the GPU need not know where the host will cut.
 
 A program takes rows as words of 4 bytes, `LANES` at a time from their ends; what is missing before the first word counts as zero, which
 changes no remainder.
@@ -21,7 +21,7 @@ from maxsim_eval.crc.devices import sent, stream_of
 from maxsim_eval.crc.remainders import ONE, moved, without_tail
 
 LANES, ROWS = 32, 32
-NEAR, FAR = 1024, 4096  # a row's power is that of its place among so many, times that of these: so many times as many rows
+NEAR, FAR = 1024, 4096  # row t's power is that of t % NEAR times that of the NEAR-row groups before it: NEAR * FAR rows at most
 STEP = moved(ONE, 4 * LANES)
 
 
@@ -48,14 +48,14 @@ def _rows_kernel(
 
 @lru_cache(maxsize=4)
 def _powers(device: torch.device, row_bytes: int, stream: int) -> Tensor:
-    """x^(8 n) for what follows a lane's words, and divided by that for what lies before a row."""
+    """x^(8 n), n bytes behind a lane's words; then 1 / x^(8 n), n bytes before each of `NEAR` rows and each group of `NEAR`."""
     lanes = [moved(ONE, 4 * (LANES - lane)) for lane in range(LANES)]  # x^32 more: remainders are of the bytes times that
     before = [row_bytes * row for row in (*range(NEAR), *range(0, NEAR * FAR, NEAR))]
     return sent((*lanes, *(without_tail(ONE, count) for count in before)), device)
 
 
 def row_sums(rows: Tensor) -> Tensor | None:
-    """Queue what rows `[T, n]` of any dtype add, `[T]` int32 (bits of uint32) on their device; nothing waits.
+    """Queue what rows `[T, n]` of any dtype add to a CRC-32, `[T]` int32 (bits of uint32) on their device; nothing waits.
 
     None: rows that are no whole words of 4 bytes, or too many.
     """

@@ -17,7 +17,7 @@ def can_prove(device: torch.device) -> bool:
 
 
 def stream_of(device: torch.device) -> int:
-    """The stream that a device works in, as a key of what was copied there: another would not wait until it is there."""
+    """The device's current stream, as a cache key of what was copied in it: another stream would not wait for the copy."""
     return torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
 
 

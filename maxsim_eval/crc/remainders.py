@@ -1,6 +1,7 @@
 """A CRC-32 as a remainder: bytes are a polynomial over GF(2), times x^32 and modulo P of degree 32; bits reflected, bit 31 is x^0.
 
-zlib's CRC-32 of n bytes is their remainder, and that of what it begins and ends with: 32 ones, moved by the bytes, and 32 ones.
+zlib's CRC-32 begins and ends with 32 ones: that of n bytes is their remainder XOR 32 ones, moved by n bytes, XOR 32 ones. The
+last two are `of_zeros(n)`.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 from zlib_ng import zlib_ng
 
 ONE, ALL = 1 << 31, (1 << 32) - 1  # x^0; every bit
-ORDER = (1 << 32) - 1  # a CRC-32 that this many bytes follow is what it was: multiplying by x^8 so often is no change
+ORDER = (1 << 32) - 1  # multiplying a remainder by x^8 this many times does not change it
 
 
 def moved(remainder: int, count: int) -> int:

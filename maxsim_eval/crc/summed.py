@@ -1,4 +1,4 @@
-"""Tokens that were looked through where they were made: finite, and with what each row of them adds to a CRC-32."""
+"""Tokens that were checked where they were made: all are finite, and come with what each row adds to a CRC-32."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Summed(Packed):
         return self.values.shape[1] * self.values.element_size()
 
     def enter(self, crcs: np.ndarray, first: int, stripe: int) -> None:
-        """Enter running CRC-32s `[S]` at every `stripe` rows: of these, which lie from row `first` on, the next to come."""
+        """Enter in `crcs` `[S]` the running CRC-32s, at every `stripe` rows, of these next rows, from row `first` on."""
         count, row_bytes = len(self.sums), self._row_bytes
         if not count:
             return

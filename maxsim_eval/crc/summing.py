@@ -1,8 +1,8 @@
 """What rows of tokens add to a CRC-32, by the GPU that made them: the host need not look through what it writes.
 
-That is a millisecond of a GPU's for a window of a thousand texts. The host takes 80 and more, in 2,500 calls; each of them asks for
-Python's lock when it ends, and the thread that launches the model waits behind all of them: an H100 had work 67% of the time so, and
-93% where nobody looked (`docs/results/h100/encoding_waits.json`).
+That takes a GPU a millisecond for a window of a thousand texts. The host takes 80 and more, in 2,500 calls; each of them asks for
+Python's lock when it ends, and the thread that launches the model waits behind all of them: an H100 was busy 67% of the time with
+the host's checks, and 93% without any (`docs/results/h100/encoding_waits.json`).
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from torch import Tensor
 from maxsim_eval.crc.devices import can_prove
 
 MANY = 16384  # texts from which on the kernel pays for its compilation
-_BYTES = 32 << 20  # tokens of fewer are soon looked through
+_BYTES = 32 << 20  # fewer bytes of tokens are soon looked through by the host
 
 
 class Summing:
-    """Sums of a GPU's tokens, as soon as the kernel is compiled, which is begun beside the first of many texts."""
+    """What rows of a GPU's tokens add to a CRC-32; a thread compiles the kernel for it once many texts are announced."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._row_sums: Callable[[Tensor], Tensor | None] | None = None
-        self._settled = not can_prove(device)  # begun, or never to be
+        self._settled = not can_prove(device)  # compiling has begun, or never will
 
     def expect(self, texts: int) -> None:
         """Announce that `texts` texts will be encoded."""

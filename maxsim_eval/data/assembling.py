@@ -68,7 +68,7 @@ def assemble(
 
 
 def judgement_warnings(path: Path | str, judgements: Judgements, queries: Part, corpus: Part) -> Iterator[str]:
-    """Say what of the qrels does not fit the rest.
+    """Yield a warning for each way in which the qrels do not fit queries and corpus.
 
     Raises:
         DataError: no judged query, or no judged document, is there: nothing could be evaluated.
@@ -106,12 +106,12 @@ def judgement_warnings(path: Path | str, judgements: Judgements, queries: Part, 
 
 
 def repeated_warning(path: Path | str, pairs: int) -> str:
-    """What is said of pairs that a file judges twice, differently: BEIR's rule, whoever reads the file."""
+    """The warning about pairs that a file judges twice, differently; every reader of qrels takes the later one, as BEIR does."""
     return f"{path}: {pairs} pairs are judged twice with different scores; the later score was taken"
 
 
 def relevance_warnings(path: Path | str, qrels: Mapping[str, Mapping[str, int]]) -> Iterator[str]:
-    """Say how many queries have nothing to be found.
+    """Yield a warning that counts the queries without a relevant document.
 
     Raises:
         DataError: no query has a relevant document: no metric would be above 0, whatever is retrieved.
@@ -130,7 +130,7 @@ def relevance_warnings(path: Path | str, qrels: Mapping[str, Mapping[str, int]])
 
 
 def count_warnings(card: Card | None, split: str, documents: int, queries: int | None, judgements: int | None) -> Iterator[str]:
-    """A loud sentence for every count that is not the card's; None is not compared."""
+    """Yield a warning for every count that differs from the card's; None is not compared."""
     if card is None:
         return
     expected: list[tuple[str, int | None, int | None]] = [("documents", card.documents, documents)]
@@ -145,7 +145,7 @@ def count_warnings(card: Card | None, split: str, documents: int, queries: int |
 
 
 def card_facts(card: Card | None) -> dict[str, str]:
-    """What of the card belongs into a Task's provenance."""
+    """The fields of the card that go into a Task's provenance."""
     if card is None:
         return {}
     shown = {

@@ -216,7 +216,7 @@ def _judgement(where: str, line: str) -> tuple[str, str, int]:
 
 
 def relevance_of(where: str, text: str) -> int:
-    """A grade that trec_eval can count by: it walks over every level up to the highest, of which 10^6 take minutes a query."""
+    """A relevance as a number, limited: trec_eval loops over every grade up to the highest, and 10^6 take minutes a query."""
     if not _INTEGER.fullmatch(text):
         raise DataError(f"{where}: relevance {text!r} is not a whole number (trec_eval grades with integers)")
     if abs(int(text)) > MAX_RELEVANCE:

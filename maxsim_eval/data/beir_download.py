@@ -64,7 +64,7 @@ def fetch(card: Card, data_dir: Path) -> Path:
             f"{target}: the dataset {card.name!r} could not be stored ({error.strerror or error}). {by_hand(card, data_dir)}"
         ) from error
     finally:
-        with suppress(OSError):  # `cache gc` knows it
+        with suppress(OSError):  # what stays is removed by `cache gc`
             delete(temporary)
         for folder in made:  # innermost first
             if folder.is_dir() and not any(folder.iterdir()):

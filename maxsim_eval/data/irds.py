@@ -21,7 +21,7 @@ SOURCE = "irds"
 
 
 def load(name: str) -> Task:
-    """Load the dataset of that id; its corpus is named after the part of the id that the documents belong to, so that splits share it.
+    """Load the dataset of that id. The Task's `dataset` is the part of the id that has the documents: splits share it.
 
     Raises:
         UnknownNameError: ir_datasets has no such id. MissingPackageError: ir_datasets is not installed.
@@ -58,7 +58,7 @@ def _package() -> Any:
 
 @contextmanager
 def _reading(where: str) -> Iterator[None]:
-    """What a download or a damaged file raises, as one line."""
+    """Turn what a download or a damaged file raises into a `DataError` of one line."""
     try:
         yield
     except (OSError, EOFError, RuntimeError, ValueError) as error:

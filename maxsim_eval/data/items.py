@@ -1,6 +1,6 @@
 """What a Task holds without holding it whole in memory: texts in one buffer, page images opened one at a time.
 
-Both are plain read-only sequences, so that a Task neither knows nor cares; what differs is what a million of them cost.
+Both are plain read-only sequences, which a Task uses like lists; they differ in the memory that a million items take.
 """
 
 from __future__ import annotations
@@ -72,12 +72,12 @@ _FORMATS = ("PNG", "JPEG")
 
 
 class Pages(Sequence["Image"]):
-    """Page images, each read and decoded when it is asked for and kept by nobody here.
+    """Page images, each read and decoded whenever it is asked for, and not kept.
 
     Args:
         names: what to call each image in messages, in order.
         read: place of a name in `names` -> the bytes of its image file.
-        rows: places this view is of; default all.
+        rows: places in `names` that this view holds; default all.
     """
 
     def __init__(self, names: Sequence[str], read: Callable[[int], bytes], rows: Sequence[int] | None = None) -> None:
@@ -116,7 +116,7 @@ def _decode(name: str, data: bytes) -> Image:
     except ImportError:
         raise MissingPackageError("opening page images", "pillow", "encoders") from None
     try:
-        with PIL.Image.open(io.BytesIO(data), formats=_FORMATS) as image:  # what nobody asked for is not parsed
+        with PIL.Image.open(io.BytesIO(data), formats=_FORMATS) as image:  # decoders of other formats never run
             image.load()
             return image
     except PIL.UnidentifiedImageError:

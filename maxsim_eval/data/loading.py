@@ -37,7 +37,7 @@ class Wanted:
 
 @dataclass(frozen=True)
 class Unread:
-    """A task that is read when this is called: what `load_task` is given."""
+    """A task not yet read: the arguments of `load_task`, which is called when this is called."""
 
     source: str
     name: str  # as of `load_task`
@@ -45,7 +45,7 @@ class Unread:
 
     @property
     def there(self) -> tuple[str, str] | None:
-        """Source and dataset, where reading it fetches and makes nothing, so that several processes may at once; None elsewhere."""
+        """Source and dataset where reading neither downloads nor writes, so that several processes may at once; else None."""
         data_dir = Path(self.options["data_dir"])
         if self.source == "local":
             folder = find_local(self.name, data_dir)
@@ -153,7 +153,7 @@ def _load_local(dataset: str, data_dir: Path, wanted: Wanted) -> Task:
 
 
 def _local_names(data_dir: Path) -> list[str]:
-    """Names that `local` would take for a folder of this data folder."""
+    """Names of the local datasets in this data folder."""
     found = (path for home in (data_dir, data_dir / "local") if home.is_dir() for path in home.iterdir())
     return sorted({path.name for path in found if _holds(path, LOCAL_CORPUS)})
 
@@ -164,7 +164,7 @@ def find_local(dataset: str, data_dir: Path) -> Path | None:
 
 
 def has_local(dataset: str, data_dir: Path) -> bool:
-    """Whether there is a local dataset of that name or path; one that lacks files is one too: loading it says what it lacks."""
+    """Whether there is a local dataset of that name or path; one that lacks files counts too: loading it says what it lacks."""
     folder = find_local(dataset, data_dir)
     if folder is None:
         return False
@@ -224,7 +224,7 @@ def _places(dataset: str, data_dir: Path, source: str) -> list[Path]:
 
 
 def _find(places: list[Path], corpus: tuple[str, ...]) -> Path | None:
-    """The first folder with a corpus, else the first folder at all: what it lacks is then said when it is read."""
+    """The first folder with a corpus, else the first that exists at all: reading it then says what it lacks."""
     folders = [path for path in places if path.is_dir()]
     return next((path for path in folders if _holds(path, corpus)), folders[0] if folders else None)
 

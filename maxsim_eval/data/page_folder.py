@@ -43,7 +43,8 @@ def load_image_folder(
     Args:
         source, dataset: only name the task.
         split: qrels to take; default `pages` for page queries, else the card's or `test`.
-        queries: `text` (queries.jsonl) or `pages`. A page is not retrieved for itself, unless the qrels call it relevant there.
+        queries: `text` (queries.jsonl) or `pages`. A page query does not retrieve its own page, unless the qrels judge
+            some page relevant to itself.
 
     Raises:
         UsageError: a split that is no plain name.
@@ -95,7 +96,7 @@ def _finds_itself(judgements: Judgements) -> bool:
 
 
 def _pages(folder: Path) -> tuple[dict[str, Path], tuple[str, ...]]:
-    """Page id -> file, sorted by id, and what to say about the rest."""
+    """Page id -> file, sorted by id, and a warning about other files, if there are any."""
     found: dict[str, Path] = {}
     others: list[Path] = []
     for path in sorted(path for path in folder.rglob("*") if not path.is_dir() and not path.name.startswith(".")):

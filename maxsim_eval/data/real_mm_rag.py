@@ -70,8 +70,8 @@ def load(
 
     Raises:
         UsageError: no such level. MissingPackageError: `datasets` is not installed.
-        DataError: neither here nor to be downloaded, damaged files, no such split, columns that lack, one name for two images,
-            no question. The message names what was found and how to get the set by hand.
+        DataError: a set that is neither here nor can be downloaded, damaged files, no such split, missing columns, one name for
+            two images, no question. The message names what was found and how to get the set by hand.
     """
     column = column_of(rephrase)
     split = split or card.split
@@ -131,7 +131,7 @@ def _questions(table: _SplitRows, column: str, ids: dict[str, str]) -> tuple[Par
 
 
 def _unique_images(table: _SplitRows) -> tuple[list[str], list[int]]:
-    """Names of the images in the order they first appear, and those rows."""
+    """Names of the images in the order they first appear, and the row of each first appearance."""
     first: dict[str, int] = {}
     for row, name in enumerate(table.rows["image_filename"]):
         if not isinstance(name, str) or not name:

@@ -92,7 +92,7 @@ def _tag(run: Run) -> str:
 
 
 def _run_lines(run: Run, tag: str) -> Iterator[str]:
-    checked: set[str] = set()  # documents come up again and again
+    checked: set[str] = set()  # document ids: most occur in many rankings
     for query_id, ranking in run.rankings.items():
         _check_name("query id", query_id)
         check_ranking(run, query_id)
@@ -191,7 +191,7 @@ def read_trec_run(path: Path | str, ordered: bool | None = None) -> Run:
         elif tag != first and TAG_PREFIX in (tag[: len(TAG_PREFIX)], first[: len(TAG_PREFIX)]):
             raise DataError(f"{where}: tag {tag!r} after {first!r}, need one run a file")
         rank = 0
-        if not ordered and not _NUMBER.fullmatch(rank_text):  # not used, but then the columns are others
+        if not ordered and not _NUMBER.fullmatch(rank_text):  # unused, but a rank that is no number means other columns
             raise DataError(f"{where}: rank {rank_text!r} is not a number")
         if ordered:
             rank = _rank(where, rank_text)

@@ -1,4 +1,4 @@
-"""Where an encoder's checkpoint is: a folder, or a hub id at a commit; and what is said when it cannot be had.
+"""Where an encoder's checkpoint is: a folder, or a hub id at a commit; and the error where it cannot be had.
 
 A hub id becomes the folder of its snapshot, so that everything reads local files of one commit: first the small files
 (configuration, tokenizer), which give name, revision and width; the weights only when something is encoded.
@@ -26,7 +26,7 @@ _GENERIC = {"model", "models", "checkpoint", "snapshot", "main", "transformer", 
 _TOKENIZER_FILES = ("*token*.json", "vocab.*", "merges.txt", "*.model", "special_tokens_map.json", "*.tiktoken")
 _SMALL = ("*.json", "*.txt", "*.model", "*.jinja", "*.tiktoken", "artifact.metadata")
 _NOT_READ = ("onnx", "openvino", "original", "checkpoint-", ".")  # other copies of the weights, training state, hidden folders
-_PATIENCE = 2.0  # seconds
+_PATIENCE = 2.0  # seconds to wait for the hub
 _SUFFIXES = {".json", ".txt", ".model", ".jinja", ".tiktoken", ".metadata", ".safetensors", ".py"}
 
 
@@ -117,7 +117,7 @@ def find_checkpoint(encoder: str, model: str, revision: str | None = None, *, wi
     hub_id, _, named = model.rpartition("@") if "@" in model else (model, "", "")
     if named and revision not in (None, named):
         raise UsageError(f"encoder {encoder}: two revisions, {named!r} in its name and {revision!r} as an option")
-    with _loading(encoder, hub_id, "configuration", quiet=hub_answers()):  # without a network there is nothing to hush
+    with _loading(encoder, hub_id, "configuration", quiet=hub_answers()):  # without a network there are no bars to hide
         folder = _snapshot(hub_id, named or revision or "main", _SMALL)
     found = Checkpoint(encoder, hub_id, folder.name, folder, hub_id)
     if not (folder / "config.json").is_file():
@@ -138,7 +138,7 @@ def _local(encoder: str, model: str, wide: bool) -> Checkpoint:
 
 
 def shown_name(folder: Path) -> str:
-    """What names a checkpoint's folder; never the machine's path: a moved checkpoint finds its cache."""
+    """The name of a checkpoint's folder, without its path, so that a checkpoint that was moved still finds its cache entries."""
     return f"{folder.parent.name}/{folder.name}" if folder.name.lower() in _GENERIC else folder.name
 
 
@@ -163,7 +163,7 @@ def _snapshot(hub_id: str, revision: str, wanted: tuple[str, ...]) -> Path:
 
 
 def _hub() -> tuple[str, int]:
-    """Where the hub listens."""
+    """Host and port of the hub."""
     found = urllib.parse.urlsplit(os.environ.get("HF_ENDPOINT") or "https://huggingface.co")
     return found.hostname or "huggingface.co", found.port or (80 if found.scheme == "http" else 443)
 
@@ -172,7 +172,7 @@ def _hub() -> tuple[str, int]:
 def hub_answers() -> bool:
     """Whether the hub can be reached; found out in two seconds, where its own client would try for half a minute."""
     if any(os.environ.get(name) for name in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy", "HF_HUB_OFFLINE")):
-        return True  # the client knows what to do
+        return True  # a proxy, or offline on purpose: left to the client
     answered: list[bool] = []
 
     def ask() -> None:

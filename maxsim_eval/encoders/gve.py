@@ -1,10 +1,10 @@
 """The `gve` encoder: Granite Vision Embedding, pages and text queries, by the checkpoint's own code.
 
 `ibm-granite/granite-vision-3.3-2b-embedding` brings its model and processor as Python files. They are run only where the
-user says so (`trust_remote_code`), at a pinned commit. What is used of them, and nothing else, is the interface that the
+user says so (`trust_remote_code`), at a pinned commit. Nothing of them is used but the interface that the
 model card shows: `AutoModel` and `AutoProcessor` with `trust_remote_code=True`; `processor.process_images(pages)` and
 `processor.process_queries(texts)` give a mapping of tensors; `model(**batch)` gives L2-normalised embeddings
-`[n, tokens, 128]` that are exactly zero where the attention mask is. The card's own versions are transformers 4.50 with
+`[n, tokens, 128]` that are exactly zero at masked positions. The card's own versions are transformers 4.50 with
 torchvision: with another version that code may not load, and the message then says what it raised.
 """
 
@@ -102,7 +102,7 @@ class GveEncoder(ModelEncoder):
                 if kind == "text":
                     with surrogates_named(self.name, items):
                         ready = self._processor.process_queries([items[at] for at in batch])
-                else:  # beside the GPU's work
+                else:  # outside the lock: images are prepared while the GPU works
                     ready = self._processor.process_images([items[at].convert("RGB") for at in batch])
                 with self.running:
                     return self._forward(ready, len(batch))

@@ -55,7 +55,7 @@ class HfEncoder(ModelEncoder):
         self._checkpoint = find_checkpoint(named, model, revision)
         if (
             self._checkpoint.folder / "adapter_config.json"
-        ).is_file():  # with peft installed it would be applied, unseen by the key
+        ).is_file():  # with peft installed it would be applied, and the cache key would not show it
             raise self._checkpoint.refused(
                 "adapter_config.json: an adapter beside or without its model; need a whole checkpoint"
             )
@@ -141,8 +141,8 @@ class HfEncoder(ModelEncoder):
         with self.reading, self._checkpoint.loading("tokenizer", "used"), surrogates_named(self.name, items):
             listed = self._listed([str(item) for item in items], role)
         if kinds["text"]:
-            self._loaded_model()  # which knows whether texts are padded, and how many ids there are
-        blank = np.setdiff1d(np.arange(len(items)), kinds["text"])  # has no token, whatever its prompt has
+            self._loaded_model()  # the model tells whether texts are padded, and how many ids there are
+        blank = np.setdiff1d(np.arange(len(items)), kinds["text"])  # such a text has no token, even where there is a prompt
         with self._checkpoint.loading("tokenizer", "used"):
             pieces, special = listed()
         return self.texts.run(self._read(pieces, special, blank), self.dim, self._forward)
@@ -169,7 +169,7 @@ class HfEncoder(ModelEncoder):
         return encoded["input_ids"], encoded["special_tokens_mask"]
 
     def _listed(self, texts: list[str], role: Role) -> Callable[[], tuple[Pieces, np.ndarray]]:
-        """What gives word pieces, and which are special `[sum]`: by the quicker way that gives what the tokenizer's call gives."""
+        """A function that gives all pieces, and a `[sum]` bool of special ones; a faster way is taken where it gives the same."""
         if len(texts) > MANY:
             some = some_of(texts)
             asked, special = self._tokenize([texts[row] for row in some], role)
@@ -183,14 +183,14 @@ class HfEncoder(ModelEncoder):
         return lambda: (Pieces.of(ids), np.fromiter(chain.from_iterable(special), bool))
 
     def _read(self, pieces: Pieces, special: np.ndarray, blank: np.ndarray) -> Read:
-        """Word pieces, and which of them are no special tokens, `[n, longest]`; texts of special tokens alone are not read."""
+        """Model inputs `[n, longest]`; `kept`: pieces that are not special. Texts without these, or `blank`, get length 0."""
         pad = self._tokenizer.pad_token_id or 0  # any valid id: the attention mask hides it
         pad = 0 if self._ids is not None and pad >= self._ids else pad
         kept = pieces.laid_out(~special, fill=False)
         lengths = np.where(kept.any(1), pieces.lengths, 0)
         lengths[blank] = 0
         highest = int(pieces.ids.max(initial=-1)) if lengths.any() else -1
-        if self._ids is not None and highest >= self._ids:  # an index out of range, and on a GPU the end of the process
+        if self._ids is not None and highest >= self._ids:  # else an index out of range, which on a GPU ends the process
             raise self._checkpoint.refused(
                 f"its tokenizer (tokenizer.json) gives token id {highest}, and its weights have embeddings for 0 to {self._ids - 1}: "
                 "they belong to different models"
@@ -220,7 +220,7 @@ class HfEncoder(ModelEncoder):
                 output_loading_info=True,
             )
             require_weights(self._checkpoint, info["missing_keys"])
-            with suppress(NotImplementedError, AttributeError):  # an architecture of its own
+            with suppress(NotImplementedError, AttributeError):  # some architectures do not tell their input embeddings
                 self._ids = int(model.get_input_embeddings().weight.shape[0])
             self._model = model.to(self.device).eval()
             self.texts.first_position = first_position(model, self.device, self.model_dtype)
@@ -228,7 +228,7 @@ class HfEncoder(ModelEncoder):
 
 
 def _with_margins(pieces: Pieces, before: int, behind: int) -> tuple[Pieces, np.ndarray]:
-    """Pieces, and their flags where each text has so many special tokens around it."""
+    """Pieces, and a `[sum]` bool: the first `before` and the last `behind` pieces of each text are special."""
     ends = np.cumsum(pieces.lengths)
     place = np.arange(len(pieces.ids))
     begin, end = np.repeat(ends - pieces.lengths, pieces.lengths), np.repeat(ends, pieces.lengths)

@@ -2,8 +2,8 @@
 
 Every word (lower-cased, stop words dropped, stemmed) has a fixed unit vector of d = 128: half a pseudo-random vector of its
 stem, half the sum of the vectors of the stem's character n-grams (3 to 5, with word boundaries), so that related forms
-resemble each other. A document has one token per distinct stem, in order of first use, as long as BM25's saturated term
-frequency: `tf / (tf + k1 * (1 - b + b * length / 150))`, between 0 and 1. A query token is as long as the stem's inverse
+resemble each other. A document has one token per distinct stem, in order of first use; its norm is BM25's saturated term
+frequency: `tf / (tf + k1 * (1 - b + b * length / 150))`, between 0 and 1. The norm of a query token is the stem's inverse
 document frequency in the corpus. MaxSim over such tokens is BM25 with soft matching, blurred by d = 128 dimensions.
 
 Why these numbers. Chosen on the 809 queries of SciFact's *train* split; nDCG@10 / Recall@100 there, and on test:
@@ -102,7 +102,7 @@ def inverse_document_frequency(documents: int, containing: int) -> float:
 
 
 class _Stems(dict[str, str]):
-    """Stems of words, found once each; of a stop word the empty one. The first makes the stemmer: a full cache needs none."""
+    """Word -> stem, computed once each (empty for stop words). The stemmer is made on first use: a full cache needs none."""
 
     @cached_property
     def _stem(self) -> Callable[[str], str]:

@@ -1,4 +1,4 @@
-"""Memory that runs out while a model encodes: told apart from other errors, said once, and what to do where one item is too much."""
+"""Memory that runs out while a model encodes: recognised, warned of once, with advice where a single item is too much."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Halving:
         self._said = False
 
     def check(self, error: RuntimeError, items: int, one: Callable[[], str]) -> None:
-        """Raise what halving a batch of `items` does not mend: other errors again, and `UsageError` where `one` item is too much."""
+        """Raise where halving a batch cannot help: `error` if it is not about memory, `UsageError` if one item is too much."""
         if not out_of_memory(error):
             raise error
         if items == 1:
@@ -35,7 +35,7 @@ class Halving:
             ) from error
 
     def halve(self, items: int, depth: int) -> None:
-        """Give memory back and say it once; `depth`: frames between this call and the one to blame."""
+        """Free cached GPU memory and warn once; `depth`: frames between this call and the one to blame."""
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
         if not self._said:

@@ -18,10 +18,10 @@ from maxsim_eval.errors import MissingPackageError, UsageError
 from maxsim_eval.types import Role
 from maxsim_kernels import Packed, pack
 
-GPU_CHUNK = 1024  # texts that are sorted by length together
+GPU_CHUNK = 1024  # texts of one `encode` call on a GPU: sorted by length together
 DTYPE_ON = {"cpu": "float32", "cuda": "float16"}  # what late-interaction models of texts are trained and served in on a GPU
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
-TEXTS = 32  # in one batch where a library or a processor takes texts, not tokens
+TEXTS = 32  # texts in one batch of a library or processor, which cannot be batched by tokens
 PAGE_BATCH_SIZE = 4  # page images: about a thousand tokens each
 Kind = Literal["text", "page"]
 
@@ -54,7 +54,7 @@ def kind_of(item: Any, name: str, number: int) -> Kind:
 
 
 def size_of(item: Any) -> int:
-    """What similar items share: characters of a text, pixels of a page."""
+    """The size that items are sorted by: characters of a text, pixels of a page."""
     return len(item) if isinstance(item, str) else item.size[0] * item.size[1]
 
 
@@ -113,7 +113,7 @@ class ModelEncoder:
     Args:
         name: the encoder's name in caches and reports.
         device: where the model runs: auto (a CUDA device that works, else the CPU), cpu, cuda, cuda:<number>. Results are on the CPU.
-        batch_size: the most items in one forward pass; None: texts of so many tokens (`text_batches.TOKENS`), 4 pages. Halved, with
+        batch_size: the most items in one forward pass; None: texts up to `text_batches.TOKENS` tokens, 4 pages. Halved, with
             one warning, when memory runs out.
         dtype: what the model computes in: float32, float16 or bfloat16; None: what `dtype_on` says for the kind of device.
         embedding_dtype: what its embeddings are stored in; None: as `dtype`.
@@ -141,7 +141,7 @@ class ModelEncoder:
         self.name = name
         self.device = torch.device(resolve_device(device, quiet=True))
         self.model_dtype = find_dtype("dtype", dtype or dtype_on[self.device.type])
-        # What another kind of device would have computed in, had nobody asked for a dtype either.
+        # Default dtypes of other kinds of device that differ from this one's; none where a dtype was asked for.
         self.other_dtypes = [] if dtype else sorted(set(dtype_on.values()) - {dtype_name(self.model_dtype)})
         self.dtype = self.model_dtype if embedding_dtype is None else find_dtype("embedding_dtype", embedding_dtype)
         self.asked_tokens: dict[Role, int | None] = {"query": max_query_tokens, "document": max_document_tokens}
@@ -157,7 +157,7 @@ class ModelEncoder:
             "page": Batches(name, self.device, batch_size or PAGE_BATCH_SIZE, "pages"),
         }
         gpu = self.device.type == "cuda"
-        self.at_once = 6 if gpu else 1  # one or two are read, one or two on the GPU, and as many come back
+        self.at_once = 6 if gpu else 1  # `encode` calls at a time: one or two each tokenize, run on the GPU, copy back
         self.chunk = GPU_CHUNK if gpu else None
         self.readers = Readers() if gpu else None
         # A tokenizer and a model serve one thread at a time, and the model is loaded once.
@@ -167,7 +167,7 @@ class ModelEncoder:
         """Nothing: the embeddings do not depend on the corpus."""
 
     def expect(self, items: int) -> None:
-        """So many items will be encoded, a few of them first: what takes a while to begin may begin with those."""
+        """Announce that `items` items will be encoded, a few of them first: what starts slowly can start with those."""
         if self.readers is not None:
             self.readers.expect(items)
             self.texts.expect(items)

@@ -76,7 +76,7 @@ class MultiVectorEncoder(ModelEncoder):
         self.dim = self._facts.dim
         if self._facts.layout == "pages":
             self._require_no_page_options()
-        # Known limits only: what estimates of sizes read.
+        # Only limits that are known: estimates of sizes read them.
         limit = self.asked_tokens["document"] or self._facts.document_tokens
         self.max_tokens: dict[str, int] = {} if limit is None else {"document": limit}
         self._model: Any = None
@@ -133,7 +133,7 @@ class MultiVectorEncoder(ModelEncoder):
             def forward(batch: list[int]) -> list[torch.Tensor]:
                 inputs = [item if isinstance(item, str) else item.convert("RGB") for item in (items[at] for at in batch)]
                 with surrogates_named(self.name, items):
-                    features = library.preprocess(inputs, prompt=self._prompt(role), task=role)  # images: beside the GPU's work
+                    features = library.preprocess(inputs, prompt=self._prompt(role), task=role)  # images: no lock held
                 with self.running:
                     tokens, kept = self._forward(features, role)
                     return [found[keep] for found, keep in zip(tokens, kept)]
@@ -157,9 +157,9 @@ class MultiVectorEncoder(ModelEncoder):
         return read if len(places) == items else read.among(places, items)
 
     def _features(self, texts: list[str], role: Role) -> Callable[[], dict[str, Any]]:
-        """What gives texts as the library preprocesses them: by the quicker way that gives the same."""
+        """A function that gives the texts as the library preprocesses them; by a faster way where it gives the same."""
         library, prompt = self._library(), self._prompt(role)
-        if role == "document" and len(texts) > MANY:  # queries are few, and may be filled up
+        if role == "document" and len(texts) > MANY:  # queries are few, and may be filled with [MASK]
             some = some_of(texts)
             asked = library.preprocess([texts[row] for row in some], prompt=prompt, task=role)
             ids = _unpadded(asked)
@@ -297,7 +297,7 @@ def _own_prompt(model: Any, role: Role) -> str | None:
 
 
 def _unpadded(features: Mapping[str, Any]) -> list[list[int]] | None:
-    """The ids of every text of preprocessed ones; None where tensors say more of a text than its ids."""
+    """The token ids of each preprocessed text, without padding; None where the tensors hold more than ids."""
     tensors = {name: values for name, values in features.items() if isinstance(values, torch.Tensor)}
     types = tensors.pop("token_type_ids", None)
     if set(tensors) != {"input_ids", "attention_mask"} or (types is not None and bool(types.any())):
@@ -306,7 +306,7 @@ def _unpadded(features: Mapping[str, Any]) -> list[list[int]] | None:
 
 
 def _as_preprocessed(pieces: Pieces, asked: Mapping[str, Any], tokenizer: Any) -> dict[str, Any]:
-    """Word pieces as the library would preprocess their texts, which it did for some, `asked`."""
+    """Word pieces in the form of the library's preprocessing; `asked`, its own result for some of the texts, gives the rest."""
     left = getattr(tokenizer, "padding_side", "right") == "left"
     ids = torch.from_numpy(pieces.laid_out(pieces.ids, tokenizer.pad_token_id or 0, left))
     made = {"input_ids": ids, "attention_mask": torch.from_numpy(pieces.filled(left).astype(np.int64))}

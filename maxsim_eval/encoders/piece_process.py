@@ -1,8 +1,8 @@
 """A process that turns texts into word pieces: `python piece_process.py`, begun by `readers.py` and spoken to in pickles.
 
-First comes a tokenizer as JSON, which a greeting answers; then requests, each answered by ids and lengths as two flat arrays. It ends
-with its input. It imports neither torch nor this package, so that it begins in a quarter of a second and needs no guard in the script
-that encodes, as multiprocessing's processes would.
+It reads a tokenizer as JSON and answers with a greeting; then requests, each answered by ids and lengths as two flat arrays.
+It ends with its input. It imports neither torch nor this package, so that it begins in a quarter of a second and needs no guard
+in the script that encodes, as multiprocessing's processes would.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Plain:
-    """A BERT tokenizer without its normalizer, for texts in which that would only make letters small: it takes two fifths of the time.
+    """A BERT tokenizer without its normalizer, which takes two fifths of the time, for texts that it would only lower-case.
 
-    What else it does (accents, control characters, Chinese, blanks of all kinds) is nothing to printable ASCII.
+    What else it handles (accents, control characters, Chinese, blanks of all kinds) does not occur in printable ASCII.
     """
 
     tokenizer: Any
     small: bool
-    added: tuple[str, ...]  # tokens that are looked for before a text is normalized
+    added: tuple[str, ...]  # tokens that are matched before a text is normalized
 
     @staticmethod
     def of(made: str) -> Plain | None:
-        """By the tokenizer as JSON; None: another normalizer, or added tokens that are looked for behind it or are not ASCII."""
+        """From the tokenizer as JSON; None: another normalizer, or added tokens that are matched after it or are not ASCII."""
         from tokenizers import Tokenizer
 
         parts = json.loads(made)
@@ -43,7 +43,7 @@ class Plain:
         return Plain(bare, normalizer["lowercase"], tuple(one["content"] for one in added))
 
     def text(self, text: str) -> str | None:
-        """The text normalized; None: that takes more than small letters, or might hide an added token, or make one."""
+        """The text as normalized; None: that takes more than lower-casing, or might destroy or create an added token."""
         if not (text.isascii() and text.isprintable()):
             return None
         if not self.small:
@@ -60,7 +60,7 @@ class Plain:
 def pieces(
     tokenizer: Any, truncation: dict[str, Any] | None, special: bool, texts: list[str], plain: Plain | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Ids of all texts, one behind the other `[sum]` int32, and how many each text has `[n]` int64; `plain`: the tokenizer's."""
+    """Ids of all texts, concatenated `[sum]` int32, and how many each text has `[n]` int64; `plain`: of the same tokenizer."""
     small = [None if plain is None else plain.text(text) for text in texts]
     found = {True: iter(_rows(tokenizer, truncation, special, [text for text, one in zip(texts, small) if one is None]))}
     if plain is not None:

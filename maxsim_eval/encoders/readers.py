@@ -1,7 +1,7 @@
-"""Processes that turn texts into word pieces while a GPU is kept busy: lists of ids are Python's work, under the lock of launching.
+"""Processes that turn texts into word pieces beside a busy GPU: making lists of ids holds Python's lock, which launching needs.
 
 They are begun when many texts have been read, and take texts as soon as they are ready: until then, and for few texts or without a
-GPU, the caller reads them itself. Each is asked for a few texts at a time, and answers in whole arrays (`piece_process.py`).
+GPU, the caller tokenizes them itself. Each is asked for a few texts at a time, and answers in whole arrays (`piece_process.py`).
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ import numpy as np
 from maxsim_eval.environment import cores
 from maxsim_eval.errors import MaxsimEvalError
 
-BEGIN = 2048  # texts with which processes pay
+BEGIN = 2048  # texts from which on processes pay
 _MOST = 10  # one reads 0.25 to 0.8M tokens/s beside others, a GPU takes 2M
-_AT_ONCE = 128  # texts a process is asked for: all of them share a window, and the first window is soon ready
+_AT_ONCE = 128  # texts of a request: few, so that all processes share a window and the first is soon ready
 _PROGRAM = Path(__file__).with_name("piece_process.py")
 
 
@@ -35,13 +35,13 @@ class ReaderError(MaxsimEvalError):
 
 
 class Readers:
-    """Processes with one tokenizer; 0 where there are few cores."""
+    """Processes with one tokenizer; at most 10, none where there is one core."""
 
     def __init__(self, most: int | None = None) -> None:
         self.most = min(_MOST, cores() * 5 // 8) if most is None else most
         self._texts = 0
         self._ready: queue.Queue[subprocess.Popen[bytes]] = queue.Queue()
-        self._asking: ThreadPoolExecutor | None = None  # takes texts in the order in which they came, whoever's they are
+        self._asking: ThreadPoolExecutor | None = None  # serves requests in order of arrival, from whichever thread
         self._lock, self._begun, self._answering = threading.Lock(), False, threading.Event()
 
     def expect(self, texts: int) -> None:
@@ -50,7 +50,7 @@ class Readers:
             self._texts = max(self._texts, texts)
 
     def ready(self, tokenizer: Any, texts: int) -> bool:
-        """Whether they take so many texts; begins them when enough were asked for, or are expected."""
+        """Whether a process takes texts now. Counts `texts`, and begins the processes once these or those expected are enough."""
         with self._lock:
             self._texts += texts
             if self._texts >= BEGIN and self.most and not self._begun:
@@ -59,10 +59,10 @@ class Readers:
         return self._answering.is_set()
 
     def pieces(self, truncation: Any, special: bool, texts: list[str]) -> tuple[np.ndarray, np.ndarray]:
-        """What `piece_process.pieces` gives, when they are ready.
+        """As `piece_process.pieces`; only after `ready` gave True.
 
         Raises:
-            ReaderError: a process ended in the midst of it. What the tokenizer raises.
+            ReaderError: a process ended meanwhile. Also whatever the tokenizer raises.
         """
         assert self._asking is not None
         some = [(truncation, special, texts[begin : begin + _AT_ONCE]) for begin in range(0, len(texts), _AT_ONCE)]
@@ -76,7 +76,7 @@ class Readers:
             _tell(process, request)
             answer = _answer(process)
         finally:
-            self._ready.put(process)  # one that ended says so to everybody
+            self._ready.put(process)  # also one that ended: whoever asks it next gets the error
         if isinstance(answer, Exception):
             raise answer
         found: tuple[np.ndarray, np.ndarray] = answer
@@ -85,10 +85,10 @@ class Readers:
     def _begin(self, tokenizer: Any) -> None:
         try:
             made = tokenizer.to_str()
-        except Exception as error:  # of the Rust library, which has no other kind
+        except Exception as error:  # the Rust library raises bare Exception
             if "cannot be serialized" not in str(error):
                 raise
-            return  # parts written in Python stay in this process
+            return  # a tokenizer with parts in Python stays in this process
         environment = {**os.environ, "TOKENIZERS_PARALLELISM": "false"}
         self._asking = ThreadPoolExecutor(self.most, "ask-reader")
         weakref.finalize(self, self._asking.shutdown, wait=False)

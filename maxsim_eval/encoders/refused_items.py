@@ -1,6 +1,6 @@
-"""What a model encoder cannot turn into tokens, or gives no numbers for: errors that know which of their items it is.
+"""Errors about one item that a model encoder cannot encode, or gives NaN for; they know which item it is.
 
-An encoder is called with a part of a collection, and knows an item by its number in the call alone; whoever has the ids names it.
+An encoder gets a part of a collection and knows an item only by its number in the call; the caller knows its id (`named`).
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 class ItemError(DataError):
-    """An item of a call that cannot be encoded: `number` of `items`, with what is said before and behind its name."""
+    """Item `number` of the `items` of a call cannot be encoded; `before` and `behind` are the message around its name."""
 
     def __init__(self, before: str, number: int, items: int, behind: str) -> None:
         super().__init__(f"{before}item {number} of {items}{behind}")
         self.before, self.number, self.behind = before, number, behind
 
     def named(self, item: str) -> DataError:
-        """The same of an item that the caller knows by another name."""
+        """The same error with the caller's own name for the item."""
         return DataError(f"{self.before}{item}{self.behind}")
 
 
 def not_finite(name: str, number: int, items: int, largest: float, computed: torch.dtype, stored: torch.dtype) -> ItemError:
-    """The error of embeddings that are not finite, by the largest magnitude that the model gave for the item."""
+    """The error of embeddings that are not finite; if `largest`, the model's own magnitude, is finite, storing overflowed."""
     if math.isfinite(largest):
         return ItemError(
             f"{name}: ",
@@ -50,15 +50,15 @@ def _short(dtype: torch.dtype) -> str:
 
 
 def _wider(dtype: torch.dtype) -> str:
-    """What holds larger numbers than half precision does."""
+    """The dtypes to advise in place of this one."""
     return "float32 or bfloat16" if dtype == torch.float16 else "float32"
 
 
 @contextmanager
 def surrogates_named(name: str, items: Sequence[Any]) -> Iterator[None]:
-    """Where a tokenizer fails in the block: an `ItemError` for the first text with a lone surrogate; without one, what it raised.
+    """Turn a tokenizer's failure in the block into an `ItemError` for the first text with a lone surrogate, if there is one.
 
-    JSON may hold a half of a character ("\\ud800"), and Python keeps it; no tokenizer takes it. Texts are looked at only then.
+    JSON may hold a half of a character ("\\ud800"), and Python keeps it; no tokenizer takes it. Searched only after a failure.
     """
     try:
         yield

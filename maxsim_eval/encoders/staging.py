@@ -1,6 +1,6 @@
-"""Tokens from a GPU to ordinary memory that is used again, through a few small pinned buffers that are kept.
+"""Copies tokens from a GPU to ordinary memory, which is reused, through a few small pinned buffers, which are kept.
 
-Pinned memory for whole windows of texts is what a GPU would wait for: a gigabyte of it takes the driver half a second to make, in which
+A GPU would have to wait for pinned memory of whole windows of texts: the driver takes half a second to pin a gigabyte, in which
 nothing is launched, and an encoder holds a dozen windows at a time.
 """
 
@@ -17,14 +17,14 @@ from torch import Tensor
 
 _BYTES = 16 << 20  # of a buffer
 _AT_ONCE = 4  # threads that copy at a time: one copies at 7 GB/s, a link brings 55
-_GRAIN, _KEPT = 64 << 20, 8  # bytes by which rooms differ, and rooms that nobody uses
+_GRAIN, _KEPT = 64 << 20, 8  # bytes that sizes of rooms are rounded up to; most free rooms that are kept
 
 
 class Rooms:
-    """Memory of windows that were written, for those to come; given back when the last of them was written.
+    """Reuses the memory (rooms) of windows that were written for later ones; frees all of it when no room is in use.
 
-    Fresh pages are touched at a third of a copy's rate, and giving them back keeps Python's lock: 30 ms of a window of 350 MB where the
-    host has no huge pages left, in which nothing is launched.
+    Fresh pages are touched at a third of a copy's rate, and freeing them holds Python's lock: 30 ms for a window of 350 MB where
+    the host has no huge pages left, in which nothing is launched.
     """
 
     def __init__(self) -> None:
@@ -32,26 +32,26 @@ class Rooms:
         self._used: set[int] = set()
 
     def take(self, size: int) -> np.ndarray:
-        """So many bytes, uint8; they are taken again when nobody holds the array, or what was made of it, any more."""
+        """A uint8 array of `size` bytes; its memory is reused once nobody holds the array, or anything made of it."""
         if size < _GRAIN // 2:
-            return np.empty(size, np.uint8)  # a query, that somebody may keep: soon touched, and it should hold no more
+            return np.empty(size, np.uint8)  # such as queries, which a caller may keep: they must not hold a whole room
         room = self._large(size)
         if room is None:
             room = np.empty(-(-size // _GRAIN) * _GRAIN, np.uint8)
         self._used.add(id(room))
-        given = np.asarray(room.data[:size])  # of a slice, numpy's views would hold the room, and not what was given
+        given = np.asarray(room.data[:size])  # no slice: numpy's views of one would keep the room alive, not `given`
         weakref.finalize(given, self._back, room).atexit = False
         return given
 
     def _back(self, room: np.ndarray) -> None:
-        """Called wherever the last reference goes, in any thread: so without a lock, by single steps that Python does as one."""
-        self._used.discard(id(room))  # first: the next to take it puts it there again
+        """Finalizer, run in any thread that drops the last reference: so it takes no lock, and each step is atomic in Python."""
+        self._used.discard(id(room))  # before the append: whoever takes the room next adds it again
         self._free.append(room)
         if not self._used:
             self._free.clear()
 
     def _large(self, size: int) -> np.ndarray | None:
-        """A free room of so many bytes; smaller ones are given up, since windows come to be alike."""
+        """A free room of at least `size` bytes, else None; smaller ones are dropped, since later windows are of similar size."""
         while True:
             try:
                 room = self._free.popleft()
@@ -106,7 +106,7 @@ def to_host(values: Tensor, rooms: Rooms) -> Tensor:
 
 @functools.cache
 def _lanes(device: int) -> queue.SimpleQueue[_Lane]:
-    """A GPU's lanes that nobody uses."""
+    """The queue of a GPU's free lanes."""
     free: queue.SimpleQueue[_Lane] = queue.SimpleQueue()
     for _ in range(_AT_ONCE):
         free.put(_Lane(device))

@@ -1,9 +1,9 @@
-"""Texts through a model: batches of so many tokens, put in order where the model runs, one copy to the CPU.
+"""Runs texts through a model in batches limited by their tokens; tokens are put in order where the model runs, then copied once.
 
 Batches are padded, the longest texts first, or not padded where the model takes that (`unpadded.py`).
 
-A GPU is kept busy by what is not done: no text's tokens are looked at alone, and nothing waits for the GPU before a whole window of
-texts is launched. Then another thread may launch the next window while this one waits for its tokens (`ModelEncoder.at_once`).
+To keep a GPU busy, the host never handles the tokens of single texts, and waits for the GPU only when a whole window (the texts
+of one call) is launched. Meanwhile another thread may launch the next window (`ModelEncoder.at_once`).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from maxsim_eval.encoders.staging import Rooms, to_host
 from maxsim_eval.encoders.unpadded import Ends, unpadded
 from maxsim_kernels import Packed
 
-TOKENS = {"cpu": 4096, "cuda": 262144}  # of one batch, padding counted; a text that is longer is a batch
+TOKENS = {"cpu": 4096, "cuda": 262144}  # most of one batch, padding counted; a longer text is a batch of its own
 Forward = Callable[[dict[str, Any]], tuple[Tensor, Tensor]]
 """A batch `[b, l]` of every feature -> embeddings `[b, l, d]` and which of them count `[b, l]` bool, all where the model runs."""
 
@@ -38,7 +38,7 @@ class Read:
     features: Mapping[str, Tensor]
     lengths: np.ndarray  # [n] int64, padding apart
     left: bool = False
-    others: Mapping[str, Any] = field(default_factory=dict)  # what every batch is given too
+    others: Mapping[str, Any] = field(default_factory=dict)  # further arguments of every batch
 
     @staticmethod
     def of(features: Mapping[str, Tensor], used: Tensor, left: bool, others: Mapping[str, Any]) -> Read:
@@ -48,7 +48,7 @@ class Read:
         return Read(features, lengths.numpy().astype(np.int64), left, others)
 
     def among(self, places: np.ndarray, items: int) -> Read:
-        """These texts at some places among items; the others have no tokens."""
+        """The same texts as rows `places` of `items` rows; the other rows have no tokens."""
         lengths = np.zeros(items, np.int64)
         lengths[places] = self.lengths
         features = {name: values.new_zeros(items, values.shape[1]) for name, values in self.features.items()}
@@ -61,7 +61,7 @@ class Read:
         return Read({name: values[span] for name, values in self.features.items()}, self.lengths[span], self.left, self.others)
 
     def batch(self, rows: np.ndarray, device: torch.device) -> dict[str, Any]:
-        """Some texts' features `[b, longest]` on a device, and the others."""
+        """Features `[b, longest]` of the texts `rows` on a device, and `others`."""
         longest, place = int(self.lengths[rows].max()), torch.from_numpy(rows)
         if device.type == "cuda":  # whole eights, where there is room: attention kernels copy masks of other widths
             longest = min(-(-longest // 8) * 8, next(iter(self.features.values())).shape[1])
@@ -72,12 +72,12 @@ class Read:
         return found
 
     def can_lie_unpadded(self) -> bool:
-        """Whether every token of a text is attended to."""
+        """Whether the attention mask covers every token, so that texts may be concatenated without a mask."""
         mask = self.features.get("attention_mask")
         return mask is not None and int(mask[torch.from_numpy(self.lengths > 0)].sum()) == int(self.lengths.sum())
 
     def laid_out(self, first: int, device: torch.device) -> Row:
-        """All texts one behind the other, with their positions from `first` on, in memory that is quickly copied to a device."""
+        """All texts concatenated, with position ids that begin at `first` in each; in pinned memory where the device is a GPU."""
         places = np.arange(next(iter(self.features.values())).shape[1])
         used = torch.from_numpy((places[::-1] if self.left else places) < self.lengths[:, None])
         ends = np.concatenate([np.zeros(1, np.int64), np.cumsum(self.lengths)])
@@ -88,14 +88,14 @@ class Read:
 
 @dataclass(frozen=True)
 class Row:
-    """Texts one behind the other: features `[tokens]` on the CPU, where each of n ends `[n + 1]`, and what every batch is given too."""
+    """Concatenated texts: features `[tokens]` on the CPU, `ends` `[n + 1]` from 0 on, further arguments of every batch."""
 
     features: Mapping[str, Tensor]
     ends: np.ndarray
     others: Mapping[str, Any]
 
     def batch(self, rows: np.ndarray, device: torch.device) -> tuple[dict[str, Any], Ends]:
-        """Neighbours (but for texts without tokens) `[1, tokens]` on a device, and where they end."""
+        """Features `[1, tokens]` on a device of neighbouring texts `rows` (those without tokens left out), and where they end."""
         span = slice(int(self.ends[rows[0]]), int(self.ends[rows[-1] + 1]))
         found = dict(self.others)
         for name, values in self.features.items():
@@ -106,7 +106,7 @@ class Row:
 
 @dataclass(frozen=True)
 class _Part:
-    """What a batch of b texts gave; r is b, or 1 where they lie one behind the other."""
+    """What a batch of b texts gave; r is b, or 1 where they are concatenated."""
 
     values: Tensor  # [r, l, d]
     kept: Tensor  # [r, l] bool
@@ -136,8 +136,8 @@ class TextBatches:
     def __init__(self, name: str, device: torch.device, texts: int | None, computed: torch.dtype, dtype: torch.dtype) -> None:
         self.name, self.device, self.texts, self.computed, self.dtype = name, device, texts, computed, dtype
         self.tokens = TOKENS[device.type]
-        self.first_position: int | None = None  # of a text's tokens, for a model that reads unpadded texts; None: pad them
-        self._most: float = float("inf")  # tokens of texts whose embeddings are put together at once
+        self.first_position: int | None = None  # of a text's tokens, if the model reads unpadded texts; None: pad them
+        self._most: float = float("inf")  # tokens put together at once; lowered when memory runs out
         self._halving = Halving(name, device, "texts")
         self._rooms = Rooms()
         self._summing = Summing(device)
@@ -150,7 +150,7 @@ class TextBatches:
     def run(self, read: Read, dim: int, forward: Forward) -> Packed:
         """Tokens of all texts, in their order, on the CPU; a text of length 0 has none and is not run.
 
-        A GPU sums many of them where they are (`Summed`).
+        Where many texts are expected, a GPU also sums the rows for their CRC-32s (`Summed`).
 
         Raises:
             UsageError: no memory even for one text. ItemError: NaN or infinity (names the text by its number).
@@ -167,10 +167,10 @@ class TextBatches:
         if len(read.lengths) > 1 and int(read.lengths.sum()) > self._most:
             return self._halves(read, dim, forward)
         first = self.first_position if read.can_lie_unpadded() else None
-        row = None if first is None else read.laid_out(first, self.device)  # before its turn: launching is what a GPU waits for
+        row = None if first is None else read.laid_out(first, self.device)  # before the lock: a GPU waits for launches
         with (
             torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext()
-        ):  # a thread begins on the first GPU
+        ):  # a new thread begins on the first GPU
             with self._turn, _attention_without_plans(), torch.inference_mode():
                 ended = None
                 while ended is None:
@@ -181,13 +181,13 @@ class TextBatches:
         """`_window` of texts whose embeddings do not fit into memory together."""
         half = len(read.lengths) // 2
         parts = [self._window(read.part(span), dim, forward) for span in (slice(half), slice(half, None))]
-        # Without sums: those of the second half say what its tokens add as if it were the first.
+        # Without sums: those of the second half are relative to its own first token.
         return _Window(*(torch.cat([getattr(part, name) for part in parts]) for name in ("tokens", "counts", "peaks")))
 
     def _launched(self, read: Read, row: Row | None, dim: int, forward: Forward) -> Callable[[], _Window] | None:
-        """What waits for the tokens of a window whose batches were all launched; None: memory ran out, and batches are smaller now.
+        """Launch all batches of a window; a function that waits for its tokens. None: memory ran out; batches are smaller now.
 
-        Where the batches fit and what they gave does not, all of it together, that is to be called for a half and the other half.
+        Where the batches fit but all their tokens together do not, that function does the window again in two halves.
         """
         order = np.arange(len(read.lengths)) if row is not None else np.argsort(-read.lengths, kind="stable")
         order = order[read.lengths[order] > 0]
@@ -215,10 +215,10 @@ class TextBatches:
         return None
 
     def _fitting(self, sizes: np.ndarray, padded: bool) -> int:
-        """Texts of the next batch: as many of the first as it has tokens for, one at least."""
+        """Number of texts in the next batch: the first ones, as many as `tokens` allows, at least one."""
         if padded:
             fitting = self.tokens // int(sizes[0])
-        else:  # batches alike: a short one at the end would keep the GPU waiting for the host
+        else:  # batches of equal size: after a short last one the GPU would wait for the host
             ends = np.cumsum(sizes)
             fitting = int(np.searchsorted(ends, -(-ends[-1] // -(-ends[-1] // self.tokens)), side="right"))
         return min(max(1, fitting), len(sizes), self.texts or len(sizes))
@@ -232,15 +232,15 @@ class TextBatches:
         with unpadded(ends):
             values, kept = forward(batch)
         lengths = ends.places.diff().long()
-        # A NaN is told like an infinity, which stays one: no maximum may lose them.
+        # NaN becomes infinity, and infinity stays: a maximum could lose a NaN.
         peaks = _peaks(values, kept)[0].nan_to_num(torch.inf, posinf=torch.inf)
-        # Unsafe: lengths are right, and not looked at.
+        # `unsafe` skips the checks of the lengths, which are right.
         counts = torch.segment_reduce(kept[0].float(), "sum", lengths=lengths, unsafe=True)
         peaks = torch.segment_reduce(peaks, "max", lengths=lengths, unsafe=True)
         return _Part(values.to(self.dtype), kept, counts.long(), peaks)
 
     def _together(self, parts: list[_Part], order: np.ndarray, texts: int, dim: int) -> Callable[[], _Window]:
-        """Put every token where it belongs, on the device; returns what waits for that and brings all of it to the CPU."""
+        """Put every token in its place on the device; a function that waits for that and copies the window to the CPU."""
         rows = _moved(torch.from_numpy(order), self.device)
         counts = torch.zeros(texts, dtype=torch.int64, device=self.device)
         peaks = torch.zeros(texts, device=self.device)
@@ -273,7 +273,7 @@ class TextBatches:
         return ended
 
     def _require_finite(self, peaks: Tensor) -> None:
-        """Refuse NaN and infinity, by the largest magnitude of every text's tokens: the model's, or those its dtype cannot hold."""
+        """Refuse NaN and infinity, judged by each text's peak: the model's own, or values that the output dtype cannot hold."""
         stored = peaks.to(self.dtype)
         if bool(torch.isfinite(stored).all()):
             return
@@ -282,7 +282,7 @@ class TextBatches:
 
 
 def _peaks(values: Tensor, kept: Tensor) -> Tensor:
-    """The largest magnitude in every token `[r, l]` float32, 0 where it does not count, which may be anything; NaN stays NaN."""
+    """The largest magnitude in every token `[r, l]` float32; 0 for tokens that do not count, whatever they hold; NaN stays."""
     return values.abs().amax(2).float().masked_fill_(~kept, 0)
 
 
@@ -298,15 +298,15 @@ def _attention_without_plans() -> Iterator[None]:
 
 
 def _moved(values: Tensor, device: torch.device) -> Tensor:
-    """Values of the CPU on their way to a device; nothing waits for them."""
+    """A copy of CPU values on a device; the host does not wait for it."""
     return _pinned(values, device).to(device, non_blocking=True)
 
 
 def _pinned(values: Tensor, device: torch.device) -> Tensor:
-    """Values of the CPU where copies to a device need not wait for the host."""
+    """CPU values in pinned memory where the device is a GPU, so that the host need not wait for copies."""
     return values.pin_memory() if device.type == "cuda" else values
 
 
 def _to_pinned(values: Tensor) -> Tensor:
-    """A copy on its way to pinned memory."""
+    """A copy in pinned memory, which the host does not wait for."""
     return torch.empty(values.shape, dtype=values.dtype, pin_memory=True).copy_(values, non_blocking=True)

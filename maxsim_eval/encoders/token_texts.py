@@ -12,7 +12,7 @@ PATCH = "<patch>"  # stands for a token of a page image
 
 
 def piece_texts(tokenizer: Any, ids: Sequence[int], *, image: int | None = None) -> list[str]:
-    """The text of each token id: what the tokenizer makes of this piece alone, or the piece itself where that is nothing."""
+    """The text of each token id: what the tokenizer makes of this piece alone, or the piece itself where that is blank."""
     pieces = tokenizer.convert_ids_to_tokens(list(ids))
     texts = []
     for number, piece in zip(ids, pieces, strict=True):

@@ -1,8 +1,8 @@
-"""Texts one behind the other through a transformer, none padded: attention stays within each text, by torch's variable-length kernel.
+"""Runs concatenated texts through a transformer unpadded: attention stays within each text, by torch's variable-length kernel.
 
 A model takes part when its kind is known (`FIRST_POSITION`), it computes in half precision, and the GPU has the kernel. Its attention
-is then an implementation registered with transformers, which asks here how the tokens of the batch at hand lie; without such a batch it
-is the usual one. Beside the padding this saves the padding masks, each of which makes the host wait for the GPU.
+is then one registered with transformers, which looks up here where the texts of the thread's batch end; outside `unpadded` it is
+the usual one. Beside the padding this saves the padding masks, each of which makes the host wait for the GPU.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ import torch
 from torch import Tensor
 
 NAME = "maxsim_eval_unpadded"
-# Encoders whose tokens meet in attention alone. Positions begin at 0, or behind the id of the padding.
+# Kinds of encoders whose tokens meet in attention alone -> whether positions begin behind the padding's id (True) or at 0.
 FIRST_POSITION = {"bert": False, "electra": False, "roberta": True, "xlm-roberta": True, "camembert": True}
 _HEAD = 256  # the widest head of the kernel, in steps of 8
-_batch = threading.local()  # a thread's batch at hand: `ends`
+_batch = threading.local()  # `ends` of the batch that a thread runs, while it runs one
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Ends:
 
 
 def first_position(model: Any, device: torch.device, dtype: torch.dtype) -> int | None:
-    """Make a transformers model read unpadded texts: the position of a text's first token; None: it goes on reading padded ones."""
+    """Make a transformers model read unpadded texts; the position of a text's first token. None: it can only read padded ones."""
     config = getattr(model, "config", None)
     known = FIRST_POSITION.get(getattr(config, "model_type", ""))
     if config is None or known is None or config.is_decoder or not _has_kernel(device, dtype):
@@ -45,7 +45,7 @@ def first_position(model: Any, device: torch.device, dtype: torch.dtype) -> int 
 
 
 def before_first(config: Any) -> int:
-    """Positions that lie before a text's first token, and that no token has: up to the padding's id, where a model counts so."""
+    """Number of positions before a text's first token: the padding's id + 1 for models that count so, else 0."""
     padding = getattr(config, "pad_token_id", None)
     behind_padding = FIRST_POSITION.get(getattr(config, "model_type", ""), False)
     return int(padding) + 1 if behind_padding and padding is not None else 0
@@ -70,7 +70,7 @@ def _register() -> None:
 
 @contextmanager
 def unpadded(ends: Ends) -> Iterator[None]:
-    """Models that this thread runs have one row of texts, which lie as `ends` says."""
+    """In the block, models that this thread runs are given one row of concatenated texts, described by `ends`."""
     _batch.ends = ends
     try:
         yield

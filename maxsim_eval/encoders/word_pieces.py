@@ -1,7 +1,7 @@
-"""Many texts to word pieces past the libraries' Python: the tokenizer's own Rust, as a call of the library on some of them left it.
+"""Turns many texts into word pieces by the tokenizer's Rust part itself, with the settings that the library's call on a few left.
 
 transformers turns every text's pieces into lists of lists and flattens those in Python: at a GPU's pace that is most of the work. The
-caller compares what comes out with the library's answer for a few of the texts, and takes the library's own way where they differ.
+result is compared with the library's answer for those few; where they differ, callers take the library's own way.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Pieces:
 
     @staticmethod
     def of(rows: Sequence[Sequence[int]]) -> Pieces:
-        """Of lists, a text each."""
+        """From lists of ids, one for each text."""
         lengths = np.fromiter(map(len, rows), np.int64, len(rows))
         return Pieces(np.fromiter(chain.from_iterable(rows), np.int64, int(lengths.sum())), lengths)
 
@@ -55,10 +55,10 @@ def some_of(texts: Sequence[str]) -> list[int]:
 def fast_pieces(
     tokenizer: Any, texts: list[str], some: Sequence[int], asked: Sequence[Sequence[int]], lock: Lock, readers: Readers | None
 ) -> Pieces | None:
-    """The tokenizer's own pieces of texts, special ones among them, truncated as its last call was: by `readers` where they are ready.
+    """Pieces of texts by the tokenizer's Rust part, special tokens included, cut as in its last call; by `readers` if ready.
 
-    None: it has no Rust part, or some of the texts do not come out as that call gave them, `asked`. The caller holds `lock`, the
-    tokenizer's, which is let go while processes read.
+    None: there is no Rust part, or the texts `some` do not come out as in that call (`asked`). The caller holds `lock`, the
+    tokenizer's; it is released while processes tokenize.
     """
     if not getattr(tokenizer, "is_fast", False):
         return None

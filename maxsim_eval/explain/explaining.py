@@ -135,10 +135,10 @@ def path_with_winners(name: str) -> ScoringPath:
 
 
 def brute_force(how: ScoringPath, stored: torch.dtype, device: str) -> ScoringPath:
-    """The path whose scores, of any document, are those of the run of `how`: itself, but for a certified path.
+    """The path that computes the scores in the run of `how`, for any document: `how` itself unless it is certified.
 
-    That one's scan of a quantised copy only rules documents out; the scores in its run are another path's over the embeddings, which
-    are `stored` in this dtype.
+    A certified path's scan of a quantised copy only rules documents out; the scores in its run are another path's over the
+    embeddings, which have the dtype `stored`.
     """
     return PATHS[certified_by(how.precision or stored, device)[0]] if how.certified else how
 

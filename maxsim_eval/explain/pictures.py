@@ -87,7 +87,7 @@ def draw(found: Explanation, token: int | None = None) -> Figure:
     matches = _shown(found)
     page = found.page is not None and found.patches is not None
     if token is not None:
-        found.patch_map(token)  # says why not
+        found.patch_map(token)  # raises where there is no such map
     height = max(2.2, 1.2 + _ROW_INCHES * len(matches), 6.0 if page else 0.0)
     figure = Figure(figsize=(13 if page else 8, height), layout="constrained")
     figure.suptitle(title(found), parse_math=False, fontsize=10)

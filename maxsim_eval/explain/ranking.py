@@ -94,7 +94,7 @@ def explain_query(
 
 
 def _shown(top: str | None, relevant: list[str], ranks: Mapping[str, int]) -> dict[str, str]:
-    """Document -> why it is shown; one that is two things is shown once."""
+    """Document -> why it is shown; one with several reasons is shown once, with all of them."""
     shown: dict[str, str] = {}
     missed = next((name for name in relevant if ranks.get(name, CUTOFF + 1) > CUTOFF), None)
     best = next(iter(relevant), None)

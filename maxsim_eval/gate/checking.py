@@ -136,9 +136,9 @@ def passed(findings: Iterable[Finding]) -> bool:
 def refused_update(
     path: Path | str, result: Result, thresholds: Mapping[str, Any], *, equivalent: bool = False, replace: bool = False
 ) -> list[Finding]:
-    """What speaks against making the Result the baseline: how it fails against the one there is, or, without one, its own parity.
+    """Failed findings that speak against making the Result the baseline: against the present one or, without one, of its parity.
 
-    Errors of a baseline of something else are `update_baseline`'s.
+    A baseline of something else counts as none here; `update_baseline` refuses it.
     """
     old = None if replace or not Path(path).exists() else load_baseline(path)
     if old is None or not all(finding.ok for finding in _fit(result, old)):

@@ -73,7 +73,7 @@ def render(findings: Iterable[Finding], *, every: bool = False) -> str:
 
 
 def _line(finding: Finding) -> str:
-    """A finding in a log: what is needed stands beside what passed only where it says more than what was found."""
+    """A finding as a log line; one that passed shows what is needed only where that differs from what was found."""
     if not finding.ok:
         return f"FAIL  {finding.what}: {finding.found}, need {finding.needed}"
     return f"ok    {finding.what}: {finding.found}" + ("" if finding.found == finding.needed else f"; bound: {finding.needed}")

@@ -9,5 +9,5 @@ many_files.py    embeddings in many files, one open at a time
 origins.py       what embeddings were imported from: names and SHA-256 of files and sets of files, for keys and provenance
 rows.py          token embeddings as files hold them (dense, chunked, list, packed), read a few documents at a time
 tables.py        from the keys of an embedding file to queries, documents, ids and judgements
-token_checks.py  the one look at every token of an import: finite, of which norm, exactly zero
+token_checks.py  the single pass over every token of an import: finite? norm? exactly zero?
 """

@@ -17,10 +17,10 @@ _ID_FILES = (ID_FILE, ".ids.txt", ".query_ids.txt", ".document_ids.txt")
 
 
 def files_of(folder: Path, notes: list[str]) -> list[Path]:
-    """The embedding files of a folder, of one format, by name with numbers in their own order; other files are noted.
+    """The embedding files of a folder, of one format, sorted by name with numbers as numbers; other files are noted.
 
     Raises:
-        DataError: no such file, several formats, pickles, folders inside the folder.
+        DataError: no embedding file, several formats, pickles, folders inside the folder.
     """
     try:
         entries = [entry for entry in folder.iterdir() if not entry.name.startswith(".")]
@@ -46,7 +46,7 @@ def files_of(folder: Path, notes: list[str]) -> list[Path]:
 
 
 def in_order(files: Sequence[Path], notes: list[str]) -> list[Path]:
-    """Chunks by the number in which their names differ; names that differ otherwise keep the order given."""
+    """Chunks sorted by the number in which their names differ; names that differ otherwise keep the order given."""
     numbers = numbers_of([file.stem for file in files]) if len({(file.parent, file.suffix) for file in files}) == 1 else None
     twice = [file for file, times in Counter(files).items() if times > 1]
     if twice:
@@ -81,7 +81,7 @@ def numbers_of(stems: Sequence[str]) -> list[int] | None:
 
 
 def grouped(paths: Sequence[Path]) -> list[list[Path]]:
-    """Paths in the order given; files beside each other whose names differ in one number only come together."""
+    """Group paths, in the order given: files of one folder whose names differ in one number only; every other path is alone."""
     groups: dict[tuple[Path, str], list[Path]] = {}
     for path in paths:
         shape = path.name if path.is_dir() else re.sub(r"[0-9]+", "#", path.name)
@@ -94,9 +94,9 @@ def grouped(paths: Sequence[Path]) -> list[list[Path]]:
 
 
 def ids_by_file(files: Sequence[Path], listed: tuple[Where, list[str]] | None) -> tuple[list[str], str]:
-    """Ids of files that hold one document each, and what they are: the names or, for files numbered 0 or 1 to N, a list's lines.
+    """Ids of files of one document each, and where they are from: file names or, for files numbered from 0 or 1, a list's lines.
 
-    Ids are compared with names that the folder has; no id is ever made a path.
+    Ids are only compared with the names of files; no id is ever made a path.
     """
     stems = [file.stem for file in files]
     twice = [stem for stem, times in Counter(stems).items() if times > 1]

@@ -60,7 +60,7 @@ NO_CODE = (
     "loading pickled objects can run code from the file, so only tensors, numbers, strings, lists and dicts are read. "
     "Save it again with those (docs/import.md shows how)"
 )
-# How a list of arrays that somebody pickled is loaded in that somebody's own Python. JSON quotes survive a shell's single ones.
+# Code by which the owner of a pickled list of arrays loads it. Names are quoted as in JSON: the shell's quotes are single ones.
 UNPICKLE = {
     "pickle": "import pathlib, pickle, torch; rows = pickle.loads(pathlib.Path({name}).read_bytes())",
     "joblib": "import joblib, torch; rows = joblib.load({name})",
@@ -87,7 +87,7 @@ class FileTable:
 def open_table(path: Path) -> FileTable:
     """Open an embedding file by its extension; `DataError` when it is missing, damaged, unsafe or of another kind.
 
-    A list or a tensor that no dict names becomes the entry `embeddings`.
+    A bare list or tensor, without a dict around it, becomes the entry `embeddings`.
     """
     reader = READERS.get(path.suffix.lower())
     if reader is None:
@@ -107,7 +107,7 @@ def open_table(path: Path) -> FileTable:
 
 
 def _own_conversion(path: Path, kind: str) -> str:
-    """The command with which the owner of a pickled list of arrays makes a list of tensors of it, in the owner's own Python."""
+    """The command, for a message, by which the owner of a pickled list of arrays converts it to a list of tensors."""
     target = path.with_suffix(".pt" if path.suffix != ".pt" else ".tensors.pt").name
     names = {"name": json.dumps(path.name), "device": '"cpu"'}
     code = f"{UNPICKLE[kind].format(**names)}; torch.save([torch.as_tensor(row).cpu() for row in rows], {json.dumps(target)})"
@@ -153,7 +153,7 @@ def _can_map(path: Path) -> bool:
     try:
         with zipfile.ZipFile(path) as archive:
             held = archive.infolist()
-            changed = archive.testzip()  # torch does not look
+            changed = archive.testzip()  # torch does not check CRC-32s
     except DAMAGE as error:
         raise DataError(f"{path}: cannot be read as a torch file (damaged or truncated): {_first_line(error)}") from error
     if changed is not None:

@@ -17,11 +17,11 @@ from maxsim_eval.parsing import json_of
 Judgements = dict[str, dict[str, int]]
 
 
-IdList = tuple[Where, list[str]]  # where a list of ids stands, and its text
+IdList = tuple[Where, list[str]]  # where a list of ids stands (for messages), and the ids
 
 
 def ids_of(table: FileTable, where: Where, names: tuple[str, ...], rows: int, beside: Path | None = None) -> list[str] | None:
-    """Ids of the rows, from the file, its `meta` or a file of ids, which must agree; integers become text."""
+    """Ids of the rows, from the file, its `meta` or a file of ids, which must agree; integers become text; None: no ids."""
     lists = id_lists(table, where, names)
     if beside is not None:
         lists.append(listed_in(beside))

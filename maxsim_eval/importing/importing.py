@@ -191,7 +191,7 @@ def _merge(parts: Sequence[Imported]) -> Imported:
 
 
 def _judged(role: Role, side: ImportedSide, encoder: str, required: bool, loud: list[str]) -> ImportedSide:
-    """The side with a note, which is also said loudly, or refused, where tokens that must be unit vectors are none."""
+    """The side, with a note (also in `loud`) where tokens should be unit vectors and are not; `DataError` if `required`."""
     norms = side.norms
     wrong = norms.off_unit + (norms.zeros if required else 0)
     if not wrong or not (required or encoder.partition(":")[0] in UNIT_ENCODERS):
@@ -313,13 +313,13 @@ def _refuse_rivals(new: _NewEntry) -> None:
 
 
 def _fill(new: _NewEntry, quiet: bool) -> Entry:
-    """Write the entry, or finish it, or find it whole."""
+    """Write the entry, finish one that was begun, or return one that is whole already."""
     rows, order = new.side.rows, new.order
 
     def encode(start: int, stop: int) -> Packed:
         return rows.span(start, stop) if order is None else rows.take(order[start:stop])
 
-    # Chunks that are read out of order are opened once a shard then, not once for every few documents.
+    # None: a whole shard. Files that are read out of order are then opened once a shard, not once for every few documents.
     at_once = None if order is not None and isinstance(rows, FileRows) else CHUNK
     mean = max(1, int(rows.lengths.mean() * rows.dim * rows.dtype.itemsize))
     return fill_entry(

@@ -103,7 +103,7 @@ class FileRows(TokenRows):
         self.current: tuple[int, TokenRows | None] = (-1, None)
 
     def row(self, index: int) -> Tensor:
-        """A copy: the file may be closed when it is used."""
+        """Tokens `[L, d]` of one document, copied: its file may be closed while they are used."""
         return self.take([index]).values
 
     def take(self, rows: Sequence[int] | np.ndarray) -> Packed:
@@ -143,7 +143,7 @@ class _Set:
     lengths: list[np.ndarray] = field(default_factory=list)
     ids: list[str] = field(default_factory=list)
     opened: list[Path] = field(default_factory=list)  # the files and what lay beside them
-    said: dict[str, tuple[str, int]] = field(default_factory=dict)  # notes but for their numbers -> the first one, how often
+    said: dict[str, tuple[str, int]] = field(default_factory=dict)  # note with # for numbers -> the first such note, how often
     dropped: int | None = None
     norms: Norms = field(default_factory=Norms)
     done: int = 0  # rows
@@ -191,7 +191,7 @@ class _Set:
         return Imported(Path(self.origin), {role: side}, self.qrels, {"notes": [*notes, *side.notes]}, tuple(notes))
 
     def _find_role(self) -> Role:
-        """What keys without a role are: the caller's word, the first file's, the folder's name, the name of the first chunk."""
+        """The role: from the first file's keys, the caller, its `role`, the folder's or first chunk's name, in this order."""
         table, single = self._open(self.files[0])
         role = self.role
         if role is None and table.entries.get("role", table.meta.get("role")) is None:
@@ -205,7 +205,7 @@ class _Set:
         return find_embeddings(table, role)[0].role
 
     def _open(self, path: Path) -> tuple[FileTable, bool]:
-        """A file as a table, and whether it is one document's; in a folder that may be a lone `[L, d]`."""
+        """A file as a table, and whether it holds one document; in a folder, a bare `[L, d]` counts as one."""
         table = open_table(path)
         if self.folder is not None:
             if len(table.entries) == 1 and not KNOWN & table.entries.keys():  # numpy and safetensors name every array
@@ -262,13 +262,13 @@ class _Set:
         return [text + f" (so, or with other numbers, in {n} files)" * (n > 1) for text, n in self.said.values()]
 
     def _names(self, path: Path, single: bool) -> tuple[Sequence[str] | None, int]:
-        """What messages call the rows of a file that has no ids inside: names, and which of them row 0 has."""
+        """Names for the rows of a file without ids inside, for messages (None: no names), and the place of row 0 among them."""
         if single and self.folder is not None and (self.listed is None or path.stem in self._listed_names):
             return [path.stem], 0
         return (None, 0) if self.listed is None else (self.listed[1], self.done)
 
     def _require_kind(self, where: Where, rows: TokenRows) -> None:
-        """The width and dtype of the first file, in every file."""
+        """Refuse a file with another width or dtype than the first file's."""
         kind = (rows.dim, rows.dtype)
         if self.kind is None:
             self.kind, self.key = kind, where.key
@@ -286,13 +286,13 @@ class _Set:
             )
 
     def _all_ids(self, where: Where, counts: Sequence[int]) -> tuple[list[str] | None, str]:
-        """Ids of all rows: those inside the files, the names of files of one document each, or a file's; and what they are."""
+        """Ids of all rows: inside the files, names of files of one document each, or an id file's; and where they are from."""
         total = sum(counts)
         if self.folder is not None and total == len(counts) and not self.ids:
             ids, ids_are = ids_by_file(self.files, self.listed)
             return one_list(where, [checked_ids(where, ids)], total), ids_are
         if self.folder is not None:
-            in_order(self.files, where.notes)  # sorted already; says so where one seems to be missing
+            in_order(self.files, where.notes)  # sorted already; notes it where one seems to be missing
         lists = [(where.sibling("ids"), self.ids)] if self.ids else []
         lists += [] if self.listed is None else [self.listed]
         return (one_list(where, lists, total) if lists else None), ""
@@ -311,7 +311,7 @@ class _Set:
 
 
 def _lift_document(table: FileTable, key: str) -> None:
-    """A file's `[L, d]` as a set of one document; its mask `[L]` and length likewise."""
+    """Turn a file's bare `[L, d]` into a set of one document, in place; its mask `[L]` and length likewise."""
     value, prefix = table.entries[key], key.removesuffix("embeddings")
     if not isinstance(value, Tensor) or value.dim() != 2:
         return
@@ -332,7 +332,7 @@ def _holds_one(value: object) -> bool:
 
 
 def _stamp(path: Path) -> tuple[int, int]:
-    """Size and time of the last change: other ones after a file was checked mean that it is another file."""
+    """Size and time of the last change: where they differ after a file was checked, its content may differ too."""
     try:
         status = path.stat()
     except OSError as error:

@@ -46,7 +46,7 @@ def _origin(side: ImportedSide, digests: Mapping[Path, str]) -> Origin:
         # A npy or safetensors file may carry offsets or ids beside it: they decide the tokens as much as the file does.
         beside = {sibling.name.removeprefix(file.stem): digests[sibling] for sibling in siblings}
         return Origin(name, digests[file], beside, 1)
-    # The order of the files and the ids of the rows decide what is what; the names of chunks do not.
+    # The order of the files and the ids of the rows decide which row is what; the names of chunks do not.
     digest = hashlib.sha256(canonical([len(side.files), side.ids is not None]))
     feed(digest, [digests[file].encode() for file in side.files])
     feed(digest, [text.encode() for text in side.ids or ()])

@@ -32,7 +32,7 @@ INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 class Where:
     """The file, key and rows that a message names; `notes` collects what was decided and must be said.
 
-    role, names: what the rows are and what they are called, where that is known before they are read; `first` is the name of row 0.
+    role, names: what the rows are and are called, where that is known before they are read; `first`: place of row 0 in `names`.
     """
 
     path: Path
@@ -51,7 +51,7 @@ class Where:
         self.notes.append(f"{self.key}: {message}")
 
     def sibling(self, key: str) -> Where:
-        """Where another key of the same file stands."""
+        """The same place, but for another key of the file."""
         return replace(self, key=key)
 
     def row(self, number: int) -> str:
@@ -199,7 +199,7 @@ def rows_from_embeddings(
     """Dense `[N, L, d]`, a list of `[L, d]`, a list of chunks `[b, L, d]`, or a list of lists of `[L, d]`.
 
     Without lengths or mask, trailing all-zero rows of dense layouts are padding, which is noted; the rest are tokens.
-    `pad` is what stands in for that search: lengths that it found before, or False, every position is a token.
+    `pad`: True searches for them; an array gives the lengths that an earlier search found; False takes every position as a token.
     """
     parts = [check_tensor(where, value)] if isinstance(value, Tensor) else _flat_list(where, value)
     rank = 3 if isinstance(value, Tensor) else parts[0].dim() if parts else 2

@@ -157,7 +157,7 @@ def find_embeddings(table: FileTable, role: Role | None) -> list[RoleKeys]:
 
 
 def where_of(table: FileTable, found: RoleKeys, names: Sequence[str] | None = None, first: int = 0) -> Where:
-    """Where a role's tokens stand; the names for messages are those given (`first`: of row 0), else the table's own ids."""
+    """Where a role's tokens stand; names for messages are those given (`first`: row 0 in them), else the table's ids."""
     where = Where(table.path, found.key, [], found.role)
     if names is None:
         listed = id_lists(table, where, found.id_names)
@@ -194,7 +194,7 @@ def finished_side(
     origin: str,
     ids_are: str = "",
 ) -> ImportedSide:
-    """What was read as an `ImportedSide`; documents without tokens are counted, tokens of zeros said loudly."""
+    """The `ImportedSide` of what was read; notes count documents without tokens, and warn of tokens that are zero."""
     empty = int((rows.lengths == 0).sum())
     if empty == len(rows):
         where.fail(f"none of the {empty} rows has a token")
@@ -263,7 +263,7 @@ def _find_lone(table: FileTable) -> dict[str, str] | None:
 
 
 def _require_whole(table: FileTable, keys: Mapping[str, str], prefix: str) -> None:
-    """The keys of one role are one layout, and all of it."""
+    """Refuse keys of one role that are not exactly one whole layout."""
     embeddings, values, offsets = (keys.get(suffix) for suffix in ("embeddings", "values", "offsets"))
     if embeddings and values:
         raise DataError(f"{table.path}: {embeddings} and {values} both hold embeddings, need one of them")

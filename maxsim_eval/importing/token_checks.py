@@ -1,4 +1,4 @@
-"""The one look at every token of an import: finite, of which norm, exactly zero. A slice at a time, so memory stays small."""
+"""The single pass over every token of an import: finite? norm? exactly zero? A slice at a time, so memory stays small."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NORM_TOKENS = 4096  # converted to float32 at once: stays in the processor's cac
 
 @dataclass(frozen=True)
 class Norms:
-    """Norms of the tokens that are not zero, and how many are zero or no unit vectors; `first` names the first of these two."""
+    """Least and largest norm of tokens that are not zero; how many are zero or no unit vectors, and which is the first."""
 
     tokens: int = 0
     low: float = math.inf
@@ -123,7 +123,7 @@ def without_zeros(where: Where, rows: TokenRows, lengths: np.ndarray | None, qui
         ) as bar:
             for start, stop in spans(rows.lengths, SLICE_TOKENS):
                 kept = (rows.span(start, stop).values != 0).any(-1).numpy()
-                before = np.concatenate([[0], np.cumsum(kept)])  # of every token, those kept in front of it
+                before = np.concatenate([[0], np.cumsum(kept)])  # number of kept tokens before each token
                 bounds = np.concatenate([[0], np.cumsum(rows.lengths[start:stop])])
                 lengths[start:stop] = np.diff(before[bounds])
                 bar.update(stop - start)

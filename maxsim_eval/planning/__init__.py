@@ -2,7 +2,7 @@
 
 around.py      what is done before scoring and after, each timed on a sample: encoding; comparison, metrics and report
 costs.py       what scoring costs, by arithmetic: sizes and rates in, seconds and bytes out
-estimating.py  how long an evaluation will score, said in one line on stderr before it begins
+estimating.py  how long scoring will take, said in one line on stderr before it begins
 hardware.py    GPUs that are not here, as a table of peaks and the share of them that our kernels reach
 plan.py        the plan of an evaluation: seconds of every phase (`costs.py`), what is read from where, and whether it all fits
 rates.py       rates of this machine, each by short runs of the real thing until they agree

@@ -29,16 +29,16 @@ from maxsim_eval.scoring.own_functions import find_paths
 from maxsim_eval.types import Encoder, Result, Role, Run
 from maxsim_kernels import Packed
 
-_PREPARED = 256  # documents that are counted
+_PREPARED = 256  # documents on which `prepare` is timed
 Kept = TypeVar("Kept")
 _AGAIN = 0.2  # seconds of items that are encoded a second time
-_TURNS = 3  # that each of several threads takes
+_TURNS = 3  # spans for each of several threads
 _QUERIES = 200  # of the made-up evaluation that is compared and written
 _ROWS, _COLUMNS = 4, 200_000  # of score rows that are compared
 
 
 def encoding(found: FoundSizes) -> tuple[FoundSizes, Encoding | None]:
-    """What encoding takes, and sizes by the tokens of those tried.
+    """Time encoding on a sample: the sizes, now by its tokens, and what encoding takes.
 
     None where nothing has to be encoded, or the encoder or the texts are not on this machine.
     """
@@ -55,7 +55,7 @@ def encoding(found: FoundSizes) -> tuple[FoundSizes, Encoding | None]:
                 lengths, form = torch.cat([one for one, _ in tried]).numpy(), str(tried[0][1]).removeprefix("torch.")
                 sizes = replace(sizes, document_tokens=round(lengths.mean() * sizes.documents), form=form, source="sample")
             sample = [kept.documents[place] for place in range(min(_PREPARED, sizes.documents))]
-            prepared = min(timed(lambda: encoder.prepare(sample)) for _ in range(2))  # new words are counted by `_rest`
+            prepared = min(timed(lambda: encoder.prepare(sample)) for _ in range(2))  # `_rest` counts new words
             start += prepared * sizes.documents / len(sample)
             first, others, pieces = _encoding(encoder, kept.queries, "query", lambda piece: piece)
     except (DataError, MissingPackageError) as error:
@@ -71,10 +71,10 @@ def encoding(found: FoundSizes) -> tuple[FoundSizes, Encoding | None]:
 def _encoding(
     encoder: Encoder, items: Sequence[Any], role: Role, keep: Callable[[Packed], Kept]
 ) -> tuple[float, float, list[Kept]]:
-    """Seconds of the first call, which loads the model, and of all others: of those tried, and for the rest at the pace of the last.
+    """Encode growing samples: seconds of the first call (which loads the model), of all others, and `keep` of each result.
 
-    With what is kept of the tokens of those tried. Batches become full, and words known (`_rest`). Where a cache is filled by several
-    calls at once (a GPU's), and one of full size is soon over, several are tried at once.
+    Of the others, those made count as measured, the rest by the pace of the last one (`_rest`). Where a cache is filled by
+    several calls at once (on a GPU), and one of full size is soon over, several are tried at once.
     """
     places = np.random.default_rng(0).permutation(len(items)).tolist()
     chunk, at_once = chunk_of(encoder, items), getattr(encoder, "at_once", 1)
@@ -102,10 +102,10 @@ def _encoding(
 
 
 def _rest(begin: int, tried: int, count: int, took: float, encoded: Callable[[tuple[int, int]], Kept]) -> float:
-    """Seconds of the items behind those tried, the last of which, from `begin` on, `took` so long.
+    """Estimated seconds of items `tried` to `count`; `took`: seconds of the last sample, items `begin` to `tried`.
 
-    Some of these once more have no new words: that is the pace that stays. What is above it falls, as new words become rare, with the
-    square root of the items so far (Heaps' law).
+    A part of that sample is encoded again: without new words, that is the pace that stays. What the first time took beyond it
+    falls, as new words become rare, as one over the square root of the items so far (Heaps' law).
     """
     if tried == count:
         return 0.0
@@ -120,11 +120,11 @@ def _rest(begin: int, tried: int, count: int, took: float, encoded: Callable[[tu
 def _several(
     spans: Sequence[tuple[int, int]], encoded: Callable[[tuple[int, int]], Kept], at_once: int
 ) -> tuple[float, float, list[Kept]]:
-    """Seconds of spans of items that are encoded several at once, seconds an item while all of these are at work, and what is kept.
+    """Encode spans of items, `at_once` at a time: seconds in all, seconds an item while all threads work, and the results.
 
-    The pace is that between the last span's end and the end of as many as are begun together; 0 where there are no more.
+    The latter are measured from the end of span number `at_once` to the end of the last; 0 without spans after that one.
     """
-    ends: list[tuple[float, int]] = []  # and the items of each
+    ends: list[tuple[float, int]] = []  # when each span ended, and its items
     made: list[Kept] = []
 
     def one(start: int, stop: int) -> Kept:
@@ -135,7 +135,7 @@ def _several(
     def keep(_: None, pieces: Iterable[Kept]) -> None:
         made.extend(pieces)
 
-    only: list[None] = [None]  # turn: all of them together
+    only: list[None] = [None]  # one turn, which has all spans
     started = time.perf_counter()
     each_turn(only, lambda _: spans, one, keep, at_once)
     later = sum(items for _, items in ends[at_once:])
@@ -144,7 +144,7 @@ def _several(
 
 
 def _joined(parts: Sequence[Packed]) -> Packed:
-    """All of them, one behind the other, on the CPU."""
+    """All parts as one `Packed`, on the CPU."""
     lengths = torch.cat([part.lengths.cpu() for part in parts])
     offsets = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)])
     return Packed(torch.cat([part.compact().values.cpu() for part in parts]), offsets)

@@ -18,7 +18,7 @@ from maxsim_eval.errors import UsageError
 ALL_PAIRS = 10**9  # more (query, document) pairs than this: full score rows are kept for a sample of the queries
 SAMPLED_QUERIES = 200
 REFERENCE, FLOATS = "fp32", "fused-fp32"
-READ_TWICE = ("int8-corpus",)  # looks for its scale first
+READ_TWICE = ("int8-corpus",)  # the first time for its scale
 SCANS = dict.fromkeys(("exact-int8", "exact-int8-fp32"), "int8-document")  # certified paths, and the copy that each scans
 WIDE = "exact-int8-fp32"  # scores in FP32 whatever is stored
 # Certified paths score about 4 k documents a query exactly (1.6 to 4.7 k, docs/search.md), queries taken to be independent. A GPU
@@ -81,7 +81,7 @@ class Encoding:
     start: float = 0.0
 
     def seconds(self, documents: int, processes: int) -> float:
-        """Of all documents, by so many processes at that rate."""
+        """Seconds of encoding `documents`, by `processes` processes with that rate each."""
         return self.start + documents / (self.rate.value * processes)
 
 
@@ -114,7 +114,7 @@ class Stage:
     resource: str
     amount: float
     seconds: float | None
-    more: float = 0.0  # seconds that it may take beyond, or less, since its rate was not steady
+    more: float = 0.0  # uncertainty of `seconds`, up or down: its rate was not steady
 
 
 @dataclass(frozen=True)
@@ -181,7 +181,7 @@ def scratch_bytes(sizes: Sizes, rows: int, k: int, paths: int) -> int:
 
 
 def rescored_share(sizes: Sizes, k: int, gpu: bool) -> float:
-    """Of the documents, those whose full precision a certified path reads."""
+    """The share of documents that a certified path reads in full precision."""
     share = 1 - math.exp(-sizes.queries * SURVIVORS * k / max(1, sizes.documents))
     return share if share <= UNION_PAYS or not gpu else 1.0
 
@@ -227,7 +227,7 @@ def path_plan(
             first[stage.resource] = first.get(stage.resource, 0.0) + block * (stage.seconds or 0.0) / whole[stage.name]
     alone = busy.pop("alone", 0.0)
     slowest = max(busy, key=lambda resource: busy[resource])
-    # Filling is what the others do to that block: the slowest resource has its part of it among its own seconds.
+    # Filling is the work of the other resources on that block: the slowest one's is among its own seconds already.
     fill = sum(seconds for resource, seconds in first.items() if resource != slowest)
     if name not in rates.paths:
         return PathPlan(name, stages, "unknown", fill, None)
@@ -246,7 +246,7 @@ def _stages(
 ) -> Iterator[Stage]:
     """Stages of a path; those of the resource `alone` overlap with nothing."""
     gpu, path, stored = rates.device == "cuda", rates.paths.get(name), sizes.stored
-    more = widened = 0.0  # of the scan's work; bytes that cross the link and are not stored
+    more = widened = 0.0  # exact scoring, as a share of the scan's work; bytes over the link beyond those stored
     if name in SCANS:
         rescored = rescored_share(sizes, k, gpu)
         widened = (4 / _ELEMENT.get(sizes.form, 4) - 1) * rescored * stored if name == WIDE else 0.0

@@ -1,4 +1,4 @@
-"""How long an evaluation will score, said in one line on stderr before it begins, where that is long enough to be worth knowing.
+"""How long scoring will take, said in one line on stderr before it begins, where that is long enough to be worth knowing.
 
 The same arithmetic and measurements as `evaluate.py plan`, of the operator alone: reading from disks and comparing are not in it.
 """

@@ -1,7 +1,7 @@
 """GPUs that need not be here, as data: published peaks, and the share of them that our kernels reach on the one that was measured.
 
 Peaks are dense (no sparsity), FP32 without tensor cores, FP16 with FP32 sums; links are what a copy from pinned memory reaches. The
-shares are an H200's (docs/results/h200/), so that of another GPU every rate is a guess of that kind, and said to be one.
+shares are an H200's (docs/results/h200/), so every rate of another GPU is a guess, and is said to be one.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class Machine:
         return Rates("cuda", found, disk=disk, host=host, link=link, topk=topk, output=disk)
 
     def encode(self, sizes: Sizes, parameters: float) -> Encoding | None:
-        """Of one GPU, a document's share of the queries included, through a model of so many parameters a token; None: no model."""
+        """Documents a second of one GPU, with their share of the queries, by a model of `parameters` a token; None: no model."""
         if not parameters or not sizes.documents:
             return None
         share, spread = ENCODING

@@ -40,7 +40,7 @@ class Room:
 
 @dataclass(frozen=True)
 class Check:
-    """Whether something suffices: None where nobody can say, or where it only costs time."""
+    """Whether something suffices; `ok` is None where nobody can say, or where too little only costs time."""
 
     what: str
     needed: int
@@ -66,15 +66,15 @@ class Plan:
 
     @property
     def fits(self) -> bool:
-        """No check says no."""
+        """Whether no check failed."""
         return all(check.ok is not False for check in self.checks)
 
 
 def cold_bytes(sizes: Sizes, room: Room, names: Sequence[str], needed: int = 0) -> dict[str, float]:
     """Bytes each path has to fetch from the disk, in order of the paths.
 
-    A corpus that fits into free memory beside `needed` bytes is read from the disk once, and not where it is in the page cache
-    already (or was only just written); a larger one is gone from there whenever it is read again from its beginning.
+    A corpus that fits into free memory beside `needed` bytes is read from the disk once, except for what is in the page cache
+    already (all of it, if it was just encoded); of a larger one, nothing is there any more when it is read again.
     """
     if room.memory is None or sizes.stored > room.memory - needed:
         return {name: float(sizes.stored * (2 if name in READ_TWICE else 1)) for name in names}
@@ -131,7 +131,7 @@ def make_plan(
 
 
 def _encoding(sizes: Sizes, rates: Rates, processes: int) -> PathPlan:
-    """Encoding and writing: on a GPU at once, by every process on its own."""
+    """Encoding and writing: with GPUs both go on at once, and every process encodes on its own GPU."""
     encode, written, gpu = rates.encode, seconds_of(sizes.stored, rates.output), rates.device == "cuda"
     if encode is None or written is None:
         return _phase("encode", "the encoder", None)

@@ -36,14 +36,15 @@ from maxsim_kernels import Packed
 
 STEADY = 0.1  # measurements that differ by less agree
 BUSY = 0.1  # of all processors: others that take more make a busy machine
-SECONDS = 1.2  # after which one that does not agree with itself is left as it is
+SECONDS = 1.2  # after which a measurement is taken although its runs do not agree
 _PAGE = 4096
 _CHUNK = 8 << 20  # one sequential read
 _PROBES = 512
 QUERIES = 512  # more would hardly change a rate
 Place = tuple[str, int]  # a file, and the byte in it where a page begins
-# By kind of device: the shortest call that is a rate, where twice the documents are seen to take nearly twice as long; the one that is
-# without (a GPU's launches and fixed blocks may take 50 times a small slice's work); the bytes of made-up tokens for an empty cache.
+# By kind of device. `_CALL`: seconds of the shortest call that gives a rate, if twice the documents take nearly twice as long;
+# `_LONG`: if they need not (a GPU's launches and fixed blocks may take 50 times a small slice's work); `_MADE_UP`: bytes of
+# made-up tokens for an empty cache.
 _CALL = {"cpu": 0.2, "cuda": 0.01}
 _LONG = {"cpu": 0.2, "cuda": 0.3}
 _LINEAR = 0.85
@@ -51,10 +52,10 @@ _MADE_UP = {"cpu": 32 << 20, "cuda": 128 << 20}
 
 
 def steady(*calls: Callable[[], float]) -> list[tuple[float, float]]:
-    """Of calls that return seconds, made in turn until the last three of each agree: medians, and spreads (`Rate.spread`).
+    """Make calls that return seconds, in turn, until the last three of each agree: their medians and spreads (`Rate.spread`).
 
-    Where some never agreed, of all that were made. Where other programs took much of the machine's processors meanwhile, which they
-    may cease to do, a spread is at least 1.
+    If they never agree, those of all calls made. If other programs used much of the machine's processors meanwhile, which may
+    end, a spread is at least 1.
     """
     found: list[list[float]] = [[] for _ in calls]
     started, others = time.perf_counter(), _others()
@@ -73,7 +74,7 @@ def _spread(seconds: Sequence[float]) -> float:
 
 
 def _others() -> float:
-    """Seconds that processors have worked for others than this process since some time; 0 where the system does not say."""
+    """Seconds that processors have worked for other processes since the machine started; 0 where the system does not say."""
     try:
         words = Path("/proc/stat").read_text(encoding="ascii").split(maxsplit=9)
     except OSError:
@@ -128,7 +129,7 @@ def measure(
 
 @contextmanager
 def _temporary(place: Path) -> Iterator[Path]:
-    """A folder that is gone afterwards; that of a process which was killed goes with the next plan."""
+    """A folder that is deleted afterwards; the next plan deletes that of a process which was killed."""
     place.mkdir()
     try:
         yield place
@@ -140,7 +141,7 @@ def _temporary(place: Path) -> Iterator[Path]:
 def _made_up(
     sizes: Sizes, lengths: np.ndarray | None, folder: Path, size: int
 ) -> Iterator[tuple[Documents | None, Rate | None]]:
-    """An entry of about `size` bytes of random tokens, as long as the documents are, beside the cache; and the rate of writing it.
+    """Beside the cache, an entry of about `size` bytes of random tokens with the documents' lengths; and the rate of writing it.
 
     None where the folder (or the nearest one above that exists) cannot be written, as on a full disk, or nothing is to be scored.
     """
@@ -201,7 +202,7 @@ def in_page_cache(asked: Sequence[Place]) -> float | None:
 
 
 def read_rate(asked: Sequence[Place], readers: int, *, direct: bool) -> Rate | None:
-    """What some threads read a second: past the page cache, or out of it; nothing new is begun after a second or so.
+    """Bytes a second that `readers` threads read past the page cache (`direct`), or from it; no read begins after `SECONDS`.
 
     None without places, and where the file system has no direct reads (a memory file system, some network ones).
     """
@@ -251,7 +252,7 @@ def link_rate(device: str) -> Rate:
 
 
 def some(count: int, most: int) -> np.ndarray:
-    """At most so many of the numbers below `count`, evenly chosen, ascending."""
+    """At most `most` of the numbers 0 to `count` - 1, evenly chosen, ascending, int64."""
     return np.linspace(0, count - 1, min(count, most)).astype(np.int64)
 
 
@@ -260,8 +261,8 @@ def path_rates(
 ) -> tuple[dict[str, PathRates], Rate | None, Rate | None]:
     """Rates of each path, of the top-k and of reading from memory: by scoring a slice of documents as an evaluation does.
 
-    By 512 of the queries at most, evenly chosen: on a CPU a token that comes up again and again is scored once, so real ones of a
-    lexical encoder are worth several times what others are. Where there are none they are made up, all of the mean length.
+    At most 512 of the queries are used, evenly chosen. Real ones where there are any: a CPU scores a token that occurs again only
+    once, so those of a lexical encoder are several times as fast as random ones. Made-up ones all have the mean length.
     """
     if not (sizes.document_tokens and sizes.query_tokens and documents.tokens):
         return {}, None, None
@@ -308,7 +309,7 @@ class _Slice:
             before, count = seconds * wanted / count, wanted
 
     def run(self) -> float:
-        """Seconds of scoring the slice; `runs` holds where those of all runs went."""
+        """Score the slice: the seconds of scoring; those of every phase are added to `runs`."""
         for unit in score_units(self.name, self.queries, self.corpus, self.asked, self.units, keep=False):
             self.runs.append(unit.cost)
         return self.runs[-1]["score"]

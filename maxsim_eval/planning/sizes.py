@@ -40,7 +40,7 @@ _NOBODY = ModuleType("nobody")
 
 @dataclass(frozen=True)
 class Rule:
-    """What is assumed where nothing can be encoded: tokens a word of a document and at most, tokens of a query, and the dtype.
+    """What is assumed where nothing can be encoded: `factor` tokens a word of a document, `most` at most; tokens a query; dtype.
 
     `parameters`: those of the model that every token passes; 0: no model.
     """
@@ -68,8 +68,8 @@ IMPORTED = Rule(1.57, 300, 32, "float16")
 class FoundSizes:
     """Sizes, the documents in the cache (None: not there), a sample of document lengths, and what the reader must know.
 
-    `queries`: some of them as they are encoded, where they are. `kept` and `encoder` are there where something has to be encoded
-    and both are on this machine.
+    `queries`: all or some of the encoded queries, where there are any. `kept` and `encoder` are there where something has to be
+    encoded and both are on this machine.
     """
 
     sizes: Sizes
@@ -143,7 +143,7 @@ def _task(source: str, dataset: str, data_dir: Path, split: str | None, quiet: b
 def _entries(
     task: Task, kept: Task, name: str, cache_dir: Path, device: str
 ) -> tuple[Entry | None, Documents | None, Encoder | None, tuple[str, ...]]:
-    """What `api.embeddings` would find without encoding anything, and the encoder where it can be asked."""
+    """The cache entries of queries and documents that an evaluation would use, the encoder where it is here, and notes."""
     contents = Contents(task)
     imported = imported_entries(task, name, cache_dir, contents)
     queries, documents = imported.get("query"), imported.get("document")
@@ -171,7 +171,7 @@ def _encoder(name: str, dtype: str | None, device: str = "cpu") -> tuple[Encoder
 @contextmanager
 def offline() -> Iterator[None]:
     """Keep Hugging Face's libraries from the network: a plan downloads nothing."""
-    name, module = "HF_HUB_OFFLINE", "huggingface_hub.constants"  # which is read once, when it is imported
+    name, module = "HF_HUB_OFFLINE", "huggingface_hub.constants"  # the module reads it once, when it is imported
     before = os.environ.get(name)
     known = getattr(sys.modules.get(module), name, before in ("1", "ON", "YES", "TRUE"))
     os.environ[name] = "1"
@@ -209,7 +209,7 @@ def _by_texts(
     facts: dict[str, Any],
     notes: tuple[str, ...],
 ) -> FoundSizes:
-    """Where a side is not in the cache: that side by its words, the other as it is."""
+    """Sizes where a side is not in the cache: documents as cached, else by their words; queries by the encoder's rule."""
     rule = rule_of(name, kept.dtype)
     lengths = estimate_lengths(kept.documents, rule.factor, rule.most) if documents is None else documents.lengths()
     missing = " and ".join(side for side, entry in (("documents", documents), ("queries", queries)) if entry is None)
@@ -223,7 +223,7 @@ def _by_texts(
 
 
 def _by_card(source: str, dataset: str, name: str, asked: dict[str, int | None]) -> FoundSizes:
-    """Where the dataset is not here: the counts its card expects."""
+    """Sizes where the dataset is not here: by the counts that its card expects."""
     card = load_card(source, dataset)
     if card.documents is None or card.queries is None:
         raise DataError(

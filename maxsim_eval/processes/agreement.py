@@ -42,7 +42,7 @@ def _precision() -> list[str]:
 
 
 def require_same_machines(machines: Sequence[Mapping[str, Any]], what: str) -> None:
-    """A `UsageError` where ranks differ in what `what` (as `scores`) depends on besides the inputs."""
+    """Raise `UsageError` where facts of the ranks' machines differ; `what` depends on these (`scores`: for the message)."""
     for rank, machine in enumerate(machines):
         for name, value in machine.items():
             if value != machines[0][name]:

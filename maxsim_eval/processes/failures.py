@@ -38,7 +38,7 @@ class JoinError(MaxsimEvalError):
 
 
 class Ended(ProgramExit):
-    """The end of a process that failed, or saw another fail, after what there was to say has been said."""
+    """The exit of a process that failed, or saw another fail, after the message was printed."""
 
 
 class Terminated(ProgramExit):
@@ -46,7 +46,7 @@ class Terminated(ProgramExit):
 
 
 def first_failure(store: Any, failure: Failure) -> Failure:
-    """Write why the evaluation ends, unless somebody was first; gives what is written."""
+    """Record in the store why the evaluation ends, unless another rank was first; the failure that is recorded."""
     return Failure(**json.loads(store.compare_set("failed", "", json.dumps(asdict(failure)))))
 
 

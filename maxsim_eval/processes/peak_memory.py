@@ -34,7 +34,7 @@ def start(device: str) -> Callable[[], dict[str, int | None]]:
     of a process adds to it is not known to anybody); None where the system does not tell (not Linux, or /proc is closed). Device: the
     most bytes of tensors on a CUDA device, by torch; None elsewhere.
 
-    The process's own peak starts again, here and for whoever else reads it.
+    This resets the peak of the whole process, also for anybody else who reads it.
     """
     host = _restart_host()
     gpu = torch.device(device).type == "cuda"

@@ -13,9 +13,9 @@ from maxsim_eval.processes.world import World
 
 
 class Progress:
-    """Counts what this rank did; on the leader a bar on stderr shows the whole, finished units of earlier runs as already there.
+    """Counts what this rank did; on the leader a bar on stderr shows all ranks together, with finished units of earlier runs.
 
-    Every other rank tells the leader its counts by its `note`. Who is slower, the disk or what computes, is the leader's own finding.
+    Every other rank tells the leader its counts by its `note`. Whether the disk is slow is judged by the leader's own times.
     """
 
     SLOW = "waiting for the disk"
@@ -51,7 +51,7 @@ class Progress:
         self.world.check()
 
     def spent(self, disk: float, total: float) -> None:
-        """Count seconds of a finished part, those in which it waited for the disk among them: where they are most, the bar says so."""
+        """Count the seconds of a part: `total`, and those of it at the `disk`; if these are more than half, the bar says so."""
         self._spent = [self._spent[0] + disk, self._spent[1] + total]
 
     @property

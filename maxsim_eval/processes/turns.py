@@ -26,18 +26,18 @@ def each_turn(
     write: Callable[[Turn, Iterable[Piece]], None],
     at_once: int,
 ) -> None:
-    """`write` every turn (a shard) from its pieces, one for each of its `spans`; so many are encoded at a time, each in a thread.
+    """`write` every turn (a shard) from its pieces, one for each of its `spans`; `at_once` are encoded at a time, a thread each.
 
-    While the GPU has the texts of one piece, those of the next are read. Pieces are taken in their order, so that shards are done one
-    after the other and written meanwhile; the last is not one thread's work. The first error stops the others at their next piece, and
-    is raised when they have stopped.
+    While the GPU works on one piece, the texts of the next are tokenized. Pieces are taken in order, so that shards are done one
+    after the other and written meanwhile, and all threads share the work on the last one. The first error stops the others at
+    their next piece, and is raised when they have stopped.
     """
     if at_once == 1:
         for turn in turns:
             write(turn, (encode(*span) for span in spans(turn)))
         return
     errors: list[BaseException] = []  # the first is raised; while there is one, nothing more is made
-    ended: SimpleQueue[str] = SimpleQueue()  # of pieces and turns that are done, whichever way
+    ended: SimpleQueue[str] = SimpleQueue()  # a word for each piece or turn that ended, well or not
 
     def encoded(start: int, stop: int) -> Piece:
         try:
@@ -58,17 +58,17 @@ def each_turn(
         finally:
             ended.put("turn")
 
-    most = 2 * at_once  # pieces that are begun or wait to be; and turns that are begun and not written
+    most = 2 * at_once  # bound of pieces that are not made yet, and of turns that are not written yet
     switch, threads = sys.getswitchinterval(), torch.get_num_threads()
     sys.setswitchinterval(_SWITCH)
     try:
-        # One thread of torch's for each: every one of ours would get a pool of as many as there are cores, all of them waiting.
+        # One torch thread in each: otherwise every thread of ours would get its own pool with as many threads as there are cores.
         with (
             ThreadPoolExecutor(most, "write", torch.set_num_threads, (1,)) as writing,
             ThreadPoolExecutor(at_once, "encode", torch.set_num_threads, (1,)) as encoding,
         ):
-            # This thread, which Ctrl-C interrupts anywhere, waits for the queue alone: a future's lock that it had just taken would
-            # never be let go, and the thread that ends the future would wait for ever.
+            # Ctrl-C may interrupt this thread anywhere, so it waits for the queue alone: interrupted with a future's lock just
+            # taken, it would never release it, and the thread that ends the future would wait for ever.
             left = {"piece": 0, "turn": 0}
             try:
                 for turn in turns:
@@ -91,7 +91,7 @@ def each_turn(
         torch.set_num_threads(threads)
     if errors:
         first = errors[0]
-        errors.clear()  # or each would hold all, and what was made, until the garbage collector comes
+        errors.clear()  # else their tracebacks keep all errors and pieces alive until the garbage collector runs
         try:
             raise first
         finally:

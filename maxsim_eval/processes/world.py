@@ -73,11 +73,11 @@ class World:
         """Raise `RankError` where another rank has failed; costs nothing, call it between blocks."""
 
     def share(self, value: Any) -> Any:
-        """The leader's value, on every rank (pickled on its way): others wait for it, and what they call this with is not looked at."""
+        """The leader's value, on every rank (pickled on its way): others wait for it, and their own argument is ignored."""
         return value
 
     def tell(self, value: Any) -> Any:
-        """The leader's JSON-able value, on every rank, as of `share`; the leader goes on, whoever has not asked for it yet."""
+        """As `share`, of a JSON-able value; but the leader does not wait until the others ask for it."""
         return value
 
     def largest(self, value: float) -> float:
@@ -93,7 +93,7 @@ class World:
         return [value]
 
     def draw(self, name: str) -> int:
-        """The next of 0, 1, 2, ... under this name: of all ranks' calls, no two get one number."""
+        """The next of 0, 1, 2, ... under this name; each number is given to one call only, over all ranks."""
         self._drawn[name] = self._drawn.get(name, -1) + 1
         return self._drawn[name]
 
@@ -119,7 +119,7 @@ def follower() -> bool:
 
 @contextlib.contextmanager
 def joined(device: str = "auto", speak: Callable[[str], None] | None = None) -> Iterator[World]:
-    """The processes that work together, from torchrun's environment; left again at the end. Inside itself it is what it was outside.
+    """Join the processes that torchrun started, and leave them at the end of the block; a block inside it has the same World.
 
     Args:
         device: as the command names it; `auto` is what it means on this machine, `cuda` becomes `cuda:<LOCAL_RANK>`.
@@ -127,7 +127,7 @@ def joined(device: str = "auto", speak: Callable[[str], None] | None = None) -> 
             then ends with the failure's exit code. None raises instead: `RankError` on the ranks that did not fail.
 
     Raises:
-        UsageError: a device that cannot work. JoinError: an environment that cannot. RankError: another rank failed or died.
+        UsageError: a device that cannot work. JoinError: no way to the other ranks. RankError: another rank failed or died.
     """
     global _joined  # noqa: PLW0603
     if _joined is not None or not several():
@@ -158,7 +158,7 @@ def joined(device: str = "auto", speak: Callable[[str], None] | None = None) -> 
 
 @contextlib.contextmanager
 def _terminated(world: World) -> Iterator[None]:
-    """Let the leader say why it ends; the others end at once and without a word."""
+    """On the leader SIGTERM raises `Terminated` in the block, so that it can say why it ends; other ranks just end."""
     if not world.leader or threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -301,7 +301,7 @@ class _Group(World):
 
     @contextlib.contextmanager
     def _talking(self, rank: int = 0) -> Iterator[None]:
-        """What breaks while this rank talks to another (-1: to all of them) is the failure of that one."""
+        """Turn what breaks while this rank talks to another (-1: to all) into a `RankError` about that one."""
         try:
             yield
         except RuntimeError as error:
@@ -315,7 +315,7 @@ class _Group(World):
             raise RankError(self._failure, self.size) from error
 
     def _watch(self) -> None:
-        """Give signs of life, miss those of others, see a failure; runs beside everything else."""
+        """Give signs of life, watch for those of others and for a recorded failure; runs in a thread of its own."""
         heard = dict.fromkeys(range(1, self.size) if self.leader else (0,), (b"", time.monotonic()))
         beat = 0
         try:

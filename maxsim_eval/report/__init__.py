@@ -3,7 +3,7 @@
 averages.py     results of several datasets as one table: a column each and their average
 comparing.py    the `compare` command: Results and TREC runs of any tool side by side, each against the first
 console.py      A Result on a terminal: the headline, the tables, the warnings and the verdicts
-csv_files.py    CSV of a Result: `metrics.csv`, one row for each path and metric, and `per_query.csv`, one for each path
+csv_files.py    CSV of a Result: `metrics.csv`, a row for each path and metric, `per_query.csv`, one also for each query
 html.py         A Result as one self-contained HTML page: tables, plots and everything they need in one file, and no network
 html_data.py    what the HTML page's scripts draw from: one compact JSON-able object made from a Result (see `html.py`)
 markdown.py     Markdown that holds text from a Result: nothing in it ends a cell, a line or an element

@@ -30,7 +30,7 @@ def _cell(value: Any) -> Any:
 
 
 class _Lines(list[str]):
-    """Rows of a CSV writer that ends them in both characters: Python before 3.13 quotes a carriage return in a cell only then."""
+    """Rows of a CSV writer, their CR LF cut to LF: Python before 3.13 quotes a CR in a cell only where rows end in CR LF."""
 
     def write(self, row: str) -> None:
         self.append(row.removesuffix("\r\n") + "\n")

@@ -25,7 +25,7 @@ from maxsim_eval.report.values import about, entries, figure, mapping, number, p
 from maxsim_eval.report.values import entry as entry_of
 from maxsim_eval.types import PathResult, Result
 
-# The table before the large one.
+# In the order of the page: the table's script before the large one.
 SCRIPTS = ("report_data.js", "report_table.js", "vendor/plotly-basic.min.js", "report_plots.js")
 NONE, MINUS = "\N{EN DASH}", "\N{MINUS SIGN}"
 _MOST_CHANGED = 20

@@ -43,7 +43,7 @@ def check_path(path: PathResult, reference: str | None, where: str) -> None:
 
 
 def check_means(metrics: Mapping[str, float], where: str) -> None:
-    """Refuse means outside the range of their metric; of metrics that are not known here nothing is."""
+    """Refuse means outside the range of their metric; metrics whose range is not known are not checked."""
     for name, value in metrics.items():
         if within_one(name):
             _within(value, 0.0, 1.0, f"{where} {name!r}")

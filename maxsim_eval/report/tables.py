@@ -224,7 +224,7 @@ def _seconds_table(result: Result) -> Table:
 
 
 def _search_table(result: Result) -> Table:
-    """What certified paths took to be sure."""
+    """The work of certified paths, and which run files they equal."""
     found = {name: path.search for name, path in result.paths.items() if path.search is not None}
     rows: list[tuple[str, Callable[[str, Mapping[str, Any]], str]]] = [
         ("documents scored exactly, a query", lambda _, search: survivors_text(search)),

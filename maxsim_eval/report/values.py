@@ -70,7 +70,7 @@ def p_value(value: Any, none: str = "-") -> str:
 
 
 def about(count: float) -> str:
-    """A number of queries to two digits, up: the standard deviation it rests on is known no better."""
+    """A number of queries, rounded up to two digits: the standard deviation it rests on is known no better."""
     whole = round(count)
     scale = 10 ** max(0, len(str(whole)) - 2)
     return f"{-(-whole // scale) * scale:,}"

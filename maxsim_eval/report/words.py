@@ -53,7 +53,7 @@ def brief(result: Result) -> list[str]:
 
 
 def verdicts(result: Result) -> list[str]:
-    """A line for each compared path: its ranking, one metric and all beside the reference's, and what the gate would refuse."""
+    """A line for each compared path: its ranking and a metric against the reference, statistics, what the gate would refuse."""
     bad, metric = outside(result), metric_shown(result)
     lines = []
     for name, path in result.paths.items():
@@ -93,7 +93,7 @@ def survivors_text(search: Mapping[str, Any]) -> str:
 
 
 def identical_text(search: Mapping[str, Any]) -> str:
-    """Which paths' run files it equals, and which it should and does not; empty where none was scored beside it."""
+    """Which paths' run files a certified one equals, and which it should and does not; empty where none of them was scored."""
     found = mapping(search, "identical_to")
     same = " and ".join(name for name, equal in found.items() if equal is True)
     others = " and ".join(name for name, equal in found.items() if equal is not True)

@@ -59,9 +59,9 @@ def write_reports(result: Result, out_dir: Path | str) -> None:
 
 
 def write_again(result: Result, out_dir: Path | str) -> None:
-    """`write_reports` of a Result that is there already, whose runs are not written with it.
+    """`write_reports` of a Result that exists already, without run files.
 
-    In the folder of its own evaluation the runs stay what they are. Elsewhere the report names none.
+    In the folder of its own evaluation the runs stay and the report names them; elsewhere it names none.
 
     Raises:
         UsageError: the folder holds runs of another evaluation. DataError: it cannot be written, or another process writes there.

@@ -3,7 +3,7 @@
 asked.py          what every path of one evaluation is asked
 certified.py      paths that certify: the exact top-k of the stored embeddings through a scan of their INT8 copy
 candidates.py     reranking: the (query, document) pairs of an existing run are scored, and only their documents are read
-compressed.py     codecs as scoring paths: documents are stored in fewer bytes and read again while they are scored
+compressed.py     codecs as scoring paths: documents are stored in fewer bytes and decoded while they are scored
 finite.py         scores that are no finite numbers: which pair, why, and what can be done
 job.py            what the processes of an evaluation share, and the scoring of all paths by it
 own_functions.py  scoring paths by name, and a user's own function as one

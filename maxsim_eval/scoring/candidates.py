@@ -108,7 +108,7 @@ class Candidates:
         }
 
     def block(self, first: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
-        """Pairs of documents `first .. stop`: query numbers `[p]` and document numbers from `first` on `[p]`, document by document."""
+        """Pairs of documents `first .. stop`, by document: query numbers `[p]`, and document numbers less `first` `[p]`."""
         queries, documents = self._by_document
         span = slice(*np.searchsorted(documents, (first, stop)))
         return queries[span], documents[span] - first
@@ -159,7 +159,7 @@ def read_candidates(path: Path | str, task: Task) -> Candidates:
 
 
 def candidates_of(name: str, indices: np.ndarray, task: Task) -> Candidates:
-    """The documents that a first stage found, `[Nq, n]` int64 in the order of the task's queries (-1: fewer than n)."""
+    """Candidates from what a first stage found: `indices` `[Nq, n]` int64 documents for the task's queries (-1: fewer than n)."""
     parts = [np.sort(row[row >= 0]) for row in indices]
     offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum([len(part) for part in parts], dtype=np.int64)])
     kept = {query: [task.document_ids[row] for row in part.tolist()] for query, part in zip(task.query_ids, parts, strict=True)}
@@ -229,8 +229,8 @@ def pair_scores(
     operator's contract. With the fused operator nothing here waits for a GPU; the reference does, as it always does.
 
     Args:
-        score: the path's operator: `maxsim`, whose pairs go through `maxsim_pairs` together, or another with its arguments
-            (the reference), which is given one query at a time and the documents it lists.
+        score: the path's operator: `maxsim`, whose pairs go through `maxsim_pairs` together, or another with the same arguments
+            (the reference), which is called for one query at a time, with the documents it lists.
         queries: all Nq queries, prepared.
         documents: n packed documents `first .. first + n` of the numbering of `candidates`, prepared, on the queries' device.
 
@@ -271,7 +271,7 @@ def _tensor(scores: object) -> Tensor:
 
 
 def _on_device(numbers: np.ndarray, device: torch.device) -> Tensor:
-    """A copy that a GPU makes in its own time: from pinned memory, which torch keeps until then."""
+    """Numbers on a device; to a GPU they are copied asynchronously, from pinned memory that torch keeps until then."""
     held = torch.from_numpy(numbers)
     return held.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else held
 

@@ -1,8 +1,8 @@
 """Certified paths: the exact top-k of the stored embeddings through a scan of their INT8 copy (`maxsim_kernels.search`), unit by unit.
 
 A unit's keys are its documents among the best of all documents so far, so that what was found before prunes what comes after. That is
-exact in any order of units, resumed parts included: a document is left out only where k others are strictly better. On a GPU codes flow
-there as they are read, and full precision of what is left follows them.
+exact in any order of units, resumed parts included: a document is left out only where k others are strictly better. Codes are
+streamed to a GPU as they are read, followed by the full precision of documents that the scan could not rule out.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from maxsim_kernels.topk import of_keys
 
 _BLOCK_BYTES = 16 << 20  # of codes in memory: a few are read ahead
 _LAZY_BYTES = 128 << 20  # of those that flow to a GPU, as its ring cuts them
-# Of codes that are searched at once: the best k of them are scored in full precision, so they had better be many more documents than k.
-# A CPU holds them all; to a GPU they flow, and what is not whole when an evaluation is interrupted is searched again: a few seconds.
+# Codes that are searched at once: the best k of each search are scored in full precision, so it should span far more documents
+# than k. A CPU holds them all, a GPU streams them. A search that was interrupted is done again: a few seconds.
 _SEARCHED_BYTES = {"cpu": 128 << 20, "cuda": 8 << 30}
 _NO_KEY = torch.iinfo(torch.int64).min
 _SAME_BITS = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fused-fp32"}
@@ -42,7 +42,7 @@ Tick = Callable[[int, int], None]
 
 
 class StoredRows(Rows):
-    """Documents of the cache in full precision, or widened to `dtype`, by number; `bytes` and `seconds` of reading them."""
+    """Documents of the cache in full precision, or widened to `dtype`, by number; counts `bytes` and `seconds` of reading."""
 
     def __init__(self, documents: Documents, dtype: torch.dtype | None = None) -> None:
         super().__init__(torch.from_numpy(documents.lengths()), documents.dim, dtype or documents.dtype)
@@ -59,7 +59,7 @@ class StoredRows(Rows):
 
 
 class StoredCodes(StreamedCodes):
-    """The copy's codes of documents `first` to `stop`, read when they are scanned; `bytes`, `documents`: what was asked for so far."""
+    """The copy's codes of documents `first` to `stop`, read when they are scanned; `bytes`, `documents`: read so far."""
 
     def __init__(self, copy: Quantised, lengths: Tensor, first: int, tick: Tick) -> None:
         super().__init__(lengths, torch.int8)
@@ -76,7 +76,7 @@ class StoredCodes(StreamedCodes):
 
 
 def certified_by(dtype: torch.dtype, device: str) -> list[str]:
-    """The paths whose run is to the last byte that of a certified one, over embeddings that it multiplies as `dtype`.
+    """The paths whose run a certified path equals to the last byte, where it multiplies embeddings as `dtype`.
 
     A CPU widens half precision before it multiplies, so `fused-fp32` is the same there; matrix units of a GPU do not.
     """
@@ -94,7 +94,7 @@ def require_certifiable(paths: Mapping[str, ScoringPath], device: str, *, candid
 
 
 def require_copies(paths: Mapping[str, ScoringPath], copies: Container[str], convert: str) -> None:
-    """Refuse certified paths that are not among `copies`; `convert` is the command that makes them, but for their kind."""
+    """Refuse certified paths that are not among `copies`; `convert` is the command that makes them, without `--to KIND`."""
     for name, path in paths.items():
         if path.certified and name not in copies:
             raise UsageError(
@@ -116,7 +116,7 @@ def certified_units(
     """As `stream.score_units`, of a certified path: no score rows, since most documents are ruled out without a score.
 
     Args:
-        known: keys `[Nq, k]` of units that are finished: where the threshold begins.
+        known: keys `[Nq, k]` of units that are finished: they give the first threshold.
         world: the processes that share the corpus; on CPUs each prunes by what all have found in their first pieces, so those without
             units call this too.
 
@@ -128,7 +128,7 @@ def certified_units(
     if rows.dtype == torch.float16 and queries.dtype != torch.float16:
         check_range(float(largest_of(queries.values)))
     excluded = torch.from_numpy(asked.excluded)[:, None]
-    spare = int(bool((excluded >= 0).any()))  # the document that a query must not retrieve may be its best
+    spare = int(bool((excluded >= 0).any()))  # one more: the document that a query must not retrieve may be among its best
     with within_memory(f"path {name}"), ExitStack() as stack:
         try:
             search = begin_search(queries.to(rows.dtype).to(corpus.device), asked.k + spare, memory_budget=corpus.memory_budget)
@@ -145,7 +145,7 @@ def certified_units(
                 try:
                     search.add(rows[slice(first, stop)], codes, copy.residuals(first, stop), first=first)  # type: ignore[arg-type]
                 except ValueError:
-                    finite.refuse(name, search.keys, None, queries, corpus, asked)  # names what the operator can only number
+                    finite.refuse(name, search.keys, None, queries, corpus, asked)  # names the pair by its ids
                     raise
             keys = _without(search.keys.cpu(), excluded)[:, : asked.k]
             finite.refuse(name, keys, None if search.lost is None else torch.tensor(search.lost), queries, corpus, asked)
@@ -155,18 +155,18 @@ def certified_units(
             for start, stop in group:
                 own = keys.masked_fill((indices < start) | (indices >= stop), _NO_KEY).sort(1, descending=True).values
                 yield UnitScores(start, stop, own.numpy(), None, took)
-                took = dict.fromkeys(took, 0.0)  # the first has it all
+                took = dict.fromkeys(took, 0.0)  # the first unit bears the cost of its group
         if isinstance(search, Search):
             search.attend()
 
 
 def meets(world: World, device: str) -> bool:
-    """Whether processes tell each other what they have found in their first pieces: those without units too."""
+    """Whether processes share the best scores of their first pieces (several on CPUs); those without units then take part too."""
     return world.size > 1 and torch.device(device).type == "cpu"
 
 
 def _kth_of_all(world: World, best: Tensor) -> Tensor:
-    """The k-th best `[Nq, 1]` of every process's `[Nq, k]`."""
+    """The k-th best score `[Nq, 1]` over the k best `[Nq, k]` of every process."""
     merged = world.reduce(best, lambda parts: torch.cat(list(parts), 1).topk(best.shape[1], dim=1).values)
     found: Tensor = world.share(None if merged is None else merged[:, -1:].contiguous())
     return found
@@ -208,7 +208,7 @@ class _HeldCodes:
             first += len(codes)
 
     def _next(self, documents: int) -> Tokens:
-        """The codes of the next documents, of this many at most, end to end."""
+        """The codes of the next documents, joined: at most this many, until they fill `_SEARCHED_BYTES`."""
         held, most = [next(self.blocks)], _SEARCHED_BYTES["cpu"]
         while sum(map(len, held)) < documents and sum(one.token_values.numel() for one in held) < most:
             held.append(next(self.blocks))
@@ -232,14 +232,14 @@ class _StreamedCodes:
         self.bytes, self.seconds = 0, 0.0  # of reading, no seconds: the scan waits for codes on the GPU
 
     def of(self, first: int, stop: int) -> Fed:
-        """All of these documents, and their codes where they lie."""
+        """All of these documents as one part; their codes are read when they are scanned."""
         codes = StoredCodes(self.copy, self.rows.lengths[first:stop], first, self.tick)
         yield first, stop, codes
-        self.tick(stop - first - codes.documents, 0)  # what was scored by brute force
+        self.tick(stop - first - codes.documents, 0)  # scored by brute force, without their codes
         self.bytes += codes.bytes
 
     def close(self) -> None:
-        """Nothing is open between two reads."""
+        """Do nothing: nothing is open between two reads."""
 
 
 def search_facts(
@@ -250,7 +250,7 @@ def search_facts(
     device: str,
     precision: torch.dtype | None = None,
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What a Result says of the search, and of the bytes that a document takes; `precision` as of the path."""
+    """A Result's `search` of a certified path, and its `memory`: the bytes a document takes; `precision` as of the path."""
     entry = whole(documents)
     stored = documents.tokens * documents.dim * documents.dtype.itemsize
     search = {

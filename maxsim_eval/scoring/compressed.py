@@ -1,4 +1,4 @@
-"""Codecs (`maxsim_eval.codecs`) as scoring paths: documents are stored in fewer bytes and read again while they are scored."""
+"""Codecs (`maxsim_eval.codecs`) as scoring paths: documents are stored in fewer bytes and decoded while they are scored."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from maxsim_eval.scoring.paths import ScoringPath
 from maxsim_kernels import Packed, maxsim
 
 _SEED = 0
-_COPIES = 6  # of a block in FP32, that storing and reading it takes: tokens, products, codes, decoded tokens
+_COPIES = 6  # of a block in FP32, that encoding and decoding it takes: tokens, products, codes, decoded tokens
 _BLOCK = 64 << 20
 
 
@@ -51,7 +51,7 @@ def fit(codec: Codec, corpus: Corpus) -> dict[str, Tensor]:
 
 
 def sample(documents: Documents, tokens: int) -> Packed:
-    """Documents with at least so many tokens, float32, on the CPU: a seeded choice, in their order; all, if they have fewer."""
+    """A seeded choice of documents with `tokens` tokens or more in all (else all documents), in order; float32, on the CPU."""
     lengths = documents.lengths()
     order = np.random.default_rng(_SEED).permutation(len(lengths))
     count = int(np.searchsorted(np.cumsum(lengths[order]), tokens)) + 1

@@ -1,8 +1,8 @@
 """Scores that are no finite numbers: which pair it is, whether its embeddings are to blame, and what can be done.
 
-NaN and infinity have the highest keys of all, so a top-k holds them wherever they are. A path's own -inf ("not retrieved") is another
-matter: a document without tokens has it, a pair that is not listed, and what a user's function leaves out; where a document has tokens,
-one of our paths gives it only to numbers that outgrew it, and no top-k shows it (`first_lost`).
+NaN and infinity have the highest keys of all, so a top-k holds them wherever they occur. -inf is another matter: it means "not
+retrieved" (a document without tokens, a pair that is not listed, what a user's function leaves out). To a document with tokens
+our own paths give it only where numbers overflowed; no top-k shows that, so `first_lost` looks for it.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def reason(query: Tensor, document: Tensor) -> str:
 
 
 def first_lost(scores: Tensor, lengths: Tensor, pairs: tuple[Tensor, Tensor] | None, first: int) -> Tensor:
-    """(query, document) of a pair that has lost its score to -inf, of the first such document; (-1, -1) where there is none.
+    """(query, document) `[2]` of the first document with tokens that has a score of -inf: an overflow; (-1, -1): there is none.
 
     Nothing waits for a GPU.
 

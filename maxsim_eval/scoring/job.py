@@ -38,7 +38,7 @@ from maxsim_eval.scoring.units import shares, units
 from maxsim_eval.types import Run
 from maxsim_kernels import Packed
 
-FORMAT = 4  # of what is kept and how it is computed: a change of either makes records of before worthless
+FORMAT = 4  # of what is kept and how it is computed: a change of either makes earlier records useless
 UNIT_SCORES = 128 << 20  # bytes of a unit's kept score rows: a few are in memory at once
 _PATIENCE = PATIENCE
 KeptRows = np.ndarray | ScoreRows
@@ -114,7 +114,7 @@ class Keeping:
 
 @dataclass(frozen=True)
 class Streaming:
-    """How the corpus is streamed; nothing that is found depends on it."""
+    """How the corpus is streamed; no result depends on it."""
 
     memory_budget: int | None  # bytes of GPU memory
     readers: int  # threads
@@ -150,7 +150,7 @@ class Outcome:
     seconds: Mapping[str, float]
     rows: KeptRows | None
     memory: Mapping[str, Any] = field(default_factory=dict)
-    search: Mapping[str, Any] | None = None  # of a certified path: what it took to be sure
+    search: Mapping[str, Any] | None = None  # of a certified path: the work of certifying
 
 
 def find_copies(names: Iterable[str], documents: Documents) -> dict[str, Quantised]:
@@ -165,7 +165,7 @@ def find_copies(names: Iterable[str], documents: Documents) -> dict[str, Quantis
 
 
 def sources_of(paths: Mapping[str, ScoringPath]) -> dict[str, str]:
-    """Digests of users' functions, which their records depend on; one that fits nothing where it is not known what a function does."""
+    """Digests of users' functions, which their records depend on; where a function's source is not known, one that never fits."""
     return {name: path.source or f"once {uuid.uuid4().hex}" for name, path in paths.items() if path.own}
 
 
@@ -215,9 +215,9 @@ def score_job(
     words: Callable[[], Iterator[Sequence[str]]] | None = None,
     paths: Mapping[str, ScoringPath] = PATHS,
 ) -> Iterator[Outcome]:
-    """Score every path; outcomes come on the leader, elsewhere nothing does (but it must be iterated all the same).
+    """Score every path; yields outcomes on the leader, and nothing on other ranks, which must iterate it all the same.
 
-    What ranks must have in common is proven at once, before anything is scored.
+    What ranks must have in common is checked by the call itself, before anything is scored.
 
     Args:
         device: of this rank.
@@ -321,7 +321,7 @@ def new_token(folder: Path) -> str:
 
 
 def prove_shared(keeping: Keeping, world: World) -> None:
-    """Every rank must see the leader's output folder: score rows are handed over there."""
+    """Refuse an output folder that not every rank sees: score rows are handed over there."""
     folder = keeping.folder
     if world.size == 1 or folder is None:
         return
@@ -336,7 +336,7 @@ def prove_shared(keeping: Keeping, world: World) -> None:
 
 
 def _require_same_functions(sources: Mapping[str, str], world: World, paths: Mapping[str, ScoringPath]) -> None:
-    """Every rank imports a user's function itself: from the same source, where that is known."""
+    """Refuse users' functions, which every rank imports itself, whose source is known to differ between ranks."""
     mine = {name: paths[name].source for name in sources}
     for rank, theirs in enumerate(world.collect(mine) if sources else ()):
         for name, source in theirs.items():
@@ -346,7 +346,7 @@ def _require_same_functions(sources: Mapping[str, str], world: World, paths: Map
 
 @dataclass(frozen=True)
 class _Names(Sequence[str]):
-    """Ids of documents, read from the cache when one is asked for: other ranks than the leader need them for a failure alone."""
+    """Ids of documents, read from the cache when one is asked for: other ranks than the leader need them only for messages."""
 
     documents: Documents = field(repr=False)
 

@@ -40,7 +40,7 @@ Chosen = str | tuple[str, Scorer]
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _WIDENED = (torch.float32, torch.float16, torch.bfloat16)  # float32 holds each exactly
-_PASSED = (KeyboardInterrupt, ProgramExit)  # not the user's code's: Ctrl-C, SIGTERM. Its `sys.exit` is
+_PASSED = (KeyboardInterrupt, ProgramExit)  # Ctrl-C and SIGTERM: no failures of the user's code (its own `sys.exit` is one)
 # Module name -> the module and the digest of its source, both as they were when it was imported here.
 _sources: dict[str, tuple[ModuleType, str]] = {}
 
@@ -197,7 +197,7 @@ def _imported(name: str, module: str) -> tuple[ModuleType, str | None]:
 
 
 def _require_own(name: str, module: str) -> None:
-    """Refuse an installed module where the current folder holds one of the same name: the user means that one."""
+    """Refuse an installed module where the current folder holds one of the same name: the user means the latter."""
     root = module.partition(".")[0]
     here = [path for path in (Path(f"{root}.py"), Path(root) / "__init__.py") if path.is_file()]
     file = getattr(sys.modules[root], "__file__", None)
@@ -234,9 +234,9 @@ def _reached(begin: Sequence[ModuleType]) -> tuple[dict[str, Path], set[str]]:
             continue
         seen.add(one.__name__)
         above = set(Path(place).resolve().parents) if place else set()
-        if above & installed:  # before the standard library, whose folder they lie in
+        if above & installed:  # asked first: their folder lies in that of the standard library
             packages.add(root)
-        elif not above & library and (place or one in begin):  # what is typed in has no file
+        elif not above & library and (place or one in begin):  # a function typed at a prompt has no file
             files |= {one.__name__: Path(place)} if place else {}
             for value in list(vars(one).values()):
                 owner = value if isinstance(value, ModuleType) else None
@@ -288,7 +288,7 @@ def _trace(error: BaseException) -> str:
 
 
 def _copied(queries: Packed) -> Packed:
-    """The queries again, for one call: what is written into them by a way that torch does not see must not reach other paths."""
+    """A copy of the queries for one call: what is written into them unseen by torch must not reach other paths."""
     if queries.offsets is None:
         return queries.compact()
     return Packed(queries.values.clone(), queries.offsets.clone())

@@ -28,9 +28,9 @@ class ScoringPath:
     `copies` is what preparing a block takes at most, in FP32 copies of it. `narrow` says that wider tokens may not fit the path's
     number format (`check_range`), `corpus_scale` that `documents` asks for `Corpus.absmax`. `copy` names the quantised copy in the
     cache that holds what `documents` would make, to the last bit. `own` marks a user's function (`own_functions.py`), whose `source` is
-    a digest of its code (None: not known). `codec` marks tokens that are stored in fewer bytes and read again (`compressed.py`); it has
-    to be fitted to the corpus first. `certified` marks the exact top-k of the stored embeddings through a scan of `copy`, which must
-    be there (`certified.py`), multiplied in `precision` (None: as they are stored). Its functions here score them in FP32.
+    a digest of its code (None: not known). `codec` marks tokens that are stored in fewer bytes and decoded (`compressed.py`); it
+    has to be fitted to the corpus first. `certified` marks the exact top-k of the stored embeddings through a scan of `copy`,
+    which must be there (`certified.py`), multiplied in `precision` (None: as they are stored). Its functions score in FP32.
     """
 
     description: str
@@ -50,7 +50,7 @@ class ScoringPath:
     def document_bytes(self, tokens: float, dim: int) -> float | None:
         """Bytes of a document of this many tokens as this path multiplies it, its scales included (the one of a whole corpus is not).
 
-        None for a user's function, a codec, and where two forms are stored.
+        None for a user's function, a codec, and a certified path, which reads two forms.
         """
         if self.own or self.codec is not None or self.certified:
             return None

@@ -1,7 +1,8 @@
-"""Stored values proven on the GPU that scores them: a read leaves the CRC-32 of long runs to `Proofs`, and the host has less to do.
+"""Stored values proven on the GPU that scores them: reads leave the CRC-32s of long runs ("claims") to `Proofs`, off the host.
 
-Launches for each block queue the CRCs of what it holds of them; they leave the device with the results of the block's unit, which are
-handed out after they were compared. So nothing is kept or reported of values that were not proven, their way to the device included.
+For every block the CRCs of its parts of claims are queued on the GPU. They come back with the results of the block's unit, which
+are handed out only after the CRCs were compared. So nothing is kept or reported of values that were not proven, their way to the
+GPU included.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from maxsim_kernels import Fp8Tokens, Int8Tokens
 
 @dataclass(frozen=True)
 class _Part:
-    """What a block holds of a claim: the bytes between two addresses, and whether they are the last."""
+    """What a block holds of a claim: the bytes between two addresses, and whether they are the claim's last."""
 
     claim: Claim
     start: int
@@ -30,7 +31,7 @@ class _Part:
 
 @dataclass(frozen=True)
 class _Column:
-    """Where a block's column lies. Parts are found by arithmetic: beside threads that read, each call of torch waits for its turn."""
+    """Where a block's column lies. Parts are found by arithmetic: a call of torch would have to wait for threads that read."""
 
     base: int
     rows: int
@@ -43,7 +44,7 @@ class _Column:
         return cls(tensor.data_ptr(), rows, tensor.nbytes // max(rows, 1))
 
     def part(self, claim: Claim, place: int) -> _Part:
-        """The part of a claim that lies here, where rows begin at a place of the stream."""
+        """The part of a claim that lies in this column, whose first row is row `place` of the stream."""
         first, stop = max(claim.first - place, 0), min(claim.stop - place, self.rows)
         ends = claim.stop - place <= self.rows
         return _Part(claim, self.base + first * self.row_bytes, self.base + stop * self.row_bytes, ends)
@@ -51,18 +52,18 @@ class _Column:
 
 @dataclass
 class Launch:
-    """The proof of a block: `words` are what the CRCs of its parts are made from, wherever they are by now."""
+    """The proof of a block: the CRCs of its parts are made from `words`, on the device and later on the host."""
 
     parts: list[_Part]
     words: Tensor
 
 
 class Proofs:
-    """The claims of one stream of blocks, which those who read it add to `claims`."""
+    """The proofs of one stream of blocks; its readers add what is to be proven to `claims`."""
 
     def __init__(self, device: torch.device) -> None:
         self.device, self.claims = device, Claims()
-        self._place, self._open = 0, list[Claim]()  # rows that have gone by, and what goes on in the next block
+        self._place, self._open = 0, list[Claim]()  # rows of earlier blocks, and claims that go on in the next one
         self._launches: list[Launch] = []
 
     def launch(self, block: Any) -> None:
@@ -80,7 +81,7 @@ class Proofs:
             self._launches.append(Launch(parts, words))
 
     def take(self) -> list[Launch]:
-        """The launches since the last call, of blocks that no other follows in their unit."""
+        """The launches since the last call, at the end of a unit: every claim must have ended."""
         assert not self._open, "claims that no block has ended"
         return self.pending()
 

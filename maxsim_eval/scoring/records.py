@@ -54,7 +54,7 @@ _OURS = re.compile(r"\d+-\d+\.h5|\.\d+-\d+\.h5\.(?P<host>[0-9a-f]+)-(?P<process>
 def folder_for(
     out_dir: Path | str | None, units: int, rows_in_files: bool, fresh: bool, world: World, stack: contextlib.ExitStack
 ) -> Path | None:
-    """Where finished units are kept while this evaluation runs: nowhere, if it is one unit whose score rows fit in memory.
+    """Where finished units are kept while this evaluation runs: in `.partial`, or a temporary folder; None: nothing is kept.
 
     Raises:
         DataError: `.partial` is a link: what is finished is removed there, and links are not followed for that.
@@ -109,9 +109,9 @@ class Record:
 
 
 class ScoreRows:
-    """Full score rows `[rows, N]` float32 that lie in parts, side by side: `self[first:last]` are some of them, in memory of their own.
+    """Full score rows `[rows, N]` float32 in parts that lie side by side; `self[first:last]` copies some rows into memory.
 
-    Every part is a file that is opened for each reading: of many rows at a time that is nothing, row by row it is most of the time.
+    A part in a file is opened for each reading: with many rows at a time that costs nothing, row by row it is most of the time.
 
     Args:
         parts: in order of their documents, each `[rows, n]`: in memory, or in the file of a record.
@@ -259,7 +259,7 @@ class Records:
             raise self._error
 
     def _write_all(self) -> None:
-        """What the writer does until `close`: after an error it only takes what comes, so that nobody waits for it."""
+        """The writer's loop, until `close`; after an error it only empties the queue, so that nobody waits for it."""
         while (finished := self._next()) is not None:
             if self._error is None:
                 try:
@@ -343,7 +343,7 @@ def _content(file: Any, stamp: Stamp) -> tuple[np.ndarray, np.ndarray | None, tu
     position = scores.id.get_offset()
     if scores.dtype != _SCORES or (position is None and scores.size):
         raise ValueError("scores are not as they were written")
-    position = position or 0  # no scores, no place
+    position = position or 0  # an empty dataset has no offset
     if position + scores.size * _SCORES.itemsize > stamp.size:
         raise ValueError(f"truncated: {stamp.size} bytes")
     return keys, file["row_crc32"][:], (scores.shape, position)
@@ -367,7 +367,7 @@ def _image(finished: _Finished, fingerprint: str) -> tuple[memoryview, int, int]
             file.attrs[name] = fixed([value.encode()])[0] if isinstance(value, str) else value
         if scores is not None:
             file["row_crc32"] = np.array([_crc(row) for row in scores], _CRCS)
-            file["scores"] = file["keys"]  # keeps a place for the name
+            file["scores"] = file["keys"]  # any link: `reserve` puts the scores in its place
             position, size = reserve(file, "scores", (scores.shape[0], scores.shape[1]), _SCORES)
         else:
             file.flush()

@@ -24,7 +24,7 @@ from maxsim_eval.types import Run
 from maxsim_kernels import Packed
 from maxsim_kernels.topk import TopK, merge_topk, of_keys
 
-_MERGED, _MERGED_BYTES = 17, 64 << 20  # units whose keys are merged at once, and their bytes
+_MERGED, _MERGED_BYTES = 17, 64 << 20  # most parts of keys that are held unmerged, and their bytes
 
 
 @dataclass(frozen=True)

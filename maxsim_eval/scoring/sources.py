@@ -18,10 +18,10 @@ class EmbeddingSource:
 
     def __init__(self, name: str, path: ScoringPath, corpus: Corpus) -> None:
         self.name, self.path, self.corpus = name, path, corpus
-        self.copies = path.copies * 4 / corpus.entry.dtype.itemsize  # of a block, that preparing it takes
+        self.copies = path.copies * 4 / corpus.entry.dtype.itemsize  # of a stored block, that preparing it takes
 
     def blocks(self, units: Sequence[tuple[int, int]], claims: Claims | None = None) -> Iterator[Any]:
-        """Blocks of all units, one after the other, on the host; `claims` are left to their taker to prove."""
+        """Blocks of all units, one after the other, on the host; what is added to `claims` is left to the caller to prove."""
         stored, most = self.corpus.entry, corpora.BLOCK_BYTES
         return (block for start, stop in units for block in stored.lazy_blocks(most, start, stop, claims))
 

@@ -89,7 +89,7 @@ def score_units(
                     yield waiting.popleft().result()
             while waiting:
                 yield waiting.popleft().result()
-        except MaxsimEvalError:  # where values are damaged, whatever they led to
+        except MaxsimEvalError:  # if damaged values led to it, `prove` raises that instead
             for unit in waiting:
                 unit.prove()
             stream.prove()
@@ -138,14 +138,14 @@ class _Stream:
             unit.add(scores, first)
             self.clock.lap("topk")
             tick(len(block), self.source.size(block))
-            del block, documents, scores  # before the next piece's
+            del block, documents, scores  # freed before the next piece comes
         unit.leave()
         return unit
 
     def _begin(self, units: Sequence[tuple[int, int]]) -> Iterator[Any]:
         claims = None if self.proofs is None else self.proofs.claims
         stored, budget = self.source.blocks(units, claims), self.corpus.memory_budget
-        if budget is not None:  # its part that is left for pieces when each has room to be prepared in
+        if budget is not None:  # what kept rows and preparing leave of it for pieces
             rows = 0 if self.rows is None else len(self.asked.kept_rows)
             kept = max(((stop - start) * rows * 4 for start, stop in units), default=0) * (_IN_FLIGHT + 1)
             copies = self.source.copies
@@ -223,11 +223,11 @@ class _Unit:
         try:
             self.best.add(scores)
         except ValueError:
-            self._refuse(self.best.pending)  # names what the operator can only number
+            self._refuse(self.best.pending)  # names the pair by its ids
             raise
 
     def leave(self) -> None:
-        """Send the results to the host, beside the work that follows."""
+        """Begin to copy the results to the host, beside the work that follows."""
         self.time = self.stream.clock.take()
         self.keys = self.best.pending
         self.launches = [] if self.stream.proofs is None else self.stream.proofs.take()
@@ -257,7 +257,7 @@ class _Unit:
         return UnitScores(self.start, self.stop, self.keys.numpy(), scores, self.time())
 
     def prove(self) -> None:
-        """Wait for the results, and refuse those of values that are not the ones that were written."""
+        """Wait for the results, and refuse those of stored values that were damaged (CRC-32)."""
         if self.event is not None:
             self.event.synchronize()
         settle(self.launches)

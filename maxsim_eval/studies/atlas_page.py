@@ -33,7 +33,7 @@ def json_of(name: str, folder: Path = FOLDER) -> Path:
 
 
 def measure(data_dir: Path, cache_dir: Path, out: Path, folder: Path, device: str) -> None:
-    """Both atlases, and their files."""
+    """Make both atlases, and write their JSON files."""
     from maxsim_eval.data.loading import load_task
 
     task = load_task("beir", "scifact", data_dir=data_dir)

@@ -211,7 +211,7 @@ def load_card(source: str, name: str) -> Card:
 
 
 def read_card(path: Path, source: str) -> Card:
-    """The card that a dataset of one's own brings along.
+    """The card in the folder of a local dataset.
 
     Raises:
         DataError: as `load_card`; or a card with subsets, which a single folder cannot have; or a file that cannot be read.
