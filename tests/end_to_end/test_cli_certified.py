@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from places import ROOT
+from rank_cases import torchrun
 
 pytestmark = pytest.mark.slow
 
@@ -86,13 +83,7 @@ def test_what_it_does_not_do(words: str, text: str, home: Path, cli: Any) -> Non
 
 
 def test_two_processes_prune_by_what_both_have_found(made: Any, home: Path) -> None:
-    command = [
-        sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", ROOT / "evaluate.py",
-        "demo", "--paths", "fused-fp32,exact-int8", "--k", "10", "--out", "two", "--quiet",
-    ]  # fmt: skip
-    env = {**os.environ, "OMP_NUM_THREADS": "1"}
-    ended = subprocess.run(command, cwd=home, env=env, capture_output=True, text=True, timeout=120, check=False)
-    assert ended.returncode == 0, ended.stderr
+    torchrun(home, "demo", "--paths", "fused-fp32,exact-int8", "--k", "10", "--out", "two", "--quiet")
     runs = {(home / out / "runs" / "exact-int8.trec").read_bytes() for out in ("out", "two")}
     assert runs == {(home / "two" / "runs" / "fused-fp32.trec").read_bytes()}
     one, two = (json.loads((home / out / "result.json").read_text()) for out in ("out", "two"))

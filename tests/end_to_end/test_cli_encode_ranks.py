@@ -6,47 +6,35 @@ Most ranks here are forked with torchrun's environment (drive_encode.py); one te
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from places import ROOT
+from rank_cases import DATA, INTERRUPTED, KEPT, KILLED, UNFORESEEN, USAGE, driven, ended_as_one, torchrun
 
 pytestmark = pytest.mark.slow
 
-USAGE, DATA, UNFORESEEN, INTERRUPTED, KILLED = 2, 3, 4, 130, -9
-KEPT = "finished parts are kept, the same command continues"
 SHARDS = 23  # of documents, each of 5 calls of the encoder, but for the last; and one of queries
 CALLS = 22 * 5 + 3
-
-
-def drive(scenario: str, folder: Path) -> dict[str, Any]:
-    words = [sys.executable, Path(__file__).with_name("drive_encode.py"), scenario, folder]
-    ended = subprocess.run(words, capture_output=True, text=True, timeout=250, check=False)
-    assert ended.returncode == 0, ended.stderr
-    return dict(json.loads(ended.stdout))
 
 
 @pytest.fixture(scope="module")
 def same(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """The same encoding by 1, 2 and 3 ranks."""
-    return drive("same", tmp_path_factory.mktemp("same"))
+    return driven("drive_encode.py", "same", tmp_path_factory.mktemp("same"))
 
 
 @pytest.fixture(scope="module")
 def resumes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """Killed, and continued by others."""
-    return drive("resumes", tmp_path_factory.mktemp("resumes"))
+    return driven("drive_encode.py", "resumes", tmp_path_factory.mktemp("resumes"))
 
 
 @pytest.fixture(scope="module")
 def failures(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """Three ranks, one of which fails in some way."""
-    return drive("failures", tmp_path_factory.mktemp("failures"))
+    return driven("drive_encode.py", "failures", tmp_path_factory.mktemp("failures"))
 
 
 @pytest.mark.parametrize("count", [2, 3])
@@ -169,13 +157,9 @@ def test_the_lock_is_held_until_the_last_rank_is_done(resumes: dict[str, Any]) -
 )
 def test_a_failure_of_one_rank_ends_all_with_one_message(name: str, code: int, message: str, failures: dict[str, Any]) -> None:
     found = failures[name]
-    assert found["codes"] == [code] * 3
-    assert message in found["err"][0]
-    assert found["err"][0].count("\n") == 1
-    assert found["err"][1:] == ["", ""]
+    ended_as_one(found, code, message)
     assert found["out"] == ["", "", ""]
     assert found["left"] == []
-    assert found["seconds"] < 30
 
 
 def test_a_bug_in_one_rank_ends_all(failures: dict[str, Any]) -> None:
@@ -194,13 +178,7 @@ def test_finished_shards_outlive_a_failure(failures: dict[str, Any]) -> None:
 
 def test_torchrun_itself(demo: Any, tmp_path: Path) -> None:
     folder = demo.copy(tmp_path, "datasets")
-    command = [
-        sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
-        ROOT / "evaluate.py", "encode", "demo", "small", "--encoder", "lexical", "--quiet",
-    ]  # fmt: skip
-    env = {**os.environ, "OMP_NUM_THREADS": "1"}
-    ended = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=120, check=False)
-    assert ended.returncode == 0, ended.stderr
+    ended = torchrun(folder, "encode", "demo", "small", "--encoder", "lexical", "--quiet")
     assert "Traceback" not in ended.stderr
     assert ended.stdout.rstrip().endswith("2 processes")
     entries = sorted(path.relative_to(folder) for path in (folder / "embeddings_cache").rglob("*") if path.is_file())

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import re
-import subprocess
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
+
+from rank_cases import driven
 
 INTERRUPTED, DATA = 130, 3
 GO_ON = "interrupted; finished parts are kept, the same command continues\n"
@@ -19,14 +17,7 @@ GO_ON = "interrupted; finished parts are kept, the same command continues\n"
 @pytest.fixture(scope="module")
 def drive(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], dict[str, Any]]:
     """`drive("kills")`: what that scenario of drive.py gave."""
-
-    def run(scenario: str) -> dict[str, Any]:
-        words = [sys.executable, Path(__file__).with_name("drive.py"), scenario, tmp_path_factory.mktemp(scenario)]
-        ended = subprocess.run(words, capture_output=True, text=True, timeout=200, check=False)
-        assert ended.returncode == 0, ended.stderr
-        return dict(json.loads(ended.stdout))
-
-    return run
+    return lambda scenario: driven("drive.py", scenario, tmp_path_factory.mktemp(scenario))
 
 
 @pytest.mark.slow

@@ -6,41 +6,28 @@ Most ranks here are forked with torchrun's environment (drive.py); one test star
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
-import sys
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from places import ROOT
+from rank_cases import DATA, INTERRUPTED, KEPT, KILLED, UNFORESEEN, USAGE, driven, ended_as_one, torchrun
 
 pytestmark = pytest.mark.slow
-
-USAGE, DATA, UNFORESEEN, INTERRUPTED, KILLED = 2, 3, 4, 130, -9
-KEPT = "finished parts are kept, the same command continues"
-
-
-def drive(scenario: str, folder: Path) -> dict[str, Any]:
-    words = [sys.executable, Path(__file__).with_name("drive.py"), scenario, folder]
-    ended = subprocess.run(words, capture_output=True, text=True, timeout=250, check=False)
-    assert ended.returncode == 0, ended.stderr
-    return dict(json.loads(ended.stdout))
 
 
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """The same evaluation by 1, 2 and 3 ranks, and more."""
-    return drive("ranks", tmp_path_factory.mktemp("ranks"))
+    return driven("drive.py", "ranks", tmp_path_factory.mktemp("ranks"))
 
 
 @pytest.fixture(scope="module")
 def failures(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """Three ranks, one of which fails in some way."""
-    return drive("failures", tmp_path_factory.mktemp("failures"))
+    return driven("drive.py", "failures", tmp_path_factory.mktemp("failures"))
 
 
 def ties(run: str) -> int:
@@ -103,12 +90,7 @@ def test_every_caller_gets_the_result(ranks: dict[str, Any]) -> None:
     ],
 )
 def test_a_failure_of_one_rank_ends_all_with_one_message(name: str, code: int, message: str, failures: dict[str, Any]) -> None:
-    found = failures[name]
-    assert found["codes"] == [code] * 3
-    assert message in found["err"][0]
-    assert found["err"][0].count("\n") == 1
-    assert found["err"][1:] == ["", ""]
-    assert found["seconds"] < 30
+    ended_as_one(failures[name], code, message)
 
 
 def test_a_bug_in_one_rank_ends_all(failures: dict[str, Any]) -> None:
@@ -154,13 +136,7 @@ def test_a_nan_score_of_another_rank_is_named_by_its_ids(failures: dict[str, Any
 
 def test_torchrun_itself(demo: Any, tmp_path: Path) -> None:
     folder = demo.copy(tmp_path, "datasets", "embeddings_cache")
-    command = [
-        sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
-        ROOT / "evaluate.py", "demo", "--paths", "fp32,fp16,int8", "--out", "two", "--quiet",
-    ]  # fmt: skip
-    env = {**os.environ, "OMP_NUM_THREADS": "1"}
-    ended = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=120, check=False)
-    assert ended.returncode == 0, ended.stderr
+    ended = torchrun(folder, "demo", "--paths", "fp32,fp16,int8", "--out", "two", "--quiet")
     assert [line.partition(":")[0] for line in ended.stdout.splitlines()] == ["fp32", "fp16", "int8"], "of the first rank alone"
     assert "Traceback" not in ended.stderr
     for name in ("fp32", "fp16", "int8"):

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import truth
+from gradient_truth import case
 from inputs import on_gpu as make
 from maxsim_kernels import Int8Tokens, maxsim, maxsim_pairs, quantize_fp8, quantize_int8
 from truth import agree
@@ -27,30 +28,6 @@ LAYOUTS = [
     "pairs",
     "ragged pairs",
 ]
-
-
-def case(layout, tokens, dtype=HALF, d=D):
-    """Queries, documents and whether they are pairs, of `tokens` (a maker)."""
-
-    def rows(counts, seed=0):
-        return make.packed(counts, d, dtype=dtype, seed=seed, make=tokens)
-
-    def dense(*shape, seed=0):
-        return tokens(*shape, d, dtype=dtype, seed=seed)
-
-    return {
-        "one query": lambda: (dense(32), dense(100, 63, seed=1), False),
-        "few": lambda: (dense(7, 31), dense(100, 63, seed=1), False),
-        "many": lambda: (dense(100, 31), dense(40, 100, seed=1), False),
-        "long": lambda: (dense(3, 1000), dense(31, 300, seed=1), False),
-        "packed": lambda: (dense(7, 31), rows(COUNTS, 1), False),
-        "packed one": lambda: (dense(31), rows(COUNTS, 1), False),
-        "packed queries": lambda: (rows(ASKED), dense(40, 63, seed=1), False),
-        "both packed": lambda: (rows(ASKED), rows(COUNTS, 1), False),
-        "per query": lambda: (dense(7, 31), dense(7, 5, 63, seed=1), False),
-        "pairs": lambda: (dense(31, 31), dense(31, 63, seed=1), True),
-        "ragged pairs": lambda: (rows(ASKED), rows([31, 5, 0, 1, 200, 3], 1), True),
-    }[layout]()
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

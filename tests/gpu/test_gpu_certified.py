@@ -30,9 +30,10 @@ from maxsim_eval.scoring import certified
 from maxsim_eval.scoring.asked import Asked
 from maxsim_eval.scoring.records import Records
 from maxsim_eval.scoring.scoring import score_path, to_run
-from maxsim_eval.types import Role, Task
+from maxsim_eval.types import Role
 from maxsim_kernels import Packed, pack
 from stored_cases import with_int8_copy
+from task_cases import small_task
 
 NAME, WIDE, COUNT, DEVICE = "exact-int8", "exact-int8-fp32", 6000, "cuda"
 FULL = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fused-fp32"}
@@ -213,16 +214,8 @@ class Topics:
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
 def test_an_evaluation(dtype: torch.dtype, budget: int | None, tmp_path: Path) -> None:
     """As a user asks for it: run files byte for byte, and a report that says so."""
-    task = Task(
-        source="local",
-        dataset="topics",
-        split="test",
-        query_ids=[f"q{n}" for n in range(30)],
-        queries=[str(n) for n in range(30)],
-        document_ids=[f"d{n}" for n in range(COUNT)],
-        documents=[str(n) for n in range(COUNT)],
-        qrels={f"q{n}": {f"d{n * 3}": 1} for n in range(30)},
-    )
+    qrels = {f"q{n}": {f"d{n * 3}": 1} for n in range(30)}
+    task = small_task([str(n) for n in range(30)], [str(n) for n in range(COUNT)], qrels=qrels)
     common: dict[str, Any] = {
         "cache_dir": tmp_path / "cache",
         "device": DEVICE,

@@ -13,7 +13,6 @@ import torch
 from maxsim_eval.api import evaluate
 from maxsim_eval.cache.corpus import Corpus
 from maxsim_eval.cache.entries import Entry
-from maxsim_eval.cache.filling import fill_entry
 from maxsim_eval.errors import DataError
 from maxsim_eval.scoring import job, units
 from maxsim_eval.scoring.asked import Asked
@@ -22,6 +21,8 @@ from maxsim_eval.scoring.scoring import score_path, to_run
 from maxsim_eval.scoring.stream import PHASES, score_units
 from maxsim_eval.types import Role, Task
 from maxsim_kernels import Packed, pack
+from stored_cases import filled
+from task_cases import small_task
 
 WIDTH, COUNT, QUERIES = 128, 3000, 24
 NO_WAIT = ("fused-fp32", "fp16", "bf16", "int8")  # the others refuse values that no scale holds, for which they must look
@@ -48,16 +49,11 @@ class Kinds:
 
 
 def task_of() -> Task:
-    queries = [f"q{n}" for n in range(QUERIES)]
-    return Task(
-        source="local",
-        dataset="kinds",
-        split="test",
-        query_ids=queries,
-        queries=[str(1000 + n) for n in range(QUERIES)],
-        document_ids=[*queries[:3], *(f"d{n}" for n in range(3, COUNT))],
-        documents=[str((n * n) % 97) for n in range(COUNT)],
-        qrels={query: {f"d{n * 3 + 5}": 1} for n, query in enumerate(queries)},
+    return small_task(
+        [str(1000 + n) for n in range(QUERIES)],
+        [str((n * n) % 97) for n in range(COUNT)],
+        document_ids=["q0", "q1", "q2", *(f"d{n}" for n in range(3, COUNT))],
+        qrels={f"q{n}": {f"d{n * 3 + 5}": 1} for n in range(QUERIES)},
         exclude_same_id=True,
     )
 
@@ -114,16 +110,7 @@ def stored(folder: Path, changed: dict[int, torch.Tensor] | None = None) -> Entr
     documents = [tokens((n * n) % 97, 60) for n in range(COUNT)]
     for number, document in (changed or {}).items():
         documents[number] = document
-    return fill_entry(
-        folder,
-        ids=[f"d{n}" for n in range(COUNT)],
-        key="0" * 16,
-        dtype=torch.float32,
-        dim=WIDTH,
-        provenance={},
-        encode=lambda start, stop: pack(documents[start:stop], dim=WIDTH),
-        quiet=True,
-    )
+    return filled(folder, documents)
 
 
 def plan_of(rows: np.ndarray) -> Asked:

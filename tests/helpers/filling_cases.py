@@ -9,8 +9,8 @@ from pathlib import Path
 import torch
 
 from maxsim_eval.cache.entries import Entry
-from maxsim_eval.cache.filling import fill_entry
 from maxsim_kernels import Packed
+from stored_cases import filled
 
 COUNT, SPLIT = 10, 3  # documents, documents a shard
 SHARDS = [f"0000{n}.h5" for n in range(4)]
@@ -24,16 +24,7 @@ def tokens(start: int, stop: int) -> Packed:
 
 
 def fill(folder: Path, encode: Callable[[int, int], Packed] = tokens, **options) -> Entry:
-    return fill_entry(
-        folder,
-        ids=[f"d{n}" for n in range(COUNT)],
-        key="key",
-        dtype=torch.float32,
-        dim=4,
-        provenance={},
-        encode=encode,
-        **{"documents_per_shard": SPLIT, "quiet": True, **options},
-    )
+    return filled(folder, tokens(0, COUNT), **{"key": "key", "encode": encode, "documents_per_shard": SPLIT, **options})
 
 
 def assert_right(entry: Entry) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ import torch
 
 from maxsim_eval.cache.entries import Entry, open_entry
 from maxsim_eval.importing.importing import import_embeddings
-from maxsim_eval.types import Task
+from maxsim_eval.types import Role, Task
 from maxsim_kernels import Packed
 
 DIM = 8
@@ -58,6 +58,26 @@ def run(tmp_path: Path, task: Task) -> Run:
         return import_embeddings(paths, **{"task": task, **names, **folders, **options})
 
     return import_
+
+
+def import_sides(
+    folder: Path, task: Task, encoder_name: str, rows: Mapping[Role, Sequence[torch.Tensor]], **options: Any
+) -> dict[str, Entry]:
+    """Tokens of every text of a task's sides, written as files of the paper's layout and imported into `folder / "cache"`."""
+    for role, tokens in rows.items():
+        kind, ids = ("query", task.query_ids) if role == "query" else ("doc", task.document_ids)
+        torch.save({f"{kind}_embeddings": list(tokens), "meta": {f"{kind}_ids": list(ids)}}, folder / f"{role}.pt")
+    return import_embeddings(
+        {role: folder / f"{role}.pt" for role in rows},
+        task,
+        source=task.source,
+        dataset=task.dataset,
+        encoder_name=encoder_name,
+        cache_dir=folder / "cache",
+        data_dir=folder / "data",
+        quiet=True,
+        **options,
+    )
 
 
 def assert_holds(entry: Entry, ids: list[str] = IDS, rows: list[torch.Tensor] = DOCUMENTS) -> None:

@@ -8,6 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+# Dtypes of embeddings, and of masks; None: no mask.
+FLOATS = (torch.float32, torch.float16, torch.bfloat16)
+MASKS = (None, torch.bool, torch.float32, torch.int64)
 # Forward and backward of a library in float32 against ours: two orders of summation, of scores below 100 and gradients below 20.
 FP32 = {"rtol": 2e-6, "atol": 2e-5}
 # Scores of a library that rounds similarities, and sums of them, to 16 bits: a few of its steps at the scores' size.

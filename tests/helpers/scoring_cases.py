@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+import torch
 
 from maxsim_eval.scoring.candidates import Candidates
 
@@ -16,6 +17,13 @@ def numbers(start: int, stop: int, rows: int = 3) -> tuple[np.ndarray, np.ndarra
     scores = draw.standard_normal((rows, stop - start)).astype(np.float32)
     scores[0, 0] = -np.inf
     return keys, scores
+
+
+def drawn(size: int, seed: int, *, width: int, grid: bool) -> torch.Tensor:
+    """`[size, width]`: multiples of 1/4 in [-1, 1] (exact everywhere, ties abound) or normal values."""
+    rng = np.random.default_rng((seed, size))
+    values = rng.integers(-4, 5, (size, width)) / 4 if grid else rng.standard_normal((size, width))
+    return torch.from_numpy(values.astype(np.float32))
 
 
 def of_sets(sets: Sequence[set[int]]) -> Candidates:

@@ -22,6 +22,7 @@ from maxsim_eval.errors import CacheError, DataError, UnknownNameError, UsageErr
 from maxsim_eval.report.result_json import from_json
 from maxsim_eval.types import Encoder, Result, Role, Task
 from maxsim_kernels import Packed, maxsim_reference, pack
+from task_cases import small_task
 
 ALL = ("fp32", "fused-fp32", "fp16", "bf16", "int8", "int8-document", "int8-corpus", "fp8")
 WIDTH = 8
@@ -64,18 +65,9 @@ class Letters:
 
 def task_of(**changes: Any) -> Task:
     documents = ["red fox", "blue whale sea", "", "red fox", "green frog pond lily", "sea", "fox", "red fox"]
-    task = Task(
-        source="local",
-        dataset="animals",
-        split="test",
-        query_ids=["q0", "q1", "q2"],
-        queries=["red fox", "sea", "pond lily frog"],
-        document_ids=[f"d{n}" for n in range(len(documents))],
-        documents=documents,
-        qrels={"q0": {"d3": 2, "d0": 1, "d6": 0}, "q1": {"d5": 1, "gone": 1}, "q2": {"d4": 1}},
-        warnings=LOADED,
-    )
-    return replace(task, **changes)
+    qrels = {"q0": {"d3": 2, "d0": 1, "d6": 0}, "q1": {"d5": 1, "gone": 1}, "q2": {"d4": 1}}
+    fields = {"dataset": "animals", "qrels": qrels, "warnings": LOADED, **changes}
+    return small_task(["red fox", "sea", "pond lily frog"], documents, **fields)
 
 
 def run(task: Task, encoder: Encoder | str, folder: Path, paths: Sequence[str] = ("fp32", "fp16"), **options: Any) -> Result:

@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 import torch
 
+from import_cases import import_sides
 from maxsim_eval.api import evaluate
 from maxsim_eval.data.subsets import limit_task
 from maxsim_eval.data.trec import read_trec_run
 from maxsim_eval.encoders.lexical import LexicalEncoder
 from maxsim_eval.errors import UsageError
-from maxsim_eval.importing.importing import import_embeddings
 from maxsim_eval.report.result_json import from_json, to_json
 from maxsim_eval.types import Result, Role, Task
 from maxsim_kernels import Packed
@@ -121,24 +121,9 @@ def test_a_whole_corpus_that_was_only_begun_is_not_used(demo_task: Task, tmp_pat
 
 def test_imported_embeddings(demo_task: Task, tmp_path: Path) -> None:
     random = torch.Generator().manual_seed(0)
-    sides = {
-        role: {name: torch.randn(3, 8, generator=random).half() for name in names}
-        for role, names in (("query", demo_task.query_ids), ("document", demo_task.document_ids))
-    }
-    for role, rows in sides.items():
-        ids = {"query_ids" if role == "query" else "doc_ids": list(rows)}
-        key = "query_embeddings" if role == "query" else "doc_embeddings"
-        torch.save({key: list(rows.values()), "meta": ids}, tmp_path / f"{role}.pt")
-    import_embeddings(
-        {role: tmp_path / f"{role}.pt" for role in sides},  # type: ignore[misc]
-        demo_task,
-        source="demo",
-        dataset="small",
-        encoder_name="mine",
-        cache_dir=tmp_path / "cache",
-        data_dir=tmp_path / "data",
-        quiet=True,
-    )
+    sides = {"query": demo_task.queries, "document": demo_task.documents}
+    rows = {role: [torch.randn(3, 8, generator=random).half() for _ in texts] for role, texts in sides.items()}
+    import_sides(tmp_path, demo_task, "mine", rows)
     options: dict[str, Any] = {"encoder": "mine", "paths": ["fp32"]}
     whole = run(demo_task, tmp_path, "whole", **options)
     before = cached(tmp_path / "cache")

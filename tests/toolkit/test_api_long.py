@@ -8,7 +8,6 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +26,7 @@ from maxsim_eval.report.writing import to_markdown
 from maxsim_eval.scoring import job, stream, units
 from maxsim_eval.types import Result, Role, Run, Task
 from maxsim_kernels import Packed, pack
+from task_cases import small_task
 
 pytestmark = pytest.mark.slow
 
@@ -56,18 +56,9 @@ def small_units(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def task_of(**changes: Any) -> Task:
-    queries = [f"q{n}" for n in range(5)]
-    task = Task(
-        source="local",
-        dataset="kinds",
-        split="test",
-        query_ids=queries,
-        queries=["13", "5", "8", "27", "4"],
-        document_ids=[f"d{n}" for n in range(80)],
-        documents=[str((n * n) % 11 + 20) for n in range(80)],
-        qrels={query: {f"d{n * 3}": 1, f"d{n * 7 + 1}": 2} for n, query in enumerate(queries)},
-    )
-    return replace(task, **changes)
+    qrels = {f"q{n}": {f"d{n * 3}": 1, f"d{n * 7 + 1}": 2} for n in range(5)}
+    texts = [str((n * n) % 11 + 20) for n in range(80)]
+    return small_task(["13", "5", "8", "27", "4"], texts, **{"dataset": "kinds", "qrels": qrels, **changes})
 
 
 def run(folder: Path, out: str | None = "out", paths: Sequence[str] = ("fp32", "int8", "fp16"), **options: Any) -> Result:

@@ -5,14 +5,13 @@ test_environments.py runs this file in an environment of its own.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from library_cases import FP32, ONCE, ROUNDED, same, scores_and_gradients, tokens, widened
+from library_cases import FLOATS, FP32, ONCE, ROUNDED, same, scores_and_gradients, tokens, widened
 from maxsim_kernels import integrations, maxsim, pack
 
 pytest.importorskip("colpali_engine", reason="colpali-engine is not installed here")
@@ -23,13 +22,6 @@ from colpali_engine.utils import maxsim as dispatch
 from colpali_engine.utils.processing_utils import BaseVisualRetrieverProcessor
 
 NAME = "colpali-engine"
-FLOATS = (torch.float32, torch.float16, torch.bfloat16)
-
-
-@pytest.fixture(autouse=True)
-def restored() -> Iterator[None]:
-    yield
-    integrations.disable()
 
 
 @pytest.mark.parametrize("dtype", FLOATS)

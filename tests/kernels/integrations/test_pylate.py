@@ -5,7 +5,6 @@ PyLate pins other versions than ours: test_environments.py runs this file in an 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ import torch
 from torch import Tensor
 
 import tiny_checkpoints
-from library_cases import ONCE, mask, masks, same, scores_and_gradients, tokens, widened
+from library_cases import FLOATS, MASKS, ONCE, mask, masks, same, scores_and_gradients, tokens, widened
 from maxsim_kernels import integrations, maxsim
 from maxsim_kernels.integrations import pylate as ours
 
@@ -22,14 +21,6 @@ pytest.importorskip("pylate", reason="PyLate is not installed here")
 from pylate import losses, models, rank, scores
 
 NAME = "pylate"
-FLOATS = (torch.float32, torch.float16, torch.bfloat16)
-MASKS = (None, torch.bool, torch.float32, torch.int64)
-
-
-@pytest.fixture(autouse=True)
-def restored() -> Iterator[None]:
-    yield
-    integrations.disable()
 
 
 def enabled(function: Any, *inputs: Any, **options: Any) -> tuple[Tensor, list[Tensor]]:

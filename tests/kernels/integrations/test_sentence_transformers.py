@@ -7,7 +7,6 @@ import logging
 import math
 import pickle
 import sys
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -16,7 +15,7 @@ import torch
 from torch import Tensor
 
 import tiny_checkpoints
-from library_cases import ONCE, ROUNDED, mask, masks, same, scores_and_gradients, tokens, widened
+from library_cases import FLOATS, MASKS, ONCE, ROUNDED, mask, masks, same, scores_and_gradients, tokens, widened
 from maxsim_kernels import integrations
 from maxsim_kernels.integrations import sentence_transformers as ours
 
@@ -26,14 +25,6 @@ from sentence_transformers.multi_vector_encoder import scoring
 from sentence_transformers.util import similarity
 
 NAME = "sentence-transformers"
-FLOATS = (torch.float32, torch.float16, torch.bfloat16)
-MASKS = (None, torch.bool, torch.float32, torch.int64)
-
-
-@pytest.fixture(autouse=True)
-def restored() -> Iterator[None]:
-    yield
-    integrations.disable()
 
 
 def enabled(function: str, *inputs: Any, module: Any = similarity, **options: Any) -> tuple[Tensor, list[Tensor]]:

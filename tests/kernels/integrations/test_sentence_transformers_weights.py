@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -26,12 +26,6 @@ WEIGHTS = {
     "zeros and ones": mask(3, 5, dtype=torch.float32),
     "all zero": torch.zeros(3, 5, dtype=torch.int64),
 }
-
-
-@pytest.fixture(autouse=True)
-def restored() -> Iterator[None]:
-    yield
-    integrations.disable()
 
 
 def left() -> dict[str, int]:

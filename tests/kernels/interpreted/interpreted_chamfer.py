@@ -14,6 +14,7 @@ from unittest import mock
 import quick_interpreter  # noqa: F401 - kernels run under it
 import torch
 
+from chamfer_cases import require_filter_bound
 from maxsim_kernels import chamfer_distance
 from maxsim_kernels.chamfer import chamfer, nearest
 from maxsim_kernels.gpu.forward.tuning import Config
@@ -245,71 +246,13 @@ def check_autograd() -> None:
     CHECKED.append(1)
 
 
-def held_maxima(words: torch.Tensor, shape: Any, groups: int, tiles: int) -> torch.Tensor:
-    """What a filter left for `groups` of sources and `tiles` of targets: `[sources, tiles, parts]`."""
-    rows, parts = shape.config.rows, shape.parts
-    if shape.split:
-        return words.view(groups, tiles, rows, parts).permute(0, 2, 1, 3).reshape(groups * rows, tiles, parts)
-    halves = words.view(torch.float16).view(groups, tiles, rows // 16, 8, parts, 2)
-    return halves.permute(0, 2, 5, 3, 1, 4).reshape(groups * rows, tiles, parts).float()
-
-
-def by_part(scores: torch.Tensor, shape: Any, tiles: int) -> torch.Tensor:
-    """Scores `[sources, targets]` as `[sources, tiles, parts, members]`, padded with -inf."""
-    tile, parts = shape.config.tokens, shape.parts
-    scores = torch.nn.functional.pad(scores, (0, tiles * tile - scores.shape[1]), value=-torch.inf)
-    if shape.split:
-        return scores.view(-1, tiles, parts, tile // parts)
-    apart = scores.view(-1, tiles, parts // 4, tile // parts // 2, 4, 2)
-    return apart.permute(0, 1, 2, 4, 3, 5).reshape(-1, tiles, parts, tile // parts)
-
-
 def check_bound() -> None:
     """Maxima of the filters against FP64 scores of the centred, scaled inputs: within the error that `refine` relies on."""
     for n, m, d, shift in ((63, 100, 3, 0.0), (63, 100, 3, 1000.0), (100, 40, 16, 0.0), (40, 100, 20, 3.0), (40, 60, 128, 0.0)):
         set_up()
         p, q = torch.randn(n, d) + shift, torch.randn(m, d) * 0.3 + shift
         p[0] *= 1e-4
-        held: dict[str, torch.Tensor] = {}
-        original = nearest.launch
-
-        def watch(
-            kernel: Any, grid: int, *arguments: Any, original: Any = original, held: Any = held, **constants: Any
-        ) -> None:
-            original(kernel, grid, *arguments, **constants)
-            if kernel is nearest.features_kernel:
-                held["centre"] = arguments[2].clone()
-            if kernel in (nearest.chunks_kernel, nearest.slots_kernel):
-                held["maxima"] = arguments[2 if kernel is nearest.chunks_kernel else 3].clone()
-
-        nearest.launch = watch
-        try:
-            nearest.forward(p, q, False)
-        finally:
-            nearest.launch = original
-        centre = held["centre"][:d]
-        furthest = (torch.cat([p, q]) - centre).abs().max()
-        scale = 2.0 ** -int(torch.frexp(furthest).exponent)
-        x, y = ((one.double() - centre.double()) * scale for one in (p, q))
-        assert 0.5 <= float(torch.cat([x, y]).abs().max()) <= 1.0
-        alpha, beta, floor = nearest.score_error(d)
-        shape, at = nearest._shape(p, q), 0
-        for turn, (source, target) in enumerate(((x, y), (y, x))):
-            tiles, groups = shape.tiles[1 - turn], shape.groups[turn]
-            size = groups * tiles * shape.tile_words
-            got = held_maxima(held["maxima"][at : at + size], shape, groups, tiles)[: len(source)].double()
-            at += size
-            score = source @ target.T - 0.5 * target.square().sum(1)
-            one, other = source.norm(dim=1)[:, None], target.norm(dim=1)[None]
-            error = alpha * one * other + beta * other.square() / 2 + floor * (one + other) + 2.0**-32
-            best = by_part(score, shape, tiles).max(-1).values
-            allowed = by_part(error, shape, tiles).max(-1).values
-            if not shape.split:  # stored in FP16
-                allowed = allowed + 2.0**-11 * (best.abs() + allowed) + 2.0**-25
-            known = best > -torch.inf
-            assert torch.equal(known, got > -torch.inf)
-            wrong = (got - best).abs()[known] / allowed[known]
-            assert float(wrong.max()) <= 1.0, (d, float(wrong.max()))
+        require_filter_bound(p, q)
         CHECKED.append(1)
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from maxsim_eval import evaluate, load_task
+from maxsim_eval import evaluate
 from maxsim_eval.atlas import Atlas, Row, atlas
 from maxsim_eval.atlas import running as running_module
 from maxsim_eval.atlas.grid import entries_of, load_grid
@@ -37,21 +37,6 @@ ENTRIES = [
     "residual-2(centroids=5000)",
 ]
 METRICS = ["nDCG@10", "Recall@100"]
-
-
-@pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("atlas")
-
-
-@pytest.fixture(scope="module")
-def task(place: Path) -> Task:
-    return load_task("demo", "small", data_dir=place / "datasets", quiet=True)
-
-
-@pytest.fixture(scope="module")
-def options(place: Path) -> dict:
-    return {"cache_dir": place / "cache", "device": "cpu", "quiet": True}
 
 
 @pytest.fixture(scope="module")

@@ -9,28 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from maxsim_eval import evaluate, load_task
+from maxsim_eval import evaluate
 from maxsim_eval.atlas import atlas
 from maxsim_eval.atlas import running as running_module
 from maxsim_eval.errors import DataError
 from maxsim_eval.types import Task
 
 pytestmark = pytest.mark.slow
-
-
-@pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("kept")
-
-
-@pytest.fixture(scope="module")
-def task(place: Path) -> Task:
-    return load_task("demo", "small", data_dir=place / "datasets", quiet=True)
-
-
-@pytest.fixture(scope="module")
-def options(place: Path) -> dict:
-    return {"cache_dir": place / "cache", "device": "cpu", "quiet": True}
 
 
 def _edited(change: Callable[[dict], object]) -> Callable[[Path], object]:

@@ -20,33 +20,14 @@ from hypothesis import strategies as st
 
 from maxsim_eval.cache import hdf5
 from maxsim_eval.cache.entries import Entry, open_entry
-from maxsim_eval.cache.filling import fill_entry
 from maxsim_eval.cache.selection import Documents, Selection
 from maxsim_eval.cache.shards import Shard
 from maxsim_eval.errors import CacheError, UsageError
-from maxsim_kernels import Packed, pack
+from maxsim_kernels import Packed
+from stored_cases import filled_ragged as fill
 
 RAGGED = [3, 0, 17, 1, 0, 0, 250, 5, 64, 0, 2]
 DTYPES = [torch.float16, torch.bfloat16, torch.float32]
-
-
-def fill(
-    folder: Path, lengths: list[int], per_shard: int, dim: int = 24, dtype: torch.dtype = torch.float16, key: str = "key"
-) -> Entry:
-    generator = torch.Generator().manual_seed(len(lengths) + len(key))
-    rows = [torch.randn(length, dim, generator=generator).to(dtype) for length in lengths]
-    packed = pack(rows, dim=dim, dtype=dtype)
-    return fill_entry(
-        folder,
-        ids=[f"d{n}" for n in range(len(lengths))],
-        key=key,
-        dtype=dtype,
-        dim=dim,
-        provenance={"origin": "test"},
-        encode=lambda start, stop: packed.select(range(start, stop)),
-        documents_per_shard=per_shard,
-        quiet=True,
-    )
 
 
 def cut(lengths: list[int], most: int) -> list[list[int]]:

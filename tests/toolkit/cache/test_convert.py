@@ -15,11 +15,11 @@ from maxsim_eval.cache.converting import Converted, convert_entry
 from maxsim_eval.cache.copies import Quantised, quantised
 from maxsim_eval.cache.copy_shards import KINDS, Kind, Tokens
 from maxsim_eval.cache.entries import Entry, open_entry
-from maxsim_eval.cache.filling import fill_entry
 from maxsim_eval.cache.selection import Selection
 from maxsim_eval.errors import DataError, UnknownNameError, UsageError
 from maxsim_kernels import Fp8Tokens, Int8Tokens, Packed, device_blocks, pack, quantize_fp8, quantize_int8
 from maxsim_kernels.search import residuals_of
+from stored_cases import filled
 
 LENGTHS = [5, 0, 40, 1, 7, 12, 3, 0, 0, 9, 30, 2, 0]
 DIM = 24
@@ -35,17 +35,8 @@ def packed(dtype: torch.dtype = torch.float16) -> Packed:
 
 
 def fill(folder: Path, tokens: Packed, split: int = 5) -> Entry:
-    return fill_entry(
-        folder,
-        ids=[f"doc-{n}" for n in range(len(tokens))],
-        key="key-1",
-        dtype=tokens.dtype,
-        dim=tokens.dim,
-        provenance={"role": "document"},
-        encode=lambda start, stop: tokens.select(range(start, stop)),
-        documents_per_shard=split,
-        quiet=True,
-    )
+    ids = [f"doc-{n}" for n in range(len(tokens))]
+    return filled(folder, tokens, ids=ids, key="key-1", provenance={"role": "document"}, documents_per_shard=split)
 
 
 def convert(entry: Entry, name: str) -> Quantised:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import shutil
 import signal
@@ -21,10 +20,10 @@ from maxsim_eval.cache import converting, copy_shards
 from maxsim_eval.cache.converting import convert_entry
 from maxsim_eval.cache.copies import Quantised, quantised
 from maxsim_eval.cache.entries import Entry, open_entry
-from maxsim_eval.cache.filling import fill_entry
 from maxsim_eval.cache.housekeeping import collect, find_garbage
 from maxsim_eval.errors import CacheError
-from maxsim_kernels import Packed, pack, quantize_int8
+from maxsim_kernels import Packed, quantize_int8
+from stored_cases import FullDisk, filled, ragged
 
 LENGTHS = [5, 0, 40, 1, 7, 12, 3, 4, 6]
 DIM = 16
@@ -33,23 +32,12 @@ KIND = "int8-token"
 
 
 def packed(seed: int = 0) -> Packed:
-    generator = torch.Generator().manual_seed(seed)
-    return pack([torch.randn(length, DIM, generator=generator).half() for length in LENGTHS])
+    return ragged(LENGTHS, DIM, seed=seed)
 
 
 def fill(folder: Path, tokens: Packed | None = None, key: str = "key-1") -> Entry:
-    found = packed() if tokens is None else tokens
-    return fill_entry(
-        folder,
-        ids=[f"doc-{n}" for n in range(len(LENGTHS))],
-        key=key,
-        dtype=torch.float16,
-        dim=DIM,
-        provenance={},
-        encode=lambda start, stop: found.select(range(start, stop)),
-        documents_per_shard=SPLIT,
-        quiet=True,
-    )
+    ids = [f"doc-{n}" for n in range(len(LENGTHS))]
+    return filled(folder, packed() if tokens is None else tokens, ids=ids, key=key, documents_per_shard=SPLIT)
 
 
 @pytest.fixture
@@ -272,32 +260,6 @@ def test_changed_behind_the_reader(entry: Entry) -> None:
     copy.unlink()
     with pytest.raises(CacheError, match=r"00002\.int8-token\.h5: missing"):
         list(found.blocks())
-
-
-class FullDisk:
-    """A file that takes so many bytes, then is full as the system says it."""
-
-    def __init__(self, path: Path, room: int) -> None:
-        self.file, self.room = open(path, "wb"), room  # noqa: SIM115
-
-    def __enter__(self) -> FullDisk:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.file.close()
-
-    def seek(self, place: int) -> None:
-        self.file.seek(place)
-
-    def truncate(self, size: int) -> None:
-        self.file.truncate(size)
-
-    def write(self, content: memoryview) -> None:
-        size = memoryview(content).nbytes
-        self.file.write(bytes(content)[: self.room])
-        self.room -= size
-        if self.room < 0:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 @pytest.mark.parametrize("room", [0, 100, 600], ids=str)  # in the codes, or in the header behind them

@@ -14,18 +14,13 @@ import pytest
 import torch
 
 from maxsim_eval.cache.entries import Entry, open_entry
-from maxsim_eval.cache.filling import fill_entry
 from maxsim_eval.errors import CacheError
-from maxsim_kernels import Packed, pack
+from maxsim_kernels import Packed
+from stored_cases import filled, ragged
 
 LENGTHS = [5, 0, 40, 1, 7, 12, 3]
 SPLIT = 4  # documents a shard
 IDS = [f"doc-{n}" for n in range(len(LENGTHS))]
-
-
-def packed() -> Packed:
-    generator = torch.Generator().manual_seed(0)
-    return pack([torch.randn(length, 16, generator=generator).half() for length in LENGTHS])
 
 
 def never(start: int, stop: int) -> Packed:
@@ -33,10 +28,7 @@ def never(start: int, stop: int) -> Packed:
 
 
 def fill(folder: Path, **options) -> Entry:
-    tokens = packed()
-    wanted = {"ids": IDS, "key": "key-1", "dtype": torch.float16, "dim": 16, "documents_per_shard": SPLIT}
-    encode = lambda start, stop: tokens.select(range(start, stop))  # noqa: E731
-    return fill_entry(folder, **{**wanted, "provenance": {}, "encode": encode, "quiet": True, **options})
+    return filled(folder, ragged(LENGTHS, 16), **{"ids": IDS, "key": "key-1", "documents_per_shard": SPLIT, **options})
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
 from collections.abc import Sequence
@@ -15,11 +14,12 @@ import torch
 
 from maxsim_eval.cache import sides
 from maxsim_eval.cache.entries import Entry
-from maxsim_eval.cache.filling import fill_entry
 from maxsim_eval.cache.sides import content_hash, embed, entry_folder, entry_key, find_imported, holds_documents
 from maxsim_eval.errors import CacheError, UsageError
 from maxsim_eval.types import Role, Task
 from maxsim_kernels import Packed, pack
+from stored_cases import filled
+from task_cases import small_task
 
 
 @dataclass
@@ -51,17 +51,8 @@ class LetterEncoder:
 
 def task(count: int = 5, **changes: Any) -> Task:
     texts = [f"text {n}" if n % 4 else "" for n in range(count)]
-    made = Task(
-        source="local",
-        dataset="letters",
-        split="test",
-        query_ids=["q1", "q2"],
-        queries=["what", "why"],
-        document_ids=[f"d{n}" for n in range(count)],
-        documents=texts,
-        qrels={"q1": {"d1": 1}, "q2": {"d2": 1}},
-    )
-    return dataclasses.replace(made, **changes)
+    names = {"dataset": "letters", "query_ids": ["q1", "q2"], "qrels": {"q1": {"d1": 1}, "q2": {"d2": 1}}}
+    return small_task(["what", "why"], texts, **{**names, **changes})
 
 
 def run(cache: Path, made: Task, role: Role = "document", **changes: Any) -> tuple[Entry, LetterEncoder]:
@@ -335,17 +326,9 @@ def test_progress(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 def import_entry(cache: Path, made: Task, key: str = "f" * 16, **provenance: Any) -> Entry:
     known = {"origin": "imported", "content": content_hash(made.document_ids, made.documents), "encoder": "letters"}
-    rows = pack([torch.full((n, 3), float(n)) for n in range(len(made.documents))])
-    return fill_entry(
-        entry_folder(cache, "local", "letters", "letters", "document", key),
-        ids=made.document_ids,
-        key=key,
-        dtype=torch.float32,
-        dim=3,
-        provenance={**known, **provenance},
-        encode=lambda start, stop: rows.select(range(start, stop)),
-        quiet=True,
-    )
+    rows = [torch.full((n, 3), float(n)) for n in range(len(made.documents))]
+    folder = entry_folder(cache, "local", "letters", "letters", "document", key)
+    return filled(folder, rows, ids=made.document_ids, key=key, provenance={**known, **provenance})
 
 
 def find(cache: Path, made: Task, name: str = "letters", role: Role = "document") -> Entry | None:

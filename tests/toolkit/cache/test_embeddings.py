@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from import_cases import import_sides
 from maxsim_eval import api
 from maxsim_eval.cache import embeddings as module
 from maxsim_eval.cache import sides
@@ -19,19 +20,15 @@ from maxsim_eval.cache.sides import embed
 from maxsim_eval.data.subsets import limit_task
 from maxsim_eval.encoders.names import get_encoder
 from maxsim_eval.errors import DataError, NoModelError, UsageError
-from maxsim_eval.importing.importing import import_embeddings
-from maxsim_eval.types import Encoder, Role, Task
+from maxsim_eval.types import Encoder, Role
+from task_cases import small_task
 
 WIDTH = 8
 BOTH: tuple[Role, ...] = ("query", "document")
-TASK = Task(
-    source="local",
+TASK = small_task(
+    ["glacier melt", "two cats"],
+    ["the glacier melts", "a valley", "the cat", "two cats, a glacier"],
     dataset="ice",
-    split="test",
-    query_ids=["q0", "q1"],
-    queries=["glacier melt", "two cats"],
-    document_ids=["d0", "d1", "d2", "d3"],
-    documents=["the glacier melts", "a valley", "the cat", "two cats, a glacier"],
     qrels={"q0": {"d0": 1}, "q1": {"d2": 1, "d3": 1}},
 )
 Import = Callable[..., None]
@@ -42,23 +39,11 @@ def imports(tmp_path: Path) -> Import:
     """`imports(name, roles, revision=)`: unit vectors, three a row, which no encoder here would give."""
 
     def run(name: str, roles: Sequence[Role] = BOTH, revision: str = "theirs") -> None:
+        rows: dict[Role, torch.Tensor] = {}
         for role in roles:
-            generator = torch.Generator().manual_seed(0)
-            ids = TASK.query_ids if role == "query" else TASK.document_ids
-            rows = torch.nn.functional.normalize(torch.randn(len(ids), 3, WIDTH, generator=generator), dim=2)
-            kind = "query" if role == "query" else "doc"
-            torch.save({f"{kind}_embeddings": list(rows), "meta": {f"{kind}_ids": ids}}, tmp_path / f"{role}.pt")
-        import_embeddings(
-            {role: tmp_path / f"{role}.pt" for role in roles},
-            TASK,
-            source=TASK.source,
-            dataset=TASK.dataset,
-            encoder_name=name,
-            cache_dir=tmp_path / "cache",
-            data_dir=tmp_path / "data",
-            revision=revision,
-            quiet=True,
-        )
+            generator, count = torch.Generator().manual_seed(0), len(TASK.queries if role == "query" else TASK.documents)
+            rows[role] = torch.nn.functional.normalize(torch.randn(count, 3, WIDTH, generator=generator), dim=2)
+        import_sides(tmp_path, TASK, name, rows, revision=revision)
 
     return run
 

@@ -15,25 +15,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from maxsim_eval.cache.entries import Entry, open_entry
-from maxsim_eval.cache.filling import fill_entry
 from maxsim_eval.cache.shards import FORMAT, _all_finite
 from maxsim_eval.errors import CacheError, DataError, UsageError
-from maxsim_kernels import Packed, pack
+from maxsim_kernels import Packed
+from stored_cases import filled
+from stored_cases import ragged as tokens
 
 DTYPES = [torch.float16, torch.bfloat16, torch.float32]
 RAGGED = [3, 0, 17, 1, 0, 0, 250, 5, 64, 0, 2]
 
 
-def tokens(lengths: list[int], dim: int = 24, dtype: torch.dtype = torch.float16) -> Packed:
-    generator = torch.Generator().manual_seed(len(lengths))
-    return pack([torch.randn(length, dim, generator=generator).to(dtype) for length in lengths], dim=dim, dtype=dtype)
-
-
 def fill(folder: Path, packed: Packed, **options) -> Entry:
-    options = {"key": "0123456789abcdef", "provenance": {"origin": "test"}, "quiet": True, **options}
-    options.setdefault("ids", [f"d{n}" for n in range(len(packed))])
-    options.setdefault("encode", lambda start, stop: packed.select(range(start, stop)))
-    return fill_entry(folder, dtype=packed.dtype, dim=packed.dim, **options)
+    return filled(folder, packed, **{"key": "0123456789abcdef", "provenance": {"origin": "test"}, **options})
 
 
 def assert_same(entry: Entry, packed: Packed) -> None:
@@ -231,16 +224,9 @@ def test_compressed_shard_is_read_with_one_warning(tmp_path: Path, dtype: torch.
 
 
 def test_arguments_that_cannot_work(tmp_path: Path) -> None:
-    packed = tokens([1, 2])
-    common = {"ids": ["a", "b"], "key": "k", "provenance": {}, "encode": lambda start, stop: packed, "quiet": True}
-    with pytest.raises(UsageError, match="dtype"):
-        fill_entry(tmp_path / "e", dtype=torch.float64, dim=24, **common)
-    with pytest.raises(UsageError, match="dim"):
-        fill_entry(tmp_path / "e", dtype=torch.float16, dim=0, **common)
-    with pytest.raises(UsageError, match="documents_per_shard"):
-        fill_entry(tmp_path / "e", dtype=torch.float16, dim=24, documents_per_shard=0, **common)
-    with pytest.raises(UsageError, match="chunk"):
-        fill_entry(tmp_path / "e", dtype=torch.float16, dim=24, chunk=0, **common)
+    for name, bad in {"dtype": torch.float64, "dim": 0, "documents_per_shard": 0, "chunk": 0}.items():
+        with pytest.raises(UsageError, match=name):
+            fill(tmp_path / "e", tokens([1, 2]), **{name: bad})
     assert not (tmp_path / "e").exists()
 
 
@@ -256,16 +242,7 @@ def test_arguments_that_cannot_work(tmp_path: Path) -> None:
 )
 def test_embeddings_that_are_not_what_was_promised(tmp_path: Path, given: Packed, message: str) -> None:
     with pytest.raises(CacheError, match=message):
-        fill_entry(
-            tmp_path / "entry",
-            ids=["a", "b"],
-            key="k",
-            dtype=torch.float16,
-            dim=24,
-            provenance={},
-            encode=lambda start, stop: given,
-            quiet=True,
-        )
+        fill(tmp_path / "entry", tokens([1, 2]), encode=lambda start, stop: given)
     assert not list((tmp_path / "entry").glob("*.h5"))
 
 

@@ -20,6 +20,7 @@ from maxsim_eval.cache.entries import open_entry
 from maxsim_eval.errors import CacheError
 from maxsim_eval.files import atomic_path
 from maxsim_kernels import Packed
+from stored_cases import FullDisk
 
 
 def test_complete_entry_is_not_encoded_again(tmp_path: Path) -> None:
@@ -83,31 +84,10 @@ def test_interrupted_while_writing(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert_right(fill(tmp_path))
 
 
-class FullDisk:
-    """A file that takes 100 bytes."""
-
-    def __init__(self, path: Path) -> None:
-        self.file = open(path, "wb")  # noqa: SIM115
-        self.room = 100
-
-    def __enter__(self) -> FullDisk:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.file.close()
-
-    def seek(self, place: int) -> None:
-        self.file.seek(place)
-
-    def write(self, content: memoryview) -> None:
-        self.file.write(bytes(content)[: self.room])
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-
 def test_disk_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def encode(start: int, stop: int) -> Packed:
         if start == 6:
-            monkeypatch.setattr("maxsim_eval.cache.shards.open", lambda path, mode: FullDisk(path), raising=False)
+            monkeypatch.setattr("maxsim_eval.cache.shards.open", lambda path, mode: FullDisk(path, 100), raising=False)
         return tokens(start, stop)
 
     with pytest.raises(CacheError, match=r"00002\.h5: the disk is full .*needs [0-9.]+ MiB, [0-9.,]+ MiB are free"):

@@ -14,10 +14,10 @@ from rich.console import Console
 from maxsim_eval.cache import inspecting
 from maxsim_eval.cache.converting import convert_entry
 from maxsim_eval.cache.entries import Entry, open_entry
-from maxsim_eval.cache.filling import fill_entry
 from maxsim_eval.cache.inspecting import inspect_entry
 from maxsim_eval.errors import CacheError
 from maxsim_kernels import Packed, pack, quantize_int8
+from stored_cases import filled
 
 LENGTHS = [5, 0, 40, 1, 7, 12, 3, 130, 0, 9]
 DIM = 16
@@ -41,17 +41,8 @@ def packed(dtype: torch.dtype = torch.float16) -> Packed:
 
 
 def fill(folder: Path, tokens: Packed) -> Entry:
-    return fill_entry(
-        folder,
-        ids=[f"doc-{n}" for n in range(len(tokens))],
-        key="key-1",
-        dtype=tokens.dtype,
-        dim=tokens.dim,
-        provenance=PROVENANCE,
-        encode=lambda start, stop: tokens.select(range(start, stop)),
-        documents_per_shard=4,
-        quiet=True,
-    )
+    ids = [f"doc-{n}" for n in range(len(tokens))]
+    return filled(folder, tokens, ids=ids, key="key-1", provenance=PROVENANCE, documents_per_shard=4)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)

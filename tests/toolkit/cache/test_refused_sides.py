@@ -16,21 +16,13 @@ from maxsim_eval.encoders.lexical import LexicalEncoder
 from maxsim_eval.encoders.names import get_encoder
 from maxsim_eval.errors import DataError
 from maxsim_eval.types import Role, Task
+from task_cases import small_task
 
 INVISIBLE = "\u200b\u200d"
 
 
 def task(documents: Sequence[str], queries: Sequence[str] = ("glacier",)) -> Task:
-    return Task(
-        source="local",
-        dataset="refused",
-        split="test",
-        query_ids=[f"q{n}" for n in range(len(queries))],
-        queries=list(queries),
-        document_ids=[f"d{n}" for n in range(len(documents))],
-        documents=list(documents),
-        qrels={"q0": {"d0": 1}},
-    )
+    return small_task(queries, documents, dataset="refused")
 
 
 @pytest.fixture

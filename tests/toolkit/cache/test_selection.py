@@ -13,31 +13,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from maxsim_eval.cache.entries import Entry, open_entry
-from maxsim_eval.cache.filling import fill_entry
 from maxsim_eval.cache.selection import Selection
 from maxsim_eval.cache.shards import Shard
 from maxsim_eval.errors import CacheError, UsageError
-from maxsim_kernels import Packed, pack
+from maxsim_kernels import Packed
+from stored_cases import filled_ragged as fill
 
 RAGGED = [3, 0, 17, 1, 0, 0, 250, 5, 64, 0, 2]
 DTYPES = [torch.float16, torch.bfloat16, torch.float32]
-
-
-def fill(folder: Path, lengths: list[int], per_shard: int, dim: int = 24, dtype: torch.dtype = torch.float16) -> Entry:
-    generator = torch.Generator().manual_seed(len(lengths))
-    rows = [torch.randn(length, dim, generator=generator).to(dtype) for length in lengths]
-    packed = pack(rows, dim=dim, dtype=dtype)
-    return fill_entry(
-        folder,
-        ids=[f"d{n}" for n in range(len(lengths))],
-        key="0123456789abcdef",
-        dtype=dtype,
-        dim=dim,
-        provenance={"origin": "test"},
-        encode=lambda start, stop: packed.select(range(start, stop)),
-        documents_per_shard=per_shard,
-        quiet=True,
-    )
 
 
 def joined(blocks: list[Packed], entry: Entry) -> tuple[torch.Tensor, list[int]]:

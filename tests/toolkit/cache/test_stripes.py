@@ -17,11 +17,11 @@ from hypothesis import strategies as st
 
 from maxsim_eval.cache import hdf5, shards, stripes
 from maxsim_eval.cache.entries import Entry, open_entry
-from maxsim_eval.cache.filling import fill_entry
 from maxsim_eval.cache.selection import Selection
 from maxsim_eval.cache.stripes import Claim, Claims, Stripes, add_crcs, running
 from maxsim_eval.errors import CacheError
-from maxsim_kernels import Packed, pack
+from maxsim_kernels import Packed
+from stored_cases import filled, ragged
 
 
 class Stored:
@@ -185,8 +185,7 @@ LENGTHS = [5, 0, 7, 3, 9, 4, 0, 6, 8, 2]
 
 
 def tokens() -> Packed:
-    rng = torch.Generator().manual_seed(0)
-    return pack([torch.randn(length, 16, generator=rng).half() for length in LENGTHS])
+    return ragged(LENGTHS, 16)
 
 
 @pytest.fixture
@@ -194,14 +193,7 @@ def entry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Entry:
     """One shard, stripes of 10 tokens."""
     monkeypatch.setattr("maxsim_eval.cache.stripes.BYTES", 320)
     monkeypatch.setattr("maxsim_eval.cache.stripes._ROWS", 1)
-    ids = list(map(str, range(len(LENGTHS))))
-
-    def encode(start: int, stop: int) -> Packed:
-        return tokens().select(torch.arange(start, stop)).compact()
-
-    return fill_entry(
-        tmp_path / "entry", key="key", ids=ids, dim=16, dtype=torch.float16, provenance={}, encode=encode, quiet=True
-    )
+    return filled(tmp_path / "entry", tokens())
 
 
 def damage(entry: Entry, token: int, size: int = 1) -> Entry:

@@ -28,12 +28,10 @@ STARTS = "import json, sys\nfrom pathlib import Path\nargs = sys.argv[1:]\npath 
 
 
 @pytest.fixture
-def app(monkeypatch: pytest.MonkeyPatch) -> typer.Typer:
+def app(app: typer.Typer, monkeypatch: pytest.MonkeyPatch) -> typer.Typer:
+    """As on a machine with a GPU."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    made = typer.Typer(pretty_exceptions_enable=False)
-    made.command(context_settings=bench.SETTINGS)(bench.bench)
-    made.command("other")(lambda: None)  # alone, a command would have no name
-    return made
+    return app
 
 
 @pytest.fixture

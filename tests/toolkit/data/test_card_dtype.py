@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from import_cases import import_sides
 from maxsim_eval.api import evaluate
 from maxsim_eval.cache.embeddings import Embeddings, embeddings
 from maxsim_eval.data.cards import known, load_card, read_card
@@ -18,9 +19,8 @@ from maxsim_eval.data.subsets import limit_task
 from maxsim_eval.encoders.model_encoder import ModelEncoder
 from maxsim_eval.encoders.names import get_encoder
 from maxsim_eval.errors import DataError
-from maxsim_eval.importing.importing import import_embeddings
 from maxsim_eval.planning.sizes import find_sizes
-from maxsim_eval.types import Task
+from maxsim_eval.types import Role, Task
 
 LARGE = 500_000  # documents
 TEXTS = ["glacier melt", "a valley", "the two cats", "cat", ""]
@@ -117,21 +117,8 @@ def test_values_that_only_the_stored_dtype_cannot_hold_are_told_apart() -> None:
 
 
 def test_imported_embeddings_are_used_as_they_are(task: Task, tmp_path: Path) -> None:
-    rows = {"query": [torch.eye(4)] * 2, "document": [torch.eye(4)] * 5}
-    for role, tokens in rows.items():
-        kind = "query" if role == "query" else "doc"
-        ids = task.query_ids if role == "query" else task.document_ids
-        torch.save({f"{kind}_embeddings": tokens, "meta": {f"{kind}_ids": list(ids)}}, tmp_path / f"{role}.pt")
-    import_embeddings(
-        {role: tmp_path / f"{role}.pt" for role in ("query", "document")},
-        task,
-        source="local",
-        dataset="ice",
-        encoder_name="colbertv2",
-        cache_dir=tmp_path / "cache",
-        data_dir=tmp_path / "data",
-        quiet=True,
-    )
+    rows: dict[Role, Any] = {"query": [torch.eye(4)] * 2, "document": [torch.eye(4)] * 5}
+    import_sides(tmp_path, task, "colbertv2", rows)
     found = embeddings(task, "colbertv2", tmp_path / "cache", quiet=True)
     assert stored(found) == {torch.float32}
     assert found.encoder["origin"] == "imported"

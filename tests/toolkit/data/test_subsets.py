@@ -26,20 +26,13 @@ from maxsim_eval.data.subsets import (
 from maxsim_eval.errors import UsageError
 from maxsim_eval.report.result_json import jsonable
 from maxsim_eval.types import Task
+from task_cases import small_task
 
 
 def task_of(documents: list[str], qrels: dict[str, dict[str, int]], queries: list[str] | None = None) -> Task:
     names = list(qrels) if queries is None else queries
-    return Task(
-        source="local",
-        dataset="x",
-        split="test",
-        query_ids=names,
-        queries=[f"text of {name}" for name in names],
-        document_ids=documents,
-        documents=[f"text of {name}" for name in documents],
-        qrels=qrels,
-    )
+    texts = [[f"text of {name}" for name in side] for side in (names, documents)]
+    return small_task(*texts, query_ids=names, document_ids=documents, qrels=qrels)
 
 
 def plain(queries: int, documents: int, judged: int = 1) -> Task:

@@ -26,6 +26,7 @@ from maxsim_eval.encoders.names import get_encoder
 from maxsim_eval.report.result_json import to_json
 from maxsim_eval.scoring.job import digest
 from maxsim_eval.types import Encoder, Task
+from task_cases import small_task
 
 INVISIBLE = "\u200b\u200d\u2060"  # format characters: str.strip leaves them, a BERT tokenizer does not
 TEXTS = {"hf": ["glacier melt", INVISIBLE, "two cat", "the valley", f"{INVISIBLE} "],
@@ -35,16 +36,7 @@ PATHS = ("fp32", "fused-fp32", "fp16", "bf16", "int8", "int8-document", "int8-co
 
 
 def task(texts: list[str]) -> Task:
-    return Task(
-        source="local",
-        dataset="emptied",
-        split="test",
-        query_ids=["q0", "q1"],
-        queries=["glacier", "two cat"],
-        document_ids=[f"d{n}" for n in range(len(texts))],
-        documents=texts,
-        qrels={"q0": {"d0": 1, "d1": 1}, "q1": {"d4": 1}},
-    )
+    return small_task(["glacier", "two cat"], texts, qrels={"q0": {"d0": 1, "d1": 1}, "q1": {"d4": 1}})
 
 
 @pytest.fixture(params=["hf", "multi-vector"])

@@ -10,6 +10,7 @@ import warnings
 import pytest
 import torch
 
+import tiny_checkpoints
 from maxsim_eval.cache.embeddings import embeddings
 from maxsim_eval.encoders import model_encoder
 from maxsim_eval.encoders.checkpoints import checkpoint_revision
@@ -24,21 +25,8 @@ TEXTS = ["glacier melt", "", "cats", "two cat valley the glacier melt a cat", "u
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory):
-    from transformers import BertConfig, BertModel, BertTokenizerFast
-
     folder = tmp_path_factory.mktemp("hub") / "tiny"
-    vocabulary = {word: n for n, word in enumerate(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS])}
-    BertTokenizerFast(vocab=vocabulary, do_lower_case=True, model_max_length=20).save_pretrained(folder)
-    torch.manual_seed(0)
-    config = BertConfig(
-        vocab_size=len(vocabulary),
-        hidden_size=16,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        intermediate_size=32,
-        max_position_embeddings=24,
-    )
-    BertModel(config).save_pretrained(folder)
+    tiny_checkpoints.bert(folder, ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS], length=20).save_pretrained(folder)
     return folder
 
 

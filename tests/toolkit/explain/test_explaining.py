@@ -32,6 +32,7 @@ from maxsim_eval.importing.importing import import_embeddings
 from maxsim_eval.scoring.paths import PATHS, our_paths
 from maxsim_eval.types import PatchGrid, Task
 from maxsim_kernels import Packed, pack
+from task_cases import small_task
 
 PAIRS = [("q07", "d032"), ("q00", "d001"), ("q13", "d250"), ("q39", "d299")]
 
@@ -40,20 +41,6 @@ def stored(task: Task, home: Path, query: str, document: str) -> tuple[torch.Ten
     found = cached_embeddings(task, "lexical", home / "cache")
     whole = next(iter(found.documents.blocks(1 << 40)))
     return found.queries.load()[task.query_ids.index(query)], whole[task.document_ids.index(document)]
-
-
-def small(texts: Sequence[str], asked: Sequence[str], **options: Any) -> Task:
-    return Task(
-        source="local",
-        dataset="small",
-        split="test",
-        query_ids=[f"q{n}" for n in range(len(asked))],
-        queries=list(asked),
-        document_ids=[f"d{n}" for n in range(len(texts))],
-        documents=list(texts),
-        qrels={f"q{n}": {"d0": 1} for n in range(len(asked))},
-        **options,
-    )
 
 
 # Numbers ---------------------------------------------------------------------------------------------------------------
@@ -130,7 +117,7 @@ def test_texts_are_the_stems_and_equal_ones_win(demo_home: Path, demo_task: Task
 
 
 def test_queries_and_documents_without_tokens(tmp_path: Path) -> None:
-    task = small(["red fox", "", "the of"], ["fox", "of the"])
+    task = small_task(["fox", "of the"], ["red fox", "", "the of"])
     evaluate(task, "lexical", ["fp32"], k=3, cache_dir=tmp_path, quiet=True)
     empty = explain_pair(task, "lexical", "q0", "d1", cache_dir=tmp_path)
     assert empty.score is None
@@ -242,7 +229,7 @@ def test_paths_that_cannot_be_explained(demo_home: Path, demo_task: Task) -> Non
 
 
 def test_imported_embeddings_have_positions_alone(tmp_path: Path) -> None:
-    task = small(["red fox runs", "a whale"], ["red fox"])
+    task = small_task(["red fox"], ["red fox runs", "a whale"])
     rng = torch.Generator().manual_seed(0)
     sides = {
         "query": {"q0": torch.randn(3, 4, generator=rng)},
@@ -306,7 +293,7 @@ def test_texts_of_hf_tokens(minilm: Path) -> None:
 
 
 def test_a_whole_pair_by_real_weights(minilm: Path, tmp_path: Path) -> None:
-    task = small(["The bank of a river is muddy.", "The bank gives money."], ["who gives money"])
+    task = small_task(["who gives money"], ["The bank of a river is muddy.", "The bank gives money."])
     name = f"hf:{minilm}"
     evaluate(task, name, ["fp32"], k=2, cache_dir=tmp_path, quiet=True)
     found = explain_pair(task, name, "q0", "d1", cache_dir=tmp_path)
@@ -320,7 +307,7 @@ def test_a_whole_pair_by_real_weights(minilm: Path, tmp_path: Path) -> None:
 
 
 def page_task(asked: Sequence[str] = ("what melts?",)) -> Task:
-    return small(tiny.pages(), asked)
+    return small_task(asked, tiny.pages())
 
 
 @pytest.mark.parametrize("layout", ["colpali", "colqwen2"])
@@ -403,9 +390,9 @@ def test_another_number_is_no_grid_and_says_so(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="which document tokens are patches"):
         found.patch_map()
     with pytest.raises(UsageError, match="is a text, which has no patches"):
-        explain_pair(small(["a fox"], ["fox"]), Patches(17), "q0", "d0", cache_dir=_cached(tmp_path), grid=PatchGrid(1, 1))
+        explain_pair(small_task(["fox"], ["a fox"]), Patches(17), "q0", "d0", cache_dir=_cached(tmp_path), grid=PatchGrid(1, 1))
 
 
 def _cached(folder: Path) -> Path:
-    evaluate(small(["a fox"], ["fox"]), Patches(17), ["fp32"], k=1, cache_dir=folder / "texts", quiet=True)
+    evaluate(small_task(["fox"], ["a fox"]), Patches(17), ["fp32"], k=1, cache_dir=folder / "texts", quiet=True)
     return folder / "texts"

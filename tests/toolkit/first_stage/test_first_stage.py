@@ -11,13 +11,13 @@ import pytest
 import torch
 
 from maxsim_eval.cache.entries import Entry
-from maxsim_eval.cache.filling import fill_entry
 from maxsim_eval.cache.selection import Selection
 from maxsim_eval.errors import DataError, MissingPackageError, UnknownNameError, UsageError
 from maxsim_eval.first_stage import fde as fde_module
 from maxsim_eval.first_stage.names import get_first_stage
 from maxsim_eval.first_stage.stage import Texts, Tokens
 from maxsim_kernels import Packed, maxsim, pack
+from stored_cases import filled
 
 DOCUMENTS = [
     "red fox runs far",
@@ -83,17 +83,7 @@ def tokens(count: int, dim: int, seed: int) -> Packed:
 
 
 def stored(folder: Path, documents: Packed) -> Entry:
-    return fill_entry(
-        folder,
-        ids=[f"d{n}" for n in range(len(documents))],
-        key="key",
-        dtype=documents.dtype,
-        dim=documents.dim,
-        provenance={"role": "document"},
-        encode=lambda start, stop: documents.select(range(start, stop)),
-        documents_per_shard=7,
-        quiet=True,
-    )
+    return filled(folder, documents, provenance={"role": "document"}, documents_per_shard=7)
 
 
 def best(scores: np.ndarray, n: int) -> list[list[int]]:

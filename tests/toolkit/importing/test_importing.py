@@ -21,6 +21,7 @@ from maxsim_eval.importing import rows
 from maxsim_eval.importing.importing import import_embeddings
 from maxsim_eval.types import Role, Task
 from maxsim_kernels import Packed, pack
+from task_cases import small_task
 
 DIM = 8
 QUERY_IDS = ["q1", "q2", "q3"]
@@ -51,16 +52,8 @@ def shuffled(names: list[str], seed: int = 0) -> list[str]:
 @pytest.fixture
 def task() -> Task:
     """Its queries are the judged ones: q2 has no judgement."""
-    return Task(
-        source="local",
-        dataset="toy",
-        split="test",
-        query_ids=["q1", "q3"],
-        queries=["what", "why"],
-        document_ids=DOCUMENT_IDS,
-        documents=[f"text {n}" for n in range(20)],
-        qrels=QRELS,
-    )
+    texts = [f"text {n}" for n in range(20)]
+    return small_task(["what", "why"], texts, dataset="toy", query_ids=["q1", "q3"], qrels=QRELS)
 
 
 @pytest.fixture

@@ -16,26 +16,20 @@ from torch import Tensor
 from fixtures import one_thread  # noqa: F401 - for every test here
 from maxsim_eval.cache.corpus import Corpus
 from maxsim_eval.cache.entries import Entry
-from maxsim_eval.cache.filling import fill_entry
 from maxsim_eval.cache.selection import Selection
 from maxsim_eval.scoring import candidates as module
 from maxsim_eval.scoring.candidates import Candidates, pair_scores
 from maxsim_eval.scoring.paths import PATHS
 from maxsim_kernels import BitTokens, Packed, ResidualTokens, maxsim, maxsim_reference, pack, quantize_int8
 from maxsim_kernels.topk import TopK
-from scoring_cases import of_sets
+from scoring_cases import drawn, of_sets
+from stored_cases import filled
 
 WIDTH = 48
+tokens = partial(drawn, width=WIDTH)
 QUERIES, DOCUMENTS = 7, 60
 EMPTY_QUERY = 2
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
-
-
-def tokens(size: int, seed: int, *, grid: bool) -> Tensor:
-    """`[size, WIDTH]`: multiples of 1/4 in [-1, 1] (exact everywhere, ties abound) or normal values."""
-    rng = np.random.default_rng((seed, size))
-    values = rng.integers(-4, 5, (size, WIDTH)) / 4 if grid else rng.standard_normal((size, WIDTH))
-    return torch.from_numpy(values.astype(np.float32))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,17 +46,8 @@ def data(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     documents = [tokens((n * 17) % DOCUMENTS if n % 9 else 0, n, grid=request.param) for n in range(DOCUMENTS)]
     for copy, original in ((2, 1), (12, 1), (59, 1), (30, 26), (31, 26)):
         documents[copy] = documents[original]
-    entry = fill_entry(
-        tmp_path_factory.mktemp("entry") / "e",
-        ids=[f"d{n:02d}" for n in range(DOCUMENTS)],
-        key="0" * 16,
-        dtype=torch.float32,
-        dim=WIDTH,
-        provenance={},
-        encode=lambda start, stop: pack(documents[start:stop]),
-        documents_per_shard=13,
-        quiet=True,
-    )
+    ids = [f"d{n:02d}" for n in range(DOCUMENTS)]
+    entry = filled(tmp_path_factory.mktemp("entry") / "e", documents, ids=ids, documents_per_shard=13)
     queries = pack([tokens(size, 100 + size, grid=request.param) for size in (32, 5, 0, 33, 1, 17, 8)])
     rng = np.random.default_rng(0)
     sets = [set(rng.choice(DOCUMENTS, size, replace=False).tolist()) for size in (30, 1, 9, 20, 60, 0, 5)]

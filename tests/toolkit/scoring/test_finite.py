@@ -14,7 +14,6 @@ from fixtures import one_thread  # noqa: F401 - for every test here
 from maxsim_eval.cache import corpus as corpora
 from maxsim_eval.cache.corpus import Corpus
 from maxsim_eval.cache.entries import Entry
-from maxsim_eval.cache.filling import fill_entry
 from maxsim_eval.cache.selection import Selection
 from maxsim_eval.errors import DataError
 from maxsim_eval.scoring.asked import Asked
@@ -25,6 +24,7 @@ from maxsim_eval.scoring.records import Records
 from maxsim_eval.scoring.scoring import score_path
 from maxsim_kernels import Packed, maxsim_reference, pack
 from maxsim_kernels.topk import TopK
+from stored_cases import filled
 
 WIDTH, COUNT, ODD = 4, 12, 7
 WIDE = ("fp32", "fused-fp32", "bf16")  # whose tokens may be as large as a float32
@@ -35,17 +35,7 @@ def stored(folder: Path, odd: float) -> Entry:
     """Documents of ones, number 5 empty, number 7 of `odd`: finite, and too large for a product."""
     documents = [torch.ones(2, WIDTH) for _ in range(COUNT)]
     documents[5], documents[ODD] = torch.ones(0, WIDTH), torch.full((3, WIDTH), odd)
-    return fill_entry(
-        folder,
-        ids=[f"d{n}" for n in range(COUNT)],
-        key="0" * 16,
-        dtype=torch.float32,
-        dim=WIDTH,
-        provenance={},
-        encode=lambda start, stop: pack(documents[start:stop]),
-        documents_per_shard=5,
-        quiet=True,
-    )
+    return filled(folder, documents, documents_per_shard=5)
 
 
 def asked_of(documents: int = COUNT, k: int = 3, candidates: Candidates | None = None) -> Asked:

@@ -6,6 +6,7 @@ import dataclasses
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,6 @@ from fixtures import one_thread  # noqa: F401 - for every test here
 from maxsim_eval.cache import corpus as corpora
 from maxsim_eval.cache.corpus import Corpus
 from maxsim_eval.cache.entries import Entry
-from maxsim_eval.cache.filling import fill_entry
 from maxsim_eval.data.trec import write_trec_run
 from maxsim_eval.errors import DataError, UnknownNameError
 from maxsim_eval.scoring import scoring as scoring_module
@@ -27,8 +27,11 @@ from maxsim_eval.scoring.own_functions import check_paths
 from maxsim_eval.scoring.paths import PATHS
 from maxsim_eval.scoring.scoring import Scored, score_path, to_run
 from maxsim_kernels import Packed, maxsim, maxsim_reference, pack, quantize_fp8, quantize_int8
+from scoring_cases import drawn
+from stored_cases import filled
 
 WIDTH = 16
+numbers = partial(drawn, width=WIDTH)
 BLOCKS = (1, 700, 4096, 1 << 25)  # a document each, a few, a shard, everything
 Whole = Callable[[Packed, Packed], object]
 
@@ -45,13 +48,6 @@ WHOLE: dict[str, Whole] = {
 }
 
 
-def numbers(size: int, seed: int, *, grid: bool) -> Tensor:
-    """`[size, WIDTH]`: multiples of 1/4 in [-1, 1] (exact everywhere, ties abound) or normal values."""
-    rng = np.random.default_rng((seed, size))
-    values = rng.integers(-4, 5, (size, WIDTH)) / 4 if grid else rng.standard_normal((size, WIDTH))
-    return torch.from_numpy(values.astype(np.float32))
-
-
 def corpus_of(*, grid: bool) -> list[Tensor]:
     """30 ragged documents with empty ones, and exact duplicates near and far (across every shard and block)."""
     documents = [numbers((n * 7) % 10, n, grid=grid) for n in range(30)]
@@ -65,17 +61,8 @@ def queries_of(*, grid: bool) -> Packed:
 
 
 def store(folder: Path, documents: Sequence[Tensor], per_shard: int, dtype: torch.dtype = torch.float32) -> Entry:
-    return fill_entry(
-        folder,
-        ids=[f"d{n:02d}" for n in range(len(documents))],
-        key="0" * 16,
-        dtype=dtype,
-        dim=WIDTH,
-        provenance={},
-        encode=lambda start, stop: pack(documents[start:stop]).to(dtype),
-        documents_per_shard=per_shard,
-        quiet=True,
-    )
+    ids = [f"d{n:02d}" for n in range(len(documents))]
+    return filled(folder, pack(documents).to(dtype), ids=ids, documents_per_shard=per_shard)
 
 
 @dataclass(frozen=True)

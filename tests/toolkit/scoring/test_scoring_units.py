@@ -18,7 +18,6 @@ from fixtures import one_thread  # noqa: F401 - for every test here
 from maxsim_eval.cache import corpus as corpora
 from maxsim_eval.cache.corpus import Corpus
 from maxsim_eval.cache.entries import Entry
-from maxsim_eval.cache.filling import fill_entry
 from maxsim_eval.cache.selection import Selection
 from maxsim_eval.data.trec import write_trec_run
 from maxsim_eval.errors import CacheError, DataError, UsageError
@@ -31,6 +30,7 @@ from maxsim_eval.scoring.records import Records
 from maxsim_eval.scoring.scoring import score_path, to_run
 from maxsim_eval.scoring.stream import PHASES, UnitScores, score_units
 from maxsim_kernels import Packed, pack
+from stored_cases import filled
 
 WIDTH, COUNT, K = 8, 60, 7
 NAMES = ("fp32", "fused-fp32", "fp16", "int8", "int8-corpus", "fp8")
@@ -46,17 +46,7 @@ def entry_of(folder: Path, changed: Mapping[int, Tensor] | None = None) -> Entry
     documents = [tokens((n * n) % 9, (n * n) % 9) for n in range(COUNT)]
     for number, document in (changed or {}).items():
         documents[number] = document
-    return fill_entry(
-        folder,
-        ids=[f"d{n:02d}" for n in range(COUNT)],
-        key="0" * 16,
-        dtype=torch.float32,
-        dim=WIDTH,
-        provenance={},
-        encode=lambda start, stop: pack(documents[start:stop], dim=WIDTH),
-        documents_per_shard=13,
-        quiet=True,
-    )
+    return filled(folder, documents, ids=[f"d{n:02d}" for n in range(COUNT)], documents_per_shard=13)
 
 
 @pytest.fixture(scope="module")
