@@ -224,13 +224,13 @@ def _precision(inputs: tuple[Tensor | None, ...], options: Options) -> object:
 def _run_checked(queries: Tensor | Packed, documents: Documents, options: Options) -> Tensor | tuple[Tensor, Tensor]:
     call = validate(queries, documents, options)
     differentiable = needs_gradient(call)
-    path = backward_path(options.backward)[0] if differentiable else ""
     found = implementation(call, options.impl)
     if found.name == "reference":
         if options.impl == "auto":
             fallback.say_once(found.reason)
         result = reference.score(queries, documents, options)
         return (ops.finished(result[0], call), result[1]) if isinstance(result, tuple) else ops.finished(result, call)
+    path = backward_path(options.backward)[0] if differentiable else ""
     if not differentiable and is_plain(call.queries, call.documents, call.query_mask, call.document_mask, call.scales):
         scores, argmax = ops.run(call)
     else:
@@ -301,7 +301,10 @@ def _fit_16_bits(documents: Tensor) -> bool:
 def needs_gradient(call: Call) -> bool:
     """Whether a call wants gradients; refuses them of quantised documents."""
     wanted = call.queries.requires_grad or call.documents.requires_grad
-    if call.scales is not None and (wanted or call.scales.requires_grad) and torch.is_grad_enabled():
+    of_codes = call.scales is not None and (
+        call.scales.requires_grad or (call.offset is not None and call.offset.requires_grad)
+    )
+    if call.scales is not None and (wanted or of_codes) and torch.is_grad_enabled():
         raise ValueError("queries, documents: got requires_grad with quantised documents, which have no gradient; detach them")
     return wanted and torch.is_grad_enabled()
 

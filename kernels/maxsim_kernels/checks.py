@@ -100,7 +100,8 @@ def check_choice(name: str, value: str, known: tuple[str, ...]) -> None:
         need(False, name, repr(value), "one of " + ", ".join(map(repr, known)))
 
 
-def _check_lengths(name: str, lengths: Tensor | None, shape: tuple[int, ...], device: torch.device) -> None:
+def check_lengths(name: str, lengths: Tensor | None, shape: tuple[int, ...], device: torch.device) -> None:
+    """Refuse lengths that are no integers, or of another shape or device; their values are looked at by `check_padded`."""
     if lengths is None:
         return
     need(isinstance(lengths, Tensor) and lengths.dtype in INDEX_DTYPES, name, describe(lengths), "int32 or int64")
@@ -108,7 +109,8 @@ def _check_lengths(name: str, lengths: Tensor | None, shape: tuple[int, ...], de
     need(lengths.device == device, name, f"a tensor on {lengths.device}", f"one on {device}")
 
 
-def _check_mask(name: str, mask: Tensor | None, shape: tuple[int, ...], device: torch.device) -> None:
+def check_mask(name: str, mask: Tensor | None, shape: tuple[int, ...], device: torch.device) -> None:
+    """As `check_lengths`, of a mask."""
     if mask is None:
         return
     need(isinstance(mask, Tensor) and mask.dtype in MASK_DTYPES, name, describe(mask), "bool or 0/1 integers")
@@ -162,8 +164,8 @@ def _query_side(queries: Tensor | Packed, options: Options, single: bool) -> _Si
         queries, mask, lengths = queries.unsqueeze(0), _lift(mask, 1), _lift(lengths, 0)
     wanted = "[N, Lq, d] or Packed" if options.pairs else "[Lq, d], [Nq, Lq, d] or Packed"
     need(queries.dim() == 3 and queries.shape[-1] >= 1, "queries", list(queries.shape), wanted)
-    _check_mask("query_mask", mask, tuple(queries.shape[:2]), queries.device)
-    _check_lengths("query_lengths", lengths, (queries.shape[0],), queries.device)
+    check_mask("query_mask", mask, tuple(queries.shape[:2]), queries.device)
+    check_lengths("query_lengths", lengths, (queries.shape[0],), queries.device)
     return queries, None, lengths, mask
 
 
@@ -178,8 +180,8 @@ def _document_side(held: Tensor | Packed, options: Options, queries: int) -> _Si
         need(held.dim() in (3, 4), "documents", list(held.shape), "[B, Ld, d], [Nq, B, Ld, d] or packed")
         if held.dim() == 4:
             need(held.shape[0] == queries, "documents", list(held.shape), f"[{queries}, B, Ld, d] for {queries} queries")
-    _check_mask("document_mask", mask, tuple(held.shape[:-1]), held.device)
-    _check_lengths("document_lengths", lengths, tuple(held.shape[:-2]), held.device)
+    check_mask("document_mask", mask, tuple(held.shape[:-1]), held.device)
+    check_lengths("document_lengths", lengths, tuple(held.shape[:-2]), held.device)
     return held, None, lengths, mask
 
 
@@ -277,7 +279,7 @@ def check_rows(name: str, starts: Tensor, lengths: Tensor, tokens: int) -> np.nd
         The lengths `[N]`, int64, on the host.
     """
     first, count = torch.stack((starts.long(), lengths.long())).cpu().numpy()
-    for what, bad in (("start", first < 0), ("length", count < 0), ("end", first + count > tokens)):
+    for what, bad in (("start", first < 0), ("length", count < 0), ("end", count > tokens - first)):
         if bad.any():
             row = int(bad.argmax())
             raise ValueError(
@@ -287,12 +289,12 @@ def check_rows(name: str, starts: Tensor, lengths: Tensor, tokens: int) -> np.nd
     return count
 
 
-def check_padded(name: str, mask: Tensor | None, lengths: Tensor | None, size: int) -> None:
-    """Values of masks and lengths of padded tokens (CPU only: reads them)."""
+def check_padded(side: str, mask: Tensor | None, lengths: Tensor | None, size: int) -> None:
+    """Values of masks and lengths of padded tokens (CPU only: reads them); `side`: what the arguments' names begin with."""
     if lengths is not None and lengths.numel() and (int(lengths.min()) < 0 or int(lengths.max()) > size):
-        raise ValueError(f"{name}_lengths: got {int(lengths.min())}..{int(lengths.max())}, need 0..{size} (the padded size)")
+        raise ValueError(f"{side}lengths: got {int(lengths.min())}..{int(lengths.max())}, need 0..{size} (the padded size)")
     if mask is not None and mask.dtype != torch.bool and bool(((mask != 0) & (mask != 1)).any()):
-        raise ValueError(f"{name}_mask: got integers other than 0 and 1, need bool or 0/1 integers")
+        raise ValueError(f"{side}mask: got integers other than 0 and 1, need bool or 0/1 integers")
 
 
 def is_plain(*tensors: Tensor | None) -> bool:

@@ -78,7 +78,7 @@ class BitTokens:
     dim: int
 
     def __post_init__(self) -> None:
-        need(self.bits in BITS, "bits", self.bits, "1, 2 or 4")
+        need(isinstance(self.bits, int) and self.bits in BITS, "bits", self.bits, "1, 2 or 4")
         need(isinstance(self.dim, int) and self.dim >= 1, "dim", self.dim, "1 or more")
         _check_codes(self.codes, packed_bytes(self.dim, self.bits), self.bits, self.dim)
         _check_side("scales", self.scales, (self.codes.values.shape[0],), self.codes.device)
@@ -187,11 +187,13 @@ class ResidualTokens:
         return replace(self, codes=self.codes.select(indices))
 
     def dequantize(self) -> Packed:
-        """The tokens as float32."""
+        """The tokens as float32, differentiable in the codebooks as the other types' are in their scales."""
         values = self.weights[unpacked(self.codes.values, self.dim, self.bits).int()]
         values += self.centroids[self.ids.long()].float()
         if self.unit:
-            values /= torch.linalg.vector_norm(values, dim=1, keepdim=True).clamp_min_(_LEAST_NORM)
+            norms = torch.linalg.vector_norm(values, dim=1, keepdim=True).clamp_min(_LEAST_NORM)
+            # In place, which saves memory as large as the tokens, unless the gradient needs them as they were.
+            values = values / norms if values.requires_grad else values.div_(norms)
         return self.codes.with_values(values)
 
     def rows(self, rows: Tensor | slice, codes: Packed) -> ResidualTokens:

@@ -26,13 +26,18 @@ def explain(
     document_mask: Tensor | None = None,
     query_lengths: Tensor | None = None,
     document_lengths: Tensor | None = None,
+    return_argmax: bool = False,
     quantize_queries: bool = True,
     backward: str = "auto",
     impl: str = "auto",
 ) -> str:
-    """Which implementation a call would run, on what, and why. Takes the arguments of `maxsim` (`pairs=True`: `maxsim_pairs`)."""
+    """Which implementation a call would run, on what, and why. Takes the arguments of `maxsim` (`pairs=True`: `maxsim_pairs`).
+
+    Raises:
+        ValueError, RuntimeError: where the call itself would.
+    """
     options = Options(
-        query_mask, document_mask, query_lengths, document_lengths, False, quantize_queries, backward, impl, pairs=pairs
+        query_mask, document_mask, query_lengths, document_lengths, return_argmax, quantize_queries, backward, impl, pairs=pairs
     )
     if isinstance(documents, BitTokens | ResidualTokens):
         return _explain_coded(queries, documents, options)
@@ -49,12 +54,21 @@ def explain(
             products += integers.said(call.queries.shape[-1])
     else:
         products = f"{str(call.queries.dtype).removeprefix('torch.')} inputs, FP32 accumulation"
-    lines = "gradients: none (quantised documents)"
-    if call.granularity == "none":
+    gradients = "none (quantised documents)" if call.granularity != "none" else _gradients(call, found, backward)
+    return _explained(call, found, products, f"gradients: {gradients}")
+
+
+def _gradients(call: Call, found: api.Implementation, backward: str) -> str:
+    """The path that gradients take, and why; or that there is none, which concerns only calls that ask for gradients."""
+    if found.name == "reference":
+        return "through plain torch, whatever `backward` says"
+    try:
         path, why = backward_path(backward)
-        where = {"triton": "", "cpu": ", the same bits for every path on CPU tensors"}.get(found.name, ", through plain torch")
-        lines = f"gradients: {path} ({why}{where})"
-    return _explained(call, found, products, lines)
+    except RuntimeError as error:
+        if api.needs_gradient(call):
+            raise
+        return f"refused ({error})"
+    return f"{path} ({why}{', the same bits for every path on CPU tensors' if found.name == 'cpu' else ''})"
 
 
 def _explained(call: Call, found: api.Implementation, products: str, lines: str) -> str:
@@ -94,7 +108,7 @@ def _launch_reason(call: Call) -> str:
     from maxsim_kernels.gpu.forward.unaligned import spread
     from maxsim_kernels.gpu.geometry import hardware
 
-    winners = call.granularity == "none" and api.needs_gradient(call)
+    winners = call.winners or (call.granularity == "none" and api.needs_gradient(call))
     queries = call.queries
     if call.granularity != "none" and call.quantize_queries:  # their codes, without making any
         queries = torch.empty(queries.shape, dtype=call.documents.dtype, device="meta")

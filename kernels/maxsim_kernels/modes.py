@@ -57,6 +57,11 @@ def check_tensors(operator: str, tensors: Iterable[tuple[str, Tensor]]) -> None:
             raise RuntimeError(f"{operator}: {name} has a forward-mode tangent, and there is no forward-mode derivative")
 
 
+def foreign(tensor: Tensor) -> bool:
+    """Whether this is a subclass of `Tensor` that does not trace: its numbers may lie elsewhere."""
+    return not ordinary((tensor,)) and not type(tensor).__module__.startswith(_TRACED)
+
+
 def _refuse_kind(name: str, kind: type) -> None:
     if kind.__module__.startswith(_TRACED):
         return

@@ -12,7 +12,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from maxsim_kernels.checks import check_padded, is_plain
+from maxsim_kernels.checks import check_lengths, check_mask, check_padded, is_plain
 from maxsim_kernels.needs import describe
 from maxsim_kernels.tokens import FLOAT_DTYPES, Fp8Tokens, Granularity, Int8Tokens, Packed
 
@@ -48,7 +48,7 @@ def quantize_int8(
     if scale is not None:
         if granularity != "corpus" or affine:
             raise ValueError("scale: got a value, need None except for symmetric codes with granularity='corpus'")
-        given = torch.as_tensor(scale, dtype=_SCALE_DTYPE)
+        given = torch.as_tensor(scale, dtype=_SCALE_DTYPE, device=scale.device if isinstance(scale, Tensor) else "cpu")
     packed, values = _held(tokens, mask, lengths)
     offsets = None if packed is None else packed.offsets
     kind = "int8-affine" if affine else "int8"
@@ -90,19 +90,19 @@ def _held(tokens: Tensor | Packed, mask: Tensor | None, lengths: Tensor | None) 
         raise ValueError(f"tokens: got {describe(values)}, need fp16, bf16 or fp32 [..., L, d] or Packed")
     if packed is not None and (mask is not None or lengths is not None):
         raise ValueError("mask, lengths: got a value with Packed, which has no padding, need None")
-    if mask is not None and mask.shape != values.shape[:-1]:
-        raise ValueError(f"mask: got {list(mask.shape)}, need {list(values.shape[:-1])}")
-    if lengths is not None and lengths.shape != values.shape[:-2]:
-        raise ValueError(f"lengths: got {list(lengths.shape)}, need {list(values.shape[:-2])}")
+    if values.shape[-1] < 1:
+        raise ValueError(f"tokens: got {list(values.shape)}, need a width of 1 or more")
+    check_mask("mask", mask, tuple(values.shape[:-1]), values.device)
+    check_lengths("lengths", lengths, tuple(values.shape[:-2]), values.device)
     return packed, values.detach()
 
 
 def _valid(values: Tensor, mask: Tensor | None, lengths: Tensor | None) -> Tensor | None:
     """Which padded tokens count, `[..., L]`; None: all."""
+    if values.device.type == "cpu":
+        check_padded("", mask, lengths, values.shape[-2])
     valid = None if mask is None else mask != 0
     if lengths is not None:
-        if values.device.type == "cpu":
-            check_padded("document", None, lengths, values.shape[-2])
         inside = torch.arange(values.shape[-2], device=values.device) < lengths.unsqueeze(-1)
         valid = inside if valid is None else valid & inside
     return valid

@@ -8,6 +8,7 @@ Source: paper section 'Variable-length corpora' (cu_seqlens offsets), section 'I
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from typing import Literal, overload
 
@@ -55,6 +56,11 @@ def distinct_rows(values: Tensor) -> tuple[Tensor, Tensor] | None:
     return values[torch.from_numpy(first)], torch.from_numpy(which)
 
 
+def can_be_read(tensor: Tensor) -> bool:
+    """Whether its numbers are there to look at: not while a compiler, or somebody's fake tensors, stand in for it."""
+    return not torch.compiler.is_compiling() and not torch._C._len_torch_dispatch_stack() and type(tensor) is Tensor
+
+
 class Packed:
     """Ragged token embeddings without padding: one `[T, d]` buffer and where each row of it belongs.
 
@@ -71,7 +77,7 @@ class Packed:
         _require_index("offsets", offsets, None, values.device)
         if offsets.numel() < 1:
             raise ValueError("offsets: got 0 entries, need N + 1 (a single 0 for no documents)")
-        if values.device.type == "cpu" and not torch.compiler.is_compiling():
+        if values.device.type == "cpu" and can_be_read(offsets):
             self._check_offsets(offsets, values.shape[0])  # on a GPU this would wait; the kernels clamp there
         self.values = values
         self.offsets: Tensor | None = offsets
@@ -105,6 +111,16 @@ class Packed:
                 "Packed.view takes rows of a larger buffer"
             )
 
+    def _check_rows(self) -> None:
+        first, count = self.starts.long(), self.lengths.long()
+        bad = (first < 0) | (count < 0) | (count > self.values.shape[0] - first)
+        if bool(bad.any()):
+            row = int(bad.int().argmax())
+            raise ValueError(
+                f"rows: row {row} starts at {int(first[row])} and has {int(count[row])} tokens, need rows inside the "
+                f"{self.values.shape[0]} tokens"
+            )
+
     def __len__(self) -> int:
         return self.starts.numel()
 
@@ -114,7 +130,7 @@ class Packed:
 
     def __getitem__(self, index: int) -> Tensor:
         """Tokens `[L, d]` of one document, sharing storage (reads two numbers: waits on a GPU)."""
-        index = range(len(self))[index]
+        index = range(len(self))[operator.index(index)]
         start = int(self.starts[index])
         return self.values[start : start + int(self.lengths[index])]
 
@@ -160,9 +176,11 @@ class Packed:
         return Packed.view(values, self.starts, self.lengths)
 
     def compact(self) -> Packed:
-        """Itself when packed end to end; a view is copied into one (waits on a GPU)."""
+        """Itself when packed end to end; a view is copied into one (waits on a GPU). On a CPU rows outside the values are refused."""
         if self.offsets is not None:
             return self
+        if self.values.device.type == "cpu" and can_be_read(self.starts):
+            self._check_rows()
         offsets = torch.zeros(len(self) + 1, dtype=torch.int64, device=self.device)
         torch.cumsum(self.lengths, 0, out=offsets[1:])
         rows = torch.repeat_interleave(self.starts.long() - offsets[:-1], self.lengths.long())
@@ -182,15 +200,27 @@ def pack(documents: Sequence[Tensor], *, dim: int | None = None, dtype: torch.dt
 
     Args:
         documents: tensors `[L_i, d]` of one dtype and device; L_i may be 0.
-        dim, dtype: needed only where `documents` is empty (default dtype float32).
+        dim, dtype: needed only where `documents` is empty (default dtype float32); else what they must be.
+
+    Raises:
+        ValueError: no list of such tensors, or they are not of this width and dtype.
     """
     if len(documents) == 0:
         if dim is None:
             raise ValueError("documents: got an empty list, need dim= to know the embedding width")
-        return Packed(torch.empty(0, dim, dtype=dtype or torch.float32), torch.zeros(1, dtype=torch.int64))
+        return Packed(
+            torch.empty(0, dim, dtype=dtype or torch.float32, device="cpu"), torch.zeros(1, dtype=torch.int64, device="cpu")
+        )
+    if not all(isinstance(one, Tensor) for one in documents):
+        found = sorted({type(one).__name__ for one in documents})
+        raise ValueError(f"documents: got a list of {', '.join(found)}, need tensors [L, d]")
     lengths = lengths_of(documents)
     if lengths is None:
         raise ValueError(_other_kind(documents))
+    if dim not in (None, documents[0].shape[1]) or dtype not in (None, documents[0].dtype):
+        raise ValueError(
+            f"dim, dtype: got {dim} and {dtype}, need None or those of the documents, {documents[0].shape[1]} and {documents[0].dtype}"
+        )
     return joined(documents, lengths)
 
 
@@ -209,8 +239,8 @@ def lengths_of(matrices: Sequence[Tensor]) -> list[int] | None:
 
 def joined(rows: Sequence[Tensor], lengths: Sequence[int]) -> Packed:
     """Documents of these lengths, whose tokens follow each other in `rows`, as `lengths_of` has found them."""
-    offsets = torch.zeros(len(lengths) + 1, dtype=torch.int64)
-    offsets[1:] = torch.tensor(lengths).cumsum(0)
+    offsets = torch.zeros(len(lengths) + 1, dtype=torch.int64, device="cpu")
+    offsets[1:] = torch.tensor(lengths, device="cpu").cumsum(0)
     values = torch.cat(list(rows))
     return Packed(values, offsets.to(values.device))
 
@@ -237,6 +267,8 @@ class _QuantizedTokens:
         values = codes.values if isinstance(codes, Packed) else codes
         if values.dtype != self._code_dtype or values.dim() < 2:
             raise ValueError(f"codes: got {values.dtype} {list(values.shape)}, need {self._code_dtype} [..., L, d]")
+        if not isinstance(scales, Tensor):
+            raise ValueError(f"scales: got {type(scales).__name__}, need a tensor")
         if scales.device != values.device:
             raise ValueError(f"scales: on {scales.device}, need the codes' device {values.device}")
         if not scales.dtype.is_floating_point:
@@ -309,7 +341,8 @@ class Int8Tokens(_QuantizedTokens):
 
     Args:
         codes: int8 `[B, Ld, d]` (any leading shape) or `Packed` of int8.
-        scales: `[B, Ld]` | `[T]` (one a token), `[B]` | `[N]` (one a document) or `[]` (one for the corpus); FP16 by default.
+        scales: `[B, Ld]` | `[T]` (one a token), `[B]` | `[N]` (one a document) or `[]` (one for the corpus); FP16 by default. Those
+            of a document or the corpus are applied after the maximum, so they must not be negative.
         offset: the same shape as `scales` for affine codes, None for symmetric ones.
         granularity: which of the three; inferred from the shape of `scales` where only one fits.
     """
@@ -326,6 +359,8 @@ class Int8Tokens(_QuantizedTokens):
         self._init(codes, scales, granularity)
         if offset is not None and (offset.shape != scales.shape or offset.device != scales.device):
             raise ValueError(f"offset: got {list(offset.shape)} on {offset.device}, need {list(scales.shape)} as scales")
+        if offset is not None and not offset.dtype.is_floating_point:
+            raise ValueError(f"offset: got {offset.dtype}, need a floating dtype")
         self.offset = offset
 
     def dequantize(self, dtype: torch.dtype = torch.float32) -> Tensor | Packed:

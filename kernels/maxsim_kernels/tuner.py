@@ -159,7 +159,7 @@ def _fastest(call: Call, asked: Asked, gpu: Hardware) -> _Outcome:
 
 def _outputs(call: Call) -> tuple[Tensor, Tensor | None]:
     device = call.queries.device
-    scores = torch.full((call.query_count, call.document_count), torch.nan, device=device)
+    scores = torch.full((call.query_count, call.document_count), torch.nan, dtype=torch.float32, device=device)
     if not call.winners:
         return scores, None
     return scores, torch.full((*scores.shape, call.queries.shape[1]), -7, dtype=torch.int32, device=device)

@@ -182,7 +182,7 @@ def _launch_all(call: Call, choices: list[Launch]) -> None:
     from maxsim_kernels.gpu.forward import dispatch
 
     device = call.queries.device
-    scores = torch.empty(call.query_count, call.document_count, device=device)
+    scores = torch.empty(call.query_count, call.document_count, dtype=torch.float32, device=device)
     argmax = torch.empty(*scores.shape, call.queries.shape[1], dtype=torch.int32, device=device) if call.winners else None
     for choice in choices:
         dispatch.launch(call, scores, argmax, choice)

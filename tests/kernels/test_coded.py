@@ -38,6 +38,18 @@ def test_dequantized_values(kind, bits):
     torch.testing.assert_close(found.values.double(), cases.values_of(documents), rtol=1e-6, atol=1e-7)
 
 
+@pytest.mark.parametrize("kind", ["unit", "free"])
+def test_decoded_residuals_are_differentiable_in_their_codebooks(kind):
+    documents = cases.coded(kind, 2, 31)
+    books = [documents.centroids.requires_grad_(), documents.weights.requires_grad_()]
+    found = documents.dequantize().values
+    tokens = documents.centroids[documents.ids.long()] + documents.weights[unpacked(documents.codes.values, 31, 2).int()]
+    need = torch.nn.functional.normalize(tokens, dim=1) if kind == "unit" else tokens
+    upstream = make.gauss(*need.shape, dtype=torch.float32)
+    for got, want in zip(torch.autograd.grad(found, books, upstream), torch.autograd.grad(need, books, upstream), strict=True):
+        torch.testing.assert_close(got, want)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("bits", BITS)
 @pytest.mark.parametrize("dim", [1, 7, 31, 63, 100, 128])
@@ -211,12 +223,14 @@ def test_bad_residuals(change, match):
 def test_bad_calls(kind):
     documents, queries = cases.coded(kind, 2, 16), make.gauss(3, 7, 16)
     name = type(documents).__name__
-    with pytest.raises(ValueError, match=f"return_argmax: got True with {name}"):
-        maxsim(queries, documents, return_argmax=True)
-    with pytest.raises(ValueError, match=f"requires_grad with {name}"):
-        maxsim(queries.requires_grad_(), documents)
-    with torch.no_grad():
-        maxsim(queries, documents)
+    for function in (maxsim, explain):
+        with pytest.raises(ValueError, match=f"return_argmax: got True with {name}"):
+            function(queries, documents, return_argmax=True)
+    for function in (maxsim, maxsim_reference):
+        with pytest.raises(ValueError, match=f"requires_grad with {name}"):
+            function(queries.requires_grad_(), documents)
+        with torch.no_grad():
+            function(queries, documents)
     queries = queries.detach()
     with pytest.raises(ValueError, match="documents: got d = 16, need the queries' d = 15"):
         maxsim(queries[..., 1:], documents)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from inputs import on_cpu as cases
-from maxsim_kernels import Int8Tokens, Packed, maxsim, maxsim_pairs, maxsim_reference, pack, quantize_int8
+from maxsim_kernels import Int8Tokens, Packed, maxsim, maxsim_pairs, maxsim_reference, pack, quantize_fp8, quantize_int8
 
 FUNCTIONS = [maxsim, maxsim_reference]
 
@@ -71,6 +71,18 @@ def test_dtypes_that_are_not_embeddings(dtype):
         maxsim(torch.ones(2, 4, 8, dtype=dtype), torch.ones(3, 5, 8, dtype=dtype))
     with refused("queries", str(dtype).removeprefix("torch.")):
         maxsim(torch.ones(2, 4, 8, dtype=dtype), quantize_int8(cases.gauss(3, 5, 8)))
+
+
+@pytest.mark.parametrize("quantize", [quantize_int8, quantize_fp8])
+@pytest.mark.parametrize("quantize_queries", [True, False])
+@pytest.mark.parametrize("side", ["queries", "scales"])
+def test_gradients_with_quantised_documents(function, quantize, quantize_queries, side):
+    queries, documents = cases.gauss(2, 4, 8), quantize(cases.gauss(3, 5, 8))
+    (queries if side == "queries" else documents.scales).requires_grad_()
+    with refused("queries, documents: got requires_grad with quantised documents, which have no gradient; detach them"):
+        function(queries, documents, quantize_queries=quantize_queries)
+    with torch.no_grad():
+        function(queries, documents, quantize_queries=quantize_queries)
 
 
 @pytest.mark.parametrize("shape", [(2, 5), (3, 4), (4,), (2, 4, 1), ()])

@@ -93,6 +93,13 @@ def test_pairs_are_the_diagonal(impl, dtype):
     assert torch.equal(maxsim_pairs(queries, documents, impl=impl), maxsim(queries, documents, impl=impl).diagonal())
 
 
+@pytest.mark.parametrize("d", [384, 385, 700, 5000])
+def test_pairs_have_the_bits_of_the_diagonal(d):
+    """Long sums are cut in the same places, also where a pair is scored alone."""
+    queries, documents = cases.gauss(6, 5, d), cases.gauss(6, 9, d, seed=1)
+    assert torch.equal(maxsim_pairs(queries, documents), maxsim(queries, documents).diagonal())
+
+
 def test_nan_stays_with_its_pair(impl):
     queries, documents = cases.grid(4, 5, 8), cases.grid(4, 9, 8, seed=1)
     documents[2, 8, 0] = float("nan")

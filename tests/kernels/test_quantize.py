@@ -9,7 +9,7 @@ import torch
 import oracle
 import tolerances as tol
 from inputs import on_cpu as cases
-from maxsim_kernels import Int8Tokens, Packed, quantize_int8
+from maxsim_kernels import Int8Tokens, Packed, quantize_fp8, quantize_int8
 
 DTYPES = [torch.float16, torch.bfloat16, torch.float32]
 GRANULARITIES = ["token", "document", "corpus"]
@@ -181,3 +181,19 @@ def test_bad_arguments():
             quantize_int8(cases.gauss(2, 3, 8), lengths=torch.tensor([3, bad]))
     with pytest.raises(ValueError, match="int32"):
         quantize_int8(torch.ones(2, 3, 8, dtype=torch.int32))
+
+
+@pytest.mark.parametrize("quantise", [quantize_int8, quantize_fp8])
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"mask": torch.tensor([[0.0, -torch.inf, 0.0]]).expand(2, 3)}, "mask: got .*float32.*need bool or 0/1 integers"),
+        ({"mask": torch.tensor([[1, 2, 0]]).expand(2, 3)}, "mask: got integers other than 0 and 1"),
+        ({"mask": [[1, 1, 1]]}, "mask: got list"),
+        ({"lengths": torch.tensor([2.5, 1.0])}, "lengths: got .*float32.*need int32 or int64"),
+        ({"lengths": torch.tensor([True, False])}, "lengths: got .*bool"),
+    ],
+)
+def test_masks_and_lengths_are_checked_as_of_scores(quantise, options, message):
+    with pytest.raises(ValueError, match=f"^{message}"):
+        quantise(cases.gauss(2, 3, 8), **options)

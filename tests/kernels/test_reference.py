@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import textwrap
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -14,7 +16,7 @@ import oracle
 import tolerances as tol
 from inputs import on_cpu as cases
 from maxsim_kernels import fallback, maxsim, maxsim_reference, pack, quantize_int8
-from maxsim_kernels.reference import products
+from maxsim_kernels.reference import products, true_precision
 
 DTYPES = [torch.float16, torch.bfloat16, torch.float32]
 
@@ -71,6 +73,35 @@ def test_tf32_settings_do_not_reach_it():
         assert torch.get_float32_matmul_precision() == "medium", "the caller's setting must come back"
     finally:
         torch.set_float32_matmul_precision(before)
+
+
+def test_threads_share_true_precision():
+    """Torch's setting is one for all of them: it comes back with the last that leaves, and in a fork without those that stayed."""
+    setting = torch.backends.mkldnn.matmul
+    setting.fp32_precision = "bf16"
+    mine, others = true_precision(), true_precision()
+    with ThreadPoolExecutor(1) as thread:
+        mine.__enter__()
+        thread.submit(others.__enter__).result()
+        mine.__exit__(None, None, None)
+        assert setting.fp32_precision == "ieee"
+        if hasattr(os, "fork"):
+            child = os.fork()
+            if not child:
+                os._exit(0 if setting.fp32_precision == "bf16" else 1)
+            assert os.waitpid(child, 0)[1] == 0
+        setting.fp32_precision = "bf16"
+        with true_precision():
+            assert setting.fp32_precision == "ieee", "whatever others set meanwhile"
+        thread.submit(others.__exit__, None, None, None).result()
+    assert setting.fp32_precision == "bf16"
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.complex64, torch.float8_e4m3fn, None])
+def test_dtypes_that_scores_cannot_have(dtype):
+    for documents in (cases.gauss(4, 9, 8), quantize_int8(cases.gauss(4, 9, 8))):
+        with pytest.raises(ValueError, match=rf"^dtype: got {dtype}, need torch\.float16, .* or torch\.float64"):
+            maxsim_reference(cases.gauss(3, 5, 8), documents, dtype=dtype)
 
 
 def leaves(*shape, seed):

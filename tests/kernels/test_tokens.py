@@ -8,7 +8,7 @@ import torch
 
 import oracle
 from inputs import on_cpu as cases
-from maxsim_kernels import Fp8Tokens, Int8Tokens, Packed, pack
+from maxsim_kernels import Fp8Tokens, Int8Tokens, Packed, maxsim, pack
 
 LENGTHS = [3, 0, 2, 4]
 
@@ -61,6 +61,20 @@ def test_pack_nothing():
 def test_pack_refuses_mixtures(bad, message):
     with pytest.raises(ValueError, match=message):
         pack([torch.ones(3, 5), bad])
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"documents": [np.ones((3, 5))]}, "documents: got a list of ndarray"),
+        ({"documents": [torch.ones(3, 5)], "dim": 6}, "dim, dtype: got 6 and None"),
+        ({"documents": [torch.ones(3, 5)], "dtype": torch.float16}, "dim, dtype: got None and torch.float16"),
+    ],
+)
+def test_pack_changes_nothing(given, message):
+    with pytest.raises(ValueError, match=message):
+        pack(**given)
+    assert pack([torch.ones(3, 5)], dim=5, dtype=torch.float32).dim == 5
 
 
 def test_pack_refuses_a_first_document_of_another_rank():
@@ -155,6 +169,21 @@ def test_compact(rows):
     for n in range(4):
         assert torch.equal(whole[n], view[n])
     assert len(rows.select([]).compact()) == 0
+
+
+@pytest.mark.parametrize(("start", "length"), [(-2, 2), (8, 2), (0, -1), (2**63 - 1, 2**63 - 1)])
+def test_rows_outside_the_values_are_refused(rows, start, length):
+    view = Packed.view(rows.values, torch.tensor([0, start]), torch.tensor([1, length]))
+    with pytest.raises(ValueError, match="rows: row 1 starts at"):
+        view.compact()
+    with pytest.raises(ValueError, match="row 1 has a bad"):
+        maxsim(rows.values[None, :2], view)
+
+
+def test_a_document_is_asked_for_by_one_number(rows):
+    assert torch.equal(rows[np.int64(3)], rows[-1])
+    with pytest.raises(TypeError, match="slice"):
+        rows[1:2]
 
 
 @pytest.mark.parametrize("index", [torch.int32, torch.int64])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import subprocess
 import sys
 import textwrap
@@ -241,9 +242,28 @@ def test_meta_tensors_give_shapes():
 
     with FakeTensorMode() as mode:
         queries, documents = mode.from_tensor(cases.gauss(3, 5, 8)), mode.from_tensor(cases.gauss(4, 9, 8))
-        scores, argmax = maxsim(queries, documents, return_argmax=True)
-    assert (scores.shape, scores.dtype) == ((3, 4), torch.float32)
-    assert (argmax.shape, argmax.dtype) == ((3, 4, 5), torch.int32)
+        for implementation in ("auto", "reference"):
+            scores, argmax = maxsim(queries, documents, return_argmax=True, impl=implementation)
+            assert (scores.shape, scores.dtype) == ((3, 4), torch.float32)
+            assert (argmax.shape, argmax.dtype) == ((3, 4, 5), torch.int32)
+
+
+@pytest.mark.parametrize("mode", ["real", "symbolic"])
+def test_a_traced_reference_holds_no_values(mode):
+    """Repeated query tokens, lengths and masks are values: a graph is right for others too, or is refused."""
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    def score(q, d, mask):
+        return maxsim(q, d, impl="reference", document_mask=mask)
+
+    queries, documents, mask = cases.gauss(2, 3, 8), cases.gauss(3, 4, 8, seed=1), cases.mask(3, 4)
+    traced = make_fx(lambda q, d: score(q, d, None), tracing_mode=mode)(torch.ones(2, 3, 8), documents)
+    assert torch.equal(traced(queries, documents), score(queries, documents, None))
+    with pytest.raises(RuntimeError, match=r"aten\.equal"):
+        make_fx(score, tracing_mode=mode)(queries, documents, mask)
+    if mode == "real":
+        traced = make_fx(lambda q: score(q, documents, mask))(torch.ones(2, 3, 8))
+        assert torch.equal(traced(queries), score(queries, documents, mask))
 
 
 def test_import_needs_no_triton_and_starts_no_cuda():
@@ -299,6 +319,8 @@ def test_explain():
         text = explain(queries, tokens)
         assert isinstance(text, str)
         assert "cpu" in text
+    assert explain(queries, documents, return_argmax=True) == explain(queries, documents)
+    assert inspect.signature(maxsim).parameters.keys() <= inspect.signature(explain).parameters.keys()
     with pytest.raises(ValueError, match="impl"):
         explain(queries, documents, impl="fastest")
     with pytest.raises(ValueError, match="impl"):

@@ -34,8 +34,8 @@ def backward(
     """
     width = queries.shape[-1]
     flat_queries, flat_documents = queries.reshape(-1, width), documents.reshape(-1, width)
-    query_grad = torch.zeros(flat_queries.shape if need_queries else (0, width), dtype=torch.float32)
-    document_grad = torch.zeros(flat_documents.shape if need_documents else (0, width), dtype=torch.float32)
+    query_grad = torch.zeros(flat_queries.shape if need_queries else (0, width), dtype=torch.float32, device="cpu")
+    document_grad = torch.zeros(flat_documents.shape if need_documents else (0, width), dtype=torch.float32, device="cpu")
     per_query = 1 if layout == "pairs" else argmax.shape[1]
     query_base = _bases(query_starts, argmax.shape[0], queries)
     document_base = _bases(document_starts, argmax.shape[0] * per_query if layout != "shared" else per_query, documents)
@@ -67,4 +67,4 @@ def _bases(starts: Tensor | None, count: int, values: Tensor) -> Tensor:
     """Row of the flattened buffer where each query or document begins."""
     if starts is not None:
         return starts.long()
-    return torch.arange(count) * values.shape[-2]
+    return torch.arange(count, device="cpu") * values.shape[-2]

@@ -74,7 +74,7 @@ def _maxima(matrix: Tensor, corpus: Corpus, rows: np.ndarray, tokens: np.ndarray
     left = torch.index_select(matrix, 0, torch.from_numpy(rows.reshape(-1)))
     places = torch.from_numpy(tokens.reshape(-1))
     right = torch.index_select(corpus.values, 0, places if corpus.index is None else corpus.index[places]).float()
-    cells = torch.empty(*rows.shape, tokens.shape[1])
+    cells = torch.empty(*rows.shape, tokens.shape[1], dtype=torch.float32, device="cpu")
     batched(left.view(*rows.shape, -1), right.view(*tokens.shape, -1), cells)
     return cells.amax(2).numpy()
 
@@ -95,10 +95,15 @@ def _all_same_bits(sizes: list[tuple[int, int]], width: int) -> bool:
 def same_bits(rows: int, tokens: int, width: int) -> bool:
     """Whether every cell of a batched product has its bits in a plain product of 48 x 240 (by the thread that asks: one at a time)."""
     random = torch.Generator().manual_seed(0)
-    left, right = torch.randn(STEP, width, generator=random), torch.randn(LONGEST, width, generator=random)
+    left, right = (
+        torch.randn(STEP, width, generator=random, dtype=torch.float32, device="cpu"),
+        torch.randn(LONGEST, width, generator=random, dtype=torch.float32, device="cpu"),
+    )
     plain = product_of(left, right)
-    asked, held = (torch.arange(_LOOKED)[:, None] * 5 + torch.arange(size) for size in (rows, tokens))
+    asked, held = (
+        torch.arange(_LOOKED, device="cpu")[:, None] * 5 + torch.arange(size, device="cpu") for size in (rows, tokens)
+    )
     asked, held = asked % len(left), held % len(right)
-    found = torch.empty(_LOOKED, rows, tokens)
+    found = torch.empty(_LOOKED, rows, tokens, dtype=torch.float32, device="cpu")
     batched(left[asked], right[held], found)
     return torch.equal(found, plain[asked[:, :, None], held[:, None, :]])

@@ -104,9 +104,11 @@ class TileReader:
         same = corpus.index is None and corpus.values.dtype == dtype and corpus.values.stride(1) == 1
         self.direct = same and corpus.values.shape[0] >= tile_tokens
         if not self.direct:
-            self.buffer = torch.zeros(tile_tokens, corpus.values.shape[1], dtype=dtype)
-            self.scale = torch.zeros(tile_tokens) if corpus.token_scale is not None else None
-            self.offset = torch.zeros(tile_tokens) if corpus.token_offset is not None else None
+            self.buffer = torch.zeros(tile_tokens, corpus.values.shape[1], dtype=dtype, device="cpu")
+            self.scale = torch.zeros(tile_tokens, dtype=torch.float32, device="cpu") if corpus.token_scale is not None else None
+            self.offset = (
+                torch.zeros(tile_tokens, dtype=torch.float32, device="cpu") if corpus.token_offset is not None else None
+            )
 
     def read(self, first: int, last: int) -> tuple[Tensor, Tensor | None, Tensor | None, int]:
         """Tokens `[tile, d]`, their scales and offsets `[tile]`, and where in the tile token `first` stands.

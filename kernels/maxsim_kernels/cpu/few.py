@@ -37,11 +37,12 @@ def same_bits(
     `by_one`: one thread makes those.
     """
     drawn = torch.Generator().manual_seed(0)
-    queries = torch.rand(rows, dim, generator=drawn) - 0.5
-    tokens = torch.zeros(whole, dim)
-    tokens[:small] = torch.rand(small, dim, generator=drawn) - 0.5
-    tokens[whole - small :] = tokens[:small].clone()  # at both ends of the whole tile
-    other = _product(queries, tokens[:small].clone(), across, multiply)
+    queries = torch.rand(rows, dim, generator=drawn, dtype=torch.float32, device="cpu") - 0.5
+    few = torch.rand(small, dim, generator=drawn, dtype=torch.float32, device="cpu").sub_(0.5)
+    tokens = torch.zeros(whole, dim, dtype=torch.float32, device="cpu")
+    tokens[:small] = few
+    tokens[whole - small :] = few  # at both ends of the whole tile
+    other = _product(queries, few, across, multiply)
     given = queries, tokens, across, multiply
     one = alone(_product, *given) if by_one else _product(*given)
     return torch.equal(one[whole - small :], other) and (2 * small > whole or torch.equal(one[:small], other))
@@ -50,9 +51,9 @@ def same_bits(
 def _product(queries: Tensor, tokens: Tensor, across: bool, multiply: Multiply) -> Tensor:
     """Similarities `[tokens, rows]`, computed as `tiles.py` computes them."""
     if across:
-        out = torch.empty(tokens.shape[0], queries.shape[0])
+        out = torch.empty(tokens.shape[0], queries.shape[0], dtype=torch.float32, device="cpu")
         multiply(tokens, queries.t(), out)
         return out
-    out = torch.empty(queries.shape[0], tokens.shape[0])
+    out = torch.empty(queries.shape[0], tokens.shape[0], dtype=torch.float32, device="cpu")
     multiply(queries, tokens.t(), out)
     return out.t()

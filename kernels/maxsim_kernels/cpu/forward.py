@@ -3,6 +3,8 @@
 Query tokens are the rows of a matrix; document tokens stream past in tiles that hold whole documents (a longer document is cut into
 pieces; `tiles.py`), and of many queries each thread takes the next tile when it is done with one (`turns.py`). A tile's product stays
 in cache and is reduced at once, so memory beyond inputs and scores is a few tens of megabytes whatever the corpus, 5 of them a thread.
+Tiles of wide tokens hold fewer, so that one takes 66 MB at most where threads share it, and else 37 a thread, whatever d is (`few.py`
+takes up to twice as much for a moment, when it tries a shape for the first time).
 FP16 and BF16 tokens are widened tile by tile (their products are exact in FP32), INT8 codes meet INT8 query codes in exact integer
 products (`torch._int_mm`; as floats where a CPU gets those wrong, `integers.py`), and scales are applied after the product.
 
@@ -39,8 +41,8 @@ def forward(call: Call) -> tuple[Tensor, Tensor]:
     """Scores `[Nq, N]` float32 and argmax int32 `[Nq, N, max Lq]` (empty when not asked for); shared and per-query layouts."""
     check_values(call)
     count, total = call.query_count, call.document_count
-    scores = torch.empty(count, total, dtype=torch.float32)
-    argmax = torch.full((count, total, query_width(call)) if call.winners else (0,), -1, dtype=torch.int32)
+    scores = torch.empty(count, total, dtype=torch.float32, device="cpu")
+    argmax = torch.full((count, total, query_width(call)) if call.winners else (0,), -1, dtype=torch.int32, device="cpu")
     with torch.no_grad(), torch.autocast("cpu", enabled=False):
         if call.layout == "shared":
             for first, block in query_blocks(call):
@@ -65,7 +67,7 @@ def check_values(call: Call) -> None:
             assert lengths is not None
             check_rows(name, starts, lengths, values.shape[0])
         else:
-            check_padded(name, mask, lengths, values.shape[-2])
+            check_padded(f"{name}_", mask, lengths, values.shape[-2])
 
 
 def query_width(call: Call) -> int:
@@ -81,7 +83,7 @@ def _packed_tokens(call: Call, query: int) -> tuple[Tensor, Tensor]:
     assert call.query_starts is not None
     assert call.query_lengths is not None
     start, length = int(call.query_starts[query]), int(call.query_lengths[query])
-    return call.queries[start : start + length], torch.arange(length)
+    return call.queries[start : start + length], torch.arange(length, device="cpu")
 
 
 def query_blocks(call: Call) -> Iterator[tuple[int, Queries]]:
@@ -109,8 +111,14 @@ def _valid(mask: Tensor | None, lengths: Tensor | None, count: int, size: int) -
     """Which tokens of padded rows count, `[N, L]`; None where all do. `lengths`: `[N, 1]`."""
     if mask is None and lengths is None:
         return None
-    valid = torch.ones(count, size, dtype=torch.bool) if mask is None else mask if mask.dtype == torch.bool else mask != 0
-    return (valid if lengths is None else valid & (torch.arange(size) < lengths)).contiguous()
+    valid = (
+        torch.ones(count, size, dtype=torch.bool, device="cpu")
+        if mask is None
+        else mask
+        if mask.dtype == torch.bool
+        else mask != 0
+    )
+    return (valid if lengths is None else valid & (torch.arange(size, device="cpu") < lengths)).contiguous()
 
 
 def _queries(call: Call, numbers: range | list[int]) -> Queries:
@@ -129,7 +137,7 @@ def _queries(call: Call, numbers: range | list[int]) -> Queries:
     rows = len(tokens)
     matrix, scales = quantized_queries(call, tokens)
     padded = padded_rows(rows, matrix.dtype)
-    full = torch.zeros(padded, matrix.shape[1], dtype=matrix.dtype)
+    full = torch.zeros(padded, matrix.shape[1], dtype=matrix.dtype, device="cpu")
     full[:rows] = matrix
     sums = None
     if call.offset is not None:

@@ -17,10 +17,12 @@ from torch import Tensor
 from maxsim_kernels.cpu.turns import alone
 
 EXACT_WIDTH = 1024  # d * 128 * 128 <= 2**24: float32 holds every partial sum of so many products of codes
+_INT32_WIDTH = (2**31 - 1) // 128**2  # the same of the 32-bit integers that `torch._int_mm` gives
 _WORK = 1 << 23  # multiplications of a look, at most: half a millisecond
 _LEAST = 64  # document tokens of a look
 _PERIOD = 16  # rows and tokens repeat after so many
 _SLOWER = "torch._int_mm adds products of INT8 codes wrongly on this CPU, so they are multiplied as floats, which is slower"
+_WIDER = "sums of so many products of codes leave 32-bit integers, so they are multiplied as floats, which is slower"
 _lock = Lock()  # threads that ask at once wait for one look, and one warning
 
 
@@ -30,12 +32,16 @@ def exact_float(width: int) -> torch.dtype:
 
 
 def right(rows: int, tokens: int, width: int, tokens_first: bool) -> bool:
-    """Whether `torch._int_mm` gives exact integers for products of this shape, by all threads and by one; warns once if not.
+    """Whether `torch._int_mm` gives exact integers for products of this shape, by all threads and by one.
+
+    Warns once where this CPU is to blame, and not where sums of such a width fit no 32-bit integer on any.
 
     Args:
         rows, tokens, width: query rows, document tokens, inner dimension.
         tokens_first: the product is `[tokens, rows]`, of documents with transposed queries, else the other way round.
     """
+    if width > _INT32_WIDTH:
+        return False
     few = min(tokens, max(_LEAST, _WORK // max(1, rows * width)))
     threads = torch.get_num_threads()
     with _lock:
@@ -44,6 +50,8 @@ def right(rows: int, tokens: int, width: int, tokens_first: bool) -> bool:
 
 def said(width: int) -> str:
     """What `explain` adds where codes of `width` dimensions are multiplied as floats; empty where they are not."""
+    if width > _INT32_WIDTH:
+        return f" ({_WIDER})"
     wrong = width > 1 and not all(right(32, _LEAST, width, first) for first in (False, True))
     return f" ({_SLOWER})" if wrong else ""
 
@@ -54,9 +62,12 @@ def _looked_at(rows: int, tokens: int, width: int, tokens_first: bool, threads: 
 
     `threads`: how many make a product together, 1 or torch's number.
     """
-    left, right_side = _codes(width, 0)[torch.arange(rows) % _PERIOD], _codes(width, 1)[torch.arange(tokens) % _PERIOD]
+    left, right_side = (
+        _codes(width, 0)[torch.arange(rows, device="cpu") % _PERIOD],
+        _codes(width, 1)[torch.arange(tokens, device="cpu") % _PERIOD],
+    )
     expected = (left[:_PERIOD].double() @ right_side[:_PERIOD].double().t()).int()
-    expected = expected[torch.arange(rows)[:, None] % _PERIOD, torch.arange(tokens) % _PERIOD]
+    expected = expected[torch.arange(rows, device="cpu")[:, None] % _PERIOD, torch.arange(tokens, device="cpu") % _PERIOD]
     operands = (right_side, left.t()) if tokens_first else (left, right_side.t())
     found = alone(product, *operands) if threads == 1 else product(*operands)
     found = found.t() if tokens_first else found
@@ -78,8 +89,10 @@ def product(left: Tensor, right_side: Tensor, out: Tensor | None = None) -> Tens
 
 def _codes(width: int, seed: int) -> Tensor:
     """`[_PERIOD, width]` int8."""
-    codes = torch.randint(-128, 128, (_PERIOD, width), generator=torch.Generator().manual_seed(seed), dtype=torch.int8)
-    sign = 1 - 2 * (torch.arange(width) % 2)
+    codes = torch.randint(
+        -128, 128, (_PERIOD, width), generator=torch.Generator().manual_seed(seed), dtype=torch.int8, device="cpu"
+    )
+    sign = 1 - 2 * (torch.arange(width, device="cpu") % 2)
     codes[0], codes[1], codes[2] = 127, -128, -127
     codes[3], codes[4] = 127 * sign, -127 * sign
     return codes

@@ -14,12 +14,12 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from maxsim_kernels.checks import Call
+from maxsim_kernels.cpu.batches import batched
 from maxsim_kernels.cpu.forward import check_values, forward, quantized_queries, query_width
 from maxsim_kernels.cpu.integers import exact_float
 
 _CELLS = 1 << 20  # similarities of a batch of pairs: 4 MB
-_TOKENS = 1 << 16  # query and document tokens gathered for a batch
-_INNER = 512  # as in tiles.py: a longer inner sum is cut so that its order is fixed
+_TOKENS, _GATHERED = 1 << 16, 1 << 26  # query and document tokens gathered for a batch, and numbers in them: 256 MB
 _WHOLE = 16  # both sides take whole runs of rows: libraries give what is left over to other kernels, which add in another order
 
 
@@ -36,12 +36,13 @@ def forward_pairs(call: Call) -> tuple[Tensor, Tensor]:
     """Scores `[N]` float32 and argmax int32 `[N, max Lq]` (empty when not asked for)."""
     check_values(call)
     count = call.query_count
-    scores = torch.empty(count, dtype=torch.float32)
-    argmax = torch.full((count, query_width(call)) if call.winners else (0,), -1, dtype=torch.int32)
+    scores = torch.empty(count, dtype=torch.float32, device="cpu")
+    argmax = torch.full((count, query_width(call)) if call.winners else (0,), -1, dtype=torch.int32, device="cpu")
     query_sizes = _sizes(call.queries, call.query_starts, call.query_lengths, count)
     document_sizes = _sizes(call.documents, call.document_starts, call.document_lengths, count)
     with torch.no_grad(), torch.autocast("cpu", enabled=False):
-        for numbers, alone in _batches(query_sizes, document_sizes):
+        most = min(_TOKENS, _GATHERED // call.queries.shape[-1])
+        for numbers, alone in _batches(query_sizes, document_sizes, most):
             if alone:
                 part, winners = _score_alone(call, int(numbers[0]))
             else:
@@ -63,17 +64,17 @@ def _sizes(values: Tensor, starts: Tensor | None, lengths: Tensor | None, count:
     if starts is not None:
         assert lengths is not None
         return lengths.long()
-    return torch.full((count,), values.shape[1], dtype=torch.int64)
+    return torch.full((count,), values.shape[1], dtype=torch.int64, device="cpu")
 
 
-def _batches(query_sizes: Tensor, document_sizes: Tensor) -> Iterator[tuple[Tensor, bool]]:
-    """Pair numbers of each batch, and whether it is one pair too large for batching."""
+def _batches(query_sizes: Tensor, document_sizes: Tensor, most: int) -> Iterator[tuple[Tensor, bool]]:
+    """Pair numbers of each batch, of at most `most` tokens, and whether it is one pair too large for batching."""
     order = torch.argsort(document_sizes, stable=True)
     begin = 0
     widest = deepest = _WHOLE
     sizes = list(zip(_whole(query_sizes[order]).tolist(), _whole(document_sizes[order]).tolist(), strict=True))
     for at, (rows, columns) in enumerate(sizes):
-        if rows * columns > _CELLS or rows + columns > _TOKENS:
+        if rows * columns > _CELLS or rows + columns > most:
             if at > begin:
                 yield order[begin:at], False
             yield order[at : at + 1], True
@@ -81,7 +82,7 @@ def _batches(query_sizes: Tensor, document_sizes: Tensor) -> Iterator[tuple[Tens
             continue
         wide, deep = max(widest, rows), max(deepest, columns)
         pairs = at - begin + 1
-        if pairs > 1 and (pairs * wide * deep > _CELLS or pairs * (wide + deep) > _TOKENS):
+        if pairs > 1 and (pairs * wide * deep > _CELLS or pairs * (wide + deep) > most):
             yield order[begin:at], False
             begin, wide, deep = at, rows, columns
         widest, deepest = wide, deep
@@ -126,7 +127,9 @@ def _score_batch(call: Call, numbers: Tensor, query_sizes: Tensor, document_size
     matrix, query_scales = quantized_queries(call, flat)
     work = exact_float(width) if matrix.dtype == torch.int8 else torch.float32
     left = matrix.view(pairs, rows, width).to(work)
-    cells = _product(left, documents.tokens.to(work)).float()
+    cells = left.new_empty(pairs, rows, documents.tokens.shape[1])
+    batched(left, documents.tokens.to(work), cells)
+    cells = cells.float()
     sums = left.sum(2, keepdim=True, dtype=torch.float64).float() if call.offset is not None else None
     scale, offset = (_spread(call, tensor, numbers, documents) for tensor in (call.scales, call.offset))
     if scale is not None:
@@ -142,7 +145,7 @@ def _score_batch(call: Call, numbers: Tensor, query_sizes: Tensor, document_size
         best = best * query_scales.view(pairs, rows)
     best = torch.where(filled, best, torch.full_like(best, -torch.inf))
     best = torch.where(queries.valid, best, torch.zeros_like(best))
-    total = torch.zeros(pairs, dtype=torch.float64)
+    total = torch.zeros(pairs, dtype=torch.float64, device="cpu")
     for row in range(rows):  # one fixed order of addition, whatever the batch
         total += best[:, row]
     winners = torch.where(queries.valid & filled, where, torch.full_like(where, -1))
@@ -154,27 +157,18 @@ def _side(
 ) -> _Side:
     if starts is None:
         tokens = values[numbers]
-        valid = torch.ones(tokens.shape[:2], dtype=torch.bool) if mask is None else mask[numbers] != 0
+        valid = torch.ones(tokens.shape[:2], dtype=torch.bool, device="cpu") if mask is None else mask[numbers] != 0
         if lengths is not None:
-            valid = valid & (torch.arange(tokens.shape[1]) < lengths[numbers].unsqueeze(1))
+            valid = valid & (torch.arange(tokens.shape[1], device="cpu") < lengths[numbers].unsqueeze(1))
         more = int(_whole(sizes[:1])) - tokens.shape[1]
         return _Side(pad(tokens, (0, 0, 0, more)), pad(valid, (0, more)), None)
     length = sizes[numbers].unsqueeze(1)
-    places = torch.arange(int(_whole(length.max())))
+    places = torch.arange(int(_whole(length.max())), device="cpu")
     valid = places < length
-    rows = torch.where(valid, starts[numbers].long().unsqueeze(1) + places, torch.zeros(1, dtype=torch.int64))
+    rows = torch.where(valid, starts[numbers].long().unsqueeze(1) + places, torch.zeros(1, dtype=torch.int64, device="cpu"))
     if values.shape[0] == 0:
         return _Side(values.new_zeros(*rows.shape, values.shape[1]), valid, rows)
     return _Side(values[rows], valid, rows)
-
-
-def _product(queries: Tensor, documents: Tensor) -> Tensor:
-    """`[P, Lq, d] x [P, Ld, d] -> [P, Lq, Ld]` over inner cuts of 512."""
-    right = documents.transpose(1, 2)
-    out = torch.bmm(queries[..., :_INNER], right[:, :_INNER])
-    for start in range(_INNER, queries.shape[2], _INNER):
-        out.baddbmm_(queries[..., start : start + _INNER], right[:, start : start + _INNER])
-    return out
 
 
 def _spread(call: Call, values: Tensor | None, numbers: Tensor, documents: _Side) -> Tensor | None:
@@ -189,5 +183,5 @@ def _spread(call: Call, values: Tensor | None, numbers: Tensor, documents: _Side
     if documents.rows is None:
         return pad(values[numbers], (0, documents.valid.shape[1] - values.shape[1])).unsqueeze(1)
     if values.shape[0] == 0:
-        return torch.ones(documents.valid.shape).unsqueeze(1)
+        return torch.ones(documents.valid.shape, dtype=torch.float32, device="cpu").unsqueeze(1)
     return values[documents.rows].unsqueeze(1)

@@ -32,6 +32,8 @@ NARROW = {16: 24, 32: 36}
 _OWN_ROWS = 96  # query tokens from which a thread makes products of its own: with fewer, threads make them together sooner
 _LONGEST_TILE = 336 * STEP  # document tokens a product, at most: with few query rows calls cost more than cache misses
 _LONGEST_OWN = 42 * STEP  # the same where each thread makes its own: the last ones are to end together
+# Of a tile's tokens, which may have to be copied: wide ones are fewer. Neither bound cuts FP32 tokens of 1024 dimensions or less.
+_TILE_BYTES, _OWN_BYTES = 63 << 20, 63 << 19
 _TILE_ROWS = 10 * STEP  # query tokens a product
 _CELLS = 1 << 20  # similarities a product: FP32 [480, 2016]
 # Query tokens from which documents are taken in order of length: those of one length are one call to torch for their maxima, which a
@@ -84,10 +86,11 @@ def _parts(queries: Queries) -> dict[int, int]:
 
 def _tile_tokens(queries: Queries) -> int:
     """Document tokens a product: decided by the queries alone, so it is one number for a task."""
-    rows = _chunk(queries)
+    rows, own = _chunk(queries), _by_one(queries)
+    held = (_OWN_BYTES if own else _TILE_BYTES) // (queries.matrix.shape[1] * queries.matrix.itemsize)
     if queries.matrix.dtype == torch.int8:
-        return _INT8_CELLS // rows // _INT8_STEP * _INT8_STEP
-    return min(_LONGEST_OWN if _by_one(queries) else _LONGEST_TILE, _CELLS // rows // STEP * STEP)
+        return max(1, min(held, _INT8_CELLS // rows) // _INT8_STEP) * _INT8_STEP
+    return max(1, min(held, _LONGEST_OWN if own else _LONGEST_TILE, _CELLS // rows) // STEP) * STEP
 
 
 def product_shapes(queries: Queries) -> set[tuple[int, int, bool]]:
@@ -153,7 +156,7 @@ def _by_length(
     tiles, owners = tiles_of(held.lengths, size)
     scaled = corpus.token_scale is not None
     best = [
-        torch.empty(len(owners), count, dtype=torch.float32 if scaled else _cell_dtype(queries))
+        torch.empty(len(owners), count, dtype=torch.float32 if scaled else _cell_dtype(queries), device="cpu")
         for count in _parts(queries).values()
     ]
 
@@ -172,7 +175,7 @@ def _by_length(
     _shared(work, tiles, queries, together)
     documents = order[owners]
     back = np.argsort(documents, kind="stable")  # a document's pieces stay in order
-    found, places = torch.empty(queries.matrix.shape[0], len(owners)), torch.from_numpy(back)
+    found, places = torch.empty(queries.matrix.shape[0], len(owners), dtype=torch.float32, device="cpu"), torch.from_numpy(back)
 
     def put(taken: Iterable[tuple[int, Tensor]]) -> None:  # by threads of this package's own: torch's do not outlive a fork
         for low, out in taken:
@@ -269,8 +272,8 @@ class _Products:
         self.tokens_first = tokens_first
         self.integer = queries.matrix.dtype == torch.int8
         most = _rows_of(_chunk(queries), tokens_first, queries.matrix.dtype) * tile_tokens
-        product = torch.empty(most, dtype=_cell_dtype(queries))
-        result = torch.empty(most) if scaled else product
+        product = torch.empty(most, dtype=_cell_dtype(queries), device="cpu")
+        result = torch.empty(most, dtype=torch.float32, device="cpu") if scaled else product
         self.parts = []
         for low, count in _parts(queries).items():
             rows = slice(low, low + count)

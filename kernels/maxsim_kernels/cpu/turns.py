@@ -2,7 +2,8 @@
 
 A product that several threads make together is waited for by all of them, and what follows it, a segmented maximum, is the work of one.
 Here nobody waits for anybody but at the end, and a product has the bits that one thread gives it, however many threads there are.
-The threads stay for the next call: one costs 50 microseconds, the threads of a call that begins them ten times that.
+The threads stay for the next call: one costs 50 microseconds, the threads of a call that begins them ten times that. A call by another
+number of threads begins its own and lets the former ones end.
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache
 from queue import SimpleQueue
 from typing import TypeVar
 
@@ -19,6 +19,9 @@ import torch
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
+
+_pooling = threading.RLock()
+_pool: dict[int, ThreadPoolExecutor] = {}  # the threads that stay, by how many they are: of one number alone
 
 
 class _Items(Iterator[Item]):
@@ -57,9 +60,7 @@ def in_turns(work: Callable[[Iterator[Item]], None], items: Sequence[Item], most
     if threads == 1:  # also where one of the threads asks
         turn()
     else:
-        pool = _pool(os.getpid(), threads)
-        for _ in range(count):
-            pool.submit(turn)
+        _submit(turn, count, threads)
     errors = []
     try:
         for _ in range(count):
@@ -79,9 +80,29 @@ def alone(function: Callable[..., Result], *arguments: object) -> Result:
     return found[0]
 
 
-@cache
-def _pool(process: int, threads: int) -> ThreadPoolExecutor:
-    """A pool of `threads` threads, each limited to one torch thread; by process, so that a fork makes a pool of its own."""
+def _submit(turn: Callable[[], None], count: int, threads: int) -> None:
+    """Have `count` of the pool's `threads` threads take a turn."""
+    with _pooling:  # or another call could end the pool before all turns are in it
+        if threads not in _pool:
+            while _pool:
+                _pool.popitem()[1].shutdown(wait=False)  # turns that are in it are taken all the same
+            _pool[threads] = _new_pool(threads)
+        for _ in range(count):
+            _pool[threads].submit(turn)
+
+
+def _forked() -> None:
+    """A forked process has none of the threads: it begins its own."""
+    _pool.clear()
+    _pooling.release()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_pooling.acquire, after_in_parent=_pooling.release, after_in_child=_forked)
+
+
+def _new_pool(threads: int) -> ThreadPoolExecutor:
+    """A pool of `threads` threads, each limited to one torch thread."""
     begun = threading.Barrier(threads + 1)
 
     def begin() -> None:

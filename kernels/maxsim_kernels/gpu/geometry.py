@@ -14,15 +14,15 @@ from maxsim_kernels.checks import Call
 
 EIGHT_BITS = (torch.int8, torch.float8_e4m3fn)
 SCALES = {"none": 0, "token": 1, "document": 2, "corpus": 3}
-MANY = 64  # documents a multiprocessor: beyond, their number hides waits
-SHORT_TOKENS = 64  # documents below are read in less time than a query's rows
+MANY = 64  # documents a multiprocessor; with more, their programs hide each other's waits
+SHORT_TOKENS = 64  # shorter documents are read in less time than a query's rows
 
 
-OTHER = (0, 0)  # the "compute capability" of whatever NVIDIA did not make
+OTHER = (0, 0)  # stands for the compute capability of anything that is no NVIDIA GPU
 
 
 class Hardware(NamedTuple):
-    """What of a GPU decides how it is used."""
+    """What decides how a GPU is used: its compute capability and its number of multiprocessors."""
 
     capability: tuple[int, int]
     processors: int
@@ -30,9 +30,9 @@ class Hardware(NamedTuple):
 
 @lru_cache
 def hardware(device: torch.device) -> Hardware:
-    """Compute capability and multiprocessors; asking the driver on every call would cost more than a launch.
+    """Compute capability and multiprocessors, cached: asking the driver on every call would cost more than a launch.
 
-    ROCm answers with numbers of its own, such as 9.4 for an MI300, that are no compute capability: `OTHER` there.
+    ROCm reports numbers of its own (9.4 for an MI300), which are no compute capability: `OTHER` is returned there.
     """
     if device.type != "cuda":
         return Hardware(OTHER, 1)
@@ -55,7 +55,7 @@ def fp32_precision(dtype: torch.dtype) -> str:
 
 
 def allows_tf32(call: Call) -> bool:
-    """Whether the call, or where it says nothing torch, allows TF32 for FP32 inputs; by default neither does."""
+    """Whether TF32 may be used for FP32 inputs: as the call says, else as torch's setting says (by default: no)."""
     if call.queries.dtype != torch.float32:
         return False
     return (call.fp32 or fp32_precision(torch.float32)) == "tf32"
@@ -98,7 +98,7 @@ def descriptor(values: Tensor, rows: int, width: int, stride: int, block: list[i
 
 
 def many_short(documents: int, tokens: int, processors: int) -> bool:
-    """Whether so many documents of so many tokens are better dealt to fewer programs, which read the query once for all of theirs."""
+    """Whether documents are so many and so short that each program should take several, and read the query once for them."""
     return documents > MANY * processors and tokens < SHORT_TOKENS
 
 
@@ -112,14 +112,14 @@ def pieces_a_document(call: Call, tokens: int, programs: int) -> int:
 
 
 def stay_whole(longest: int, tokens: int, programs: int, processors: int) -> bool:
-    """Whether documents are too many, or too short for tiles of so many tokens, to be cut."""
+    """Whether documents are not cut into pieces: there are programs enough, or they are shorter than eight tiles of `tokens`."""
     return programs * 2 > processors or longest < 8 * tokens
 
 
 def chunks_of(documents: int, tiles: int, groups: int, slots: int, waves: int) -> int:
-    """How many programs a query group's documents (of `tiles` each) are dealt to: whole waves, up to so many, of `slots` programs.
+    """How many programs share a query group's documents (of `tiles` tiles each), so that all fill up to `waves` whole waves.
 
-    `slots`: programs that the GPU runs at once. One more than whole waves would run while the rest of the GPU waits for it.
+    `slots`: programs that the GPU runs at once, a wave. One program beyond whole waves would run while the rest of the GPU waits.
     """
     best, least = 1, float("inf")
     for wave in range(waves, 0, -1):

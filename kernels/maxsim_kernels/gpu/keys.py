@@ -1,6 +1,7 @@
-"""Keys of a running top-k (`topk.py`) on a GPU, each step in one launch: torch takes a dozen for the same bits, and the host with them.
+"""Keys of a running top-k (`topk.py`) on a GPU, each step in one launch: torch takes a dozen, and the host's time for each.
 
-The keys are those of `topk.keys_of`: a score's bits in an order that integers share, above the document's number counted backwards.
+The keys are those of `topk.keys_of`: a score's bits, changed so that integers compare as the scores do, above the document's
+number counted backwards.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ def _candidates_kernel(
     score_ptr, group_ptr, held_ptr, out_ptr, held, members, whole, first, columns, stride,
     SIZE: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """Keys `[Nq, columns]`: those held, of the members of the groups chosen, and of the scores from column `whole` on."""
+    """Keys `[Nq, columns]`: those held before, of all members of the chosen groups, and of scores from column `whole` on."""
     blocks = tl.cdiv(columns, COLUMNS)
     query = (tl.program_id(0) // blocks).to(tl.int64)
     column = (tl.program_id(0) % blocks) * COLUMNS + tl.arange(0, COLUMNS)
@@ -68,7 +69,7 @@ def _candidates_kernel(
 
 @triton.jit(do_not_specialize=["count"])
 def _scores_kernel(key_ptr, score_ptr, index_ptr, lost_ptr, count, LOST: tl.constexpr, CELLS: tl.constexpr):
-    """Scores and indices of keys; -inf and -1 where there is no document. `LOST`: 1 is stored there if a score is NaN."""
+    """Scores and indices of keys; -inf and -1 where there is no document. `LOST`: 1 is stored at `lost_ptr` if a score is NaN."""
     at = tl.program_id(0).to(tl.int64) * CELLS + tl.arange(0, CELLS)
     there = at < count
     keys = tl.load(key_ptr + at, mask=there, other=0)
@@ -82,9 +83,10 @@ def _scores_kernel(key_ptr, score_ptr, index_ptr, lost_ptr, count, LOST: tl.cons
 
 
 def candidates(scores: Tensor, first: int, k: int, size: int, held: Tensor) -> Tensor:
-    """Keys `[Nq, k + c]`: `held` `[Nq, k]`, and of the documents that can be among the k best of `scores` `[Nq, n]`.
+    """Keys `[Nq, k + c]`: `held` `[Nq, k]`, then those of c documents, among which are the k best of `scores` `[Nq, n]`.
 
-    Groups are of `size` neighbours (`topk.group_size`); numbers begin with `first`.
+    The c documents are the k groups of `size` neighbours (`topk.group_size`) with the best maxima, and what is left beside whole
+    groups. `first`: the number of the first document.
     """
     (queries, count), held = scores.shape, held.contiguous()
     scores = scores if scores.stride(1) == 1 or count == 1 else scores.contiguous()
@@ -109,7 +111,7 @@ def candidates(scores: Tensor, first: int, k: int, size: int, held: Tensor) -> T
 
 
 def of_keys(keys: Tensor, lost: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """As of `topk.of_keys`. `lost` `[]` int64: set to 1 where a score is NaN."""
+    """Scores and indices of keys, as `topk.of_keys` gives them. `lost` `[]` int64: set to 1 if a score is NaN."""
     keys = keys.contiguous()
     indices = keys.new_empty(keys.shape)
     scores = keys.new_empty(keys.shape, dtype=torch.float32)

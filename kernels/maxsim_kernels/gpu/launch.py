@@ -5,14 +5,15 @@ of it follows from shapes, dtypes, strides and alignment; so the second call of 
 grids and scalars, and where each pointer comes from. A replay allocates the outputs, fills in pointers and launches.
 
 A plan is of one signature, sizes included. Where a kernel says how its launch follows from counts (`by_counts`), the plan serves
-calls of other counts too (`forward/counted.py`). Every other call of new shapes is prepared anew, but goes past Triton's launcher: it
-looks up the compiled kernel by every argument, which takes longer than all the rest; here compiled kernels are kept by the few things
-that tell them apart (`kernel_key`), and no size that Triton does not specialise on is one of them.
+calls of other counts too (`forward/counted.py`). Every other call of new shapes is prepared anew, but bypasses Triton's launcher,
+which looks up the compiled kernel by every argument and takes longer for that than for all the rest: here compiled kernels are
+kept by the few things that tell them apart (`kernel_key`), among them no size that Triton does not specialise on.
 
-All call what Triton's launcher calls, which is no public interface: it is left out under versions of Triton that it was not tried
-with (`TRIED`) and on GPUs that NVIDIA did not make, and every call then goes through the public `kernel[grid](...)`.
+All of this calls what Triton's launcher calls, which is no public interface. So under versions of Triton that it was not tried
+with (`TRIED`), and on GPUs that NVIDIA did not make, every call goes through the public `kernel[grid](...)` instead.
 
-Torch's own operators take part where they go through `call`; a call that does anything else leaves no plan and is prepared each time.
+Torch's own operators are recorded where they go through `call`; a call that does anything else (`unrecorded`) leaves no plan and
+is prepared each time.
 """
 
 from __future__ import annotations
@@ -32,13 +33,13 @@ from maxsim_kernels import fallback
 from maxsim_kernels.gpu.plans import ByCounts, Inputs, Plan, Recorder, packed, start
 from maxsim_kernels.modes import capturing
 
-TRIED = ("3.6", "3.7")  # versions of Triton whose launcher `Plan.run` calls as they do
+TRIED = ("3.6", "3.7")  # versions of Triton that `plans.start` was tried with, which calls what their launchers call
 VERSION = ".".join(triton.__version__.split(".")[:2])
-_MOST_PLANS, _MOST_STEPS = 2048, 128  # a call of more launches is long enough for the host to prepare it anew
+_MOST_PLANS, _MOST_STEPS = 2048, 128  # a call of more launches runs so long that the host has time to prepare it anew
 _MOST_SEEN = 1 << 16  # signatures remembered, 8 bytes each
 _plans: dict[Hashable, Plan] = {}
 classes: dict[Hashable, Any] = {}  # plans by class of shape (`forward/counted.py`)
-_seen: set[int] = set()  # hashes of signatures that came once
+_seen: set[int] = set()  # hashes of the signatures of earlier calls
 _compiled: dict[Hashable, Any] = {}  # kernels that were launched, by `kernel_key`
 _fixed: dict[Any, tuple[bool, ...]] = {}  # by kernel: which of its arguments Triton may compile in
 
@@ -53,7 +54,7 @@ _recording = _Recording()  # by thread: what one thread launches is no part of a
 def launch(kernel: Any, grid: int, *arguments: Any, warps: int, registers: int = 0, **constants: Any) -> None:
     """Launch a Triton kernel on the current device, and note it when a call is being recorded. Constants by name.
 
-    `registers`: at most so many a thread; 0: as the compiler likes.
+    `registers`: the most that a thread may use; 0: as the compiler likes.
     """
     key = kernel_key(kernel, arguments, constants, warps, registers) if _past_triton(arguments[0]) else None
     compiled = _compiled.get(key) if key is not None else None
@@ -78,7 +79,7 @@ def launch(kernel: Any, grid: int, *arguments: Any, warps: int, registers: int =
 
 
 def _past_triton(first: Any) -> bool:
-    """Whether a launch whose first argument this is may go past Triton's launcher: on a GPU, and nobody watches."""
+    """Whether a launch with this first argument may bypass Triton's launcher: on a GPU, unwatched, by a Triton of `TRIED`."""
     tensor = first.base if isinstance(first, TensorDescriptor) else first
     return _is_cuda(tensor) and not watched() and not _untried()
 
@@ -88,10 +89,11 @@ def _is_cuda(tensor: Any) -> bool:
 
 
 def kernel_key(kernel: Any, arguments: tuple[Any, ...], constants: dict[str, Any], warps: int, registers: int) -> Hashable:
-    """What one compiled kernel serves: at least everything that Triton tells kernels apart by.
+    """The key of a compiled kernel: at least everything by which Triton tells kernels apart.
 
-    Of a tensor dtype and alignment; of a descriptor dtype and block; of a size that is not specialised on whether it has 32 bits. Any
-    other number counts as it is, where Triton asks only whether 16 divides it and whether it is 1: a key too many costs one look-up.
+    A tensor counts by dtype and alignment, a descriptor by dtype and block, a size that Triton does not specialise on by whether
+    it has 32 bits. Any other number counts as it is, where Triton asks only whether 16 divides it and whether it is 1: a key more
+    than needed costs one launch through Triton.
     """
     fixed = _fixed.get(kernel)
     if fixed is None:
@@ -111,7 +113,7 @@ def kernel_key(kernel: Any, arguments: tuple[Any, ...], constants: dict[str, Any
 
 @contextmanager
 def _nothing_compiled() -> Iterator[None]:
-    """While a CUDA graph is captured: compiling and loading a kernel there breaks the capture, so it is refused before."""
+    """Refuse to compile a kernel while a CUDA graph is captured: compiling and loading it would break the capture."""
     before = knobs.runtime.jit_cache_hook
 
     def refuse(**about: Any) -> bool | None:
@@ -145,36 +147,36 @@ def call(function: Callable[..., Any], *tensors: Tensor) -> None:
 
 
 def unrecorded() -> None:
-    """Said by whoever does something between launches that a replay would miss."""
+    """Give up the recording. To be called by whatever does something between launches that a replay would miss."""
     if _recording.recorder is not None:
         _recording.recorder.broken = True
 
 
 def by_counts(rule: ByCounts) -> None:
-    """Said by whoever launches a kernel that follows from counts by this rule, noted when a call is being recorded."""
+    """Note by which rule the launch follows from counts, if a call is recorded. To be called by what launches the kernel."""
     if _recording.recorder is not None:
         _recording.recorder.rule = rule
 
 
 def planned(key: Hashable) -> Plan | None:
-    """The plan of a signature; none while somebody watches launches (a profiler's hooks need Triton's own launcher)."""
+    """The plan of a signature; None: there is none, or launches are watched (a profiler's hooks need Triton's own launcher)."""
     return None if watched() else _plans.get(key)
 
 
 def keep_class(key: Hashable, plan: Any) -> None:
-    """Keep what serves a class of shapes, as many as there may be plans."""
+    """Keep the plan of a class of shapes (None: it can have none); of classes too there are `_MOST_PLANS` at most."""
     if len(classes) >= _MOST_PLANS:
         classes.clear()
     classes[key] = plan
 
 
 def watched() -> bool:
-    """Whether somebody watches launches."""
+    """Whether somebody, such as a profiler, watches launches by Triton's hooks."""
     return _watched(knobs.runtime.launch_enter_hook) or _watched(knobs.runtime.launch_exit_hook)
 
 
 def repeated(key: Hashable) -> bool:
-    """Whether a signature came before: one that comes once is not worth recording, which takes as long as a third of the call."""
+    """Whether a signature came before; it is remembered. Recording takes a third of a call: too much for one that comes once."""
     here = hash(key)
     if here in _seen:
         return True
@@ -189,7 +191,7 @@ def _watched(hook: Any) -> bool:
 
 
 def record(key: Hashable, inputs: Inputs, device: torch.device, run: Callable[[], Any]) -> Any:
-    """Run a call and keep its plan where it can be replayed. Its results must be its first allocations, whatever their view."""
+    """Run a call and keep its plan if it can be replayed. Its results must be its first allocations, or views of their start."""
     untried = _untried()
     if untried:
         fallback.say_once(f"{untried}: every call goes through Triton's own launcher, which takes the host about 0.1 ms longer")

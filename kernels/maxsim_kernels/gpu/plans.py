@@ -13,7 +13,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from maxsim_kernels.modes import capturing
 
-_APART = 512  # bytes that scratch tensors of one buffer begin apart, as blocks of torch's allocator do
+_APART = 512  # scratch tensors begin at multiples of so many bytes of their buffer, as blocks of torch's allocator do
 Inputs = tuple[Tensor | None, ...]
 Shapes = list[tuple[tuple[int, ...], torch.dtype]]
 
@@ -31,13 +31,13 @@ class Step:
 
 @dataclass(frozen=True)
 class ByCounts:
-    """How the one launch of a call follows from counts, everything else of the call being as it was recorded.
+    """How the one launch of a call follows from its counts, when everything else of the call is as it was recorded.
 
-    A program for every document and block of query rows, or `workers` a block at most. Documents stay whole where they are many enough,
-    or shorter than eight tiles of `tokens` (`geometry.stay_whole`); of others this says nothing.
+    There is a program for every document and block of query rows, or at most `workers` programs a block. This holds only while
+    documents stay whole: they are many enough, or shorter than eight tiles of `tokens` (`geometry.stay_whole`).
     """
 
-    workers: int  # a block at most; 0: one for every document
+    workers: int  # programs a block, at most; 0: one for every document
     blocks: int
     tokens: int
 
@@ -52,7 +52,7 @@ class TorchStep:
 
 @dataclass
 class Plan:
-    """The launches of one call signature. Slots: the inputs, then what is allocated: results first, one buffer of scratch last."""
+    """The launches of one call signature. Slots number inputs, then what is allocated: results first, one scratch buffer last."""
 
     device: int
     allocations: Shapes
@@ -67,7 +67,7 @@ class Plan:
     def _run(self, inputs: Inputs, device: torch.device) -> Any:
         allocated = [torch.empty(shape, dtype=dtype, device=device) for shape, dtype in self.allocations]
         tensors = [*inputs, *allocated]
-        # Once a tensor: most launches name one tensor in every role that they do not use.
+        # Asked for once a tensor: most launches name one tensor in every role that they do not use.
         addresses = [0 if one is None else one.data_ptr() for one in tensors]
         stream = torch._C._cuda_getCurrentRawStream(self.device)
         for step in self.steps:
@@ -87,7 +87,7 @@ class Plan:
 
 
 def start(compiled: Any, grid: int, stream: int, arguments: list[Any]) -> None:
-    """What Triton's launcher does last: start a compiled kernel, pointers being numbers."""
+    """Start a compiled kernel, as Triton's launcher does last; pointers are passed as numbers."""
     compiled.run(grid, 1, 1, stream, compiled.function, compiled.packed_metadata, None, None, None, *arguments)
 
 
@@ -116,7 +116,7 @@ class Recorder:
     places: list[tuple[int, int] | None] = field(default_factory=list)  # storage and pointer of every tensor so far
 
     def slot(self, tensor: Tensor) -> tuple[int, int] | None:
-        """Which tensor of the call this one is, or lies in, and how many bytes from its start."""
+        """Which tensor of the call this one is, or lies in, and how many bytes from its start; None: none of them."""
         storage, pointer = _place(tensor)
         known = len(self.places)
         if known < len(self.inputs) + len(self.allocated):
@@ -172,14 +172,14 @@ _ready = _Ready()
 
 
 def ensure_context(device: int) -> None:
-    """Give this thread the device's context: a tensor descriptor is encoded before anything else would make one."""
+    """Give this thread the device's context, which encoding a tensor descriptor needs before anything else would have made it."""
     if device not in _ready.devices and not capturing():  # whoever captures has a context, and must not ask about memory
         torch.cuda.mem_get_info(device)
         _ready.devices.add(device)
 
 
 def packed(recorder: Recorder, results: tuple[Tensor, ...]) -> tuple[Shapes, list[Step | TorchStep]]:
-    """What a replay allocates, and the steps with its slots: scratch that kernels know by its address alone is one buffer."""
+    """What a replay allocates, and the steps with its slots: scratch that kernels get by address alone becomes one buffer."""
     first = len(recorder.inputs) + len(results)
     named = {slot for step in recorder.steps for slot in _named(step)}
     shapes: Shapes = [(tuple(one.shape), one.dtype) for one in results]

@@ -1,4 +1,4 @@
-"""Pieces shared by the Triton kernels: which query rows a tile holds, maxima that keep NaN, winners, query codes and their scales.
+"""Pieces shared by the Triton kernels: which query rows a tile holds, maxima that keep NaN, and winners.
 
 A query is padded to a power of two of rows, so that a tile holds several short queries or a part of a long one. In the two-tile
 kernels each query has half of its rows in either tile: the two tiles' maxima are added row by row first, and what is left of a query
@@ -125,7 +125,7 @@ def as_float(best, KIND: tl.constexpr):
 
 @triton.jit
 def hide(cells, inside, KIND: tl.constexpr):
-    """Cells outside the document never win."""
+    """The cells, with those outside the document at a value that never wins."""
     if KIND == INT8:
         hidden = tl.where(inside[None, :], cells, EMPTY)
     else:
@@ -135,7 +135,7 @@ def hide(cells, inside, KIND: tl.constexpr):
 
 @triton.jit
 def wins(cells, best):
-    """Cells that are the maximum `best` of theirs; where that is NaN, cells that are NaN: every kernel names the first of them.
+    """Which cells equal the maximum `best` of their row or slot, or are NaN where it is. Every kernel names the first such cell.
 
     One comparison a cell, "equal or unordered": NaN cells pass it whatever they meet, and a maximum that is NaN is replaced by a
     number that no other cell is.
@@ -156,7 +156,7 @@ def first_place(cells, here, place):
 
 @triton.jit
 def better(here, best, KIND: tl.constexpr):
-    """Where a later maximum exceeds: strictly, so that the first of equal ones stays. NaN beats any number, and stays."""
+    """Where a later maximum `here` exceeds `best`: strictly, so the first of equals stays. NaN beats any number, and stays."""
     if KIND == INT8:
         win = here > best
     else:
@@ -168,8 +168,8 @@ def better(here, best, KIND: tl.constexpr):
 def slots(cells):
     """Cells `[ROWS, TOKENS]` as `[ROWS, SLOTS, PER]`, up to 16 of a row in a slot: what one thread of a Hopper accumulator holds.
 
-    The matrix unit leaves a row of 8 tokens to four threads, two each; so a slot is four tokens apart from the next two of its own,
-    and everything done along the last axis stays inside a thread. `slot_place` says which token a cell is.
+    The matrix unit leaves every 8 tokens of a row to four threads, two neighbours each. So a slot is pairs of neighbours that
+    begin 8 tokens apart, and everything done along the last axis stays inside a thread. `slot_place` says which token a cell is.
     """
     ROWS: tl.constexpr = cells.shape[0]
     TOKENS: tl.constexpr = cells.shape[1]
@@ -180,7 +180,7 @@ def slots(cells):
 
 @triton.jit
 def first_equal(held, here):
-    """For each slot `[ROWS, SLOTS]` a float whose highest bit is its first cell that wins it (`wins`).
+    """For each slot a float, `[ROWS, SLOTS]`, whose highest bit stands for the first cell that wins the slot (`wins`).
 
     A comparison gives 1 or 0; neighbours are merged by one multiply-add, twice as many cells at a time, so that the cells of a slot
     become the bits of an integer below 2^16: exact, and ties keep every bit.
@@ -205,14 +205,14 @@ def first_equal(held, here):
 
 @triton.jit
 def slots_first(best, row, bits, tile, ROWS: tl.constexpr, TOKENS: tl.constexpr):
-    """The first token `[ROWS]` that wins its row, of the winners of its slots; 0 where nothing won."""
+    """The first token `[ROWS]` that wins its row, from the winners of the row's slots (`bits`); 0 where nothing won."""
     token = tl.where(bits > 0, tile + slot_place(bits, ROWS, TOKENS), 0)
     return tl.min(tl.where(wins(best, row[:, None]), token, 2147483647), 1)
 
 
 @triton.jit
 def slot_place(bits, ROWS: tl.constexpr, TOKENS: tl.constexpr):
-    """The token in its tile that the highest bit of each `first_equal` stands for."""
+    """The place in its tile of the token that the highest bit of each `first_equal` stands for."""
     PER: tl.constexpr = TOKENS // 4 if TOKENS < 64 else 16
     slot = tl.arange(0, TOKENS // PER)[None, :]
     order = (PER - 1) - ((bits.to(tl.int32, bitcast=True) >> 23) - 127)

@@ -15,7 +15,7 @@ from maxsim_kernels import fallback
 from maxsim_kernels.api import run
 from maxsim_kernels.checks import Options
 from maxsim_kernels.integrations.patching import Library
-from maxsim_kernels.modes import transformed
+from maxsim_kernels.modes import foreign, transformed
 from maxsim_kernels.tokens import FLOAT_DTYPES, Packed, lengths_of
 
 Tokens = Tensor | Packed
@@ -39,8 +39,14 @@ def untaken(queries: Tokens, documents: Tokens, device: torch.device | None = No
         return "queries and documents of different widths"
     if _bare(queries) or _bare(documents):
         return "nothing to score"
-    if not torch.compiler.is_compiling() and transformed():
-        return "a transform of torch.func, or forward-mode differentiation"
+    if not torch.compiler.is_compiling():
+        if transformed():
+            return "a transform of torch.func, or forward-mode differentiation"
+        for values in (tokens.values if isinstance(tokens, Packed) else tokens for tokens in (queries, documents)):
+            if foreign(values):
+                return f"a {type(values).__qualname__}, a subclass of Tensor"
+            if values.is_neg():
+                return "a view that is yet to be negated"
     return ""
 
 

@@ -8,9 +8,11 @@ fixed order: so a score does not depend on where the document stands, on its nei
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from threading import RLock, get_ident
 from typing import Any
 
 import numpy as np
@@ -18,6 +20,7 @@ import torch
 from torch import Tensor
 
 from maxsim_kernels import fallback
+from maxsim_kernels.checks import is_plain
 from maxsim_kernels.reference.rows import Asked, Rows
 
 _DOCUMENT_ROWS = 4096  # of one product; a longer document takes several
@@ -31,6 +34,10 @@ _FEW_ROWS = 131072
 _HELD_BYTES = {"cpu": 16 << 20, "cuda": 64 << 20}  # of maxima that wait to be summed
 _SUMMED_BYTES = {"cpu": 2 << 20, "cuda": 64 << 20}  # of them that are summed at once, which holds three times as much
 _MAXIMA = 2  # times as many bytes of maxima one product may have: with very many query tokens it has fewer documents
+_PRECISIONS: tuple[Any, ...] = (torch.backends.cuda.matmul, torch.backends.mkldnn.matmul)  # type: ignore[attr-defined]
+_switching = RLock()
+_inside: list[int] = []  # the thread of every block that runs in true precision now
+_before: list[str] = []  # what torch's settings were when the first of them began
 
 
 def has_float64(device: torch.device) -> bool:
@@ -44,21 +51,45 @@ def has_float64(device: torch.device) -> bool:
 def true_precision() -> Iterator[None]:
     """Run matrix products in the precision of their inputs: no TF32, no BF16 shortcut, no autocast.
 
+    torch's settings are one for all threads: the first block that begins keeps them, the last one that ends brings them back.
     Under `torch.compile` the settings cannot be switched inside the graph: those of the moment it runs hold there.
     """
     if torch.compiler.is_compiling():
         yield
         return
-    settings: tuple[Any, ...] = (torch.backends.cuda.matmul, torch.backends.mkldnn.matmul)  # type: ignore[attr-defined]
-    before = [setting.fp32_precision for setting in settings]
-    try:
-        for setting in settings:
+    with _switching:
+        if not _inside:
+            _before[:] = [setting.fp32_precision for setting in _PRECISIONS]
+        _inside.append(get_ident())
+        for setting in _PRECISIONS:  # every time: somebody else may have set them meanwhile
             setting.fp32_precision = "ieee"
+    try:
         with torch.autocast("cuda", enabled=False), torch.autocast("cpu", enabled=False):
             yield
     finally:
-        for setting, value in zip(settings, before, strict=True):
+        with _switching:
+            _inside.remove(get_ident())
+            _bring_back()
+
+
+def _bring_back() -> None:
+    """What torch's settings were before, where no block needs true precision any more."""
+    if not _inside:
+        for setting, value in zip(_PRECISIONS, _before, strict=True):
             setting.fp32_precision = value
+
+
+def _forked() -> None:
+    """A forked process has the thread that forked alone: blocks of the others will not end there."""
+    others = [thread for thread in _inside if thread != get_ident()]
+    if others:
+        _inside[:] = [get_ident()] * (len(_inside) - len(others))
+        _bring_back()
+    _switching.release()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_switching.acquire, after_in_parent=_switching.release, after_in_child=_forked)
 
 
 def _slab(length: int) -> int:
@@ -100,7 +131,9 @@ def _score_block(
     """`score_rows` of documents whose scores fit into memory."""
     total, device, rows = documents.lengths.shape[0], documents.values.device, asked.tokens.shape[0]
     if not rows or not total:
-        argmax = torch.full((asked.count, total, asked.width) if return_argmax else (asked.count, 0), -1, dtype=torch.int32)
+        argmax = torch.full(
+            (asked.count, total, asked.width) if return_argmax else (asked.count, 0), -1, dtype=torch.int32, device="cpu"
+        )
         return torch.zeros(asked.count, total, dtype=dtype, device=device), argmax.to(device)
     track = return_argmax or asked.tokens.requires_grad or documents.values.requires_grad
     if device.type == "cuda" and rows <= _FEW and together and not track:
@@ -111,8 +144,8 @@ def _score_block(
     if documents.each is None:
         order, spans = _grouped(documents.host(), product, most)
         taken = torch.from_numpy(order)
-        back = torch.empty(total, dtype=torch.int64)
-        back[taken] = torch.arange(len(order))  # of a document's repeats any
+        back = torch.empty(total, dtype=torch.int64, device="cpu")
+        back[taken] = torch.arange(len(order), device="cpu")  # of a document's repeats any
         taken, back = taken.to(device), back.to(device)
     else:
         height, count = _shape(_slab(documents.each), product, total, most)
@@ -307,7 +340,7 @@ def _summed(best: Tensor, asked: Asked) -> Tensor:
     terms = _spread(best, asked, 0.0)
     terms = terms.to(torch.float64) if has_float64(best.device) else terms.to("cpu", torch.float64)
     while terms.shape[2] > 1:
-        half, odd = divmod(terms.shape[2], 2)
+        half, odd = terms.shape[2] // 2, terms.shape[2] % 2  # no divmod: traced sizes have none
         paired = terms[..., :half] + terms[..., half : 2 * half]
         terms = torch.cat([paired, terms[..., 2 * half :]], 2) if odd else paired
     sums = terms[..., 0].to(best.dtype).to(best.device).t()
@@ -325,11 +358,6 @@ def _placed(number: Tensor, starts: Tensor, last: Tensor, asked: Asked, document
 
 def _whole(rows: Tensor) -> Tensor:
     """Rows with zero rows behind them, up to a multiple of `_PADDED_ROWS`; a copy where they begin at an odd address."""
-    if (
-        not torch.compiler.is_compiling()
-        and len(rows) % _PADDED_ROWS == 0
-        and rows.is_contiguous()
-        and rows.data_ptr() % 64 == 0
-    ):
+    if is_plain(rows) and len(rows) % _PADDED_ROWS == 0 and rows.is_contiguous() and rows.data_ptr() % 64 == 0:
         return rows
     return torch.nn.functional.pad(rows, (0, 0, 0, -rows.shape[0] % _PADDED_ROWS))

@@ -12,10 +12,13 @@ from torch import Tensor
 from maxsim_kernels.checks import Call, Documents, Options, validate
 from maxsim_kernels.coded import BitTokens, CodedTokens, ResidualTokens, plain_of
 from maxsim_kernels.modes import under_autocast
+from maxsim_kernels.needs import need
 from maxsim_kernels.quantize import quantize_fp8, quantize_int8
 from maxsim_kernels.reference.products import has_float64, score_rows, true_precision
 from maxsim_kernels.reference.rows import asked_of, rows_of
 from maxsim_kernels.tokens import FLOAT_DTYPES, Fp8Tokens, Int8Tokens, Packed
+
+_DTYPES = (*FLOAT_DTYPES, torch.float64)
 
 
 def maxsim_reference(
@@ -38,13 +41,21 @@ def maxsim_reference(
     Args: as `maxsim` (`pairs=True`: as `maxsim_pairs`); `backward` and `impl` are checked and change nothing, so that a call can
     be swapped for this one. Quantised and coded documents are dequantised in full, and queries quantised and
     dequantised when `quantize_queries`, so the result is the truth for those codes. Differentiable in float inputs.
+    `dtype`: float16, bfloat16, float32 or float64.
+
+    Raises:
+        ValueError: names the argument, what it got and what it needs; also where quantised or coded documents meet inputs that
+            require gradients, as in `maxsim`.
+        RuntimeError: under a transform of `torch.func`, or with forward-mode tangents.
     """
     options = Options(
         query_mask, document_mask, query_lengths, document_lengths, return_argmax, quantize_queries, backward, impl, pairs
     )
-    if isinstance(documents, ResidualTokens):
-        queries = queries.to(torch.float32)  # as the decoded tokens are
     if isinstance(documents, BitTokens | ResidualTokens):
+        beside = [tensor for _, tensor in documents.tensors()]
+        _refuse_gradient(type(documents).__name__, queries, *beside)
+        if isinstance(documents, ResidualTokens):
+            queries = queries.to(torch.float32)  # as the decoded tokens are
         documents = plain_of(documents)
     return score(*under_autocast(queries, documents), options, dtype)
 
@@ -53,7 +64,10 @@ def score(
     queries: Tensor | Packed, documents: Documents, options: Options, dtype: torch.dtype = torch.float32
 ) -> Tensor | tuple[Tensor, Tensor]:
     """`maxsim_reference` of options that travel together."""
+    need(dtype in _DTYPES, "dtype", dtype, "torch.float16, torch.bfloat16, torch.float32 or torch.float64")
     if isinstance(documents, Int8Tokens | Fp8Tokens):
+        offset = documents.offset if isinstance(documents, Int8Tokens) else None
+        _refuse_gradient("quantised documents", queries, documents.codes, documents.scales, offset)
         plain: Tensor | Packed = documents.dequantize(torch.float64 if dtype == torch.float64 else torch.float32)
         if options.quantize_queries:
             queries = _requantized(queries, isinstance(documents, Fp8Tokens), options.query_mask, options.query_lengths)
@@ -61,7 +75,7 @@ def score(
         queries = queries.to(values.dtype)
     else:
         plain = documents
-    call = validate(queries, plain, options, dtypes=(*FLOAT_DTYPES, torch.float64))
+    call = validate(queries, plain, options, dtypes=_DTYPES)
     if dtype == torch.float64 and not has_float64(call.queries.device):
         raise ValueError(f"dtype: got torch.float64, which {call.queries.device.type} devices do not have, need torch.float32")
     with true_precision():
@@ -72,6 +86,13 @@ def score(
     if call.single_query:
         scores, argmax = scores[0], argmax[0]
     return (scores, argmax) if call.winners else scores
+
+
+def _refuse_gradient(kind: str, *inputs: object) -> None:
+    """Refuse inputs of a call with such documents that require gradients, as `maxsim` does: rounded queries would get none."""
+    tensors = [one.values if isinstance(one, Packed) else one for one in inputs]
+    if torch.is_grad_enabled() and any(isinstance(one, Tensor) and one.requires_grad for one in tensors):
+        raise ValueError(f"queries, documents: got requires_grad with {kind}, which have no gradient; detach them")
 
 
 def _requantized(queries: Tensor | Packed, fp8: bool, mask: Tensor | None, lengths: Tensor | None) -> Tensor | Packed:

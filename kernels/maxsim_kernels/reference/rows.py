@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from maxsim_kernels.checks import check_padded, check_rows
+from maxsim_kernels.checks import check_padded, check_rows, is_plain
 from maxsim_kernels.tokens import distinct_rows
 
 
@@ -44,17 +44,26 @@ class Rows:
         return self.index[found] % self.padded
 
 
+def _read_openly(*given: Tensor | None) -> None:
+    """Read tensors in a way that tracers see, and refuse: what `.numpy()` reads later becomes a constant of their graph unseen."""
+    if not torch.compiler.is_compiling() and torch._C._len_torch_dispatch_stack():
+        for tensor in given:
+            if tensor is not None:
+                torch.equal(tensor, tensor)
+
+
 def rows_of(
     name: str, values: Tensor, starts: Tensor | None, lengths: Tensor | None, mask: Tensor | None, end_to_end: bool = False
 ) -> Rows:
     """One side's valid tokens, of its packed rows or of what mask and lengths leave of padded ones."""
     device = values.device
+    _read_openly(starts, lengths, mask)
     if starts is not None:
         assert lengths is not None
         counts = check_rows(name, starts, lengths, values.shape[0])
         longest, rows = int(counts.max(initial=0)), (starts.to(torch.int64), lengths.to(torch.int64))
         return Rows(values, None, *rows, longest, None, end_to_end=end_to_end, counts=counts)
-    check_padded(name, mask, lengths, values.shape[-2])
+    check_padded(f"{name}_", mask, lengths, values.shape[-2])
     count, size = values.shape[:2]
     if mask is None and lengths is None:
         starts = torch.arange(count, device=device) * size
@@ -86,10 +95,10 @@ class Asked:
 
 
 def asked_of(queries: Rows, dtype: torch.dtype) -> Asked:
-    """Tokens and places; on a CPU, where nobody asks for gradients, tokens that repeat are taken once."""
+    """Tokens and places; on a CPU, where nobody asks for gradients or traces the call, tokens that repeat are taken once."""
     asked = _all_asked(queries, dtype)
     tokens = asked.tokens
-    if tokens.device.type != "cpu" or tokens.requires_grad or torch.compiler.is_compiling():
+    if tokens.device.type != "cpu" or tokens.requires_grad or not is_plain(tokens):
         return asked
     found = distinct_rows(tokens)
     return asked if found is None else replace(asked, tokens=found[0], which=found[1])

@@ -34,7 +34,7 @@ _SLACK = 1 + 2.0**-40  # FP64 rounding of the bounds themselves
 _CHUNK = 1 << 22  # values widened to FP64 at once: 32 MB
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Residuals:
     """What is stored beside the codes of N documents: 8 bytes a document.
 
@@ -67,6 +67,7 @@ class Residuals:
         return Residuals(self.errors.to(device), self.norms.to(device))
 
 
+@torch.no_grad()
 def residuals_of(documents: Packed, codes: AnyCodes) -> Residuals:
     """The residuals of `codes` made from `documents` (`quantize_int8`, `quantize_fp8`, or by anybody), rounded up.
 
@@ -138,7 +139,8 @@ def _rounded_up(values: Tensor) -> Tensor:
 def check_codes(documents: Packed | Rows, codes: AnyCodes) -> Packed:
     """The packed codes, refused unless they can be those of `documents`."""
     if not isinstance(codes, AnyCodes) or not isinstance(codes.codes, Packed) or codes.codes.offsets is None:
-        kind = type(codes).__name__
+        view = isinstance(codes, AnyCodes) and isinstance(codes.codes, Packed)
+        kind = f"{type(codes).__name__}{' of a view' if view else ''}"
         raise ValueError(f"codes: got {kind}, need Int8Tokens, Fp8Tokens or coded tokens of Packed documents, end to end")
     packed = codes.codes
     if len(packed) != len(documents) or codes.dim != documents.dim:
@@ -187,7 +189,7 @@ def query_terms(queries: Packed, codes: AnyCodes, quantize_queries: bool = True)
     meant = _as_multiplied(queries.values, codes).double() if quantize_queries else tokens
 
     def per_query(values: Tensor) -> Tensor:
-        total = torch.zeros(count, dtype=torch.float64).index_add_(0, owners, values)
+        total = torch.zeros(count, dtype=torch.float64, device="cpu").index_add_(0, owners, values)
         return total.masked_fill_(~torch.isfinite(total), torch.inf)
 
     own, codes_own = per_query(tokens.norm(dim=1)), per_query(meant.norm(dim=1))

@@ -39,7 +39,10 @@ from maxsim_kernels.topk import TopK, group_size, of_keys, refuse_nan
 _CELLS, _CELL_BYTES = 1 << 27, 32
 _LEAST_DOCUMENTS = 4096
 _SAMPLED, _SAMPLE = 4096, 128  # pieces from this size on may begin with a sample of so many documents, scored exactly
-_LITTLE, _FEW_BYTES = 1 << 41, 1 << 34  # multiply-adds and bytes below which brute force is so short that a sample would only delay it
+_LITTLE, _FEW_BYTES = (
+    1 << 41,
+    1 << 34,
+)  # multiply-adds and bytes below which brute force is so short that a sample would only delay it
 _HOPELESS = 0.4  # share of the sample's pairs that bounds would leave, beyond which nothing is scanned
 # Of a width, by which the guess of the threshold is lower than scores over codes: as true errors are. Most of the rest is scored late.
 _GUESSED = 0.03
@@ -199,7 +202,7 @@ class DeviceSearch:
         self, documents: Packed | Rows, codes: Codes, residuals: Residuals, lengths: Tensor, terms: Callable[[], Tensor]
     ) -> None:
         """Brute force, whose first scores show what bounds would have left; `stats`, which waits anyhow, looks."""
-        count, step, sample = len(documents), self._step(len(documents)), torch.empty(0)
+        count, step, sample = len(documents), self._step(len(documents)), torch.empty(0, dtype=torch.float32, device="cpu")
         why = "bounds left most of these documents last time"
         if codes not in _pruned_before:
             why = "the first search of so few documents, which shows whether the next one should scan"
@@ -296,7 +299,7 @@ class DeviceSearch:
     def _brute_piece(self, documents: Packed | Rows, why: str) -> Tensor:
         """Returns the first scores `[Nq, n]`, at most a sample of them."""
         self.brute, self.pieces, self.why = self.brute + 1, self.pieces + 1, self.why or why
-        head = torch.empty(len(self.queries), 0, device=self.device)
+        head = torch.empty(len(self.queries), 0, dtype=torch.float32, device=self.device)
         for block in everything(documents, self.device, len(self.queries), self.room):
             scores = self._exactly(block)
             head = head if head.shape[1] else scores[:, :_SAMPLE].clone()

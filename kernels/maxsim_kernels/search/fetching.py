@@ -103,8 +103,10 @@ def _brought(values: Tensor, starts: Tensor, offsets: Tensor, tokens: int, devic
         return fetched(values, starts, offsets, tokens)
     if values.is_pinned() and values.is_contiguous() and _reads_pinned(device):
         return fetched(values, starts.to(device), offsets.to(device), tokens)
-    rows = torch.repeat_interleave(starts - offsets[:-1], offsets.diff(), output_size=tokens) + torch.arange(tokens)
-    held = torch.empty(tokens, values.shape[1], dtype=values.dtype, pin_memory=device.type == "cuda")
+    rows = torch.repeat_interleave(starts - offsets[:-1], offsets.diff(), output_size=tokens) + torch.arange(
+        tokens, device="cpu"
+    )
+    held = torch.empty(tokens, values.shape[1], dtype=values.dtype, pin_memory=device.type == "cuda", device="cpu")
     torch.index_select(values, 0, rows, out=held)
     return Packed(held.to(device, non_blocking=True), offsets.to(device))
 
@@ -112,7 +114,7 @@ def _brought(values: Tensor, starts: Tensor, offsets: Tensor, tokens: int, devic
 @lru_cache
 def _reads_pinned(device: torch.device) -> bool:
     """Whether kernels on this GPU read pinned host memory where it lies; looked at once a process."""
-    values = torch.arange(64, dtype=torch.float32).view(16, 4).pin_memory()
+    values = torch.arange(64, dtype=torch.float32, device="cpu").view(16, 4).pin_memory()
     starts, offsets = torch.tensor([9, 2], device=device), torch.tensor([0, 3, 8], device=device)
     try:
         found = fetched(values, starts, offsets, 8).values.cpu()

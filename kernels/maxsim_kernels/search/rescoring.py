@@ -29,10 +29,10 @@ def packed_queries(call: Call) -> Packed:
         assert call.query_lengths is not None
         return Packed.view(call.queries.detach(), call.query_starts, call.query_lengths).compact()
     count, size = call.queries.shape[:2]
-    valid = torch.ones(count, size, dtype=torch.bool) if call.query_mask is None else call.query_mask != 0
+    valid = torch.ones(count, size, dtype=torch.bool, device="cpu") if call.query_mask is None else call.query_mask != 0
     if call.query_lengths is not None:
-        valid = valid & (torch.arange(size) < call.query_lengths[:, None])
-    offsets = torch.zeros(count + 1, dtype=torch.int64)
+        valid = valid & (torch.arange(size, device="cpu") < call.query_lengths[:, None])
+    offsets = torch.zeros(count + 1, dtype=torch.int64, device="cpu")
     torch.cumsum(valid.sum(1), 0, out=offsets[1:])
     return Packed(call.queries.detach()[valid], offsets)
 
@@ -41,7 +41,7 @@ class Some:
     """Queries made ready once for scoring some of their pairs with documents that come again and again."""
 
     def __init__(self, queries: Packed) -> None:
-        nothing = Packed(queries.values[:0], torch.zeros(1, dtype=torch.int64))
+        nothing = Packed(queries.values[:0], torch.zeros(1, dtype=torch.int64, device="cpu"))
         self.call = validate(queries, nothing, Options())
         self.blocks: list[tuple[int, Queries]] | None = None
 
@@ -75,7 +75,7 @@ def why_not_some(queries: Packed, dim: int, call: Call | None = None) -> str:
     asked = torch.backends.fp32_precision if precision == "none" else precision  # type: ignore[attr-defined]
     if asked not in ("none", "ieee"):
         return f"products of float32 may be rounded to {asked} (torch.backends.mkldnn), which the bounds do not cover"
-    nothing = Packed(torch.empty(0, dim, dtype=queries.dtype), torch.zeros(1, dtype=torch.int64))
+    nothing = Packed(torch.empty(0, dim, dtype=queries.dtype, device="cpu"), torch.zeros(1, dtype=torch.int64, device="cpu"))
     shapes: set[tuple[int, int, bool]] = set()  # query rows, document tokens, whether one thread makes the product
     for _, block in query_blocks(call or validate(queries, nothing, Options())):
         shapes |= product_shapes(block)
@@ -92,7 +92,10 @@ def same_order(rows: int, tokens: int, by_one: bool, width: int, threads: int) -
     again and again, so that every place of the large product is compared.
     """
     random = torch.Generator().manual_seed(0)
-    left, right = torch.randn(STEP, width, generator=random), torch.randn(LONGEST, width, generator=random)
+    left, right = (
+        torch.randn(STEP, width, generator=random, dtype=torch.float32, device="cpu"),
+        torch.randn(LONGEST, width, generator=random, dtype=torch.float32, device="cpu"),
+    )
     expected = alone(product_of, left, right).repeat(-(-rows // STEP), -(-tokens // LONGEST))[:rows, :tokens]
     asked = left.repeat(-(-rows // STEP), 1)[:rows], right.repeat(-(-tokens // LONGEST), 1)[:tokens]
     return torch.equal(alone(product_of, *asked) if by_one else product_of(*asked), expected)

@@ -41,7 +41,7 @@ class Rows(ABC):
 
     def empty(self) -> Tensor:
         """No tokens `[0, d]`."""
-        return torch.empty(0, self.dim, dtype=self.dtype)
+        return torch.empty(0, self.dim, dtype=self.dtype, device="cpu")
 
 
 class StreamedCodes(ABC):
@@ -115,8 +115,8 @@ def whole(documents: Packed | Rows, most: int | None = None) -> Iterator[Packed]
         yield documents
         return
     found = False
-    for _, held in documents_at(documents, torch.arange(len(documents)), most):
+    for _, held in documents_at(documents, torch.arange(len(documents), device="cpu"), most):
         found = True
         yield held
     if not found:
-        yield Packed(documents.empty(), torch.zeros(len(documents) + 1, dtype=torch.int64))
+        yield Packed(documents.empty(), torch.zeros(len(documents) + 1, dtype=torch.int64, device="cpu"))

@@ -52,7 +52,7 @@ class Scan:
             blocks = _without_offsets(self.codes.read(first, stop))
         else:
             blocks = [cut_codes(self.codes, first, stop, 0)]
-        found = torch.empty(len(queries), stop - first, device=self.device)
+        found = torch.empty(len(queries), stop - first, dtype=torch.float32, device=self.device)
         ring = device_blocks(blocks, self.device, queries=len(queries), memory_budget=self.room.ring)
         seen = 0
         with closing(ring) as arrived:

@@ -31,7 +31,7 @@ _LEAST_DOCUMENTS = 256
 GUESSED = 0.1
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Certificate:
     """Why nothing was missed: no document that was not scored exactly could have reached the k-th best score.
 
@@ -50,7 +50,7 @@ class Certificate:
         return bool(((self.highest < self.kth) | (self.highest == -torch.inf)).all())
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Stats:
     """What `exact_topk` did.
 
@@ -95,8 +95,8 @@ class Search:
         self.seen = 0  # documents so far: the number of the next one
         self.lost: tuple[int, int] | None = None
         self.scanned = 0
-        self.survivors = torch.zeros(count, dtype=torch.int64)
-        self.highest = torch.full((count,), -torch.inf, dtype=torch.float64)
+        self.survivors = torch.zeros(count, dtype=torch.int64, device="cpu")
+        self.highest = torch.full((count,), -torch.inf, dtype=torch.float64, device="cpu")
         self.rescored_bytes = 0
         self.never = ""  # why nothing can be pruned
         self.brute, self.pieces = 0, 0
@@ -104,7 +104,9 @@ class Search:
         # with guesses and with exact scores of its first piece, so that all prune by what all have found; see `attend`.
         self.meet: Callable[[Tensor], Tensor] | None = None
         self.met = 0
-        self.floor = torch.full((count, 1), -torch.inf, dtype=torch.float64)  # k exact scores of the whole corpus are at least this
+        self.floor = torch.full(
+            (count, 1), -torch.inf, dtype=torch.float64, device="cpu"
+        )  # k exact scores of the whole corpus are at least this
 
     def answer(self) -> tuple[Tensor, Tensor, Stats]:
         """Scores and indices `[Nq, k]` of the best, and what was done; a NaN is refused."""
@@ -159,7 +161,7 @@ class Search:
             piece = part(documents, span)
             scores = None
             if terms is not None:
-                coded = codes.select(torch.arange(span.start, span.stop))
+                coded = codes.select(torch.arange(span.start, span.stop, device="cpu"))
                 scores = self._pruned(piece, coded, terms, residuals[span])
             if scores is None:
                 scores = self._all(piece)
@@ -199,7 +201,7 @@ class Search:
     def _pruned(self, documents: Packed | Rows, codes: AnyCodes, terms: QueryTerms, residuals: Residuals) -> Tensor | None:
         """Scores `[Nq, n]`, exact or -inf where a document cannot be among the best; None where too many can."""
         approximate, width, upper = self._bounds(documents, codes, terms, residuals)
-        scores = torch.full(upper.shape, -torch.inf)
+        scores = torch.full(upper.shape, -torch.inf, dtype=torch.float32, device="cpu")
         most = self.most_rescored * upper.numel()
         held = self._held().double()
         alive = (upper >= torch.maximum(held.amin(1, keepdim=True), self.floor)) & (upper > -torch.inf)
@@ -249,7 +251,7 @@ class Search:
         """Write the exact scores of the chosen pairs; of `Rows` each document is read once, in order."""
         for numbers, held in documents_at(documents, chosen.any(0).nonzero()[:, 0]):
             asked = chosen[:, numbers]
-            found = torch.empty(asked.shape)
+            found = torch.empty(asked.shape, dtype=torch.float32, device="cpu")
             self.some.score(held, asked, found)
             scores[:, numbers] = torch.where(asked, found, scores[:, numbers])
 

@@ -111,15 +111,17 @@ def _beyond(queries: Packed, documents: Packed, scores: Tensor) -> Tensor:
 def _hard(form: Form, count: int, seed: int) -> Tensor:
     """`[count, d]` tokens whose sums lose bits: normal ones, mixed exponents, large ones that cancel, one sign, odd mantissas."""
     draw = torch.Generator().manual_seed(seed)
-    values = torch.randn(count, form.dim, generator=draw)
-    turn = torch.arange(count)[:, None] % _KINDS
-    exponents = torch.randint(-8, 5, values.shape, generator=draw)
+    values = torch.randn(count, form.dim, generator=draw, dtype=torch.float32, device="cpu")
+    turn = torch.arange(count, device="cpu")[:, None] % _KINDS
+    exponents = torch.randint(-8, 5, values.shape, generator=draw, device="cpu")
     values = torch.where(turn == 1, torch.ldexp(values, exponents), values)
-    side = 1.0 - 2.0 * (torch.arange(form.dim) % 2)
+    side = 1.0 - 2.0 * (torch.arange(form.dim, dtype=torch.float32, device="cpu") % 2)
     values = torch.where(turn == 2, side * (64 + values), values)
     values = torch.where(turn == 3, values.abs() + 1, values)
-    values = torch.where(turn == 4, 1 + torch.randint(0, 1024, values.shape, generator=draw) / 1024, values)
-    large = torch.where(torch.arange(form.dim) % 16 == 0, 256.0, 2.0**-6)
+    values = torch.where(
+        turn == 4, 1 + torch.randint(0, 1024, values.shape, generator=draw, dtype=torch.float32, device="cpu") / 1024, values
+    )
+    large = torch.where(torch.arange(form.dim, device="cpu") % 16 == 0, 256.0, 2.0**-6).float()
     values = torch.where(turn == 5, large * (values.abs() + 1), values)
     return values.to(form.dtype).to(form.device)
 
@@ -135,7 +137,7 @@ def _queries(form: Form) -> tuple[Tensor | Packed, Packed]:
 def _documents(form: Form) -> Packed:
     """Half of one token, half of many lengths."""
     draw = torch.Generator().manual_seed(2)
-    lengths = torch.ones(_DOCUMENTS, dtype=torch.int64)
-    lengths[1::2] = torch.randint(1, _LONGEST, (_DOCUMENTS // 2,), generator=draw)
-    offsets = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)])
+    lengths = torch.ones(_DOCUMENTS, dtype=torch.int64, device="cpu")
+    lengths[1::2] = torch.randint(1, _LONGEST, (_DOCUMENTS // 2,), generator=draw, device="cpu")
+    offsets = torch.cat([torch.zeros(1, dtype=torch.int64, device="cpu"), lengths.cumsum(0)])
     return Packed(_hard(form, int(offsets[-1]), 3), offsets.to(form.device))

@@ -252,7 +252,7 @@ def _loaded(block: LazyBlock | LazyCodes) -> Documents:
     made, tokens = list[Tensor](), int(block.offsets[-1])
     for column in _lazy_columns(block):
         part = column.part(0, len(block), 0, tokens)
-        values = torch.empty(part.shape, dtype=part.dtype) if part.tensor is None else part.tensor
+        values = torch.empty(part.shape, dtype=part.dtype, device="cpu") if part.tensor is None else part.tensor
         if part.read is not None:
             part.read(0, values)
         made.append(values)
@@ -316,7 +316,7 @@ def _host_pieces(block: Documents, limits: Limits) -> Iterator[Piece]:
     elif packed.offsets is not None:
         ends = packed.offsets
     else:
-        ends = torch.zeros(len(packed) + 1, dtype=torch.int64)
+        ends = torch.zeros(len(packed) + 1, dtype=torch.int64, device="cpu")
         torch.cumsum(packed.lengths, 0, out=ends[1:])
     tokens = None if ends is None else ends.numpy()
 
@@ -340,7 +340,7 @@ def _rows(view: Packed, first: int, stop: int) -> Tensor:
     starts, lengths = view.starts[first:stop].long(), view.lengths[first:stop].long()
     begins = lengths.cumsum(0) - lengths
     rows = torch.repeat_interleave(starts - begins, lengths)
-    return rows.add_(torch.arange(rows.numel()))
+    return rows.add_(torch.arange(rows.numel(), device="cpu"))
 
 
 def _sliced(block: Documents, limits: Limits) -> Iterator[Documents]:

@@ -57,7 +57,7 @@ class HostLink:
         pass
 
     def host(self, size: int) -> Tensor:  # noqa: D102
-        return torch.empty(size, dtype=torch.uint8)
+        return torch.empty(size, dtype=torch.uint8, device="cpu")
 
     def direct(self, tensor: Tensor) -> bool:  # noqa: D102
         return True
@@ -100,7 +100,7 @@ class CudaLink:
     def host(self, size: int) -> Tensor:
         """Pinned; torch's allocator gives pinned memory away again only when copies out of it are done."""
         with torch.cuda.device(self.device):
-            return torch.empty(size, dtype=torch.uint8, pin_memory=True)
+            return torch.empty(size, dtype=torch.uint8, pin_memory=True, device="cpu")
 
     def room(self, size: int) -> tuple[Tensor, list[Event]]:
         """From the consumer's stream: memory kept by one of many copy streams would be of no use to anybody else."""

@@ -126,7 +126,7 @@ class Ring:
                 pool.shutdown(wait=False, cancel_futures=True)  # leaving `with` waits for those that run
                 # Whoever owns pinned blocks may do with them what they like from here on.
                 for event in {id(event): event for host in self._hosts for event in host.after}.values():
-                    self.link.reuse(torch.empty(0, dtype=torch.uint8), event)
+                    self.link.reuse(torch.empty(0, dtype=torch.uint8, device="cpu"), event)
 
     def _advance(self, source: _Source, reading: deque[_Flight], ready: deque[_Flight], pool: ThreadPoolExecutor) -> None:
         """Read wherever a host buffer is free, send wherever a device buffer is free; wait for a reader only if nothing is ready."""

@@ -142,6 +142,13 @@ def test_deterministic_mode_refuses_atomics(deterministic, layout, path):
     queries, documents, pairs = call(layout)
     scores = (maxsim_pairs if pairs else maxsim)(queries, documents, backward=path)  # without a gradient nothing is added up
     assert scores.isfinite().any()
+    assert f"refused (backward: got '{path}'" in gradient_line(layout, backward=path)
+    cases.values_of(queries).requires_grad_()
+    with pytest.raises(RuntimeError, match=f"backward: got '{path}'"):
+        explain(queries, documents, pairs=pairs, backward=path)
+    reference = (maxsim_pairs if pairs else maxsim)(queries, documents, backward=path, impl="reference")
+    assert reference.requires_grad, "whose gradient is plain torch's"
+    assert "plain torch, whatever" in explain(queries, documents, pairs=pairs, backward=path, impl="reference")
 
 
 @pytest.mark.parametrize("value", ["atomic_unified", "atomic"])

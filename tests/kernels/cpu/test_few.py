@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -83,6 +84,43 @@ def test_tiles_hold_all_documents_or_are_not_taken() -> None:
     assert [few.tile_for(tokens, 4032, 1) for tokens in (1, 240, 241, 4032, 4033)] == [240, 240, 1008, 4032, 0]
     assert [few.tile_for(tokens, 2160, 1) for tokens in (1009, 2016, 2017)] == [2016, 2016, 0]
     assert [few.tile_for(tokens, 4032, 180) for tokens in (180, 360, 1000)] == [240, 1008, 2016]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "sizes"),
+    [
+        (torch.float32, {1: 16128, 32: 16128, 48: 16128, 49: 2016, 500: 2016, 8192: 2016}),
+        (torch.int8, {1: 8192, 60: 4096, 100: 2048, 500: 1024, 8192: 576}),
+        (torch.float64, {1: 16128, 100: 2016, 8192: 2016}),  # wide codes as floats
+    ],
+)
+def test_tiles_of_wide_tokens_hold_fewer(dtype: torch.dtype, sizes: dict[int, int]) -> None:
+    """So that a copy of one is a few tens of megabytes, whatever d is; up to 1024 dimensions they are what was measured."""
+    empty = np.empty(0, np.int64)
+    for tokens, size in sizes.items():
+        rows = tiles.padded_rows(tokens, dtype)
+        for width in (1, 512, 1024, 1025, 3000, 4096, 16384, 65536, 140000):
+            block = tiles.Queries(torch.empty(rows, width, dtype=dtype, device="meta"), [], empty, empty, None, None)
+            found, each = tiles._tile_tokens(block), width * dtype.itemsize
+            assert found % (32 if dtype == torch.int8 else 48) == 0
+            assert found * each <= (67e6 if rows < 96 else 34e6) or found == 48
+            assert found == size if each <= 4096 else 0 < found <= size
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_wide_tokens_have_the_same_bits_for_every_cut(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shared tiles hold 1,008 of these tokens, and tiles of one thread 480."""
+    drawn = torch.Generator().manual_seed(3)
+    queries = [torch.randn(n, 16384, generator=drawn).to(dtype) for n in (1, 40, 100)]
+    documents = pack([torch.randn(n, 16384, generator=drawn).to(dtype) for n in (3, 500, 1, 70, 490)])
+    together = maxsim(pack(queries), documents)
+    for number, query in enumerate(queries):
+        assert torch.equal(maxsim(query, documents), together[number])
+        for first in range(5):
+            assert torch.equal(maxsim(query, documents.select(range(first, 5))), together[number, first:])
+    assert torch.equal(maxsim(pack(queries), documents, return_argmax=True)[0], together)
+    monkeypatch.setattr(few, "LEVELS", ())
+    assert torch.equal(maxsim(pack(queries), documents.select([3])), together[:, 3:4])
 
 
 def test_a_library_that_adds_otherwise_in_small_products_keeps_whole_tiles(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -121,6 +121,20 @@ def test_explain_says_so(wrong_products):
     assert SLOWER not in explain(queries, documents)
 
 
+def test_sums_beyond_32_bits_are_no_fault_of_this_cpu():
+    """131,072 products of -128 by -128 are one more than fits: floats are taken, and nothing is warned of."""
+    for d, wider in ((131_071, False), (131_072, True)):
+        codes = quantize_int8(near_one([2, 1], d))
+        codes.token_values[0] = 127
+        queries = torch.ones(1, 2, d)
+        with warnings.catch_warnings():
+            if not wider:
+                warnings.simplefilter("ignore", RuntimeWarning)  # where this machine's products are wrong
+            scores, said = maxsim(queries, codes), explain(queries, codes)
+        assert ("leave 32-bit integers" in said) is wider
+        assert torch.allclose(scores.double(), maxsim_reference(queries, codes, dtype=torch.float64), rtol=1e-6, atol=0.0)
+
+
 def test_threads_look_once(wrong_products, monkeypatch):
     looks, product = [], integers.product
 

@@ -116,6 +116,41 @@ def test_ctrl_c_ends_the_wait(two_threads: None) -> None:
     assert alone(int) == 0
 
 
+def pool_threads() -> int:
+    return sum(thread.name.startswith("maxsim-cpu") for thread in threading.enumerate())
+
+
+def test_threads_of_another_number_end() -> None:
+    """After they have taken the turns that they were given."""
+    before, taken, pool_begun = torch.get_num_threads(), [], threading.Event()
+
+    def work(items: Iterator[int]) -> None:
+        for item in items:
+            pool_begun.set()
+            time.sleep(0.002)
+            taken.append(item)
+
+    def call() -> None:
+        torch.set_num_threads(2)
+        in_turns(work, range(20))
+
+    caller = threading.Thread(target=call)
+    try:
+        caller.start()
+        assert pool_begun.wait(60)
+        for count in (3, 5, 4):
+            torch.set_num_threads(count)
+            assert alone(int) == 0
+    finally:
+        caller.join(60)
+        torch.set_num_threads(before)
+    assert sorted(taken) == list(range(20))
+    end = time.monotonic() + 60
+    while pool_threads() > 4:
+        assert time.monotonic() < end, f"{pool_threads()} threads stayed"
+        time.sleep(0.01)
+
+
 def scores(queries: Tensor) -> list[Tensor]:
     """Of many documents, float and INT8, padded, masked and packed, with and without winners; and of few."""
     dense = cases.gauss(60, 50, queries.shape[-1])

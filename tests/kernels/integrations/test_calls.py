@@ -67,3 +67,15 @@ def test_overlapping_threads_leave_torchs_setting_alone(monkeypatch: pytest.Monk
     threads[1].join(20)
     assert seen == [(before[0], "tf32")] * 2
     assert (setting.fp32_precision, torch.get_float32_matmul_precision()) == before
+
+
+@pytest.mark.parametrize(
+    ("given", "reason"),
+    [
+        (TOKENS.as_subclass(type("Marked", (Tensor,), {})), "a Marked, a subclass of Tensor"),
+        (torch.complex(TOKENS, TOKENS).conj().imag, "a view that is yet to be negated"),
+    ],
+)
+def test_what_the_operator_refuses_stays_the_librarys(given: Tensor, reason: str) -> None:
+    assert calls.untaken(given, TOKENS) == calls.untaken(TOKENS, given) == reason
+    assert calls.untaken(TOKENS, torch.nn.Parameter(TOKENS)) == ""

@@ -147,7 +147,7 @@ def test_refusals():
         residuals_of(documents.select([0]), codes)
     with pytest.raises(ValueError, match=r"codes: document 0 has 4 tokens, need 2 as in documents"):
         residuals_of(documents.select([1, 0]), codes)
-    with pytest.raises(ValueError, match=r"codes: got Int8Tokens, need .* end to end"):
+    with pytest.raises(ValueError, match=r"codes: got Int8Tokens of a view, need .* end to end"):
         residuals_of(documents, codes.select([0, 1]))
     with pytest.raises(ValueError, match=r"residuals\.errors: got torch\.float64"):
         Residuals(torch.zeros(2, dtype=torch.float64), torch.zeros(2))

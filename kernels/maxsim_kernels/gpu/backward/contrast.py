@@ -1,11 +1,11 @@
 """In-batch-negatives cross-entropy of scores, its mean, and its gradient with respect to the scores, in three launches.
 
-Source: paper section 'Training Step'; what counts is said by `training.contrastive_loss`. Plain torch takes some twenty-five kernels
-for the same, which take the host longer than a small step takes the GPU.
+Source: paper section 'Training Step'; which queries and documents count: `training.contrastive_loss`. Plain torch takes some
+twenty-five kernels for the same, which take the host longer than a small step takes the GPU.
 
 - `_terms_kernel`: a program a query. Its largest logit, the logarithm of its sum of exponentials, and its term of the mean.
 - `_mean_kernel`: one program adds the terms, in order: the same bits every time.
-- `_slopes_kernel`: a program a query, in the backward: (softmax - 1 at the positive) times what comes from above.
+- `_slopes_kernel`: a program a query, in the backward: (softmax - 1 at the positive) times the gradient of the loss.
 
 A positive that is no document makes the loss, and its query's gradients, NaN.
 """
@@ -24,14 +24,17 @@ from maxsim_kernels.gpu.geometry import padded
 from maxsim_kernels.gpu.launch import empty, launch, planned, record, repeated, signature
 
 _BLOCK = 1024  # documents, or terms, that a program reads at once
-# Numbers kept of each query: largest logit, logarithm of the sum, whether it counts (NaN: no document), its term of the mean.
+# Numbers kept of each query: largest logit, logarithm of the sum, whether it counts (NaN: its positive is no document), its term
+# of the mean.
 _STATES = tl.constexpr(4)
 
 
 @triton.jit
 def _logits(score_ptr, query, first, documents, temperature, usable, BLOCK: tl.constexpr):
-    """A query's scores / temperature from document `first` on, empty documents at -inf (0 where the query has no positive), and
-    where there are scores."""
+    """A query's scores / temperature from document `first` on, and which documents have scores.
+
+    Documents without one (empty) are at -inf, or at 0 where the query does not count because its positive is empty.
+    """
     at = first + tl.arange(0, BLOCK)
     inside = at < documents
     score = tl.load(score_ptr + query.to(tl.int64) * documents + at, mask=inside, other=-float("inf"))
@@ -107,8 +110,8 @@ def _slopes_kernel(
 
 
 class Contrast(NamedTuple):
-    """What a loss was made of, and what its gradient needs: scores `[B, N]` float32, positives int64 `[B]`, or None: document i is
-    query i's; numbers of each query, all of them one after the other in memory."""
+    """What a loss was made of, and what its gradient needs, all contiguous: scores `[B, N]` float32, positives `[B]` int64 (None:
+    document i is query i's), and the numbers of each query (`_STATES`)."""
 
     scores: Tensor
     positives: Tensor | None
@@ -117,7 +120,7 @@ class Contrast(NamedTuple):
 
 
 def loss(scores: Tensor, positives: Tensor | None, temperature: float) -> tuple[Tensor, Tensor]:
-    """The mean, and the states that `Contrast` keeps."""
+    """The mean cross-entropy, and the states that `Contrast` keeps."""
     inputs = (scores, positives)
     key = signature(inputs, "contrast", temperature)
     run = partial(_loss, scores, positives, temperature)

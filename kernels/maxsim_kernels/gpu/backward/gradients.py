@@ -29,13 +29,13 @@ from maxsim_kernels.gpu.launch import call, empty, launch, planned, record, sign
 from maxsim_kernels.gpu.plans import Inputs
 
 LIST_BYTES = 11 << 20  # of query tokens listed at once: small enough to stay in the cache beside the queries
-_RAGGED_LIST_BYTES = 64 << 20  # at least: every turn looks at all rows of the buffer; up to a quarter of the documents' size
-_MOST_SORTED = 1 << 26  # winners of views sorted at once
+_RAGGED_LIST_BYTES = 64 << 20  # the same of packed documents (or a quarter of their size): every turn looks at all rows
+_MOST_SORTED = 1 << 26  # winners sorted at once, where documents are views that may overlap
 _MOST_ROWS = 1 << 30  # document tokens listed at once
 _LIST_BYTES, _LIST_WARPS = 8192, 1  # of rows a program reads at once: one warp starts soonest, 1.8 times as fast as four
 _OWN_TOKENS, _OWN_ROWS = 64, 32  # document tokens and query tokens a product holds
-_SUMMED = 1024  # values that a program of `_sum_kernel` adds the parts of
-_FEW_PARTS = 16  # that one thread adds up
+_SUMMED = 1024  # values whose parts a program of `_sum_kernel` adds
+_FEW_PARTS = 16  # parts that one thread adds up; more are left to torch
 
 
 def backward(
@@ -60,7 +60,7 @@ def backward(
         argmax: grad's shape + `[W]`: int32, -1 where there is no winner; or int16, the low 16 bits of the same.
         path: "unified", "atomic" or "csr".
         queries_end_to_end, documents_end_to_end: packed rows follow each other in their buffer; otherwise they may overlap.
-        contrast: `grad` is the one number above a contrastive loss of these scores.
+        contrast: a contrastive loss, to whose scores the gradient goes on; `grad` is then that of the loss, one number.
     """
     check_choice("path", path, ("unified", "atomic", "csr"))
     inputs: Inputs = (grad.contiguous(), argmax.contiguous(), queries, _plain(query_starts), documents, _plain(document_starts))
@@ -152,7 +152,7 @@ def _query_gradient(saved: Saved, end_to_end: bool, out: Tensor, sums: Tensor | 
         return
     splits = saved.splits()
     if splits == 1:
-        if packed:  # rows that nobody scored are nobody's to write
+        if packed:  # rows without a winner are not written
             call(torch.Tensor.zero_, out)
         _launch_rows(saved, out, sums, 1)
         return
@@ -172,7 +172,7 @@ def _sum_into(out: Tensor, parts: Tensor) -> None:
 
 
 def _overlapping_queries(saved: Saved, out: Tensor, sums: Tensor | None) -> None:
-    """dQ of views that may share rows: first of each view, then summed by row, in order."""
+    """dQ of packed queries that may share rows: made for each query by itself, then summed by row, in order."""
     assert saved.query_starts is not None
     unrecorded()
     count, _, size = saved.argmax.shape
@@ -294,7 +294,7 @@ def _launch_lists(
 ) -> None:
     """Gradients of `rows` document tokens from `first_row` on; with `owners`, of those whose document is in `documents_of`.
 
-    `add`: to what `out` holds.
+    `add`: add them to what `out` holds.
     """
     held, columns = saved.columns
     queries, documents, size = saved.argmax.shape
@@ -313,13 +313,13 @@ def _launch_lists(
 
 
 def _pieces(grid: Grid) -> tuple[Tensor, Tensor, int, int]:
-    """Where sums of long lists' pieces and their rows go, entries between marks, and marks: none where no list is long."""
+    """Where the sums of long lists' pieces and their rows go, how many entries lie between marks, and the number of marks."""
     pieces = grid.pieces
     return (pieces.sums, pieces.rows, pieces.apart, pieces.rows.shape[0]) if pieces else (grid.ends, grid.ends, 1, 0)
 
 
 def _launch_pieces(saved: Saved, grid: Grid, out: Tensor, first_row: int, add: bool) -> None:
-    """Long lists' rows of `out`, which `_lists_kernel` left out, from the sums of their pieces."""
+    """Write the rows of `out` that have long lists, which `_lists_kernel` left out, from the sums of their pieces."""
     if grid.pieces is not None:
         held, columns = saved.columns
         sums, rows, apart, marks = _pieces(grid)
@@ -331,7 +331,7 @@ def _launch_pieces(saved: Saved, grid: Grid, out: Tensor, first_row: int, add: b
 
 
 def _entries(rows: Tensor, held: int) -> int:
-    """Rows of `held` columns a program of `_lists_kernel` reads at once."""
+    """How many rows of `held` columns a program of `_lists_kernel` reads at once."""
     return min(64, _LIST_BYTES // (held * rows.element_size()))
 
 

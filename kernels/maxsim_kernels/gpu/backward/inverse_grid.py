@@ -30,10 +30,10 @@ from maxsim_kernels.gpu.geometry import hardware, padded
 from maxsim_kernels.gpu.launch import call, empty, launch
 
 COUNT_CHUNK, PLACE_CHUNK = 1024, 32  # winners at once: counting is free of order, placing compares all pairs of a chunk
-TABLE_CHUNK, _TABLE_WINNERS, _TABLE_BINS = 2048, 8192, 2048  # what one program counts at once, and in all; its counters
+TABLE_CHUNK, _TABLE_WINNERS, _TABLE_BINS = 2048, 8192, 2048  # winners that a program counts at once, and in all; its counters
 WHOLE_CHUNK = 64  # winners that a program of eight warps places at once
-_BLOCK_WINNERS = 1024  # that a program walks over, at least
-_PROGRAMS = 32  # of one warp, a multiprocessor
+_BLOCK_WINNERS = 1024  # winners that a program walks over, at least
+_PROGRAMS = 32  # programs of one warp that a multiprocessor is to get
 APART = 512  # entries between marks, at least: a piece is 16 turns of its program or more
 _MARKS = 4096  # at most, of up to 128 columns: what fills the GPU a few times; their sums take 2 MiB
 
@@ -77,7 +77,7 @@ def row_at(position, end_ptr, rows, blocks):
 
 @triton.jit
 def list_of(row, place, end_ptr, blocks, document_size, room, FIXED: tl.constexpr):
-    """Where a row's list begins and ends; FIXED: lists of the document in this `place` begin at it times `room`."""
+    """Where a row's list begins and ends; FIXED: the lists of each document begin at its `place` times `room`."""
     last = (tl.full([], 0, tl.int64) + row) * blocks - 1
     if FIXED:
         begin = tl.load(end_ptr + last, mask=row > place * document_size, other=place * room)
@@ -106,7 +106,7 @@ def _key(
 
 @triton.jit
 def _share(first_document, queries, blocks, per_block, document_size, start_ptr, winner_size, RAGGED: tl.constexpr):
-    """A program's document, block, first query, winners, the table's row of the document's first token, and rows from there on."""
+    """A program's document, block, first query, number of winners, the table's row of its first token, and rows from there."""
     number = first_document + tl.program_id(0) // blocks
     block = tl.program_id(0) % blocks
     query0 = block * per_block
@@ -133,7 +133,7 @@ def _count_kernel(
         _, row = _key(
             step, total, query0, number, argmax_ptr, documents, winner_size, magic, shift, base, left, LEAN, RAGGED, CHUNK
         )
-        # One place on: after the cumulative sum an entry holds what lies before it.
+        # One entry further on: after the cumulative sum an entry then holds how many lie before it.
         tl.atomic_add(table_ptr + 1 + row.to(tl.int64) * blocks + block, 1, mask=row >= 0, sem="relaxed")
 
 
@@ -142,7 +142,7 @@ def _write_lists(
     number, block, query0, total, base, left, argmax_ptr, table_ptr, list_ptr, documents, winner_size, blocks, magic, shift,
     LEAN: tl.constexpr, RAGGED: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
-    """Every winner of a document's block of queries to its place, in order; the table's entries move on to the lists' ends."""
+    """Write every winner of a document's block of queries to its place, in order; the table's entries become the lists' ends."""
     mine = tl.arange(0, CHUNK)
     source, row = _key(
         0, total, query0, number, argmax_ptr, documents, winner_size, magic, shift, base, left, LEAN, RAGGED, CHUNK
@@ -170,7 +170,7 @@ def _write_lists(
         equal = tl.sum(tl.where(row[:, None] == row[None, :], order, 0), 0)
         before = equal % CHUNK
         entry = table_ptr + row.to(tl.int64) * blocks + block
-        # Only this program uses these entries, but any of its threads: past the first cache, with a barrier between chunks.
+        # Only this program uses these entries, but any of its threads may: read past the first cache, a barrier between chunks.
         place = tl.load(entry, mask=row >= 0, other=0, cache_modifier=".cg") + before
         tl.store(list_ptr + place, source, mask=row >= 0)
         tl.debug_barrier()
@@ -201,7 +201,7 @@ def _place_kernel(
 @triton.jit
 def _histogram(step, total, number, argmax_ptr, documents, winner_size, magic, shift, LEAN: tl.constexpr, BINS: tl.constexpr,
     CHUNK: tl.constexpr):  # fmt: skip
-    """How often each token of a document won among a chunk of winners; the last bin, which is no token's, counts none."""
+    """How often each token of a document won in a chunk of cells; the last bin, of no token, counts cells without a winner."""
     _, row = _key(step, total, 0, number, argmax_ptr, documents, winner_size, magic, shift, 0, BINS, LEAN, False, CHUNK)
     return tl.histogram(tl.where(row >= 0, row, BINS - 1), BINS)
 
@@ -250,14 +250,14 @@ class Pieces:
 
 
 def marks(entries: int, width: int) -> tuple[int, int]:
-    """Marks among `entries` places of lists whose rows have `width` columns, and how far apart they are: by shapes only."""
+    """How many marks `entries` entries of lists get, and how far apart, where rows have `width` columns: by shapes only."""
     most = max(1, _MARKS * 128 // max(width, 128))
     apart = max(APART, triton.cdiv(entries, most))
     return triton.cdiv(entries, apart), apart
 
 
 def room_for_pieces(entries: int, longest: int, width: int, device: torch.device) -> Pieces | None:
-    """None where no list can be long: it has `longest` entries at most."""
+    """Room for the pieces of long lists; None where no list can be long, having `longest` entries at most."""
     count, apart = marks(entries, width)
     if longest <= 2 * apart:  # at most one list, of all query tokens, is worth a piece: a launch takes longer
         return None
@@ -268,7 +268,7 @@ def room_for_pieces(entries: int, longest: int, width: int, device: torch.device
 class Grid:
     """Lists of some documents' tokens: row r's are `list[ends[r * blocks - 1] : ends[(r + 1) * blocks - 1]]` (from 0 for r = 0).
 
-    `room`: where a document's first list begins, by its number; 0: where the one before it ends.
+    `room`: entries set aside for each document: the n-th one's first list begins at `n * room`; 0: lists follow each other.
     """
 
     list: Tensor
@@ -292,7 +292,7 @@ class Lists:
     Args:
         argmax: `[Nq, N, W]` winners, contiguous.
         starts: first row of every document, packed end to end in a buffer of `rows`; or None: `rows` tokens each.
-        room: bytes that places may take, where more than one a row are wanted.
+        room: bytes that the table of places may take where a row gets several places, one for each block of queries.
         width: columns of what will be summed.
     """
 
@@ -314,7 +314,7 @@ class Lists:
         kinds = {"LEAN": argmax.dtype == torch.int16, "RAGGED": starts is not None}
         begin = argmax if starts is None else starts
         grid = count * self._blocks
-        bins = padded(self._rows + 1)  # one of none
+        bins = padded(self._rows + 1)  # and one for cells without a winner
         room = queries * winner_size if starts is None and bins <= _TABLE_BINS else 0
         if 0 < room <= _TABLE_WINNERS:
             whole = self._blocks == 1
@@ -338,9 +338,9 @@ def _accumulate(counts: Tensor) -> None:
 
 
 def sorted_entries(rows: Tensor, count: int, width: int) -> Grid:
-    """Lists of places in the flat `rows` (destination of each entry, at or beyond `count`: none), stable, by torch's sort.
+    """Lists of the entries that go to each of `count` rows, in order, by torch's stable sort.
 
-    `width`: columns of what will be summed.
+    `rows`: the row that each entry goes to (`count` or more: none). `width`: columns of what will be summed.
     """
     keys, order = torch.sort(rows, stable=True)
     ends = torch.searchsorted(keys, torch.arange(count, device=rows.device, dtype=rows.dtype), right=True)

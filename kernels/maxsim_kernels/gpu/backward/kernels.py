@@ -58,7 +58,8 @@ def _rows_kernel(
         start = tl.maximum(tl.load(query_start_ptr + query).to(tl.int64), 0)
         mine = start * stride_qt
     if SCATTER:
-        # Of a query shorter than its neighbours, rows beyond it exist only as far as the buffer does; nobody chose for them.
+        # A query may have fewer tokens than `winner_size`: rows beyond it have no winner, and exist only as far as the buffer
+        # does.
         exists = token < winner_size
         if PACKED_QUERIES:
             exists = exists & (token < room - start)
@@ -82,7 +83,8 @@ def _rows_kernel(
         begin = number * document_size
         if RAGGED:
             begin = tl.maximum(tl.load(start_ptr + number).to(tl.int64), 0)  # as the forward reads it
-            # Where offsets break their promise the forward may leave any winner; nothing outside is touched (here: all tokens).
+            # Where offsets break their promise the forward may leave any winner: none beyond the buffer (`document_size`) is
+            #     used.
             won = won & (place < document_size - begin)
         if GATHER:
             seen = tl.maximum(seen, won.to(tl.int32))
@@ -295,7 +297,7 @@ def _sum_kernel(part_ptr, out_ptr, size, parts, BLOCK: tl.constexpr):
     total1 = tl.zeros([BLOCK], tl.float32)
     total2 = tl.zeros([BLOCK], tl.float32)
     total3 = tl.zeros([BLOCK], tl.float32)
-    # Sums that only change places in a loop are no choice: where they begin as one value, Triton takes them for unchanged.
+    # Four names: sums that change places each turn would begin as one value, and Triton would take them for unchanged.
     for first in range(0, parts, 4):
         here = part_ptr + first * step + at
         total0 += tl.load(here, mask=inside, other=0.0)

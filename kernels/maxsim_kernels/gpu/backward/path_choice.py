@@ -22,7 +22,7 @@ def backward_path(backward: str) -> tuple[str, str]:
     """The path of a call that says `backward`, and why.
 
     Raises:
-        ValueError: a name nobody knows, in the call or (where the call says "auto") in FLASH_BWD_PATH.
+        ValueError: an unknown name, in the call or (where the call says "auto") in FLASH_BWD_PATH.
         RuntimeError: the call asks for float atomics while `torch.use_deterministic_algorithms(True)` holds.
     """
     check_choice("backward", backward, BACKWARDS)

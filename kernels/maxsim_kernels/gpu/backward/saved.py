@@ -10,10 +10,10 @@ from torch import Tensor
 from maxsim_kernels.gpu.geometry import hardware, padded
 
 _WIDTH = 128  # columns a program holds; wider embeddings take several
-# Query tokens a program owns, documents it reads at once, warps (H200: 32 rows of 256 bytes in flight a program, whoever adds).
+# Query tokens a program owns, documents it reads at once, warps (H200: 32 rows of 256 bytes in flight a program, in either case).
 GATHER, SCATTER = (16, 2, 2), (32, 1, 4)
-_FEW_DOCUMENTS = 32  # that one program walks over sooner than the host launches the sum of several programs' parts
-_PROGRAMS = 4  # a multiprocessor, below which documents are dealt to several programs
+_FEW_DOCUMENTS = 32  # one program walks over so many sooner than the host launches the sum of several programs' parts
+_PROGRAMS = 4  # programs a multiprocessor; where there are fewer, a query token's documents are dealt to several programs
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Saved:
 
     @property
     def size(self) -> int:
-        """Tokens of a dense document; 1 where documents are packed, which kernels divide by without using it."""
+        """Tokens of a dense document; 1 where documents are packed: kernels divide by it, but do not use the quotient."""
         return self.documents.shape[-2] if self.document_starts is None else 1
 
     @property
@@ -51,7 +51,7 @@ class Saved:
         return held, triton.cdiv(width, held)
 
     def some(self, first: int, last: int) -> Saved:
-        """Queries `first .. last` alone; documents are whole, where queries own them theirs."""
+        """What was saved of queries `first .. last` alone, with all documents (owned ones: with their own)."""
         packed = self.query_starts is not None
         return replace(
             self,
@@ -73,12 +73,12 @@ class Saved:
         return max(1, min(wanted, triton.cdiv(documents, 16))) if documents > _FEW_DOCUMENTS else 1
 
     def query_strides(self) -> tuple[int, int, int]:
-        """Of the query, the token and the column."""
+        """Strides of the queries: by query (0: packed), token and column."""
         one = self.queries
         return (one.stride(0) if one.dim() == 3 else 0), one.stride(-2), one.stride(-1)
 
     def document_strides(self) -> tuple[int, int, int, int]:
-        """Of the query, the document, the token and the column."""
+        """Strides of the documents: by query, document, token and column; 0 where a side has none."""
         one = self.documents
         outer = (0, 0)
         if one.dim() == 4:

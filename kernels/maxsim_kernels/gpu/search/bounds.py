@@ -319,8 +319,8 @@ class Bounded:
         (queries, documents), device = self.scores.shape, self.scores.device
         size = min(size, _LEAD_DOCUMENTS)
         groups = triton.cdiv(documents, size)
-        scores = torch.empty(queries, documents, device=device)
-        best = torch.empty(queries, groups, device=device)
+        scores = torch.empty(queries, documents, dtype=torch.float32, device=device)
+        best = torch.empty(queries, groups, dtype=torch.float32, device=device)
         places = torch.empty(queries, groups, dtype=torch.int32, device=device)
         launch(
             _leads_kernel, triton.cdiv(queries, _LEAD_QUERIES) * triton.cdiv(documents, _LEAD_DOCUMENTS),
@@ -418,7 +418,7 @@ def kth_best(known: Tensor | None, k: int, leads: Leads | None = None) -> Tensor
     """`[Nq]` FP32: the k-th best of `known` `[Nq, m]` and the exact scores of leads; NaN counts as -inf, as does what is missing."""
     some = known if known is not None else leads.scores  # type: ignore[union-attr]
     queries = len(some)
-    out = torch.empty(queries, device=some.device)
+    out = torch.empty(queries, dtype=torch.float32, device=some.device)
     held = known.contiguous() if known is not None else out
     scores, chosen, places = (leads.scores, leads.chosen, leads.places) if leads is not None else (out, out, out)
     few, more = held.shape[1] if known is not None else 0, chosen.shape[1] if leads is not None else 0

@@ -217,7 +217,7 @@ def _all_marked(values: Tensor, starts: Tensor, lengths: Tensor, documents: Pack
     counts = torch.full((len(documents),), count, dtype=torch.int32, device=device)
     listed = torch.arange(len(documents), dtype=torch.int32, device=device)
     marks = Marks(lists, counts, listed, every, total)
-    scores = torch.empty(count, len(documents), device=device)
+    scores = torch.empty(count, len(documents), dtype=torch.float32, device=device)
     longest = int(lengths.max()), int(documents.lengths.max())
     score_marked(values, starts, lengths, longest[0], documents, longest[1], marks, lists.numel(), scores)
     return scores
