@@ -136,7 +136,7 @@ def tensors_of(queries: Tensor | Packed, documents: Documents, held: Tensor | Pa
         if isinstance(packed, Packed):
             found += [packed.starts, packed.lengths]
     if held is not documents:
-        found += [documents.scales, getattr(documents, "offset", None)]  # type: ignore[union-attr]
+        found += [documents.scales, documents.offset]  # type: ignore[union-attr]
     return found
 
 

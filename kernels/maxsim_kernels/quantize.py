@@ -14,7 +14,7 @@ from torch import Tensor
 
 from maxsim_kernels.checks import check_lengths, check_mask, check_padded, is_plain
 from maxsim_kernels.needs import describe
-from maxsim_kernels.tokens import FLOAT_DTYPES, Fp8Tokens, Granularity, Int8Tokens, Packed
+from maxsim_kernels.tokens import FLOAT_DTYPES, Fp8Tokens, Granularity, Int8Tokens, Packed, check_granularity, per_token
 
 _SCALE_DTYPE = torch.float16
 _SMALLEST_SCALE = 2.0**-24  # the smallest FP16 subnormal: a tiny token keeps a nonzero scale
@@ -74,12 +74,6 @@ def quantize_fp8(
     offsets = None if packed is None else packed.offsets
     codes, scales, _ = _quantize(values, mask, lengths, offsets, granularity, "fp8", None)
     return Fp8Tokens(codes if packed is None else packed.with_values(codes), scales, granularity)
-
-
-def check_granularity(granularity: str) -> None:
-    """Refuse a granularity that does not exist."""
-    if granularity not in ("token", "document", "corpus"):
-        raise ValueError(f"granularity: got {granularity!r}, need 'token', 'document' or 'corpus'")
 
 
 def _held(tokens: Tensor | Packed, mask: Tensor | None, lengths: Tensor | None) -> tuple[Packed | None, Tensor]:
@@ -224,14 +218,6 @@ def _stored_scale(exact: Tensor, codes: float) -> Tensor:
     return torch.where(torch.isfinite(scales) & torch.isfinite(exact), scales, torch.full_like(scales, torch.nan))
 
 
-def _spread(values: Tensor, packed: Packed | None, granularity: str) -> Tensor:
-    if granularity == "token":
-        return values.unsqueeze(-1)
-    if granularity == "corpus":
-        return values
-    return values[packed.document_of_token()].unsqueeze(-1) if packed is not None else values[..., None, None]
-
-
 def _codes(
     values: Tensor,
     valid: Tensor | None,
@@ -243,8 +229,8 @@ def _codes(
 ) -> Tensor:
     shifted = values.float()
     if offset is not None:
-        shifted = shifted - _spread(offset.float(), packed, granularity)
-    scaled = shifted / _spread(scales.float(), packed, granularity)
+        shifted = shifted - per_token(offset.float(), packed, granularity)
+    scaled = shifted / per_token(scales.float(), packed, granularity)
     low, high = {"int8": (-127.0, 127.0), "int8-affine": (-128.0, 127.0), "fp8": (-_FP8_MAX, _FP8_MAX)}[kind]
     codes = (scaled if kind == "fp8" else scaled.round_()).clamp_(low, high)
     codes = codes.nan_to_num_(nan=0.0)  # a NaN scale says it; the code itself must be some number

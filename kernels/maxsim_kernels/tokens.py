@@ -9,8 +9,8 @@ Source: paper section 'Variable-length corpora' (cu_seqlens offsets), section 'I
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
-from typing import Literal, overload
+from collections.abc import Callable, Sequence
+from typing import Literal, Self, overload
 
 import numpy as np
 import torch
@@ -260,6 +260,7 @@ class _QuantizedTokens:
 
     codes: Tensor | Packed
     scales: Tensor
+    offset: Tensor | None = None
     granularity: Granularity
     _code_dtype: torch.dtype
 
@@ -275,8 +276,7 @@ class _QuantizedTokens:
             raise ValueError(f"scales: got {scales.dtype}, need a floating dtype")
         self.codes, self.scales = codes, scales
         self.granularity = granularity or self._infer_granularity()
-        if self.granularity not in ("token", "document", "corpus"):
-            raise ValueError(f"granularity: got {granularity!r}, need 'token', 'document' or 'corpus'")
+        check_granularity(self.granularity)
         need = scale_shape(codes, self.granularity)
         if tuple(scales.shape) != need:
             raise ValueError(f"scales: got {list(scales.shape)}, need {list(need)} for granularity {self.granularity!r}")
@@ -317,14 +317,42 @@ class _QuantizedTokens:
         return self.codes.values if isinstance(self.codes, Packed) else self.codes
 
     def _per_token(self, values: Tensor) -> Tensor:
-        """Spread one value a token, document or corpus over the codes' tokens (end to end), ready to broadcast over d."""
-        if self.granularity == "token":
-            return values.unsqueeze(-1)
-        if self.granularity == "corpus":
-            return values
-        if isinstance(self.codes, Packed):
-            return values[self.codes.document_of_token()].unsqueeze(-1)
-        return values[..., None, None]
+        return per_token(values, self.codes if isinstance(self.codes, Packed) else None, self.granularity)
+
+    def over(self, codes: Tensor | Packed, take: Callable[[Tensor], Tensor] | None = None) -> Self:
+        """Tokens of the same kind of other `codes`: scales and offset are what `take` makes of these (None: the same)."""
+        scales, offset = (one if one is None or take is None else take(one) for one in (self.scales, self.offset))
+        affine = {} if offset is None else {"offset": offset}
+        return type(self)(codes, scales, granularity=self.granularity, **affine)  # type: ignore[call-arg]
+
+    def _end_to_end(self) -> Self:
+        assert isinstance(self.codes, Packed)
+        return self.over(self.codes.compact())
+
+    def select(self, indices: Tensor | Sequence[int]) -> Self:
+        """Documents `indices` of packed codes, as a view; per-document scales are gathered."""
+        if not isinstance(self.codes, Packed):
+            raise ValueError("select: needs packed codes; index dense codes and scales directly")
+        codes = self.codes.select(indices)
+        if self.granularity != "document":
+            return self.over(codes)
+        chosen = torch.as_tensor(indices, device=self.device, dtype=torch.int64)
+        return self.over(codes, lambda one: one[chosen])
+
+
+def check_granularity(granularity: str) -> None:
+    """Refuse a granularity that does not exist."""
+    if granularity not in ("token", "document", "corpus"):
+        raise ValueError(f"granularity: got {granularity!r}, need 'token', 'document' or 'corpus'")
+
+
+def per_token(values: Tensor, packed: Packed | None, granularity: str) -> Tensor:
+    """One value a token, document or corpus, spread over tokens (dense, or packed end to end), ready to broadcast over d."""
+    if granularity == "token":
+        return values.unsqueeze(-1)
+    if granularity == "corpus":
+        return values
+    return values[packed.document_of_token()].unsqueeze(-1) if packed is not None else values[..., None, None]
 
 
 def scale_shape(codes: Tensor | Packed, granularity: Granularity) -> tuple[int, ...]:
@@ -374,21 +402,6 @@ class Int8Tokens(_QuantizedTokens):
         tokens = tokens.to(dtype)
         return self.codes.with_values(tokens) if isinstance(self.codes, Packed) else tokens
 
-    def _end_to_end(self) -> Int8Tokens:
-        assert isinstance(self.codes, Packed)
-        return Int8Tokens(self.codes.compact(), self.scales, self.offset, self.granularity)
-
-    def select(self, indices: Tensor | Sequence[int]) -> Int8Tokens:
-        """Documents `indices` of packed codes, as a view; per-document scales are gathered."""
-        if not isinstance(self.codes, Packed):
-            raise ValueError("select: needs packed codes; index dense codes and scales directly")
-        codes = self.codes.select(indices)
-        if self.granularity != "document":
-            return Int8Tokens(codes, self.scales, self.offset, self.granularity)
-        chosen = torch.as_tensor(indices, device=self.device, dtype=torch.int64)
-        offset = None if self.offset is None else self.offset[chosen]
-        return Int8Tokens(codes, self.scales[chosen], offset, "document")
-
 
 class Fp8Tokens(_QuantizedTokens):
     """FP8 (e4m3) token embeddings: a token is `codes * scale`; one scale a document, so the inner loop never sees it.
@@ -410,19 +423,6 @@ class Fp8Tokens(_QuantizedTokens):
             return self._end_to_end().dequantize(dtype)
         tokens = (self.token_values.float() * self._per_token(self.scales.float())).to(dtype)
         return self.codes.with_values(tokens) if isinstance(self.codes, Packed) else tokens
-
-    def _end_to_end(self) -> Fp8Tokens:
-        assert isinstance(self.codes, Packed)
-        return Fp8Tokens(self.codes.compact(), self.scales, self.granularity)
-
-    def select(self, indices: Tensor | Sequence[int]) -> Fp8Tokens:
-        """Documents `indices` of packed codes, as a view; per-document scales are gathered."""
-        if not isinstance(self.codes, Packed):
-            raise ValueError("select: needs packed codes; index dense codes and scales directly")
-        scales = self.scales
-        if self.granularity == "document":
-            scales = scales[torch.as_tensor(indices, device=self.device, dtype=torch.int64)]
-        return Fp8Tokens(self.codes.select(indices), scales, self.granularity)
 
 
 @overload

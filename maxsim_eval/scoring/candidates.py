@@ -279,14 +279,14 @@ def _on_device(numbers: np.ndarray, device: torch.device) -> Tensor:
 def _view(tokens: Tokens, numbers: Tensor) -> Tokens:
     """`tokens.select(numbers)` without its check of the numbers, for which it would wait for a GPU."""
     if isinstance(tokens, Packed):
-        return Packed.view(tokens.values, tokens.starts[numbers], tokens.lengths[numbers])
-    if isinstance(tokens, BitTokens | ResidualTokens):
-        return replace(tokens, codes=_view(tokens.codes, numbers))
+        return _rows(tokens, numbers)  # type: ignore[return-value]  # no class is two of them
     if not isinstance(tokens.codes, Packed):
         raise ValueError("documents: got dense codes, need packed ones")
-    own = tokens.granularity == "document"
-    codes, scales = _view(tokens.codes, numbers), tokens.scales[numbers] if own else tokens.scales
-    if isinstance(tokens, Fp8Tokens):
-        return Fp8Tokens(codes, scales, tokens.granularity)
-    offset = tokens.offset[numbers] if own and tokens.offset is not None else tokens.offset
-    return Int8Tokens(codes, scales, offset, tokens.granularity)
+    codes = _rows(tokens.codes, numbers)
+    if isinstance(tokens, BitTokens | ResidualTokens):
+        return replace(tokens, codes=codes)
+    return tokens.over(codes, (lambda one: one[numbers]) if tokens.granularity == "document" else None)
+
+
+def _rows(packed: Packed, numbers: Tensor) -> Packed:
+    return Packed.view(packed.values, packed.starts[numbers], packed.lengths[numbers])

@@ -70,7 +70,7 @@ def leave(library: Library, reason: str) -> None:
         library.left[reason] += 1
 
 
-def theirs(library: Library, name: str, reason: str, given: tuple[Any, ...], strict: bool, **named: Any) -> Tensor:
+def theirs(library: Library, name: str, reason: str, given: tuple[Any, ...], strict: bool = False, **named: Any) -> Tensor:
     """The library's own scores of a call that is left to it; refused where they break `strict`'s promise."""
     leave(library, reason)
     scores: Tensor = library[name](*given, **named)  # what the library itself refuses, it says

@@ -96,10 +96,11 @@ def _grouped_scores(
     flat = isinstance(groups, Tensor) and groups.dim() == 4 and groups.shape[0] and groups.shape[1]
     flat = flat and (mask is None or isinstance(mask, Tensor))
     if not flat or (mask is not None and mask.shape != groups.shape[:3]):
-        calls.leave(LIBRARY, "groups of documents that are no [G, N, Ld, d] tensor")
-        theirs = LIBRARY["ColBERTScores.__call__"]
-        scores: Tensor = theirs(metric, queries_embeddings, groups, queries_mask, mask, backend=backend)
-        return scores
+        given, reason = (
+            (metric, queries_embeddings, groups, queries_mask, mask),
+            "groups of documents that are no [G, N, Ld, d] tensor",
+        )
+        return calls.theirs(LIBRARY, "ColBERTScores.__call__", reason, given, backend=backend)
     flat_mask = None if mask is None else mask.flatten(0, 1)
     return colbert_scores(queries_embeddings, groups.flatten(0, 1), queries_mask, flat_mask, backend)
 

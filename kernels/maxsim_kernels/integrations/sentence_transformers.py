@@ -63,9 +63,7 @@ def maxsim(
     """`sentence_transformers.util.maxsim`: every query `a` with every document `b`, `[Na, Nb]` float32."""
     sides = _both(_asked(a, a_mask), _side(b, b_mask), device)
     if isinstance(sides, str):
-        calls.leave(LIBRARY, sides)
-        scores: Tensor = LIBRARY["maxsim"](a, b, a_mask, b_mask, chunk_elements, length_normalize, device)
-        return scores
+        return calls.theirs(LIBRARY, "maxsim", sides, (a, b, a_mask, b_mask, chunk_elements, length_normalize, device))
     calls.count(LIBRARY, "maxsim")
     scores = _all(*sides, chunk_elements)
     return _normalized(scores, sides[0]) if length_normalize else scores
@@ -83,9 +81,7 @@ def maxsim_pairwise(
     """`sentence_transformers.util.maxsim_pairwise`: query n of `a` with document n of `b`, `[N]` float32."""
     sides = _both(_asked(a, a_mask), _side(b, b_mask), device, equal=True)
     if isinstance(sides, str):
-        calls.leave(LIBRARY, sides)
-        scores: Tensor = LIBRARY["maxsim_pairwise"](a, b, a_mask, b_mask, chunk_elements, length_normalize, device)
-        return scores
+        return calls.theirs(LIBRARY, "maxsim_pairwise", sides, (a, b, a_mask, b_mask, chunk_elements, length_normalize, device))
     calls.count(LIBRARY, "maxsim_pairwise")
     scores = _pairs(*sides, chunk_elements)
     return _normalized(scores, sides[0]) if length_normalize else scores
@@ -106,10 +102,8 @@ def colbert_scores(
     groups, mask = documents_embeddings, documents_mask
     flat = isinstance(groups, Tensor) and groups.dim() == 4 and groups.shape[0] and groups.shape[1]
     if not (flat and _fits(mask, groups)):
-        calls.leave(LIBRARY, "groups of documents that are no [G, N, Ld, d] tensor")
-        given = (queries_embeddings, groups, queries_mask, mask)
-        scores: Tensor = LIBRARY["colbert_scores"](*given, chunk_elements, length_normalize)
-        return scores
+        given = (queries_embeddings, groups, queries_mask, mask, chunk_elements, length_normalize)
+        return calls.theirs(LIBRARY, "colbert_scores", "groups of documents that are no [G, N, Ld, d] tensor", given)
     flat_mask = None if mask is None else mask.flatten(0, 1)
     return maxsim(queries_embeddings, groups.flatten(0, 1), queries_mask, flat_mask, chunk_elements, length_normalize)
 
@@ -125,10 +119,8 @@ def colbert_kd_scores(
     """`multi_vector_encoder.scoring.colbert_kd_scores`: every query with its own candidates `[Q, K, Ld, d]`, `[Q, K]` float32."""
     sides = _both(_asked(queries_embeddings, queries_mask), _side(documents_embeddings, documents_mask, dims=4), equal=True)
     if isinstance(sides, str):
-        calls.leave(LIBRARY, sides)
-        given = (queries_embeddings, documents_embeddings, queries_mask, documents_mask)
-        scores: Tensor = LIBRARY["colbert_kd_scores"](*given, chunk_elements, length_normalize)
-        return scores
+        given = (queries_embeddings, documents_embeddings, queries_mask, documents_mask, chunk_elements, length_normalize)
+        return calls.theirs(LIBRARY, "colbert_kd_scores", sides, given)
     calls.count(LIBRARY, "colbert_kd_scores")
     scores = _scored(*sides)
     return _normalized(scores, sides[0]) if length_normalize else scores
@@ -163,9 +155,7 @@ def _chunk(name: str, a: Tensor, b: Tensor, a_mask: Tensor | None, b_mask: Tenso
     shaped = a.dim() == b.dim() == 3 and _fits(a_mask, a) and _fits(b_mask, b)
     reason = (calls.untaken(a, b) or _unweighed(a_mask)) if shaped else "tokens or a mask of another shape"
     if reason:
-        calls.leave(LIBRARY, reason)
-        scores: Tensor = LIBRARY[name](a, b, a_mask, b_mask)
-        return scores
+        return calls.theirs(LIBRARY, name, reason, (a, b, a_mask, b_mask))
     calls.count(LIBRARY, name)
     return _scored(_Side(a, a_mask), _Side(b, b_mask), pairs=pairs)
 

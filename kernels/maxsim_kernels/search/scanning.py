@@ -16,7 +16,7 @@ from maxsim_kernels.search.queries import Queries
 from maxsim_kernels.search.rows import StreamedCodes
 from maxsim_kernels.streaming import LazyCodes, device_blocks
 from maxsim_kernels.streaming.blocks import slice_of
-from maxsim_kernels.tokens import Fp8Tokens, Int8Tokens, Packed
+from maxsim_kernels.tokens import Packed
 
 
 class Scan:
@@ -104,6 +104,4 @@ def cut_codes(codes: Codes, first: int, stop: int, size: int) -> Codes:
             return one[first * size : stop * size].view(stop - first, size)
         return one[first:stop] if codes.granularity == "document" else one
 
-    if isinstance(codes, Fp8Tokens):
-        return Fp8Tokens(values, dense(codes.scales), codes.granularity)
-    return Int8Tokens(values, dense(codes.scales), None if codes.offset is None else dense(codes.offset), codes.granularity)
+    return codes.over(values, dense)

@@ -373,8 +373,4 @@ def slice_of(block: Documents, first: int, stop: int) -> Documents:
     if not isinstance(block, Int8Tokens | Fp8Tokens):
         return tokens
     chosen = {"token": span, "document": slice(first, stop)}.get(block.granularity)
-    scales = block.scales if chosen is None else block.scales[chosen]
-    if isinstance(block, Fp8Tokens):
-        return Fp8Tokens(tokens, scales, block.granularity)
-    offset = block.offset if chosen is None or block.offset is None else block.offset[chosen]
-    return Int8Tokens(tokens, scales, offset, block.granularity)
+    return block.over(tokens, None if chosen is None else lambda one: one[chosen])
