@@ -26,11 +26,11 @@ def chamfer_distance(p: Tensor, q: Tensor) -> Tensor:
 
     Args:
         p, q: `[N, d]` and `[M, d]`, N, M >= 1, one dtype (fp16, bf16, fp32 or fp64) and device. CUDA tensors of d <= 256 that are
-            not fp64 run fused kernels; for others a warning says once that plain torch compares them, in chunks.
+            not fp64 run fused kernels. Others are compared by plain torch, in chunks; a warning says so once, but on a CPU.
 
     Returns:
         A scalar: float32 (float64 for float64 inputs), differentiable in both (twice, too), with the same bits every time. A NaN
-        coordinate gives NaN. Equal distances go to the first index.
+        coordinate gives NaN. Equal distances go to the first index; plain torch takes those for equal whose square roots round alike.
 
     Raises:
         ValueError: names the argument, what it got and what it needs; a subclass of Tensor is refused.

@@ -60,7 +60,7 @@ def backward(
         argmax: grad's shape + `[W]`: int32, -1 where there is no winner; or int16, the low 16 bits of the same.
         path: "unified", "atomic" or "csr".
         queries_end_to_end, documents_end_to_end: packed rows follow each other in their buffer; otherwise they may overlap.
-        contrast: a contrastive loss, to whose scores the gradient goes on; `grad` is then that of the loss, one number.
+        contrast: what a contrastive loss of the scores was made of; `grad` is then the gradient above that loss, one number.
     """
     check_choice("path", path, ("unified", "atomic", "csr"))
     inputs: Inputs = (grad.contiguous(), argmax.contiguous(), queries, _plain(query_starts), documents, _plain(document_starts))

@@ -58,8 +58,7 @@ def _rows_kernel(
         start = tl.maximum(tl.load(query_start_ptr + query).to(tl.int64), 0)
         mine = start * stride_qt
     if SCATTER:
-        # A query may have fewer tokens than `winner_size`: rows beyond it have no winner, and exist only as far as the buffer
-        # does.
+        # A query may have fewer tokens than `winner_size`: rows beyond have no winner, and exist only as far as the buffer does.
         exists = token < winner_size
         if PACKED_QUERIES:
             exists = exists & (token < room - start)
@@ -83,8 +82,7 @@ def _rows_kernel(
         begin = number * document_size
         if RAGGED:
             begin = tl.maximum(tl.load(start_ptr + number).to(tl.int64), 0)  # as the forward reads it
-            # Where offsets break their promise the forward may leave any winner: none beyond the buffer (`document_size`) is
-            #     used.
+            # Offsets that break their promise may leave any winner: none beyond the buffer (`document_size`) is used.
             won = won & (place < document_size - begin)
         if GATHER:
             seen = tl.maximum(seen, won.to(tl.int32))

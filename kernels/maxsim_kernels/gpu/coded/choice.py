@@ -57,13 +57,13 @@ def choose(call: Call, documents: CodedTokens, capability: tuple[int, int]) -> L
 
 
 def row_of(call: Call, documents: CodedTokens, capability: tuple[int, int]) -> Row:
-    """The row of the table for a call on an architecture: its own, else the one of any."""
+    """The row of the table for a call: that of its architecture, else that of "any"."""
     key = _key(call, documents, _query_rows(call))
     return TABLE.get((key, f"sm_{capability[0]}{capability[1]}")) or TABLE[key, "any"]
 
 
 def _key(call: Call, documents: CodedTokens, size: int) -> Key:
-    """What decides among the rows."""
+    """The key by which a call finds its row; `size`: query rows that meet a document."""
     bits = isinstance(documents, BitTokens)
     integer = bits and call.quantize_queries
     operands = "bits" if bits else "residual"

@@ -1,11 +1,12 @@
 """Kernels for tokens in few bits (`BitTokens`, `ResidualTokens`): codes are unpacked in registers and never written decoded.
 
-A program holds a block of query rows and walks over documents; of each it unpacks a tile of tokens, multiplies, and applies what is one
-number a token after the product: a scale, or one over the length of a residual token. Query rows lie one behind the other, whichever
-query they are of, so that tokens are unpacked once for many queries; their maxima go through `combine`. Pairs, whose rows meet one
-document only, are summed at once. Residual tokens meet many query rows in a kernel of their own (`once.py`).
+A program holds a block of query rows and walks over documents. It unpacks a tile of tokens at a time, multiplies, and then
+applies the one number that a token has: its scale or, for a residual token, one over its length. Query rows follow each other,
+whichever query they belong to, so that tokens are unpacked once for many queries; their maxima go through `combine`. Pairs, whose
+rows meet one document only, are summed by the kernel. For residual tokens and many query rows there is another kernel
+(`once.py`).
 
-What is multiplied: levels against INT8 query codes (exact integers) or float queries (exact in every dtype); of residuals
+What is multiplied: levels against INT8 query codes (exact integers) or float queries (exact in every dtype); of a residual token
 `centroid + weight`, added in FP32 and rounded to the queries' dtype. Products are accumulated in FP32.
 
 Source: Santhanam et al. 2022, ColBERTv2, section 3.3; paper Alg. 1 for the maximum.
@@ -36,7 +37,7 @@ from maxsim_kernels.gpu.plans import ensure_context
 from maxsim_kernels.gpu.tile_ops import FLOAT, best_along, load_rows, merge_best, nothing, slots, valid_rows
 
 _EXACT_SLICE = 32
-_FP32 = "ieee"  # products of FP32 queries with residual tokens, as in the general kernel
+_FP32 = "ieee"  # products with FP32 queries, as in the general kernel
 
 
 @triton.jit
@@ -59,7 +60,7 @@ def _best_of(
     """The largest product of each query row `[ROWS]` with the tokens of a document, NaN kept; -inf where it has none."""
     DTYPE: tl.constexpr = query_ptr.dtype.element_ty
     INTEGER: tl.constexpr = tl.int8 == DTYPE
-    AHEAD: tl.constexpr = 1 if RESIDUAL else None  # slices loaded ahead; None: as the compiler likes
+    AHEAD: tl.constexpr = 1 if RESIDUAL else None  # stages of the loop over slices; None: as the compiler likes
     best = nothing(ROWS, TOKENS, FLOAT)
     for first in tl.range(0, length, TOKENS, num_stages=STAGES):
         place = first + tl.arange(0, TOKENS)
@@ -101,7 +102,7 @@ def _best_of(
 
 @triton.jit
 def _rescaled(best, query_scale_ptr, row, valid):
-    """Maxima times the query tokens' scales; nothing seen stays -inf, also for a query token whose scale is NaN."""
+    """Maxima times the query tokens' scales; -inf (no token seen) stays, also for a query token whose scale is NaN."""
     scaled = best * tl.load(query_scale_ptr + row, mask=valid, other=1.0)
     return tl.where(best == float("-inf"), best, scaled)
 

@@ -1,4 +1,4 @@
-"""The kernel for residual tokens and many query rows: a tile of tokens is decoded once, and all the rows pass it from L2.
+"""The kernel for residual tokens and many query rows: a tile of tokens is decoded once, and meets all query rows, from L2.
 
 A program holds a tile of a document's tokens, decoded in registers as in `coded.py`, and walks over blocks of query rows. The maxima
 of a document's first tile are written, those of later ones merged into them by the same program. Where documents are few, several

@@ -8,7 +8,7 @@ import triton.language as tl
 
 @triton.jit
 def extent(start_ptr, length_ptr, number, total):
-    """First token and length of row `number`, inside the buffer whatever the offsets say."""
+    """First token and length of document (or query) `number`, inside the buffer whatever the offsets say."""
     start = tl.maximum(tl.load(start_ptr + number).to(tl.int64), 0)
     length = tl.load(length_ptr + number).to(tl.int64)
     return start, tl.maximum(tl.minimum(length, total - start), 0).to(tl.int32)
@@ -16,7 +16,7 @@ def extent(start_ptr, length_ptr, number, total):
 
 @triton.jit
 def centroids_of(id_ptr, token, inside, centroid_ptr, centroids, width):
-    """Pointers `[TOKENS]` to the rows of tokens' centroids, and their factors: 1, or NaN of an id that names none."""
+    """Pointers `[TOKENS]` to the rows of the tokens' centroids, and factors: 1, or NaN where an id names no centroid."""
     number = tl.load(id_ptr + token, mask=inside, other=0).to(tl.int64)
     known = (number >= 0) & (number < centroids)
     return centroid_ptr + tl.where(known, number, 0) * width, tl.where(known, 1.0, float("nan"))
@@ -29,7 +29,7 @@ def unpack(
 ):  # fmt: skip
     """Tokens `[TOKENS, WIDTH]` of `DTYPE` as they are multiplied, and their sums of squares (0 unless `UNIT`).
 
-    `centroid`: pointers `[TOKENS]` to the centroids' rows. Of bits beyond d anything may come back: the queries are zero there.
+    `centroid`: pointers `[TOKENS]` to the centroids' rows. Columns beyond d may hold anything: the queries are zero there.
     """
     EACH: tl.constexpr = 8 // BITS
     byte = slice // EACH + tl.arange(0, WIDTH // EACH)
@@ -53,5 +53,5 @@ def unpack(
 
 @triton.jit
 def per_length(factor, squares):
-    """Factors over the lengths of tokens."""
+    """The tokens' factors divided by their lengths."""
     return factor / tl.maximum(tl.sqrt_rn(squares), 1e-12)

@@ -2,10 +2,11 @@
 and of what `tune` found on this GPU (`tuned.py`), which changes no bit.
 
 `choose` decides in this order: few query rows -> "stream" (bound by reading documents); documents that a tensor descriptor can
-describe -> "dense", "ragged" or "wide"; everything else -> "general". The kernel never depends on the number of documents. The tile of
-the first one does (`_stream_tile`), and whether a program has one document or several, and whether floats are compared by their bits.
-None of these changes a bit: the same products in the same order, maxima, sums in FP64 (whose order could show only where maxima of one
-query are 2^23 apart and cancel). So a document gets the same bits however a corpus is cut.
+describe -> "dense", "ragged" or "wide"; everything else -> "general". The number of documents never decides the kernel. It does
+decide the tile of "stream" (`_stream_tile`), whether a program takes one document or several, and whether floats are compared by
+their bits. None of these changes a bit of a score: products are the same in the same order, maxima are exact, sums are in FP64
+(whose order could show only where maxima of one query are 2^23 apart and cancel). So a document gets the same bits however a
+corpus is cut.
 """
 
 from __future__ import annotations
@@ -35,14 +36,14 @@ STREAM_ROWS = 64  # up to here a call is bound by reading documents
 _NARROW_ROWS = 128  # up to here two tiles of 64 rows hold them all
 _LONG_TOKENS = 512  # documents from here on are read in larger pieces
 _FEW, _SOME = 4, MANY  # documents a multiprocessor: up to here its programs are too few to hide each other's waits
-_FEW_TOKENS = 2000  # of ragged documents, a multiprocessor: up to here too
+_FEW_TOKENS = 2000  # tokens of ragged documents a multiprocessor: up to here too
 _BRIEF_TOKENS = 704  # documents up to here spend much of their time on sums, stores and the rest of their last tile
 _SMALL_TILE = 64  # tokens; the other tiles of codes have twice as many
-_LONG_RAGGED = 384  # ragged documents whose last tiles are few
-_TILE_BYTES = 256  # of a token, in the kernels that hold whole tokens
-_MEANS = (1, SHORT_TOKENS, 96, 160, 256, _LONG_TOKENS)  # mean tokens from which on few query rows are scored otherwise
+_LONG_RAGGED = 384  # mean tokens of ragged documents from which on few of their tiles are last ones
+_TILE_BYTES = 256  # most bytes of a token in the kernels that hold whole tokens
+_MEANS = (1, SHORT_TOKENS, 96, 160, 256, _LONG_TOKENS)  # mean tokens from which on "stream" may be launched otherwise
 _BITS_PAY = 1 << 27  # cells of a call from which integer maxima of floats save more than their second launch takes
-_VIEW_TOKENS = 1 << 15  # of a buffer whose views get a tile table: without offsets each document may be as long as the buffer
+_VIEW_TOKENS = 1 << 15  # most tokens of a buffer whose views get a tile table: each view may be as long as the buffer
 
 
 class Launch(NamedTuple):
@@ -66,7 +67,7 @@ def choose(call: Call, hardware: Hardware) -> Launch:
 
 
 def every_choice(call: Call, hardware: Hardware) -> list[Launch]:
-    """What `choose` says of such calls by number of documents and (packed) mean length; nothing where neither counts."""
+    """All that `choose` gives such calls, by number and (packed) mean length of documents; empty where neither counts."""
     kernel, processors, packed = choose(call, hardware).kernel, hardware[1], call.document_starts is not None
     numbers: tuple[int, ...] = ()
     means: tuple[int, ...] = (_mean_tokens(call),)
@@ -80,7 +81,7 @@ def every_choice(call: Call, hardware: Hardware) -> list[Launch]:
 
 
 def _choose(call: Call, hardware: Hardware, documents: int, mean: int) -> Launch:
-    """As if there were so many documents, so long in the mean: by what was tuned on this GPU, else by the table."""
+    """The launch as if there were `documents` of `mean` tokens in the mean: by what was tuned on this GPU, else by the table."""
     tuned = answers(call.queries.device)
     for key in _keys(call, hardware, documents, mean):
         row = (tuned.get(question(call, key, mean)) if tuned else None) or row_of(key, hardware[0])
@@ -90,13 +91,13 @@ def _choose(call: Call, hardware: Hardware, documents: int, mean: int) -> Launch
 
 
 def asked(call: Call, hardware: Hardware) -> Asked:
-    """What `tune` needs to try other configurations of a call: its keys, and its documents as they count here."""
+    """What `tune` needs to try other configurations of a call: its keys, and the number and mean length of its documents."""
     documents, mean = call.document_count, _mean_tokens(call)
     return Asked(_keys(call, hardware, documents, mean), documents, mean)
 
 
 def as_launched(call: Call, row: Row, processors: int, documents: int, mean: int) -> Launch:
-    """A row of the table as a call of so many documents, so long in the mean, takes it."""
+    """The launch that a row of the table becomes for a call of `documents` documents of `mean` tokens in the mean."""
     if row.kernel != "stream":
         cells = call.queries.numel() // call.queries.shape[-1] * documents * mean
         bits = row.kernel in ("dense", "ragged") and cells >= _BITS_PAY
@@ -122,11 +123,11 @@ def _keys(call: Call, hardware: Hardware, documents: int, mean: int) -> tuple[Ke
 
 
 def _tile_key(call: Call, operands: str, tokens: int) -> Key:
-    """The key of a call that a descriptor kernel can take, of documents of so many tokens. Every tile gives the same bits.
+    """The key of a call that a descriptor kernel can take; `tokens` of a document (or mean). Every tile gives the same bits.
 
-    Sizes of dense documents: "tiny" below a small tile and "short" below two (of codes, whose other tiles are twice as large); "odd"
-    of few small tiles, whose number is odd, so that large tiles would be half empty; "brief" of few tiles. Ragged ones: "long" in the
-    mean. Queries: narrow, of few rows.
+    Dense documents are "tiny" below a small tile, "short" below two (codes: other tiles are twice as large); of a few more tiles
+    they are "odd" where the number of small ones is, so that the last large one would be half empty, else "brief". Ragged
+    documents are "long" by their mean. Narrow: few query rows.
     """
     narrow = call.queries.shape[0] * (1 if call.query_starts is not None else call.queries.shape[1]) <= _NARROW_ROWS
     if operands == "tf32" or call.documents.shape[-1] * call.documents.element_size() > _TILE_BYTES:
@@ -175,7 +176,8 @@ def _stream_tile(call: Call, processors: int, count: int, mean: int) -> str:
 def stream_class(documents: int, mean: int, processors: int) -> tuple[int, ...]:
     """What the choice for few query rows sees of the number of documents and their mean length: calls equal here are launched alike.
 
-    The numbers that `_stream_tile` and `as_launched` compare with, and the power of two that a tuned answer is kept under.
+    It holds how both compare with the numbers in `_stream_tile` and `as_launched`, and the power of two of a tuned answer
+    (`question`).
     """
     few = _FEW * processors
     number = (documents > few) + (documents > 2 * few) + (documents > _SOME * processors)
@@ -195,7 +197,7 @@ def _mean_tokens(call: Call) -> int:
 
 
 def _unbounded(call: Call) -> bool:
-    """Whether documents are views into a buffer too large to bound their tiles by; says nothing about how many there are."""
+    """Whether documents are views into a buffer too large to bound their tiles by, however many documents there are."""
     return call.document_starts is not None and not call.end_to_end and call.documents.shape[0] > _VIEW_TOKENS
 
 

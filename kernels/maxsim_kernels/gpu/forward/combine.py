@@ -96,9 +96,10 @@ class RowMaxima:
 def row_maxima(
     rows: int, pieces: int, splits: int, query_size: int, device: torch.device, winners: bool, room: int | None = None
 ) -> RowMaxima:
-    """Room for the maxima `[N, rows]` of as many (pieces of) documents as a fixed memory (`room` bytes) holds; whole documents only."""
+    """Room for the maxima `[N, rows]` of as many whole documents (their pieces) as `room` bytes hold (None: `ROWS_BYTES`)."""
     fit = (room or ROWS_BYTES) // (rows * (8 if winners else 4)) // splits  # documents
-    # By fours where more fit: results of every launch then begin at 16 bytes, as the first one's, and need no kernel of their own.
+    # A multiple of four where so many fit: every launch's results then begin at a multiple of 16 bytes, as the first one's, so
+    # that none needs another kernel.
     each = min(max(1, fit // 4 * 4 if fit >= 4 else fit) * splits, pieces)
     best = empty((each, rows), torch.float32, device)
     winner = empty((each, rows), torch.int32, device) if winners else None

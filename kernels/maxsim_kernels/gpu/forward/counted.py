@@ -1,14 +1,14 @@
 """Plans by class of shape: calls that differ from a recorded one in counts alone take its launch with other numbers in it.
 
 A reranker's calls never have the same number of documents or tokens twice, so that a plan of one signature (`gpu/launch.py`) seldom
-serves them. Of calls of few query rows, which one launch scores, everything else follows from what `class_of` holds: strides, dtypes,
+serves them. A call of few query rows is one launch, and nearly all of it follows from what `class_of` holds: strides, dtypes,
 alignment, device and options as in a signature, every size but the number of documents and of packed tokens, and what the choice of the
 kernel sees of those two (`choice.stream_class`). What remains is where tensors are, two counts, and how many programs there are.
 
-Nothing is served that would be refused or launched otherwise: the call that was recorded had the same ranks, dtypes, devices and other
-sizes, and passed the checks; tensors whose length has to agree with the number of documents are looked at here (`sizes_of`). Masks of
-documents, winners, pairs, packed queries and quantised documents have no class; few documents that are split leave it
-(`Counted.takes`).
+Nothing is served that would otherwise be refused or launched differently: the recorded call had the same ranks, dtypes, devices
+and other sizes, and passed the checks; tensors whose length has to agree with the number of documents are looked at here
+(`sizes_of`). Calls with masks of documents, winners, pairs, packed queries or quantised documents have no class, and calls whose
+few documents are split are not served by theirs (`Counted.takes`).
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def class_of(inputs: Inputs, sizes: Sizes, flags: Hashable) -> Hashable:
 
 @dataclass(frozen=True)
 class Counted:
-    """The launch of a class: `pointers` are (tensor, the arguments that it is), counting the inputs, then the scores."""
+    """The launch of a class. `pointers`: (number of a tensor, arguments that point to it), counting inputs, then the scores."""
 
     device: int
     processors: int
@@ -138,7 +138,7 @@ class Counted:
 
 
 def find(key: Hashable, sizes: Sizes) -> Counted | None:
-    """What serves a call of a class; None where nothing is recorded, its documents are split, or somebody watches launches."""
+    """The launch that serves a call of a class; None: none was recorded, the documents are split, or launches are watched."""
     found: Counted | None = classes.get(key)
     return found if found is not None and found.takes(sizes) and not watched() else None
 
@@ -149,7 +149,7 @@ def wanted(key: Hashable) -> bool:
 
 
 def learn(key: Hashable, recorded: Hashable, sizes: Sizes) -> None:
-    """Keep the launch of a class from the plan of one of its calls, by whose counts the rule is tried first."""
+    """Keep the launch of a class, from the plan of one of its calls; None where the rule does not give that call's launch."""
     plan = planned(recorded)
     if plan is not None and wanted(key):
         keep_class(key, _counted(plan, sizes))

@@ -5,7 +5,7 @@ with at most 256 bytes a token (paper Alg. 1; section 'INT8').
 
 - A program keeps two tiles of query rows and walks over document tiles in one flat loop, so that loading never drains between
   documents; both query tiles share each document tile, and two programs a multiprocessor hide one's maxima in the other's products.
-- The running maximum is one of each thread's own cells of a row (a slot, `tile_ops.slots`): threads exchange nothing before a
+- Each thread keeps a running maximum of its own cells of a row (a slot, `tile_ops.slots`): threads exchange nothing before a
   document's end. Winners take a comparison and a multiply-add a cell, whose result names the slot's first equal cell.
 - A document's last tile is moved back to overlap the one before it: a maximum does not mind seeing a token twice, so only documents
   shorter than a tile need a mask.
@@ -13,7 +13,7 @@ with at most 256 bytes a token (paper Alg. 1; section 'INT8').
   a cell: the accumulator starts at the bit pattern of 1.5 * 2^23, so that it can be read as a float without a conversion.
 - Floats of at least a tile of tokens, without winners, are compared by their bits, as integers: the GPU takes the larger of three
   integers at once, but only of two floats. The order is that of the floats, NaN above all, as long as one of them is not negative. A
-  program of which a row met nothing but negative products says so, and scores its documents once more as floats, in a second launch.
+  program with a row that met negative products alone notes it, and scores its documents again, as floats, in a second launch.
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ from maxsim_kernels.gpu.tile_ops import (
 
 _SHARED = 228 << 10  # bytes of shared memory a multiprocessor of sm_90 and sm_100 has
 _BESIDE = 1600  # of them a program takes besides its tiles: 1 KB the driver's, barriers, and what threads exchange
-HOLES_PROGRAMS = 2  # that fit where tokens are loaded by their addresses: fewer than might, for codes
-_WAVES = 4  # of programs: more deal documents out more evenly, and each begins by loading its queries
+HOLES_PROGRAMS = 2  # programs a multiprocessor where tokens are loaded by their addresses; for codes more might fit
+_WAVES = 4  # of programs, at most: more share documents more evenly, but each program begins by loading its queries
 # What the kernel multiplies, by the codes' dtype and whether every token has its own scale.
 KINDS = {(torch.int8, False): 1, (torch.int8, True): 2, (torch.float8_e4m3fn, False): 0, (torch.float8_e4m3fn, True): 3}
 
@@ -93,7 +93,7 @@ def _cells(rows, tokens, scale, KIND: tl.constexpr):
 def _winner_cell(
     query, token, document, column, out_stride, documents, winner_size, query_size, STORE_ROWS: tl.constexpr
 ):  # fmt: skip
-    """Where a row's winner goes: `[Nq, N, Lq]`; rows without a winner size to `combine`, [documents of this launch, rows]."""
+    """Where a row's winner goes: in `[Nq, N, Lq]` or, for `combine` (no `winner_size`), in `[documents of this launch, rows]`."""
     if STORE_ROWS:
         cell = column * out_stride + token
         if winner_size > 0:
@@ -108,7 +108,7 @@ def _leave_unscored(
     out_ptr, argmax_ptr, bound_ptr, query0, token0, query1, token1, owner, query_count, query_size, first_document, last_document,
     chunk, chunks, out_stride, documents, winner_size, room, STORE_ROWS: tl.constexpr, ARGMAX: tl.constexpr,
 ):  # fmt: skip
-    """NaN, and no winner, for documents whose tiles found no room: offsets that overlap against their promise claim too many."""
+    """Write NaN and no winner for documents whose tiles had no room: offsets overlapping against their promise claim too many."""
     for document in range(first_document + chunk, last_document, chunks):
         after = tl.load(bound_ptr + document + 1)
         if (after > room) & (after > tl.load(bound_ptr + document)):
@@ -199,8 +199,8 @@ def _tiles_kernel(
     next_tile = 0
     entry = tile_entry(begin, end, next_document, next_tile, table_ptr, document_size, pitch, tiles, RAGGED, TOKENS)
     scale = token_scales(entry[0], begin < end, list_ptr, scale_ptr, tokens_total, KIND, HOLES, TOKENS)
-    # A document's scale is loaded where it ends: other programs hide the wait, and a tile carries nothing for it. Beside winners that
-    # would take the registers of a program, so there it comes a tile ahead too.
+    # A document's scale is loaded where the document ends: other programs hide the wait, and a tile carries nothing for it. With
+    # winners that would take the registers of one program more, so there the scale is loaded a tile ahead too.
     next_weight = weight
     if DOCUMENT_SCALED == 1 and ARGMAX:
         next_weight = document_scale(entry[1] >> 1, scale_ptr, argmax_documents, 1, STORE_ROWS)
@@ -263,7 +263,7 @@ def _tiles_kernel(
                 sum1 = as_float(row1, KIND)
             if QUERY_SCALED:
                 # An empty document stays -inf, also for a query token whose scale is NaN. The document's scale comes first, as in
-                # the other kernels: views of a large buffer are theirs, and must get the same bits.
+                # the other kernels: those score views of a large buffer, which must get the same bits.
                 there = size > 0
                 times = weight
                 if DOCUMENT_SCALED == 1 and not ARGMAX:
@@ -311,7 +311,7 @@ def _tiles_kernel(
 def launch_tiles(
     call: Call, queries: Tensor, scales: Tensor | None, config: Config, scores: Tensor, argmax: Tensor | None
 ) -> None:
-    """Score documents that a tensor descriptor describes; `queries`, `scales`: codes and theirs where documents are quantised."""
+    """Score documents that a tensor descriptor describes; if quantised, `queries` are codes and `scales` their scales."""
     count = call.document_count
     packed = call.query_starts is not None
     size = 0 if packed else call.queries.shape[1]
@@ -350,12 +350,12 @@ def resident(config: Config, tokens: int, width: int, most: int = 64) -> int:
 
 
 def hole_registers(config: Config, winners: bool) -> int:
-    """Registers a thread of what gathers tokens, so that `HOLES_PROGRAMS` fit; 0: they do by themselves."""
+    """Most registers a thread of the kernel that gathers tokens, so that `HOLES_PROGRAMS` fit; 0: they fit without a limit."""
     return 128 if config.warps == 8 and not winners else 0
 
 
 def _chunks(documents: int, each: int, groups: int, slots: int, tiles: Tiles | None) -> int:
-    """Programs a query group: documents of one length are dealt out whole, of ragged ones the tiles (`each` in the mean)."""
+    """Programs a query group: documents of one length are dealt out whole, ragged ones tile by tile (`each` in the mean)."""
     if tiles is None:
         return chunks_of(documents, each, groups, slots, _WAVES)
     return min(documents, chunks_of(documents * max(1, each), 1, groups, slots, _WAVES))

@@ -1,5 +1,5 @@
-"""Launching the Triton kernel that takes a call (`choice.py`). Everything follows from shapes, dtypes and strides: nothing waits for
-the GPU but the winners of packed queries, whose longest one is a value."""
+"""Launching the Triton kernel that takes a call (`choice.py`). All follows from shapes, dtypes and strides, so nothing waits for
+the GPU, but for winners of packed queries: how long the longest query is, only the GPU knows."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def forward(call: Call) -> tuple[Tensor, Tensor]:
 
 
 def with_plain_rows(call: Call) -> Call:
-    """Starts and lengths one after the other in memory, as the kernels read them; they rarely are not."""
+    """The call with contiguous starts and lengths, as the kernels read them; nearly every call has them so."""
     held = (call.query_starts, call.query_lengths, call.document_starts, call.document_lengths)
     if all(one is None or one.is_contiguous() for one in held):
         return call
@@ -75,7 +75,7 @@ def with_plain_rows(call: Call) -> Call:
 
 
 def _longest(call: Call) -> int:
-    """The longest packed query: the shape of its winners is a value on the device, so this, alone, waits for it."""
+    """Tokens of the longest packed query, which shape the winners: read from the device, which nothing else waits for."""
     assert call.query_lengths is not None
     if capturing():
         raise RuntimeError(

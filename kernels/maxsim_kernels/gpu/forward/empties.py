@@ -1,7 +1,7 @@
 """Scores of empty documents, where a call names them: libraries rank such documents by a value of their own, not by -inf.
 
-One launch after the scores' reads lengths and the mask and writes the columns (documents of each query's own: the cells) of documents
-without a token that counts. Torch would take one each to find them, to turn that around, and to fill.
+A launch after that of the scores reads lengths and mask, and writes the columns (where each query has documents of its own: the
+cells) of documents without a token that counts. Torch would take three launches: to find them, to negate that, and to fill.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from maxsim_kernels.checks import Call
 from maxsim_kernels.gpu.geometry import byte_mask, padded
 from maxsim_kernels.gpu.launch import launch
 
-_DOCUMENTS, _CELLS = 16, 4096  # that a program looks at; of their mask, what it reads at once
+_DOCUMENTS, _CELLS = 16, 4096  # documents that a program looks at; cells of their mask that it reads at once
 
 
 @triton.jit(do_not_specialize=["documents", "size", "rows", "value"])

@@ -66,7 +66,7 @@ def _best_of(
 ):  # fmt: skip
     """Maximum and (when asked for) its first position for each query row over the document's tokens `begin..end`.
 
-    `APART`: maxima stay in pairs of tokens until the document ends: a tile then needs no exchange between threads.
+    `APART`: a maximum is kept for each pair of tokens until the document ends: a tile then needs no exchange between threads.
     """
     best = tl.full([ROWS, TOKENS // 2] if APART else [ROWS], float("-inf"), tl.float32)
     index = tl.full([ROWS], -1, tl.int32)
@@ -98,7 +98,7 @@ def _best_of(
                 source = base + (tl.full([], 0, tl.int64) + slice) * stride_d
                 tokens = _load_tokens(source, place, inner, there, width - slice, stride_t, stride_d)
                 cells += _product(part, tokens, FLOAT_QUERIES, PRECISION)
-        # Affine: a compiler may round either of two products before it adds them, and another in each variant of the kernel. Said.
+        # Affine: FMAs are written out. Of two products that it adds, a compiler may round either, another in each variant.
         if SCALE == 1:
             cells = cells * tl.load(scale_row_ptr + place, mask=there, other=0.0).to(tl.float32)[None, :]
             if AFFINE:
@@ -129,7 +129,7 @@ def _best_of(
 
 @triton.jit
 def _counted_end(mask_row_ptr, length, BLOCK: tl.constexpr):
-    """Where the last token that counts ends: padding is not read."""
+    """Where the last token that counts ends, so that padding is not read."""
     end = length * 0
     for first in range(0, length, BLOCK):
         place = first + tl.arange(0, BLOCK)

@@ -4,8 +4,8 @@ Documents of at least one tile go into one table, shorter ones (the empty too: t
 smaller tiles, because only those need a mask. A tile's entry holds its first row and its document; a document's last tile is
 moved back over the one before it. The host knows only a bound on the number of tiles, ceil(T / tile) + N, which sizes the
 tables: 8 bytes a tile, 16 a document (28 with a mask, and 4 for each of its tokens up to whole tiles). Lengths are clamped to the
-buffer here, once. Offsets that break their promise and overlap get no tiles beyond that bound, and their documents the score NaN
-(`dense.py`); what all claim must stay below 2^31 tiles.
+buffer here, once. Offsets that overlap against their promise may claim more tiles than that bound: those are not made, and their
+documents score NaN (`dense.py`). What all claim must stay below 2^31 tiles.
 A mask is looked at once (`_Spans`): documents end at their last token that counts, so that padding costs nothing. Those with holes
 before it go into a third table: the tokens that count are listed, by their rows, and its tiles are runs of that list.
 Source: paper section 'Variable-length corpora'.
@@ -32,7 +32,7 @@ LAID_OUT = (1024, 8192)  # (pieces of) documents that one program lays out, by i
 
 @triton.jit
 def _cells(mask_ptr, document, size, document_size, first, BLOCK: tl.constexpr):
-    """Cells `first..first + BLOCK` of the mask of some documents: their tokens, where they lie, and which count."""
+    """Cells `first..first + BLOCK` of the mask of some documents: their places in a document and in the mask, and which count."""
     place = first + tl.arange(0, BLOCK).to(tl.int64)
     at = document[:, None] * document_size + place[None, :]
     valid = tl.load(mask_ptr + at, mask=place[None, :] < size[:, None], other=0) != 0
@@ -44,7 +44,7 @@ def _list(
     mask_ptr, row_ptr, document, listing, size, end, count, document_size, pitch, listed, TOKENS: tl.constexpr, EACH: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """The rows of the tokens that count, of the documents `listing`, up to whole tiles, whose rest is the last one's row once more."""
+    """Write the list of each document in `listing`: the rows of its tokens that count, filled up to whole tiles by the last."""
     to = row_ptr + document[:, None] * listed
     seen = tl.zeros([EACH], tl.int32)
     for first in range(0, document_size, BLOCK):
@@ -64,7 +64,7 @@ def _spans_kernel(
 ):  # fmt: skip
     """Where the last token that counts ends in each of `EACH` documents, and how many count.
 
-    `LIST`: tokens of documents with holes are listed. Else, where there are lengths too, what both let count is written as one mask.
+    `LIST`: tokens of documents with holes are listed. Else, where there are lengths too, both are written as one mask.
     """
     document = tl.program_id(0).to(tl.int64) * EACH + tl.arange(0, EACH)
     inside = document < documents
@@ -174,7 +174,8 @@ class Tiles:
 class _Spans:
     """What a mask says of every document, `[N]` int32: the end of its last token that counts, and how many count.
 
-    `rows`: of those, int32 `[N, listed]`, where tiles are asked for; else `mask`, bytes `[N, Ld]`, lengths included.
+    Where tiles are asked for, `rows` int32 `[N, listed]` lists the tokens that count; else `mask` holds bytes `[N, Ld]`, lengths
+    included.
     """
 
     end: Tensor
@@ -186,7 +187,7 @@ class _Spans:
 def tiles_of(call: Call, tokens: int, short_tokens: int, splits: int) -> tuple[Tiles, ...]:
     """Tiles of the documents of at least `tokens`, of the shorter ones and, where there is a mask, of those with holes.
 
-    Each document is cut into `splits` that count as documents.
+    Each document is cut into `splits` pieces, which then count as documents.
     """
     device = call.documents.device
     pieces = call.document_count * splits
@@ -227,7 +228,7 @@ def _running_sum(out: Tensor, counts: Tensor) -> None:
 
 
 def _spans(call: Call, tokens: int = 0) -> _Spans | None:
-    """Of a call with a mask; `tokens`: of a tile, where tokens that count are to be listed."""
+    """The spans of a call with a mask, else None; `tokens` of a tile, if tokens that count are to be listed (0: they are not)."""
     if call.document_mask is None:
         return None
     device, count, size = call.documents.device, call.document_count, call.documents.shape[1]
@@ -249,7 +250,7 @@ def _lay_out(
     call: Call, spans: _Spans | None, begin: Tensor, size: Tensor, counts: tuple[Tensor, ...], tokens: int, short: int,
     splits: int, pieces: int, one: bool,
 ) -> None:  # fmt: skip
-    """By one program, which sums the counts too, or by several."""
+    """Launch `_pieces_kernel`: by `one` program, which makes running sums of the counts too, or by several."""
     ragged = call.document_starts is not None
     documents = call.documents
     lengths = call.document_lengths if spans is None else spans.end

@@ -20,7 +20,7 @@ def document_start(step, table_ptr, bound_ptr, last_document, room):
 
 @triton.jit
 def tile_entry(step, end, document, tile, table_ptr, document_size, pitch, tiles, RAGGED: tl.constexpr, TOKENS: tl.constexpr):
-    """First row of a tile (or place in the list), and 2 * document + (whether it is the last of it); anything beyond `end`."""
+    """First row of a tile (or place in the list), and 2 * document + (whether it is its last tile); anything beyond `end`."""
     if RAGGED:
         at = table_ptr + (tl.full([], 0, tl.int64) + step) * 2
         row = tl.load(at, mask=step < end, other=0)
@@ -44,7 +44,7 @@ def document_scale(document, scale_ptr, documents, splits, STORE_ROWS: tl.conste
 def token_scales(
     row, there, list_ptr, scale_ptr, tokens_total, KIND: tl.constexpr, LISTED: tl.constexpr, TOKENS: tl.constexpr
 ):  # fmt: skip
-    """Scales of a tile's tokens where every token has its own; `LISTED`: of a list that says which rows they are."""
+    """Scales of a tile's tokens where every token has its own; `LISTED`: a list says which rows the tokens are."""
     if KIND == INT8_TOKEN or KIND == SCALED_TOKEN:
         at = row + tl.arange(0, TOKENS)
         if LISTED:

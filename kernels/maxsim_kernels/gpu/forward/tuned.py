@@ -1,9 +1,10 @@
 """What `tune` found on this machine's GPUs: rows of the table, kept in a file of the user's cache folder and read once a process.
 
-The folder is `MAXSIM_CACHE` (empty: nothing is read), else `maxsim_kernels` in `XDG_CACHE_HOME` or `~/.cache`. A file is of one GPU's
-name, Triton and digest of the kernels' sources, which its name and its head say, so another version looks for another file. It maps
-questions (`question`) to names of rows, so nothing in it can make a kernel take numbers that were never compiled. A file that cannot be
-read as that is named in one warning and otherwise ignored. Nothing here is asked for on a call that is replayed (`launch.py`).
+The folder is `MAXSIM_CACHE` (empty: nothing is read), else `maxsim_kernels` in `XDG_CACHE_HOME` or `~/.cache`. A file belongs to
+one GPU model, Triton version and digest of the kernels' sources, which its name and its head hold: another version looks for
+another file. It maps questions (`question`) to names of rows, so nothing in it can make a kernel take numbers that were never
+compiled. A file that cannot be read so is named in one warning and otherwise ignored. A replayed call (`launch.py`) asks for
+nothing here.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ class Answer:
 
 
 def question(call: Call, key: Key, mean: int) -> str:
-    """What an answer is kept under: the key, and what else of a call decides how long its kernel takes.
+    """The text that an answer is kept under: the key, and what else of a call decides how long its kernel takes.
 
     d counts as it is, documents' mean length (0: not known) by the power of two that holds it.
     """
@@ -84,7 +85,7 @@ def folder() -> Path | None:
 
 
 def head(device: torch.device) -> dict[str, str]:
-    """What a file is of."""
+    """What a file belongs to; its head holds it."""
     name = torch.cuda.get_device_name(device)
     return {"format": FORMAT, "gpu": name, "triton": triton.__version__, "sources": _sources()}
 
@@ -103,7 +104,7 @@ def _path(place: Path, about: dict[str, str]) -> Path:
 
 
 def read(device: torch.device) -> dict[str, Answer]:
-    """What the file of a device says; nothing where there is none, or none that can be read, which is said once."""
+    """The answers in the file of a device; empty where there is none or, with one warning, where it cannot be read."""
     place = folder()
     # Most users never tune: one look at the folder, and no digest.
     if place is None or not place.is_dir() or not any(place.glob("tuned-*.json")):

@@ -14,8 +14,8 @@ from itertools import product
 class Config:
     """One launch configuration: query rows and document tokens a tile, warps, pipeline stages, programs a multiprocessor.
 
-    `programs`: of the descriptor kernels those that registers let run at once at d = 128 or that pay, never more than fit; of the
-    others at most so many, and 0 is one for every document.
+    `programs`: for the descriptor kernels, how many registers let run at once at d = 128, or how many pay, but never more than
+    fit; for the others the most, and 0 is one for every document.
     """
 
     rows: int
@@ -33,7 +33,7 @@ class Config:
 
 @dataclass(frozen=True)
 class Key:
-    """What decides among the configurations of a kernel, said of one call (`choice.py`)."""
+    """What decides which configuration a call gets (`choice.py`)."""
 
     kernel: str  # "stream", "general", "exact" (the general one, FP32 products), "dense", "ragged" or "wide"
     operands: str = ""  # of the last three: "float", "tf32" (wide), "int8", "fp8", "int8 token" or "fp8 token"
@@ -226,5 +226,5 @@ def candidates(key: Key) -> list[Row]:
 
 
 def numbers(config: Config) -> tuple[int, ...]:
-    """A configuration without what is said of it."""
+    """The numbers of a configuration, without `measured` and `reason`."""
     return tuple(value for value in astuple(config) if isinstance(value, int))

@@ -97,14 +97,14 @@ def _wide_kernel(
                 start = document * document_size + first
             masked = start - document // splits * (pitch - document_size)
             if MASKED and not ARGMAX:
-                # Asked for before the products, which take longer than it takes to come; winners leave it no registers.
+                # Loaded before the products, which take longer than the load; winners leave no registers for that.
                 counted = _mask_of(mask_ptr, masked, place, (first + place < size) & done)
             rows = query_desc.load([group * ROWS, slice * WIDTH])
             tokens = document_desc.load([start, slice * WIDTH])
             if CODES:
                 cells = tl.dot(rows, tokens.T, cells, out_dtype=tl.int32)
             else:
-                cells = tl.dot(rows, tokens.T, cells, input_precision="tf32")  # says something of FP32 tokens alone
+                cells = tl.dot(rows, tokens.T, cells, input_precision="tf32")  # matters for FP32 tokens alone
             if done:
                 values = cells.to(tl.float32)
                 if SCALE == 1:
@@ -158,11 +158,11 @@ def _one_masked_tile(call: Call, tokens: int, winners: bool) -> bool:
 def launch_wide(
     call: Call, queries: Tensor, scales: Tensor | None, config: Config, scores: Tensor, argmax: Tensor | None
 ) -> None:
-    """Score documents of more than 256 bytes a token; `queries` and `scales` are codes and theirs where documents are quantised."""
+    """Score documents of more than 256 bytes a token; if they are quantised, `queries` are codes and `scales` their scales."""
     documents = call.documents
     flat = flat_queries(queries)
     if flat.stride(1) != 1 or flat.stride(0) * flat.element_size() % 16 or flat.data_ptr() % 16:
-        flat = flat.clone(memory_format=torch.contiguous_format)  # `contiguous` keeps what only begins at an odd place
+        flat = flat.clone(memory_format=torch.contiguous_format)  # `contiguous` would keep one that only begins at an odd place
     total, width = flat.shape
     groups = triton.cdiv(total, config.rows)
     splits = 1 if argmax is not None else pieces_a_document(call, config.tokens, groups * call.document_count)

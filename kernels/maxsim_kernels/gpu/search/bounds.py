@@ -44,7 +44,7 @@ class Rounding:
 
     @classmethod
     def up(cls, *values: float) -> Rounding:
-        """Of numbers that FP32 need not hold."""
+        """From numbers that FP32 need not hold: each is rounded up."""
         near = [(value, np.float32(value)) for value in values]
         return cls(*(float(one if float(one) >= value else np.nextafter(one, np.float32(np.inf))) for value, one in near))
 
@@ -53,8 +53,9 @@ class Rounding:
 class Tallied:
     """What marks of a piece add up to, on the device: the host reads it once, after everything is queued.
 
-    `sums` `[8]` int64: pairs, tokens of their documents and documents of the leads, the same of the late ones, whether a NaN is among
-    the best, and a spare. `tally` `[Nq]` int64: pairs by query. `highest` `[Nq]` float64: the best upper bound that was not marked.
+    `sums` `[8]` int64: of the first marks pairs, their documents' tokens (once a pair) and documents, the same three of the late
+    marks, whether a NaN is among the best, and a spare. `tally` `[Nq]` int64: pairs by query. `highest` `[Nq]` float64: the best
+    upper bound of a pair that was not marked.
     """
 
     sums: Tensor
@@ -63,7 +64,7 @@ class Tallied:
 
     @classmethod
     def of(cls, queries: int, device: torch.device) -> Tallied:
-        """Of nothing yet."""
+        """Zeros: nothing is marked yet."""
         counts = torch.zeros(8 + queries, dtype=torch.int64, device=device)
         highest = torch.full((queries,), -torch.inf, dtype=torch.float64, device=device)
         return cls(counts[:8], counts[8:], highest)
@@ -83,8 +84,8 @@ class Tallied:
 class Leads:
     """Documents by which a threshold is found: the best of the groups of neighbours `chosen` `[Nq, k]` int64.
 
-    `places` `[Nq, groups]` int32: the best document of each group. `guess` `[Nq]` FP32 of the threshold. `scores` `[Nq, n]` FP32: of
-    what was not scored, -inf (0 of queries without tokens); exact ones are written there.
+    `places` `[Nq, groups]` int32: the best document of each group. `guess` `[Nq]` FP32: of the threshold. `scores` `[Nq, n]`
+    FP32: exact scores are written there; until then -inf (0 for queries without tokens).
     """
 
     guess: Tensor
@@ -113,7 +114,7 @@ def _terms_kernel(
     value_ptr, code_ptr, scale_ptr, start_ptr, length_ptr, out_ptr, queries, width, stride, exact, coded, tiny, shift,
     CODED: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """A query's factors of `error_n`, of `norm_n`, what is left, its size, and the shift: rows of `out` `[5, Nq]` FP64."""
+    """A query's factors of `error_n` and `norm_n`, the rest of a width, its size, and the shift: rows of `out` `[5, Nq]` FP64."""
     query = tl.program_id(0)
     start = tl.load(start_ptr + query).to(tl.int64)
     length = tl.load(length_ptr + query).to(tl.int32)
@@ -157,7 +158,7 @@ def _terms_kernel(
     of_error = codes_norm * (1.0 + codes_gamma) + count * least
     of_norm = between + gamma * norm + codes_gamma * codes_norm + count * least
     rest = codes_gamma * moved * codes_norm + least * (count * (1.0 + moved) + size)
-    # NaN is no number to compare: such a query's size is inf, and nothing is pruned for it.
+    # NaN compares as false, so that such a query's terms are inf, and nothing is pruned for it.
     tl.store(out, tl.where(of_error < float("inf"), of_error, float("inf")))
     tl.store(out + queries, tl.where(of_norm < float("inf"), of_norm, float("inf")))
     tl.store(out + 2 * queries, tl.where(rest < float("inf"), rest, float("inf")))
@@ -174,9 +175,9 @@ def query_terms(
     scales: Tensor | None,
     rounding: Rounding,
 ) -> Tensor:
-    """`[5, Nq]` FP64 of packed queries `values` `[T, d]`, of up to `longest` tokens; `codes`, `scales`: as the scan multiplies them.
+    """The terms `[5, Nq]` FP64 (`_terms_kernel`) of packed queries `values` `[T, d]` of up to `longest` tokens.
 
-    None: as they are.
+    `codes`, `scales`: what the scan multiplies; None: the queries as they are.
     """
     count, width = starts.numel(), values.shape[1]
     out = torch.empty(5, count, dtype=torch.float64, device=values.device)
@@ -224,7 +225,7 @@ def _leads_kernel(
     score_ptr, term_ptr, query_length_ptr, error_ptr, norm_ptr, length_ptr, exact_ptr, best_ptr, place_ptr,
     queries, documents, groups, stride, QUERIES: tl.constexpr, DOCUMENTS: tl.constexpr, SIZE: tl.constexpr,
 ):  # fmt: skip
-    """The best score of every `SIZE` neighbours with bounds, and which it is, `[Nq, groups]`; and what exact scores are at first."""
+    """The best score of every `SIZE` neighbours that have bounds, and whose it is, `[Nq, groups]`; initialises exact scores."""
     blocks = tl.cdiv(documents, DOCUMENTS)
     query = (tl.program_id(0) // blocks) * QUERIES + tl.arange(0, QUERIES)
     block = tl.program_id(0) % blocks
@@ -296,7 +297,7 @@ def _mark_kernel(
 class Bounded:
     """What bounds some documents' scores: scores over codes `[Nq, n]`, and the parts of the widths.
 
-    `guessed`: the share of a width by which the threshold may be lower than scores over codes say.
+    `guessed`: the share of a width by which the threshold is taken to be lower than scores over codes say.
     """
 
     scores: Tensor
@@ -312,7 +313,7 @@ class Bounded:
         return self.scores, self.terms, *(one.contiguous() for one in held)
 
     def leads(self, k: int, size: int, known: Tensor | None) -> Leads:
-        """The best of groups of up to `size` neighbours (a power of two), k groups at least: almost the best of all, and far fewer.
+        """The best documents of the k best groups of up to `size` neighbours (a power of two): almost the k best of all.
 
         `known` `[Nq, m]` FP32: exact scores of other documents.
         """
@@ -333,7 +334,7 @@ class Bounded:
         return Leads(kth_best(values if known is None else torch.cat([known, values], 1), k), chosen, places, scores)
 
     def marks(self, leads: Leads, least: Tensor | None, tallied: Tallied) -> Marks:
-        """Pairs that could reach the guess; with `least` `[Nq]` FP32 the late ones instead, which reach that and not the guess."""
+        """Pairs that could reach the guess; with `least` `[Nq]` FP32 the late ones instead, which reach that, not the guess."""
         queries, documents = self.scores.shape
         late, device = least is not None, self.scores.device
         lists = torch.empty(documents, queries, dtype=torch.int32, device=device)
@@ -373,7 +374,7 @@ def _in_order(values):
 def _looked_at(
     known_ptr, score_ptr, chosen_ptr, place_ptr, at, query, known, leads, groups, stride, LEADS: tl.constexpr
 ):  # fmt: skip
-    """Values `at` of a query, in order: its known ones, then the exact scores of its leads."""
+    """A query's values at places `at`, as `_in_order` has them: its known scores first, then the exact scores of its leads."""
     values = tl.load(known_ptr + query * known + at, mask=at < known, other=float("-inf"))
     if LEADS:
         lead = (at >= known) & (at < known + leads)
@@ -389,7 +390,7 @@ def _kth_kernel(
     known_ptr, score_ptr, chosen_ptr, place_ptr, out_ptr, known, leads, groups, stride, k,
     LEADS: tl.constexpr, ONCE: tl.constexpr, VALUES: tl.constexpr,
 ):  # fmt: skip
-    """The k-th best of a query's `known` values and its leads' scores, bit by bit from the highest; -inf where there are fewer.
+    """The k-th best of a query's `known` values and its leads' scores, made bit by bit from the highest; -inf if there are fewer.
 
     `ONCE`: a tile holds all of them.
     """

@@ -22,7 +22,7 @@ _SHARES = 4  # programs a document
 def _fetch_kernel(
     value_ptr, start_ptr, offset_ptr, out_ptr, shares, token, WORDS: tl.constexpr
 ):  # fmt: skip
-    """Copy documents of tokens of `token` words to where `offset` says."""
+    """Copy documents, whose tokens are `token` words each, to their offsets in the result."""
     document = tl.program_id(0) // shares
     share = tl.program_id(0) % shares
     start = tl.load(start_ptr + document).to(tl.int64) * token

@@ -2,12 +2,13 @@
 
 A cell is one `tl.dot` over all of d, as in the kernels that brute force takes (`forward/dense.py`), so its products meet the matrix
 units in the same steps; the maximum is exact, and a query's maxima are added in FP64. Whether that gives brute force's bits on this GPU
-is looked at before it is believed (`search/trust.py`). Floats are compared by their bits where documents take several tiles, as
+is tried before it is relied on (`search/trust.py`). Floats are compared by their bits where documents take several tiles, as
 `forward/dense.py` says.
 
-A document that fits in a tile is read once, for all its queries. A query that does not is scored in parts, by a program each where few
-documents would leave the GPU idle, and a second kernel adds the parts' sums, in the order in which one program would. Programs
-share the documents that have a list; how many those are is known on the GPU alone, and most documents have none.
+A document that fits in a tile is read once, for all its queries. A query that does not is scored in parts: by a program each
+where there is room for the sums of all parts (few documents would else leave the GPU idle), and a second kernel adds those sums
+in the order in which one program would. Programs share the documents that have a list; how many those are is known on the GPU
+alone, and most have none.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from maxsim_kernels.tokens import Packed
 
 WIDEST = 256  # dimensions of a token that a tile holds whole
 SHORT = 128  # tokens of a document that is one tile
-_SUMS = 1 << 22  # parts' sums that are kept: 8 bytes each
+_SUMS = 1 << 22  # sums of parts that are kept, at most: 8 bytes each
 _SLOTS = 32  # pairs of a document whose parts are added at once
 _LARGE = (9, 0)  # whose shared memory and registers hold 512 rows
 PROGRAMS = 4096  # at most: several for each multiprocessor
@@ -171,10 +172,10 @@ def score_marked(
     limit: int,
     scores: Tensor,
 ) -> None:
-    """Write the scores of the marked pairs into `scores` `[Nq, n]`; of more than `limit` pairs, none.
+    """Write the scores of the marked pairs into `scores` `[Nq, n]`; none where there are more than `limit`.
 
     Args:
-        values, starts, lengths: the queries' tokens `[T, d]` and where each query lies; `longest`: of them.
+        values, starts, lengths: the queries' tokens `[T, d]` and where each query lies; `longest`: tokens of the longest.
         longest_document: at least the tokens of any document.
     """
     queries, count, held = starts.numel(), len(documents), documents.values
@@ -200,9 +201,9 @@ def score_marked(
 
 
 def score_alone(values: Tensor, starts: Tensor, lengths: Tensor, documents: Packed) -> Iterator[tuple[Tensor, Tensor]]:
-    """All pairs as marked ones, by every form of the kernel: what is compared with brute force before pairs are scored alone.
+    """Score all pairs as if they were marked, by every form of the kernel, to compare them with brute force (`search/trust.py`).
 
-    Numbers of documents, and their scores `[Nq, n]`; nothing where the kernel cannot.
+    Yields numbers of documents, and their scores `[Nq, n]`; nothing where the kernel cannot score them.
     """
     if takes(values, documents):
         short = (documents.lengths <= SHORT).nonzero()[:, 0]
