@@ -48,7 +48,7 @@ Distance = Callable[[Tensor, Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Way:
-    """One direction in FP64: the squared distance to and the number of each point's nearest target, and which could change."""
+    """One direction in FP64: each point's nearest target, its squared distance, and what a near tie could change."""
 
     distance: Tensor  # [N]
     nearest: Tensor  # [N] int64
@@ -86,17 +86,17 @@ class Truth:
 
     @cached_property
     def ways(self) -> tuple[Way, Way]:
-        """From p to q and back."""
+        """The directions from p to q and from q to p."""
         return one_way(self.p, self.q), one_way(self.q, self.p)
 
     @cached_property
     def distance(self) -> float:
-        """As drawn."""
+        """The Chamfer distance of the clouds as drawn."""
         return float(sum(way.distance.mean() for way in self.ways))
 
     @cached_property
     def shifted(self) -> tuple[Tensor, Tensor, float]:
-        """Both clouds moved, as FP32 holds them, and their distance."""
+        """Both clouds moved by `SHIFT`, as FP32 holds them, and their Chamfer distance."""
         p, q = self.p + SHIFT, self.q + SHIFT
         found = (one_way(p, q, ties=False), one_way(q, p, ties=False))
         return p, q, float(sum(way.distance.mean() for way in found))
@@ -153,7 +153,7 @@ class Clouds:
 
 
 def method(clouds: Clouds, name: str, kind: str, distance: Distance, *, training: bool) -> Method:
-    """A distance, and with `training` its gradients."""
+    """The method of a distance function; with `training` its gradients are made and checked too."""
     p, q = clouds.p, clouds.q
 
     def call() -> Tensor:
@@ -203,7 +203,7 @@ def lineup(clouds: Clouds, options: Options, *, training: bool) -> Lineup:
 
 
 def estimate(clouds: Clouds, distance: Distance) -> float:
-    """Seconds a call would take, by as many rows of p as make `DIFFERENCES` squared pairs with all of q."""
+    """Seconds that a call would take, by as many points of p as make `DIFFERENCES**2` pairs with all of q."""
 
     def wait() -> None:
         if clouds.p.is_cuda:
@@ -231,7 +231,7 @@ def rows(options: Options, counts: tuple[str, ...], *, training: bool) -> Iterat
 
 
 def small(options: Options) -> Iterator[Row]:
-    """Few points, of which nothing is asked: forward, then training."""
+    """Few points: forward, then training."""
     for training in (False, True):
         yield from rows(options, SMALL, training=training)
 

@@ -1,12 +1,12 @@
-"""What proving stored values while they are read costs: a whole evaluation, a streamed top-k from the cache, reading alone.
+"""What it costs to prove stored values while reading them: in a whole evaluation, a streamed top-k from the cache, reading alone.
 
     python benchmarks/checksums.py [--gigabytes 2] [--queries 500] [--device auto] [--json FILE] [--seconds 20] [--within 100]
     python benchmarks/checksums.py --ways "stream fp16, stream int8-token"
 
-A corpus whose documents have made-up lengths of HotpotQA's mean is written, then an entry of random FP16 tokens (d = 128, documents
-of 180) and its INT8 copy; every way takes turns with and without the checks, from the page cache: a disk is slower, and hides more. A
-CUDA device proves its streams itself. Top-k lists and metrics must be the same with and without, or nothing is written. A way is timed
-for so many seconds, three times at least; one that would begin after `--within` is left out.
+An entry of random FP16 tokens (d = 128, documents of 180) and its INT8 copy are streamed and read, then a corpus of made-up texts
+with HotpotQA's mean length is evaluated. Every way takes turns with and without the checks, from the page cache: a disk is
+slower, and hides more. A CUDA device proves its streams itself. Top-k lists and metrics must be the same with and without, or
+nothing is written. A way is timed for `--seconds`, three times at least; one that would begin after `--within` is left out.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from results.file import write
 
 SCHEMA = "maxsim-eval/checksums/3"
 LEAST_RUNS = 3
-LENGTH, READERS, K = 180, 8, 100  # threads that read: as many as an evaluation has
+LENGTH, READERS, K = 180, 8, 100  # as many reading threads as an evaluation has
 BUDGET = 1 << 30
 
 
@@ -79,7 +79,7 @@ def read_all(entry: Entry) -> None:
 
 
 def ways(queries: int, device: str) -> dict[str, Callable[[Entry], Any]]:
-    """What is timed, of an entry that is checked or not."""
+    """What is timed, by name: each call gets an entry that is checked, or the same unchecked."""
     tokens = Packed(torch.randn(32 * queries, DIM).half(), torch.arange(0, 32 * queries + 1, 32))
 
     def searched(path: str, documents: Documents) -> list[list[int]]:

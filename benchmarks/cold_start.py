@@ -4,7 +4,7 @@
 
 Three paths, the `lexical` encoder, everything else by default. The floor of a warm run: starting Python with torch, and the distinct
 query tokens' products of each path at the rate that `torch.mm` (`torch._int_mm`) reaches alone, in tiles as the paths use. nDCG@10 of
-every run must be the first run's, or nothing is written. What Python compiles is kept, as it is where nobody forbids it.
+every run must be the first run's, or nothing is written. Python keeps its bytecode from run to run, as it does by default.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ IMPORTS = {"python": "pass", "torch": "import torch", "operator": "import torch,
 
 
 def seconds_of(command: list[str]) -> float:
-    """Wall seconds of a process; its own words where it fails."""
+    """Wall seconds of a process; one that fails ends the program with its stderr."""
     began = time.perf_counter()
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     if done.returncode:
@@ -58,7 +58,7 @@ def evaluated(data: Path, folder: Path) -> dict[str, Any]:
 
 
 def rate(dtype: torch.dtype) -> float:
-    """Operations a second of one product after another of the paths' own tile: the best of some turns."""
+    """Operations a second of products one after another, in the tile that the paths use: the best of some turns."""
     torch.backends.fp32_precision = "ieee"
     left = torch.ones(ROWS, 128, dtype=dtype)
     tokens = torch.ones(64 * TILE, 128, dtype=dtype)

@@ -68,7 +68,7 @@ def chunks(queries: Tensor, documents: Tensor, lengths: Tensor | None) -> Tensor
 
 
 def maxsim_cpu_calls(queries: Tensor, documents: list[Tensor]) -> Callable[[], Tensor]:
-    """maxsim-cpu: one query at a time is all it takes."""
+    """maxsim-cpu, which takes one query at a time."""
     import maxsim_cpu
 
     rows = [query.numpy() for query in queries]
@@ -150,7 +150,7 @@ def check(name: str, scores: Tensor, truth: Tensor) -> float:
 def measure(
     case: str, count: int, ragged: bool, runs: int, skipped: dict[str, str], bar: tqdm | None = None
 ) -> dict[str, dict[str, float]]:
-    """Check and time everybody in a case; `bar` counts rounds."""
+    """Check and time every method of a case; `bar` counts rounds."""
     found, truth, missing = methods(count, ragged)
     skipped |= missing
     table: dict[str, dict[str, float]] = {}

@@ -4,18 +4,18 @@
     python benchmarks/encoding.py --texts FILE.jsonl --device cpu --documents 400 --layers 6 --hidden 384 --runs 5    (a CPU's size)
 
 The models are random (nothing is downloaded): BERT-base (`--layers`, `--hidden` for smaller ones) with a vocabulary trained on the
-texts, as `hf:` and as a ColBERTv2-shaped `multi-vector:` (projection to 128, markers, punctuation skipped). Each method is the whole
-way from a list of texts to shards on the disk, statistics of what runs where beside it:
+texts, as `hf:` and as a ColBERTv2-shaped `multi-vector:` (projection to 128, markers, punctuation skipped). Each method begins
+with a list of texts, its model loaded:
 
-- `ours`: `maxsim_eval` fills a new cache with its defaults, written shards included; the model is loaded, as everybody's.
+- `ours`: `maxsim_eval` fills a new cache with its defaults, written shards included. The file says when the GPU had no work.
 - `plain loop`: tokenise all, sort by length, 65,536 tokens a batch (4,096 on a CPU), the same dtype, one pinned copy a batch; nothing
-  is written.
+  is written. `hf:` only.
 - `sentence-transformers`: the library's own `encode_document`, 32 texts a batch on a CPU and 256 on a GPU; `multi-vector:` only.
 
-Both of these take 40,000 texts at most: their pace does not depend on how many there are, ours does (nothing runs on the GPU while the
-first texts are read and while the last tokens are written).
+The last two take 40,000 texts at most: their pace does not depend on how many there are, ours does (nothing runs on the GPU while
+the first texts are read and while the last tokens are written).
 
-Before that every text of a sample is compared with the same text alone in FP32: the largest distance of two tokens of unit length.
+First every text of a sample is compared with the same text alone in FP32: the largest distance of two tokens of unit length.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from results.file import write
 SCHEMA = "maxsim-eval/encoding/2"
 SAMPLE = 48  # texts whose embeddings are compared with those of the text alone
 LOOP_TOKENS = {"cpu": 4096, "cuda": 65536}
-LONG_GAP = 1_000_000  # nanoseconds without work that are told one by one
+LONG_GAP = 1_000_000  # nanoseconds: longer spells without work are counted, the longest of them listed
 RIVALS = 40_000  # texts
 LIBRARY_BATCH = {"cpu": 32, "cuda": 256}
 BOUND = {torch.float32: 2e-5, torch.float16: 2e-2, torch.bfloat16: 1e-1}  # between unit tokens, by what the model computes in
@@ -98,7 +98,7 @@ def task_of(texts: list[str]) -> Task:
 
 
 def distance(name: str, texts: list[str], device: str) -> tuple[float, float]:
-    """Largest distance of two unit tokens: in the default dtype together with others, from FP32 alone; and the bound on it."""
+    """Largest distance of unit tokens in the default dtype, texts together, from FP32's of each text alone; and its bound."""
     some = sorted(texts, key=len)[:: max(1, len(texts) // SAMPLE)]
     encoder, exact = get_encoder(name, device=device), get_encoder(name, device=device, dtype="float32", batch_size=1)
     together, alone = encoder.encode(some, "document"), exact.encode(some, "document")
@@ -135,12 +135,12 @@ def busy(call: Callable[[], Any]) -> tuple[float, float, dict[str, Any]]:
 
 
 def ours(encoder: Any, task: Task, cache: Path) -> int:
-    """Fill a cache that is not there; tokens of the documents."""
+    """Fill a cache that is not there; returns the number of the documents' tokens."""
     return int(embeddings(task, encoder, cache, quiet=True).documents.lengths().sum())
 
 
 def plain_loop(name: str, texts: list[str], device: str) -> Callable[[], int]:
-    """The plain loop over the same model: a call gives the tokens it kept."""
+    """The plain loop over the same model; a call returns how many tokens it kept."""
     encoder: Any = get_encoder(name, device=device)
     model, tokenizer = (encoder._loaded_model(), encoder._tokenizer) if name.startswith("hf:") else (None, None)
 
@@ -187,7 +187,7 @@ def library(name: str, texts: list[str], device: str) -> Callable[[], int]:
 
 
 def measure(kind: str, name: str, texts: list[str], cache: Path, device: str, runs: int) -> dict[str, Any]:
-    """Check, then time everybody in turns."""
+    """Check our tokens, then time all methods in turns."""
     found, bound = distance(name, texts, device)
     if not found <= bound:
         raise SystemExit(f"{kind}: tokens are {found:.2g} from FP32's of the text alone, need {bound:.2g}; nothing timed")

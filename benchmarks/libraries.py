@@ -1,4 +1,4 @@
-"""sentence-transformers, PyLate and colpali-engine by their own calls and defaults: their scores and theirs on ours, correctness first.
+"""Calls of sentence-transformers, PyLate and colpali-engine, with their own scores and with this operator's, correctness first.
 
     python benchmarks/libraries.py [--json FILE] [--only sentence-transformers,pylate,colpali-engine] [--rows TEXT] [--tiny]
         [--rounds 31] [--seconds 110]
@@ -40,8 +40,8 @@ ROUNDS = 31
 ROUND_SECONDS = 0.03
 # Largest distance of a score from float64's, as a share of the largest score.
 SCORE_BOUND = {torch.float32: 3e-3, torch.float16: 3e-3, torch.bfloat16: 2e-2}
-# Of gradients, which have rows that a near tie gives to another token: the middle row's error, as a share of its norm (TF32 is read as
-# float32), how far the whole may be too long or too short along the truth, and what moved rows may make of the whole's norm.
+# Of gradients, some of whose rows a near tie gives to another token: the median row's error as a share of its norm (TF32 counts
+# as float32), how far the whole may be too long or too short along the truth, and how much of its norm such rows may change.
 ROW_BOUND = {torch.float32: 1e-2, torch.float16: 1e-2, torch.bfloat16: 3e-2}
 SLOPE_BOUND, GRADIENT_BOUND = 0.03, 0.25
 WORDS = {
@@ -50,7 +50,7 @@ WORDS = {
     "gradient_slope": "the gradient's length",
     "gradient_error": "gradients",
 }
-LEAST_ROW = 1e-3  # of the longest: shorter rows have no error of their own
+LEAST_ROW = 1e-3  # of the longest row: shorter ones do not count for the median row's error
 
 
 class UnfitError(Exception):
@@ -59,7 +59,7 @@ class UnfitError(Exception):
 
 @contextlib.contextmanager
 def enabled(library: str) -> Iterator[None]:
-    """With us on; a call that is left to the library is no measurement of ours."""
+    """Score a library's calls with this operator; raises UnfitError where a call was left to the library."""
     with integrations.enable(library):
         yield
         status = integrations.status()[library]
@@ -68,7 +68,7 @@ def enabled(library: str) -> Iterator[None]:
 
 
 def import_library(library: str) -> None:
-    """Import what is measured. colpali-engine's and PyLate's front modules import every model they have: without them, if they fail."""
+    """Import a library. Where PyLate's or colpali-engine's top module fails, which imports every model, a bare one stands in."""
     package = library.replace("-", "_")
     importlib.metadata.version(library)
     try:
@@ -100,7 +100,7 @@ def wait(device: str) -> None:
 
 
 def errors(row: Row, truth: tuple[Tensor, list[Tensor]], given: Any) -> dict[str, float]:
-    """Distance of values, as a share of the largest; of gradients the worst of all leaves: of the whole, its length, the middle row."""
+    """Errors: of values, as a share of the largest; of gradients (the worst leaf's) as a whole, in length, in the median row."""
     values, gradients = row.found(given)
     found = {"error": float((values - truth[0]).abs().max() / truth[0].abs().max().clamp(min=1e-1))}
     for one, other in zip(gradients, truth[1], strict=True):
@@ -118,7 +118,7 @@ def errors(row: Row, truth: tuple[Tensor, list[Tensor]], given: Any) -> dict[str
 
 
 def check(row: Row, truth: tuple[Tensor, list[Tensor]], device: str) -> dict[str, Any]:
-    """One call: what it gives, and what it allocates.
+    """One call: its errors, and the memory that it allocates.
 
     Raises:
         UnfitError: what it gives is not what the library gives in float64.
@@ -156,7 +156,7 @@ def one_round(row: Row, device: str) -> float:
 
 
 def measure(row: Row, device: str, rounds: int = ROUNDS) -> dict[str, Any]:
-    """One row: who takes part, milliseconds, memory."""
+    """Check and time the methods of one row: milliseconds, memory, and why methods are left out."""
     with row.methods["own"]():  # other backends of the library have no float64
         truth = row.truth()
     found: dict[str, Any] = {}

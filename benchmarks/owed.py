@@ -13,7 +13,7 @@ ended well in `--out` with these sources is skipped, so the same command continu
 `owed.json`, which says how each ended, lie in `--out`.
 
 At once, every GPU has a process with a share of the CPUs and a folder of its own in `--out` (`lane-0`, ...); what waits for the host
-(`alone`), takes several GPUs or comes after another is left for a call without `--at-once`.
+(`alone`), takes several GPUs or comes after another measurement is left for a call without `--at-once`.
 
 Exit status: 0 nothing is owed any more, 1 something failed, 2 it could not be run, 3 something did not fit and is still owed.
 """
@@ -45,14 +45,14 @@ from tables.cells import FIGURES, OPERATOR, Book
 RESULTS = ROOT / "docs" / "results"
 JOURNAL = "owed.json"
 NEEDED = ("maxsim-eval", "maxsim-kernels", "pytest", "pytest-xdist")
-LONGER, LEAST_MORE = 1.5, 60.0  # a measurement may take so many times what it is known to, or so many seconds more
+LONGER, LEAST_MORE = 1.5, 60.0  # a measurement may take so many times its known seconds, or so many more if that is longer
 
 
 # What is owed
 
 
 def why_owed(one: Measurement, book: Book) -> str:
-    """Why it has to be measured, by the files of this folder; nothing where it is there and of today's sources."""
+    """Why something has to be measured, by the book's files; empty where it was, with today's sources."""
     found = book.file(one.file)
     if found is None:
         return "not measured"
@@ -68,7 +68,7 @@ def why_owed(one: Measurement, book: Book) -> str:
 
 
 def _rows(one: Measurement, found: dict[str, Any]) -> Iterator[list[str]]:
-    """Keys of what it measures in its file."""
+    """Keys of the rows that a measurement gives, in its file."""
     for group in one.groups:
         yield from (["groups", group, "rows", row] for row in (found.get("groups") or {}).get(group, {}).get("rows", {}))
     yield from (keys for entry in one.entries for keys in _entries(entry, found))
@@ -77,7 +77,7 @@ def _rows(one: Measurement, found: dict[str, Any]) -> Iterator[list[str]]:
 
 
 def _entries(entry: str, found: dict[str, Any]) -> list[list[str]]:
-    """Keys of parts whose names begin so."""
+    """Keys of the parts whose names begin with `entry`."""
     held = [
         [part, name]
         for part in ages.PARTS
@@ -89,7 +89,7 @@ def _entries(entry: str, found: dict[str, Any]) -> list[list[str]]:
 
 
 def _lost(one: Measurement, found: dict[str, Any]) -> list[str]:
-    """Groups and entries that are not there."""
+    """A measurement's groups and entries that its file lacks."""
     groups = [group for group in one.groups if not (found.get("groups") or {}).get(group, {}).get("rows")]
     return groups + [entry for entry in one.entries if not _entries(entry, found)]
 
@@ -115,12 +115,12 @@ def owed(found: Sequence[Measurement], out: Path | None, results: Path = RESULTS
 
 
 def folders(out: Path | None) -> list[Path]:
-    """Of a call: its folder and those of its lanes."""
+    """The folders that a call writes to: `out` and those of its lanes."""
     return [] if out is None else [out, *sorted(out.glob("lane-*"))]
 
 
 def journal(out: Path) -> dict[str, Any]:
-    """How what was run in a folder ended."""
+    """How each measurement that was run in a folder ended, by name."""
     path = out / JOURNAL
     return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
 
@@ -129,7 +129,7 @@ def journal(out: Path) -> dict[str, Any]:
 
 
 def command(one: Measurement, out: Path, texts: Path | None) -> list[str]:
-    """Its words, this Python in place of `python` and of its neighbours' scripts."""
+    """The command line of a measurement, with this Python in place of `python` and `torchrun`."""
     known = {"json": str(out / one.file), "texts": str(texts)}
     words = [word.format(**known) for word in shlex.split(one.command)]
     beside = {"python": [sys.executable], "torchrun": [sys.executable, "-m", "torch.distributed.run", "--standalone"]}
@@ -137,7 +137,7 @@ def command(one: Measurement, out: Path, texts: Path | None) -> list[str]:
 
 
 def lacking(one: Measurement, gpus: int, texts: Path | None, done: set[str]) -> str:
-    """What this machine or call lacks for it."""
+    """What this machine or call lacks for a measurement; empty: nothing."""
     if one.gpus > gpus:
         return f"needs {one.gpus} GPU{'s' if one.gpus > 1 else ''}, here {gpus}"
     if "{texts}" in one.command and texts is None:
@@ -146,7 +146,7 @@ def lacking(one: Measurement, gpus: int, texts: Path | None, done: set[str]) -> 
 
 
 def aside(path: Path) -> None:
-    """Move a file away to which these sources may not add (`results/file.py` would refuse)."""
+    """Move a file of other sources away: `results/file.py` would refuse to add to it."""
     if path.exists():
         recorded = (json.loads(path.read_text(encoding="utf-8")).get("identity") or {}).get("sources")
         if recorded not in (None, digest_of_all()):
@@ -154,7 +154,7 @@ def aside(path: Path) -> None:
 
 
 def run(one: Measurement, out: Path, texts: Path | None, limit: float) -> dict[str, Any]:
-    """One measurement in a process group of its own; how it ended."""
+    """Run one measurement in a process group of its own; returns how it ended."""
     log = out / "logs" / f"{''.join(letter if letter.isalnum() else '_' for letter in one.name)}.log"
     for folder in (log.parent, (out / one.file).parent):
         folder.mkdir(parents=True, exist_ok=True)
@@ -183,7 +183,7 @@ def run(one: Measurement, out: Path, texts: Path | None, limit: float) -> dict[s
 
 
 def work(todo: Sequence[tuple[Measurement, str]], options: argparse.Namespace, done: set[str]) -> tuple[list[str], list[str]]:
-    """Run what fits; what failed, and what is still owed."""
+    """Run what fits into the time; returns the names of what failed, and of what is still owed."""
     ending, failed, left = time.perf_counter() + options.seconds, [], []
     options.out.mkdir(parents=True, exist_ok=True)
     ended = journal(options.out)
@@ -213,7 +213,7 @@ def work(todo: Sequence[tuple[Measurement, str]], options: argparse.Namespace, d
 
 
 def at_once(todo: Sequence[tuple[Measurement, str]], options: argparse.Namespace) -> int:
-    """Deal out what may run beside others, and run it on several GPUs; exits as of a call on one."""
+    """Deal out what may run beside others, and run it on several GPUs; returns the exit status, as of a call on one."""
     takes = {one.name: one.seconds for one, _ in todo if not (one.alone or one.after) and one.gpus <= 1}
     dealt = [names for names in lanes.dealt(takes, options.at_once, options.seconds) if names]
     outs = [options.out / f"lane-{number}" for number in range(len(dealt))]
@@ -233,10 +233,10 @@ def at_once(todo: Sequence[tuple[Measurement, str]], options: argparse.Namespace
 
 
 def taken(one: Measurement, new: dict[str, Any], old: dict[str, Any] | None) -> dict[str, Any]:
-    """The committed file with what was measured in place of what it had of that.
+    """The committed file, its groups and entries replaced by those that were measured now.
 
     Raises:
-        ValueError: the two are of different machines.
+        ValueError: the two are of different GPUs.
     """
     if not (one.groups or one.entries):
         return new
@@ -266,7 +266,7 @@ def taken(one: Measurement, new: dict[str, Any], old: dict[str, Any] | None) -> 
 
 
 def take(found: Sequence[Measurement], out: Path, results: Path) -> int:
-    """Everything that ended well in a folder into another; how many files were written."""
+    """Put everything that ended well in `out` into `results`; returns how many files were written."""
     written = set()
     runs = [(folder, one) for folder in folders(out) for one in found]
     for folder, one in runs:

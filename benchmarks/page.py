@@ -1,4 +1,4 @@
-"""docs/benchmarks.md of the committed results: every table of the paper, its figures beside ours, and where each of ours comes from.
+"""Make docs/benchmarks.md from the committed results: all tables of the paper, its figures beside ours, and where ours come from.
 
     python benchmarks/page.py            write the page, the map of its cells, what other pages quote, and pictures (by matplotlib)
     python benchmarks/page.py --check    end with 1 where a page or the map differs from what the results give
@@ -114,7 +114,7 @@ def runs(found: Any) -> str:
 
 
 def places(book: Book) -> dict[str, str]:
-    """Of files given by the caller: how the page names each, by its path and its machine; empty for the committed results."""
+    """How the page names each file given by the caller: by its path and its machine; empty for the committed results."""
     found = {}
     for name, path in book.given.items():
         here = page_rows.environments(book.file(name))
@@ -123,7 +123,7 @@ def places(book: Book) -> dict[str, str]:
 
 
 def page(book: Book, held: dict[str, list[Table]]) -> str:
-    """The page."""
+    """The text of the page."""
     shown = [INTRODUCTION, ""]
     for name, tables in held.items():
         shown += [f"## {name}", ""]
@@ -135,7 +135,7 @@ def page(book: Book, held: dict[str, list[Table]]) -> str:
 
 
 def mapped(held: dict[str, list[Table]]) -> str:
-    """The map of cells."""
+    """The map of cells, as JSON."""
     return json.dumps(cells([table for tables in held.values() for table in tables]), indent=1, ensure_ascii=False) + "\n"
 
 
@@ -149,7 +149,7 @@ def as_json(table: Table, given: dict[str, str]) -> str:
 
 
 def draw(book: Book, path: Path) -> bool:
-    """The corpus-scaling picture; whether there was anything to draw."""
+    """Draw the corpus-scaling picture; returns whether there was anything to draw."""
     rows = book.raw(page_rows.PAPER, "groups", "memory", "rows")
     if not rows:
         return False

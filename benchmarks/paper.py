@@ -111,13 +111,13 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
 
 
 def wanted(options: argparse.Namespace) -> Callable[[str], bool]:
-    """Whether a row was asked for."""
+    """A function of a row's name: whether the row was asked for."""
     parts = [part for part in options.rows.split(",") if part]
     return lambda name: not parts or any(part in name for part in parts)
 
 
 def matched(options: argparse.Namespace, plans: dict[str, list[Plan]]) -> None:
-    """Ends the program with a usage message where a part of `--rows` is in no row's name."""
+    """End the program with a usage message where a part of `--rows` is in no row's name."""
     names = [plan.name for rows in plans.values() for plan in rows]
     lost = [part for part in options.rows.split(",") if part and not any(part in name for name in names)]
     if lost:

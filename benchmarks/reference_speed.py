@@ -69,7 +69,7 @@ def extra_bytes(call: Callable[[], Any], device: str) -> int:
 
 
 def check(queries: Packed, documents: Packed) -> float:
-    """Same bits whatever the order and the cut; the error against FP64, relative to the score."""
+    """Check that bits depend neither on order nor cuts of the corpus; returns the error against FP64, relative to the score."""
     whole = maxsim_reference(queries, documents)
     assert isinstance(whole, torch.Tensor)
     order = torch.randperm(len(documents), generator=torch.Generator().manual_seed(1)).to(documents.values.device)
@@ -90,7 +90,7 @@ def check(queries: Packed, documents: Packed) -> float:
 
 
 def row(queries: Packed, documents: Packed, runs: int, device: str) -> dict[str, Any]:
-    """One shape: everybody's median seconds and what the reference holds beside its inputs."""
+    """One shape: seconds of every run of every method, and what the reference holds beside its inputs."""
     error = check(queries, documents)
     half = Packed(queries.values.half(), queries.offsets), Packed(documents.values.half(), documents.offsets)
     left, right = documents.values.float(), queries.values.float().t().contiguous()

@@ -45,7 +45,7 @@ WORDS, SPREAD, LONGEST, QUERY_WORDS = 46.3, 0.6, 250, 17
 TOKENS, MOST_TOKENS, QUERY_TOKENS, DIM = 66.0, 256, 32, 128
 VOCABULARY = 50_000
 ROOT = Path(__file__).resolve().parents[1]
-# Phases of `plan` and the measured ones that are the same work; the others have one name.
+# Phases of `plan` and the measured ones that are the same work; other phases have the same name in both.
 PLANNED = {
     "start": (("start",), ("read texts", "hash texts", "look in the cache", "start and the rest")),
     "encode": (("encode",), ("start the encoder", "wait for the others", "encode and write", "encode the queries")),
@@ -59,7 +59,7 @@ OF_QUERIES = (
     "statistics",
     "runs and report",
     "start and the rest",
-)  # or of nothing
+)  # these depend on queries alone, or on nothing
 LAYER_PARAMETERS = 85_054_464  # of BERT-base, which every token passes
 
 
@@ -144,7 +144,7 @@ def planned(arguments: list[str], gpus: int) -> dict[str, Any]:
 
 
 def predictions(run: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """Predicted over measured seconds by phase; where `plan` gave a range, of its two ends. What it did not know is left out."""
+    """Predicted over measured seconds by phase; of a range, both ends. Phases that `plan` could not predict are left out."""
     said, found = run["plan"]["phases"], {}
     for phase, (names, took) in {**PLANNED, **{name: ((name,), (name,)) for name in run["detail"]}}.items():
         held = [said[name] for name in names if said.get(name, [None])[0] is not None]
@@ -209,7 +209,7 @@ def rate_of(amount: float, call: Callable[[], Any]) -> float:
 
 
 def floors(folder: Path, device: str) -> dict[str, float]:
-    """Rates of this machine: bytes a second of hashing and writing, operations a second of products."""
+    """Rates of this machine: bytes a second of hashing, writing and reading, operations a second of products."""
     block = os.urandom(64 << 20)
     file = folder / "floor.bin"
 
@@ -239,7 +239,7 @@ def floors(folder: Path, device: str) -> dict[str, float]:
 
 
 def with_floors(report: dict[str, Any]) -> list[dict[str, Any]]:
-    """A row a phase: measured, at full size, the floor at full size, and which run it is from; `scored` where it was run."""
+    """A row a phase: seconds, seconds and floor at full size, and the run: `encoded` of the encoder, else the last one."""
     last = "scored" if "scored" in report else "encoded"
     rates, encoded, scored = report["rates"], report["encoded"], report[last]
     pairs = 2.0 * QUERIES * QUERY_TOKENS * DIM * scored["document_tokens"] * report[f"{last}_part"]
@@ -257,7 +257,7 @@ def with_floors(report: dict[str, Any]) -> list[dict[str, Any]]:
         seconds, part = report[name]["phases"][phase], report[f"{name}_part"]
         whole = seconds if phase in OF_QUERIES else seconds * part
         if phase == "look in the cache" and last == "scored":
-            # Where nothing is cached, the encoder's fingerprint too, which does not grow.
+            # Where nothing is cached, this phase makes the encoder's fingerprint too, which does not grow with the documents.
             whole += encoded["phases"][phase] - seconds * part / report["encoded_part"]
         rows.append({"phase": phase, "run": name, "seconds": seconds, "full": whole, "floor": floor.get(phase)})
     return rows

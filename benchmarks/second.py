@@ -71,7 +71,7 @@ class Loop:
         self.graph: torch.cuda.CUDAGraph | None = None
 
     def capture(self) -> None:
-        """Into a graph, where the method allows it."""
+        """Capture all calls in a CUDA graph, where the method allows it."""
         if not self.query.is_cuda:
             return
         side = torch.cuda.Stream()
@@ -91,7 +91,7 @@ class Loop:
         self.graph, self.how = graph, "graph"
 
     def run(self) -> None:
-        """All calls once; does not wait."""
+        """Issue all calls once, without waiting for them."""
         if self.graph is not None:
             self.graph.replay()
             return
@@ -99,7 +99,7 @@ class Loop:
             self.score(self.query, documents)
 
     def milliseconds(self) -> float:
-        """A call, by the host's clock over several loops."""
+        """Milliseconds a call, by the host's clock over several loops."""
         wait(self.query)
         start = time.perf_counter()
         for _ in range(REPLAYS):
@@ -109,7 +109,7 @@ class Loop:
 
 
 def wait(tensor: torch.Tensor) -> None:
-    """Until the tensor's device is idle."""
+    """Wait until the tensor's device is idle."""
     if tensor.is_cuda:
         torch.cuda.synchronize()
 
@@ -120,7 +120,7 @@ def truth(query: torch.Tensor, documents: torch.Tensor) -> torch.Tensor:
 
 
 def measured(shape: str, options: argparse.Namespace, device: torch.device) -> dict[str, Any]:
-    """Every method of one shape."""
+    """Check and time every method of one shape."""
     rows, tokens = SHAPES[shape]
     documents, width = DOCUMENTS, WIDTH
     if options.smoke:

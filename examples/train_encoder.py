@@ -41,7 +41,7 @@ class Encoder(nn.Module):
         self.projection = nn.Linear(width, dim, bias=False)
 
     def forward(self, ids: Tensor) -> Tensor:
-        """Padding is not attended to; what it yields is masked by the loss."""
+        """Encode; padding is not attended to, and its own vectors are masked by the loss."""
         hidden = self.layer(self.embedding(ids), src_key_padding_mask=ids == 0)
         return F.normalize(self.projection(hidden), dim=-1)
 

@@ -46,7 +46,7 @@ Way = Callable[[Any], Tensor]
 
 @contextmanager
 def compilations() -> Iterator[list[str]]:
-    """Kernels that Triton did not hold in memory, while the block runs."""
+    """Collect the names of kernels that Triton compiles, or fetches from its disk cache, while the block runs."""
     found: list[str] = []
     before = knobs.runtime.jit_post_compile_hook
     knobs.runtime.jit_post_compile_hook = lambda **about: found.append(str(about.get("repr")))
@@ -96,7 +96,7 @@ def compiled_ways(query: Tensor, ragged: bool) -> dict[str, Way]:
 
 
 def ways(query: Tensor, ragged: bool) -> dict[str, Way]:
-    """Everybody's call of one shape; what a peer wants beside it is made before the clock runs."""
+    """Each method's call of one shape; what a peer needs besides (`held`) is made before the clock runs."""
     found: dict[str, Way] = {"ours": lambda held: maxsim(query, held[0])}  # type: ignore[dict-item,return-value]
     found |= compiled_ways(query, ragged)
     flash, lik = installed.load(FLASH), installed.load(LIK)
@@ -140,7 +140,7 @@ def timed(way: Way, shapes: list[Any]) -> float:
 
 
 def measured(way: Way, first: list[Any], again: list[Any]) -> dict[str, float]:
-    """Of one method: the first pass, which may compile, other shapes, and one shape again and again."""
+    """One method's times: of a first pass, which may compile, of a pass over other shapes, and of one shape again and again."""
     row: dict[str, float] = {}
     for name, shapes in (("first", first), ("again", again), ("repeated", [again[0]] * len(again))):
         traced = counters["stats"]["unique_graphs"]

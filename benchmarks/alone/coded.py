@@ -57,7 +57,7 @@ def residual_tokens(bits: int, count: int, size: int, random: torch.Generator) -
 
 
 def error(queries: Tensor, documents: BitTokens | ResidualTokens, scores: Tensor, size: int, quantized: bool) -> float:
-    """The largest error of some documents against FP64, in units of what a query could score."""
+    """The largest error of some documents' scores against FP64, as a share of the most that a query could score."""
     some = list(range(0, len(documents), max(1, len(documents) // CHECKED)))[:CHECKED]
     index = torch.cat([torch.arange(n * size, (n + 1) * size, device="cuda") for n in some])
     codes = unpacked(documents.codes.values[index], D, documents.bits)
@@ -78,7 +78,7 @@ def error(queries: Tensor, documents: BitTokens | ResidualTokens, scores: Tensor
 
 
 def decoded(documents: BitTokens | ResidualTokens) -> Packed:
-    """FP16, a million tokens at a time: FP32 need not all be there at once."""
+    """The documents decoded to FP16, a million tokens at a time, so that they are never all there in FP32."""
     count = documents.codes.values.shape[0]
     values = torch.empty(count, D, dtype=torch.float16, device="cuda")
     for first in range(0, count, STEP):
@@ -89,7 +89,7 @@ def decoded(documents: BitTokens | ResidualTokens) -> Packed:
 
 
 def turned(packed: Tensor, bits: int) -> Tensor:
-    """The same codes with the first of a byte in its lowest bits."""
+    """The same codes, the first one of each byte in its lowest bits instead of its highest."""
     found = torch.zeros_like(packed)
     for place in range(8 // bits):
         found |= ((packed >> (8 - bits * (place + 1))) & (2**bits - 1)) << (bits * place)

@@ -50,7 +50,7 @@ def child(name: str, device: str) -> None:
 
 
 def found(name: str, device: str, seconds: float) -> tuple[list[dict[str, str]], str]:
-    """Its checks; without any, why it has none."""
+    """A scorer's checks; where there are none, the reason."""
     try:
         ended = subprocess.run(
             [sys.executable, "-W", "ignore", str(HERE), "--child", name, device],
@@ -58,13 +58,13 @@ def found(name: str, device: str, seconds: float) -> tuple[list[dict[str, str]],
         )  # fmt: skip
     except subprocess.TimeoutExpired:
         return [], f"did not end within {seconds:g} seconds"
-    if ended.returncode < 0:  # whatever it said then, folders among it, is a library's own
+    if ended.returncode < 0:  # its stderr is then a library's own, with folders of this machine in it
         return [], f"its process ended with {signal.Signals(-ended.returncode).name}"
     if ended.returncode:
         return [], f"its process ended with {ended.returncode}: {' '.join(ended.stderr.split())[-300:]}"
     rows = json.loads(ended.stdout.splitlines()[-1])
     missing = {row["found"] for row in rows if "ModuleNotFoundError" in row["found"]}
-    asked = {row["verdict"] for row in rows} - {"skipped"}  # where memory is short, one check never calls it
+    asked = {row["verdict"] for row in rows} - {"skipped"}  # one check calls no scorer where memory is short
     return ([], missing.pop()) if len(missing) == 1 and asked == {"refused"} else (rows, "")
 
 

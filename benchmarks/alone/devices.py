@@ -4,7 +4,7 @@
 
 The embeddings are made once, on the GPU, and copied to INT8 for the certified paths; then the same command scores them on either
 device. Both compute a score within a bound of the truth (`BOUND`, per norm of a query's tokens), so rankings may differ in near ties
-alone. Exit status: 0 nothing else than ties, 1 something.
+alone. Exit status: 0 rankings differ in ties alone, 1 in more.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ DEVICES = ("cpu", "cuda")
 
 
 def bound(path: str, dim: int, tokens: int) -> float:
-    """What a score of so many unit query tokens may be off: FP8 tensor cores keep fewer digits of a sum."""
+    """How much a score of so many unit query tokens may be off: FP8 tensor cores keep fewer digits of a sum."""
     return tokens * (2.0**-13 * ceil(dim / 32) if path == "fp8" else OPERATOR_BOUND)
 
 

@@ -71,7 +71,7 @@ def mask_calls(count: int, size: int, documents: int, length: int) -> dict[str, 
 
 
 def check_masks(calls: dict[str, Call], count: int, size: int) -> None:
-    """End the program where a mask gives something else than what it says."""
+    """End the program where a mask gives other scores than the call without it that means the same."""
     allowed = 2e-6 * size if count * size <= STREAM_ROWS else 0.0
     for name, same in (("mask, nothing hidden", "plain"), ("mask of padding", "document_lengths")):
         apart = float((calls[name]() - calls[same]()).abs().max())
@@ -81,7 +81,7 @@ def check_masks(calls: dict[str, Call], count: int, size: int) -> None:
 
 @contextmanager
 def precision(name: str) -> Any:
-    """Products of FP32 in it, for a block."""
+    """Multiply FP32 in this precision for a block."""
     setting = torch.backends.cuda.matmul
     before, setting.fp32_precision = setting.fp32_precision, name
     try:

@@ -3,8 +3,9 @@
     python benchmarks/alone/plan_accuracy.py --data-dir FOLDER [--json FILE] [--documents 20000] [--queries 300]
 
 SciFact and made-up texts of the lengths that HotpotQA publishes, by the `lexical` encoder and three paths, each with an empty cache and
-with a filled one: the plan first, then the command in a process of its own (`rehearsal.py` clocks it). A phase is predicted where the
-seconds that were said, or the range, come within a factor 1.5 of those measured; phases of less than half a second are not judged.
+with a filled one: the plan first, then the command in a process of its own (`rehearsal.py` clocks it). A phase counts as
+predicted where the plan's seconds, or its range, come within a factor 1.5 of those measured; phases of less than half a second
+are not judged.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ FACTOR, LEAST = 1.5, 0.5
 
 
 def predicted(phase: dict[str, Any]) -> bool:
-    """Whether seconds or range of a phase come within the factor of what was measured."""
+    """Whether the plan's seconds or range of a phase come within `FACTOR` of those measured."""
     ratios = phase["planned_over_measured"]
     return phase["measured"] < LEAST or (min(ratios) <= FACTOR and max(ratios) >= 1 / FACTOR)
 

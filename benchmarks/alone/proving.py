@@ -1,4 +1,4 @@
-"""What a GPU takes to prove a block that it scores, beside the scores (CRC-32s by `maxsim_eval/crc/`), and to sum what it encodes.
+"""How long a GPU takes to prove a block (CRC-32s by `maxsim_eval/crc/`), beside scoring it, and to sum the rows that it encodes.
 
     python benchmarks/alone/proving.py --json FILE [--runs 30]
 
@@ -49,7 +49,7 @@ def block(name: str) -> tuple[Any, Tensor]:
 
 
 def prover(values: Tensor, rows: int) -> Callable[[], Tensor]:
-    """The launch that proves a block, everything that it takes at hand; its CRC was compared with zlib's."""
+    """A call that launches the proof of a block, all that it takes at hand; the CRC is compared with zlib's first."""
     device_ranges.ROWS = rows
     device_ranges._powers.cache_clear()
     start, size = values.data_ptr(), values.numel() * values.element_size()
@@ -70,7 +70,7 @@ def prover(values: Tensor, rows: int) -> Callable[[], Tensor]:
 
 
 def window(shape: tuple[int, int]) -> Tensor:
-    """Tokens of a window, whose sums were compared with zlib's CRC-32s of all their bytes."""
+    """Tokens of a window; the CRC-32s that their row sums give are compared with zlib's first."""
     values = torch.randn(shape, device="cuda").half()
     sums, held = device_rows.row_sums(values), values.cpu()
     assert sums is not None

@@ -83,7 +83,7 @@ class Side:
 
 @dataclass(frozen=True)
 class Variant:
-    """Which norms bound the inner products of residuals: of `parts` of d, the largest of a document or each token's own."""
+    """Which norms bound the inner products of residuals: in how many `parts` of d, each token's own or a document's largest."""
 
     name: str
     parts: int = 1
@@ -172,7 +172,7 @@ def counted(side: Side, queries: list[Tensor], codes: Codes, quantised: bool) ->
 
 
 def as_multiplied(query: Tensor, codes: Codes) -> Tensor:
-    """The query's own codes, as the scan multiplies them."""
+    """A query as the scan multiplies it: what its own codes mean or, beside residual codes, the query itself."""
     if isinstance(codes, ResidualTokens):
         return query  # decoded tokens meet queries as they are
     made = quantize_int8(query) if isinstance(codes, Int8Tokens | BitTokens) else quantize_fp8(query, "token")
@@ -198,7 +198,7 @@ def shipped(documents: Packed, queries: list[Tensor], codes: Codes, quantised: b
 
 
 def cases(queries: Packed, documents: Packed, count: int, kinds: list[str]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Every kind of codes with INT8 (FP8) and float queries."""
+    """Every kind of codes with quantised queries (not residual codes) and with float queries."""
     step = max(1, len(queries) // count)
     chosen = [queries[n].float() for n in range(0, len(queries), step)][:count]
     whole = Packed(documents.compact().values.float(), documents.compact().offsets)  # type: ignore[arg-type]

@@ -3,11 +3,11 @@
     python benchmarks/alone/runs.py cpu/runs/fp16.trec gpu/runs/fp16.trec [--query-tokens 32 | --bound B] [--json FILE]
 
 A path computes a score within B of the truth, so two files of the same embeddings differ by 2 B at most in a score, and put two
-documents in different order only where each file has them within 4 B. The operator's B is 2e-6 times the norms of the query's tokens,
-added, times the longest of a document's: `--query-tokens` many for unit tokens, the most of any query; `--bound` says B itself (other
-paths, other norms). A document that one file alone lists must be within 2 B of the other's last score. Counted are queries: the same
-order, another order by ties alone, and what neither explains, with the first of them by name. Exit status: 0 nothing else than ties, 1
-something, 2 not comparable.
+documents in different order only where each file has them within 4 B. The operator's B is 2e-6 times the sum of the norms of a
+query's tokens, times the largest norm of a document's token: for unit tokens 2e-6 times `--query-tokens`, those of the longest
+query. `--bound` gives B itself (other paths, other norms). A document that one file alone lists must be within 2 B of the other's
+last score. Queries are counted whose order is the same, differs by ties alone, or is not explained by ties; the first of the last
+are named. Exit status: 0 no more than ties, 1 more, 2 not comparable.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from measure.session import kernels
 from results.file import write
 
 SCHEMA = "maxsim-eval/runs-compared/1"
-OPERATOR_BOUND = 2e-6  # of a score, by the norms of its tokens
+OPERATOR_BOUND = 2e-6  # most error of a score, over the norms of its tokens
 SAME, TIES, OTHER = "same order", "another order by ties alone", "not explained"
 Ranking = list[tuple[str, float]]
 
@@ -69,7 +69,7 @@ def why_other(one: Ranking, other: Ranking, bound: float) -> str:
 
 
 def rankings(run: Run) -> dict[str, Ranking]:
-    """Of a run of another tool by trec_eval's rule."""
+    """A run's rankings; those of another tool are ordered by trec_eval's rule."""
     order = {query: list(held) for query, held in run.rankings.items()}
     return (
         order
@@ -79,7 +79,7 @@ def rankings(run: Run) -> dict[str, Ranking]:
 
 
 def compared(one: dict[str, Ranking], other: dict[str, Ranking], bound: float, named: int = 5) -> Found:
-    """All queries of two runs."""
+    """Compare all queries of two runs; names up to `named` queries that ties do not explain."""
     found = Found()
     for query in sorted(one.keys() | other.keys()):
         mine, yours = one.get(query, []), other.get(query, [])

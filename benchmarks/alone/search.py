@@ -46,7 +46,7 @@ class Rows:
         self.report: dict[str, Any] = {"schema": SCHEMA, **about(), "rows": []}
 
     def keep(self, row: dict[str, Any]) -> None:
-        """Write it too."""
+        """Add a row, and write the file."""
         self.report["rows"].append(row)
         write(self.path, self.report)
         print(row, flush=True)
@@ -113,7 +113,7 @@ def facts(stats: Any) -> dict[str, Any]:
 
 
 def resident_rows(rows: Rows, name: str, queries: Tensor, documents: Packed, codes: Int8Tokens) -> None:
-    """Brute force, a search, and the first search of a corpus, which looks at a sample."""
+    """Brute force, a search, and the first search of a corpus, of which nobody knows yet whether bounds prune it."""
     residuals = residuals_of(documents, codes)
     for k in KEPT:
         expected = stream_topk(queries, [documents], k)
@@ -174,7 +174,7 @@ def colpali(rows: Rows) -> None:
 
 
 def streamed() -> tuple[Corpus, Tensor, Packed, Int8Tokens, Residuals]:
-    """A corpus in pinned memory, part by part; its last documents, itself, its codes on the GPU."""
+    """Make a corpus in pinned memory, part by part: gives its maker, last part and documents, its codes on the GPU, residuals."""
     made, tokens = Corpus(3), STREAMED * STREAMED_TOKENS
     values = torch.empty(tokens, D, dtype=torch.float16, pin_memory=True)
     codes = torch.empty(tokens, D, dtype=torch.int8, device="cuda")
@@ -196,7 +196,7 @@ def streamed() -> tuple[Corpus, Tensor, Packed, Int8Tokens, Residuals]:
 
 
 def wall(call: Callable[[], Any]) -> tuple[float, Any]:
-    """Seconds, and the answer."""
+    """Median seconds of a call, and its answer."""
     found = []
     for _ in range(WALL_RUNS):
         torch.cuda.synchronize()

@@ -129,7 +129,7 @@ class Stages:
 
 
 def _facts(shown: Tensor, first: Tensor, last: Tensor, lengths: Tensor, dim: int, scanned: float) -> dict[str, float]:
-    """What a way leaves, `shown`, and the bytes that it reads: `first` of INT8, `last` of full precision."""
+    """Survivors (`shown`), and bytes read: `scanned`, then INT8 codes of pairs `first`, full precision of pairs `last`."""
 
     def read(pairs: Tensor, way: str) -> float:
         tokens = lengths.double()
@@ -160,7 +160,7 @@ def scifact(folder: Path, encoder: str, cache: str, count: int) -> tuple[list[Te
 
 
 def clustered(documents: int, count: int) -> tuple[list[Tensor], Iterator[Packed], Tensor]:
-    """As of `survivors.py`, growing wider."""
+    """The same of the corpus of `survivors.py`, growing wider."""
     corpus = Clustered("wider", 128, 16)
 
     def blocks() -> Iterator[Packed]:

@@ -48,7 +48,7 @@ def whole_loss(problem: Problem) -> Method:
 
 
 def torch_alone(problem: Problem) -> Call:
-    """Torch's part of everybody else's step: cross-entropy of scores that are a leaf, and its backward."""
+    """Torch's part of all other steps: cross-entropy of scores that are a leaf, and its backward."""
     count = problem.queries.shape[0]
     scores = torch.zeros(count, problem.documents.shape[0], device=problem.queries.device, requires_grad=True)
 
@@ -73,7 +73,7 @@ def in_batch_double(scores: Tensor) -> Tensor:
 
 
 def checked(problem: Problem, methods: list[Method]) -> tuple[dict[str, Call], dict[str, Any]]:
-    """Who is right, and what was found of everybody; a method of ours that is wrong ends the program."""
+    """Calls of the methods that are right, and what was found of all; a method of ours that is wrong ends the program."""
     truth, calls, found = true_loss(problem), dict[str, Call](), dict[str, Any]()
     for method in methods:
         (entry, call), *_ = method.entries.items()

@@ -1,10 +1,10 @@
-"""The studies of docs/fidelity.md and docs/atlas.md, measured from nothing into files that say which sources they are of.
+"""The studies of docs/fidelity.md and docs/atlas.md, measured anew, into files that record which sources they are of.
 
     python benchmarks/alone/studies.py fidelity --data-dir FOLDER [--cache-dir FOLDER] [--json FILE]
     python benchmarks/alone/studies.py atlas --data-dir FOLDER [--cache-dir FOLDER] [--folder FOLDER]
 
-The options are those of `maxsim_eval.studies.fidelity` and `maxsim_eval.studies.atlas_page`, which measure. What an earlier evaluation
-finished could be of other sources, so `--out` is a new folder here; the cache of embeddings is used.
+The options are those of `maxsim_eval.studies.fidelity` and `maxsim_eval.studies.atlas_page`, which measure. Results of an earlier
+evaluation could be of other sources, so `--out` is always a new folder here; the cache of embeddings is used.
 """
 
 from __future__ import annotations

@@ -219,7 +219,7 @@ def pairs(options: Options) -> Iterator[Row]:
 
 
 def host(options: Options) -> Iterator[Row]:
-    """Calls bound by the host: our own cost and everybody's, by the host's clock."""
+    """Calls bound by the host: what ours and the others cost by the host's clock."""
     for shape in ("textual", "ColPali"):
         size, length = SHAPES[shape]
         without = replace(options, compile=False)

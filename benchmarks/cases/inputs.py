@@ -30,7 +30,7 @@ class Sizes:
 
     @property
     def about(self) -> dict[str, Any]:
-        """As the file has it."""
+        """The sizes as the results file has them."""
         return {
             "queries": self.queries,
             "query_tokens": self.query_tokens,
@@ -47,7 +47,7 @@ class Sizes:
 
 
 def sizes(options: Options, shape: tuple[int, int], documents: int, queries: int = 1, dim: int = DIM) -> Sizes:
-    """A shape with its documents; of a smoke run a small one of the same kind."""
+    """The sizes of a row; in a smoke run small ones of the same kind."""
     if not options.smoke:
         return Sizes(queries, shape[0], documents, shape[1], dim)
     return Sizes(min(queries, 3), min(shape[0], 24), min(documents, 20), min(shape[1], 40), min(dim, 32))
@@ -74,7 +74,7 @@ def drawn(options: Options, held: Sizes) -> tuple[Tensor, Tensor, Tensor]:
 
 # Ragged documents
 
-# kind: (how lengths are drawn, the paper's fill, the paper's mean)
+# How lengths are drawn: (the paper's fill, the paper's mean)
 RAGGED = {"uniform 256 to 512": (0.76, 390), "HotpotQA-like": (0.24, 120), "highly ragged": (0.14, 71)}
 
 

@@ -26,7 +26,7 @@ class Row:
     found: Callable[[Any], tuple[Tensor, list[Tensor]]]  # what a call gave, cut as the truth is
     dtype: torch.dtype
     facts: dict[str, Any]
-    # Before a method's first call: losses keep the functions of the time they are made.
+    # Called before a method's calls: a loss keeps the scoring functions that stood when it was made.
     begin: Callable[[], None] = lambda: None
     methods: dict[str, Callable[[], AbstractContextManager[Any]]] = field(default_factory=dict)
 
@@ -130,7 +130,7 @@ def features(embeddings: Tensor) -> dict[str, Tensor]:
 
 
 def answers(queries: Tensor, length: int, seed: int) -> Tensor:
-    """Documents `[batch, length, d]` that hold something of their query's tokens, and are shorter vectors one after the other.
+    """Documents `[batch, length, d]` that hold something of their query's tokens, each of shorter vectors than the one before.
 
     Rounded scores of drawn tokens alone are often equal, and a loss that takes the hardest negative then takes any of them.
     """
@@ -150,13 +150,13 @@ def columns(device: str, sizes: Sizes, batch: int, ways: int) -> list[Tensor]:
 
 
 def embedded(loss: Any, held: list[Tensor]) -> Tensor:
-    """A loss of columns that needs no labels."""
+    """The value of a loss that needs no labels, for these columns."""
     value: Tensor = loss([features(one) for one in held])
     return value
 
 
 def part(batch: int) -> int:
-    """The size of the parts in which a cached loss embeds and scores a batch: several of them."""
+    """The size of the parts in which a cached loss embeds and scores a batch, small enough for several parts."""
     return max(1, batch // 4)
 
 
@@ -290,7 +290,7 @@ def rows_of_colpali_engine(device: str, sizes: Sizes) -> Iterator[Row]:
             q = tokens(device, dtype, batch, sizes.query_tokens, sizes.dim)
             leaves = [q.requires_grad_(), answers(q, sizes.page_tokens, 1).requires_grad_()]
             if "Negative" in name:
-                # Better than the positives: of differences about 0 their temperature of 0.02 makes a number that rounding decides.
+                # Negatives better than the positives: with differences about 0, a temperature of 0.02 would let rounding decide.
                 leaves[1] = (0.6 * leaves[1].detach()).requires_grad_()
                 leaves.append(
                     torch.stack([answers(q, sizes.page_tokens, seed) for seed in (2, 3)], 1).detach().requires_grad_()

@@ -50,7 +50,7 @@ PLAIN_HALF = paper.compiled_name(paper.HALF, paper.NO_GRAPHS)
 EAGER = (OURS, HALF, WIDE, CHUNKED, FLASH, LIK)
 COMPILED = (GRAPHS_WIDE, PLAIN_HALF)
 HERE = "--autotune-here"
-# Of a process of its own: it finds the folders of `benchmarks/` as the script does that starts it.
+# Of a child process: it finds the folders of `benchmarks/` as the script does that starts it.
 ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")])}
 SECONDS, POLL = 300.0, 0.1  # that a process may go without reporting a cell; between two looks at what it reported
 
@@ -184,7 +184,7 @@ def measure(method: str, cells: list[str], device: torch.device, smoke: bool) ->
 
 
 def command(method: str, cells: Sequence[str], flags: Sequence[str]) -> list[str]:
-    """The command line of a process of its own."""
+    """The command line of a child process."""
     return [sys.executable, "-P", "-m", "cases.memory", method, *cells, *flags]
 
 
@@ -231,7 +231,7 @@ def memory_row(options: Options, method: str, cells: tuple[str, ...]) -> Finding
         for cell in rest:
             if lost and size_of(cell) >= size_of(lost[-1]):
                 found[key_of(cell)] = {"failed": f"not tried: a fault at {key_of(lost[-1])}"}
-        if rest and not lost:  # died or hung without a word, at the first of them
+        if rest and not lost:  # the process died or hung at the first of them, and reported nothing
             found[key_of(rest[0])] = {"failed": end}
         left = [cell for cell in rest if key_of(cell) not in found]
     return {"cells": found}
@@ -267,5 +267,5 @@ def main(arguments: list[str]) -> None:
 if __name__ == "__main__":
     try:
         main(sys.argv[1:])
-    except KeyboardInterrupt:  # the benchmark says so
+    except KeyboardInterrupt:  # the benchmark that started this process says so
         raise SystemExit(130) from None

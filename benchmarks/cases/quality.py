@@ -86,7 +86,7 @@ def ranked(queries: Tensor, documents: Any, calls: dict[str, Call]) -> Findings:
 
 
 def paths(queries: Tensor, documents: Tensor, options: Options) -> dict[str, tuple[Callable[[], Tensor], Any]]:
-    """Every row of the paper's protocol table: a call, and the documents that FP64 sees as its inputs. Tokens come in FP32."""
+    """Every row of the paper's protocol table: a call, and the inputs that FP64 gets for it. Tokens come in FP32."""
     half, brief = (queries.half(), documents.half()), (queries.bfloat16(), documents.bfloat16())
     wide = (half[0].float(), half[1].float())
     codes = {kind: quantize_int8(half[1], kind) for kind in ("token", "document", "corpus")}  # type: ignore[arg-type]

@@ -80,7 +80,7 @@ def int8_sweep(options: Options) -> list[Plan]:
 DIMS = (128, 256, 384, 512, 768, 1024, 2048, 4096)
 WIDE_DOCUMENTS = 128
 ONE_SHOT = "ours, whole tokens in one tile"
-# Small enough for d = 512 to 1024; which of them a multiprocessor holds the entry's reasons say.
+# Small enough for d = 512 to 1024; `paper.tiles` leaves out those that a multiprocessor cannot hold.
 WHOLE = ((128, 64, 8, 3), (64, 64, 4, 2), (64, 64, 4, 1), (32, 64, 4, 1), (32, 32, 4, 1), (16, 32, 4, 1), (16, 16, 4, 1))
 
 

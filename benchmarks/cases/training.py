@@ -37,7 +37,7 @@ SHAPES = {
 
 
 def sizes(shape: str, options: Options) -> tuple[int, int, int, int]:
-    """(B, Lq, Ld, d) of a shape; of a smoke run a small one of the same kind."""
+    """(B, Lq, Ld, d) of a shape; in a smoke run small ones of the same kind."""
     batch, rows, tokens = SHAPES[shape]
     if not options.smoke:
         return batch, rows, tokens, DIM
@@ -57,7 +57,7 @@ class Tokens:
         return torch.nn.functional.normalize(draft, dim=-1)
 
     def leaf(self, tokens: Tensor) -> Tensor:
-        """As the row's dtype, with a gradient."""
+        """The tokens in the row's dtype, requiring a gradient."""
         return tokens.to(self.dtype).requires_grad_()
 
     def permutation(self, size: int) -> Tensor:
@@ -113,7 +113,7 @@ def about(problem: Problem) -> tuple[dict[str, Any], float]:
 
 
 def row(name: str, problem: Problem, lineups: list[Lineup], **more: Any) -> Row:
-    """A row of these lineups."""
+    """A row whose methods are those of these lineups."""
     held, operations = about(problem)
     joined = Lineup()
     for lineup in lineups:

@@ -130,7 +130,7 @@ def parts(options: Options) -> Iterator[Row]:
 
 
 def through_autograd(problem: Problem, of: list[Method], name: str) -> list[Method]:
-    """Our backward alone as autograd calls it, when `of` says that ours can run."""
+    """Our backward alone as autograd calls it; nothing where `of`, our methods, is empty because ours cannot run."""
     return [alone(problem, name, "ours", lambda: maxsim(problem.queries, problem.documents))] if of else []  # type: ignore[arg-type,return-value]
 
 

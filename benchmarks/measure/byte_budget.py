@@ -28,13 +28,13 @@ class Shape:
 
     @classmethod
     def of(cls, about: Mapping[str, Any]) -> Shape:
-        """What a results file says of a row."""
+        """From what a results file says about a row."""
         return cls(*(int(about[field.name]) for field in fields(cls)))
 
 
 @dataclass(frozen=True)
 class Budget:
-    """Bytes."""
+    """Bytes that a path must hold."""
 
     similarities: int  # S of the forward
     similarity_gradient: int  # the same again, in the backward
@@ -49,7 +49,7 @@ class Budget:
 
 
 def winner_bytes(document_tokens: int) -> int:
-    """Of one index that training saves for itself: two where it fits."""
+    """Bytes of one winner that training saves for itself: two where its index fits."""
     return 2 if document_tokens < LEAN_BELOW else 4
 
 
@@ -64,8 +64,8 @@ def budget(
 
     Args:
         path: "vanilla", "unified", "atomic" or "csr".
-        index_bytes: of a winner; None: what our default saves.
-        list_bytes: of the sources that csr lists at once; None: all of them.
+        index_bytes: bytes of a winner; None: what our default saves.
+        list_bytes: bytes of the sources that csr lists at once; None: of all.
 
     Raises:
         ValueError: an unknown path.

@@ -45,7 +45,7 @@ class Bench:
         self.ceilings: dict[str, float] = {} if self.library is None else dict(self.library.rates)
 
     def wait(self) -> None:
-        """Until the device has done everything."""
+        """Wait until the device has done everything."""
         if self.cuda:
             torch.cuda.synchronize()
 

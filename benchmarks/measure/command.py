@@ -47,7 +47,7 @@ def main(record: Path, arguments: list[str]) -> int:
     clocked(embeddings, "embed", "encode the queries")
     clocked(sides.TaskSide, "fill", "encode and write", once=True)  # the documents; the queries come after them
     share, by_all = world._Group.share, subject.embeddings_by
-    # Until they have read the texts and started their encoders; later it waits for other things.
+    # Clocked until all have read the texts and started their encoders; later `share` waits for other things.
     clocked(world._Group, "share", "wait for the others")
 
     def embeddings_by(*given: Any, **named: Any) -> Any:
@@ -58,7 +58,7 @@ def main(record: Path, arguments: list[str]) -> int:
 
     subject.embeddings_by = embeddings_by
     clocked(subject, "embeddings_by", "embeddings")
-    # Its first call, on a GPU of a few texts: the model, the readers, the GPU's start and its kernels.
+    # Its first call (on a GPU, of a few texts) starts the model, the readers, the GPU and its kernels.
     clocked(MultiVectorEncoder, "encode", "start the encoder", once=True)
     clocked(MultiVectorEncoder, "_features", "tokenise (its threads)")
     clocked(filling, "write_shard", "write shards (their threads)")

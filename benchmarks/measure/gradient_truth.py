@@ -48,7 +48,7 @@ class _Side:
 
 
 def chosen(count: int, cells: int) -> list[int]:
-    """The first and the last few of `count`, when one of them has `cells` similarities."""
+    """Numbers of the first and last few of `count` queries or documents, the fewer the more similarities (`cells`) one has."""
     size = min(count, MOST, max(2, CELLS // max(1, cells)))
     half = (size + 1) // 2
     return sorted({*range(half), *range(count - (size - half), count)})

@@ -1,4 +1,4 @@
-"""The peers and scorers of others: the modules they are imported by, and whether they are there."""
+"""Peers, and scorers of other libraries: the modules they are imported by, and whether they are installed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def load(peer: str, part: str = "") -> Any:
 
 
 def versions() -> dict[str, str]:
-    """Installed versions of both, and of the scorers that are installed."""
+    """Versions of both peers ("not installed" too), and of the scorers that are installed."""
     found = {}
     for peer in (*PEERS, *SCORERS):
         try:

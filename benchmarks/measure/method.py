@@ -34,7 +34,7 @@ class Method:
     says: str = ""  # explain(): what ours chose, and why
     # Instead of `bound` and `truth`: entry -> what was found, or RefusedError.
     check: Callable[[str], dict[str, Any]] | None = None
-    gradient_bytes: int = 0  # what a call leaves behind
+    gradient_bytes: int = 0  # of the gradients that a call leaves behind
     kernels: bool = False  # record the time of each of its kernels
 
 
@@ -54,7 +54,7 @@ class Lineup:
 
 @dataclass
 class Row:
-    """One line of work with everybody who can do it."""
+    """One piece of work, with all methods that can do it."""
 
     name: str
     about: dict[str, Any]

@@ -26,7 +26,7 @@ def quantised_row_name(kind: str, row: str) -> str:
 
 
 def quantised_name(kind: str, granularity: str) -> str:
-    """Our method there."""
+    """Our method in such a row."""
     return f"ours {kind}, {granularity} scale"
 
 

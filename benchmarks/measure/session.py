@@ -43,7 +43,7 @@ def failures() -> tuple[type[BaseException], ...]:
 
 
 def reason(problem: BaseException) -> str:
-    """An exception's text in one line; of an out-of-memory error what it tried to allocate."""
+    """An exception's type and the beginning of its text, in one line: of an out-of-memory error what it tried to allocate too."""
     text = " ".join(str(problem).split())
     return f"{type(problem).__name__}: {text}"[:220]
 
@@ -110,7 +110,7 @@ def environment(revision: str) -> dict[str, Any]:
 
 
 def digest_of_all() -> str:
-    """Of every byte of the operator's sources: files of `results/file.py` hold rows of one such state alone."""
+    """Digest of every byte of the operator's sources: a file of `results/file.py` holds rows of one such state alone."""
     digest = hashlib.sha256()
     for source in sorted(PACKAGE.rglob("*.py")):
         digest.update(source.relative_to(PACKAGE).as_posix().encode() + b"\0" + source.read_bytes() + b"\0")

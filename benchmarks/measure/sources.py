@@ -1,9 +1,10 @@
 """Which sources a figure depends on: a digest for every family of kernels, and of the toolkit where the toolkit was measured.
 
-A family is the modules that make its figures (kernels, what chooses among them, what launches them) and all that those import inside
-its rooms. Not counted: classes of arguments, dispatch.py, which hands a call on to any kernel, the search of a GPU in figures of a CPU,
-and whatever runs nothing (docstrings, comments, layout). So a change of the backward leaves figures of the forward as they are.
-Rows whose time is the host's too count what a call passes on its way: checks, dispatch, autograd.
+A family is the modules that make its figures (kernels, what chooses among them, what launches them) and all that those import
+from the operator's packages in `ROOMS`. Not counted: classes of arguments, dispatch.py, which hands a call on to any kernel, the
+search on a GPU in figures of a CPU, and whatever runs nothing (docstrings, comments, layout). So a change of the backward leaves
+figures of the forward as they are. Rows whose time is the host's too count what a call passes on its way: checks, dispatch,
+autograd.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ TOOLKIT = {  # roots: modules of the toolkit, which are followed wherever they l
 
 
 def digests(package: Path, toolkit: Path = TOOLKIT_FOLDER) -> dict[str, str]:
-    """Of every family, where the operator and the toolkit lie in these folders."""
+    """The digest of every family, by the operator and the toolkit in these folders."""
     found = {
         family: _digest(package, PACKAGE, roots, CPU_ROOMS if family in ON_A_CPU else ROOMS)
         for family, roots in FAMILIES.items()
@@ -66,7 +67,7 @@ def digests(package: Path, toolkit: Path = TOOLKIT_FOLDER) -> dict[str, str]:
 
 
 def _digest(package: Path, name: str, roots: tuple[str, ...], rooms: tuple[str, ...] | None) -> str:
-    """Of modules and what they import in these rooms (None: anywhere)."""
+    """The digest of modules and of all that they import, from these rooms of the package (None: from any)."""
     waiting, code = list(roots), dict[str, str]()
     while waiting:
         one = waiting.pop()
@@ -93,7 +94,7 @@ def _file(package: Path, name: str) -> Path:
 
 
 def _imported(tree: ast.AST, package: str) -> Iterator[str]:
-    """Modules of a package, its name left out; some are names inside a module, which no file has."""
+    """What code imports from a package, as modules without its name; some are names inside a module, and have no file."""
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == package:
             above = str(node.module)[len(package) + 1 :]

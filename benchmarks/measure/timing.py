@@ -43,9 +43,9 @@ class Flush:
 
 
 def turns(count: int, step: int) -> list[int]:
-    """Who is called when in a round, by number: over `count` rounds everybody has every place once.
+    """The order of `count` calls in round `step`, by number: over `count` rounds each call has every place once.
 
-    Everybody also follows everybody else equally often, over `count` rounds when it is even and over twice as many when it is odd
+    Each call also follows each other one equally often, over `count` rounds when it is even and over twice as many when it is odd
     (the rows of a Williams square: a zigzag 0, count - 1, 1, count - 2, ... moved on by one each round, later rounds backwards).
     """
     zigzag = [count - 1 - place // 2 if place % 2 else place // 2 for place in range(count)]
@@ -170,7 +170,7 @@ class Library:
         return {f"library {unit}": self.forms[self._best[unit]] for unit in sorted(units | {"read"}) if unit in self._best}
 
     def taken(self, times: dict[str, dict[str, float]]) -> dict[str, float]:
-        """Takes the library's entries out of a row's times and gives their rates."""
+        """Take the library's entries out of a row's times; returns their rates."""
         names = [name for name in times if name.startswith("library ")]
         return {name.split()[1]: _work(name.split()[1]) / times.pop(name)["median_ms"] * 1e3 for name in names}
 

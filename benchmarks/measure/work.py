@@ -1,4 +1,4 @@
-"""What a row must do at least, the least time that takes, and what stands for many samples."""
+"""What a row must do at least, the least time that takes, and the summary of many samples."""
 
 from __future__ import annotations
 

@@ -106,7 +106,7 @@ def rates(bench: Bench) -> Lines:
 
 
 def hotpotqa(bench: Bench) -> Lines:
-    """From pinned memory."""
+    """Stream the HotpotQA shape from pinned memory."""
     held = hotpotqa_problem(bench, bench.sizes.queries)
     values, offsets, block = bench.arena.hold(held.corpus), held.corpus.offsets, bench.sizes.block
     warm(bench, held.queries, pieces(values, offsets, block // 4))
@@ -115,7 +115,7 @@ def hotpotqa(bench: Bench) -> Lines:
 
 
 def pageable(bench: Bench) -> Lines:
-    """From ordinary memory, through the ring."""
+    """Stream the HotpotQA shape from ordinary memory, through the operator's ring of buffers."""
     held = hotpotqa_problem(bench, bench.sizes.queries)
     pinned, offsets, block = bench.arena.hold(held.corpus), held.corpus.offsets, bench.sizes.block
     values = torch.empty_like(pinned, pin_memory=False)
@@ -128,7 +128,7 @@ def pageable(bench: Bench) -> Lines:
 
 
 def stored(bench: Bench) -> Lines:
-    """From HDF5 files in the page cache, through the toolkit's cache and the ring."""
+    """Stream the HotpotQA shape from HDF5 files in the page cache, through the toolkit's cache and the ring."""
     whole = bench.once("hotpotqa", lambda: hotpot(bench.sizes))
     folder = bench.folder / "entry"
     seconds, entry = bench.timed(lambda: store(folder, bench.arena.hold(whole), whole, bench.sizes.shard, bench.store_seconds))
@@ -197,7 +197,7 @@ def int8(bench: Bench) -> Lines:
 
 
 def cycled(bench: Bench, held: Problem, counts: Iterable[int]) -> Lines:
-    """A buffer that is streamed again and again under a memory budget; the last count is timed, the others once."""
+    """Stream a buffer again and again under a memory budget; the last count takes all timed runs, the others one."""
     values, offsets, block = bench.arena.hold(held.corpus), held.corpus.offsets, bench.sizes.block
     link, counts, runs = Link(bench, values, block), list(counts), bench.runs
     warm(bench, held.queries, pieces(values, offsets, block // 4), memory_budget=bench.sizes.budget)
@@ -215,7 +215,7 @@ def cycled(bench: Bench, held: Problem, counts: Iterable[int]) -> Lines:
 
 
 def nq_volume(bench: Bench) -> Lines:
-    """NQ's volume by a buffer cycled ten times, and the memory that grows with nothing."""
+    """NQ's volume by a buffer cycled ten times, whose memory is not to grow with the volume."""
     corpus, sizes = nq(bench.sizes), bench.sizes
     asked = questions(corpus, sizes.queries, sizes.query_tokens, min(sizes.judged, corpus.documents), bench.device)
     yield from cycled(bench, problem(bench, corpus, asked, sizes.nq), sizes.nq)
@@ -340,7 +340,7 @@ def cpu(bench: Bench) -> Lines:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-ROWS: dict[str, tuple[Callable[[Bench], Lines], float]] = {  # and seconds it may take, to keep within a time limit
+ROWS: dict[str, tuple[Callable[[Bench], Lines], float]] = {  # and seconds that a row may take: it starts only if they are left
     "hotpotqa": (hotpotqa, 50.0),
     "nq": (nq_volume, 50.0),
     "colpali": (colpali, 50.0),

@@ -106,17 +106,17 @@ class Corpus:
 
     @property
     def documents(self) -> int:
-        """N."""
+        """How many documents there are, N."""
         return len(self.lengths)
 
     @property
     def tokens(self) -> int:
-        """Of all documents."""
+        """Tokens of all documents."""
         return int(self.offsets[-1])
 
     @property
     def row_bytes(self) -> int:
-        """Of a token in FP16."""
+        """Bytes of a token in FP16."""
         return 2 * self.dim
 
     def part(self, start: int, stop: int) -> Corpus:

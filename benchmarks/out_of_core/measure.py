@@ -64,7 +64,7 @@ class Bench:
         return found
 
     def wait(self) -> None:
-        """Until the device has done everything."""
+        """Wait until the device has done everything."""
         if self.cuda:
             torch.cuda.synchronize(self.device)
 
@@ -159,7 +159,7 @@ def ordered(scores: Tensor, k: int, first: int = 0) -> Found:
 
 
 def expected(scores: Tensor, k: int, documents: int) -> Found:
-    """The k best of `documents` documents whose scores are those of `[Nq, n]` again and again: every score has its ties."""
+    """The k best of `documents` documents whose scores are those of `[Nq, n]` again and again, so that every score has ties."""
     count = scores.shape[1]
     whole, rest = divmod(documents, count)
     parts: list[Found] = []
@@ -183,7 +183,7 @@ class Known:
 
 
 def known(bench: Bench, queries: Tensor, documents: Packed | Int8Tokens, counts: Iterable[int]) -> Known:
-    """Score documents that are on the device; the first calls compile and warm up."""
+    """Score documents that are on the device; a first call compiles and warms up."""
 
     def call() -> Tensor:
         found = maxsim(queries, documents)
@@ -282,7 +282,7 @@ def stage(name: str) -> str:
 
 
 def union(spans: list[tuple[float, float]]) -> float:
-    """Seconds covered by spans, gaps of a few microseconds included."""
+    """Seconds covered by spans, gaps of up to `GAP` included."""
     total, end = 0.0, float("-inf")
     for begin, stop in sorted(spans):
         if begin > end + GAP:

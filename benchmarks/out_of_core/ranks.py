@@ -64,7 +64,7 @@ class World:
         return found
 
     def close(self) -> None:
-        """End of the run."""
+        """Wait for all, and end the process group."""
         self.barrier()
         dist.destroy_process_group()
 

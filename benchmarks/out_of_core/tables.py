@@ -159,7 +159,7 @@ def group_table(name: str, lines: Mapping[str, Any]) -> list[str]:
 
 
 def text(value: Any) -> str:
-    """A figure or several."""
+    """A figure, or several in a list or by name, as text."""
     if isinstance(value, Mapping):
         return "; ".join(f"{key} {text(held)}" for key, held in value.items())
     if isinstance(value, list):

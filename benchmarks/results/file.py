@@ -125,7 +125,7 @@ class Figures:
         return self.rows[row][1]["methods"].get(name) if row in self.rows else None
 
     def time(self, row: str, name: str, key: str = "median_ms") -> float | None:
-        """Its median."""
+        """A method's median, or what else `key` names."""
         found = self.method(row, name)
         return None if found is None else found.get(key)
 

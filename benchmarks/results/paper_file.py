@@ -49,7 +49,7 @@ def environment_key(here: Findings) -> str:
 
 
 def there(report: Findings, group: str, name: str, here: Findings, options: argparse.Namespace, lineup: int = LINEUP) -> bool:
-    """Whether the file already has a whole row of the same kernels, with as many rounds and everybody who would take part now."""
+    """Whether the file already has a whole row of the same kernels, with as many rounds and all that would take part now."""
     row = report["groups"].get(group, {}).get("rows", {}).get(name)
     if row is None or row["runs"] < options.runs:
         return False

@@ -1,9 +1,9 @@
 """Baselines by the paper's names beyond those of `torch_rivals.py`, and our own kernels forced where the choice would take another.
 
-Compiled in both precisions (padded too), textbook, scorers of PyLate and colpali-engine, every chunk size by itself. `torch.compile`
-runs as the paper's protocol says: max-autotune with CUDA graphs and without, over FP16 and over FP32 accumulation
-(casts outside), autotuning in a process of its own. Chunks are slices of the documents; with a compiled chunk, sizes divide the number
-of documents, so that one graph does.
+Baselines: the listing compiled in both precisions (padded too), textbook, scorers of PyLate and colpali-engine, every chunk size
+by itself. `torch.compile` runs as the paper's protocol says: max-autotune with CUDA graphs and without, over FP16 and over FP32
+accumulation (casts outside), autotuning in a process of its own. Chunks are slices of the documents; sizes of compiled chunks
+divide the number of documents, so that one graph serves all.
 """
 
 from __future__ import annotations
@@ -151,7 +151,7 @@ def textbook(queries: Tensor, documents: Tensor) -> Lineup:
 
 
 def scorers(queries: Tensor, documents: Tensor) -> Lineup:
-    """PyLate's and colpali-engine's scorers on the same tensors, where those import; their answers stay where they put them."""
+    """PyLate's and colpali-engine's scorers on the same tensors, where those import; scores stay on the device they come on."""
     block, lineup = (queries if queries.dim() == 3 else queries.unsqueeze(0)), Lineup([], {})
     made: dict[str, Callable[[Any], Call]] = {
         "PyLate": lambda module: partial(module.colbert_scores, block, documents),

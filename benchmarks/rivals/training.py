@@ -36,7 +36,7 @@ VARIABLE = "FLASH_BWD_PATH"
 PATHS = ("unified", "atomic", "csr")
 FLASH_PATHS = {"unified": "atomic_unified", "csr": "invgrid", "atomic": "atomic", "sparse": "sparse_dd"}
 LIK_PATHS = ("auto", "unified", "lowmem")
-UNROLLED = 512  # query tokens above which the path lowmem of LIK's, and auto, which is it for pairs, are left out there
+UNROLLED = 512  # query tokens above which LIK's path lowmem is left out for pairs, and auto, which is lowmem there
 WHY_UNROLLED = (
     "compiles for minutes (the kernel of documents' gradients is unrolled over all query tokens, for each of 12 tiles)"
 )
@@ -45,7 +45,7 @@ Scores = Callable[[], Tensor]
 
 
 def path(name: str) -> AbstractContextManager[None]:
-    """flash-maxsim's path for a while; "" leaves the variable alone."""
+    """Set flash-maxsim's path for a block; "" leaves the variable alone."""
     return environment_variable(VARIABLE, name) if name else nullcontext()
 
 
@@ -122,7 +122,7 @@ class Problem:
         alone: bool = False,
         says: str = "",
     ) -> Method:
-        """A step of each entry point; `alone`: an entry that makes loss and gradients itself, of the mean cross-entropy."""
+        """A method that steps by each entry point; `alone`: those make loss (mean cross-entropy) and gradients themselves."""
         leaves = (self.queries, self.documents if documents is None else documents)
 
         def step(make: Scores) -> Tensor:

@@ -1,4 +1,4 @@
-"""The loop of the paper's tables: rows one at a time, the file after every row, what it has already not measured again.
+"""The loop of the paper's tables: one row at a time, the file written after each; rows that it has are not measured again.
 
 The results file is `paper_file.py`'s.
 """
@@ -115,7 +115,7 @@ def measured(plan: Plan, name: str, bench: Bench | None, runs: int, without: Map
 def work(
     todo: Sequence[tuple[str, Plan]], report: Findings, bench: Bench | None, options: argparse.Namespace, here: Findings
 ) -> list[str]:
-    """Rows into the report and the file, as many as the time allows; what was left out. `bench`: None where no row is timed here."""
+    """Measure rows into report and file, as time allows; returns what was left out. `bench`: None where no row is timed here."""
     from tqdm import tqdm
 
     start, left = options.began, []

@@ -59,7 +59,7 @@ def lines(name: str, row: dict[str, Any]) -> list[str]:
 
 
 def run_group(tool: Tool, name: str, report: dict[str, Any], bench: Bench, options: argparse.Namespace) -> None:
-    """All rows of a group into the report and the file, a bar on stderr meanwhile."""
+    """Measure all rows of a group into the report and the file, with a bar on stderr."""
     from tqdm import tqdm
 
     start = time.perf_counter()
@@ -92,7 +92,7 @@ def _rates(bench: Bench) -> str:
 
 
 def common(parser: argparse.ArgumentParser, runs: int, rounds: str = "") -> None:
-    """What every benchmark on a GPU can be told."""
+    """Add the options that every benchmark on a GPU has."""
     parser.add_argument("--json", type=Path, help="add the raw figures to this file" + (", after every row" if rounds else ""))
     parser.add_argument("--fresh", action="store_true", help="replace the file instead of adding to it")
     parser.add_argument("--runs", type=int, default=runs, help=f"timed rounds (default {runs}{rounds})")
@@ -102,12 +102,12 @@ def common(parser: argparse.ArgumentParser, runs: int, rounds: str = "") -> None
 
 
 def compiling(parser: argparse.ArgumentParser) -> None:
-    """What those with compiled rivals can be told."""
+    """Add the options of benchmarks with compiled rivals."""
     parser.add_argument("--no-compile", dest="compile", action="store_false", help="leave out torch.compile")
 
 
 def smoking(parser: argparse.ArgumentParser) -> None:
-    """What those that also run without a GPU can be told."""
+    """Add the options of benchmarks that also run without a GPU."""
     parser.add_argument("--smoke", action="store_true", help="tiny shapes, on a CPU too: shows mistakes, measures nothing")
     parser.add_argument("--quiet", action="store_true", help="no progress bar")
 

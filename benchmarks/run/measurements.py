@@ -14,7 +14,7 @@ KEYS = {"name", "command", "file", "seconds", "value", "groups", "entries", "sli
 
 @dataclass(frozen=True)
 class Measurement:
-    """One entry of the table."""
+    """One entry of the table; owed.toml explains the keys."""
 
     name: str
     command: str
@@ -30,7 +30,7 @@ class Measurement:
 
     @property
     def rank(self) -> tuple[bool, float]:
-        """Correctness, then value a second: the least is the first."""
+        """A sort key: correctness comes first, then the most value a second."""
         return (not self.first, -self.value / self.seconds)
 
 
@@ -38,7 +38,7 @@ def table(path: Path = TABLE) -> list[Measurement]:
     """All measurements, in the order in which they would run.
 
     Raises:
-        ValueError: an entry lacks something, or says what is not known.
+        ValueError: an entry lacks a key, or has an unknown one.
     """
     found = []
     for entry in tomllib.loads(path.read_text(encoding="utf-8"))["measurement"]:
@@ -58,7 +58,7 @@ def table(path: Path = TABLE) -> list[Measurement]:
 
 
 def ordered(found: Sequence[Measurement]) -> list[Measurement]:
-    """By rank, but whoever reads another's file behind that."""
+    """Measurements by rank, but each behind the one that it comes `after`."""
     result: list[Measurement] = []
     waiting = sorted(found, key=lambda one: one.rank)
     while waiting:
@@ -72,5 +72,5 @@ def ordered(found: Sequence[Measurement]) -> list[Measurement]:
 
 
 def test_files() -> list[Path]:
-    """As tests/gpu/record.py deals them out."""
+    """The test files that tests/gpu/record.py deals out, in its order."""
     return sorted(path for path in (ROOT / "tests" / "gpu").glob("test_*.py") if path.name != "test_gpu_speed.py")

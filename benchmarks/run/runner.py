@@ -1,4 +1,4 @@
-"""How a row is measured: everybody checked first, then timed in turns.
+"""How a row is measured: all methods are checked first, then timed in turns.
 
 A row's methods are called until warm, compared with FP64 truth after NaN was left in the memory that their outputs will get, and asked
 for their memory. A method that is wrong, fails (with the exception's text), is missing or takes seconds is reported with the reason
@@ -174,7 +174,7 @@ def timed(calls: dict[str, Call], bench: Bench, runs: int) -> dict[str, dict[str
 def clocked(
     calls: dict[str, Call], units: set[str], bench: Bench, runs: int, *, apart: bool = True
 ) -> tuple[dict[str, Any], dict[str, float]]:
-    """Times of everybody in turns with the library, very slow ones and those that keep the host apart; and this row's ceilings."""
+    """Times of all methods, in turns with the library (apart: very slow ones, and those that keep the host), and the ceilings."""
     if bench.flush is None or bench.library is None:
         return timed(calls, bench, runs), {}
     once = timing.measure(calls, 1, bench.flush, 0) if calls and apart else {}
@@ -199,12 +199,12 @@ def _keeps_host(call: Call, bench: Bench) -> bool:
         bench.wait()
         return (returned - start) * 1e3
 
-    return min(milliseconds() for _ in range(4)) > HOST_MS  # whoever is quick once does not
+    return min(milliseconds() for _ in range(4)) > HOST_MS  # a call that is quick once does not keep the host
 
 
 @contextmanager
 def precision(asked: str) -> Iterator[None]:
-    """FP32 products of torch in this precision for a while; "" leaves them alone."""
+    """Set the precision of torch's FP32 products for a block; "" leaves it alone."""
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision(asked or before)
     try:
@@ -214,7 +214,7 @@ def precision(asked: str) -> Iterator[None]:
 
 
 def run_row(row: Row, bench: Bench, runs: int, rules: Rules, without: Mapping[str, str] = MappingProxyType({})) -> Findings:
-    """Check and time everybody in a row but who is in `without`, with the reason."""
+    """Check and time all methods of a row but those in `without`, which gives the reasons."""
     with precision(row.precision):
         return _run_row(row, bench, runs, rules, without)
 
@@ -263,7 +263,7 @@ def _run_row(row: Row, bench: Bench, runs: int, rules: Rules, without: Mapping[s
 def _clocks(
     row: Row, calls: dict[str, Call], works: dict[str, Work], slow: set[str], bench: Bench, runs: int, rules: Rules
 ) -> tuple[dict[str, Findings], dict[str, float]]:
-    """Times of everybody by the row's clocks, and its ceilings."""
+    """Times of all methods by the row's clocks, and its ceilings."""
     if not row.timed:
         return {}, bench.ceilings
     if rules.steps:

@@ -50,7 +50,7 @@ def mark_of(found: Any) -> str:
 
 
 def about(found: dict[str, Any], keys: list[str]) -> dict[str, Any]:
-    """What a run recorded of itself and of its time, for the row that holds these keys."""
+    """What a run recorded of itself, and when it was, for the row at these keys."""
     if keys[:1] not in (["groups"], ["partial"]):
         held = found.get("environment") or {}
         row = found[keys[0]][keys[1]] if keys and keys[0] in PARTS and isinstance(found[keys[0]], dict) else {}
@@ -81,7 +81,7 @@ def said(book: Book, table: Table) -> str:
 
 
 def of_file(book: Book, name: str) -> str:
-    """The same of a whole file, in a few words for the middle of a sentence."""
+    """When a whole file was measured, and whether by older sources, in words for the middle of a sentence."""
     found = book.file(name)
     held = list(rows(found)) or [[]]
     old = sum(is_older(book, name, keys) for keys in held)

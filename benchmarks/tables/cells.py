@@ -101,7 +101,7 @@ class Book:
         return sources_of.digests(self.operator)
 
     def raw(self, file: str, *keys: str) -> Any:
-        """What stands there, or None."""
+        """What a file holds at these keys, or None."""
         found = self.file(file)
         for key in keys:
             if isinstance(found, list):

@@ -66,7 +66,7 @@ def drawn(source: Maker, book: Book) -> Table:
         cells = {head: get(line) for head, get in source.columns.items()}
         found = {
             head: cell if head.startswith("over ") else below_one_bold(cell) for head, cell in cells.items()
-        }  # ours over ours
+        }  # columns "over ..." compare ours with ours
         found |= zip(source.competing, faster_bold([found[head] for head in source.competing]), strict=True)
         rows.append([label, *found.values()])
     notes = [text for note in source.notes for text in ([note] if isinstance(note, str) else note(book))]
@@ -109,7 +109,7 @@ def below_one_bold(cell: Cell | str) -> Cell | str:
 
 
 def rows(cells: Iterable[str] | Callable[[Book], Iterable[str]], find: Find, label: Callable[[str], str] = str) -> Lines:
-    """Of these cells those that were measured."""
+    """Lines for those of these cells that were measured."""
 
     def lines(book: Book) -> Iterator[tuple[str, str, Held]]:
         for cell in cells(book) if callable(cells) else cells:
@@ -126,7 +126,7 @@ def of_paper(table: str, *more: str) -> Callable[[Book], Iterable[str]]:
 
 
 def within(group: str, *files: str, form: str = "{}") -> Find:
-    """The row of a group by the name of its cell, of the first of these files that has it."""
+    """Finds a group's row by the name of its cell, in the first of these files that has it."""
     return lambda book, cell: first(book, group, form.format(cell), *files)
 
 

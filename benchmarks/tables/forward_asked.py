@@ -45,7 +45,7 @@ class Verdicts:
         self.lines.append({"row": row, "what": what, "asked": asked, "measured": measured, "met": met})
 
     def peers(self, row: str, asked: float) -> None:
-        """Faster than the faster peer."""
+        """Ours is to be `asked` times faster than the faster peer."""
         rival = self._figures.fastest(row, ("peer",))
         if rival is not None:
             self.least(row, f"times faster than {rival}, the faster peer", asked, self._figures.ratio(row, rival))

@@ -21,7 +21,7 @@ EXACT = "true FP32, without matrix units: cuBLAS's products are faster than ours
 ROUGH = "it chooses winners by rounded tokens: errors of 0.02 a query token, ours 3e-8"
 NUMKONG = "numkong 7.8.6"
 ALONE = ", GPU time alone"
-REASONS = {  # (row, who): down to which ratio the reason covers, the reason; found on an H200 unless said
+REASONS = {  # (row, who): the least ratio that the reason explains, and the reason, found on an H200 unless said
     ("ragged: ragged, 1 query", FLASH): (0.95, "on an H100 both are bound by reading, at 0.92 and 0.93 of the memory's rate"),
     ("pairs: pairs 4 x 16", LIK): (0.9, LAUNCHES),
     ("pairs: pairs 16 x 32", LIK): (0.9, LAUNCHES),
@@ -89,7 +89,7 @@ def right(held: Held, kinds: tuple[str, ...]) -> tuple[str, ...]:
 def against(
     held: Held, ours: str, kinds: tuple[str, ...] = ("baseline", "peer"), clock: str = CLOCK, names: tuple[str, ...] = ()
 ) -> tuple[str, Value] | None:
-    """Of a row the strongest rival that was right (or of `names`), and how many times faster ours is."""
+    """A row's strongest rival, of those that were right or of `names`, and how many times faster ours is."""
     names = names or right(held, kinds)
     rival, theirs = held.fastest(names=names, clock=clock) if names else ("", None)
     mine = held.ms(ours, clock)

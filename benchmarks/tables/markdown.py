@@ -45,7 +45,7 @@ class Lines:
         self.all.append({**line, "met": holds(asked), "aimed": holds(aim)})
 
     def faster(self, figures: Figures, row: str, asked: float, aim: float | None = None, kind: str = "peer") -> None:
-        """Than the fastest of a kind: with the host, and GPU time alone where that of ours was measured."""
+        """Ours is to be faster than the fastest of a kind: with the host, and by GPU time alone where ours was measured so."""
         other = figures.fastest(row, (kind,))
         if other is None:
             return
@@ -77,7 +77,7 @@ def verdict_table(lines: list[dict[str, Any]]) -> list[str]:
 
 
 def alone(held: Mapping[str, Any]) -> float | None:
-    """GPU time alone; a call so long that it was not timed again hides its host cost."""
+    """GPU time alone; of a call too long to be timed so its median, which hides the host's part."""
     time = held.get("median_ms")
     return held.get("busy_median_ms", time if time is not None and time > BUSY else None)
 

@@ -48,7 +48,7 @@ def rehearsed(book: Book) -> str:
 
 
 def host(book: Book) -> str:
-    """Microseconds a small call costs its caller, back to back; of the naive forms the fastest."""
+    """Microseconds that a small call costs its caller, back to back: ours, the peers', the fastest naive form's."""
     methods = forward_rows(book, "host")["host textual 1K"].raw("methods")
 
     def least(part: str) -> str:
@@ -60,7 +60,7 @@ def host(book: Book) -> str:
 
 
 def worst(method: str) -> Callable[[Book], str]:
-    """The largest error of a query token on a CPU, of a largest possible score of 1."""
+    """A method's largest error per query token on a CPU, as a share of the largest possible score, which is 1."""
     return lambda book: f"{100 * max(case[method]['max_error'] for case in book.raw(CPU, 'cases').values()):.1g}%"
 
 
@@ -121,14 +121,14 @@ def written(book: Book, text: str, place: str) -> str:
 
 
 def _table(book: Book, name: str) -> str:
-    """With a line about its age below."""
+    """A table as Markdown, a line about its age below."""
     table = drawn(TABLES[name], book)
     age = ages.said(book, table)
     return "\n".join(["", *table_lines(table), *(["", age] if age else []), ""])
 
 
 def pages(root: Path) -> list[Path]:
-    """Those that quote tables, and every page of docs with a mark."""
+    """Pages that quote tables, and every page of docs with a mark of age."""
     docs = sorted((root / "docs").glob("*.md"))
     marked = (path for path in docs if "<!-- age: " in path.read_text(encoding="utf-8"))
     return list(dict.fromkeys((*(root / name for name in PLACES), *marked)))

@@ -56,13 +56,13 @@ def at_1000(book: Book, name: str) -> Held | None:
 
 
 def sized(book: Book, cell: str) -> Held | None:
-    """Of a cell "shape documents"."""
+    """The row of a cell named "shape documents"."""
     name, _, count = cell.partition(" ")
     return shape(book, name, int(count))
 
 
 def scored(book: Book, name: str) -> Held | None:
-    """Where a library's scorer was measured."""
+    """A shape's row at 1000 documents, where a library's scorer was measured."""
     held = at_1000(book, name)
     return held if held is not None and any(held.ms(one) for one in SCORERS) else None
 
@@ -77,7 +77,7 @@ def by_width(book: Book, cell: str) -> Held | None:
 
 
 def tried_by(group: str, *methods: str) -> Callable[[Book], list[str]]:
-    """Cells that methods whose memory was measured by a process of their own came to."""
+    """Cells that these methods came to in the processes that measured their memory."""
 
     def cells(book: Book) -> list[str]:
         held = book.raw(PAPER, "groups", group, "rows") or {}
@@ -118,7 +118,7 @@ def with_chunk(line: Line) -> Cell:
 
 
 def time_and_peak(method: str) -> Getter:
-    """Of a process of its own, or why it has neither."""
+    """A method's time and peak by a process of its own, or why there is neither."""
 
     def get(line: Line) -> Cell:
         held = point(line.book, method, line.cell)
@@ -129,7 +129,7 @@ def time_and_peak(method: str) -> Getter:
 
 
 def of_point(method: str, key: str, shown: Callable[[Value | None, Line], Cell]) -> Getter:
-    """A number of such a process."""
+    """A number that the process of a method's memory measured."""
 
     def get(line: Line) -> Cell:
         held = point(line.book, method, line.cell)
@@ -179,7 +179,7 @@ def whole_tokens(line: Line) -> Cell | str:
 
 
 def over_512(line: Line) -> Cell:
-    """That kernel's time over its own at d = 512."""
+    """The time of the kernel that holds whole tokens, over its own at d = 512."""
     base = wide(line.book, 512)
     return times(line.held.ms(ONE_SHOT), base.ms(ONE_SHOT) if base is not None else None)
 
@@ -206,13 +206,13 @@ def both_over_ours(*keys: str) -> Getter:
 
 
 def largest_error(line: Line) -> Cell | str:
-    """Or why a path has none."""
+    """A path's largest error, or why it has none."""
     failed = line.held.raw("failed")
     return f"failed: {failed[:60]}" if failed else value("own", "max_error", digits=2)(line)
 
 
 def claimed_errors(line: Line) -> str:
-    """The paper's, which are of ColPali."""
+    """The paper's errors, which are of ColPali."""
     return (claims(line) if line.label.endswith("ColPali") and not line.held.raw("failed") else "") or MISSING
 
 

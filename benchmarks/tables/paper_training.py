@@ -55,7 +55,7 @@ def whole_peak(held: Held, method: str) -> Value | None:
 
 
 def joined_totals(*methods: Which) -> Getter:
-    """The whole peaks of these."""
+    """Peaks of these methods with inputs and gradients (`whole_peak`)."""
     return lambda line: joined(
         ", ".join("{}" for _ in methods), *(gigabytes(whole_peak(line.held, picked(line.held, one)[0])) for one in methods)
     )
@@ -109,7 +109,7 @@ def of_batch(book: Book, cell: str) -> Held | None:
 
 
 def counted(part: Callable[[Budget], int]) -> Getter:
-    """What a path must hold of something, by the sizes that the file gives."""
+    """How many bytes of one part a path must hold, by the sizes that the file gives."""
 
     def get(line: Line) -> Cell:
         about, path = line.held.raw("about"), line.cell.partition(" ")[2]
@@ -166,7 +166,7 @@ CHECKS = {
 
 
 def judged(name: str) -> Getter:
-    """A method's time and memory, and what it failed: chamfer.py's words are one rule for everybody."""
+    """A method's time and memory, and what it failed: chamfer.py judges all methods by one rule."""
 
     def get(line: Line) -> Cell | str:
         shown, wrong = with_peak(line.held, name), str(line.held.raw("methods", name, "wrong") or "").split()

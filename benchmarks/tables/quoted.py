@@ -210,7 +210,7 @@ def _middle(book: Book, file: str, keys: tuple[str, ...]) -> Value | None:
 
 
 def step(book: Book) -> Table:
-    """A small training step by everybody: with the host back to back, from an idle GPU, on the GPU alone."""
+    """A small training step by every method: with the host back to back, from an idle GPU, on the GPU alone."""
     methods = book.raw(STEP, "methods") or {}
     first = next(iter(methods), "")
 

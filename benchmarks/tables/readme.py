@@ -38,7 +38,7 @@ WORK: dict[str, tuple[Callable[[Book], Held | None], str]] = {  # where a row is
 
 
 def of_floats(get: Getter) -> Getter:
-    """Not of INT8 rows: eager and compiled FP16 are of documents never quantised, and torch's INT8 product is slower than ours."""
+    """A column without INT8 rows: eager and compiled FP16 score unquantised documents, and torch's INT8 is slower than ours."""
     return lambda line: get(line) if WORK[line.cell][1] == MAIN else MISSING
 
 
@@ -53,7 +53,7 @@ BATCHES = {
 
 
 def step(which: str | Fastest) -> Getter:
-    """The time and memory of a method or of a peer's fastest path; on the line of GPU time alone that."""
+    """The time and memory of a method or of a peer's fastest path; on the line `ALONE`, GPU time."""
 
     def get(line: Line) -> Cell:
         if line.label == ALONE:
@@ -80,7 +80,7 @@ def streamed(book: Book, label: str) -> Held | None:
 
 
 def times_floor(line: Line) -> Cell:
-    """Of several GPUs: how many times one of them."""
+    """Times the floor; of several GPUs, how many times faster than one."""
     if not line.cell.startswith("pinned, "):
         return number(line.held.value("ratio"))
     alone = line.book.value(line.held.file, *line.held.keys[:-1], "500 queries, one GPU", "median_s")
@@ -126,7 +126,7 @@ def of_path(*keys: str, form: str) -> Getter:
 
 
 def change(line: Line) -> Cell | str:
-    """Of nDCG@10, from the reference's."""
+    """The change of nDCG@10 from the reference's."""
     if line.cell == REFERENCE:
         return "reference"
     exact, found = (line.book.value(STUDY, "paths", name, "metrics", "nDCG@10") for name in (REFERENCE, line.cell))

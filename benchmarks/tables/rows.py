@@ -72,7 +72,7 @@ class Held:
 
 
 def first(book: Book, group: str, name: str, *files: str) -> Held | None:
-    """The first of these files that has a row, finished."""
+    """A row of the first of these files that has it finished."""
     keys = ("groups", group, "rows", name)
     return next((Held(book, file, keys) for file in files if book.raw(file, *keys) is not None), None)
 

@@ -53,7 +53,7 @@ def of_script(group: str, label: Callable[[str], str], part: str = "") -> Lines:
 
 
 def host_clocks(name: str, fastest: bool = False) -> Getter:
-    """A method's two clocks; `fastest`: of those whose name holds this, back to back."""
+    """The two clocks of a method; `fastest`: of the fastest method, back to back, whose name holds `name`."""
 
     def get(line: Line) -> Cell:
         chosen = name

@@ -79,12 +79,12 @@ def again(line: Line, method: str) -> list[Value | None]:
 
 
 def twice(method: str) -> Getter:
-    """Times faster by either harness."""
+    """How many times faster ours is than a method, by either harness."""
     return lambda line: joined("{} / {}", times(line.held.ms(method), line.held.ms(MAIN)), times(*again(line, method)))
 
 
 def worst(line: Line) -> Cell:
-    """The largest difference between the two."""
+    """The largest difference between the ratios of the two harnesses."""
     found: list[Value] = []
     for method in (WIDE, HALF, FLASH, LIK):
         change = ratio(ratio(*again(line, method)), ratio(line.held.ms(method), line.held.ms(MAIN)))
@@ -114,7 +114,7 @@ def pauses(book: Book) -> Iterator[str]:
 
 
 def compiled_chunks(line: Line) -> Cell:
-    """Of the frontier's row of the same cell: the fastest, its size, and how many times ours."""
+    """The fastest compiled chunks of the frontier's row of the same cell: time, size, and how many times ours."""
     beside = sized(line.book, line.cell)
     label, time = beside.fastest(COMPILED_CHUNKS.kinds, COMPILED_CHUNKS.part) if beside is not None else ("", None)
     if beside is None or not label:

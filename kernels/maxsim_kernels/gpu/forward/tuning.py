@@ -27,7 +27,7 @@ class Config:
     reason: str
     short: int = 32  # tokens a tile of ragged documents shorter than `tokens`
     short_programs: int = 0  # `programs` of those tiles; 0: the same
-    registers: int = 0  # at most so many a thread, where another program then fits; 0: as the compiler likes
+    registers: int = 0  # most registers a thread, where one more program then fits; 0: as the compiler likes
     bits: bool = False  # of the tile kernel: maxima of floats by their bits (`choice.py` says when)
 
 

@@ -47,7 +47,7 @@ class _Shape:
 
     @classmethod
     def of(cls, longest: int, longest_document: int, width: int, capability: tuple[int, int]) -> _Shape:
-        """For queries and documents of up to so many tokens."""
+        """The shape for queries and documents of up to so many tokens."""
         if longest > 384 and width <= 128 and capability == _LARGE:
             return cls(512, 64, 16, 3, False)  # the fewer programs, the fewer times a document comes out of the L2 cache
         if longest > 64 or width > 128:
