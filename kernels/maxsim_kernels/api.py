@@ -32,7 +32,7 @@ from maxsim_kernels.modes import under_autocast
 from maxsim_kernels.tokens import Fp8Tokens, Int8Tokens, Packed, held_of
 
 CODED_TOKENS = 1 << 16  # decoded at once
-_SHORT_WINNERS = 0xFFFF  # documents from this length on have winners that 16 bits cannot tell from "none"
+_SHORT_WINNERS = 0xFFFF  # documents must be shorter for winners of 16 bits, in which this number is -1: "none"
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,7 @@ def maxsim_pairs(
 
 
 def run(queries: Tensor | Packed, documents: Documents | CodedTokens, options: Options) -> Tensor | tuple[Tensor, Tensor]:
-    """Replay a call that is known (`gpu/launch.py`), or check and run it: what `maxsim` and `maxsim_pairs` do, by `Options`."""
+    """Do what `maxsim` and `maxsim_pairs` do, by `Options`: replay a recorded call (`gpu/launch.py`), or check and run it."""
     if isinstance(documents, BitTokens | ResidualTokens):
         return _run_coded(queries, documents, options)
     queries, tokens = under_autocast(queries, documents)
@@ -136,7 +136,7 @@ def run(queries: Tensor | Packed, documents: Documents | CodedTokens, options: O
 
 
 def node_of(queries: Tensor | Packed, documents: Tensor | Packed, options: Options) -> Node | None:
-    """An eager call on a GPU whose inputs need gradients, for a node of autograd that begins with its scores; None: no such call."""
+    """The `Node` of an eager GPU call that needs gradients, for a loss that is computed from its scores; None for other calls."""
     queries, tokens = under_autocast(queries, documents)
     inputs = _cuda_inputs(queries, tokens, options)
     if inputs is None or options.impl == "reference" or not _wanted(inputs):
@@ -179,7 +179,7 @@ def _replayed(
 
 
 def _node(queries: Tensor | Packed, documents: Documents, inputs: tuple[Tensor | None, ...], options: Options) -> Node:
-    """The same call with winners, which the backward will use (`autograd.py`)."""
+    """The `Node` of a call. It is scored with winners, which the backward needs (`autograd.py`)."""
     values, starts, whole = _parts(queries)
     tokens, document_starts, documents_whole = _parts(documents)
     layout: Layout = "pairs" if options.pairs else "per_query" if tokens.dim() == 4 else "shared"
@@ -190,12 +190,12 @@ def _node(queries: Tensor | Packed, documents: Documents, inputs: tuple[Tensor |
 
 
 def _parts(side: Any) -> tuple[Tensor, Tensor | None, bool]:
-    """Values, starts and whether rows follow each other, of float tokens."""
+    """Of float tokens: the values, the starts (None: dense), and whether packed rows lie end to end."""
     return (side.values, side.starts, side.offsets is not None) if isinstance(side, Packed) else (side, None, False)
 
 
 def _cuda_inputs(queries: object, documents: object, options: Options) -> tuple[Tensor | None, ...] | None:
-    """Every tensor of a call that may be replayed (`gpu/launch.py`), in a fixed order: eager, on a GPU; else None."""
+    """All tensors of a call, in a fixed order, if it may be replayed (`gpu/launch.py`): eager, on a GPU; else None."""
     if torch.compiler.is_compiling() or not fallback.HAS_TRITON:
         return None
     values = queries.values if isinstance(queries, Packed) else queries
@@ -215,7 +215,7 @@ def _end_to_end(documents: object) -> bool:
 
 
 def _precision(inputs: tuple[Tensor | None, ...], options: Options) -> object:
-    """What torch says of FP32 products, where it decides; nothing for other dtypes and where the call says it (`Options.fp32`)."""
+    """torch's settings for FP32 products where they decide; None for other dtypes, or if the call decides (`Options.fp32`)."""
     if options.fp32 is not None or inputs[0] is None or inputs[0].dtype != torch.float32:
         return None
     return torch.backends.fp32_precision, torch.backends.cuda.matmul.fp32_precision  # type: ignore[attr-defined]
@@ -246,7 +246,7 @@ def _run_checked(queries: Tensor | Packed, documents: Documents, options: Option
 
 
 def _run_coded(queries: Tensor | Packed, documents: CodedTokens, options: Options) -> Tensor:
-    """Coded tokens: by their kernel on a GPU, elsewhere decoded and scored a block of documents at a time, which changes no bit."""
+    """Score coded tokens: by their kernel on a GPU, elsewhere decoded a block of documents at a time (blocks change no bit)."""
     inputs = _cuda_inputs(queries, documents.codes, options)
     beside = tuple(tensor for _, tensor in documents.tensors()[1:])
     run = partial(_coded_checked, queries, documents, options)
@@ -270,7 +270,7 @@ def _coded_checked(queries: Tensor | Packed, documents: CodedTokens, options: Op
         from maxsim_kernels.gpu.coded import coded
 
         if isinstance(queries, Packed) and queries.offsets is None and not options.pairs:
-            queries = queries.compact()  # or rows of the whole buffer would be scored; waits for the GPU
+            queries = queries.compact()  # else all rows of the buffer would be scored; waits for the GPU
             call = validate_coded(queries, documents, options)
         scores = coded.forward(call, documents)
         return scores[0] if call.single_query else scores
@@ -286,7 +286,7 @@ def _coded_checked(queries: Tensor | Packed, documents: CodedTokens, options: Op
 
 
 def _pairs_of(queries: Tensor | Packed, options: Options, first: int, last: int) -> tuple[Tensor | Packed, Options]:
-    """Some of the queries, with what is said of them."""
+    """Queries `first` to `last` of pairs, and the options with their masks and lengths."""
     if isinstance(queries, Packed):
         return Packed.view(queries.values, queries.starts[first:last], queries.lengths[first:last]), options
     mask, lengths = (None if one is None else one[first:last] for one in (options.query_mask, options.query_lengths))
@@ -299,7 +299,7 @@ def _fit_16_bits(documents: Tensor) -> bool:
 
 
 def needs_gradient(call: Call) -> bool:
-    """Whether a call wants gradients; refuses them of quantised documents."""
+    """Whether a call wants gradients, which are refused where documents are quantised."""
     wanted = call.queries.requires_grad or call.documents.requires_grad
     of_codes = call.scales is not None and (
         call.scales.requires_grad or (call.offset is not None and call.offset.requires_grad)
@@ -310,7 +310,7 @@ def needs_gradient(call: Call) -> bool:
 
 
 def implementation(call: Call, impl: str) -> Implementation:
-    """The one place that decides: by device, by what was asked, and by what the kernels can take."""
+    """What runs a call. Decided here alone: by device, by `impl`, and by what the kernels can take."""
     kind = call.queries.device.type
     if impl == "reference":
         return Implementation("reference", "asked for: plain chunked torch in FP32")

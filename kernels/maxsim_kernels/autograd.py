@@ -1,4 +1,4 @@
-"""Autograd of eager calls on a GPU, each one node: scores, and the contrastive loss with its scores.
+"""Autograd of eager calls on a GPU, one node each: scores alone (`_Scores`), or the contrastive loss and its scores (`_Contrast`).
 
 The same kernels as the custom ops of `ops.py`, without what a custom op costs the host.
 
@@ -32,7 +32,7 @@ class Route:
 
 
 class Node(NamedTuple):
-    """A call: values of its tokens, starts of packed ones, and what gives `(scores, argmax)`."""
+    """A call: its tokens' values, the starts of packed ones, and `score`, which returns `(scores, argmax)`."""
 
     queries: Tensor
     documents: Tensor
@@ -84,7 +84,7 @@ def _traced(grad: Tensor) -> bool:
 
 
 def _token_gradients(ctx: Any, run: Callable[..., Any], *saved: Any) -> tuple[Tensor | None, Tensor | None]:
-    """Gradients of the queries and the documents that need one. `saved`: what `run` takes first, from the scores' gradient on."""
+    """Gradients of queries and documents, None where not needed. `saved`: the first arguments of `run`, the scores' gradient first."""
     route: Route = ctx.route
     need_queries, need_documents = ctx.needs_input_grad[:2]
     whole = route.queries_end_to_end, route.documents_end_to_end
@@ -93,7 +93,7 @@ def _token_gradients(ctx: Any, run: Callable[..., Any], *saved: Any) -> tuple[Te
 
 
 class _Contrast(torch.autograd.Function):
-    """The loss's own gradient meets the scores' in the backward, in float32: a loss scale above it must not come too late."""
+    """The contrastive loss with its scores. The backward multiplies its slopes by the gradient above (a loss scale) in float32."""
 
     @staticmethod
     def forward(

@@ -1,6 +1,7 @@
-"""Validation of a call's arguments: shapes, dtypes and devices here; *values* of offsets, lengths and masks inside the operators.
+"""Validation of a call's arguments: shapes, dtypes and devices at once; *values* of offsets, lengths and masks inside the operators.
 
-Every message names the argument, what it got and what it needs. Nothing here reads a tensor's values, so nothing waits for a GPU.
+Every message names the argument, what it got and what it needs. Only `check_rows` and `check_padded`, which the operators call, read
+a tensor's values; nothing else waits for a GPU.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ IMPLS = ("auto", "triton", "cpu", "reference")
 
 
 class Options(NamedTuple):
-    """What a call says besides its tokens, as `maxsim` takes it: the four tensors first (`TENSORS`), then what has no data.
+    """The options of a call, as `maxsim` takes them beside its tokens: the four tensors first (`TENSORS`), then the others.
 
     A named tuple, because every call makes one, replayed calls too: a frozen dataclass takes the host three times as long.
     """
@@ -40,15 +41,15 @@ class Options(NamedTuple):
     backward: str = "auto"
     impl: str = "auto"
     pairs: bool = False
-    lean: bool = False  # winners for the backward alone, in 16 bits; no user says it
-    out: torch.dtype = torch.float32  # of the scores, rounded once; the integrations say it
-    # Of a document without a token that counts, whatever the query; None: the contract's. The integrations say it too.
+    lean: bool = False  # winners for the backward alone, in 16 bits; no public argument
+    out: torch.dtype = torch.float32  # dtype of the scores, rounded once; set by the integrations
+    # Score of a document without a token that counts, whatever the query; None: as `maxsim` says. Set by the integrations.
     empty_score: float | None = None
-    # How a GPU multiplies float32 in this call ("tf32", "ieee"); None: as torch is set. So too.
+    # How a GPU multiplies float32 in this call ("tf32", "ieee"); None: as torch is set. Set by the integrations.
     fp32: str | None = None
 
 
-TENSORS: Final = 4  # of `Options`
+TENSORS: Final = 4  # how many fields of `Options` are tensors: the first ones
 
 
 @dataclass(frozen=True)
@@ -141,7 +142,7 @@ def tensors_of(queries: Tensor | Packed, documents: Documents, held: Tensor | Pa
 
 
 def _named(queries: Tensor | Packed, documents: Documents, options: Options) -> Iterator[tuple[str, Tensor]]:
-    """Every tensor of a call by name; anything else is left for the checks to name."""
+    """Every tensor of a call with its name; arguments of other types are left out, for the checks to refuse."""
     sides: list[tuple[str, object]] = [("queries", queries), ("documents", documents)]
     if isinstance(documents, Int8Tokens | Fp8Tokens):
         offset = documents.offset if isinstance(documents, Int8Tokens) else None
@@ -156,7 +157,7 @@ def _named(queries: Tensor | Packed, documents: Documents, options: Options) -> 
 
 
 def _query_side(queries: Tensor | Packed, options: Options, single: bool) -> _Side:
-    """The queries; `single`: one `[Lq, d]`, which gets a batch of one."""
+    """The tensors of the queries, checked; `single`: they are one `[Lq, d]`, which becomes a batch of one."""
     mask, lengths = options.query_mask, options.query_lengths
     if isinstance(queries, Packed):
         return _packed_side("query", queries, mask, lengths)
@@ -170,7 +171,7 @@ def _query_side(queries: Tensor | Packed, options: Options, single: bool) -> _Si
 
 
 def _document_side(held: Tensor | Packed, options: Options, queries: int) -> _Side:
-    """The documents, for so many queries."""
+    """The tensors of the documents, checked; `queries`: how many queries there are."""
     mask, lengths = options.document_mask, options.document_lengths
     if isinstance(held, Packed):
         return _packed_side("document", held, mask, lengths)
@@ -244,7 +245,7 @@ def validate(
 
 
 def validate_coded(queries: Tensor | Packed, documents: CodedTokens, options: Options) -> Call:
-    """`validate` of a call with coded tokens; its `documents` are a stand-in of their shape, without memory."""
+    """`validate` for coded tokens; the call's `documents` are a stand-in of the decoded shape, which takes no memory."""
     kind = type(documents).__name__
     if torch.compiler.is_compiling():
         raise RuntimeError(f"documents: got {kind} inside torch.compile, need an eager call (torch.compiler.disable)")
@@ -266,14 +267,14 @@ def validate_coded(queries: Tensor | Packed, documents: CodedTokens, options: Op
 
 
 def _lift(tensor: Tensor | None, rank: int) -> Tensor | None:
-    """Give a single query's mask or length its batch dimension; a tensor of another rank is left for the checks to name."""
+    """Give a single query's mask or length its batch dimension; a tensor of another rank stays, for the checks to refuse."""
     if isinstance(tensor, Tensor) and tensor.dim() == rank:
         return tensor.unsqueeze(0)
     return tensor
 
 
 def check_rows(name: str, starts: Tensor, lengths: Tensor, tokens: int) -> np.ndarray:
-    """Values of packed rows (reads them): starts at 0 or above, lengths not negative, ends inside `tokens`.
+    """Check the values of packed rows (reads them): starts at 0 or above, lengths not negative, ends inside `tokens`.
 
     Returns:
         The lengths `[N]`, int64, on the host.
@@ -290,7 +291,7 @@ def check_rows(name: str, starts: Tensor, lengths: Tensor, tokens: int) -> np.nd
 
 
 def check_padded(side: str, mask: Tensor | None, lengths: Tensor | None, size: int) -> None:
-    """Values of masks and lengths of padded tokens (CPU only: reads them); `side`: what the arguments' names begin with."""
+    """Check the values of a mask and lengths of padded tokens (CPU only: reads them); `side`: prefix of the arguments' names."""
     if lengths is not None and lengths.numel() and (int(lengths.min()) < 0 or int(lengths.max()) > size):
         raise ValueError(f"{side}lengths: got {int(lengths.min())}..{int(lengths.max())}, need 0..{size} (the padded size)")
     if mask is not None and mask.dtype != torch.bool and bool(((mask != 0) & (mask != 1)).any()):

@@ -42,14 +42,14 @@ def _check_codes(codes: Packed, size: int, bits: int, dim: int) -> None:
 
 
 def _check_side(name: str, tensor: Tensor, shape: tuple[int, ...], device: torch.device) -> None:
-    """One of the tensors beside the codes."""
+    """Check one of the tensors beside the codes."""
     need(isinstance(tensor, Tensor), name, type(tensor).__name__, "a tensor")
     need(tuple(tensor.shape) == shape, name, list(tensor.shape), list(shape))
     need(tensor.device == device, name, f"a tensor on {tensor.device}", f"one on the codes' device {device}")
 
 
 def _taken(tensor: Tensor, rows: Tensor | slice) -> Tensor:
-    """Some rows; torch gathers no uint16, so those go as int16."""
+    """Some rows of a tensor. torch cannot gather uint16, which is gathered as int16."""
     if isinstance(rows, Tensor) and tensor.dtype == torch.uint16:
         return tensor.view(torch.int16)[rows].view(torch.uint16)
     return tensor[rows]
@@ -111,7 +111,7 @@ class BitTokens:
         return found
 
     def rows(self, rows: Tensor | slice, codes: Packed) -> BitTokens:
-        """The same with `codes`, whose tokens are the tokens `rows` of these."""
+        """The same with other `codes`, whose tokens are the tokens `rows` of this buffer."""
         return replace(self, codes=codes, scales=self.scales[rows])
 
     def tensors(self) -> tuple[tuple[str, Tensor], ...]:
@@ -197,7 +197,7 @@ class ResidualTokens:
         return self.codes.with_values(values)
 
     def rows(self, rows: Tensor | slice, codes: Packed) -> ResidualTokens:
-        """The same with `codes`, whose tokens are the tokens `rows` of these."""
+        """The same with other `codes`, whose tokens are the tokens `rows` of this buffer."""
         return replace(self, codes=codes, ids=_taken(self.ids, rows))
 
     def tensors(self) -> tuple[tuple[str, Tensor], ...]:
@@ -209,7 +209,7 @@ CodedTokens = BitTokens | ResidualTokens
 
 
 def plain_of(documents: CodedTokens) -> Packed | Int8Tokens:
-    """What stands for coded tokens outside the kernel: whole numbers with their scales, or the decoded values."""
+    """Coded tokens as paths without the kernel take them: INT8 levels with their scales, or the decoded values."""
     return documents.as_int8() if isinstance(documents, BitTokens) else documents.dequantize()
 
 
@@ -226,7 +226,7 @@ def coded_at(documents: ResidualTokens, span: slice) -> ResidualTokens:
 
 
 def coded_blocks(documents: CodedTokens, tokens: int) -> Iterator[CodedTokens]:
-    """The documents in order, end to end, in blocks of at most so many tokens or one document (reads lengths: waits on a GPU).
+    """The documents in order, end to end, in blocks of at most `tokens` tokens or one document (reads lengths: waits on a GPU).
 
     One empty block where there are no documents.
     """

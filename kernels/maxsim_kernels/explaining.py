@@ -59,7 +59,7 @@ def explain(
 
 
 def _gradients(call: Call, found: api.Implementation, backward: str) -> str:
-    """The path that gradients take, and why; or that there is none, which concerns only calls that ask for gradients."""
+    """The path that gradients would take, and why. Where `backward` is refused: why, or the error if this call needs gradients."""
     if found.name == "reference":
         return "through plain torch, whatever `backward` says"
     try:
@@ -110,7 +110,7 @@ def _launch_reason(call: Call) -> str:
 
     winners = call.winners or (call.granularity == "none" and api.needs_gradient(call))
     queries = call.queries
-    if call.granularity != "none" and call.quantize_queries:  # their codes, without making any
+    if call.granularity != "none" and call.quantize_queries:  # a stand-in for their codes
         queries = torch.empty(queries.shape, dtype=call.documents.dtype, device="meta")
     return _launch_words(*spread(choose(replace(call, winners=winners), hardware(call.queries.device)), call, queries))
 

@@ -17,11 +17,11 @@ from maxsim_kernels import fallback
 from maxsim_kernels.tokens import FLOAT_DTYPES, Packed
 
 _ORDINARY = frozenset((Tensor, torch.nn.Parameter, type(None)))
-_TRACED = "torch._subclasses"  # fake and functional tensors, which the custom ops know
+_TRACED = "torch._subclasses"  # module of fake and functional tensors, which the custom ops take
 
 
 def ordinary(tensors: Iterable[object]) -> bool:
-    """Whether these are tensors and no subclasses, or nothing."""
+    """Whether each of these is a plain tensor, a parameter or None."""
     return _ORDINARY.issuperset(map(type, tensors))
 
 
@@ -31,14 +31,14 @@ def transformed() -> bool:
 
 
 def unusual(tensors: Sequence[Any]) -> bool:
-    """Whether `check_tensors` may have something to refuse, of a call whose first two tensors are its tokens: asked at every call."""
+    """Whether `check_tensors` may have something to refuse: a quick look, at every call. The first two tensors are the tokens."""
     if torch.compiler.is_compiling():
         return False
     return transformed() or not ordinary(tensors) or tensors[0].is_neg() or tensors[1].is_neg()
 
 
 def check_tensors(operator: str, tensors: Iterable[tuple[str, Tensor]]) -> None:
-    """Refuse calls under a transform, tensors with a tangent, and subclasses of `Tensor` but those that trace.
+    """Refuse calls under a transform, tensors with a tangent, views yet to be negated, and subclasses of `Tensor` (except `_TRACED`).
 
     Raises:
         RuntimeError: names the transform. ValueError: names the argument.
@@ -58,7 +58,7 @@ def check_tensors(operator: str, tensors: Iterable[tuple[str, Tensor]]) -> None:
 
 
 def foreign(tensor: Tensor) -> bool:
-    """Whether this is a subclass of `Tensor` that does not trace: its numbers may lie elsewhere."""
+    """Whether this is a subclass of `Tensor` and not one of `_TRACED`: its numbers may lie elsewhere."""
     return not ordinary((tensor,)) and not type(tensor).__module__.startswith(_TRACED)
 
 
@@ -68,7 +68,7 @@ def _refuse_kind(name: str, kind: type) -> None:
     if kind in _ORDINARY:
         raise ValueError(f"{name}: got a view that is yet to be negated, need its .resolve_neg()")
     remedy = "a tensor"
-    if issubclass(kind, Tensor):  # one that dispatches for itself holds its numbers elsewhere; any other one has them itself
+    if issubclass(kind, Tensor):  # one with its own dispatch holds its numbers elsewhere; others hold them themselves
         holds = kind.__torch_dispatch__ is Tensor.__torch_dispatch__
         remedy = "a plain torch.Tensor: "
         remedy += "its data by .as_subclass(torch.Tensor)" if holds else "what it stands for (a DTensor's by .to_local())"
@@ -76,10 +76,10 @@ def _refuse_kind(name: str, kind: type) -> None:
 
 
 def under_autocast(queries: Any, documents: Any) -> tuple[Any, Any]:
-    """Queries and documents as autocast leaves them, where it is on; what is no tokens is left for the checks to name.
+    """Queries and documents, cast if autocast is on and asks for it; what is no tokens stays, for the checks to refuse.
 
     Tokens of two dtypes are cast to autocast's, as `torch.matmul` casts its operands. Tokens of one dtype are left as they are, so that
-    scores do not depend on where a call stands; that this differs from `torch.matmul` is said once.
+    scores do not depend on where a call stands; `torch.matmul` would cast them, and a warning says so once.
     """
     if not torch._C._is_any_autocast_enabled():
         return queries, documents

@@ -77,7 +77,7 @@ def quantize_fp8(
 
 
 def _held(tokens: Tensor | Packed, mask: Tensor | None, lengths: Tensor | None) -> tuple[Packed | None, Tensor]:
-    """The packed form end to end (or None) and the values, shapes and dtypes checked."""
+    """Packed tokens end to end (None: dense), and the tokens' values; shapes and dtypes are checked."""
     packed = tokens.compact() if isinstance(tokens, Packed) else None
     values = packed.values if packed is not None else tokens
     if not isinstance(values, Tensor) or values.dim() < 2 or values.dtype not in FLOAT_DTYPES:
@@ -124,7 +124,7 @@ def _quantize_values(
     kind: str,
     scale: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Codes, scales and offset (empty unless affine). One op, because it refuses *values*, which a compiled graph cannot."""
+    """Codes, scales and offset (empty unless affine). A custom op, because it refuses *values*, as a compiled graph cannot."""
     valid = _valid(values, mask, lengths)
     packed = None if offsets is None else Packed(values, offsets)
     _refuse_non_finite(values, valid, granularity)
@@ -145,7 +145,7 @@ def _quantize_values(
     else:
         largest = _FP8_MAX if kind == "fp8" else 127
         absmax = _reduce(values.float().abs().amax(-1), valid, packed, granularity, "amax")
-        # A tensor: by a number, a GPU multiplies with its rounded inverse, and codes would not be those of a CPU.
+        # Divided by a tensor: for a number, a GPU multiplies by its rounded inverse, and codes would not be those of a CPU.
         scales = _stored_scale(absmax / absmax.new_full((), largest), largest)
     if granularity != "token" and bool(torch.isnan(scales).any()):
         raise ValueError(f"tokens: values too large, a {granularity} scale does not fit FP16 (at most 65504)")
@@ -233,7 +233,7 @@ def _codes(
     scaled = shifted / per_token(scales.float(), packed, granularity)
     low, high = {"int8": (-127.0, 127.0), "int8-affine": (-128.0, 127.0), "fp8": (-_FP8_MAX, _FP8_MAX)}[kind]
     codes = (scaled if kind == "fp8" else scaled.round_()).clamp_(low, high)
-    codes = codes.nan_to_num_(nan=0.0)  # a NaN scale says it; the code itself must be some number
+    codes = codes.nan_to_num_(nan=0.0)  # a NaN scale marks the token; its codes must be numbers
     if valid is not None:
         codes = codes.masked_fill_(~valid.unsqueeze(-1), 0)
     return codes.to(torch.float8_e4m3fn if kind == "fp8" else torch.int8).contiguous()

@@ -20,7 +20,7 @@ FLOAT_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 INDEX_DTYPES = (torch.int32, torch.int64)
 Granularity = Literal["token", "document", "corpus"]
 _REPEATING = 0.9  # share of distinct rows up to which they are worth gathering
-_SLICE_BYTES = 8 << 20  # of halves that are summed at once
+_SLICE_BYTES = 8 << 20  # of 16-bit halves, widened to 64 bits, that are summed at once
 
 
 def _require_index(name: str, tensor: Tensor, size: int | None, device: torch.device) -> None:
@@ -34,10 +34,10 @@ def _require_index(name: str, tensor: Tensor, size: int | None, device: torch.de
 
 
 def distinct_rows(values: Tensor) -> tuple[Tensor, Tensor] | None:
-    """Rows `[D, d]` that differ in some bit, and which of them each row of `values` `[R, d]` is; None where few repeat.
+    """The distinct rows `[D, d]` of `values` `[R, d]`, by their bits, and which of them each row is; None where few repeat.
 
-    Encoders whose vectors do not depend on the context (lexical ones, static embeddings) give a word one vector in all queries. On a
-    CPU, slow at products and quick at this, such a row's maxima are found once. `values`: in CPU memory, of 2 bytes or more each.
+    Encoders whose vectors do not depend on the context (lexical ones, static embeddings) give a word one vector in all queries. A CPU
+    is slow at products and quick at this, so the maxima of such a row are found once. `values`: in CPU memory, 2 bytes or more each.
     """
     count, width = values.shape
     if count < 2 or not width:
@@ -49,15 +49,15 @@ def distinct_rows(values: Tensor) -> tuple[Tensor, Tensor] | None:
     slices = [slice(n, n + step) for n in range(0, count, step)]
     sums = np.concatenate([halves[part].astype(np.uint64) @ factors for part in slices])
     found, first, which = np.unique(sums, return_index=True, return_inverse=True)
-    if len(found) > _REPEATING * count:  # as most encoders' are: a look that costs little
+    if len(found) > _REPEATING * count:  # so with most encoders; this look costs little
         return None
-    if any((halves[part] != halves[first[which[part]]]).any() for part in slices):  # two rows of one sum
+    if any((halves[part] != halves[first[which[part]]]).any() for part in slices):  # two rows have the same sum
         _, first, which = np.unique(bits.view(f"V{bits.shape[1]}")[:, 0], return_index=True, return_inverse=True)
     return values[torch.from_numpy(first)], torch.from_numpy(which)
 
 
 def can_be_read(tensor: Tensor) -> bool:
-    """Whether its numbers are there to look at: not while a compiler, or somebody's fake tensors, stand in for it."""
+    """Whether the tensor's numbers can be read: not under a compiler, nor where a fake tensor stands in for it."""
     return not torch.compiler.is_compiling() and not torch._C._len_torch_dispatch_stack() and type(tensor) is Tensor
 
 
@@ -176,7 +176,7 @@ class Packed:
         return Packed.view(values, self.starts, self.lengths)
 
     def compact(self) -> Packed:
-        """Itself when packed end to end; a view is copied into one (waits on a GPU). On a CPU rows outside the values are refused."""
+        """The same documents end to end: itself, or a copy of a view (waits on a GPU; on a CPU rows outside the values are refused)."""
         if self.offsets is not None:
             return self
         if self.values.device.type == "cpu" and can_be_read(self.starts):
@@ -238,7 +238,7 @@ def lengths_of(matrices: Sequence[Tensor]) -> list[int] | None:
 
 
 def joined(rows: Sequence[Tensor], lengths: Sequence[int]) -> Packed:
-    """Documents of these lengths, whose tokens follow each other in `rows`, as `lengths_of` has found them."""
+    """Pack documents of these `lengths`, whose tokens follow each other in the matrices `rows` of one width, dtype and device."""
     offsets = torch.zeros(len(lengths) + 1, dtype=torch.int64, device="cpu")
     offsets[1:] = torch.tensor(lengths, device="cpu").cumsum(0)
     values = torch.cat(list(rows))
@@ -246,7 +246,7 @@ def joined(rows: Sequence[Tensor], lengths: Sequence[int]) -> Packed:
 
 
 def _other_kind(documents: Sequence[Tensor]) -> str:
-    """The first of a list of token matrices that is no matrix, or not like the first."""
+    """What to say of the first item of a list that is no matrix, or not like the first one."""
     first = documents[0]
     width = first.shape[1] if first.dim() == 2 else "d"
     number, other = next(one for one in enumerate(documents) if lengths_of([first, one[1]]) is None)
@@ -320,7 +320,7 @@ class _QuantizedTokens:
         return per_token(values, self.codes if isinstance(self.codes, Packed) else None, self.granularity)
 
     def over(self, codes: Tensor | Packed, take: Callable[[Tensor], Tensor] | None = None) -> Self:
-        """Tokens of the same kind of other `codes`: scales and offset are what `take` makes of these (None: the same)."""
+        """Tokens of the same kind with other `codes`; `take` makes their scales and offset from the ones here (None: the same)."""
         scales, offset = (one if one is None or take is None else take(one) for one in (self.scales, self.offset))
         affine = {} if offset is None else {"offset": offset}
         return type(self)(codes, scales, granularity=self.granularity, **affine)  # type: ignore[call-arg]
@@ -404,7 +404,7 @@ class Int8Tokens(_QuantizedTokens):
 
 
 class Fp8Tokens(_QuantizedTokens):
-    """FP8 (e4m3) token embeddings: a token is `codes * scale`; one scale a document, so the inner loop never sees it.
+    """FP8 (e4m3) token embeddings: a token is `codes * scale`. As a rule one scale a document, which the inner loop never sees.
 
     Args:
         codes: float8_e4m3fn `[B, Ld, d]` (any leading shape) or `Packed` of it.

@@ -5,8 +5,8 @@ backwards. Keys are all different and compare as (score, -index), so `torch.topk
 own top-k, the merge with what is held and the merge of the parts of a corpus (`merge_topk`) are the same operation, and nothing
 waits for a GPU. NaN has the highest keys of all, so that none is lost on the way to whoever can refuse it.
 
-On a GPU with Triton a step is one launch (`gpu/keys.py`), with the same bits: beside scores of few documents, what the host takes to
-launch torch's dozens would be most of the time.
+On a GPU with Triton a step is one launch (`gpu/keys.py`), with the same bits. By torch it is dozens of launches, and for few documents
+the host's time for these would be most of the search.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _NONE = -(1 << 63)  # below every key
 _NAN = 0x7FC00000  # above infinity's bits
 _INFINITY = (0x7F800000 << 32) + _MOST_DOCUMENTS - 1  # the highest key of a number
 _FOLD = 16  # parts merged at once
-_WAITING = 1 << 18  # scores that wait, on a GPU, to be merged as one block: a merge is 20 launches, however few; a copy is one
+_WAITING = 1 << 18  # scores that wait, on a GPU, to be merged as one block: a merge takes several launches, a copy one
 
 
 def keys_of(scores: Tensor, first: int) -> Tensor:
@@ -36,7 +36,7 @@ def _keys_at(scores: Tensor, documents: Tensor) -> Tensor:
     """int64 keys of float32 scores of `documents` (int64, broadcast to the scores' shape)."""
     bits = (scores + 0.0).view(torch.int32)  # -0.0 + 0.0 is 0.0, which it equals
     ordered = bits ^ ((bits >> 31) & 0x7FFFFFFF)
-    ordered.masked_fill_(torch.isnan(scores), _NAN)  # one NaN: those of other bits would tie or hide
+    ordered.masked_fill_(torch.isnan(scores), _NAN)  # every NaN alike: by their own bits some would lie below all numbers
     keys = (ordered.long() << 32).add_(_MOST_DOCUMENTS - 1 - documents)
     return keys.masked_fill_(scores == -torch.inf, _NONE)
 
@@ -56,7 +56,7 @@ def of_keys(keys: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def refuse_nan(keys: Tensor) -> None:
-    """A `ValueError` that names the first query with a NaN score, and its first such document; waits on a GPU.
+    """Raise a `ValueError` that names the first query with a NaN score and its first such document, if any; waits on a GPU.
 
     `keys`: `[Nq, k]` as held by a `TopK` or merged from several, in any order.
     """
@@ -105,8 +105,8 @@ class TopK:
 
     `add` takes scores `[Nq, n]` of the next n documents, the first of which has index `first`. -inf is "not retrieved"; a NaN score is
     a `ValueError` that names the query and the document, raised at once on a CPU and by `keys`, `scores` and `indices` on a GPU (`add`
-    does not wait for it). Rows short of k end in score -inf, index -1. On a GPU, a copy of few scores waits until there are many; every
-    call's work goes to the stream that is current then, so all calls need the same one (or streams that wait for each other).
+    does not wait for it). Rows short of k end in score -inf, index -1. On a GPU, few scores are copied and merged together later. Work
+    goes to the stream that is current at each call, so all calls need the same one (or streams that wait for each other).
     """
 
     def __init__(self, queries: int, k: int, device: torch.device | str = "cpu", first: int = 0) -> None:
@@ -133,7 +133,7 @@ class TopK:
                 self._merge_waiting()
             if count > room:
                 self._merge_scores(scores, at)
-            else:  # into one buffer: a caller may use its own again, and a million small blocks are no list of a million
+            else:  # into one buffer: a caller may use its own again, and small blocks do not become a long list
                 if self._waiting is None:
                     self._waiting = scores.new_empty(scores.shape[0], room)
                 self._waiting[:, self._waits : self._waits + count] = scores
@@ -141,10 +141,10 @@ class TopK:
         self.seen += count
 
     def skip_to(self, index: int) -> None:
-        """The next document added is number `index`; those before it were added, or come as keys."""
+        """Make `index` the number of the next document added; those before it were added, or come as keys."""
         if not self.first <= index <= _MOST_DOCUMENTS:
             raise ValueError(f"index: got {index}, need {self.first} to {_MOST_DOCUMENTS}")
-        self._merge_waiting()  # which counts back from the number of the next one
+        self._merge_waiting()  # first: it numbers the waiting scores back from `seen`
         self.seen = index - self.first
 
     def add_keys(self, keys: Tensor) -> None:
@@ -155,19 +155,19 @@ class TopK:
         self._keep(torch.cat([self._merged, keys.to(self._merged.device)], 1))
 
     def after(self, scores: Tensor) -> Tensor:
-        """`pending` as it would be after these scores `[Nq, n]` of the next documents, which are not kept: `replace` does that."""
+        """What `pending` would be after these scores `[Nq, n]` of the next documents. Nothing is kept: `replace` does that."""
         self._merge_waiting()
         return _candidates(scores, self.first + self.seen, self.k, self._merged).topk(self.k, dim=1).values
 
     def replace(self, keys: Tensor) -> None:
-        """Hold these `[Nq, k]` keys instead, of which a NaN is still to be refused; `seen` stays."""
+        """Hold these `[Nq, k]` keys instead; a NaN among them is refused later, as in `pending`. `seen` stays."""
         self._waiting, self._waits, self._merged = None, 0, keys
 
     def _merge_scores(self, scores: Tensor, at: int) -> None:
         self._keep(_candidates(scores, at, self.k, self._merged))
 
     def _keep(self, keys: Tensor) -> None:
-        """The best of some keys `[Nq, n]`."""
+        """Hold the k best of these keys `[Nq, n]`; on a CPU, refuse a NaN."""
         self._merged = keys.topk(self.k, dim=1, sorted=False).values
         if not keys.is_cuda:
             refuse_nan(self._merged)
@@ -185,7 +185,7 @@ class TopK:
 
     @property
     def pending(self) -> Tensor:
-        """`[Nq, k]` int64 keys, descending, without waiting for a GPU: a NaN is still in them, for `merge_topk` to refuse."""
+        """`[Nq, k]` int64 keys, descending, without waiting for a GPU: a NaN may be in them, for `merge_topk` to refuse."""
         return self.unsorted.sort(dim=1, descending=True).values
 
     @property
@@ -206,12 +206,12 @@ class TopK:
 
 
 def group_size(count: int, k: int) -> int:
-    """Neighbours in a group of `_candidates`: a power of two, and k groups at least."""
+    """Neighbours in a group of `_candidates`: a power of two, small enough for k groups (if there are k documents)."""
     return 1 << (isqrt(max(1, count // k)).bit_length() - 1)
 
 
 def _candidates(scores: Tensor, first: int, k: int, held: Tensor) -> Tensor:
-    """Keys `[Nq, k + c]`: `held` `[Nq, k]`, and of some documents of a block, the block's k best among them.
+    """Keys `[Nq, k + c]`: `held` `[Nq, k]`, then those of c documents of a block, among which are its k best.
 
     Groups of neighbours stand for their members: the k best documents lie in the k groups that are best by (maximum, then place). For a
     document outside of them, each of the k groups holds one with a higher score, or with an equal score and a lower index. So only the

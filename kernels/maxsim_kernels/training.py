@@ -52,7 +52,7 @@ def contrastive_loss(
             negatives, or come from other processes (`gather_documents`).
         query_mask, document_mask, query_lengths, document_lengths: as in `maxsim`; `[B, Lq]`, `[N, Ld]`, `[B]`, `[N]`.
         positives: int64 `[B]`, the number of each query's positive document; None: document i is query i's positive, N >= B.
-            Numbers of no document raise on a CPU; a GPU is not waited for, and the loss is NaN (a learned temperature: torch asserts).
+            A number outside 0..N-1 raises on a CPU; on a GPU, which is not waited for, the loss is NaN or torch's gather asserts.
         temperature: above 0; a 0-dimensional float tensor may be learned (its value is not checked).
         backward, impl: as in `maxsim`.
 
@@ -154,7 +154,7 @@ def distillation_loss(
     assert isinstance(scores, Tensor)
     with torch.autocast(device.type, enabled=False):
         left_out = scores == -math.inf
-        if candidate_mask is not None:  # an empty query scores 0 against an empty document
+        if candidate_mask is not None:  # their score is not always -inf: an empty query scores 0
             left_out = left_out | (candidate_mask == 0)
         teacher = teacher_scores.detach().float()
         hopeless = left_out | (teacher == -math.inf)
@@ -203,7 +203,7 @@ def gather_documents(documents: Tensor, group: ProcessGroup | None = None, *, ch
 
 
 class _Gather(torch.autograd.Function):
-    """all_gather of bytes (every backend takes every dtype so); its transpose is reduce_scatter with a sum."""
+    """all_gather of bytes, so that every backend takes every dtype; the backward is its transpose, reduce_scatter with a sum."""
 
     @staticmethod
     def forward(ctx: Any, documents: Tensor, group: ProcessGroup | None) -> Tensor:
@@ -247,7 +247,7 @@ def _check_equal_shapes(documents: Tensor, group: ProcessGroup | None) -> None:
 
 
 def _queries(queries: object) -> int:
-    """B, after what `maxsim` allows and a loss does not: a single query, no query."""
+    """The number of queries B; refuses a single query `[Lq, d]` and an empty batch, which `maxsim` allows and a loss does not."""
     if not isinstance(queries, Tensor | Packed) or (isinstance(queries, Tensor) and queries.dim() != 3):
         raise ValueError(f"queries: got {describe(queries)}, need [B, Lq, d] or Packed")
     count = len(queries)

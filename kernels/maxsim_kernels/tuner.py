@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 FORMS = ("dense", "lengths", "mask", "packed", "int8", "fp8")
 _GRANULARITIES: tuple[Granularity, ...] = ("token", "document", "corpus")
 _RUNS, _WARM = 15, 3  # of every candidate, in turns
-# Written before each run: more than any L2 holds, and longer than the host takes to launch.
+# Zeroed before each run: more than any L2 holds, and enough to keep the GPU busy while the host launches the run.
 _FLUSH_BYTES, _FLUSHES = 256 << 20, 4
-_WORTH = 0.97  # of the table's own time: what is left of a gain below is noise
+_WORTH = 0.97  # of the table's own time, which a configuration must beat; a smaller gain is noise
 
 
 def tune(
@@ -49,7 +49,7 @@ def tune(
     Answers are kept in a file in `MAXSIM_CACHE`, else in `maxsim_kernels` of `XDG_CACHE_HOME` or `~/.cache`, by the GPU's name,
     Triton's version, the kernels' sources, the kind of call, d, and documents' mean length up to a power of two. `MAXSIM_CACHE=`
     (empty) turns them off. No score changes by a bit: a configuration whose scores or winners differ from the table's own is left
-    out, which FP8 products in tiles of other shapes may. Nothing is timed but in this call.
+    out (FP8 products in tiles of other shapes may differ). Only this call times anything.
 
     Args:
         device: the GPU; the current one by default.
@@ -58,7 +58,7 @@ def tune(
         documents: (documents, tokens each, in the mean where they are ragged).
         forms: which of "dense", "lengths", "mask" (of padding), "packed", "int8" (all three granularities, dense and packed), "fp8".
         return_argmax: calls with winners instead of calls without.
-        again: measure what is known, too.
+        again: measure what is already known, too.
 
     Returns:
         What was found: a line for each kind of call, and where it is kept.
@@ -79,7 +79,7 @@ def tune(
         raise RuntimeError("tune: got no folder to keep its answers in, need MAXSIM_CACHE or a home folder")
     known = {} if again else tuned.read(place)
     with torch.cuda.device(place), torch.no_grad(), warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # what falls back is said when it is really called
+        warnings.simplefilter("ignore", UserWarning)  # real calls will warn of what falls back
         calls = _calls(place, dim, dtype, queries, documents, forms, return_argmax)
         found, lines = _answers(calls, hardware(place), known)
         torch.cuda.synchronize(place)
@@ -90,7 +90,7 @@ def tune(
 
 
 def _timed_on(device: torch.device | str | None) -> torch.device:
-    """The GPU that is meant, by number; `RuntimeError` where nothing can be timed."""
+    """The GPU to time on, with its number; `RuntimeError` where nothing can be timed."""
     place = torch.device(device if device is not None else "cuda" if torch.cuda.is_available() else "cpu")
     if place.type != "cuda" or not torch.cuda.is_available():
         raise RuntimeError(f"tune: got {place} as the device, need a GPU to time kernels on")
@@ -102,7 +102,7 @@ def _timed_on(device: torch.device | str | None) -> torch.device:
 
 
 def _answers(calls: Iterator[Call], gpu: Hardware, known: dict[str, Answer]) -> tuple[dict[str, Answer], list[str]]:
-    """What is new by question, and a line for every kind of call."""
+    """The new answers by question, and a line to print for every kind of call."""
     from maxsim_kernels.gpu.forward import choice, dispatch, tuned
 
     found: dict[str, Answer] = {}
@@ -173,7 +173,7 @@ def _runner(call: Call, launch: Launch) -> Callable[[], None]:
 
 
 def _unfit() -> tuple[type[Exception], ...]:
-    """What a configuration raises that this GPU has no room for."""
+    """What launching a configuration raises if this GPU has no room for it."""
     from triton.compiler.errors import CompilationError
     from triton.runtime.errors import OutOfResources, PTXASError
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from maxsim_kernels.gpu.forward.choice import Launch
     from maxsim_kernels.gpu.forward.tuning import Config
 
-_CUT_TOKENS = 1024  # of a buffer, from which every kernel cuts few documents into pieces
+_CUT_TOKENS = 1024  # of a packed buffer, from which on every kernel cuts few documents into pieces
 FORMS = ("dense", "lengths", "mask", "packed", "pairs", "training", "int8", "fp8")
 
 
@@ -45,8 +45,8 @@ def warmup(
         device: where calls will run; the current GPU by default, and nothing to do where there is none.
         dim, dtype: of the embeddings.
         queries: (queries, tokens a query) of each kind of call; counts beyond a few hundred rows need no other kernel.
-        document_tokens: padded lengths of documents to come (packed: in the mean); any number of them is covered, but a
-            few packed ones that are shorter together than a tile of a wide embedding (256 tokens).
+        document_tokens: padded lengths of documents to come (packed: mean lengths); any number of documents is covered, except
+            a few packed ones that together are shorter than a tile of a wide embedding (256 tokens).
         forms: which of "dense", "lengths", "mask", "packed", "pairs", "training" (dense, both gradients), "int8" (all three
             granularities, dense and packed) and "fp8".
         return_argmax: compile for winners as well.
@@ -67,7 +67,7 @@ def warmup(
         return f"{place}: nothing to compile, Triton is not installed"
     started, calls, counts = time.perf_counter(), 0, numbers(place)
     with torch.cuda.device(place), torch.no_grad(), warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # what falls back is said when it is really called
+        warnings.simplefilter("ignore", UserWarning)  # real calls will warn of what falls back
         for count, size in queries:
             asked = torch.zeros(count, size, dim, dtype=dtype, device=place)
             for length, number in itertools.product(document_tokens, counts):
@@ -80,16 +80,16 @@ def warmup(
 
 
 def packed_tokens(count: int, length: int) -> int:
-    """Tokens a document of packed ones: of few enough for them to be cut, where larger numbers of such documents are."""
+    """Tokens of each of `count` packed documents: `length`, or more if together they would not exceed `_CUT_TOKENS`."""
     return max(length, _CUT_TOKENS // count + 1)
 
 
 def _calls(
     queries: Tensor, sizes: tuple[int, int], forms: Sequence[str], *, most: bool = False
 ) -> Iterator[Callable[[bool], object]]:
-    """Calls of one kind of query against (documents, tokens each) in every form; each takes whether winners are wanted.
+    """Calls of these queries against `sizes` (documents, tokens each) in every form; a call takes whether winners are wanted.
 
-    `most`: the largest of `numbers`, with which go the kernels of still more documents.
+    `most`: whether there are as many documents as the largest of `numbers`; kernels for still more documents are then compiled too.
     """
     (count, length), device = sizes, queries.device
     documents = torch.zeros(*sizes, queries.shape[-1], dtype=queries.dtype, device=device)
@@ -144,10 +144,10 @@ def _codes(documents: Tensor, packed: Packed, form: str) -> Iterator[Int8Tokens 
 
 
 def numbers(device: torch.device) -> tuple[int, ...]:
-    """Numbers of documents that between them need every kernel but those of `other_numbers`.
+    """Numbers of documents that together need every kernel except those of `other_numbers`.
 
-    Few documents may be cut into pieces, whose maxima are merged by eight where there are as many; from half the number of
-    multiprocessors on none is.
+    Few documents may be cut into pieces, whose maxima are merged for eight documents at once if there are eight; from half as many
+    documents as multiprocessors on, none is cut.
     """
     from maxsim_kernels.gpu.geometry import hardware
 
@@ -155,7 +155,7 @@ def numbers(device: torch.device) -> tuple[int, ...]:
 
 
 def other_lengths(call: Call) -> None:
-    """Launch what such documents would need where there were more, or (ragged ones) where they were longer or shorter."""
+    """Launch the kernels that such documents would need if there were more, or (ragged ones) if they were longer or shorter."""
     from maxsim_kernels.gpu.forward.choice import choose, every_choice
     from maxsim_kernels.gpu.geometry import hardware
 
@@ -165,7 +165,7 @@ def other_lengths(call: Call) -> None:
 
 
 def other_numbers(call: Call) -> None:
-    """Launch what thousands of such documents would need besides: other tiles for few query rows, tables of ragged documents."""
+    """Launch the other kernels that thousands of such documents would need: other tiles for few query rows, tables of ragged ones."""
     from maxsim_kernels.gpu.forward.choice import choose, every_choice
     from maxsim_kernels.gpu.geometry import hardware
 
@@ -189,7 +189,7 @@ def _launch_all(call: Call, choices: list[Launch]) -> None:
 
 
 def _tables(call: Call, config: Config) -> None:
-    """The tables of tiles that large numbers of documents need."""
+    """Build the tables of tiles that large numbers of documents need."""
     from maxsim_kernels.gpu.forward.tile_tables import LAID_OUT, tiles_of
 
     for count in LAID_OUT:

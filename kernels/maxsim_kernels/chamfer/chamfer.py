@@ -26,11 +26,11 @@ def chamfer_distance(p: Tensor, q: Tensor) -> Tensor:
 
     Args:
         p, q: `[N, d]` and `[M, d]`, N, M >= 1, one dtype (fp16, bf16, fp32 or fp64) and device. CUDA tensors of d <= 256 that are
-            not fp64 run fused kernels. Others are compared by plain torch, in chunks; a warning says so once, but on a CPU.
+            not fp64 run fused kernels. Others are compared by plain torch, in chunks; a warning says so once, except on a CPU.
 
     Returns:
         A scalar: float32 (float64 for float64 inputs), differentiable in both (twice, too), with the same bits every time. A NaN
-        coordinate gives NaN. Equal distances go to the first index; plain torch takes those for equal whose square roots round alike.
+        coordinate gives NaN. Equal distances go to the first index; to plain torch those are equal whose square roots round alike.
 
     Raises:
         ValueError: names the argument, what it got and what it needs; a subclass of Tensor is refused.
@@ -137,7 +137,7 @@ def _setup_context_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Ten
 
 
 def _backward_of_backward(ctx: Any, from_p: Tensor, from_q: Tensor) -> tuple[Tensor | None, ...]:
-    """The gradient is `grad * H [p; q]` with a symmetric H of the nearest points alone, so H serves again."""
+    """The gradient is `grad * H [p; q]` with a symmetric H that follows from the nearest points alone; H is applied again."""
     grad, p, q, nearest = ctx.saved_tensors
     along_p = from_p if ctx.needs[0] else torch.zeros_like(p)
     along_q = from_q if ctx.needs[1] else torch.zeros_like(q)

@@ -20,7 +20,7 @@ def _finite(x):
 
 @triton.jit
 def _sampled(cloud_ptr, count, lane, D: tl.constexpr, SAMPLE: tl.constexpr):
-    """Some points of a cloud, evenly apart, halved, and which of their coordinates are finite."""
+    """Coordinates of some points of a cloud, evenly spaced; halved, 0 where not finite, and which are finite."""
     row = (tl.arange(0, SAMPLE).to(tl.int64) * count) // SAMPLE
     inside = (row >= 0)[:, None] & (lane < D)[None, :]
     x = tl.load(cloud_ptr + row[:, None] * D + lane[None, :], mask=inside, other=float("inf")).to(tl.float32) * 0.5
@@ -32,9 +32,9 @@ def bounds_kernel(
     p_ptr, q_ptr, centre_ptr, bound_ptr, count_p, count_q,
     D: tl.constexpr, LANES: tl.constexpr, ROWS: tl.constexpr, SAMPLE: tl.constexpr,
 ):  # fmt: skip
-    """A centre, and how far coordinates lie from it at most, for each program that looked; NaN and infinity are passed over.
+    """A centre, and of each program the farthest that a coordinate lies from it; NaN and infinity are passed over.
 
-    Every program finds the same centre from the same few points: waiting for one that somebody else found would take a launch.
+    Every program finds the same centre from the same few points: to share one would take another launch.
     """
     lane = tl.arange(0, LANES)
     of_p, known_p = _sampled(p_ptr, count_p, lane, D, SAMPLE)
@@ -62,7 +62,7 @@ def features_kernel(
     D: tl.constexpr, LANES: tl.constexpr, WIDTH: tl.constexpr, SPLIT: tl.constexpr, PIECES: tl.constexpr, ROWS: tl.constexpr,
     BOUNDS: tl.constexpr,
 ):  # fmt: skip
-    """Features and `-|y|^2 / 2` of centred, scaled points, -inf where a row is only padding; no row has a nearest yet."""
+    """Features and biases `-|y|^2 / 2` of centred, scaled points (-inf where a row is only padding); resets each row's key."""
     if tl.program_id(0) == 0:
         tl.store(done_ptr, 0)  # for `winners_kernel`
     lane = tl.arange(0, LANES)
@@ -125,7 +125,7 @@ def _source_rows(feature_ptr, row, D: tl.constexpr, WIDTH: tl.constexpr, SPLIT: 
 
 @triton.jit
 def _assignment(groups_p, groups_q, row_q, tiles_p, tiles_q, splits_p, splits_q):
-    """What a program of a filter does: split, group within the launch, first and last tile, and the first row of its targets."""
+    """What a program of a filter does: split, group within the launch, first tile and end, and the first row of its targets."""
     number = tl.program_id(0)
     from_q = number >= groups_p * splits_p
     number -= tl.where(from_q, groups_p * splits_p, 0)
@@ -234,7 +234,7 @@ def slots_kernel(
 
 @triton.jit
 def first_tile(place, groups_p, tiles_p, tiles_q):
-    """Maxima lie group by group, tile by tile: where those of a launch's group `place` begin, in tiles."""
+    """Where the maxima of a launch's group `place` begin, in tiles: they lie group by group, tile by tile."""
     wide = tl.full([], 0, tl.int64)
     of_p = wide + tl.minimum(place, groups_p)
     return of_p * tiles_q + (wide + tl.maximum(place - groups_p, 0)) * tiles_p

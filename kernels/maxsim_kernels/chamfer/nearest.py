@@ -63,7 +63,7 @@ from maxsim_kernels.gpu.launch import call, empty, launch, planned, record, sign
 from maxsim_kernels.gpu.plans import ensure_context
 
 # By whether features are split, and their width: rows of sources, targets a tile, warps, stages, programs a multiprocessor; `short`:
-# targets that share a maximum, a chunk of a tile (split) or a slot. Tiles are no longer than rows are many.
+# targets that share a maximum, a chunk of a tile (split) or a slot. A tile has no more targets than a program has rows.
 FILTERS: dict[tuple[bool, int], Config] = {
     (True, 16): Config(
         128, 128, 4, 3, 3, "H200", "bound by the maxima, one matrix step a tile; long chunks: few maxima", short=128
@@ -75,12 +75,12 @@ FILTERS: dict[tuple[bool, int], Config] = {
     (False, 128): Config(256, 64, 8, 3, 2, "H200", "bound by the matrix units; two programs fit: 0.9 of cuBLAS", short=16),
     (False, 256): Config(128, 64, 4, 2, 1, "untuned", "rows and tiles of 512 bytes leave room for small tiles", short=16),
 }
-# By whether features are split: maxima held at once, beside memory that is linear in the points. On an H200, 50,000 points: d = 3 takes
+# By whether features are split: bytes of maxima held at once; other memory is linear in the points. An H200, 50,000 points: d = 3 takes
 # 0.725 ms in two slices (128 MB) and 0.674 in one, which needs 149 MB; d = 128 takes 2.70, 2.54, 2.54 and 2.58 with 64 to 512 MB and
 # 2.35 in one slice of 600 MB: too many for 8%.
 MAXIMA_BYTES = {True: 160 << 20, False: 128 << 20}
-# By whether features are split: coordinates that a program of `bounds_kernel` reads at once. Its warps; programs at most, whose
-# findings every program of `features_kernel` reads; points of a cloud that give the centre.
+# By whether features are split: coordinates that a program of `bounds_kernel` reads at once. Its warps; its programs at most (every
+# program of `features_kernel` reads what all of them found); points of a cloud that give the centre.
 BOUNDS = {True: 1024, False: 4096}
 BOUND_WARPS, BOUND_PROGRAMS, SAMPLE = 4, 1024, 16
 # By whether features are split: rows of a program of `features_kernel`, and its warps.
@@ -88,10 +88,10 @@ FEATURES = {True: (64, 4), False: (32, 4)}
 # By whether features are split: rows of a one-warp program (8 floats or 16 halves of a tile), maxima of a row looked at together,
 # coordinates of targets compared at once with a row (d > 8).
 REFINES = {True: (8, 64, 1024), False: (16, 64, 2048)}
-REFINE_PROGRAMS, REFINE_LOOKS = 4096, 2  # tiles are cut to have so many programs, but none that looks less often
+REFINE_PROGRAMS, REFINE_LOOKS = 4096, 2  # programs that share the tiles, but each looks so many times at least
 WINNER_ROWS, WINNER_CELLS, WINNER_WARPS = 256, 512, 4  # rows of a program, and sums that the last one adds at once
 LIST_ROWS, LIST_WARPS = 256, 4  # of the kernels that make the lists
-GRADIENT_ROWS, LIST_SHORT = 128, 8  # rows of a program at most; lists up to this long are added row beside row
+GRADIENT_ROWS, LIST_SHORT = 128, 8  # rows of a program at most; lists up to this long are added for all rows at once
 # By whether features are split: coordinates of a program, and of a longer list, held at once, and warps.
 GRADIENTS = {True: (1024, 1024, 4), False: (1024, 2048, 8)}
 
@@ -190,7 +190,7 @@ def _slices(shape: _Shape, processors: int) -> list[tuple[int, int, int]]:
 
 
 def _splits(of_p: int, of_q: int, shape: _Shape, processors: int) -> tuple[int, int, int]:
-    """Into how many programs to cut the targets of each group of p and of q: whole waves of programs with equal shares; the cost."""
+    """How many programs share the targets of each group of p, and of q: whole waves of programs with equal shares; and the cost."""
     tiles_p, tiles_q = shape.tiles
     longest = max(tiles_q if of_p else 1, tiles_p if of_q else 1)
     best, least = (1, 1, 1 << 62), float("inf")
@@ -289,7 +289,7 @@ def _launch(p: Tensor, q: Tensor, winners: bool) -> Any:
 def _launch_features(
     p: Tensor, q: Tensor, shape: _Shape, scratch: _Scratch, features: Tensor, cleared: tuple[Tensor, Tensor], weight: float
 ) -> None:
-    """Both clouds as rows of features, from bounds of what they span; `cleared`: keys and the counter, for later launches."""
+    """Make rows of features of both clouds, scaled by what they span; `cleared`: keys and counter, reset for later launches."""
     (split, width), lanes = features_of(shape.d), padded(shape.d, 4)
     count_p, count_q = shape.points
     rows = BOUNDS[split] // lanes

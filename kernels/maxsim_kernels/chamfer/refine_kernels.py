@@ -38,7 +38,7 @@ def _threshold(best, bias, ALPHA: tl.constexpr, BETA: tl.constexpr, FLOOR: tl.co
 
 @triton.jit
 def _member(place, part, SPLIT: tl.constexpr, PER: tl.constexpr):
-    """Where in its tile the target `place` of a chunk or slot `part` is."""
+    """The place in its tile of target number `place` of the chunk or slot `part`."""
     if SPLIT:
         target = part * PER + place
     else:
@@ -51,7 +51,7 @@ def _scan(
     source, target_ptr, tile, part, count, D: tl.constexpr, LANES: tl.constexpr, SPLIT: tl.constexpr, TILE: tl.constexpr,
     PER: tl.constexpr, SCAN: tl.constexpr,
 ):  # fmt: skip
-    """The nearest target of a part: its squared distance's bits (-1: NaN, the least) above its index, so that ties go to the first."""
+    """The key of a part's nearest target: its squared distance's bits (NaN: -1, the least) above its index: ties go to the first."""
     best = tl.full([SCAN], LAST, tl.int64)
     for start in range(0, PER, SCAN):
         target = tile * TILE + _member(start + tl.arange(0, SCAN), part, SPLIT, PER)
@@ -160,7 +160,7 @@ def winners_kernel(
     key_ptr, partial_ptr, done_ptr, nearest_ptr, out_ptr, count_p, count_q, row_q,
     WINNERS: tl.constexpr, ROWS: tl.constexpr, CELLS: tl.constexpr,
 ):  # fmt: skip
-    """The nearest points, and sums of distances, divided by their count; the last program done adds them up in a fixed order."""
+    """The nearest points, and each program's sum of distances over their count; the last program done adds these in a fixed order."""
     number = tl.program_id(0)
     row = number * ROWS + tl.arange(0, ROWS)
     from_q = row >= row_q
@@ -176,7 +176,7 @@ def winners_kernel(
         winner = (keys & 0xFFFFFFFF).to(tl.int32) + tl.where(from_q, 0, count_p)
         tl.store(nearest_ptr + point + tl.where(from_q, count_p, 0), winner, mask=there)
     tl.store(partial_ptr + number, of_p + of_q)
-    tl.debug_barrier()  # what this program left is known before it says so, and read past the first cache
+    tl.debug_barrier()  # this program's sum is written before it counts as done; sums are read past the first cache
     programs = tl.num_programs(0)
     if tl.atomic_add(done_ptr, 1, sem="acq_rel") == programs - 1:
         tl.debug_barrier()
@@ -197,7 +197,7 @@ def _points(cloud_ptr, point, inside, D: tl.constexpr, LANES: tl.constexpr):
 
 @triton.jit(do_not_specialize=["entries"])
 def rank_kernel(nearest_ptr, count_ptr, rank_ptr, entries, ROWS: tl.constexpr):
-    """How many chose each point, and every entry's place among those that chose the same one: any order will do."""
+    """How many entries chose each point, and every entry's place among those that chose the same point (any order will do)."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     inside = row < entries
     chosen = tl.load(nearest_ptr + row, mask=inside, other=0)
@@ -206,7 +206,7 @@ def rank_kernel(nearest_ptr, count_ptr, rank_ptr, entries, ROWS: tl.constexpr):
 
 @triton.jit(do_not_specialize=["entries"])
 def begin_kernel(count_ptr, begin_ptr, entries, ROWS: tl.constexpr):
-    """Where each point's list begins. Programs take room for their points' lists as they come; behind the counts is what is taken."""
+    """Where each point's list begins. Programs take room for their lists in any order; how much is taken stands behind the counts."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     size = tl.load(count_ptr + row, mask=row < entries, other=0)
     taken = tl.atomic_add(count_ptr + entries, tl.sum(size, 0), sem="relaxed")
@@ -225,7 +225,7 @@ def place_kernel(nearest_ptr, begin_ptr, rank_ptr, list_ptr, entries, ROWS: tl.c
 
 @triton.jit
 def _unit(top, drop, bits):
-    """The exponent of the power of two that brings up to 2^bits differences, none above `top` or below `-drop`, into 62 bits."""
+    """The exponent of the power of two by which the sum of up to 2^bits differences, from `-drop` to `top`, fits 62 bits."""
     exponent = tl.maximum(top, drop).to(tl.int32, bitcast=True) >> 23  # they are below 2^(exponent - 126)
     return tl.where((top < float("inf")) & (drop < float("inf")), 188 - bits - exponent, 0)
 
@@ -254,10 +254,10 @@ def gradient_kernel(
     grad_ptr, p_ptr, q_ptr, nearest_ptr, count_ptr, begin_ptr, list_ptr, grad_p_ptr, grad_q_ptr, count_p, count_q, blocks_p, bits,
     D: tl.constexpr, LANES: tl.constexpr, ROWS: tl.constexpr, LIST: tl.constexpr, SHORT: tl.constexpr,
 ):  # fmt: skip
-    """Each row's difference to its nearest, and the differences to all rows that chose it.
+    """Gradients: each row's difference to its nearest, and the differences to all rows that chose it.
 
     Lists have no order, and integers need none: the largest differences of a row (`top`, and `drop` of their negatives) give it a
-    unit, in which all of its differences are rounded to integers of up to 62 bits and added exactly.
+    unit, in which all of its differences are cut to integers, whose sum has up to 62 bits, and added exactly.
     """
     number = tl.program_id(0)
     of_q = number >= blocks_p

@@ -2,7 +2,7 @@
 
 With winner t*(q, n, i) of query token i in document n: `dQ[q, i] = sum_n g[q, n] D[n, t*]` and
 `dD[n, t] = sum of g[q, n] Q[q, i] over (q, i) with t* = t` (paper section 'Inverse-Grid Update'). Contributions are added in one
-fixed order (query, document, query token), so every `backward=` path of the design means the same bits here.
+fixed order (query, document, query token), so every `backward=` path gives the same bits here.
 """
 
 from __future__ import annotations

@@ -29,9 +29,10 @@ _LOOKED = 3  # products of a look
 
 @dataclass(frozen=True)
 class Items:
-    """What is multiplied, `[n]` each: at most `LONGEST` tokens of the corpus from `tokens` on, and `ROWS[-1]` entries of `entries`.
+    """What is multiplied: an item has `lengths` tokens of the corpus from `tokens` on (`LONGEST` at most). Fields are `[n]`.
 
-    `entries`: `[E]` rows of the queries' matrix; an item has those from `firsts` on. Its maxima are written from `slots` on.
+    It meets `counts` of `entries` from `firsts` on (`ROWS[-1]` at most); these alone are `[E]`, rows of the queries' matrix. Its maxima
+    are written from `slots` on.
     """
 
     tokens: np.ndarray
@@ -70,7 +71,7 @@ def add_maxima(queries: Queries, corpus: Corpus, items: Items, found: np.ndarray
 
 
 def _maxima(matrix: Tensor, corpus: Corpus, rows: np.ndarray, tokens: np.ndarray) -> np.ndarray:
-    """`[n, rows]` of the rows `[n, rows]` of the matrix over the tokens `[n, tokens]` of the corpus."""
+    """Maxima `[n, rows]` of the matrix's `rows` `[n, rows]` over the corpus's `tokens` `[n, tokens]`."""
     left = torch.index_select(matrix, 0, torch.from_numpy(rows.reshape(-1)))
     places = torch.from_numpy(tokens.reshape(-1))
     right = torch.index_select(corpus.values, 0, places if corpus.index is None else corpus.index[places]).float()

@@ -57,7 +57,7 @@ def tiles_of(lengths: np.ndarray, tile_tokens: int) -> tuple[list[Tile], np.ndar
 
 
 def before(sizes: np.ndarray) -> np.ndarray:
-    """Where each of these parts begins, which lie end to end."""
+    """Where each part begins, of parts of these sizes that lie end to end."""
     return np.cumsum(sizes) - sizes
 
 
@@ -68,12 +68,12 @@ def numbered(counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def spans(starts: np.ndarray, sizes: np.ndarray) -> np.ndarray:
-    """The numbers of spans, end to end."""
+    """All numbers of the spans `starts .. starts + sizes`, one span after the other."""
     return np.repeat(starts - before(sizes), sizes) + np.arange(int(sizes.sum()))
 
 
 def in_order_of_length(corpus: Corpus, begin: int, stop: int) -> tuple[Corpus, np.ndarray]:
-    """Documents `begin..stop` in order of length, as a corpus that reads their tokens where they lie, and which stands where."""
+    """Documents `begin..stop` in order of length, as a corpus that reads their tokens where they lie, and the former place of each."""
     starts, lengths = corpus.starts[begin:stop], corpus.lengths[begin:stop]
     if (lengths == lengths[:1]).all():
         return replace(corpus, starts=starts, lengths=lengths), np.arange(len(lengths))
@@ -85,7 +85,7 @@ def in_order_of_length(corpus: Corpus, begin: int, stop: int) -> tuple[Corpus, n
 
 
 def runs_of(tile: Tile) -> list[tuple[int, slice, int]]:
-    """Pieces of one length that follow each other in a tile: their first token, relative to the tile's, their numbers, their length."""
+    """Runs of pieces of one length in a tile: the first token, relative to the tile's, the numbers of the pieces, their length."""
     lengths = np.diff(tile.begins, append=tile.last - tile.first)
     firsts = np.flatnonzero(np.diff(lengths, prepend=-1)).tolist()
     piece = tile.pieces.start
@@ -147,7 +147,7 @@ def token_places(corpus: Corpus, begin: int, owners: np.ndarray, first: int, las
 def merge_pieces(
     found: np.ndarray, winners: np.ndarray | None, owners: np.ndarray, documents: int
 ) -> tuple[np.ndarray, np.ndarray | None]:
-    """One column a document: `[R, documents]`; documents without tokens keep -inf and -1."""
+    """Merge pieces into one column a document, `[R, documents]`; documents without tokens get -inf and -1."""
     if np.array_equal(
         owners, np.arange(documents)
     ):  # as many pieces as documents is not enough: one may have two, another none

@@ -3,7 +3,7 @@
 A whole tile has up to 16128 document tokens, and one of many queries is made by one thread, so that a document's bits depend on the
 queries alone; a call of a few hundred tokens then spends its time on products that nobody reads, and on waiting for that thread. A
 library may add in another order in a product of another shape, or of more threads, so whether it does is tried, once for each pair of
-shapes, and never assumed. Numbers do not matter to that choice: what it hangs on is in the key.
+shapes, and never assumed. The numbers multiplied do not matter to the order: all that does is in the cache's key.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ Multiply = Callable[[Tensor, Tensor, Tensor], None]
 
 
 def tile_for(tokens: int, whole: int, multiple: int) -> int:
-    """Document tokens of one tile, no larger than a whole one, for a group of so many; 0 where none holds them all.
+    """Document tokens of the one tile, no larger than a `whole` one, that holds `tokens` of them; 0 where none does.
 
-    `multiple`: of how many tokens a tile is used.
+    `multiple`: a tile holds document tokens in multiples of this.
     """
     return next((level for level in LEVELS if tokens <= level // multiple * multiple and level <= whole), 0)
 
@@ -32,9 +32,9 @@ def tile_for(tokens: int, whole: int, multiple: int) -> int:
 def same_bits(
     rows: int, dim: int, small: int, whole: int, across: bool, threads: int, by_one: bool, multiply: Multiply
 ) -> bool:
-    """Whether `rows` query tokens by `small` document tokens, by all threads together, have the bits of `whole` ones.
+    """Whether products of `rows` query tokens with `small` document tokens, by all threads together, have the bits of `whole` ones.
 
-    `by_one`: one thread makes those.
+    `by_one`: one thread makes the whole ones.
     """
     drawn = torch.Generator().manual_seed(0)
     queries = torch.rand(rows, dim, generator=drawn, dtype=torch.float32, device="cpu") - 0.5

@@ -1,10 +1,10 @@
 """Fast exact MaxSim on the CPU: tiles of one fixed, padded shape, a running maximum per tile, never the similarity tensor.
 
 Query tokens are the rows of a matrix; document tokens stream past in tiles that hold whole documents (a longer document is cut into
-pieces; `tiles.py`), and of many queries each thread takes the next tile when it is done with one (`turns.py`). A tile's product stays
+pieces; `tiles.py`); with many queries each thread takes the next tile when it is done with one (`turns.py`). A tile's product stays
 in cache and is reduced at once, so memory beyond inputs and scores is a few tens of megabytes whatever the corpus, 5 of them a thread.
-Tiles of wide tokens hold fewer, so that one takes 66 MB at most where threads share it, and else 37 a thread, whatever d is (`few.py`
-takes up to twice as much for a moment, when it tries a shape for the first time).
+Tiles of wide tokens hold fewer, so that a tile's tokens take 66 MB at most where threads share it, else 33 MB a thread, whatever d is
+(`few.py` takes up to twice as much for a moment, when it tries a shape for the first time).
 FP16 and BF16 tokens are widened tile by tile (their products are exact in FP32), INT8 codes meet INT8 query codes in exact integer
 products (`torch._int_mm`; as floats where a CPU gets those wrong, `integers.py`), and scales are applied after the product.
 
@@ -34,7 +34,7 @@ from maxsim_kernels.tokens import distinct_rows
 _QUERY_ROWS = 8192  # query tokens held at once
 _GROUP_TOKENS = 1 << 18  # document tokens planned at once
 _GROUP_CELLS = 1 << 22  # (query token, document piece) maxima held at once: 16 MB
-_SHARED_SUM = 1 << 19  # maxima, from which threads share their addition: half a millisecond
+_SHARED_SUM = 1 << 19  # maxima, from which on threads share adding them up: half a millisecond
 
 
 def forward(call: Call) -> tuple[Tensor, Tensor]:
@@ -57,7 +57,7 @@ def forward(call: Call) -> tuple[Tensor, Tensor]:
 
 
 def check_values(call: Call) -> None:
-    """Values of offsets, lengths and masks of both sides."""
+    """Check the values of offsets, lengths and masks of both sides."""
     sides = (
         ("query", call.queries, call.query_starts, call.query_lengths, call.query_mask),
         ("document", call.documents, call.document_starts, call.document_lengths, call.document_mask),
@@ -232,7 +232,7 @@ def _corpus(
     offset: Tensor | None,
     span: slice,
 ) -> Corpus:
-    """Attach the scales of the documents (or tokens) `span`."""
+    """A `Corpus` with the scales and offsets of its documents (or tokens), which are `span` of all."""
     token = (
         [None if t is None else t[span].reshape(-1).float() for t in (scales, offset)]
         if call.granularity == "token"
@@ -278,7 +278,10 @@ def _add(
     argmax: Tensor | None,
     numbers: Iterable[int],
 ) -> None:
-    """Add up the maxima `[R, n]` of some queries of a block: its `scores` `[Q, n]` and `argmax` `[Q, n, W]`; `empty`: documents."""
+    """Add up the maxima `best` `[R, n]` of a block's queries `numbers`, into its `scores` `[Q, n]` and `argmax` `[Q, n, W]`.
+
+    `empty` `[n]`: which documents have no tokens.
+    """
     for number in numbers:
         low, high = queries.bounds[number]
         found = summed(best, queries.rows[low:high])

@@ -34,7 +34,7 @@ def exact_float(width: int) -> torch.dtype:
 def right(rows: int, tokens: int, width: int, tokens_first: bool) -> bool:
     """Whether `torch._int_mm` gives exact integers for products of this shape, by all threads and by one.
 
-    Warns once where this CPU is to blame, and not where sums of such a width fit no 32-bit integer on any.
+    Warns once if this CPU is to blame, not if the sums of such a width are too large for 32-bit integers on every CPU.
 
     Args:
         rows, tokens, width: query rows, document tokens, inner dimension.
@@ -58,7 +58,7 @@ def said(width: int) -> str:
 
 @lru_cache(maxsize=1024)
 def _looked_at(rows: int, tokens: int, width: int, tokens_first: bool, threads: int) -> bool:
-    """Codes at both ends of their range, of one and of changing signs, and random ones, against exact sums.
+    """Compare products of random codes and of codes at both ends of their range, of one and of changing signs, with exact sums.
 
     `threads`: how many make a product together, 1 or torch's number.
     """
@@ -88,7 +88,7 @@ def product(left: Tensor, right_side: Tensor, out: Tensor | None = None) -> Tens
 
 
 def _codes(width: int, seed: int) -> Tensor:
-    """`[_PERIOD, width]` int8."""
+    """The codes of a look, `[_PERIOD, width]` int8: five extreme rows, the others random."""
     codes = torch.randint(
         -128, 128, (_PERIOD, width), generator=torch.Generator().manual_seed(seed), dtype=torch.int8, device="cpu"
     )

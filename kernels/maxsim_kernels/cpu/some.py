@@ -1,7 +1,7 @@
 """Scores of some of the pairs of queries and documents on the CPU: a document meets only the tokens of the queries that it is for.
 
-The products have shapes of their own, whose bits are looked at (`batches.py`). What is planned for all pairs at once is numpy's work;
-threads take batches of products.
+The products have shapes of their own, whose bits are checked (`batches.py`). numpy plans all pairs at once; threads then take batches
+of products.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def score_some(call: Call, first: int, queries: Queries, wanted: Tensor, scores:
 
 
 def _spans(call: Call, queries: Queries) -> Iterator[tuple[Corpus, int, slice]]:
-    """Documents in pieces that fit in memory: their corpus, the first of them there, and which of the call they are."""
+    """Documents in pieces that fit in memory: a corpus, the first document's number in it, and the piece's span of the call."""
     step = max(1, _CELLS // queries.matrix.shape[0])
     for at, corpus in corpora(call, None):
         for begin in range(0, len(corpus.lengths), step):
@@ -50,7 +50,7 @@ def _spans(call: Call, queries: Queries) -> Iterator[tuple[Corpus, int, slice]]:
 
 
 def _write(queries: Queries, corpus: Corpus, begin: int, asked: np.ndarray, scores: Tensor) -> bool:
-    """The wanted scores of documents from `begin` on: `asked` and `scores` `[Nq, n]`."""
+    """Write the wanted scores of documents from `begin` on, `asked` and `scores` `[Nq, n]`; False as in `score_some`."""
     document, query = asked.T.nonzero()
     starts = np.array([low for low, _ in queries.bounds])[query]
     sizes = np.array([high - low for low, high in queries.bounds])[query]
@@ -76,7 +76,7 @@ def _write(queries: Queries, corpus: Corpus, begin: int, asked: np.ndarray, scor
 
 
 def _items(entries: np.ndarray, counts: np.ndarray, slots: np.ndarray, starts: np.ndarray, lengths: np.ndarray) -> Items:
-    """Documents with `counts` entries each, cut where the largest shape ends; of a document, pieces of tokens first."""
+    """Items of documents with `counts` entries each, cut where the largest shape ends: by pieces of tokens, then of entries."""
     most_rows = int(ROWS[-1])
     of_rows, of_tokens = -(-counts // most_rows), -(-lengths // LONGEST)
     owner, at = numbered(of_rows * of_tokens)

@@ -24,20 +24,20 @@ from maxsim_kernels.cpu.corpus import (
 )
 from maxsim_kernels.cpu.turns import in_turns
 
-# Of products of whole steps of rows and tokens, and of so many dimensions at most, MKL adds every cell in one order, by its kernels for
-# AVX-512, AVX2, AVX and SSE alike. Others have edges that add otherwise, and longer sums are cut by the shape.
+# In products of whole STEPs of rows and tokens, and INNER dimensions at most, MKL adds every cell in one order, by its kernels for
+# AVX-512, AVX2, AVX and SSE alike. Other products have edges that add otherwise, and longer sums are cut by the shape.
 STEP, INNER = 48, 384
-# Rows of few query tokens, whose smaller products have these bits too; beside them those they need where queries come first.
+# Matrix rows for few query tokens, which give smaller products with the same bits; by these, the rows of products `[rows, tokens]`.
 NARROW = {16: 24, 32: 36}
-_OWN_ROWS = 96  # query tokens from which a thread makes products of its own: with fewer, threads make them together sooner
+_OWN_ROWS = 96  # query tokens from which on a thread makes products of its own: fewer are sooner done by all threads together
 _LONGEST_TILE = 336 * STEP  # document tokens a product, at most: with few query rows calls cost more than cache misses
-_LONGEST_OWN = 42 * STEP  # the same where each thread makes its own: the last ones are to end together
-# Of a tile's tokens, which may have to be copied: wide ones are fewer. Neither bound cuts FP32 tokens of 1024 dimensions or less.
+_LONGEST_OWN = 42 * STEP  # the same where each thread makes its own: small, so that all threads end at about the same time
+# Of a tile's tokens, which may have to be copied: a tile has fewer wide ones. Neither bound cuts FP32 tokens of up to 1024 dimensions.
 _TILE_BYTES, _OWN_BYTES = 63 << 20, 63 << 19
 _TILE_ROWS = 10 * STEP  # query tokens a product
 _CELLS = 1 << 20  # similarities a product: FP32 [480, 2016]
-# Query tokens from which documents are taken in order of length: those of one length are one call to torch for their maxima, which a
-# thread makes without waiting for the others' Python. Of builds without MKL, products with tokens first are not looked at.
+# Query tokens from which on documents are taken in order of length: the maxima of those of one length are one call to torch, in which a
+# thread does not wait for Python's lock. Not for floats without MKL: products with tokens first were not checked there.
 _SORTED = 96
 _SORTED_FLOATS = _SORTED if torch.backends.mkl.is_available() else sys.maxsize
 _INT8_STEP, _INT8_TILE_ROWS = 32, 448
@@ -47,7 +47,7 @@ _INT8_CELLS = 1 << 18
 
 @dataclass(frozen=True)
 class Queries:
-    """A block of queries as one matrix, tokens that repeat in it once.
+    """A block of queries as one matrix, in which repeated tokens stand once.
 
     `matrix`: `[R, d]` float32 or int8 (float64: wide codes as floats), zeros behind as `padded_rows` says; `bounds[q]`: tokens of query
     q; `rows`, `places`: `[tokens]` row of each token and its position in its query; `scales`, `sums`: `[R, 1]` float32, the quantised
@@ -63,7 +63,7 @@ class Queries:
 
 
 def padded_rows(rows: int, dtype: torch.dtype) -> int:
-    """Rows of the matrix of so many query tokens."""
+    """Rows of the matrix that holds `rows` query tokens, padding included."""
     if dtype == torch.int8:
         return max(_INT8_STEP, -(-rows // _INT8_STEP) * _INT8_STEP)
     return next((narrow for narrow in NARROW if rows <= narrow), -(-rows // STEP) * STEP)
@@ -79,13 +79,13 @@ def _chunk(queries: Queries) -> int:
 
 
 def _parts(queries: Queries) -> dict[int, int]:
-    """Query rows of all products, by the first: `_chunk`, and what is left for the last one."""
+    """How many query rows each product has, by its first row: `_chunk`, and what is left for the last one."""
     rows, chunk = queries.matrix.shape[0], _chunk(queries)
     return {low: min(chunk, rows - low) for low in range(0, rows, chunk)}
 
 
 def _tile_tokens(queries: Queries) -> int:
-    """Document tokens a product: decided by the queries alone, so it is one number for a task."""
+    """Document tokens of a product: decided by the queries alone, so it is the same for all documents."""
     rows, own = _chunk(queries), _by_one(queries)
     held = (_OWN_BYTES if own else _TILE_BYTES) // (queries.matrix.shape[1] * queries.matrix.itemsize)
     if queries.matrix.dtype == torch.int8:
@@ -94,7 +94,7 @@ def _tile_tokens(queries: Queries) -> int:
 
 
 def product_shapes(queries: Queries) -> set[tuple[int, int, bool]]:
-    """Of the products of a block of float queries with packed documents: query rows, document tokens, whether one thread makes them."""
+    """The products of a block of float queries with packed documents: (query rows, document tokens, whether one thread makes them)."""
     return {(_rows_of(count, False), _tile_tokens(queries), _by_one(queries)) for count in _parts(queries).values()}
 
 
@@ -188,7 +188,7 @@ def _by_length(
 def _in_place(
     queries: Queries, corpus: Corpus, span: tuple[int, int], size: int, together: bool, return_argmax: bool
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
-    """The same of documents where they stand, products `[rows, tokens]`; also the winning positions, where asked for."""
+    """As `_by_length`, with documents in their own order and products `[rows, tokens]`; also the winning positions, where asked for."""
     begin, stop = span
     rows = queries.matrix.shape[0]
     tiles, owners = tiles_of(corpus.lengths[begin:stop], size)
@@ -215,7 +215,7 @@ def _in_place(
 
 
 def _shared(work: Callable[[Iterable[Tile]], None], tiles: list[Tile], queries: Queries, together: bool) -> None:
-    """Threads take tiles in turns, or make every product together."""
+    """Have threads take tiles in turns, or make every product together."""
     if together or not _by_one(queries):
         work(tiles)
     else:
@@ -228,12 +228,12 @@ def _by_one(queries: Queries) -> bool:
 
 
 def _rows_of(count: int, tokens_first: bool, dtype: torch.dtype = torch.float32) -> int:
-    """Query rows of a product of so many rows of the matrix."""
+    """Query rows of a product that is made for `count` rows of the matrix (`NARROW`)."""
     return count if tokens_first or dtype == torch.int8 else NARROW.get(count, count)
 
 
 def _one_tile(queries: Queries, tokens: int, whole: int, uniform: int | None, tokens_first: bool) -> int:
-    """Of few documents: the size of one tile for all of them, whose product threads make together with the same bits; else 0."""
+    """The size of one tile for all of few documents, if threads make its product together with the same bits; else 0."""
     small = few.tile_for(tokens, whole, uniform or 1)
     if not small or queries.matrix.dtype != torch.float32:  # products of codes are exact in every shape
         return small
@@ -335,7 +335,7 @@ def summed(best: np.ndarray, rows: Iterable[int]) -> np.ndarray:
 
 
 def _scaled(maxima: np.ndarray, queries: Queries, corpus: Corpus, begin: int, stop: int) -> np.ndarray:
-    """Scales that leave the loop: one a document or corpus (positive, so they keep the maximum), one a query token."""
+    """Apply the scales that stay out of the loop: one a document or corpus (not negative, so maxima stay maxima), one a query token."""
     with np.errstate(invalid="ignore", over="ignore"):  # what is beyond FP32 is inf, and its differences NaN
         if corpus.document_scale is not None:
             maxima = maxima * corpus.document_scale[begin:stop]

@@ -1,9 +1,9 @@
-"""Threads of the CPU path: each makes products of its own and looks through them, and takes the next tile when it is done.
+"""Threads of the CPU path: each makes products of its own and finds their maxima, and takes the next tile when it is done.
 
 A product that several threads make together is waited for by all of them, and what follows it, a segmented maximum, is the work of one.
 Here nobody waits for anybody but at the end, and a product has the bits that one thread gives it, however many threads there are.
-The threads stay for the next call: one costs 50 microseconds, the threads of a call that begins them ten times that. A call by another
-number of threads begins its own and lets the former ones end.
+The threads stay for the next call, which then costs 50 microseconds; a call that has to start them costs ten times that. A call with
+another number of threads starts its own and lets the former ones end.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 _pooling = threading.RLock()
-_pool: dict[int, ThreadPoolExecutor] = {}  # the threads that stay, by how many they are: of one number alone
+_pool: dict[int, ThreadPoolExecutor] = {}  # the threads that stay, by their number; one pool at most
 
 
 class _Items(Iterator[Item]):
@@ -57,7 +57,7 @@ def in_turns(work: Callable[[Iterator[Item]], None], items: Sequence[Item], most
             ended.put(None)
 
     count = max(1, min(len(items), threads, most or threads))
-    if threads == 1:  # also where one of the threads asks
+    if threads == 1:  # also a call from a thread of the pool, which has one torch thread
         turn()
     else:
         _submit(turn, count, threads)
@@ -74,7 +74,7 @@ def in_turns(work: Callable[[Iterator[Item]], None], items: Sequence[Item], most
 
 
 def alone(function: Callable[..., Result], *arguments: object) -> Result:
-    """What a function gives in one of the threads: products with the bits that they have there."""
+    """Run a function in one of the threads, so that its products have the bits that they have there."""
     found: list[Result] = []
     in_turns(lambda once: found.extend(function(*arguments) for _ in once), (None,))
     return found[0]
@@ -106,7 +106,7 @@ def _new_pool(threads: int) -> ThreadPoolExecutor:
     begun = threading.Barrier(threads + 1)
 
     def begin() -> None:
-        torch.get_num_threads()  # a thread that asks for the first time takes torch's number, whatever it was told before
+        torch.get_num_threads()  # before setting it: a thread's first question takes torch's number, whatever was set
         torch.set_num_threads(1)
         begun.wait()
 
@@ -114,5 +114,5 @@ def _new_pool(threads: int) -> ThreadPoolExecutor:
     for _ in range(threads):
         pool.submit(int)
     begun.wait()
-    torch.set_num_threads(threads)  # what threads that begin later take is torch's own, not one thread's
+    torch.set_num_threads(threads)  # threads that begin later take this number, not the pool's 1
     return pool

@@ -73,7 +73,7 @@ def leave(library: Library, reason: str) -> None:
 def theirs(library: Library, name: str, reason: str, given: tuple[Any, ...], strict: bool = False, **named: Any) -> Tensor:
     """The library's own scores of a call that is left to it; refused where they break `strict`'s promise."""
     leave(library, reason)
-    scores: Tensor = library[name](*given, **named)  # what the library itself refuses, it says
+    scores: Tensor = library[name](*given, **named)  # first: the library's own refusals come before ours
     if strict and scores.numel():
         raise ValueError(
             f"{name}: got {reason}, which only {library.name}'s own code scores, and there padding may win; strict=True needs a call "
@@ -84,7 +84,7 @@ def theirs(library: Library, name: str, reason: str, given: tuple[Any, ...], str
 
 def autocast_dtype(device: torch.device) -> torch.dtype | None:
     """The dtype that the library's own matrix product would run in under autocast; None outside it."""
-    if not torch._C._is_any_autocast_enabled():  # one cheap question, where a device's own takes its name as a string
+    if not torch._C._is_any_autocast_enabled():  # a cheap question; that for one device takes its name as a string
         return None
     return torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else None
 
@@ -119,7 +119,7 @@ def score(
 
 
 def used_tokens(tokens: Tensor) -> Tensor:
-    """`tokens.any(dim=-1)`: which tokens are no rows of zeros, as libraries without a mask mark padding."""
+    """`tokens.any(dim=-1)`: which tokens are not all zeros; without a mask, libraries mark padding by zeros."""
     large = tokens.is_cuda and tokens.numel() >= _LARGE and tokens.is_contiguous()
     if large and fallback.HAS_TRITON and not torch.compiler.is_compiling():
         from maxsim_kernels.gpu.nonzero import nonzero_rows

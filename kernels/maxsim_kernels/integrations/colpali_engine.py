@@ -100,7 +100,7 @@ def _pages(queries: Tensor | Packed, pages: Tensor | Packed, out: torch.dtype = 
 
 
 def _named_backend() -> str:
-    """Why a backend that somebody named is not ours; empty where none is."""
+    """Why calls are left to the backend that somebody named; empty where none is."""
     named = LIBRARY["_resolve_backend"]()
     return "" if named == "auto" else f"COLPALI_SCORES_BACKEND is {named!r}"
 

@@ -1,8 +1,8 @@
 """What may be patched: the versions and signatures that are known; giving functions other code and taking it away again.
 
-A function of the library stays the object that it is and gets code that calls ours: so whoever took its name before, a default of an
-argument, a loss or a model that keeps it scores with us too, and all of it can be pickled by the library's name at any time. `disable`
-puts the library's code back.
+A function of the library stays the object that it is and gets code that calls ours. So whatever holds it already (an imported name,
+an argument's default, a loss, a model) scores with us too, and can be pickled by the library's name at any time. `disable` puts the
+library's code back.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class Library:
             )
 
     def places(self) -> list[str]:
-        """Every name in the library's modules that stands for a function of which the code is ours."""
+        """Every name in the library's modules that stands for a function that runs our code."""
         return sorted(_places(self.package, {id(one): one for held in self._patched for one in (held.raw, held.function)}))
 
     def _look_up(self) -> dict[str, tuple[object, FunctionType]]:
@@ -160,15 +160,15 @@ def _signature(function: Callable[..., Any]) -> str:
 
 
 def _copy(function: FunctionType) -> FunctionType:
-    """The same function with the code that it has now, whatever code the first one gets."""
+    """A copy of a function that keeps the code of now, whatever code the original gets later."""
     copy = FunctionType(function.__code__, function.__globals__, function.__name__, function.__defaults__)
     copy.__kwdefaults__ = function.__kwdefaults__
     return copy
 
 
-@functools.cache  # one object however often it is put in place: what was compiled with it (torch.compile) serves again
+@functools.cache  # one code object however often a library is enabled: torch.compile then reuses what it compiled
 def _calling_ours(target: Target, function: FunctionType, module: str) -> CodeType:
-    """Code with the function's parameters that passes them on; defaults belong to the function and stay.
+    """Code that takes the function's parameters and passes them to ours; defaults belong to the function and stay.
 
     It imports what it calls, so that it needs nothing in the library's module, also in a thread that is still in it after `disable`.
     """
@@ -196,7 +196,7 @@ class _Patched:
 
 
 def _places(package: str, table: Mapping[int, object]) -> Iterator[str]:
-    """Where objects are held in the modules of a package, by id; nothing is imported by looking."""
+    """Names in the modules of a package that stand for objects of `table` (by id); nothing is imported."""
     seen: set[int] = set()
     for name, module in sorted(sys.modules.items()):
         if isinstance(module, ModuleType) and (name == package or name.startswith(package + ".")):

@@ -146,7 +146,7 @@ def _strict(asked: bool | None) -> bool:
 
 
 def _named_backend(backend: str | None) -> str:
-    """Why a backend that somebody named is not ours; empty where none is."""
+    """Why calls are left to the backend that somebody named; empty where none is."""
     named = LIBRARY["_resolve_backend"](backend)
     return "" if named == "auto" else f"backend {named!r} was asked for"
 

@@ -44,7 +44,7 @@ LIBRARY = Library(
 
 
 class _Side(NamedTuple):
-    """Queries or documents as the operator takes them. `tokens` is a list, of items of `lengths`, where it has yet to be packed."""
+    """Queries or documents as the operator takes them. A list in `tokens`, with items of `lengths`, is yet to be packed."""
 
     tokens: Tensor | list[Tensor]
     mask: Tensor | None
@@ -151,7 +151,7 @@ def _score_pairs(a: Tensor, b: Tensor, a_mask: Tensor | None, b_mask: Tensor | N
 
 
 def _chunk(name: str, a: Tensor, b: Tensor, a_mask: Tensor | None, b_mask: Tensor | None, pairs: bool) -> Tensor:
-    # The library's own `maxsim`, where it was left a call, comes here with whatever it was given.
+    # Where a call was left to the library's own `maxsim`, that comes here with whatever it was given.
     shaped = a.dim() == b.dim() == 3 and _fits(a_mask, a) and _fits(b_mask, b)
     reason = (calls.untaken(a, b) or _unweighed(a_mask)) if shaped else "tokens or a mask of another shape"
     if reason:
@@ -215,9 +215,8 @@ def _unweighed(weights: Tensor | None) -> str:
     if weights is None or weights.dtype == torch.bool:
         return ""
     if weights.requires_grad and torch.is_grad_enabled():
-        return (
-            "weights of query tokens that want a gradient"  # of a weight of 0 it is the maximum, which a token of zeros has not
-        )
+        # The gradient is the token's maximum, which is lost where a weight of 0 makes the token zeros.
+        return "weights of query tokens that want a gradient"
     if weights.is_complex():
         return "complex weights of query tokens"
     if weights.device.type == "cpu" and not torch.compiler.is_compiling() and bool((weights < 0).any()):
@@ -294,9 +293,9 @@ def _scored_with(ready: tuple[Tensor | Packed, Tensor | None], documents: _Side,
 
 
 def _empty_score(documents: Tensor | Packed) -> float | None:
-    """The library's value of an empty document, where the operator is to write it; None where the library's own function is.
+    """The library's score of an empty document, if the operator is to write it; None if the library's own function is to.
 
-    That one warns on CPUs. On a GPU it reads no flag and only fills, which takes torch three launches and the operator one.
+    That function warns on CPUs. On a GPU it only fills, which takes torch three launches and the operator one.
     """
     if documents.device.type != "cuda" or torch.compiler.is_compiling():
         return None
@@ -312,14 +311,14 @@ def _ready(side: _Side) -> tuple[Tensor | Packed, Tensor | None]:
 
 
 def _asking(side: _Side) -> tuple[Tensor | Packed, Tensor | None]:
-    """Queries, each token times its weight where a mask is one of weights: its maximum is linear in it, for weights of 0 and above."""
+    """Queries, and their mask. Weights multiply tokens instead, as maxima are linear in weights of 0 and above."""
     rows, weights = _ready(side)
     if weights is None or weights.dtype == torch.bool:
         return rows, weights
     assert isinstance(rows, Tensor)
     if weights.device.type == "cpu" and not torch.compiler.is_compiling():
         kept = weights.bool()
-        if torch.equal(kept.to(weights.dtype), weights):  # of 0 and 1, as they mostly are: fewer rows to score
+        if torch.equal(kept.to(weights.dtype), weights):  # weights of 0 and 1, as most are: fewer rows to score
             return rows, kept
     weights = weights.to(rows.dtype) if weights.is_floating_point() else weights  # integers are cast in the product
     return rows * weights.unsqueeze(-1), None

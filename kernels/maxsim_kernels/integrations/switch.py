@@ -22,9 +22,9 @@ _LOCK = threading.RLock()
 class Status:
     """How one library stands.
 
-    `installed`: its version, None where it is absent; `known`: the versions that `enable` takes. `places`: names that stand for a
-    replacement. `calls`: how many calls the operator has scored since `enable`, by function; `left`: how many it left to the library,
-    by reason.
+    `installed`: its version, None where it is absent; `known`: the versions that `enable` takes. `places`: names of functions that run
+    our code. `calls`: how many calls the operator has scored since `enable`, by function; `left`: how many it left to the library, by
+    reason.
     """
 
     library: str
@@ -53,13 +53,13 @@ class Enabled:
 
 
 def enable(library: str, *, strict: bool = False, fp32: str = "fast") -> Enabled:
-    """Let a library score and train with the operator, by its own rules, whoever took its functions before or takes them later.
+    """Let a library score and train with the operator, by its own rules, also where its functions were imported before.
 
     Args:
         library: "sentence-transformers" (6.0 to 6.2), "pylate" (1.6) or "colpali-engine" (0.3.18).
         strict: padding never wins: where PyLate or colpali-engine give a masked or padded token the similarity 0, which beats negative
             ones, it is left out instead. Without a mask, an all-zero row counts as padding, in lists too. A call that only the
-            library can score is refused with a ValueError. sentence-transformers does so itself.
+            library can score is refused with a ValueError. sentence-transformers always leaves padding out.
         fp32: on GPUs, "fast" lets products of float32 embeddings use TF32, "exact" keeps what torch is set to.
 
     Returns:

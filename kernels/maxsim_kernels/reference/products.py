@@ -28,12 +28,12 @@ _QUERY_ROWS = 4096
 # Both sides of a product take whole runs of rows: libraries give what is left over to other kernels, which add in another order.
 _PADDED_ROWS = 64
 _SLABS = 8  # documents of a product come in whole eights, of whole eights of rows each
-_PRODUCT_ROWS = {"cpu": 1024, "cuda": 16384}  # about what a product has of document rows where it has several documents
-_FEW = 128  # query rows, up to which a GPU's time is launches above all: products of _FEW_ROWS tokens of any documents
+_PRODUCT_ROWS = {"cpu": 1024, "cuda": 16384}  # document rows of a product of several documents, about
+_FEW = 128  # query rows, up to which launches take most of a GPU's time: products then take _FEW_ROWS tokens of any documents
 _FEW_ROWS = 131072
 _HELD_BYTES = {"cpu": 16 << 20, "cuda": 64 << 20}  # of maxima that wait to be summed
-_SUMMED_BYTES = {"cpu": 2 << 20, "cuda": 64 << 20}  # of them that are summed at once, which holds three times as much
-_MAXIMA = 2  # times as many bytes of maxima one product may have: with very many query tokens it has fewer documents
+_SUMMED_BYTES = {"cpu": 2 << 20, "cuda": 64 << 20}  # of them that are summed at once, which takes three times as much memory
+_MAXIMA = 2  # one product may have _MAXIMA * _HELD_BYTES of maxima: with very many query tokens it has fewer documents
 _PRECISIONS: tuple[Any, ...] = (torch.backends.cuda.matmul, torch.backends.mkldnn.matmul)  # type: ignore[attr-defined]
 _switching = RLock()
 _inside: list[int] = []  # the thread of every block that runs in true precision now
@@ -73,14 +73,14 @@ def true_precision() -> Iterator[None]:
 
 
 def _bring_back() -> None:
-    """What torch's settings were before, where no block needs true precision any more."""
+    """Restore torch's settings, unless a block still needs true precision."""
     if not _inside:
         for setting, value in zip(_PRECISIONS, _before, strict=True):
             setting.fp32_precision = value
 
 
 def _forked() -> None:
-    """A forked process has the thread that forked alone: blocks of the others will not end there."""
+    """In a forked child: it has only the thread that forked, so blocks of other threads will never end there."""
     others = [thread for thread in _inside if thread != get_ident()]
     if others:
         _inside[:] = [get_ident()] * (len(_inside) - len(others))
@@ -93,7 +93,7 @@ if hasattr(os, "register_at_fork"):
 
 
 def _slab(length: int) -> int:
-    """Rows that a document of so many tokens takes: four steps to a doubling, so that few are repeats."""
+    """Rows of the slab of a document of `length` tokens: four sizes for each doubling, so that few rows are repeats."""
     step = max(_SLABS, 1 << max(0, (length - 1).bit_length() - 3))
     return -(-length // step) * step
 
@@ -145,7 +145,7 @@ def _score_block(
         order, spans = _grouped(documents.host(), product, most)
         taken = torch.from_numpy(order)
         back = torch.empty(total, dtype=torch.int64, device="cpu")
-        back[taken] = torch.arange(len(order), device="cpu")  # of a document's repeats any
+        back[taken] = torch.arange(len(order), device="cpu")  # any of a document's repeats
         taken, back = taken.to(device), back.to(device)
     else:
         height, count = _shape(_slab(documents.each), product, total, most)
@@ -217,7 +217,7 @@ def _of(sizes: dict[str, int], device: torch.device) -> int:
 
 
 def _shape(slab: int, product: int, total: int, most: int) -> tuple[int, int]:
-    """Rows a document and documents a product, `most` at most; of slabs without a row up to all `total` at once."""
+    """Rows of a document and documents of a product, `most` at most (of documents without rows, up to all `total` at once)."""
     count = min(product // slab, most) // _SLABS * _SLABS if slab else min(total, most)
     return (slab, count) if count else (-(-slab // _PADDED_ROWS) * _PADDED_ROWS, 1)  # one alone, in whole runs of rows
 
@@ -242,7 +242,7 @@ def _grouped(lengths: np.ndarray, product: int, most: int) -> tuple[np.ndarray, 
 
 
 class _Product(torch.autograd.Function):
-    """A matrix product whose gradients are in true precision too: they are computed when somebody asks, under other settings."""
+    """A matrix product whose gradients are in true precision too: they are computed later, when torch's settings may be others."""
 
     @staticmethod
     def forward(ctx: Any, left: Tensor, right: Tensor) -> Tensor:
@@ -268,7 +268,7 @@ def _room(spans: list[tuple[int, int, int, int]], blocks: list[Tensor], rows: in
 
 
 def _pieces(documents: Rows, held: tuple[Tensor, Tensor], columns: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """Which tokens of each document of a product, and their vectors `[n, tokens, d]`: in one piece, or a long document in several.
+    """Positions in the documents of a product, and the vectors there `[n, tokens, d]`: in one piece, or a long document in several.
 
     `held`: the documents' beginnings and last tokens; `columns` 0, 1, ... up to the rows of a slab.
     """
@@ -333,7 +333,7 @@ def _spread(best: Tensor, asked: Asked, fill: float) -> Tensor:
 
 
 def _summed(best: Tensor, asked: Asked) -> Tensor:
-    """Sums over each query's tokens `[Nq, n]`: in float64, by halves, so that their order is one whatever stands beside them."""
+    """Sums over each query's tokens `[Nq, n]`: in float64, by halves, an order that depends on the padded length alone."""
     most = max(1, _of(_SUMMED_BYTES, best.device) // max(1, asked.count * asked.width * best.dtype.itemsize))
     if len(best) > most:
         return torch.cat([_summed(part, asked) for part in best.split(most)], 1)
@@ -344,7 +344,7 @@ def _summed(best: Tensor, asked: Asked) -> Tensor:
         paired = terms[..., :half] + terms[..., half : 2 * half]
         terms = torch.cat([paired, terms[..., 2 * half :]], 2) if odd else paired
     sums = terms[..., 0].to(best.dtype).to(best.device).t()
-    return sums.masked_fill(sums.isnan(), torch.nan)  # of one sign
+    return sums.masked_fill(sums.isnan(), torch.nan)  # every NaN with one sign
 
 
 def _placed(number: Tensor, starts: Tensor, last: Tensor, asked: Asked, documents: Rows) -> Tensor:

@@ -63,7 +63,7 @@ def maxsim_reference(
 def score(
     queries: Tensor | Packed, documents: Documents, options: Options, dtype: torch.dtype = torch.float32
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """`maxsim_reference` of options that travel together."""
+    """`maxsim_reference` of documents that are not coded, with its options in one `Options`."""
     need(dtype in _DTYPES, "dtype", dtype, "torch.float16, torch.bfloat16, torch.float32 or torch.float64")
     if isinstance(documents, Int8Tokens | Fp8Tokens):
         offset = documents.offset if isinstance(documents, Int8Tokens) else None
@@ -89,7 +89,7 @@ def score(
 
 
 def _refuse_gradient(kind: str, *inputs: object) -> None:
-    """Refuse inputs of a call with such documents that require gradients, as `maxsim` does: rounded queries would get none."""
+    """Refuse inputs that require gradients in a call with this kind of documents, as `maxsim` does: rounded queries would get none."""
     tensors = [one.values if isinstance(one, Packed) else one for one in inputs]
     if torch.is_grad_enabled() and any(isinstance(one, Tensor) and one.requires_grad for one in tensors):
         raise ValueError(f"queries, documents: got requires_grad with {kind}, which have no gradient; detach them")

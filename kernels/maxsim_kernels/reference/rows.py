@@ -21,8 +21,8 @@ class Rows:
     starts: Tensor  # [N], on the values' device
     lengths: Tensor  # [N], the same
     size: int  # of the longest row, padding included
-    padded: int | None  # rows between two row's beginnings where positions are not 0, 1, 2, ...: masks leave holes
-    each: int | None = None  # tokens of every row, where all have as many by their shape
+    padded: int | None  # length of a padded row where masks leave holes, so that positions are not 0, 1, 2, ...
+    each: int | None = None  # tokens of every row, where their shape gives all the same number
     end_to_end: bool = False  # row n + 1 begins where row n ends, and row 0 at 0
     counts: np.ndarray | None = None  # `lengths` on the host, where they are known there
 
@@ -38,14 +38,14 @@ class Rows:
         return self.lengths.cpu().numpy() if self.counts is None else self.counts
 
     def place(self, found: Tensor) -> Tensor:
-        """Positions in their rows of tokens that are given as numbers of valid tokens (counted over all rows)."""
+        """Positions within their rows of the valid tokens `found`, which are numbered over all rows."""
         assert self.index is not None
         assert self.padded is not None
         return self.index[found] % self.padded
 
 
 def _read_openly(*given: Tensor | None) -> None:
-    """Read tensors in a way that tracers see, and refuse: what `.numpy()` reads later becomes a constant of their graph unseen."""
+    """Read tensors in a way that a tracer sees and refuses: what `.numpy()` reads later would silently be a constant of its graph."""
     if not torch.compiler.is_compiling() and torch._C._len_torch_dispatch_stack():
         for tensor in given:
             if tensor is not None:
@@ -55,7 +55,7 @@ def _read_openly(*given: Tensor | None) -> None:
 def rows_of(
     name: str, values: Tensor, starts: Tensor | None, lengths: Tensor | None, mask: Tensor | None, end_to_end: bool = False
 ) -> Rows:
-    """One side's valid tokens, of its packed rows or of what mask and lengths leave of padded ones."""
+    """The valid tokens of one side: all of packed rows, or what mask and lengths leave of padded ones."""
     device = values.device
     _read_openly(starts, lengths, mask)
     if starts is not None:
@@ -86,7 +86,7 @@ class Asked:
     slots: Tensor | None  # [R], cells of the table; None: 0, 1, 2, ... up to the last
     count: int
     width: int  # columns: the longest query, padding included
-    which: Tensor | None = None  # [R]: row of `tokens` of each token, where those that repeat are there once
+    which: Tensor | None = None  # [R]: the row of each token in `tokens`, where repeated ones are held once
 
     @property
     def rows(self) -> int:
@@ -95,7 +95,7 @@ class Asked:
 
 
 def asked_of(queries: Rows, dtype: torch.dtype) -> Asked:
-    """Tokens and places; on a CPU, where nobody asks for gradients or traces the call, tokens that repeat are taken once."""
+    """All queries' valid tokens; on a CPU, unless gradients are asked for or the call is traced, repeated tokens are held once."""
     asked = _all_asked(queries, dtype)
     tokens = asked.tokens
     if tokens.device.type != "cpu" or tokens.requires_grad or not is_plain(tokens):

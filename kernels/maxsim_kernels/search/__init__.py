@@ -9,7 +9,7 @@ rescoring.py  exact scores of a few documents on a CPU, with brute force's bits
 rows.py       documents and codes that lie elsewhere, and are read when they are needed
 scanning.py   codes of a search on a GPU, wherever they lie
 searching.py  `Search`: scan, prune, rescore, and the certificate, on a CPU
-trust.py      what a GPU's products are trusted with, and the look at them
+trust.py      how exact a GPU's products are taken to be, and the test of them
 """
 
 from maxsim_kernels.search.bounds import Residuals, residuals_of

@@ -29,7 +29,7 @@ WIDEST = 1 << 16  # embedding width up to which integer products fit 32 bits and
 _STEPS = 16  # roundings that a similarity meets besides its inner product, at most (docs/search.md counts 12)
 _TINY = 2.0**-112  # of underflow, per dimension: flushed inputs and results, times the largest scale of a code
 LARGEST = 2.0**100  # magnitudes beyond which some step could overflow FP32: no bound there
-_SHORTEST, _LONGEST = 2.0**-40, 2.0**60  # of a decoded token before it is brought to length 1
+_SHORTEST, _LONGEST = 2.0**-40, 2.0**60  # norms of a decoded token before it is brought to length 1
 _SLACK = 1 + 2.0**-40  # FP64 rounding of the bounds themselves
 _CHUNK = 1 << 22  # values widened to FP64 at once: 32 MB
 
@@ -61,7 +61,7 @@ class Residuals:
         return Residuals(self.errors[span], self.norms[span])
 
     def to(self, device: torch.device) -> Residuals:
-        """On that device."""
+        """The same on another device."""
         if self.errors.device == self.norms.device == device:
             return self
         return Residuals(self.errors.to(device), self.norms.to(device))
@@ -101,8 +101,8 @@ def residuals_of(documents: Packed, codes: AnyCodes) -> Residuals:
 
 
 def _meant(codes: AnyCodes, span: slice, owner: Tensor) -> tuple[Tensor, Tensor]:
-    """Tokens `span` as the scoring path understands the codes, FP64, and the size `[t]` of the parts that they are sums of."""
-    if isinstance(codes, BitTokens):  # whose scales meet every similarity before the maximum: any sign will do
+    """What the codes of tokens `span` mean to the scoring path, FP64 `[t, d]`, and the size `[t]` of the parts that are added in it."""
+    if isinstance(codes, BitTokens):  # their scales are applied before the maximum: any sign will do
         meant = levels_of(codes, span).double() * codes.scales[span].float().double().reshape(-1, 1)
         return meant, meant.norm(dim=1)
     if isinstance(codes, ResidualTokens):
@@ -112,7 +112,7 @@ def _meant(codes: AnyCodes, span: slice, owner: Tensor) -> tuple[Tensor, Tensor]
             length = replace(held, unit=False).dequantize().values.double().norm(dim=1, keepdim=True)
             meant = meant.masked_fill((length != 0) & ~((length > _SHORTEST) & (length < _LONGEST)), torch.nan)
         size = meant.norm(dim=1)
-        # They are decoded again for every scan, in blocks of its own: sums of d squares, in maybe another order, and a root.
+        # Every scan decodes them again, in its own blocks, and may add the d squares under the root in another order.
         return meant, size * (1 + 2.0**45 * gamma_of(codes.dim))
 
     def per_token(values: Tensor) -> Tensor:  # the CPU path reads scales and offsets as float32
@@ -225,7 +225,7 @@ def shift_of(codes: AnyCodes) -> float:
 def _as_multiplied(tokens: Tensor, codes: AnyCodes) -> Tensor:
     """Query tokens as the scan multiplies them: what their codes mean."""
     if isinstance(codes, ResidualTokens):
-        return tokens  # which decoded tokens meet as they are
+        return tokens  # decoded tokens are multiplied with float queries
     if isinstance(codes, Int8Tokens | BitTokens):
         found = quantize_int8(tokens).dequantize(torch.float64)
     else:
@@ -237,4 +237,4 @@ def _as_multiplied(tokens: Tensor, codes: AnyCodes) -> Tensor:
 def _largest_offset(codes: AnyCodes) -> float:
     if not isinstance(codes, Int8Tokens) or codes.offset is None or not codes.offset.numel():
         return 0.0
-    return float(codes.offset.double().abs().nan_to_num(0.0, 0.0).amax())  # documents with others have an infinite error
+    return float(codes.offset.double().abs().nan_to_num(0.0, 0.0).amax())  # not finite: that document's error is infinite

@@ -1,9 +1,10 @@
 """The search on a GPU: the same three steps as `searching.py`, queued one behind the other, with one small read a piece.
 
-A piece's codes are scored; what could reach a guess of the threshold is scored exactly; the exact scores of the leads set the
-threshold, and what still reaches it is scored exactly too. Exact scores are found in one of two ways. Marked pairs are scored alone,
-document by document, where that has the bits of brute force on this GPU (`trust.py`) and documents are there; else all queries are
-scored against the union of the marked documents, by the very call that brute force makes, of fewer documents.
+A piece's codes are scored. About the k best documents by these scores, the leads, give a guess of the threshold, and what could reach
+the guess is scored exactly. The leads' exact scores set the threshold, and what still reaches that is scored exactly too. Exact scores
+are found in one of two ways. Marked pairs are scored alone, document by document, where that has the bits of brute force on this GPU
+(`trust.py`) and documents are there; else all queries are scored against the union of the marked documents, by the very call that brute
+force makes, of fewer documents.
 
 Bounds need not prune. A search that brute force ends in a few milliseconds begins with it, the first time and after bounds pruned
 nothing, and some of its scores say whether the next search of these codes should scan. A larger one begins with a sample.
@@ -44,10 +45,10 @@ _LITTLE, _FEW_BYTES = (
     1 << 34,
 )  # multiply-adds and bytes below which brute force is so short that a sample would only delay it
 _HOPELESS = 0.4  # share of the sample's pairs that bounds would leave, beyond which nothing is scanned
-# Of a width, by which the guess of the threshold is lower than scores over codes: as true errors are. Most of the rest is scored late.
+# Share of a width by which the guess of the threshold lies below scores over codes: about their true errors. What is missed comes late.
 _GUESSED = 0.03
 _PAIRS_PAY, _UNION_PAYS = 0.2, 0.6  # shares of pairs and documents beyond which brute force is the cheaper way
-_SPREAD = 0.9  # of documents that queries which have nothing in common would want, beyond which no union is tried
+_SPREAD = 0.9  # no union is tried if queries with nothing in common would want more than this share of the documents
 
 # By codes on a device: whether bounds pruned them last time.
 _pruned_before: WeakKeyDictionary[Codes, bool] = WeakKeyDictionary()
@@ -87,7 +88,7 @@ class DeviceSearch:
         self.scanned = 0
         self.answered: _Answer | None = None  # of the best so far
         self.read = 0  # tokens behind exact scores, each query's counted for itself
-        self.brute_read: list[Tensor] = []  # documents' tokens of brute force: still on the device
+        self.brute_read: list[Tensor] = []  # numbers of tokens scored by brute force, still on the device
         self.every = 0  # documents scored by brute force
         self.tallied: list[Tallied] = []  # of pieces that were pruned
         self.looks: list[_Look] = []
@@ -105,7 +106,7 @@ class DeviceSearch:
 
     @property
     def highest(self) -> Tensor:
-        """`[Nq]` float64: the best upper bound of what was not."""
+        """`[Nq]` float64: the highest upper bound of documents that were not scored exactly."""
         held = [one.highest for one in self.tallied]
         if not held:
             return torch.full((len(self.queries),), -torch.inf, dtype=torch.float64, device=self.device)
@@ -117,7 +118,7 @@ class DeviceSearch:
         return self.best.pending
 
     def answer(self) -> tuple[Tensor, Tensor, Stats]:
-        """As of `Search`; waits for the GPU, where that was not done."""
+        """As of `Search`; waits for the GPU, unless the last piece already did."""
         found = self.answered
         if found is None:
             keys = self.best.pending
@@ -148,7 +149,7 @@ class DeviceSearch:
     def add(
         self, documents: Packed | Rows, codes: Codes | StreamedCodes, residuals: Residuals, first: int | None = None
     ) -> None:
-        """The documents from number `first` on (None: the next ones), cut into pieces whose bounds fit in memory.
+        """Search the documents from number `first` on (None: the next ones), cut into pieces whose bounds fit in memory.
 
         Codes that lie on the host are streamed.
         """
@@ -193,7 +194,7 @@ class DeviceSearch:
         if pruned is not None:
             return True
         if self.known or not isinstance(documents, Packed) or documents.device != self.device:
-            return False  # of a block among many a sample is enough, and so is one for all that follow
+            return False  # one block of many: a sample is enough, for it and those that follow
         tokens = documents.values.shape[0]
         operations = tokens * len(self.queries.values) * documents.dim
         return operations <= _LITTLE and tokens * self.width <= _FEW_BYTES
@@ -201,7 +202,7 @@ class DeviceSearch:
     def _without_scan(
         self, documents: Packed | Rows, codes: Codes, residuals: Residuals, lengths: Tensor, terms: Callable[[], Tensor]
     ) -> None:
-        """Brute force, whose first scores show what bounds would have left; `stats`, which waits anyhow, looks."""
+        """Brute force, whose first scores show how many pairs bounds would have left: `stats`, which waits anyhow, counts them."""
         count, step, sample = len(documents), self._step(len(documents)), torch.empty(0, dtype=torch.float32, device="cpu")
         why = "bounds left most of these documents last time"
         if codes not in _pruned_before:
@@ -214,7 +215,7 @@ class DeviceSearch:
         self.looks.append(_Look(codes, bounded, self._share()))
 
     def _bounded(self, scores: Tensor, terms: Tensor, residuals: Residuals, lengths: Tensor) -> Bounded:
-        """Bounds of the first documents, by their scores."""
+        """Bounds around `scores` `[Nq, n]` of the first n documents, over codes or exact."""
         count = scores.shape[1]
         sides = residuals.errors[:count], residuals.norms[:count], lengths[:count]
         return Bounded(scores, terms, self.queries.lengths, *sides, _GUESSED)
@@ -230,9 +231,9 @@ class DeviceSearch:
         return max(_LEAST_DOCUMENTS, min(_CELLS, free // _CELL_BYTES) // queries)
 
     def _unbounded(self, residuals: Residuals) -> str:
-        """Why documents are scored by brute force, which sees scores lost to -inf; only those without a bound can lose theirs.
+        """Why documents must be scored by brute force, so that a score lost to -inf is seen; empty if `watched` is off or bounds hold.
 
-        Looked at where residuals lie; of those on the host nothing waits.
+        A score with a bound cannot be lost. Computed where residuals lie: on the host nothing waits.
         """
         if self.largest is None:
             return ""
@@ -241,7 +242,7 @@ class DeviceSearch:
         return "" if bounded else "embeddings among them are not finite, or too large for bounds"
 
     def _look(self, documents: Packed | Rows) -> None:
-        """Whether bounds hold on this GPU, and whether pairs may be scored alone."""
+        """Find out whether bounds hold on this GPU, and whether pairs may be scored alone."""
         if documents.dim > WIDEST:
             self.never = f"d = {documents.dim} is more than {WIDEST}"
             return
@@ -267,7 +268,7 @@ class DeviceSearch:
         return query_terms(values, asked.starts, asked.lengths, asked.longest, codes_of, scales, rounding)
 
     def _piece(self, whole: Packed | Rows, span: slice, scan: Scan, residuals: Residuals, terms: Callable[[], Tensor]) -> None:
-        """Documents `span` of `whole`, of which everything else speaks too."""
+        """Search the documents `span` of `whole`; all other arguments are of `whole`, too."""
         documents, lengths = whole, scan.lengths
         if span != slice(0, len(whole)):
             documents, residuals, lengths = cut(whole, span.start, span.stop), residuals[span], lengths[span]
@@ -297,7 +298,7 @@ class DeviceSearch:
         return f"more than {self._share():.0%} of the pairs could still be among the best"
 
     def _brute_piece(self, documents: Packed | Rows, why: str) -> Tensor:
-        """Returns the first scores `[Nq, n]`, at most a sample of them."""
+        """Score a piece by brute force; returns the scores `[Nq, n]` of its first documents, at most a sample."""
         self.brute, self.pieces, self.why = self.brute + 1, self.pieces + 1, self.why or why
         head = torch.empty(len(self.queries), 0, dtype=torch.float32, device=self.device)
         for block in everything(documents, self.device, len(self.queries), self.room):
@@ -374,13 +375,13 @@ class DeviceSearch:
         return min(self.most_rescored, _PAIRS_PAY) if alone else self.most_rescored
 
     def _spread_out(self, documents: Packed | Rows) -> bool:
-        """Whether unions alone could be scored, and of independent queries would be nearly everything, with no link to spare."""
+        """Whether only unions can be scored, and of independent queries that is nearly every document, with no copying to save."""
         here = isinstance(documents, Packed) and documents.device == self.device
         left = (1 - min(1.0, self.k / len(documents))) ** len(self.queries)
         return here and self.most_rescored < 1 and left < 1 - _SPREAD and not self.alone
 
     def _score(self, documents: Packed | Rows, marks: Marks, scan: Scan, scores: Tensor) -> str:
-        """Write exact scores of the marked pairs, and maybe of others; why not, where the union of their documents is too large."""
+        """Write exact scores of the marked pairs, and maybe of others; returns why not, where there are too many (empty: done)."""
         count = len(documents)
         if self.alone:
             asked = self.queries
@@ -402,7 +403,7 @@ class DeviceSearch:
 
 @dataclass(frozen=True)
 class _Look:
-    """Exact scores of the first documents of `codes`, from which `stats` tells whether bounds prune; the most of pairs that pays."""
+    """Bounds around exact scores of the first documents of `codes`: they prune if a share of at most `most` of the pairs is left."""
 
     codes: Codes
     bounded: Bounded

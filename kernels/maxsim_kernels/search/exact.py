@@ -107,7 +107,7 @@ def begin_search(queries: Packed, k: int, *, memory_budget: int | None = None) -
 
 
 def _like(block: Packed | Rows, queries: Tensor | Packed) -> Packed:
-    """Documents that the operator can check beside the queries: on a GPU they may lie on the host, of which it knows nothing."""
+    """The block, or an empty one like it beside the queries where the operator would refuse it: `Rows`, or documents on the host."""
     device = queries.device
     if isinstance(block, Packed) and (block.device == device or device.type != "cuda" or block.device.type != "cpu"):
         return block
@@ -139,7 +139,7 @@ _compared: WeakKeyDictionary[AnyCodes, ref[Packed | Rows]] = WeakKeyDictionary()
 
 
 def _known_codes(block: Packed | Rows, coded: AnyCodes) -> Packed:
-    """The packed codes of a block; those on a GPU are compared with the same documents once, because it has to be waited for."""
+    """The packed codes of a block, checked against it; codes on a GPU only once, because the check waits for the GPU."""
     held = _compared.get(coded) if isinstance(coded.codes, Packed) else None
     if held is not None and held() is block:
         assert isinstance(coded.codes, Packed)

@@ -22,7 +22,7 @@ _ROOM = 256 << 20  # bytes of tokens that are fetched at once, at most
 
 @dataclass(frozen=True)
 class Room:
-    """Parts of a memory budget in bytes, None where there is none: `cells` for bounds, `ring` for what flows, `rows` for a fetch."""
+    """Parts of a memory budget in bytes (None: no budget): `cells` for bounds, `ring` for streaming, `rows` for a fetch."""
 
     cells: int | None = None
     ring: int | None = None
@@ -30,10 +30,10 @@ class Room:
 
     @classmethod
     def of(cls, budget: int | None, device: torch.device, queries: int) -> Room:
-        """A budget divided.
+        """Divide a budget.
 
         Raises:
-            ValueError: it is too small, with what is needed.
+            ValueError: it is too small; says what is needed.
         """
         if budget is None:
             return cls()
@@ -53,13 +53,13 @@ def cut(documents: Packed | Rows, first: int, stop: int) -> Packed | Rows:
 
 
 def in_one_piece(documents: Packed) -> bool:
-    """Whether copies of some of them meet the kernel that all of them meet: end to end, rows one behind the other, aligned."""
+    """Whether the same kernel scores all documents and copies of some of them: they are end to end, contiguous and aligned."""
     values = documents.values
     return documents.offsets is not None and values.is_contiguous() and values.data_ptr() % 16 == 0
 
 
 def everything(documents: Packed | Rows, device: torch.device, queries: int, room: Room) -> Iterator[Packed]:
-    """All of them on the device, in order, each valid until the next."""
+    """All documents on the device, in order, in blocks that are each valid until the next."""
     if isinstance(documents, Packed) and documents.device == device:
         yield documents
         return

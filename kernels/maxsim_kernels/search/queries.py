@@ -15,9 +15,9 @@ from maxsim_kernels.tokens import Packed
 
 
 class Queries:
-    """`given` with its mask and lengths; `values` `[T, d]`, `starts`, `lengths` `[Nq]` of their valid tokens, `longest` of them.
+    """`given` with its mask and lengths; and its valid tokens packed: `values` `[T, d]`, `starts`, `lengths` `[Nq]`, at most `longest`.
 
-    A mask and packed queries are looked at once, which waits for the GPU. Starts and lengths of others are made on first use: a
+    A mask and the lengths of packed queries are read once, which waits for the GPU. `starts` and `lengths` are made on first use: a
     scan does not need them, and they can be made while it runs.
     """
 
@@ -52,7 +52,7 @@ class Queries:
         return self.values.device
 
     def largest(self) -> float:
-        """At least `sum_i ||Q_i|| + ||P_i||` of every query; inf where a token is not finite. Waits for the GPU.
+        """An upper bound of every query's `sum_i ||Q_i|| + ||P_i||`; inf where a token is not finite. Waits for the GPU.
 
         Codes of 8 bits are at most sqrt(d) / 254 (INT8) or a 16th (FP8) of a token's norm away from it, so `||P_i|| <= 2.01 ||Q_i||`
         for d <= 65536.
@@ -63,7 +63,7 @@ class Queries:
         return 4 * self.longest * largest if isfinite(largest) else inf
 
     def scores(self, documents: Documents, quantize_queries: bool = True) -> Tensor:
-        """`maxsim` of them, `[Nq, n]`: with full precision this is brute force's own call."""
+        """`maxsim` of these queries, `[Nq, n]`: with documents in full precision this is brute force's own call."""
         found = maxsim(
             self.given, documents, query_mask=self.mask, query_lengths=self._lengths, quantize_queries=quantize_queries
         )

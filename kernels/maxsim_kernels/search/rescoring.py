@@ -38,7 +38,7 @@ def packed_queries(call: Call) -> Packed:
 
 
 class Some:
-    """Queries made ready once for scoring some of their pairs with documents that come again and again."""
+    """Queries, prepared once, that score some of their pairs with documents, again and again."""
 
     def __init__(self, queries: Packed) -> None:
         nothing = Packed(queries.values[:0], torch.zeros(1, dtype=torch.int64, device="cpu"))

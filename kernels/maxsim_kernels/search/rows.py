@@ -1,4 +1,4 @@
-"""Documents that lie elsewhere, on a disk or across a link, and are read when they are needed; and codes that are."""
+"""Documents, and codes, that lie elsewhere, on a disk or across a link, and are read when they are needed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _READ = 128 << 20  # bytes of tokens that are held at once, at most
 
 
 class Rows(ABC):
-    """N documents of float tokens, of which some are asked for: a class of one's own over a file says how.
+    """N documents of float tokens, some of which are read when they are needed: a subclass, over a file say, implements `read`.
 
     Args:
         lengths: `[N]` int64, tokens of every document.
@@ -32,7 +32,7 @@ class Rows(ABC):
         return self.lengths.numel()
 
     def __getitem__(self, span: slice) -> Rows:
-        """Documents `span.start` to `span.stop`, where they lie."""
+        """Documents `span.start` to `span.stop`; nothing is read."""
         return _Part(self, span)
 
     @abstractmethod
@@ -45,7 +45,7 @@ class Rows(ABC):
 
 
 class StreamedCodes(ABC):
-    """Codes without offsets of N documents, read when they are scanned: a class of one's own over a file says how.
+    """Codes without offsets of N documents, read when they are scanned: a subclass, over a file say, implements `read`.
 
     Args:
         lengths: `[N]` int64, tokens of every document, on the CPU.
@@ -68,14 +68,14 @@ class StreamedCodes(ABC):
 
 
 class _Part(Rows):
-    """Documents `first` and those after it, as many as `lengths`."""
+    """The documents `span` of other `Rows`."""
 
     def __init__(self, rows: Rows, span: slice) -> None:
         super().__init__(rows.lengths[span], rows.dim, rows.dtype)
         self.rows, self.first = rows, span.start
 
     def read(self, numbers: Tensor) -> Packed:
-        """Of the whole."""
+        """As `Rows.read`, with numbers that count from the first document of the span."""
         return self.rows.read(numbers + self.first)
 
 
@@ -87,7 +87,7 @@ def part(documents: Packed | Rows, span: slice) -> Packed | Rows:
 
 
 def documents_at(documents: Packed | Rows, numbers: Tensor, most: int | None = None) -> Iterator[tuple[Tensor, Packed]]:
-    """Documents `numbers` (ascending), at most `most` bytes at a time: their numbers and themselves; what is in memory all at once."""
+    """Documents `numbers` (ascending), at most `most` bytes at a time (`Packed`: all at once): their numbers and themselves."""
     if isinstance(documents, Packed):
         if len(numbers):
             yield numbers, Packed.view(documents.values, documents.starts[numbers], documents.lengths[numbers])
@@ -110,7 +110,7 @@ def documents_at(documents: Packed | Rows, numbers: Tensor, most: int | None = N
 
 
 def whole(documents: Packed | Rows, most: int | None = None) -> Iterator[Packed]:
-    """All of them, at most `most` bytes at a time; what is in memory all at once."""
+    """All documents, at most `most` bytes at a time (`Packed`: all at once)."""
     if isinstance(documents, Packed):
         yield documents
         return

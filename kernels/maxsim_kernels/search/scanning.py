@@ -20,7 +20,7 @@ from maxsim_kernels.tokens import Packed
 
 
 class Scan:
-    """What `codes` are, and scores over some of them.
+    """Codes, wherever they lie, and scores over some of them.
 
     `dtype`, `shift` (of `shift_of`) and `lengths` (on the device): what bounds need beside the scores.
     """
@@ -44,7 +44,7 @@ class Scan:
         return int(lengths.max()) if lengths.numel() else 0
 
     def scores(self, queries: Queries, first: int, stop: int, quantised: bool) -> Tensor:
-        """Scores `[Nq, n]` over the codes of documents `first` to `stop`; from the host they flow while those before are scored."""
+        """Scores `[Nq, n]` over the codes of documents `first` to `stop`; codes on the host are copied while others are scored."""
         if self.here:
             return queries.scores(cut_codes(cast(Codes, self.codes), first, stop, self.size), quantised)
         blocks: Iterable[Codes | LazyCodes]
@@ -67,7 +67,7 @@ class Scan:
 
 
 def _without_offsets(blocks: Iterable[Codes | LazyCodes]) -> Iterator[Codes | LazyCodes]:
-    """The blocks; offsets, which would widen bounds that are known before codes are read, are refused."""
+    """The blocks; affine codes are refused: bounds are fixed before codes are read, and offsets would widen them."""
     for block in blocks:
         affine = "offset" in block.columns if isinstance(block, LazyCodes) else getattr(block, "offset", None) is not None
         if affine:
@@ -79,7 +79,7 @@ _extents: WeakKeyDictionary[Packed, tuple[int, int]] = WeakKeyDictionary()
 
 
 def even(packed: Packed) -> int:
-    """The length of all documents, end to end, where that is one, else 0; read from a GPU once."""
+    """The length that all documents share, if they lie end to end; else 0. Read from a GPU once."""
     least, most = _extent(packed)
     dense = len(packed) * most == packed.values.shape[0] and packed.values.is_contiguous()
     return most if least == most and dense else 0
@@ -93,7 +93,7 @@ def _extent(packed: Packed) -> tuple[int, int]:
 
 
 def cut_codes(codes: Codes, first: int, stop: int, size: int) -> Codes:
-    """Codes of documents `first` to `stop`; of `size` tokens each, where that is not 0, in the faster dense form."""
+    """Codes of documents `first` to `stop`: in the faster dense form if all have `size` tokens (0: they do not)."""
     held = cast(Packed, codes.codes)
     if not size:
         return cast(Codes, slice_of(codes, first, stop))

@@ -26,8 +26,8 @@ from maxsim_kernels.topk import TopK, keys_of, merge_topk, of_keys, refuse_nan
 
 _CELLS = 1 << 21  # (query, document) pairs bounded at once: about 100 MB of scores, widths and bounds
 _LEAST_DOCUMENTS = 256
-# Of a width, by which the guess of the threshold is lower than scores over codes: true errors are 0.5 to 3% of it (docs/search.md). No
-# proof rests on it, only how often documents are read.
+# Share of a width by which the guess of the threshold lies below scores over codes: true errors are 0.5 to 3% of a width
+# (docs/search.md). No proof rests on it, only how often documents are read.
 GUESSED = 0.1
 
 
@@ -37,7 +37,7 @@ class Certificate:
 
     Args:
         kth: `[Nq]` float32, the k-th best exact score of each query; -inf where it has fewer than k. Where several processes share a
-            corpus, at least that of all first pieces.
+            corpus, at least the k-th best of all their first pieces.
         highest: `[Nq]` float64, the highest upper bound among the documents that were not scored exactly; -inf where all were.
     """
 
@@ -70,7 +70,7 @@ class Stats:
 
 
 class Search:
-    """An exact top-k over blocks of documents that come one after the other; `exact_topk` is one of them from begin to end.
+    """An exact top-k over blocks of documents that come one after the other; `exact_topk` runs one from begin to end.
 
     Args:
         queries: `packed_queries`: the valid tokens of every query, end to end, on the CPU.
@@ -91,7 +91,7 @@ class Search:
         self.quantize_queries, self.most_rescored = quantize_queries, most_rescored
         count = len(queries)
         self.keys = TopK(count, k).pending
-        self.void = queries.lengths == 0  # which score 0 with everything
+        self.void = queries.lengths == 0  # queries without tokens, which score 0 with every document
         self.seen = 0  # documents so far: the number of the next one
         self.lost: tuple[int, int] | None = None
         self.scanned = 0
@@ -100,8 +100,8 @@ class Search:
         self.rescored_bytes = 0
         self.never = ""  # why nothing can be pruned
         self.brute, self.pieces = 0, 0
-        # Of processes that search parts of one corpus: the k-th best `[Nq, 1]` of all of their `[Nq, k]` FP64. Each calls it twice,
-        # with guesses and with exact scores of its first piece, so that all prune by what all have found; see `attend`.
+        # Where processes search parts of one corpus: takes `[Nq, k]` FP64 of each, returns the k-th best `[Nq, 1]` of all. Each calls
+        # it twice, with guesses and then exact scores of its first piece, so that all prune by what all have found; see `attend`.
         self.meet: Callable[[Tensor], Tensor] | None = None
         self.met = 0
         self.floor = torch.full(
@@ -125,7 +125,7 @@ class Search:
         return Stats(self.scanned, self.survivors, self.rescored_bytes, fell_back, certificate)
 
     def take(self, keys: Tensor) -> None:
-        """Keys `[Nq, k]` of other documents than those that were, or will be, added: the threshold begins where they leave it."""
+        """Take in keys `[Nq, k]` of documents that are not added here; they raise the threshold."""
         self.keys = merge_topk([self.keys, keys])
 
     def attend(self) -> None:
@@ -138,7 +138,7 @@ class Search:
         return of_keys(self.keys)[0].nan_to_num(-torch.inf, torch.inf, -torch.inf)
 
     def _kth(self, values: Tensor, meeting: int) -> Tensor:
-        """The k-th best `[Nq, 1]` of values FP64 `[Nq, k or more]`; at a meeting that was not yet, of all processes'."""
+        """The k-th best `[Nq, 1]` of values FP64 `[Nq, k or more]`; of all processes' values, if `meeting` (1 or 2) is still due."""
         best = values.topk(self.k, dim=1).values
         if self.meet is None or self.met >= meeting:
             return best[:, -1:]
@@ -149,7 +149,7 @@ class Search:
         return found
 
     def add(self, documents: Packed | Rows, codes: AnyCodes, residuals: Residuals, first: int | None = None) -> None:
-        """The documents from number `first` on (None: the next ones), cut into pieces whose bounds fit in memory."""
+        """Search the documents from number `first` on (None: the next ones), cut into pieces whose bounds fit in memory."""
         self.seen = self.seen if first is None else first
         if self.pieces == 0 and len(documents):
             wide = f"d = {documents.dim} is more than {WIDEST}" if documents.dim > WIDEST else ""
@@ -167,7 +167,7 @@ class Search:
                 scores = self._all(piece)
             keys = keys_of(scores, self.seen)
             self.keys = torch.cat([self.keys, keys], 1).topk(self.k, dim=1).values
-            self.attend()  # where brute force was not far enough to do so
+            self.attend()  # where `_pruned` was not called, or gave up before its meetings
             self.seen += len(piece)
             self.pieces += 1
         if bool(torch.isnan(of_keys(self.keys)[0]).any()):
@@ -184,7 +184,7 @@ class Search:
         return scores
 
     def _refuse_nan(self, documents: Packed | Rows, first: int) -> None:
-        """Brute force once more, in the pieces of `stream_topk`: the NaN that is named is the one that it names."""
+        """Refuse a NaN: brute force once more, in the pieces of `stream_topk`, so that the error names the same NaN as there."""
         best = TopK(len(self.queries), self.k, first=first)
         for held in whole(documents):
             for block in device_blocks([held], "cpu", queries=len(self.queries)):
@@ -211,7 +211,7 @@ class Search:
             return None
         self._rescore(documents, done, scores)
         if bool(torch.isnan(scores).any()):
-            return None  # to be refused with the name of the first such document: brute force finds that
+            return None  # brute force finds the first such document, which the error names
         kth = self._kth(torch.cat([held, scores.double()], 1), 2)
         late = (upper >= torch.maximum(kth, self.floor)) & alive & ~done
         if left := int(late.sum()):
@@ -233,7 +233,7 @@ class Search:
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Scores over codes, their widths and the upper bounds of the exact scores, FP64 `[Nq, n]`.
 
-        Without a bound: -inf, inf, inf. Of pairs whose score needs no look at the tokens the upper bound is -inf.
+        Without a bound: -inf, inf, inf. For pairs with an empty side, whose score is known, the upper bound is -inf.
         """
         found = maxsim(self.queries, codes, quantize_queries=self.quantize_queries)
         assert isinstance(found, Tensor)
@@ -243,7 +243,7 @@ class Search:
         if bool(unknown.any()):
             approximate.masked_fill_(unknown, -torch.inf)
             width.masked_fill_(unknown, torch.inf)
-        upper = (approximate + width).masked_fill_(unknown, torch.inf)  # or it were NaN
+        upper = (approximate + width).masked_fill_(unknown, torch.inf)  # -inf + inf is NaN
         known = (documents.lengths == 0)[None, :] | self.void[:, None]
         return approximate, width, upper.masked_fill_(known, -torch.inf)
 

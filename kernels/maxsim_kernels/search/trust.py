@@ -1,9 +1,9 @@
-"""What a GPU's products are trusted with, and the look at them that every process takes before it prunes.
+"""How exact a GPU's products are taken to be, and the test of them that every process makes before it prunes.
 
 Tensor cores add the products of a step, and the sum so far, aligned to the largest exponent, and cut off what lies below: the error is
 larger than that of FP32 additions, and its model (docs/search.md) rests on published measurements, not on a promise. So `looked_at`
 scores vectors that are made to lose bits, by the kernel that the search in question calls, and compares with FP64; and it compares the
-bits of a pair's score in the call shapes that the search takes. What fails is not used, and says why.
+bits of a pair's score in the call shapes that the search takes. What fails is not used; `Trust` says why.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from maxsim_kernels.tokens import Packed
 # How much more than FP32 additions a sum may lose. Half precision: twice what the model allows at its worst (docs/search.md).
 HALF, FP8 = 8.0, 4096.0
 _DOCUMENTS, _LONGEST = 96, 150
-_ROWS = 4096  # of all queries that are looked at: far more than any kernel's choice depends on
+_ROWS = 4096  # query tokens of a test, at most: far more than any kernel's choice depends on
 _KINDS = 6  # of vectors that lose bits
 
 
@@ -54,12 +54,12 @@ def factor_of(dtype: torch.dtype) -> float:
 
 
 def form_of(device: torch.device, dtype: torch.dtype, count: int, size: int, dim: int, packed: bool) -> Form:
-    """What is looked at for such queries: fewer of them, or shorter ones, where kernels do not tell."""
+    """The form to test for such queries: with fewer of them, or shorter ones, where that makes no difference to any kernel."""
     size = min(size, _ROWS if packed else size)
     return Form(device, dtype, min(count, max(1, _ROWS // size)), size, dim, packed, fp32_precision(dtype))
 
 
-# Numbers of some documents, and scores of them, by every kernel that scores pairs alone.
+# Scores pairs alone, by every form of the kernel for that: yields numbers of documents, and their scores.
 Alone = Callable[[Tensor, Tensor, Tensor, Packed], Iterable[tuple[Tensor, Tensor]]]
 
 
@@ -135,7 +135,7 @@ def _queries(form: Form) -> tuple[Tensor | Packed, Packed]:
 
 
 def _documents(form: Form) -> Packed:
-    """Half of one token, half of many lengths."""
+    """Documents of the test: half of one token, half of many lengths."""
     draw = torch.Generator().manual_seed(2)
     lengths = torch.ones(_DOCUMENTS, dtype=torch.int64, device="cpu")
     lengths[1::2] = torch.randint(1, _LONGEST, (_DOCUMENTS // 2,), generator=draw, device="cpu")

@@ -56,15 +56,15 @@ class LazyBlock:
 
 @dataclass(frozen=True)
 class LazyCodes:
-    """Packed documents of 8-bit codes that are read when their turn comes: `Int8Tokens` or `Fp8Tokens` of `Packed`, once they are.
+    """Packed documents of 8-bit codes that are read when their turn comes, as `Int8Tokens` or `Fp8Tokens` of `Packed`.
 
     Args:
         offsets: `[n + 1]` int64 on the CPU, as of `LazyBlock`.
         dim: embedding width d.
         dtype: of the codes, int8 or float8_e4m3fn.
         granularity: what a scale is for: "token", "document" or "corpus".
-        columns: "codes", "scales" and, of affine codes, "offset": a tensor on the CPU, as of `Int8Tokens`; or, of codes and what single
-            tokens have, `read(first, out)`, as of `LazyBlock`, for rows `[m, d]` of codes and `[m]` float16 of the others.
+        columns: "codes", "scales" and, of affine codes, "offset": each a tensor on the CPU, as in `Int8Tokens`; or, for codes and for
+            what there is one of a token, `read(first, out)` as in `LazyBlock`, for rows `[m, d]` of codes, `[m]` float16 of the rest.
     """
 
     offsets: Tensor
@@ -167,9 +167,9 @@ def _checked(number: int, block: object) -> torch.device:
 
 
 def _spans(count: int, limits: Limits, cost: Callable[[int], int]) -> Iterator[tuple[int, int]]:
-    """Cut `count` documents within the limits on `cost` (bytes of the first n of them) and number, one document at least.
+    """Cut `count` documents into spans within the limits on bytes (`cost`: of the first n) and number, one document at least.
 
-    Into pieces of about equal cost: every piece takes the host a fixed time, which a short one at a block's end would not be worth.
+    Spans cost about the same: every piece takes the host a fixed time, which a short one at a block's end would not be worth.
     """
     size = limits.size - (_MOST_PARTS + 1) * ALIGNMENT
     first = 0
@@ -186,7 +186,7 @@ def _spans(count: int, limits: Limits, cost: Callable[[int], int]) -> Iterator[t
 
 @dataclass(frozen=True)
 class _Column:
-    """One tensor of a block, or who reads it; what its rows stand for, and what a row is: `width` numbers (none: one)."""
+    """One tensor of a block, or the function that reads it. `row`: what a row stands for; `width`: the shape of a row."""
 
     source: Tensor | Read
     row: Row
@@ -195,7 +195,7 @@ class _Column:
 
     @classmethod
     def of(cls, tensor: Tensor, row: Row) -> _Column:
-        """A tensor, apart from its history."""
+        """The column of a tensor, detached from autograd."""
         return cls(tensor.detach(), row, tensor.dtype, tuple(tensor.shape[1:]))
 
     @property
@@ -204,7 +204,7 @@ class _Column:
         return torch.Size(self.width).numel() * self.dtype.itemsize
 
     def part(self, first: int, stop: int, start: int, end: int) -> Part:
-        """What documents `first` to `stop`, tokens `start` to `end`, have of it."""
+        """The part of it for documents `first` to `stop`, whose tokens are `start` to `end`."""
         if not isinstance(self.source, Tensor):
             return Part((end - start, *self.width), self.dtype, read=partial(_read_from, self.source, start))
         spans = {"token": slice(start, end), "document": slice(first, stop)}
@@ -216,7 +216,7 @@ def _read_from(read: Read, start: int, first: int, out: Tensor) -> None:
 
 
 def _lazy_columns(block: LazyBlock | LazyCodes) -> list[_Column]:
-    """Tokens first."""
+    """The columns of a lazy block, tokens first."""
     if isinstance(block, LazyBlock):
         return [_Column(block.read, "token", block.dtype, (block.dim,))]
     codes, *others = block.columns.values()
@@ -241,7 +241,7 @@ def _lazy_pieces(block: LazyBlock | LazyCodes, device: torch.device, limits: Lim
 
 
 def _made(block: LazyBlock | LazyCodes, made: Sequence[Tensor], offsets: Tensor | None = None) -> Documents:
-    """The documents from their columns and, last of them where they are not given, offsets."""
+    """Documents from the tensors of their columns; `offsets` are the last of these where they are not given."""
     if offsets is None:
         *made, offsets = made
     tokens = Packed(made[0], offsets)
@@ -296,7 +296,7 @@ def _at_hand(tensor: Tensor) -> Part:
 
 
 def _gathered(tensor: Tensor, rows: Tensor) -> Part:
-    """Rows of a tensor that do not follow each other, put together by whoever fills the buffer."""
+    """A part of a tensor's rows that do not follow each other: they are gathered when the buffer is filled."""
     source = tensor.view(torch.int8) if tensor.dtype == torch.float8_e4m3fn else tensor  # torch gathers no float8
 
     def read(first: int, out: Tensor) -> None:
@@ -344,7 +344,7 @@ def _rows(view: Packed, first: int, stop: int) -> Tensor:
 
 
 def _sliced(block: Documents, limits: Limits) -> Iterator[Documents]:
-    """Documents that are where they are needed, `limits.documents` at a time; the values of offsets on a GPU are not asked for."""
+    """Documents that are where they are needed, `limits.documents` at a time; offsets on a GPU are not read."""
     count = len(block)
     if count <= limits.documents:
         if count:

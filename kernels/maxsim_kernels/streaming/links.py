@@ -1,4 +1,4 @@
-"""Devices as `transfer.py` sees them: buffers on both sides of a way, copies over it, and the events that order their reuse."""
+"""Devices as `transfer.py` sees them: buffers on the host and the device, copies between them, and the events that order reuse."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Link(Protocol):
 
 
 class HostLink:
-    """No way at all: what was read is used where it lies."""
+    """No device to copy to: what was read is used where it lies."""
 
     hosts, rooms = 3, 0  # one in use, two ahead
 
@@ -103,7 +103,7 @@ class CudaLink:
             return torch.empty(size, dtype=torch.uint8, pin_memory=True, device="cpu")
 
     def room(self, size: int) -> tuple[Tensor, list[Event]]:
-        """From the consumer's stream: memory kept by one of many copy streams would be of no use to anybody else."""
+        """Allocated on the consumer's stream: memory that torch keeps for a copy stream would be of no use to anybody else."""
         buffer = torch.empty(size, dtype=torch.uint8, device=self.device)
         buffer.record_stream(self.stream)  # freed while a copy runs, it is given away only after that
         return buffer, self.leave(buffer, [])  # whoever had this memory before may still be using it

@@ -48,7 +48,7 @@ def stream_topk(
     """Exact top-k documents of each query over blocks of documents that need not fit in memory together.
 
     Args:
-        queries: `[Lq, d]`, `[Nq, Lq, d]` or `Packed`, with mask and lengths as in `maxsim`; where they are, the scoring is.
+        queries: `[Lq, d]`, `[Nq, Lq, d]` or `Packed`, with mask and lengths as in `maxsim`; scoring runs on their device.
         blocks: documents in index order: `Packed`, `[b, Ld, d]`, `Int8Tokens` or `Fp8Tokens`, on the host or on the queries' device, or
             `LazyBlock` or `LazyCodes`; indices count over all blocks. Host blocks are read ahead: they must not change before the call
             returns.
@@ -110,7 +110,7 @@ def device_blocks(
             if less, half of what is free; 96 MiB on a CPU. Pieces of at most 128 MiB (CPU: 16) do not depend on the corpus, so memory
             stays flat; but a document larger than a piece gets a buffer of its own size, within the budget or not.
         readers: reader threads (each copies about 5 GB/s from a page cache or pageable memory); a CPU takes 2 at most. Host buffers
-            take at most twice 4 pieces beside these (CPU: part of the budget).
+            come on top of the budget: 4 pieces, at most twice their size (CPU: part of the budget).
 
     Raises:
         ValueError: a budget too small for pieces of 1 MiB and 64 documents, with what is needed; a block of another kind or device.

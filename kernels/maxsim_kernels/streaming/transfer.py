@@ -2,16 +2,17 @@
 
 A piece (`blocks.py`) goes through three steps, each several pieces ahead of the next:
 
-1. Reader threads fill a host buffer (pinned, where the device is a GPU); tensors that are pinned already are left where they are, and
-   what little is then left (offsets) the consuming thread fills itself: a hand-over between threads takes longer than a link of
+1. Reader threads fill a host buffer (pinned, where the device is a GPU). Tensors that are pinned already are left where they are; if
+   little else is left to fill (offsets), the consuming thread does it: handing it to another thread takes longer than a link of
    55 GB/s leaves for a piece.
 2. Copies into a device buffer are queued on the copy stream. On a CPU there is no such step.
 3. The documents are built and handed over; the consumer queues work on its current stream.
 
 What orders every reuse: a host buffer is filled again after the event behind its copy, for which the reader thread waits; a device
 buffer is copied into again after the events behind what the consumer queued while it had the documents, for which the copy stream
-waits; the consumer's stream waits for the event behind the copy. The consuming thread itself waits for readers alone, or as they do.
-They are at most `Link.hosts` pieces ahead of the copies, so that thread runs ahead of the GPU by a few pieces, never by a whole corpus.
+waits; the consumer's stream waits for the event behind the copy. The consuming thread waits only for readers or, where it fills a
+buffer itself, for what they would wait for. Readers are at most `Link.hosts` pieces ahead of the copies, so that thread runs ahead of
+the GPU by a few pieces, never by a whole corpus.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from maxsim_kernels.streaming.links import Event, Link
 _READ_BYTES = (
     32 << 20
 )  # the least that is worth a job of its own: it is Python's work too, and other readers have the next pieces
-_INLINE_BYTES = 256 << 10  # of the consuming thread's own filling, at most
+_INLINE_BYTES = 256 << 10  # of a piece that the consuming thread fills itself, at most
 _LEAST_HOST = 1 << 20  # the smallest host buffer
 Made = TypeVar("Made")
 
@@ -55,7 +56,7 @@ class _Flight:
     documents: Documents | None = None
     piece: Piece | None = None
     reading: Sequence[Future[None]] = ()
-    filling: Sequence[Callable[[], object]] = ()  # left to whoever sends it, who waits for `before`
+    filling: Sequence[Callable[[], object]] = ()  # jobs left to the thread that sends it, which waits for `before`
     before: Sequence[Event] = ()
     host: _Buffer | None = None
     room: _Buffer | None = None
@@ -124,14 +125,14 @@ class Ring:
                     del flight  # the documents with it, before the next are made
             finally:
                 pool.shutdown(wait=False, cancel_futures=True)  # leaving `with` waits for those that run
-                # Whoever owns pinned blocks may do with them what they like from here on.
+                # Wait for all copies: from here on, the owner of pinned blocks may change or free them.
                 for event in {id(event): event for host in self._hosts for event in host.after}.values():
                     self.link.reuse(torch.empty(0, dtype=torch.uint8, device="cpu"), event)
 
     def _advance(self, source: _Source, reading: deque[_Flight], ready: deque[_Flight], pool: ThreadPoolExecutor) -> None:
         """Read wherever a host buffer is free, send wherever a device buffer is free; wait for a reader only if nothing is ready."""
         while True:
-            # Documents that are where they are needed may be made by whoever iterates: those are asked for one at a time.
+            # Documents already on the device may be made while `source` is iterated, so they are asked for one at a time.
             while self._free_hosts and not any(flight.documents is not None for flight in (*reading, *ready)):
                 flight = source.pull()
                 if flight is None:
@@ -167,7 +168,7 @@ class Ring:
                 region = _region(host.bytes, place, part)
                 tensors.append(region)
                 jobs += _fillings(part, region, self.readers)
-        # What the last copies out of this buffer's turn read, also where they bypassed it, stays alive until a reader saw their end.
+        # The sources of the copies that this buffer's last piece queued, pinned ones too, stay alive until a reader saw these end.
         flight.kept, host.kept = host.kept, ()
         flight.tensors = tensors
         after, link = tuple(host.after), self.link
@@ -179,7 +180,7 @@ class Ring:
                 link.reuse(region, None)
             fill()
 
-        nothing = (host.bytes[:0], lambda: None)  # a piece that needs no filling takes its turn all the same
+        nothing = (host.bytes[:0], lambda: None)  # a piece that needs no filling waits for those copies all the same
         turns = [partial(run, region, fill) for region, fill in jobs or [nothing]]
         read = any(part.read is not None for part in piece.parts)
         if self.link.rooms and not read and sum(region.nbytes for region, _ in jobs) <= _INLINE_BYTES:
@@ -229,13 +230,13 @@ class Ring:
         self._free_rooms.append(room)
 
     def _unfit(self, buffer: _Buffer, size: int) -> bool:
-        """Whether a buffer is too small, or was a large document's own."""
+        """Whether a buffer is too small, or was made for one large document and is not needed for this one."""
         held = 0 if buffer.bytes is None else buffer.bytes.numel()
         return buffer.bytes is None or held < size or held > self.size >= size
 
 
 def _allocate(make: Callable[[int], Made], size: int) -> Made:
-    """Buffers are ordinary tensors, which reader threads may write, also where the consumer is in inference mode."""
+    """Make a buffer as an ordinary tensor, which reader threads may write, also where the consumer is in inference mode."""
     with torch.inference_mode(False):
         return make(size)
 
