@@ -82,7 +82,7 @@ def rows_of(
 class Asked:
     """Every query's valid tokens, one behind the other, and where their maxima go in a table of queries by positions."""
 
-    tokens: Tensor  # [R, d], in the dtype of the scores
+    tokens: Tensor  # [R, d], in the dtype of the scores; where `which` is there, only distinct ones
     slots: Tensor | None  # [R], cells of the table; None: 0, 1, 2, ... up to the last
     count: int
     width: int  # columns: the longest query, padding included
