@@ -176,11 +176,8 @@ def explain_pair(
     how = path_with_winners(path)
     kept = limit_task(task, queries=limit_queries, documents=limit_documents, seed=limit_seed)
     row, place = place_of("query", query, task.query_ids), place_of("document", document, kept.document_ids)
-    device = resolve_device(device, quiet=quiet)
-    found = cached_embeddings(task, encoder, cache_dir, kept=kept, device=device, **dict(encoder_options or {}))
-    how = brute_force(how, found.documents.dtype, device)
-    corpus = Corpus(found.documents, quiet, device, copies=find_copies([path] if how.copy else [], found.documents))
-    return Opened(task, kept, found, corpus, path, how, device).pair(row, place, grid)
+    opened = Opened.of(task, kept, path, how, encoder, cache_dir, device=device, options=encoder_options, quiet=quiet)
+    return opened.pair(row, place, grid)
 
 
 @dataclass(frozen=True)
@@ -194,6 +191,27 @@ class Opened:
     path: str
     how: ScoringPath
     device: str
+
+    @classmethod
+    def of(
+        cls,
+        task: Task,
+        kept: Task,
+        path: str,
+        how: ScoringPath,
+        encoder: Encoder | str,
+        cache_dir: Path | str,
+        *,
+        device: str,
+        options: Mapping[str, Any] | None,
+        quiet: bool,
+    ) -> Opened:
+        """Open what the cache holds of a task by an encoder of these `options`, to be scored by the path of this name."""
+        device = resolve_device(device, quiet=quiet)
+        found = cached_embeddings(task, encoder, cache_dir, kept=kept, device=device, **dict(options or {}))
+        how = brute_force(how, found.documents.dtype, device)
+        corpus = Corpus(found.documents, quiet, device, copies=find_copies([path] if how.copy else [], found.documents))
+        return cls(task, kept, found, corpus, path, how, device)
 
     def pair(self, row: int, place: int, grid: PatchGrid | None = None) -> Explanation:
         """Explain a query, by its place in the task, and a document, by its place among those searched."""

@@ -9,14 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from maxsim_eval.cache.corpus import Corpus
-from maxsim_eval.cache.embeddings import cached_embeddings, check_widths
+from maxsim_eval.cache.embeddings import check_widths
 from maxsim_eval.data.subsets import limit_task
-from maxsim_eval.environment import resolve_device
-from maxsim_eval.explain.explaining import Explanation, Opened, brute_force, path_with_winners, place_of
+from maxsim_eval.explain.explaining import Explanation, Opened, path_with_winners, place_of
 from maxsim_eval.scoring.asked import Asked
 from maxsim_eval.scoring.finite import one_row
-from maxsim_eval.scoring.job import find_copies
 from maxsim_eval.scoring.scoring import score_path
 from maxsim_eval.types import Encoder, Task
 
@@ -70,22 +67,18 @@ def explain_query(
     how = path_with_winners(path)
     kept = limit_task(task, queries=limit_queries, documents=limit_documents, seed=limit_seed)
     row = place_of("query", query, task.query_ids)
-    device = resolve_device(device, quiet=quiet)
-    found = cached_embeddings(task, encoder, cache_dir, kept=kept, device=device, **dict(encoder_options or {}))
-    tokens = one_row(found.queries, row)
-    check_widths(found, tokens)
-    how = brute_force(how, found.documents.dtype, device)
-    corpus = Corpus(found.documents, quiet, device, copies=find_copies([path] if how.copy else [], found.documents))
+    opened = Opened.of(task, kept, path, how, encoder, cache_dir, device=device, options=encoder_options, quiet=quiet)
+    tokens = one_row(opened.found.queries, row)
+    check_widths(opened.found, tokens)
     own = next((place for place, name in enumerate(kept.document_ids) if name == query), -1) if task.exclude_same_id else -1
-    asked = Asked((query,), kept.document_ids, 1, np.array([own]), np.zeros(1, np.int64), paths={path: how})
-    scores = np.full((1, found.documents.documents), -np.inf, np.float32)
-    score_path(path, tokens, corpus, asked, scores)
+    asked = Asked((query,), kept.document_ids, 1, np.array([own]), np.zeros(1, np.int64), paths={path: opened.how})
+    scores = np.full((1, opened.found.documents.documents), -np.inf, np.float32)
+    score_path(path, tokens, opened.corpus, asked, scores)
     order = [int(place) for place in np.argsort(-scores[0], kind="stable") if scores[0, place] != -np.inf]
     relevant = {name for name, grade in task.qrels.get(query, {}).items() if grade > 0}
     ranks = {kept.document_ids[place]: rank for rank, place in enumerate(order, 1)}
     held = kept.document_ids if relevant else ()
     there = sorted((name for name in held if name in relevant), key=lambda name: ranks.get(name, len(held) + 1))
-    opened = Opened(task, kept, found, corpus, path, how, device)
     documents = tuple(
         Ranked(why, ranks.get(name), opened.pair(row, place_of("document", name, kept.document_ids)))
         for name, why in _shown(kept.document_ids[order[0]] if order else None, there, ranks).items()
