@@ -318,12 +318,14 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--results", type=Path, default=RESULTS, help="another folder than docs/results")
     options = parser.parse_args(arguments)
     parts = [part for part in options.only.split(",") if part]
-    found = [one for one in table(options.table) if not parts or any(part in one.name for part in parts)]
+    everything = table(options.table)
+    found = [one for one in everything if not parts or any(part in one.name for part in parts)]
     if not found:
         parser.error(f"--only: got {options.only!r}, which no such measurement's name holds; --list prints them")
     if options.take is not None:
         return 0 if take(found, options.take, options.results) else 1
-    todo = owed(found, options.out, options.results)
+    owing = owed(everything, options.out, options.results)
+    todo = [(one, why) for one, why in owing if one in found]
     if options.list:
         print("\n".join(shown(todo, len(found))))
         return 0
@@ -342,7 +344,7 @@ def main(arguments: list[str] | None = None) -> int:
         return 2
     if options.at_once > 1:
         return at_once(todo, options)
-    done = {one.name for one in found} - {one.name for one, _ in todo}
+    done = {one.name for one in everything} - {one.name for one, _ in owing}
     failed, left = work(todo, options, done)
     print(
         f"{len(todo) - len(failed) - len(left)} done, {len(failed)} failed, {len(left)} still owed; --take {options.out} keeps them"

@@ -3,8 +3,8 @@
     python benchmarks/alone/devices.py --texts FOLDER/beir/scifact/corpus.jsonl [--encoder lexical] [--json FILE]
 
 The embeddings are made once, on the GPU, and copied to INT8 for the certified paths; then the same command scores them on either
-device. Both compute a score within a bound of the truth (`BOUND`, per norm of a query's tokens), so rankings may differ in near ties
-alone. Exit status: 0 rankings differ in ties alone, 1 in more.
+device. Both compute a score within a bound of the truth, which grows with the norms of the query's tokens (`bounds`), so rankings may
+differ in near ties alone. Exit status: 0 rankings differ in ties alone, 1 in more.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import argparse
 import json
 import sys
 import tempfile
+from collections.abc import Mapping
 from math import ceil
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # this file is a s
 
 from alone.runs import OPERATOR_BOUND, OTHER, compared, described, rankings
 from cold_start import seconds_of
+from maxsim_eval.cache.entries import MANIFEST, open_entry
 from maxsim_eval.data.trec import read_trec_run
 from maxsim_eval.scoring.paths import our_paths
 from measure.session import kernels
@@ -32,9 +34,21 @@ SCHEMA = "maxsim-eval/devices/1"
 DEVICES = ("cpu", "cuda")
 
 
-def bound(path: str, dim: int, tokens: int) -> float:
-    """How much a score of so many unit query tokens may be off: FP8 tensor cores keep fewer digits of a sum."""
-    return tokens * (2.0**-13 * ceil(dim / 32) if path == "fp8" else OPERATOR_BOUND)
+def norms(cache: Path) -> dict[str, float]:
+    """The product that a score's error grows with, of each query: the norms of its tokens, summed, by the documents' largest."""
+    queries, documents = (
+        open_entry(found.parent) for role in ("queries", "documents") for found in cache.glob(f"**/*-{role}-*/{MANIFEST}")
+    )
+    largest = max(float(block.values.float().norm(dim=1).max()) for block in documents.blocks())
+    held = queries.load()
+    sums = [float(tokens.float().norm(dim=1).sum()) for tokens in held.values.split(queries.lengths().tolist())]
+    return {query: largest * total for query, total in zip(queries.ids(), sums, strict=True)}
+
+
+def bounds(path: str, dim: int, products: Mapping[str, float]) -> dict[str, float]:
+    """How much each query's scores may be off: FP8 tensor cores keep fewer digits of a sum, and codes may exceed a norm by 1/16."""
+    each = 2.0**-13 * ceil(dim / 32) * (1 + 2.0**-4) if path == "fp8" else OPERATOR_BOUND
+    return {query: each * product for query, product in products.items()}
 
 
 def measure(texts: Path, encoder: str, folder: Path, devices: tuple[str, str] = DEVICES) -> dict[str, Any]:
@@ -50,19 +64,18 @@ def measure(texts: Path, encoder: str, folder: Path, devices: tuple[str, str] = 
         paths = ["--paths", ",".join(our_paths()), "--device", device, "--quiet", "--out", str(out)]
         seconds[f"{number}: {device}"] = seconds_of([*program, *words, *more, *paths])
         results.append(json.loads((out / "result.json").read_text(encoding="utf-8")))
-    longest = results[0]["task"]["lengths"]["queries"]["edges"][-1] - 1
-    paths = {}
+    products, paths = norms(folder / "cache"), {}
     for name in our_paths():
         one, other = (
             rankings(read_trec_run(folder / str(n) / result["paths"][name]["run"])) for n, result in enumerate(results)
         )
-        allowed = bound(name, results[0]["encoder"]["dim"], longest)
+        allowed = bounds(name, results[0]["encoder"]["dim"], products)
         metrics = [result["paths"][name]["metrics"] for result in results]
-        paths[name] = {**described(compared(one, other, allowed), allowed), "metrics": metrics}
+        paths[name] = {**described(compared(one, other, allowed), max(allowed.values())), "metrics": metrics}
     return {
         "devices": [result["environment"].get("gpu") or result["environment"]["cpu"] for result in results],
         "task": {key: results[0]["task"][key] for key in ("source", "dataset", "queries", "documents")},
-        "encoder": results[0]["encoder"], "k": results[0]["k"], "longest_query": longest, "seconds": seconds, "paths": paths,
+        "encoder": results[0]["encoder"], "k": results[0]["k"], "seconds": seconds, "paths": paths,
         "torch": torch.__version__, **kernels(),
     }  # fmt: skip
 

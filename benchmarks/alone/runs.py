@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -78,8 +79,8 @@ def rankings(run: Run) -> dict[str, Ranking]:
     )
 
 
-def compared(one: dict[str, Ranking], other: dict[str, Ranking], bound: float, named: int = 5) -> Found:
-    """Compare all queries of two runs; names up to `named` queries that ties do not explain."""
+def compared(one: dict[str, Ranking], other: dict[str, Ranking], bound: float | Mapping[str, float], named: int = 5) -> Found:
+    """Compare all queries of two runs, by one bound or each by its own; names up to `named` queries that ties do not explain."""
     found = Found()
     for query in sorted(one.keys() | other.keys()):
         mine, yours = one.get(query, []), other.get(query, [])
@@ -90,7 +91,7 @@ def compared(one: dict[str, Ranking], other: dict[str, Ranking], bound: float, n
         found.moved += sum(a != b for a, b in zip(*orders, strict=False)) + abs(len(mine) - len(yours))
         found.exchanged += len(set(orders[0]) ^ set(orders[1]))
         found.top_10 += set(orders[0][:10]) == set(orders[1][:10])
-        why = why_other(mine, yours, bound)
+        why = why_other(mine, yours, bound[query] if isinstance(bound, Mapping) else bound)
         found.counts[OTHER if why else SAME if orders[0] == orders[1] else TIES] += 1
         if why and len(found.first) < named:
             found.first.append(f"{query}: {why}")

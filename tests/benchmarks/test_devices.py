@@ -7,9 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from alone import devices, runs
 from maxsim_eval.scoring.paths import our_paths
+from maxsim_kernels import pack
+from stored_cases import filled
 
 WORDS = str(__doc__).split()
 
@@ -38,14 +41,22 @@ def test_every_path_is_compared(texts: Path, tmp_path: Path) -> None:
         assert path["counts"] == {runs.SAME: 3, runs.TIES: 0, runs.OTHER: 0}
         assert (path["queries"], path["same_top_10"], path["moved"], path["largest_difference"]) == (3, 3, 0, 0.0)
         assert path["metrics"][0] == path["metrics"][1]
-    assert found["longest_query"] <= 4
     assert len(found["devices"]) == len(found["seconds"]) == 2
     assert set(found["families"]) >= {"operator", "evaluation"}
 
 
 def test_fp8_may_be_off_by_more() -> None:
-    assert devices.bound("fp16", 128, 10) == 10 * runs.OPERATOR_BOUND
-    assert devices.bound("fp8", 384, 10) == 10 * 12 * 2.0**-13
+    assert devices.bounds("fp16", 128, {"q": 10.0}) == {"q": 10 * runs.OPERATOR_BOUND}
+    assert devices.bounds("fp8", 384, {"q": 10.0}) == {"q": 10 * 12 * 17 * 2.0**-17}
+
+
+def test_each_query_is_held_to_its_own_bound(tmp_path: Path) -> None:
+    """Queries of the lexical encoder are not of unit tokens: their norms are inverse document frequencies."""
+    for role, rows in (("queries", [[[3.0, 4.0], [0.0, 2.0]], [[0.5, 0.0]]]), ("documents", [[[0.0, 0.5]], [[0.0, 0.25]]])):
+        filled(tmp_path / f"lexical-{role}-1", pack([torch.tensor(row) for row in rows]), ids=["q0", "q1"])
+    assert devices.norms(tmp_path) == {"q0": 3.5, "q1": 0.25}
+    one, other = ({query: [("a", score), ("b", 1.0)] for query in ("q0", "q1")} for score in (2.0, 2.5))
+    assert runs.compared(one, other, {"q0": 0.3, "q1": 0.2}).counts == {runs.SAME: 1, runs.TIES: 0, runs.OTHER: 1}
 
 
 @pytest.mark.parametrize("unexplained", [0, 2])

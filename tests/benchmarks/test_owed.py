@@ -96,6 +96,18 @@ def test_what_fits_is_run_and_the_same_command_continues(made: Callable[..., Pat
     assert list(taken["groups"]) == ["good"]
 
 
+def test_named_alone_what_comes_after_another_looks_for_it_among_all(
+    made: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = made(("first", 5, 9, ""), ("second", 5, 9, 'after = "first"'))
+    out = folder / "out"
+    assert called(folder, "--only", "second", "--seconds", "60", "--out", str(out)) == 3
+    assert "second: left out, comes after 'first'" in capsys.readouterr().out
+    assert called(folder, "--only", "first", "--seconds", "60", "--out", str(out)) == 0
+    assert called(folder, "--only", "second", "--seconds", "60", "--out", str(out)) == 0
+    assert "second: done" in capsys.readouterr().out
+
+
 def test_a_limit_ends_whoever_does_not(made: Callable[..., Path], capsys: pytest.CaptureFixture[str]) -> None:
     folder = made(("slow", 1, 1, ""))
     assert called(folder, "--seconds", "2", "--out", str(folder / "out")) == 1

@@ -25,7 +25,7 @@ def record() -> ModuleType:
     return module
 
 
-def test_counts_and_names_of_failures(record: ModuleType, tmp_path: Path) -> None:
+def test_counts_and_names_of_failures(record: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     good, bad, gone = (tmp_path / f"test_{name}.py" for name in ("good", "bad", "gone"))
     good.write_text("import pytest\ndef test_a(): pass\n@pytest.mark.skip(reason='x')\ndef test_b(): pass\n")
     bad.write_text("def test_c(): assert False\n")
@@ -39,6 +39,9 @@ def test_counts_and_names_of_failures(record: ModuleType, tmp_path: Path) -> Non
     assert found["test_bad"]["failures"] == ["test_c"]
     assert found["test_gone"]["failed"] == 1
     assert record.tests([good], 1)[1]
+    monkeypatch.setattr(record.os, "sched_getaffinity", lambda _: set(range(7)))
+    good.write_text("import os\ndef test_d(): assert os.environ['OMP_NUM_THREADS'] == '3'\n")
+    assert record.tests([good], 2)[1], "two processes share seven CPUs"
     good.write_text("import pytest\n@pytest.mark.skip(reason='x')\ndef test_b(): pass\n")
     assert not record.tests([good], 1)[1], "what skipped everything shows nothing"
 

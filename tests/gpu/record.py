@@ -79,7 +79,10 @@ def tests(paths: list[Path], processes: int) -> tuple[dict[str, Any], bool]:
             "no:benchmark",  # where that plugin is installed, it warns beside xdist, and a warning is an error here
         ]
         command += ["-n", str(processes)] if processes > 1 and find_spec("xdist") else []
-        ended = subprocess.run(command, cwd=ROOT, check=False).returncode
+        # Each process compares with a CPU: with all threads of the machine in each they wait for one another.
+        threads = str(max(1, len(os.sched_getaffinity(0)) // processes))
+        environment = {**os.environ, "OMP_NUM_THREADS": threads}
+        ended = subprocess.run(command, cwd=ROOT, check=False, env=environment).returncode
         found = counted(report) if report.exists() else {}
     for path in paths:
         if path.stem not in found:  # it could not be imported, or the run was cut off

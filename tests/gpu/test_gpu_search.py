@@ -65,9 +65,8 @@ def on_host(documents: Packed, pinned: bool = False) -> Packed:
 
 def codes_on_host(codes):
     held = Packed(codes.codes.values.cpu(), codes.codes.offsets.cpu())
-    offset = getattr(codes, "offset", None)
-    extra = (None if offset is None else offset.cpu(),) if hasattr(codes, "offset") else ()
-    return type(codes)(held, codes.scales.cpu(), *extra, granularity=codes.granularity)
+    offset = {} if codes.offset is None else {"offset": codes.offset.cpu()}  # FP8 codes have none, nor the argument
+    return type(codes)(held, codes.scales.cpu(), granularity=codes.granularity, **offset)
 
 
 def same(queries, documents, k, codes, whole=None, **options):
