@@ -16,7 +16,6 @@ import contextlib
 import importlib
 import importlib.metadata
 import importlib.util
-import json
 import platform
 import statistics
 import sys
@@ -33,6 +32,7 @@ from torch import Tensor
 from cases.libraries import ROWS, TINY, Call, Row, Sizes, tokens
 from maxsim_kernels import integrations, maxsim
 from measure.session import environment_variable, kernels
+from results.file import write
 
 SCHEMA = "maxsim-kernels/libraries/1"
 OURS = "ours"
@@ -241,6 +241,8 @@ def main() -> None:
     asked = arguments.only.split(",")
     if not set(asked) <= set(ROWS):
         parser.error(f"--only: got {arguments.only!r}, need some of {', '.join(ROWS)}")
+    if arguments.rounds < 2:
+        parser.error(f"--rounds: got {arguments.rounds}, need 2 or more: the spread is told")
     device, sizes = arguments.device, TINY if arguments.tiny else Sizes()
     gpu = torch.cuda.get_device_name() if device != "cpu" else platform.processor() or platform.machine()
     document: dict[str, Any] = {"schema": SCHEMA, "device": gpu, "torch": torch.__version__, **kernels()}
@@ -266,20 +268,14 @@ def main() -> None:
             row.methods = backends(library)
             document["rows"].append(measure(row, device, arguments.rounds))
             print(line(document["rows"][-1]), flush=True)
-            write(document, arguments.json)
+            write(arguments.json, document)
             if device != "cpu":
                 torch.cuda.empty_cache()
     for name, problem in document["left_out"].items():
         print(f"left out: {name}: {problem}")
-    write(document, arguments.json)
+    write(arguments.json, document)
     if not document["rows"]:
         raise SystemExit("nothing was measured")
-
-
-def write(document: dict[str, Any], path: Path | None) -> None:
-    """Keep what was measured so far."""
-    if path is not None:
-        path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

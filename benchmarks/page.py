@@ -61,7 +61,7 @@ eight sizes are in the chunk grid. Memory cells are a fresh process a method: on
 Floors and shares are of library products and plain reads that took turns with the methods. Random unit tokens, d = 128, FP16
 where nothing else is said.
 
-**Run it**: `python evaluate.py bench fwd` (any table below; needs a GPU and this repository), or the scripts in
+**Run it**: `python evaluate.py bench fwd` (`bench list` names the tables; needs a GPU and this repository), or the scripts in
 `benchmarks/`. `python benchmarks/owed.py --list` says what is owed since the sources changed, and with `--seconds 1800 --out FOLDER`
 runs it on a GPU, correctness first and then what is worth most a second; `--at-once 4` on four of them."""
 

@@ -14,7 +14,6 @@ Where both harnesses are right, ratios between methods agree although absolute t
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import time
 from collections.abc import Callable
@@ -26,6 +25,7 @@ import torch
 
 from maxsim_kernels import maxsim
 from measure.session import kernels
+from results.file import write
 
 SCHEMA = "maxsim-kernels/second/1"
 SHAPES = {"textual": (32, 300), "long-doc": (32, 1024), "medium": (128, 1024), "visual": (512, 1024), "ColPali": (1024, 1024)}
@@ -199,9 +199,7 @@ def main(arguments: list[str] | None = None) -> None:
                 f"{shape:9} {name:28} {data.get('median_ms', float('nan')):9.4f} ms  {data.get('how', ''):7} {ratio}",
                 flush=True,
             )
-        if options.json is not None:
-            options.json.parent.mkdir(parents=True, exist_ok=True)
-            options.json.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+        write(options.json, report)
 
 
 if __name__ == "__main__":

@@ -128,7 +128,7 @@ def _packed(what: str, given: Any) -> Packed:
         offsets = torch.arange(count + 1, device=given.device) * length
         found = Packed(given.reshape(count * length, width), offsets)
     elif isinstance(given, Packed):
-        found = given
+        found = given.compact()  # a view's buffer may hold anything between its documents
     elif isinstance(given, Sequence) and given and all(isinstance(one, Tensor) and one.dim() == 2 for one in given):
         shapes = {(one.shape[1], one.dtype, one.device) for one in given}
         if len(shapes) > 1:

@@ -158,9 +158,8 @@ def chosen(cache_dir: Path, words: list[str], encoder: str | None = None, role: 
         if not found:
             raise CacheError(f"{place}: holds no {MANIFEST}, so it is no cache entry, and none lies below it")
     else:
-        dataset = {words[1], Path(words[1]).name}  # a local dataset may be named by its path
         everything = list_entries(cache_dir)
-        listed = [entry for entry in everything if entry.source == words[0] and entry.dataset in dataset]
+        listed = [entry for entry in everything if entry.source == words[0] and _is_of(words[1], entry)]
         if not listed:
             held = ", ".join(sorted({f"{entry.source} {entry.dataset}" for entry in everything})) or "nothing"
             hint = did_you_mean(" ".join(words), [f"{entry.source} {entry.dataset}" for entry in everything])
@@ -174,6 +173,13 @@ def chosen(cache_dir: Path, words: list[str], encoder: str | None = None, role: 
             f"{' '.join(words)}: no entry of encoder {encoder or 'any'}, role {role or 'any'}. {hint}There are {held}"
         )
     return fitting
+
+
+def _is_of(dataset: str, entry: Listed) -> bool:
+    """Whether an evaluation of that dataset uses the entry: a local one may be named by its path, one of irds has a split behind it."""
+    if entry.source == "irds":
+        return f"{dataset}/".startswith(f"{entry.dataset}/")
+    return entry.dataset in (dataset, Path(dataset).name)
 
 
 def _cached_name(encoder: str) -> str:

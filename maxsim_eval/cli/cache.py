@@ -211,6 +211,8 @@ def convert(
     if len(folders) > 1:
         raise UsageError("convert: these entries fit, name the folder of one: " + ", ".join(map(str, folders)))
     entry, made = open_entry(folders[0]), []
+    if entry.manifest["provenance"].get("role") == "query":
+        raise UsageError(f"convert: {entry.folder} holds queries, which no path reads from a copy; name the documents' entry")
     for name in kinds:
         done = convert_entry(entry, name, quiet=quiet)
         whole = entry.tokens * entry.dim * entry.dtype.itemsize

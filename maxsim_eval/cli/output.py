@@ -31,7 +31,7 @@ Examples:
 EXIT_CODES = """\b
 Exit codes:
   0    fine
-  1    the answer is no: gate: quality fell; plan: it does not fit; conform: a bug, or no check passed
+  1    the answer is no: gate: quality fell; plan: it does not fit; conform: a bug, or no check passed; bench: rows are missing
   2    a wrong name, option or value, or a scoring function of yours that failed
   3    data, cache or output that is missing, damaged or cannot be written; too little memory
   4    a fault of this program; the message names the file with its traceback

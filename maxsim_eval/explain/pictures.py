@@ -50,7 +50,7 @@ def write_picture(found: Explanation, path: Path, token: int | None = None) -> N
     check_picture(path)
     kind = path.suffix.lower().removeprefix(".")
     drawn = _file(draw(found, token), "svg" if kind == "html" else kind)
-    content = _page(found, drawn.decode("utf-8")).encode() if kind == "html" else drawn
+    content = _page(found, drawn.decode("utf-8")).encode("utf-8", "backslashreplace") if kind == "html" else drawn
     with writing(path), atomic_path(path) as temporary:
         temporary.write_bytes(content)
 

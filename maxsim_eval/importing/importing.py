@@ -135,9 +135,10 @@ def _check_names(source: str, dataset: str, encoder_name: str) -> None:
 
 
 def _names_task(task: Task, source: str, dataset: str) -> bool:
-    # A local dataset may be asked for by its path; the task then carries the folder's name.
+    # A local dataset may be asked for by its path, one of ir_datasets is asked for with its split: the task has the shorter name.
     names = {dataset, local_path(dataset).resolve().name} if source == "local" else {dataset}
-    return source == task.source and task.dataset in names
+    whole = {task.dataset, task.provenance.get("id")} if source == "irds" else {task.dataset}
+    return source == task.source and not names.isdisjoint(whole)
 
 
 def _read_all(paths: Paths, ids: Mapping[Role, Path | str], drop_zero_tokens: bool, quiet: bool) -> list[Imported]:

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from itertools import chain
 from pathlib import Path
 
+from maxsim_eval.data.assembling import relevance_warnings
 from maxsim_eval.data.beir import QRELS_HEADER, dump_jsonl, write_folder
 from maxsim_eval.errors import DataError, UsageError
 from maxsim_eval.importing.tables import Imported
@@ -42,6 +43,9 @@ def _write_local(merged: Imported, folder: Path, encoder: str, revision: str, fi
     known, asked = set(documents), set(queries)
     if not any(document in known for query, row in qrels.items() if query in asked for document in row):
         raise DataError(f"{merged.path}: qrels: no judgement names a query and a document of the file, need at least one")
+    list(
+        relevance_warnings(merged.path, {query: row for query, row in qrels.items() if query in asked})
+    )  # refused before it is written
     for name in chain(queries, documents, qrels, *qrels.values()):
         if name.split() != [name]:
             raise DataError(f"{merged.path}: id {name!r} is empty or holds white space, which neither qrels nor runs can")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -17,10 +18,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from maxsim_eval.cache.embeddings import chosen_rows, imported_entries
+from maxsim_eval.cache.embeddings import cached_embeddings, chosen_rows, imported_entries
 from maxsim_eval.cache.entries import Entry
 from maxsim_eval.cache.selection import Documents
-from maxsim_eval.cache.sides import Contents, find_entry
+from maxsim_eval.cache.sides import Contents, find_entry, provenances
 from maxsim_eval.data.cards import load_card
 from maxsim_eval.data.items import Pages
 from maxsim_eval.data.loading import LOADERS, load_folder, load_task
@@ -144,6 +145,14 @@ def _entries(
     task: Task, kept: Task, name: str, cache_dir: Path, device: str
 ) -> tuple[Entry | None, Documents | None, Encoder | None, tuple[str, ...]]:
     """The cache entries of queries and documents that an evaluation would use, the encoder where it is here, and notes."""
+    if any(provenances(cache_dir, task.source, task.dataset)):
+        try:
+            with offline(), warnings.catch_warnings(record=True) as said:
+                warnings.simplefilter("always")
+                found = cached_embeddings(task, name, cache_dir, kept=kept, device=device)
+            return found.queries, found.documents, None, tuple(str(one.message) for one in said)
+        except (DataError, MissingPackageError):
+            pass  # a side is not there, or no model: below it is said which
     contents = Contents(task)
     imported = imported_entries(task, name, cache_dir, contents)
     queries, documents = imported.get("query"), imported.get("document")

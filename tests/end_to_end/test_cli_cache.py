@@ -23,6 +23,7 @@ from maxsim_eval.cli import app as command_line
 from maxsim_eval.cli.cache import cache, convert, encode, inspect
 from maxsim_eval.encoders.lexical import LexicalEncoder
 from maxsim_eval.encoders.names import OPTIONS
+from maxsim_eval.errors import CacheError
 from maxsim_eval.files import host
 
 Cli = Callable[..., Any]
@@ -199,6 +200,11 @@ def test_damage_is_said(cli: Cli, home: Path) -> None:
         (("convert", "demo", "small", "--to", ","), 2, "--to: got none"),
         (("convert", "embeddings_cache", "--to", "int8-token"), 2, "name the folder of one"),
         (("convert", "demo", "large", "--to", "int8-token"), 3, "It holds demo small"),
+        (
+            ("convert", "demo", "small", "--role", "query", "--to", "int8-token"),
+            2,
+            "holds queries, which no path reads from a copy",
+        ),
         (("convert", "demo", "small", "--encoder", "gve", "--to", "int8-token"), 3, "There are lexical (document)"),
         (("inspect", "nowhere"), 3, "no such folder"),
         (("inspect", "datasets"), 3, "no cache entry"),
@@ -386,6 +392,20 @@ def test_what_goes_while_it_is_looked_at(cli: Cli, home: Path, monkeypatch: pyte
     monkeypatch.setattr(os, "walk", walked)
     cli("cache", "rm", entry, "--yes", cwd=home).fine()
     assert not entry.exists()
+
+
+def test_entries_of_ir_datasets_are_found_by_the_id_of_the_evaluation(home: Path) -> None:
+    folder = entry_of(home)
+    manifest = json.loads((folder / "manifest.json").read_text())
+    del manifest["checksum"]
+    manifest["provenance"] |= {"source": "irds", "dataset": "beir/toy"}
+    write_manifest(folder, manifest)
+    cache_dir = home / "embeddings_cache"
+    for dataset in ("beir/toy", "beir/toy/test", "beir/toy/dev/judged"):
+        assert housekeeping.chosen(cache_dir, ["irds", dataset], what="inspect") == [folder]
+    for dataset in ("beir/toys", "beir", "toy"):
+        with pytest.raises(CacheError, match="holds no embeddings of irds"):
+            housekeeping.chosen(cache_dir, ["irds", dataset], what="inspect")
 
 
 def test_garbage_that_is_gone_when_it_is_to_be_removed(home: Path) -> None:

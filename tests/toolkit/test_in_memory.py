@@ -39,6 +39,20 @@ def packed(rows: list[torch.Tensor]) -> Packed:
 IDS = {"query_ids": ["a", "b", "c"], "document_ids": [f"d{n}" for n in range(20)], "quiet": True, "k": 10}
 
 
+def test_what_lies_between_a_view_s_documents_is_nobody_s(tmp_path: Path) -> None:
+    queries, documents = made()
+    padded = torch.full((len(documents), 7, WIDTH), torch.nan)
+    for row, document in zip(padded, documents, strict=True):
+        row[: len(document)] = document
+    lengths = torch.tensor([len(document) for document in documents])
+    view = Packed.view(padded.view(-1, WIDTH), torch.arange(len(documents)) * 7, lengths)
+    result = evaluate_embeddings(queries, view, QRELS, out_dir=tmp_path, **IDS)
+    assert result.paths["fp32"].metrics["nDCG@10"] == 1.0
+    view.values[0, 0] = torch.nan
+    with pytest.raises(DataError, match="documents: hold a value that is not finite"):
+        evaluate_embeddings(queries, view, QRELS, out_dir=tmp_path, **IDS)
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
 def test_lists_and_packed_give_the_scores_of_the_operator(dtype: torch.dtype, tmp_path: Path) -> None:
     queries, documents = made(dtype)

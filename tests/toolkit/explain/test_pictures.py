@@ -140,6 +140,12 @@ def test_html_is_one_file_with_picture_and_table(tmp_path: Path) -> None:
     assert "<script" not in text
 
 
+def test_a_text_with_half_a_pair_of_surrogates_is_shown(tmp_path: Path) -> None:
+    found = replace(explained(TEXTS, WINNERS), document_text="bad \ud83d")
+    write_picture(found, tmp_path / "a.html")
+    assert "bad \\ud83d" in (tmp_path / "a.html").read_text(encoding="utf-8")
+
+
 def test_many_tokens_are_not_all_drawn_and_it_says_so(tmp_path: Path) -> None:
     found = explained([f"t{n}" for n in range(450)], [0] * 450)
     write_picture(found, tmp_path / "a.svg")

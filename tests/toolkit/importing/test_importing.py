@@ -216,6 +216,7 @@ def test_judgements_of_unknown_ids_stay_and_are_said(run: Callable[..., dict[str
         ({"doc_ids": None, "qrels": None}, r"it has no document ids, no qrels"),
         ({"qrels": {"q1": {"gone": 1}, "q9": {"d1": 1}}}, r"no judgement names a query and a document of the file"),
         ({"qrels": QRELS | {"q2": {"d 7": 1}}}, r"id 'd 7' is empty or holds white space"),
+        ({"qrels": {"q1": {"d3": 0}, "q9": {"d1": 1}}}, r"none of the 1 judged queries has a relevant document"),
     ],
 )
 def test_files_that_cannot_become_a_dataset(
@@ -418,6 +419,14 @@ def test_names_that_cannot_work(
     with pytest.raises(UsageError, match=r"paths: got roles \['passage'\]"):
         run({"passage": tmp_path / "e.pt"}, task)
     assert not (tmp_path / "cache").exists()
+
+
+def test_a_dataset_of_ir_datasets_is_named_with_its_split(task: Task, run: Callable[..., dict[str, Entry]]) -> None:
+    task = changed(task, source="irds", dataset="beir/toy", provenance={"id": "beir/toy/test"})
+    for dataset in ("beir/toy/test", "beir/toy"):
+        assert run(content(), task, source="irds", dataset=dataset)["document"].documents == len(DOCUMENT_IDS)
+    with pytest.raises(UsageError, match=r"task: is irds/beir/toy, but source/dataset are irds/beir/toy/dev"):
+        run(content(), task, source="irds", dataset="beir/toy/dev")
 
 
 def test_a_damaged_entry_of_the_same_file(task: Task, run: Callable[..., dict[str, Entry]]) -> None:

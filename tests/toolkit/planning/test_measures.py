@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import time
@@ -14,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-from maxsim_eval.cache.entries import open_entry
+from maxsim_eval.cache.entries import open_entry, write_manifest
 from maxsim_eval.cache.filling import fill_entry
 from maxsim_eval.cache.selection import Selection
 from maxsim_eval.cache.sides import embed
@@ -91,6 +92,19 @@ def test_cached_sizes_are_exact(tmp_path: Path) -> None:
     lengths = made["document"].lengths()
     assert part.sizes.document_tokens == sum(int(lengths[rows[name]]) for name in kept.document_ids)
     assert part.sizes.query_tokens < whole.sizes.query_tokens
+
+
+def test_what_is_cached_counts_where_the_model_is_gone(tmp_path: Path) -> None:
+    task = load_task("demo", "small", data_dir=tmp_path / "data", quiet=True)
+    made = {role: embed(task, role, LexicalEncoder(), tmp_path / "cache", quiet=True) for role in ("query", "document")}
+    for entry in made.values():
+        manifest = json.loads((entry.folder / "manifest.json").read_text())
+        del manifest["checksum"]
+        manifest["provenance"]["encoder"] = "hf:nobody/no-model"
+        write_manifest(entry.folder, manifest)
+    whole = found(tmp_path, "hf:nobody/no-model")
+    assert whole.sizes == Sizes(40, 300, made["query"].tokens, made["document"].tokens, 128, "float32")
+    assert [note.partition("; ")[2][:44] for note in whole.notes] == ["the embeddings that are cached under its nam"]
 
 
 def test_without_a_cache_tokens_are_estimated_from_words(tmp_path: Path) -> None:
