@@ -10,7 +10,7 @@ from maxsim_eval.api import DEFAULT_PATHS, evaluate
 from maxsim_eval.comparison.metrics import DEFAULT_METRICS, parse_metric
 from maxsim_eval.data.loading import load_task
 from maxsim_eval.errors import UsageError
-from maxsim_eval.report.averages import Results
+from maxsim_eval.report.averages import Results, name_of
 from maxsim_eval.report.words import METRIC
 from maxsim_eval.scoring.own_functions import Chosen
 from maxsim_eval.subject import as_tuple
@@ -32,7 +32,7 @@ def evaluate_datasets(
 
     Args:
         datasets: names of `source` in `data_dir`, or tasks.
-        out_dir: each report goes into a folder below it, named after its dataset; None writes nothing.
+        out_dir: each report goes into a folder below it, of its dataset's name (`name_of`); None writes nothing.
         metric: the metric that the table of averages shows, one of `metrics`; None: nDCG@10 where that is among them, else the first.
         options: further options of `evaluate`.
 
@@ -48,10 +48,11 @@ def evaluate_datasets(
     results: dict[str, Result] = {}
     for one in datasets:
         task = one if isinstance(one, Task) else load_task(source, one, data_dir=data_dir, quiet=options.get("quiet", False))
-        if task.dataset in results:
-            raise UsageError(f"datasets: {task.dataset!r} is named twice")
-        folder = None if out_dir is None else Path(out_dir) / task.dataset
-        results[task.dataset] = evaluate(task, encoder, paths, out_dir=folder, **options)
+        name = name_of(task.source, task.dataset, str(task.provenance.get("id", task.dataset)))
+        if name in results:
+            raise UsageError(f"datasets: {name!r} is named twice")
+        folder = None if out_dir is None else Path(out_dir) / name
+        results[name] = evaluate(task, encoder, paths, out_dir=folder, **options)
     if not results:
         raise UsageError("datasets: got none, need the name of one")
     return Results(results, shown)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -12,11 +12,13 @@ from typing import Any
 from maxsim_eval.atlas.attribution import losses
 from maxsim_eval.atlas.grid import Grid, GridEntry, load_grid
 from maxsim_eval.atlas.judging import Atlas, Row, front, verdicts
+from maxsim_eval.atlas.picture import check_picture
 from maxsim_eval.atlas.running import FOREIGN, Finished, Setting, finished, foreign, read_foreign
 from maxsim_eval.atlas.writing import write_atlas
 from maxsim_eval.bars import Bar
 from maxsim_eval.cache.embeddings import check_widths, embeddings, query_tokens
-from maxsim_eval.data.subsets import limit_task
+from maxsim_eval.comparison.metrics import deeper_than
+from maxsim_eval.data.subsets import idle_limits, limit_task, limits_of
 from maxsim_eval.data.task_facts import task_facts
 from maxsim_eval.environment import environment, resolve_device
 from maxsim_eval.errors import DataError, UsageError
@@ -59,15 +61,16 @@ def atlas(
         encoder, cache_dir, encoder_options, limit_queries, limit_documents, limit_seed, device: as of `evaluate`.
 
     Raises:
-        MaxsimEvalError: invalid names, options or data, at once; later only where the reference cannot be evaluated. Any other
-            entry that fails becomes a row that says why.
+        MaxsimEvalError: invalid names, options or data, or no matplotlib, at once; later only where the reference cannot be
+            evaluated. Any other entry that fails becomes a row that says why.
     """
     plan = load_grid(grid).changed(entries, within)
     if k < 1:
         raise UsageError(f"k: got {k}, need 1 or more")
-    kept = limit_task(task, queries=limit_queries, documents=limit_documents, seed=limit_seed)
-    limits = {"limit_queries": limit_queries, "limit_documents": limit_documents, "limit_seed": limit_seed}
-    others = [read_foreign(path, kept) for path in runs]  # before hours of work
+    limits = {"queries": limit_queries, "documents": limit_documents}
+    kept = limit_task(task, **limits, seed=limit_seed)
+    check_picture()  # this and what follows: before hours of work
+    others = read_foreign(runs, kept)
     device = resolve_device(device, quiet=quiet)
     folder = Path(out_dir)
     with contextlib.ExitStack() as stack:
@@ -75,7 +78,8 @@ def atlas(
         found = embeddings(task, encoder, cache_dir, kept=kept, device=device, quiet=quiet, **dict(encoder_options or {}))
         queries = query_tokens(task, kept, found.queries)
         check_widths(found, queries)
-        options = {"cache_dir": cache_dir, "encoder_options": dict(encoder_options or {}), **limits}
+        options: dict[str, Any] = {"cache_dir": cache_dir, "encoder_options": dict(encoder_options or {})}
+        options |= {"limit_queries": limit_queries, "limit_documents": limit_documents, "limit_seed": limit_seed}
         setting = Setting(
             whole=task,
             task=kept,
@@ -90,7 +94,11 @@ def atlas(
             quiet=quiet,
         )
         given, errors = _evaluate(plan, others, setting)
-        facts = task_facts(kept, queries.lengths.cpu().numpy(), found.documents.lengths(), list(kept.warnings))
+        said = [*kept.warnings, *idle_limits(task, **limits), *_said_of_depth(k, setting)]
+        facts = {
+            **task_facts(kept, queries.lengths.cpu().numpy(), found.documents.lengths(), said),
+            "limits": limits_of(task, kept, **limits, seed=limit_seed),
+        }
         made = Atlas(
             task=facts,
             encoder=found.encoder,
@@ -108,6 +116,19 @@ def atlas(
     return made
 
 
+def _said_of_depth(asked: int, setting: Setting) -> Iterator[str]:
+    """What an evaluation says, in the same words, where it keeps fewer documents than were asked for or than a metric looks at."""
+    k, documents = setting.k, setting.found.documents.documents
+    if k < asked:
+        what = "corpus" if setting.task.document_ids is setting.whole.document_ids else "subset"
+        yield f"k was clamped to the {k} documents of the {what}"
+    elif k < documents and (deeper := deeper_than(k, setting.metrics)):
+        yield (
+            f"k is {k}: {', '.join(deeper)} look at more documents than that, and count those that were not kept as not found; need "
+            f"k = {min(max(deeper.values()), documents)} for the values that their names stand for"
+        )
+
+
 def _evaluate(plan: Grid, runs: Sequence[Run], setting: Setting) -> tuple[list[GridEntry], dict[str, str]]:
     """Evaluate the reference, then all entries, runs first: gives the entries in order, and name -> why of those that failed."""
     reference = finished(GridEntry(REFERENCE, "path"), setting)
@@ -116,8 +137,7 @@ def _evaluate(plan: Grid, runs: Sequence[Run], setting: Setting) -> tuple[list[G
     given: list[GridEntry] = []
     for run in runs:
         entry, found = foreign(run, setting)
-        depth = max(map(len, found.run.rankings.values()))
-        given += [entry, GridEntry(f"{entry.name}+rerank-{depth}", "reranked", entry.name, depth)]
+        given += [entry, GridEntry(f"{entry.name}+rerank-{found.depth}", "reranked", entry.name, found.depth)]
     given += plan.entries
     errors: dict[str, str] = {}
     with Bar(total=len(given), desc="atlas", unit=" entries", disable=setting.quiet) as bar:
@@ -139,11 +159,13 @@ def _judged(made: Atlas, plan: Grid, given: Sequence[GridEntry], errors: Mapping
         if entry.name in errors:
             rows.append(Row(entry.name, entry.kind, "", error=errors[entry.name], control=entry.control))
             continue
-        row = _row(entry, done[entry.name], changes[entry.name])
-        again = next((other for other in given if other.base == entry.name and other.name in done), None)
+        ranking = done[entry.name]
+        row = _row(entry, ranking, changes[entry.name])
+        # What a rerank of fewer documents leaves out, the ranking itself has not lost.
+        whole = (other for other in given if other.base == entry.name and other.depth >= ranking.depth and other.name in done)
+        again = next(whole, None)
         if again is not None:
-            reference, ranking = done[REFERENCE], done[entry.name]
-            row = replace(row, losses=losses(reference, ranking, done[again.name], setting.task.qrels))
+            row = replace(row, losses=losses(done[REFERENCE], ranking, done[again.name], setting.task.qrels))
         rows.append(row)
     main = plan.metrics[0]
     by = {

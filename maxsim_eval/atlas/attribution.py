@@ -31,8 +31,8 @@ class Loss:
 
 
 def losses(reference: Finished, ranking: Finished, reranked: Finished, qrels: Qrels) -> list[Loss]:
-    """The loss of every metric of `ranking`; `reranked` holds its documents in the reference's order."""
-    lengths = {query: len(found) for query, found in reranked.run.rankings.items()}
+    """The loss of every metric of `ranking`; `reranked` holds all of its documents in the reference's order."""
+    lengths = {query: len(found) for query, found in ranking.run.rankings.items()}
     cut = {query: list(found)[: lengths.get(query, 0)] for query, found in reference.run.rankings.items()}
     shortened = means(evaluate_run(Run("cut", cut, ordered=True), qrels, list(reference.metrics)))
     found = []

@@ -28,7 +28,8 @@ class Row:
         document_bytes: mean bytes of a document; None: not known.
         seconds: `search` and `store`, for all queries.
         fronts: the Pareto fronts it is on: "bytes", "seconds".
-        losses: by metric, where an entry that reranks this one was evaluated too (as for every run of another engine); else none.
+        losses: by metric, where an entry that reranks all of this one's documents was evaluated too (as for every run of another
+            engine); else none.
     """
 
     name: str

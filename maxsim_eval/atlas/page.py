@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from maxsim_eval.atlas.judging import Atlas, Row
+from maxsim_eval.data.subsets import describe
 from maxsim_eval.quantities import size_text
 from maxsim_eval.report.tables import Table
 from maxsim_eval.report.values import about
@@ -143,11 +144,13 @@ def definitions(atlas: Atlas) -> Table:
 
 
 def facts_line(atlas: Atlas) -> str:
-    """The task, the encoder and the depth of the rankings, in one line."""
+    """The task, the encoder, the depth of the rankings and, where there are limits, what they left, in one line."""
     task, encoder = atlas.task, atlas.encoder
+    limits = task.get("limits")
+    subset = "" if limits is None else f"; SUBSET: {describe(limits)}, figures are not those of the whole collection"
     return (
         f"{task.get('source')}/{task.get('dataset')} {task.get('split')}: {task.get('queries'):,} queries, {task.get('documents'):,} "
-        f"documents; {encoder.get('name')}, d = {encoder.get('dim')}, {encoder.get('dtype')}; top {atlas.k}"
+        f"documents; {encoder.get('name')}, d = {encoder.get('dim')}, {encoder.get('dtype')}; top {atlas.k}{subset}"
     )
 
 

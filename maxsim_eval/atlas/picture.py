@@ -21,17 +21,24 @@ _PLACES = [
 _MARKS = {"path": "s", "codec": "o", "first stage": "^", "reranked": "D", "run": "v"}
 
 
-def to_svg(atlas: Atlas) -> str:
-    """The picture as SVG.
+def check_picture() -> None:
+    """Refuse a picture that cannot be drawn, before anything is done for it.
 
     Raises:
         MissingPackageError: no matplotlib.
     """
     try:
-        from matplotlib import rc_context
-        from matplotlib.figure import Figure
+        import matplotlib.figure  # noqa: F401
     except ImportError:
-        raise MissingPackageError("the picture of an atlas", "matplotlib", "pictures") from None
+        raise MissingPackageError("the picture of an atlas", "matplotlib", "atlas") from None
+
+
+def to_svg(atlas: Atlas) -> str:
+    """The picture as SVG; errors as of `check_picture`."""
+    check_picture()
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
+
     with rc_context({"svg.hashsalt": "maxsim-eval", "svg.fonttype": "path", "font.size": 8.5}):
         figure = Figure(figsize=(12.5, 11.5))
         upper, lower = figure.subplots(2, 1)

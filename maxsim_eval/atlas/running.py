@@ -11,7 +11,7 @@ import hashlib
 import os
 import re
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from maxsim_eval.comparison.metrics import evaluate_run, means
 from maxsim_eval.comparison.ties import mean_bounds
 from maxsim_eval.data.trec import read_trec_run, write_trec_run
 from maxsim_eval.environment import versions
-from maxsim_eval.errors import DataError, MaxsimEvalError
+from maxsim_eval.errors import DataError, MaxsimEvalError, UsageError
 from maxsim_eval.files import delete, open_regular, write_text, writing
 from maxsim_eval.first_stage.names import get_first_stage
 from maxsim_eval.first_stage.stage import Texts, Tokens
@@ -37,7 +37,7 @@ from maxsim_eval.scoring.paths import our_paths
 from maxsim_eval.types import Run, Task
 from maxsim_kernels import Packed
 
-FORMAT = 3
+FORMAT = 4
 RERANKER = "fused-fp32"  # not the reference path, which is made to be trusted and is slow
 FOREIGN = "run:"  # before the name of a run that another engine made
 
@@ -61,6 +61,11 @@ class Finished:
     seconds: Mapping[str, float]
     document_bytes: float | None
     description: str
+
+    @property
+    def depth(self) -> int:
+        """Documents of its longest ranking."""
+        return max(map(len, self.run.rankings.values()), default=0)
 
 
 @dataclass(frozen=True)
@@ -86,22 +91,31 @@ class Setting:
         return self.found.documents.dim * self.found.documents.dtype.itemsize
 
     def identity(self, entry: GridEntry) -> str:
-        """Digest of everything that an entry's answer depends on."""
+        """Digest of everything that an entry's answer depends on; what is reranked is done already, or failed."""
+        base = self.done.get(entry.base)
         own = find_paths([entry.name])[entry.name].source if entry.kind == "path" and entry.name not in our_paths() else None
         facts = {
             "format": FORMAT,
             "entry": entry.name,
             "source": own,
+            "base": None if base is None else _digest_of(base.run),
             "documents": self.found.documents.stamp(),
             "queries": self.found.queries.stamp(),
             "asked": list(self.task.query_ids),
             "qrels": {query: dict(row) for query, row in self.task.qrels.items()},
+            "exclude_same_id": self.task.exclude_same_id,
             "k": self.k,
             "metrics": list(self.metrics),
             "device": self.device,
             "versions": versions(),
         }
         return digest(facts)
+
+
+def _digest_of(run: Run) -> str:
+    """Digest of rankings with scores; a query without results is left out, as from the run file that is read back."""
+    found = {query: [(document, repr(score)) for document, score in ranking] for query, ranking in run.rankings.items()}
+    return digest({query: digest(ranking) for query, ranking in found.items() if ranking})
 
 
 def finished(entry: GridEntry, setting: Setting) -> Finished | str:
@@ -120,18 +134,33 @@ def finished(entry: GridEntry, setting: Setting) -> Finished | str:
     return found
 
 
-def read_foreign(path: Path | str, task: Task) -> Run:
-    """Read a run of another engine, and keep the rankings of the task's queries.
+def read_foreign(paths: Sequence[Path | str], task: Task) -> list[Run]:
+    """Read runs of other engines, each named by its file, and keep the rankings of the task's queries.
 
     Raises:
-        DataError: no such run, or it ranks none of these queries.
+        UsageError: two files of one name: their rows could not be told apart. DataError: no such run, or it ranks none of these
+            queries.
     """
+    names = [f"{FOREIGN}{Path(path).stem}" for path in paths]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        files = " and ".join(str(path) for path, name in zip(paths, names, strict=True) if name == twice)
+        raise UsageError(f"runs: {files} would share the name {twice}, need files of different names")
+    return [_read_foreign(path, name, task) for path, name in zip(paths, names, strict=True)]
+
+
+def _read_foreign(path: Path | str, name: str, task: Task) -> Run:
     run = read_trec_run(path)
     known = set(task.query_ids)
-    rankings = {query: list(ranking) for query, ranking in run.rankings.items() if query in known}
-    if not rankings:
+    rankings = {query: _allowed(query, ranking, task) for query, ranking in run.rankings.items() if query in known}
+    if not any(rankings.values()):
         raise DataError(f"{path}: ranks none of the {len(known)} queries of {task.source} {task.dataset}")
-    return replace(run, name=f"{FOREIGN}{Path(path).stem}", rankings=rankings)
+    return replace(run, name=name, rankings=rankings)
+
+
+def _allowed(query: str, ranking: Iterable[tuple[str, float]], task: Task) -> list[tuple[str, float]]:
+    """A ranking as scoring paths give it: where the task says so, without the document whose id is the query's."""
+    return [(document, score) for document, score in ranking if not task.exclude_same_id or document != query]
 
 
 def foreign(run: Run, setting: Setting) -> tuple[GridEntry, Finished]:
@@ -187,12 +216,14 @@ def _first_stage(entry: GridEntry, setting: Setting, folder: Path) -> Finished:
         source: Texts | Tokens = Texts(task.queries, task.documents)
     else:
         source = Tokens(setting.queries, setting.found.documents)
-    found = stage.search(source, setting.k, device=setting.device, quiet=setting.quiet)
+    spare = int(task.exclude_same_id)  # one more: the document that a query must not retrieve may be among its best
+    found = stage.search(source, setting.k + spare, device=setting.device, quiet=setting.quiet)
     rankings = {}
     for row, query in enumerate(task.query_ids):
         kept = found.indices[row] >= 0
         documents = (task.document_ids[place] for place in found.indices[row][kept])
-        rankings[query] = list(zip(documents, found.scores[row][kept].astype(np.float32).tolist(), strict=True))
+        pairs = zip(documents, found.scores[row][kept].astype(np.float32).tolist(), strict=True)
+        rankings[query] = _allowed(query, pairs, task)[: setting.k]
     seconds = {"search": found.seconds["search"], "store": found.seconds["index"]}
     size = found.stored_bytes / max(1, len(task.document_ids))
     return _of_run(Run(entry.name, rankings, ordered=True), setting, seconds, size, stage.description)

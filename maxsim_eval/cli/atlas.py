@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from maxsim_eval.cli.evaluate import _folder_name
 from maxsim_eval.cli.options import (
     ANSWERS,
     LIMITS,
@@ -49,7 +49,10 @@ _GRID = {
     ),
     "run": (Annotated[list[Path] | None, typer.Option(help="A TREC run of another engine: what it loses, and by what.")], None),
     "out": (
-        Annotated[Path | None, typer.Option(help="Where it goes. Default: results/atlas-<source>-<dataset>-<encoder>.")],
+        Annotated[
+            Path | None,
+            typer.Option(help="Where it goes. Default: results/atlas-<source>-<dataset>-<encoder>/, with what was chosen."),
+        ],
         None,
     ),
     "split": (Split, None),
@@ -67,8 +70,10 @@ def atlas(source: str, dataset: str, as_json: bool, quiet: bool, **given: Any) -
 
     Example: python evaluate.py atlas beir scifact --encoder lexical --entries int8,rotate+sign --within 0.005
     """
+    from maxsim_eval.api import Settings
     from maxsim_eval.atlas import atlas as make
     from maxsim_eval.data.loading import load_task
+    from maxsim_eval.report.averages import name_of
 
     if source not in SOURCES:
         raise UnknownNameError("source", source, SOURCES)
@@ -76,10 +81,10 @@ def atlas(source: str, dataset: str, as_json: bool, quiet: bool, **given: Any) -
     require_counts(given, "k", "limit_queries", "limit_documents")
     encoder = given["encoder"] or default_encoder(source)
     task = load_task(source, dataset, data_dir=given["data_dir"], split=given["split"], quiet=quiet, **loading)
-    name = re.sub(
-        r"[^A-Za-z0-9._-]+", "-", f"atlas-{source}-{task.dataset}-{Path(encoder).name if '/' in encoder else encoder}"
-    )
-    folder = given["out"] or Path("results") / name
+    part = task.split if loading or given["split"] is not None else ""
+    settings = Settings(encoder=encoder, limit_queries=given["limit_queries"], limit_documents=given["limit_documents"])
+    name = name_of(source, task.dataset, dataset)
+    folder = given["out"] or Path("results") / _folder_name(f"atlas-{source}", name, part, encoder, settings)
     made = make(
         task,
         encoder,

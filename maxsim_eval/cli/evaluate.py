@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import warnings
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -100,6 +101,7 @@ def evaluate_tasks(
     from maxsim_eval.environment import resolve_device
     from maxsim_eval.processes.world import joined, several
     from maxsim_eval.quantities import bytes_of
+    from maxsim_eval.report.averages import name_of
     from maxsim_eval.scoring.own_functions import check_paths
 
     if latex and as_json:
@@ -123,29 +125,32 @@ def evaluate_tasks(
     places: dict[str, Path] = {}
     results: dict[str, Result] = {}
 
-    def folder_of(task: Task) -> Path:
-        if task.dataset in results:
-            raise UsageError(f"datasets: {task.dataset!r} is named twice")
-        name = _folder_name(source, task.dataset, task.split if named else "", encoder, settings)
-        return Path("results") / name if out is None else out / name if len(names) > 1 else out
+    def folder_of(asked: str, task: Task) -> Path:
+        name = name_of(source, task.dataset, asked)
+        if name in results:
+            raise UsageError(f"datasets: {name!r} is named twice")
+        folder = _folder_name(source, name, task.split if named else "", encoder, settings)
+        places[name] = Path("results") / folder if out is None else out / folder if len(names) > 1 else out
+        return places[name]
 
     failed = 0
     with joined(settings.device, say_last) as world, warnings.catch_warnings():
         if not (settings.quiet or as_json or latex):
             warnings.filterwarnings("ignore", "k was clamped")  # the report says it
-        for name in names:
-            task = Unread(source, name, {"data_dir": data_dir, "split": split, "quiet": settings.quiet, **loading})
+        for asked in names:
+            task = Unread(source, asked, {"data_dir": data_dir, "split": split, "quiet": settings.quiet, **loading})
             try:
-                result = evaluate_settings(settings, task, lambda read: places.setdefault(read.dataset, folder_of(read)))
+                result = evaluate_settings(settings, task, partial(folder_of, asked))
             except MaxsimEvalError as error:
                 if len(names) == 1 or world.size > 1:
                     raise
-                say(f"error: {name}: {error}", "red")
+                say(f"error: {asked}: {error}", "red")
                 failed = max(failed, error.exit_code)
                 continue
-            results[result.task["dataset"]] = result
+            name = name_of(source, result.task["dataset"], asked)
+            results[name] = result
             if world.leader and not as_json and not latex and (len(names) == 1 or verbose):
-                _show(result, places[result.task["dataset"]], quiet=settings.quiet, verbose=verbose)
+                _show(result, places[name], quiet=settings.quiet, verbose=verbose)
         if world.leader and results and (as_json or latex or len(names) > 1):
             _show_all(results, places, as_json=as_json, latex=latex, quiet=settings.quiet, alone=len(names) == 1)
     if failed:
@@ -206,7 +211,8 @@ def _show_all(
                 say(f"warning: {name}: {line}", "yellow")
             answer(f"report: {places[name]}/report.html")
         render_table(together.table(), console())
-        answer(f"* differs from {first.reference} (p < 0.05, paired randomisation test, Holm-corrected within a dataset)")
+        if together.mark is not None:
+            answer(together.mark)
 
 
 def _folder_name(source: str, dataset: str, part: str, encoder: str, settings: Settings) -> str:

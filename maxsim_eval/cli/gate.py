@@ -52,12 +52,12 @@ def gate(
         raise UsageError("--summary: not with --update-baseline, which checks nothing that could be summarised")
     found, bounds = read_result(result), rules.load_thresholds(thresholds)
     if update_baseline:
-        failed = [] if accept else rules.refused_update(baseline, found, bounds, equivalent=require_equivalent, replace=replace)
-        if failed:
+        findings = [] if accept else rules.check_update(baseline, found, bounds, equivalent=require_equivalent, replace=replace)
+        if not (accept or rules.passed(findings)):
             if as_json:
-                print_json(to_json(failed))
+                print_json(to_json(findings))
             else:
-                typer.echo(render(failed))
+                typer.echo(render(findings, every=verbose))
             say(f"{baseline}: not written; --accept writes it all the same")
             raise typer.Exit(EXIT_GATE)
         changes = rules.update_baseline(baseline, found, replace=replace)

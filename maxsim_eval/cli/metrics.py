@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import stat
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,7 +13,7 @@ import typer
 
 from maxsim_eval.cli.options import AsJson, metric_names
 from maxsim_eval.cli.output import answer, print_json
-from maxsim_eval.errors import DataError, UsageError
+from maxsim_eval.errors import UsageError
 from maxsim_eval.printing import printable
 
 if TYPE_CHECKING:
@@ -44,6 +46,7 @@ def metrics(
     """
     from maxsim_eval.comparison.metrics import DEFAULT_METRICS, evaluate_run, known_metrics, means
     from maxsim_eval.data.trec import read_qrels, read_trec_run
+    from maxsim_eval.report.result_json import jsonable
     from maxsim_eval.types import PathResult
 
     if listed:
@@ -65,9 +68,10 @@ def metrics(
             label: {"metrics": path.metrics, "queries": counts[label], **({"per_query": path.per_query} if per_query else {})}
             for label, path in paths.items()
         }
-        print_json({"schema": SCHEMA, "qrels": str(judged_in), "runs": runs, **({"tests": tests} if tests else {})})
+        found = {"schema": SCHEMA, "qrels": str(judged_in), "runs": runs, **({"tests": tests} if tests else {})}
+        print_json(jsonable(found))  # of a single query the interval is infinite
         return
-    _print(paths, counts, tests, per_query)
+    _print(paths, counts, tests, judged if per_query else ())
 
 
 def _sides(qrels: Path | None, files: list[Path]) -> tuple[Path, list[Path]]:
@@ -77,17 +81,19 @@ def _sides(qrels: Path | None, files: list[Path]) -> tuple[Path, list[Path]]:
         raise UsageError(
             f"metrics: got {'no' if judged is None else 'only one'} file, need judgements and a run: --qrels FILE RUN..."
         )
-    if _is_run(judged) and any(not _is_run(file) for file in runs):
-        other = next(file for file in runs if not _is_run(file))
+    if _is_run(judged, piped=False) and any(not _is_run(file, piped=True) for file in runs):
+        other = next(file for file in runs if not _is_run(file, piped=True))
         raise UsageError(
             f"{judged}: is a run, where the judgements are wanted; swapped with {other}? --qrels FILE RUN... says which is which"
         )
     return judged, runs
 
 
-def _is_run(file: Path) -> bool:
-    """Whether the first line has a run's six columns."""
+def _is_run(file: Path, *, piped: bool) -> bool:
+    """Whether the first line has a run's six columns; of a pipe `piped`, without a look: what is read of it is gone."""
     try:
+        if not stat.S_ISREG(os.stat(file).st_mode):
+            return piped
         with open(file, encoding="utf-8") as handle:
             fields = next((line.split() for line in handle if line.strip()), [])
     except (OSError, UnicodeDecodeError):
@@ -110,13 +116,10 @@ def _count(file: Path, qrels: Path, run: Run, judged: Qrels) -> dict[str, int]:
     Raises:
         DataError: no judged query is in the run.
     """
-    missing = [query for query in judged if not run.rankings.get(query)]
+    from maxsim_eval.report.comparing import missing_queries
+
+    missing = missing_queries(file, run, qrels, judged)
     extra = [query for query in run.rankings if query not in judged]
-    if len(missing) == len(judged):
-        raise DataError(
-            f"{file}: none of its {len(run.rankings)} queries (first {next(iter(run.rankings))!r}) is among the {len(judged)} judged "
-            f"ones of {qrels} (first {next(iter(judged))!r}): they belong to different sets"
-        )
     if missing:
         warnings.warn(
             f"{file}: {len(missing)} of {len(judged)} judged queries are not in the run, first {missing[0]!r}; they count 0 in every "
@@ -144,7 +147,10 @@ def _tests(paths: Mapping[str, PathResult]) -> dict[str, Any]:
     }
 
 
-def _print(paths: Mapping[str, PathResult], counts: Mapping[str, Any], tests: Mapping[str, Any], per_query: bool) -> None:
+def _print(
+    paths: Mapping[str, PathResult], counts: Mapping[str, Any], tests: Mapping[str, Any], queries: Collection[str]
+) -> None:
+    """Print the metrics, what was counted, and the values of these `queries`, of which a metric may leave some out (AnyHit@k)."""
     first, *others = paths
     names = list(paths[first].metrics)
     width = max(map(len, [*names, "queries"]))
@@ -164,10 +170,8 @@ def _print(paths: Mapping[str, PathResult], counts: Mapping[str, Any], tests: Ma
         counted = f"; {count['missing']} judged ones are not and count 0" if count["missing"] else ""
         ignored = f"; {count['not_judged']} of the run's are not judged and are left out" if count["not_judged"] else ""
         answer(f"{here}{counted}{ignored}")
-    if per_query:
-        for label, path in paths.items():
-            for query in next(iter(path.per_query.values())):
-                values = " ".join(
-                    f"{name}={path.per_query[name][query]:.4f}" for name in names if query in path.per_query[name]
-                )
-                typer.echo("\t".join(map(printable, (label, query, values))))
+    for label, path in paths.items():
+        for query in queries:
+            values = [f"{name}={path.per_query[name][query]:.4f}" for name in names if query in path.per_query[name]]
+            if values:
+                typer.echo("\t".join(map(printable, (label, query, " ".join(values)))))

@@ -133,17 +133,17 @@ def passed(findings: Iterable[Finding]) -> bool:
     return bool(results) and all(results)
 
 
-def refused_update(
+def check_update(
     path: Path | str, result: Result, thresholds: Mapping[str, Any], *, equivalent: bool = False, replace: bool = False
 ) -> list[Finding]:
-    """Failed findings that speak against making the Result the baseline: against the present one or, without one, of its parity.
+    """Check, as `check` does, whether the Result may become the baseline: against the present one or, without one, its parity.
 
     A baseline of something else counts as none here; `update_baseline` refuses it.
     """
     old = None if replace or not Path(path).exists() else load_baseline(path)
     if old is None or not all(finding.ok for finding in _fit(result, old)):
         old = baseline_of(result)
-    return [finding for finding in check(result, old, thresholds, equivalent=equivalent) if not finding.ok]
+    return check(result, old, thresholds, equivalent=equivalent)
 
 
 def update_baseline(path: Path | str, result: Result, *, replace: bool = False) -> list[str]:

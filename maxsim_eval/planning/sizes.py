@@ -149,8 +149,8 @@ def _entries(
         try:
             with offline(), warnings.catch_warnings(record=True) as said:
                 warnings.simplefilter("always")
-                found = cached_embeddings(task, name, cache_dir, kept=kept, device=device)
-            return found.queries, found.documents, None, tuple(str(one.message) for one in said)
+                cached = cached_embeddings(task, name, cache_dir, kept=kept, device=device)
+            return cached.queries, cached.documents, None, tuple(str(one.message) for one in said)
         except (DataError, MissingPackageError):
             pass  # a side is not there, or no model: below it is said which
     contents = Contents(task)

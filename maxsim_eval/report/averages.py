@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from maxsim_eval.data.irds import SOURCE as IRDS
 from maxsim_eval.errors import UsageError
 from maxsim_eval.report.tables import Table
 from maxsim_eval.report.values import entry, figure, known, number
@@ -25,9 +26,9 @@ _TEX = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciic
 class Results:
     """Results by the names of their datasets, all of one encoder and the same paths.
 
-    `Avg` is the mean over datasets, where the path has a value for each of them. The parts of a collection (`cqadupstack/android`, ...)
-    count as one dataset, their mean. `*` marks a difference from the reference with p < 0.05 (the Result's paired randomisation test,
-    Holm-corrected within its dataset).
+    `Avg` is the mean over datasets, where the path has a value for each of them. The parts of a collection of source `beir`
+    (`cqadupstack/android`, ...) count as one dataset, their mean. `*` marks a difference from the reference with p < 0.05 (the Result's
+    paired randomisation test, Holm-corrected within its dataset).
 
     Raises:
         UsageError: no result has the metric under that name.
@@ -56,7 +57,7 @@ class Results:
         groups: dict[str, list[float | None]] = {}
         for dataset, result in self.results.items():
             value = result.paths[path].metrics.get(self.metric) if path in result.paths else None
-            groups.setdefault(dataset.partition("/")[0], []).append(value if known(value) else None)
+            groups.setdefault(_column(dataset, result), []).append(value if known(value) else None)
         found = {name: _mean(values) for name, values in groups.items()}
         return found | {AVERAGE: _mean(list(found.values()))}
 
@@ -66,6 +67,13 @@ class Results:
             return False
         tested = number(entry(result.paths[path].parity, "statistics", self.metric, "p_adjusted"))
         return tested is not None and tested < LEVEL
+
+    @property
+    def mark(self) -> str | None:
+        """What `*` means; None where no result has a reference, so that nothing is marked."""
+        reference = next((result.reference for result in self.results.values() if result.reference), None)
+        tested = f"p < {LEVEL:g}, paired randomisation test, Holm-corrected within a dataset"
+        return None if reference is None else f"* differs from {reference} ({tested})"
 
     def table(self) -> Table:
         """A row a path."""
@@ -91,8 +99,7 @@ class Results:
         rows = [
             " & ".join([_tex(path), *(cell(path, name, value) for name, value in row.items())]) for path, row in found.items()
         ]
-        reference = next((result.reference for result in self.results.values() if result.reference), None)
-        note = f"{self.metric}; * differs from {reference}, p < {LEVEL:g} (paired randomisation test, Holm-corrected within a dataset)"
+        note = "; ".join(filter(None, (self.metric, self.mark)))
         return "\n".join(
             [
                 rf"\begin{{tabular}}{{l{'r' * len(heads)}}}  % {note}",
@@ -129,6 +136,19 @@ class Results:
         heads = "".join(f"<th>{html.escape(cell)}</th>" for cell in table.columns)
         body = "".join("<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>" for row in table.rows)
         return f"<p>{html.escape(table.title)}</p><table><thead><tr>{heads}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def name_of(source: str, dataset: str, asked: str) -> str:
+    """The name of a dataset among several, for its results and their folder; `asked` is the one it was loaded by.
+
+    Of ir_datasets it is the id: ids that differ in their split have one dataset, and one would take the other's place.
+    """
+    return asked if source == IRDS else dataset
+
+
+def _column(dataset: str, result: Result) -> str:
+    """The column that a result counts in. Of other sources a slash is part of the name, as in ir_datasets' `beir/scifact/test`."""
+    return dataset.partition("/")[0] if result.task.get("source") == "beir" else dataset
 
 
 def _mean(values: list[float | None]) -> float | None:

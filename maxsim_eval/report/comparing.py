@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import stat
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -156,7 +158,10 @@ def _read_result(origin: Path, selected: str | None) -> Input:
 
 
 def _looks_like_result(path: Path) -> bool:
+    """Whether a file begins as JSON does. A pipe is taken for a run without a look: what is read of it is gone."""
     try:
+        if not stat.S_ISREG(os.stat(path).st_mode):
+            return False
         with open(path, "rb") as handle:
             return handle.read(64).lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"{")
     except OSError as error:
@@ -237,7 +242,22 @@ def _task_set(task: Mapping[str, Any]) -> str:
     return ", ".join(parts)
 
 
-def _warnings(inputs: Sequence[Input], qrels: Qrels | None, depths: Sequence[int]) -> tuple[str, ...]:
+def missing_queries(file: Path | str, run: Run, qrels: Path | str, judged: Qrels) -> list[str]:
+    """The judged queries that a run has no results for.
+
+    Raises:
+        DataError: it has results for none of them: every metric would be 0, and two such runs equivalent.
+    """
+    missing = [query for query in judged if not run.rankings.get(query)]
+    if len(missing) == len(judged):
+        raise DataError(
+            f"{file}: none of its {len(run.rankings)} queries (first {next(iter(run.rankings))!r}) is among the {len(judged)} judged "
+            f"ones of {qrels} (first {next(iter(judged))!r}): they belong to different sets"
+        )
+    return missing
+
+
+def _warnings(inputs: Sequence[Input], judged: int, missing: Sequence[Sequence[str]], depths: Sequence[int]) -> tuple[str, ...]:
     found = []
     if len(set(depths)) > 1:
         each = ", ".join(f"{entry.file} {depth}" for entry, depth in zip(inputs, depths, strict=True))
@@ -245,11 +265,9 @@ def _warnings(inputs: Sequence[Input], qrels: Qrels | None, depths: Sequence[int
     sets = {_task_set(entry.result.task) for entry in inputs if entry.result is not None}
     if len(sets) > 1:
         found.append(f"the results are of different task sets: {', '.join(sorted(sets))}")
-    for entry in inputs:
-        if qrels is not None:
-            missing = sum(not entry.run.rankings.get(query) for query in qrels)
-            if missing:
-                found.append(f"{entry.file}: no results for {missing} of {len(qrels)} judged queries; they score 0")
+    for entry, queries in zip(inputs, missing, strict=True):
+        if queries:
+            found.append(f"{entry.file}: no results for {len(queries)} of {judged} judged queries; they score 0")
     return tuple(found)
 
 
@@ -272,7 +290,7 @@ def compare_inputs(
 
     Raises:
         UsageError: fewer than two inputs, k below 1, a plain run without qrels.
-        DataError: missing, malformed or incomparable files.
+        DataError: missing, malformed or incomparable files; a run of which no query is judged.
     """
     if len(paths) < 2:
         raise UsageError(f"compare: got {len(paths)} input, need two or more results or runs")
@@ -280,6 +298,7 @@ def compare_inputs(
         raise UsageError(f"k: got {k}, need 1 or more")
     inputs = [read_input(path) for path in paths]
     judged = None if qrels is None else read_qrels(qrels)
+    missing = [[] if judged is None else missing_queries(entry.file, entry.run, str(qrels), judged) for entry in inputs]
     values = _stored(inputs) if judged is None else _evaluated(inputs, judged, metrics)
     longest = [max(map(len, entry.run.rankings.values())) for entry in inputs]
     depth = min(k or max(longest), max(longest))  # deeper, '@20' of runs to depth 10 would be '@10' under another name
@@ -292,7 +311,7 @@ def compare_inputs(
         None if qrels is None else str(qrels),
         _task(inputs, len(queries), judged),
         _encoder(inputs),
-        _warnings(inputs, judged, [min(one, depth) for one in longest]),
+        _warnings(inputs, len(judged or ()), missing, [min(one, depth) for one in longest]),
     )
 
 

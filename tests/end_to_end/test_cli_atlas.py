@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from maxsim_eval.data.trec import read_trec_run
+from maxsim_eval.errors import DataError
 
 pytestmark = pytest.mark.slow
 
@@ -40,6 +41,27 @@ def test_the_table_fits_a_terminal(made: Any, home: Path, cli: Any) -> None:
     lines = cli("atlas", "demo", "--entries", "int8,control", cwd=home).fine().out.splitlines()
     assert len(lines) < 15
     assert any("control" in line and "different (control)" in line for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("words", "name"),
+    [
+        ((), "lexical"),
+        (("--limit-queries", "7", "--limit-documents", "90"), "lexical-q7-d90"),
+        (("--split", "test"), "test-lexical"),
+        (("--encoder", "hf:org/x"), "hf-org-x"),
+        (("--encoder", "multi-vector:org/x"), "multi-vector-org-x"),
+    ],
+)
+def test_what_is_chosen_has_a_folder_of_its_own(
+    home: Path, cli: Any, monkeypatch: Any, words: tuple[str, ...], name: str
+) -> None:
+    def refuse(*given: object, out_dir: Path, **options: object) -> None:
+        raise DataError(f"would go to {out_dir}")
+
+    monkeypatch.setattr("maxsim_eval.atlas.atlas", refuse)
+    outcome = cli("atlas", "demo", *words, cwd=home)
+    assert outcome.err.splitlines()[-1] == f"error: would go to results/atlas-demo-small-{name}"
 
 
 def test_as_json(made: Any, home: Path, cli: Any) -> None:

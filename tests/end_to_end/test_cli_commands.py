@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import tomllib
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,23 @@ def report(demo: Any, tmp_path: Path) -> Path:
 @pytest.fixture
 def qrels(demo: Any) -> Path:
     return Path(demo.folder / "datasets" / "demo" / "small" / "qrels" / "test.tsv")
+
+
+@pytest.fixture
+def piped() -> Iterator[Callable[[str], Path]]:
+    """`piped(text)`: what a shell gives for `<(...)`, a path that gives the text once."""
+    ends = []
+
+    def pipe(text: str) -> Path:
+        read, write = os.pipe()
+        ends.append(read)
+        with open(write, "w", encoding="utf-8") as end:
+            end.write(text)
+        return Path(f"/dev/fd/{read}")
+
+    yield pipe
+    for end in ends:
+        os.close(end)
 
 
 def doctored(report: Path, change: Any) -> Path:
@@ -122,6 +141,17 @@ def test_compare_writes_the_reports_of_an_evaluation(report: Path, qrels: Path, 
     cli("compare", *inputs, *options[:-1], report, cwd=tmp_path).refused(USAGE, "report of an evaluation", "--out")
 
 
+def test_compare_reads_pipes(report: Path, qrels: Path, cli: Any, piped: Callable[[str], Path], tmp_path: Path) -> None:
+    runs = [report / "runs" / f"{name}.trec" for name in ("fp32", "int8")]
+    few = tmp_path / "few.trec"
+    few.write_text("".join(runs[1].read_text().splitlines(keepends=True)[:500]))  # a pipe holds 64 KiB
+    read, expected = (
+        json.loads(cli("compare", runs[0], second, "--qrels", judged, "--json", cwd=tmp_path).fine().out)
+        for second, judged in ((piped(few.read_text()), piped(qrels.read_text())), (few, qrels))
+    )
+    assert [one["per_query"] for one in read["inputs"].values()] == [one["per_query"] for one in expected["inputs"].values()]
+
+
 @pytest.mark.parametrize(
     ("words", "code", "texts"),
     [
@@ -208,6 +238,43 @@ def test_metrics_say_what_was_counted(report: Path, qrels: Path, cli: Any, tmp_p
     alien = tmp_path / "alien.trec"
     alien.write_text("x Q0 d001 1 1.0 x\n")
     cli("metrics", qrels, alien, cwd=tmp_path).refused(DATA, "none of its 1 queries (first 'x') is among the 40 judged ones")
+
+
+def test_metrics_read_pipes(report: Path, qrels: Path, cli: Any, piped: Callable[[str], Path], tmp_path: Path) -> None:
+    run = report / "runs" / "fp32.trec"
+    words = ("--metrics", "nDCG@10", "--json")
+    read, expected = (
+        json.loads(cli("metrics", judged, run, *words, cwd=tmp_path).fine().out)["runs"]
+        for judged in (piped(qrels.read_text()), qrels)
+    )
+    assert read == expected
+    few = "".join(run.read_text().splitlines(keepends=True)[:500])
+    counted = json.loads(cli("metrics", qrels, piped(few), *words, cwd=tmp_path).fine().out)["runs"]
+    assert [one["queries"]["in_run"] for one in counted.values()] == [5]
+    # What a pipe holds is taken to be what its place says: no hint that the two were swapped.
+    cli("metrics", run, piped(few), cwd=tmp_path).refused(DATA, "fp32.trec:1", "columns")
+
+
+def test_metrics_of_one_query_have_no_interval(cli: Any, tmp_path: Path) -> None:
+    (tmp_path / "qrels").write_text("q 0 a 1\n")
+    (tmp_path / "one.trec").write_text("q Q0 a 1 2.0 x\nq Q0 b 2 1.0 x\n")
+    (tmp_path / "two.trec").write_text("q Q0 b 1 2.0 y\nq Q0 a 2 1.0 y\n")
+    words = ("metrics", "qrels", "one.trec", "two.trec", "--metrics", "MRR@10")
+    test = json.loads(cli(*words, "--json", cwd=tmp_path).fine().out)["tests"]["two.trec"]["MRR@10"]
+    assert test == {"mean": -0.5, "low": None, "high": None, "p_adjusted": 1.0, "changed": 1, "queries": 1}
+    assert "-0.5000" in cli(*words, cwd=tmp_path).fine().out
+
+
+@pytest.mark.parametrize("names", ["AnyHit@10,MRR@10", "MRR@10,AnyHit@10"])
+def test_metrics_list_every_query(names: str, cli: Any, tmp_path: Path) -> None:
+    """Also those that the first metric leaves out: AnyHit@k, queries without a relevant document."""
+    (tmp_path / "qrels").write_text("q1 0 a 0\nq2 0 a 1\nq3 0 b 1\n")
+    (tmp_path / "run.trec").write_text("".join(f"q{number} Q0 a 1 2.0 x\n" for number in (1, 2, 3)))
+    lines = cli("metrics", "qrels", "run.trec", "--metrics", names, "--per-query", cwd=tmp_path).fine().out.splitlines()
+    rows = [line.split("\t") for line in lines if "\t" in line]
+    assert [query for _, query, _ in rows] == ["q1", "q2", "q3"]
+    assert rows[0][2] == "MRR@10=0.0000"
+    assert set(rows[1][2].split()) == {"AnyHit@10=1.0000", "MRR@10=1.0000"}
 
 
 def test_metrics_of_several_runs_with_paired_tests(report: Path, qrels: Path, demo: Any, cli: Any, tmp_path: Path) -> None:

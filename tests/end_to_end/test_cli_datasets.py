@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 
 from maxsim_eval import evaluate_datasets, many
+from maxsim_eval.data import irds
 from maxsim_eval.errors import UsageError
+from maxsim_eval.types import Task
 
 USAGE, DATA = 2, 3
 OPTIONS = ("--encoder", "lexical", "--paths", "fp32,int8", "--k", "3")
@@ -37,6 +39,50 @@ def test_one_table_and_every_folder(home: Path, cli: Any) -> None:
         name: path["metrics"] for name, path in other["paths"].items()
     }
     assert (folder / "runs" / "int8.trec").read_bytes() == (home / "alone" / "runs" / "int8.trec").read_bytes()
+
+
+@pytest.fixture
+def splits(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Ids of ir_datasets whose documents are those of one dataset, `tiny/en`, as `irds.load` gives them."""
+
+    def load(name: str) -> Task:
+        part = name.removeprefix("tiny/en").strip("/") or "test"
+        queries, documents = {"a": "red fox", "b": "an owl"}, {"a": "red fox", "b": "owl"}
+        qrels = {"a": {"a": 1}, "b": {"b" if part == "test" else "a": 1}}
+        facts = {"ir_datasets": "0", "id": name}
+        return Task(
+            "irds", "tiny/en", part, [*queries], [*queries.values()], [*documents], [*documents.values()], qrels, False, facts
+        )
+
+    monkeypatch.setattr(irds, "load", load)
+    return ["tiny/en/dev", "tiny/en/test", "tiny/en"]
+
+
+def test_splits_of_one_corpus_keep_their_own_results(splits: list[str], cli: Any, tmp_path: Path) -> None:
+    words = ("--encoder", "lexical", "--paths", "fp32", "--metrics", "MRR@1", "--k", "2", "--quiet")
+    for name, value in zip(splits, ("0.5000", "1.0000", "1.0000"), strict=True):
+        assert cli("irds", name, *words, cwd=tmp_path).fine().out.startswith(f"fp32: MRR@1 {value}, ")
+    folders = ["irds-tiny-en-dev-lexical", "irds-tiny-en-lexical", "irds-tiny-en-test-lexical"]
+    assert sorted(path.name for path in (tmp_path / "results").iterdir()) == folders
+    together = cli("irds", *splits, *words, cwd=tmp_path).fine().out
+    assert together == "fp32: tiny/en/dev 0.5000, tiny/en/test 1.0000, tiny/en 1.0000, Avg 0.8333\n"
+    assert sorted(path.name for path in (tmp_path / "results").iterdir()) == folders
+
+
+def test_splits_of_one_corpus_in_python(splits: list[str], tmp_path: Path) -> None:
+    options = {"source": "irds", "metrics": ["MRR@1"], "k": 2, "quiet": True, "cache_dir": tmp_path / "cache"}
+    found = evaluate_datasets(splits, "lexical", ["fp32"], out_dir=tmp_path / "out", **options)
+    assert found.values()["fp32"] == {**dict(zip(splits, (0.5, 1.0, 1.0), strict=True)), "Avg": pytest.approx(2.5 / 3)}
+    assert all((tmp_path / "out" / name / "result.json").is_file() for name in splits)
+    with pytest.raises(UsageError, match="'tiny/en/dev' is named twice"):
+        evaluate_datasets(["tiny/en/dev", irds.load("tiny/en/dev")], "lexical", ["fp32"], **options)
+
+
+def test_no_line_about_a_reference_that_is_not_there(home: Path, cli: Any) -> None:
+    for paths, marks in (("fp32,int8", 1), ("fp16,int8", 0)):
+        words = ("local", "one", "two", "--encoder", "lexical", "--paths", paths, "--k", "3")
+        assert cli(*words, cwd=home).fine().out.count("differs from") == marks
+        assert cli(*words, "--latex", cwd=home).fine().out.count("differs from") == marks
 
 
 def test_latex_json_and_quiet(home: Path, cli: Any) -> None:

@@ -109,6 +109,9 @@ def test_a_failing_result_becomes_the_baseline_on_purpose_only(result: Path, dem
     assert outcome.code == 1
     assert "FAIL  int8: top-20 overlap" in outcome.out
     assert outcome.err == "base.json: not written; --accept writes it all the same\n"
+    checks = json.loads(cli("gate", bad, "--baseline", BASELINE, "--json", cwd=tmp_path).out)["checks"]
+    assert f"gate FAILED: 1 of {checks} checks" in outcome.out, "as without --update-baseline"
+    assert cli("gate", bad, *words, "--verbose", cwd=tmp_path).out.count("\nok    ") == checks - 1
     assert not (tmp_path / "base.json").exists()
     cli("gate", result.parent, *words, cwd=tmp_path).fine()  # the folder of a result is one
     before = (tmp_path / "base.json").read_bytes()
@@ -121,7 +124,10 @@ def test_a_failing_result_becomes_the_baseline_on_purpose_only(result: Path, dem
     fallen = changed(demo, tmp_path / "fallen.json", lower)
     outcome = cli("gate", fallen, *words, "--json", cwd=tmp_path)
     assert outcome.code == 1
-    assert [finding["what"] for finding in json.loads(outcome.out)["findings"]] == ["fp32: nDCG@10 against the baseline"]
+    said = json.loads(outcome.out)
+    failed = [finding["what"] for finding in said["findings"] if not finding["ok"]]
+    assert failed == ["fp32: nDCG@10 against the baseline"]
+    assert (said["checks"], said["failed"]) == (len(said["findings"]), 1) == (checks, 1)
     assert (tmp_path / "base.json").read_bytes() == before
     assert "fp32: nDCG@10: 0.6" in cli("gate", fallen, *words, "--accept", cwd=tmp_path).fine().out
     cli("gate", fallen, *words[:2], "--accept", cwd=tmp_path).refused(USAGE, "--accept: only with --update-baseline")

@@ -6,6 +6,9 @@ import csv
 import html.parser
 import json
 import math
+import sys
+import warnings as said
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,12 +19,11 @@ from maxsim_eval.atlas import Atlas, Row, atlas
 from maxsim_eval.atlas import running as running_module
 from maxsim_eval.atlas.grid import entries_of, load_grid
 from maxsim_eval.atlas.judging import front
-from maxsim_eval.atlas.page import headline, warnings
-from maxsim_eval.atlas.writing import read_atlas, to_csv, to_json
-from maxsim_eval.comparison.metrics import evaluate_run, means
+from maxsim_eval.atlas.page import facts_line, headline, warnings
+from maxsim_eval.atlas.writing import read_atlas, to_csv, to_json, to_markdown
 from maxsim_eval.comparison.statistics import bootstrap_interval
 from maxsim_eval.data.trec import read_trec_run, write_trec_run
-from maxsim_eval.errors import DataError, UnknownNameError, UsageError
+from maxsim_eval.errors import DataError, MissingPackageError, UnknownNameError, UsageError
 from maxsim_eval.types import Run, Task
 
 pytestmark = pytest.mark.slow
@@ -119,17 +121,18 @@ def test_the_broken_codec_is_caught(made: Atlas):
     assert "negative control control is not found different" in warnings(blind)[0]
 
 
-def test_losses_add_up(made: Atlas, task: Task, place: Path):
-    (loss, _) = row_of(made, "pool-4").losses
-    assert loss.metric == "nDCG@10"
-    assert loss.total == pytest.approx(loss.truncation + loss.candidates + loss.scores)
-    exact, own, reranked = (row_of(made, name).metrics["nDCG@10"] for name in ("fp32", "pool-4", "pool-4+rerank-5"))
-    assert loss.total == pytest.approx(exact - own)
-    assert loss.scores == pytest.approx(reranked - own)
-    run = read_trec_run(place / "made" / "entries" / "fp32" / "run.trec")
-    cut = means(evaluate_run(Run("cut", {q: list(r)[:5] for q, r in run.rankings.items()}), task.qrels, METRICS))
-    assert loss.truncation == pytest.approx(exact - cut["nDCG@10"])
-    assert row_of(made, "pool-4").losses[1].truncation > 0, "Recall@100 of five documents"
+def test_losses_add_up(made: Atlas, task: Task, place: Path, options: dict):
+    """They are of the ranking itself, so of a rerank of all its documents, whatever other reranks there are."""
+    entries = ["pool-4+rerank-5", "pool-4+rerank-100", "pool-4+rerank-60"]
+    found = atlas(task, "lexical", out_dir=place / "losses", entries=entries, **options)
+    losses = row_of(found, "pool-4").losses
+    assert [loss.metric for loss in losses] == METRICS
+    for loss in losses:
+        exact, own, reranked = (row_of(found, name).metrics[loss.metric] for name in ("fp32", "pool-4", "pool-4+rerank-100"))
+        assert loss.total == pytest.approx(exact - own) == pytest.approx(loss.truncation + loss.candidates + loss.scores)
+        assert loss.scores == pytest.approx(reranked - own)
+        assert loss.truncation == 0, "it keeps as many documents as the reference"
+    assert row_of(made, "pool-4").losses == (), "five of its hundred documents do not tell what it lost"
 
 
 def test_a_foreign_run_is_taken_apart(task: Task, place: Path, options: dict, made: Atlas):
@@ -149,12 +152,80 @@ def test_a_foreign_run_is_taken_apart(task: Task, place: Path, options: dict, ma
     assert loss.candidates > 0.05, "the best document is never found"
     assert loss.scores > 0
     assert recall.scores == 0, "recall knows no order"
+    assert recall.truncation > 0, "Recall@100 of nine documents"
     assert row_of(found, "run:plaid").document_bytes is None
     (place / "other.trec").write_text("nobody Q0 d 1 1.0 x\n")
     with pytest.raises(DataError, match="ranks none of the"):
         atlas(
             task, "none", out_dir=place / "foreign", entries=["int8"], runs=[place / "other.trec"], **options
         )  # before the rest
+
+
+def test_two_runs_of_one_name_are_refused_before_the_rest(task: Task, place: Path, options: dict):
+    runs = [place / "one" / "plaid.trec", place / "two" / "plaid.txt"]
+    with pytest.raises(UsageError, match=r"one/plaid\.trec and .*two/plaid\.txt would share the name run:plaid"):
+        atlas(task, "none", out_dir=place / "twice", entries=["int8"], runs=runs, **options)
+
+
+def _named_alike(task: Task, place: Path, stages: list[str], options: dict) -> tuple[Task, str]:
+    """The task with the first query's id on a document that all of these stages find for it, and that id."""
+    atlas(task, "lexical", out_dir=place / "unlike", entries=stages, **options)
+    query = task.query_ids[0]
+    runs = [read_trec_run(place / "unlike" / "entries" / stage / "run.trec").rankings[query] for stage in stages]
+    best = next(document for document, _ in runs[0][1:] if all(document in dict(run) for run in runs))
+    names = {best: query}
+    return replace(
+        task,
+        document_ids=[names.get(document, document) for document in task.document_ids],
+        qrels={
+            one: {names.get(document, document): grade for document, grade in row.items()} for one, row in task.qrels.items()
+        },
+    ), query
+
+
+def test_the_document_with_the_querys_id_is_never_found(task: Task, place: Path, options: dict):
+    """As by scoring paths; what the stage found next takes its place, and other queries may find that document."""
+    stages = ["bm25", "single", "fde"]
+    alike, query = _named_alike(task, place, stages, options)
+    ruled = replace(alike, exclude_same_id=True)
+    deep = atlas(alike, "lexical", out_dir=place / "alike", entries=stages, k=21, **options)
+    for k in (20, 20, 300):  # the second time read back, then as many as there are documents
+        found = atlas(ruled, "lexical", out_dir=place / "ruled", entries=[*stages, "single+rerank-20"], k=k, **options)
+        assert not any(row.error for row in found.rows)
+    for stage in stages:
+        run = read_trec_run(place / "alike" / "entries" / stage / "run.trec").rankings
+        assert query in dict(run[query])
+        rest = {one: [pair for pair in ranking if pair[0] != one][:20] for one, ranking in run.items()}
+        own = read_trec_run(place / "ruled" / "entries" / stage / "run.trec").rankings
+        assert {one: ranking[:20] for one, ranking in own.items()} == rest
+        assert query not in dict(own[query])
+    assert any(query in dict(ranking) for ranking in own.values())
+    again = atlas(alike, "lexical", out_dir=place / "ruled", entries=["single"], k=21, **options)
+    assert row_of(again, "single").metrics == row_of(deep, "single").metrics, "another rule is another question"
+
+
+def test_a_foreign_run_loses_the_document_with_the_querys_id(task: Task, place: Path, options: dict):
+    alike, query = _named_alike(task, place, ["single"], options)
+    ruled = replace(alike, exclude_same_id=True)
+    atlas(ruled, "lexical", out_dir=place / "strict", entries=["single"], k=10, **options)
+    run = read_trec_run(place / "strict" / "entries" / "single" / "run.trec")
+    with_it = {**run.rankings, query: [(query, 9.0), *run.rankings[query]]}
+    for name, rankings in (("without", run.rankings), ("with", with_it)):
+        write_trec_run(place / f"{name}.trec", Run(name, rankings))
+    runs = [place / "without.trec", place / "with.trec"]
+    found = atlas(ruled, "lexical", out_dir=place / "strict", entries=["single"], runs=runs, k=10, **options)
+    names = ["run:without", "run:without+rerank-10", "run:with", "run:with+rerank-10"]
+    assert [row.name for row in found.rows[1:5]] == names
+    assert row_of(found, "run:with").metrics == row_of(found, "run:without").metrics == row_of(found, "single").metrics
+    assert row_of(found, names[1]).metrics == row_of(found, names[3]).metrics
+
+
+def test_without_matplotlib_nothing_is_begun(task: Task, place: Path, options: dict, monkeypatch):
+    for name in ("matplotlib", "matplotlib.figure"):
+        monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(MissingPackageError, match=r"matplotlib.*maxsim-eval\[atlas\]"):
+        atlas(task, "none", out_dir=place / "unpictured", entries=["int8"], **options)
+    assert not (place / "unpictured").exists()
 
 
 def test_what_is_finished_is_not_done_again(made: Atlas, task: Task, place: Path, options: dict, monkeypatch):
@@ -203,6 +274,31 @@ def test_limits_are_those_of_evaluations(task: Task, place: Path, options: dict)
         name: path.metrics for name, path in single.paths.items()
     }
     assert (found.task["queries"], found.task["documents"]) == (7, 90)
+    assert found.task["limits"] == single.task["limits"]
+    line = "SUBSET: 7 of 40 queries and 90 of 300 documents (seed 3), figures are not those of the whole collection"
+    assert line in facts_line(found)
+    assert line in to_markdown(found)
+    assert line in (place / "limited" / "atlas.html").read_text()
+    assert to_json(read_atlas(place / "limited" / "atlas.json")) == to_json(found)
+
+
+@pytest.mark.parametrize(
+    ("asked", "match"),
+    [
+        ({"k": 10}, "k is 10: Recall@100 look at more documents"),
+        ({"limit_documents": 300, "limit_queries": 40}, "leaves none out: there are 300"),
+        ({"k": 301}, "k was clamped to the 300 documents of the corpus"),
+        ({"k": 100, "limit_queries": 3, "limit_documents": 60}, "k was clamped to the 60 documents of the subset"),
+    ],
+)
+def test_it_says_what_an_evaluation_says(task: Task, place: Path, options: dict, asked: dict, match: str):
+    found = atlas(task, "lexical", out_dir=place / "said", entries=["int8"], **asked, **options)
+    with said.catch_warnings():
+        said.filterwarnings("ignore", "k was clamped")
+        single = evaluate(task, "lexical", ["fp32"], metrics=METRICS, **asked, **options)
+    assert warnings(found) == list(found.task["warnings"]) == single.task["warnings"]
+    assert any(match in line for line in warnings(found))
+    assert found.task["limits"] == single.task["limits"]
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -275,8 +371,6 @@ def test_as_a_data_frame(made: Atlas):
 
 
 def test_names_are_escaped(made: Atlas, place: Path):
-    from dataclasses import replace
-
     evil = replace(made.rows[1], name="<script>alert(1)</script>\x1b[31m", description="<b>")
     replace(made, rows=[made.rows[0], evil]).report(place / "evil")
     page = Page()

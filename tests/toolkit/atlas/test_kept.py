@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,8 +13,9 @@ import pytest
 from maxsim_eval import evaluate
 from maxsim_eval.atlas import atlas
 from maxsim_eval.atlas import running as running_module
+from maxsim_eval.data.trec import read_trec_run, write_trec_run
 from maxsim_eval.errors import DataError
-from maxsim_eval.types import Task
+from maxsim_eval.types import Run, Task
 
 pytestmark = pytest.mark.slow
 
@@ -75,6 +77,44 @@ def test_finished_entries_of_other_versions_are_done_again(task: Task, place: Pa
     monkeypatch.setattr(running_module, "versions", lambda: {"torch": "another"})
     atlas(task, "lexical", out_dir=place / "versions", entries=["int8"], **options)
     assert len(calls) == 2
+
+
+def test_another_run_of_one_name_is_reranked_anew(task: Task, place: Path, options: dict, monkeypatch):
+    atlas(task, "lexical", out_dir=place / "exact", entries=["int8"], **options)
+    exact = read_trec_run(place / "exact" / "entries" / "fp32" / "run.trec")
+
+    def asked(out: str, first: int) -> dict[str, object]:
+        """Metrics by row, of a run whose five documents a query begin at a rank of the exact ranking."""
+        rankings = {query: ranking[first : first + 5] for query, ranking in exact.rankings.items()}
+        write_trec_run(place / "plaid.trec", Run("engine", rankings))
+        found = atlas(task, "lexical", out_dir=place / out, entries=["int8"], runs=[place / "plaid.trec"], **options)
+        return {row.name: row.metrics for row in found.rows}
+
+    before = asked("replaced", 0)
+    after = asked("replaced", 5)
+    assert after == asked("fresh", 5)
+    assert after["run:plaid+rerank-5"] != before["run:plaid+rerank-5"]
+    monkeypatch.setattr(running_module, "evaluate", lambda *given, **named: pytest.fail("evaluated again"))
+    assert asked("replaced", 5) == after
+
+
+def test_what_an_edited_function_ranks_is_reranked_anew(task: Task, place: Path, options: dict, tmp_path: Path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    name = "python:atlas_scorer:score"
+
+    def asked(out: str, sign: str) -> dict[str, object]:
+        """Metrics by row, of a function that ranks by the documents' lengths."""
+        text = f"def score(queries, documents):\n    return {sign}documents.lengths.float().expand(len(queries), -1).contiguous()\n"
+        (tmp_path / "atlas_scorer.py").write_text(text)
+        sys.modules.pop("atlas_scorer", None)  # as in another process
+        found = atlas(task, "lexical", out_dir=place / out, entries=[f"{name}+rerank-10"], **options)
+        assert not any(row.error for row in found.rows), found.rows
+        return {row.name: row.metrics for row in found.rows}
+
+    before = asked("edited", "")
+    after = asked("edited", "-1 * ")
+    assert after == asked("edited_fresh", "-1 * ")
+    assert after[f"{name}+rerank-10"] != before[f"{name}+rerank-10"]
 
 
 def test_nothing_is_written_through_a_link(task: Task, place: Path, options: dict):

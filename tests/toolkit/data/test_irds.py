@@ -36,7 +36,8 @@ def registered(tmp_path_factory: pytest.TempPathFactory) -> None:
     whole = ir_datasets.create_dataset(docs, queries, qrels)
     twice = ir_datasets.create_dataset(written("twice.tsv", ["d1\ta", "d1\tb"]), queries, qrels)
     absent = ir_datasets.create_dataset(str(folder / "absent.tsv"), queries, qrels)
-    for name, one in (("tiny", whole), ("tiny/test", whole), ("tiny/twice", twice), ("tiny/absent", absent)):
+    sets = {"tiny": whole, "tiny/test": whole, "tiny/dev": whole, "tiny/twice": twice, "tiny/absent": absent}
+    for name, one in sets.items():
         ir_datasets.registry.register(f"maxsim-{name}", one)
     ir_datasets.registry.register("maxsim-tiny/docs", ir_datasets.create_dataset(docs))
 
@@ -75,3 +76,14 @@ def test_the_command(words: tuple[str, ...], tmp_path: Path, monkeypatch: pytest
     result = json.loads((tmp_path / "out" / "result.json").read_text())
     assert result["task"]["dataset"] == "maxsim-tiny"
     assert result["paths"]["fp32"]["metrics"]["nDCG@10"] > 0.5
+
+
+def test_splits_of_one_corpus_have_their_own_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    ids = ["maxsim-tiny/dev", "maxsim-tiny/test", "maxsim-tiny"]
+    assert {load_task("irds", name, data_dir=tmp_path).dataset for name in ids} == {"maxsim-tiny"}
+    with pytest.raises(SystemExit) as ended:
+        main(["irds", *ids, "--encoder", "lexical", "--paths", "fp32", "--out", "out", "--quiet", "--k", "3"])
+    assert not ended.value.code
+    folders = {path.name for path in (tmp_path / "out").iterdir()}
+    assert folders == {f"irds-{name.replace('/', '-')}-lexical" for name in ids}

@@ -12,12 +12,12 @@ from maxsim_eval.report.result_json import from_json, to_document
 from maxsim_eval.types import PathResult, Result
 
 
-def result(fp32: float, int8: float | None, p: float = 1.0) -> Result:
+def result(fp32: float, int8: float | None, p: float = 1.0, source: str = "beir", reference: str | None = "fp32") -> Result:
     parity = {"delta": {}, "statistics": {"nDCG@10": {"p_adjusted": p}}}
     paths = {"fp32": PathResult({"nDCG@10": fp32, "R@10": 0.5}, {}, {})}
     if int8 is not None:
         paths["int8_x"] = PathResult({"nDCG@10": int8, "R@10": 0.5}, {}, {}, parity=parity)
-    return Result({"dataset": "x"}, {"name": "e"}, 10, paths, {}, [])
+    return Result({"source": source, "dataset": "x"}, {"name": "e"}, 10, paths, {}, [], reference)
 
 
 @pytest.fixture
@@ -38,6 +38,21 @@ def test_the_parts_of_a_collection_count_as_one(results: Results) -> None:
     assert found["fp32"]["cqadupstack"] == pytest.approx(0.4)
     assert found["fp32"]["Avg"] == pytest.approx((0.7 + 0.4 + 0.8) / 3)
     assert found["int8_x"]["Avg"] == pytest.approx((0.6999 + 0.4 + 0.9) / 3)
+
+
+def test_ids_with_slashes_are_no_collection() -> None:
+    ids = {"beir/scifact/test": result(0.7, 0.6, p=0.01, source="irds"), "beir/nfcorpus/test": result(0.3, 0.2, source="irds")}
+    table = Results(ids).table()
+    assert table.columns == ["path", *ids, "Avg"]
+    assert table.rows == [["fp32", "0.7000", "0.3000", "0.5000"], ["int8_x", "0.6000*", "0.2000", "0.4000"]]
+
+
+def test_no_mark_without_a_reference(results: Results) -> None:
+    assert results.mark == "* differs from fp32 (p < 0.05, paired randomisation test, Holm-corrected within a dataset)"
+    assert results.to_latex().splitlines()[0] == rf"\begin{{tabular}}{{lrrrr}}  % nDCG@10; {results.mark}"
+    unmarked = Results({"a": result(0.7, 0.6, reference=None), "b": result(0.5, 0.5, reference=None)})
+    assert unmarked.mark is None
+    assert unmarked.to_latex().splitlines()[0] == r"\begin{tabular}{lrrr}  % nDCG@10"
 
 
 def test_no_average_of_what_is_not_complete() -> None:

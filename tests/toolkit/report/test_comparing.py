@@ -224,6 +224,16 @@ def test_results_without_usable_run_files(result_file: Path, tmp_path: Path) -> 
         read_input(result_file)
 
 
+def test_runs_of_another_set_are_not_equivalent(result_file: Path, qrels_file: Path, tmp_path: Path) -> None:
+    aliens = [tmp_path / "x.trec", tmp_path / "y.trec"]
+    for path in aliens:
+        path.write_text(f"x1 Q0 a 1 3.5 {path.stem}\n")
+    said = rf"x\.trec: none of its 1 queries \(first 'x1'\) is among the 2 judged ones of {qrels_file} \(first 'q1'\)"
+    for inputs in (aliens, [result_file, aliens[0]]):
+        with pytest.raises(DataError, match=said):
+            compare_inputs(inputs, qrels_file)
+
+
 def test_a_result_without_per_query_values_needs_judgements(result_file: Path, qrels_file: Path) -> None:
     document = json.loads(result_file.read_text())
     for path in document["paths"].values():
