@@ -175,9 +175,10 @@ def test_convert_and_inspect(cli: Cli, home: Path) -> None:
 
 
 def test_convert_json(cli: Cli, home: Path) -> None:
-    words = ("convert", entry_of(home, "queries"), "--to", "fp8-document", "--json", "--quiet")
+    words = ("convert", entry_of(home), "--to", "fp8-document", "--json", "--quiet")
     (copy,) = json.loads(cli(*words, cwd=home).fine().out)["copies"]
-    assert (copy["kind"], copy["written"], copy["bytes"]) == ("fp8-document", 1, 242 * 128 + 40 * 2)
+    entry = open_entry(entry_of(home))
+    assert (copy["kind"], copy["written"], copy["bytes"]) == ("fp8-document", 1, entry.tokens * 128 + entry.documents * 2)
 
 
 def test_damage_is_said(cli: Cli, home: Path) -> None:
