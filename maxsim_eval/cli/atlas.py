@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from maxsim_eval.cli.evaluate import _folder_name
+from maxsim_eval.cli.evaluate import folder_name
 from maxsim_eval.cli.options import (
     ANSWERS,
     LIMITS,
@@ -70,7 +70,6 @@ def atlas(source: str, dataset: str, as_json: bool, quiet: bool, **given: Any) -
 
     Example: python evaluate.py atlas beir scifact --encoder lexical --entries int8,rotate+sign --within 0.005
     """
-    from maxsim_eval.api import Settings
     from maxsim_eval.atlas import atlas as make
     from maxsim_eval.data.loading import load_task
     from maxsim_eval.report.averages import name_of
@@ -82,9 +81,8 @@ def atlas(source: str, dataset: str, as_json: bool, quiet: bool, **given: Any) -
     encoder = given["encoder"] or default_encoder(source)
     task = load_task(source, dataset, data_dir=given["data_dir"], split=given["split"], quiet=quiet, **loading)
     part = task.split if loading or given["split"] is not None else ""
-    settings = Settings(encoder=encoder, limit_queries=given["limit_queries"], limit_documents=given["limit_documents"])
-    name = name_of(source, task.dataset, dataset)
-    folder = given["out"] or Path("results") / _folder_name(f"atlas-{source}", name, part, encoder, settings)
+    chosen = name_of(source, task.dataset, dataset), part, encoder, given["limit_queries"], given["limit_documents"]
+    folder = given["out"] or Path("results") / folder_name(f"atlas-{source}", *chosen)
     made = make(
         task,
         encoder,

@@ -32,7 +32,6 @@ from maxsim_eval.cli.sources import COMMANDS
 from maxsim_eval.errors import MaxsimEvalError, UsageError
 
 if TYPE_CHECKING:
-    from maxsim_eval.api import Settings
     from maxsim_eval.types import Result, Task
 
 _OUT = {
@@ -129,7 +128,8 @@ def evaluate_tasks(
         name = name_of(source, task.dataset, asked)
         if name in results:
             raise UsageError(f"datasets: {name!r} is named twice")
-        folder = _folder_name(source, name, task.split if named else "", encoder, settings)
+        chosen = settings.limit_queries, settings.limit_documents, settings.candidates is not None
+        folder = folder_name(source, name, task.split if named else "", encoder, *chosen)
         places[name] = Path("results") / folder if out is None else out / folder if len(names) > 1 else out
         return places[name]
 
@@ -215,10 +215,12 @@ def _show_all(
             answer(together.mark)
 
 
-def _folder_name(source: str, dataset: str, part: str, encoder: str, settings: Settings) -> str:
-    """A name for the report's folder that tells evaluations of one dataset apart."""
+def folder_name(
+    source: str, dataset: str, part: str, encoder: str, queries: int | None, documents: int | None, reranked: bool = False
+) -> str:
+    """A name for the report's folder that tells evaluations of one dataset apart; `queries`, `documents`: the limits, if any."""
     prefix, _, model = encoder.partition(":")
     model = Path(model).name if model.startswith((".", "~", "/")) else model
-    limits = [f"{letter}{limit}" for letter, limit in (("q", settings.limit_queries), ("d", settings.limit_documents)) if limit]
-    reranked = ["reranked"] if settings.candidates is not None else []
-    return re.sub(r"[^A-Za-z0-9._-]+", "-", "-".join(filter(None, [source, dataset, part, prefix, model, *limits, *reranked])))
+    limits = [f"{letter}{limit}" for letter, limit in (("q", queries), ("d", documents)) if limit]
+    parts = [source, dataset, part, prefix, model, *limits, "reranked" if reranked else ""]
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", "-".join(filter(None, parts)))

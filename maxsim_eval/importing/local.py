@@ -41,11 +41,10 @@ def _write_local(merged: Imported, folder: Path, encoder: str, revision: str, fi
     """The file's ids and qrels as a dataset in BEIR layout, whole or not at all."""
     queries, documents, qrels = merged.query_ids or [], merged.document_ids or [], merged.qrels or {}
     known, asked = set(documents), set(queries)
-    if not any(document in known for query, row in qrels.items() if query in asked for document in row):
+    judged = {query: row for query, row in qrels.items() if query in asked}
+    if not any(document in known for row in judged.values() for document in row):
         raise DataError(f"{merged.path}: qrels: no judgement names a query and a document of the file, need at least one")
-    list(
-        relevance_warnings(merged.path, {query: row for query, row in qrels.items() if query in asked})
-    )  # refused before it is written
+    list(relevance_warnings(merged.path, judged))  # raises where nothing is relevant; loading gives the warnings
     for name in chain(queries, documents, qrels, *qrels.values()):
         if name.split() != [name]:
             raise DataError(f"{merged.path}: id {name!r} is empty or holds white space, which neither qrels nor runs can")

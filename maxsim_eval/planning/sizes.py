@@ -156,8 +156,6 @@ def _entries(
     contents = Contents(task)
     imported = imported_entries(task, name, cache_dir, contents)
     queries, documents = imported.get("query"), imported.get("document")
-    if queries is not None and documents is not None:
-        return queries, chosen_rows(documents, task, kept), None, ()
     encoder, notes = _encoder(name, task.dtype, device)
     if encoder is None:
         return queries, None if documents is None else chosen_rows(documents, task, kept), None, notes

@@ -10,7 +10,7 @@ import shutil
 import subprocess
 import sys
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -189,3 +189,31 @@ def torch_file() -> Callable[..., Path]:
         return path
 
     return write
+
+
+@pytest.fixture
+def report(demo: Any, tmp_path: Path) -> Path:
+    """A copy of the demo's report, at results/demo-small-lexical below tmp_path."""
+    return Path(demo.copy(tmp_path, "results")) / "results" / "demo-small-lexical"
+
+
+@pytest.fixture
+def qrels(demo: Any) -> Path:
+    return Path(demo.folder / "datasets" / "demo" / "small" / "qrels" / "test.tsv")
+
+
+@pytest.fixture
+def piped() -> Iterator[Callable[[str], Path]]:
+    """`piped(text)`: what a shell gives for `<(...)`, a path that gives the text once."""
+    ends = []
+
+    def pipe(text: str) -> Path:
+        read, write = os.pipe()
+        ends.append(read)
+        with open(write, "w", encoding="utf-8") as end:
+            end.write(text)
+        return Path(f"/dev/fd/{read}")
+
+    yield pipe
+    for end in ends:
+        os.close(end)
