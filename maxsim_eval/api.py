@@ -17,7 +17,7 @@ import torch
 from maxsim_eval.cache.embeddings import Embeddings, check_widths, embeddings, query_tokens
 from maxsim_eval.cache.selection import Documents
 from maxsim_eval.comparison.assessing import assess
-from maxsim_eval.comparison.metrics import DEFAULT_METRICS, deeper_than
+from maxsim_eval.comparison.metrics import DEFAULT_METRICS, said_of_depth
 from maxsim_eval.comparison.ranks import DEVICE_MEMORY, ranking_on
 from maxsim_eval.comparison.texts import shown_texts
 from maxsim_eval.data.loading import Unread
@@ -188,16 +188,11 @@ def _prepare(
     if candidates is not None:
         said += candidates.warnings
         documents, listed = candidates.choose(documents), candidates.within(candidates.union())
+    what = "corpus" if kept.document_ids is task.document_ids else "subset"
+    said += said_of_depth(settings.k, documents.documents, settings.metrics, what if candidates is None else "candidates")
     k = min(int(settings.k), documents.documents)
     if k < settings.k:
-        what = "corpus" if kept.document_ids is task.document_ids else "subset"
-        said.append(f"k was clamped to the {k} documents of the {what if candidates is None else 'candidates'}")
         warnings.warn(said[-1], stacklevel=_level_of_the_caller())
-    elif k < documents.documents and (deeper := deeper_than(k, settings.metrics)):
-        said.append(
-            f"k is {k}: {', '.join(deeper)} look at more documents than that, and count those that were not kept as not found; need "
-            f"k = {min(max(deeper.values()), documents.documents)} for the values that their names stand for"
-        )
     asked = _asked(paths, kept, subject.document_ids, k, listed)
     job = _job(settings, paths, queries, asked, documents, subject, world, stack)
     facts = {

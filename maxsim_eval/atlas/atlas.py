@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,7 +17,7 @@ from maxsim_eval.atlas.running import FOREIGN, Finished, Setting, finished, fore
 from maxsim_eval.atlas.writing import write_atlas
 from maxsim_eval.bars import Bar
 from maxsim_eval.cache.embeddings import check_widths, embeddings, query_tokens
-from maxsim_eval.comparison.metrics import deeper_than
+from maxsim_eval.comparison.metrics import said_of_depth
 from maxsim_eval.data.subsets import idle_limits, limit_task, limits_of
 from maxsim_eval.data.task_facts import task_facts
 from maxsim_eval.environment import environment, resolve_device
@@ -94,7 +94,9 @@ def atlas(
             quiet=quiet,
         )
         given, errors = _evaluate(plan, others, setting)
-        said = [*kept.warnings, *idle_limits(task, **limits), *_said_of_depth(k, setting)]
+        what = "corpus" if kept.document_ids is task.document_ids else "subset"
+        said = [*kept.warnings, *idle_limits(task, **limits)]
+        said += said_of_depth(k, found.documents.documents, plan.metrics, what)
         facts = {
             **task_facts(kept, queries.lengths.cpu().numpy(), found.documents.lengths(), said),
             "limits": limits_of(task, kept, **limits, seed=limit_seed),
@@ -114,19 +116,6 @@ def atlas(
         made = _judged(made, plan, given, errors, setting)
         write_atlas(made, folder)
     return made
-
-
-def _said_of_depth(asked: int, setting: Setting) -> Iterator[str]:
-    """What an evaluation says, in the same words, where it keeps fewer documents than were asked for or than a metric looks at."""
-    k, documents = setting.k, setting.found.documents.documents
-    if k < asked:
-        what = "corpus" if setting.task.document_ids is setting.whole.document_ids else "subset"
-        yield f"k was clamped to the {k} documents of the {what}"
-    elif k < documents and (deeper := deeper_than(k, setting.metrics)):
-        yield (
-            f"k is {k}: {', '.join(deeper)} look at more documents than that, and count those that were not kept as not found; need "
-            f"k = {min(max(deeper.values()), documents)} for the values that their names stand for"
-        )
 
 
 def _evaluate(plan: Grid, runs: Sequence[Run], setting: Setting) -> tuple[list[GridEntry], dict[str, str]]:

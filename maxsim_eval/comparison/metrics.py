@@ -197,6 +197,17 @@ def deeper_than(k: int, names: Iterable[str]) -> dict[str, int]:
     return {name: cutoff for name in names if (cutoff := parse_metric(name).cutoff or 0) > k}
 
 
+def said_of_depth(asked: int, documents: int, metrics: Iterable[str], what: str) -> Iterator[str]:
+    """A sentence where a run of the best `asked` of so many documents (a "corpus", "subset", ...) is less than its metrics look at."""
+    if documents < asked:
+        yield f"k was clamped to the {documents} documents of the {what}"
+    elif asked < documents and (deeper := deeper_than(asked, metrics)):
+        yield (
+            f"k is {asked}: {', '.join(deeper)} look at more documents than that, and count those that were not kept as not found; "
+            f"need k = {min(max(deeper.values()), documents)} for the values that their names stand for"
+        )
+
+
 @functools.cache
 def within_one(name: str) -> bool:
     """Whether a metric's values are known to lie from 0 to 1: trec_eval's and the paper's do; of others nothing is known."""

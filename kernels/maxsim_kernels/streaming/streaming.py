@@ -24,10 +24,11 @@ from maxsim_kernels.topk import TopK, of_keys
 __all__ = ["Block", "LazyBlock", "LazyCodes", "device_blocks", "least_budget", "stream_topk"]
 
 _MIB = 1 << 20
-_GPU_BUFFER, _CPU_BUFFER = 128 * _MIB, 16 * _MIB  # at most; larger ones gain nothing
+# At most; larger ones gain nothing on a GPU, and on a CPU less than their memory is worth. There two hold 64 MiB of whole documents.
+_GPU_BUFFER, _CPU_BUFFER = 128 * _MIB, 33 * _MIB
 _LEAST_BUFFER, _LEAST_DOCUMENTS = _MIB, 64
 _GPU_SCORING = 64 * _MIB  # what `maxsim` takes beyond inputs and scores (tests/gpu/test_gpu_large.py)
-_GPU_BUDGET, _CPU_BUDGET = 2048 * _MIB, 96 * _MIB  # unless a call says otherwise
+_GPU_BUDGET, _CPU_BUDGET = 2048 * _MIB, 160 * _MIB  # unless a call says otherwise
 _PAIR_BYTES = 48  # of a (query, document) pair: its score, twice, and the top-k's temporaries at their worst
 _DOCUMENT_BYTES = 64  # tables of tiles
 _ALIGNED = 4096
@@ -107,7 +108,7 @@ def device_blocks(
         device: "cpu", or a CUDA device.
         queries: how many queries the documents will be scored against: bounds the documents of a piece.
         memory_budget: bytes of the device's memory for buffers, scores and the temporaries of `maxsim` and `TopK`. Default: 2 GiB or,
-            if less, half of what is free; 96 MiB on a CPU. Pieces of at most 128 MiB (CPU: 16) do not depend on the corpus, so memory
+            if less, half of what is free; 160 MiB on a CPU. Pieces of at most 128 MiB (CPU: 33) do not depend on the corpus, so memory
             stays flat; but a document larger than a piece gets a buffer of its own size, within the budget or not.
         readers: reader threads (each copies about 5 GB/s from a page cache or pageable memory); a CPU takes 2 at most. Host buffers
             come on top of the budget: 4 pieces, at most twice their size (CPU: part of the budget).

@@ -188,7 +188,7 @@ def test_sizes_follow_from_the_budget(link: Any, queries_: int, monkeypatch: pyt
         assert limits.size >= 1 << 20
         assert before <= (limits.size, limits.documents)
         before = (limits.size, limits.documents)
-    assert limits.size == (128 << 20 if link is CudaLink else 16 << 20)
+    assert limits.size == (128 << 20 if link is CudaLink else 33 << 20)
     with pytest.raises(ValueError, match="need at least"):
         module._limits(device, link, queries_, least - 1, 300)
     for free in (0, 1 << 30, 1 << 40):
