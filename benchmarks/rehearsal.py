@@ -248,8 +248,8 @@ def with_floors(report: dict[str, Any]) -> list[dict[str, Any]]:
     floor = {
         "read texts": text / rates["read"],
         "hash texts": text / rates["sha256"],
-        "encode and write": 2.0 * LAYER_PARAMETERS * tokens / rates["fp16"],
-        **{name: pairs / rates[name] for name in ("fp32", "fp16", "int8")},
+        "encode and write": 2.0 * LAYER_PARAMETERS * tokens / rates["fp16"] / report["gpus"],
+        **{name: pairs / rates[name] / report["gpus"] for name in ("fp32", "fp16", "int8")},
     }
     rows = []
     for phase in scored["phases"]:

@@ -15,6 +15,7 @@ CHANGING, WARMED = "h200/changing.json", "h200/changing_warmed.json"
 LIBRARIES = tuple(f"h200/libraries_{name}.json" for name in ("sentence_transformers", "pylate", "colpali_engine"))
 SEARCH = "h200/search.json"
 CERTIFIED = "cpu/certified.json"
+DEVICES = "h200/devices.json"
 CHECKED = {  # heads of columns, and their files
     "two CPU cores": "cpu/checksums.json", "H200": "h200/checksums.json", "H200, evaluations": "h200/checksums_evaluation.json",
     "H100, streams": "h100/checksums_streams.json",
@@ -245,9 +246,26 @@ def certified(book: Book) -> Table:
     return Table("certified", "certified search in evaluations", ["SciFact, 300 queries", *heads], rows)
 
 
+def devices(book: Book) -> Table:
+    """Rankings of either device by the same path of one cache: what differs, and nDCG@10 there and here."""
+    rows: list[list[Cell | str]] = []
+    for encoder, held in (book.raw(DEVICES, "encoders") or {}).items():
+        for path, found in held["paths"].items():
+            keys = ("encoders", encoder, "paths", path)
+            shown = [(("counts", kind), ".0f") for kind in found["counts"]]
+            shown += [(("metrics", str(place), "nDCG@10"), ".4f") for place in range(2)]
+            cells = (
+                Cell(format(book.raw(DEVICES, *keys, *key), form), (pointer(DEVICES, (*keys, *key)),)) for key, form in shown
+            )
+            rows.append([encoder, path, *cells])
+    heads = ("path", "same order", "another by ties alone", "not explained", "nDCG@10, CPU", "nDCG@10, GPU")
+    return Table("devices", "queries by how their rankings differ", ["encoder", *heads], rows)
+
+
 TABLES: dict[str, Maker] = {
     "masks": masks, "single": single, "coded": coded, "residual": residual, "changing": changing, "libraries": libraries,
     "search": searches, "certified": certified, "checksums": checksums, "step": step,
+    "devices": devices,
 }  # fmt: skip
 PLACES: dict[str, tuple[str, ...]] = {
     "docs/kernel_notes.md": ("masks", "single", "coded", "residual", "changing"),
@@ -255,6 +273,7 @@ PLACES: dict[str, tuple[str, ...]] = {
     "docs/search.md": ("search", "certified"),
     "docs/scale.md": ("checksums",),
     "docs/training.md": ("step",),
+    "docs/fidelity.md": ("devices",),
 }
 Told = Callable[[Book], str]
 

@@ -33,6 +33,8 @@ RESULTS = ROOT / "docs" / "results"
         ("docs/search.md", "cpu/certified.json", ("runs", "lexical, k = 100", "row_bytes")),
         ("docs/scale.md", "h200/proving.json", ("rows", "fp16", "ms", "proof, 256 rows", "median_ms")),
         ("docs/training.md", "h200/step.json", ("methods", "flash-maxsim fused step", "idle_median_us")),
+        ("docs/fidelity.md", "h200/devices.json", ("encoders", "lexical", "paths", "fp8", "counts", "same order")),
+        ("docs/fidelity.md", "h200/devices.json", ("encoders", "lexical", "paths", "fp8", "metrics", "1", "nDCG@10")),
         ("README.md", "cpu/fidelity_scifact.json", ("paths", "fp8", "metrics", "nDCG@10")),
         ("README.md", "cpu/fidelity_scifact.json", ("task", "queries")),
     ],

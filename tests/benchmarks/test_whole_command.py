@@ -44,6 +44,7 @@ def test_phases_are_extrapolated_beside_their_floors() -> None:
     phases |= {"compare full scores": 2.0, "metrics": 6.0, "statistics": 1.0}
     run = {"phases": phases, "document_tokens": 1000, "text_bytes": 100}
     report: dict[str, Any] = {
+        "gpus": 1,
         "rates": {"read": 50.0, "sha256": 1.0, "fp16": 1e9, "fp32": 1e9, "int8": 1e9},
         "encoded_part": 20.0,
         "encoded": run,
@@ -54,6 +55,8 @@ def test_phases_are_extrapolated_beside_their_floors() -> None:
     )
     assert rows["read texts"]["floor"] == 100 * 20 / 50
     assert rows["fp32"]["floor"] == 2 * 7405 * 32 * 128 * 1000 * 20 / 1e9
+    two = {row["phase"]: row for row in rehearsal.with_floors(report | {"gpus": 2})}
+    assert [two[name]["floor"] / rows[name]["floor"] for name in ("fp32", "encode and write", "read texts")] == [0.5, 0.5, 1.0]
     assert "| **all** |  | 12.8 min |" in rehearsal.markdown(list(rows.values()))
     report |= {"scored": {**run, "phases": {**phases, "look in the cache": 2.0, "fp32": 5.0}}, "scored_part": 10.0}
     rows = {row["phase"]: row for row in rehearsal.with_floors(report)}
