@@ -17,6 +17,7 @@ from torch import Tensor
 from maxsim_kernels import Packed, quantize_fp8, quantize_int8
 from measure.method import EXACT, FP8_BOUND, Lineup, Method, Options, Row
 from measure.names import (
+    AFFINE,
     COUNTS,
     DEQUANTISED,
     GRANULARITIES,
@@ -132,7 +133,7 @@ def quantised_inputs() -> Iterator[tuple[str, Tensor, Documents]]:
 
 
 def quantised_row(kind: Literal["INT8", "FP8"], shape: str, queries: Tensor, documents: Documents, options: Options) -> Row:
-    """Every granularity over our own FP16 on the same documents; queries are quantised inside the timed call."""
+    """Every kind of scale over our own FP16 on the same documents; queries are quantised inside the timed call."""
     asked = queries[0] if queries.shape[0] == 1 else queries
     values = documents.values if isinstance(documents, Packed) else documents
     assert isinstance(values, Tensor)
@@ -141,11 +142,14 @@ def quantised_row(kind: Literal["INT8", "FP8"], shape: str, queries: Tensor, doc
     truths: dict[str, Callable[[], Truth]] = {"float": partial(truth, queries, documents)}
     unit_name, bound = ("int8", EXACT) if kind == "INT8" else ("fp8", FP8_BOUND)
     quantise = quantize_int8 if kind == "INT8" else quantize_fp8
-    for granularity in GRANULARITIES:
-        held = quantise(documents, granularity)  # type: ignore[arg-type]
-        truths[granularity] = partial(truth, queries, held)
-        work, name = product(rows, tokens, DIM, unit_name, held.scales.numel()), quantised_name(kind, granularity)
-        found.add(torch_rivals.ours(asked, held, name=name, bound=bound, truth=granularity, work=work))
+    coded = {granularity: quantise(documents, granularity) for granularity in GRANULARITIES}  # type: ignore[arg-type]
+    if kind == "INT8":
+        coded[AFFINE] = quantize_int8(documents, "token", affine=True)
+    for scaled, held in coded.items():
+        truths[scaled] = partial(truth, queries, held)
+        numbers = held.scales.numel() * (2 if scaled == AFFINE else 1)
+        work, name = product(rows, tokens, DIM, unit_name, numbers), quantised_name(kind, scaled)
+        found.add(torch_rivals.ours(asked, held, name=name, bound=bound, truth=scaled, work=work))
     if isinstance(documents, Tensor):
         found.add((peers.int8 if kind == "INT8" else peers.fp8)(options.peers, asked, documents))
     about = {

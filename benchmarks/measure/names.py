@@ -20,6 +20,9 @@ FLASH, LIK = "flash-maxsim", "late-interaction-kernels"
 MEMORY = 64e6
 
 
+AFFINE = "affine token"  # INT8 of the paper: a scale and an offset a token
+
+
 def quantised_row_name(kind: str, row: str) -> str:
     """The row of INT8 or FP8 figures of a shape."""
     return f"{kind} {row}"

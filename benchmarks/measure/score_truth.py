@@ -33,20 +33,22 @@ def part(documents: Documents, chosen: list[int]) -> Documents:
         return torch.stack([documents[n].cpu() for n in chosen])
     if isinstance(documents, Packed):
         return pack([documents[n].cpu() for n in chosen])
-    scales = documents.scales.cpu()
-    if documents.granularity == "document":
-        scales = torch.stack([scales[n] for n in chosen])
-    elif documents.granularity == "token":
-        if isinstance(documents.codes, Packed):
-            starts, lengths = documents.codes.starts.tolist(), documents.codes.lengths.tolist()
-            scales = torch.cat([scales[starts[n] : starts[n] + lengths[n]] for n in chosen])
-        else:
-            scales = torch.stack([scales[n] for n in chosen])
-    codes = part(documents.codes, chosen)
+    codes, scales = part(documents.codes, chosen), _of_part(documents.scales.cpu(), documents, chosen)
     assert isinstance(codes, Tensor | Packed)
     if isinstance(documents, Fp8Tokens):
         return Fp8Tokens(codes, scales, documents.granularity)
-    return Int8Tokens(codes, scales, None, documents.granularity)
+    offset = None if documents.offset is None else _of_part(documents.offset.cpu(), documents, chosen)
+    return Int8Tokens(codes, scales, offset, documents.granularity)
+
+
+def _of_part(values: Tensor, documents: Int8Tokens | Fp8Tokens, chosen: list[int]) -> Tensor:
+    """Scales or offsets of the documents `chosen`."""
+    if documents.granularity == "corpus":
+        return values
+    if documents.granularity == "token" and isinstance(documents.codes, Packed):
+        starts, lengths = documents.codes.starts.tolist(), documents.codes.lengths.tolist()
+        return torch.cat([values[starts[n] : starts[n] + lengths[n]] for n in chosen])
+    return torch.stack([values[n] for n in chosen])
 
 
 def truth(queries: Tensor, documents: Documents, *, pairs: bool = False) -> Truth:

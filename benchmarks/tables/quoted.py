@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Sequence
 
+from alone.runs import OTHER, SAME, TIES
 from measure.names import FLASH, LIK
 from tables.cells import MISSING, Book, Cell, Table, Value, number, pointer, ratio, times
 from tables.columns import Maker, faster_bold
@@ -16,6 +17,7 @@ LIBRARIES = tuple(f"h200/libraries_{name}.json" for name in ("sentence_transform
 SEARCH = "h200/search.json"
 CERTIFIED = "cpu/certified.json"
 DEVICES = "h200/devices.json"
+REHEARSALS = {"one GPU": "h200/rehearsal.json", "two GPUs": "h200/rehearsal_2.json"}
 CHECKED = {  # heads of columns, and their files
     "two CPU cores": "cpu/checksums.json", "H200": "h200/checksums.json", "H200, evaluations": "h200/checksums_evaluation.json",
     "H100, streams": "h100/checksums_streams.json",
@@ -246,32 +248,66 @@ def certified(book: Book) -> Table:
     return Table("certified", "certified search in evaluations", ["SciFact, 300 queries", *heads], rows)
 
 
+def predictions(book: Book) -> Table:
+    """What `plan` said of the rehearsals over what was measured, phase by phase; a range where it gave one."""
+
+    def cell(file: str, run: str, phase: str) -> Cell:
+        keys = (run, "predictions", phase, "planned_over_measured")
+        found = book.raw(file, *keys) or []
+        return Cell(" to ".join(f"{value:.2f}" for value in found) or MISSING, (pointer(file, keys),) if found else ())
+
+    phases = {
+        (run, phase): None
+        for file in REHEARSALS.values()
+        for run in ("encoded", "scored")
+        for phase in book.raw(file, run, "predictions") or ()
+    }
+    rows: list[list[Cell | str]] = [
+        [run, phase, *(cell(file, run, phase) for file in REHEARSALS.values())] for run, phase in phases
+    ]
+    return Table("predictions", "planned over measured", ["run", "phase", *REHEARSALS], rows)
+
+
 def devices(book: Book) -> Table:
-    """Rankings of either device by the same path of one cache: what differs, and nDCG@10 there and here."""
+    """Either device by the same path of one cache: how rankings differ, nDCG@10, the GPU's parity with its fp32 and its gate."""
+
+    def cell(keys: tuple[str, ...], form: str) -> Cell:
+        value = book.raw(DEVICES, *keys)
+        return Cell(MISSING) if value is None else Cell(format(value, form), (pointer(DEVICES, keys),))
+
     rows: list[list[Cell | str]] = []
     for encoder, held in (book.raw(DEVICES, "encoders") or {}).items():
         for path, found in held["paths"].items():
-            keys = ("encoders", encoder, "paths", path)
-            shown = [(("counts", kind), ".0f") for kind in found["counts"]]
-            shown += [(("metrics", str(place), "nDCG@10"), ".4f") for place in range(2)]
-            cells = (
-                Cell(format(book.raw(DEVICES, *keys, *key), form), (pointer(DEVICES, (*keys, *key)),)) for key, form in shown
-            )
-            rows.append([encoder, path, *cells])
-    heads = ("path", "same order", "another by ties alone", "not explained", "nDCG@10, CPU", "nDCG@10, GPU")
-    return Table("devices", "queries by how their rankings differ", ["encoder", *heads], rows)
+            keys, failed = ("encoders", encoder, "paths", path), found.get("gate")
+            cells = [cell((*keys, "counts", kind), ".0f") for kind in (SAME, TIES, OTHER)]
+            before = MISSING if len(found["metrics"]) == 1 else cell((*keys, "metrics", "0", "nDCG@10"), ".4f")
+            here = cell((*keys, "metrics", str(len(found["metrics"]) - 1), "nDCG@10"), ".4f")
+            parity = cell((*keys, "parity", "spearman", "mean"), ".6f"), cell((*keys, "parity", "overlap", "@20"), ".4f")
+            gate = MISSING if failed is None else f"{len(failed)} checks fail" if failed else "passes"
+            rows.append([encoder, "BF16 sums" if path.startswith("python:") else path, *cells, before, here, *parity, gate])
+    heads = (
+        "same order",
+        "by ties alone",
+        "not explained",
+        "nDCG@10, CPU",
+        "GPU",
+        "Spearman to fp32",
+        "top-20 overlap",
+        "gate",
+    )
+    return Table("devices", "queries by how their rankings differ", ["encoder", "path", *heads], rows)
 
 
 TABLES: dict[str, Maker] = {
     "masks": masks, "single": single, "coded": coded, "residual": residual, "changing": changing, "libraries": libraries,
     "search": searches, "certified": certified, "checksums": checksums, "step": step,
-    "devices": devices,
+    "devices": devices, "predictions": predictions,
 }  # fmt: skip
 PLACES: dict[str, tuple[str, ...]] = {
     "docs/kernel_notes.md": ("masks", "single", "coded", "residual", "changing"),
     "docs/integrations.md": ("libraries",),
     "docs/search.md": ("search", "certified"),
-    "docs/scale.md": ("checksums",),
+    "docs/scale.md": ("checksums", "predictions"),
     "docs/training.md": ("step",),
     "docs/fidelity.md": ("devices",),
 }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from measure.names import FLASH, GRANULARITIES, LIK, quantised_name
+from measure.names import AFFINE, FLASH, GRANULARITIES, LIK, quantised_name
 from tables.cells import MISSING, Book, Cell, number, times
 from tables.columns import COMPILED, Fastest, Getter, Line, Lines, Source, each, faster_than, joined, ms, named, value
 from tables.rows import EAGER, MAIN, Held, forward_rows, wide
@@ -76,7 +76,7 @@ SOURCES = (
         "times faster than the fastest rival": faster_than(Fastest(("baseline", "peer"))),
     }, competing=("ours", FLASH, LIK, "naive FP32 acc.", "chunked FP16", "fastest compiled")),
     Source("codes", "INT8 and FP8 over our own FP16 on the same documents, ms", "row", coded, {
-        "FP16": ms(OWN_HALF), **{f"{granularity} scale": scaled(granularity) for granularity in GRANULARITIES}, "peer": coded_peer,
+        "FP16": ms(OWN_HALF), **{f"{kind} scale": scaled(kind) for kind in (*GRANULARITIES, AFFINE)}, "peer": coded_peer,
     }),
     Source("dequantise", "one ColPali query, INT8 documents: scored as they are, or dequantised first, ms", "documents",
            of_script("int8", lambda name: name.rpartition(", ")[2], "INT8 or dequantise"), {

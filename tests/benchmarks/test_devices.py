@@ -36,6 +36,11 @@ def texts(tmp_path: Path) -> Path:
 @pytest.mark.slow
 def test_every_path_is_compared(texts: Path, tmp_path: Path) -> None:
     found = devices.measure(texts, "lexical", tmp_path, ("cpu", "cpu"))
+    control = found["paths"].pop(devices.CONTROL)
+    assert set(control["metrics"][0]) == set(found["paths"]["fp32"]["metrics"][0])
+    assert control["parity"]["max_rel_error"] > 3 * found["paths"]["fp16"]["parity"]["max_rel_error"]
+    assert any(line.startswith("max rel error: ") for line in control["gate"]), "the gate catches it"
+    assert found["gate"] == found["paths"]["fp32"]["gate"] == found["paths"]["fp16"]["gate"] == []
     assert list(found["paths"]) == list(our_paths())
     for path in found["paths"].values():
         assert path["counts"] == {runs.SAME: 3, runs.TIES: 0, runs.OTHER: 0}
@@ -68,11 +73,13 @@ def test_what_no_tie_explains_is_the_exit_code(
         "counts": counts,
         "first": ["q1: why"][:unexplained],
         "metrics": [{"nDCG@10": 0.5}, {"nDCG@10": 0.75}],
+        "gate": ["R@10: 0.1, needed 0.2"],
     }
     monkeypatch.setattr(devices, "measure", lambda *_: {"paths": {"fp16": path}})
     out = tmp_path / "devices.json"
     assert devices.main(["--texts", "corpus.jsonl", "--json", str(out)]) == (unexplained > 0)
     assert json.loads(out.read_text())["encoders"]["lexical"]["paths"]["fp16"]["counts"] == counts
     said = capsys.readouterr().out
-    assert f"{unexplained} not explained; nDCG@10 0.5000 and 0.7500" in said
+    assert f"{unexplained} not explained; nDCG@10 0.5000 and 0.7500\n" in said
+    assert said.endswith("  gate: R@10: 0.1, needed 0.2\n")
     assert ("q1: why" in said) == bool(unexplained)

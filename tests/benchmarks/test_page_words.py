@@ -209,7 +209,7 @@ def test_tables_of_the_kernels_own_script(tmp_path: Path) -> None:
     shown = {name: [[page_cells.text_of(one) for one in line] for line in table.rows] for name, table in tables.items()}
     line = ["0.5", "1.00", "0.5", "1.50", "-", "4.00 / 3.00", "-", "-", "2.00", "1.50x (flash-maxsim)"]
     assert shown["kernels"] == [["textual 1K", *line], ["wide, d = 96", *line]], "d = 256 stands in other tables"
-    assert shown["codes"] == [["INT8 A", "3.00", "2.00 (1.50x)", "-", "-", "5.00 (flash-maxsim, INT8)"]]
+    assert shown["codes"] == [["INT8 A", "3.00", "2.00 (1.50x)", "-", "-", "-", "5.00 (flash-maxsim, INT8)"]]
     assert shown["dequantise"] == [["B = 7", "2.00", "-", "-", "-", "8.00", "-", "7.00"]]
     assert shown["host"] == [["A", "20.0 / 70.0", "- / -", "- / -", "- / -", "40.0 / 95.0", "60.0 / 99.0"]]
     assert tables["host"].rows[0][1].sources == tuple(

@@ -11,6 +11,7 @@ from types import ModuleType
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
+DATA, REQUIRED = "MAXSIM_TEST_DATA", "MAXSIM_REQUIRE_DATA"
 
 
 @pytest.fixture(scope="module")
@@ -30,20 +31,25 @@ def test_counts_and_names_of_failures(record: ModuleType, tmp_path: Path, monkey
     good.write_text("import pytest\ndef test_a(): pass\n@pytest.mark.skip(reason='x')\ndef test_b(): pass\n")
     bad.write_text("def test_c(): assert False\n")
     gone.write_text("import not_there\n")
-    found, well = record.tests([good, bad, gone], 1)
+    found, well = record.tests([good, bad, gone], 1, None)
     assert not well
     assert [(found[name]["passed"], found[name]["failed"], found[name]["skipped"]) for name in ("test_good", "test_bad")] == [
         (1, 0, 1),
         (0, 1, 0),
     ]
     assert found["test_bad"]["failures"] == ["test_c"]
+    assert found["test_good"]["skips"] == ["test_b"]
     assert found["test_gone"]["failed"] == 1
-    assert record.tests([good], 1)[1]
+    assert record.tests([good], 1, None)[1]
     monkeypatch.setattr(record.os, "sched_getaffinity", lambda _: set(range(7)))
     good.write_text("import os\ndef test_d(): assert os.environ['OMP_NUM_THREADS'] == '3'\n")
-    assert record.tests([good], 2)[1], "two processes share seven CPUs"
+    assert record.tests([good], 2, None)[1], "two processes share seven CPUs"
+    good.write_text(
+        f"from os import environ\ndef test_e(): assert (environ[{DATA!r}], environ[{REQUIRED!r}]) == ({str(tmp_path)!r}, '1')\n"
+    )
+    assert record.tests([good], 1, tmp_path / "beir" / "scifact" / "corpus.jsonl")[1]
     good.write_text("import pytest\n@pytest.mark.skip(reason='x')\ndef test_b(): pass\n")
-    assert not record.tests([good], 1)[1], "what skipped everything shows nothing"
+    assert not record.tests([good], 1, None)[1], "what skipped everything shows nothing"
 
 
 @pytest.mark.parametrize(("said", "code", "well"), [("0 errors", 0, True), ("3 errors", 0, False), ("0 errors", 1, False)])

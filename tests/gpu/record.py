@@ -1,12 +1,14 @@
 """The checks on a GPU, each a piece that fits a time limit, and a file that says what passed with which sources.
 
-    python tests/gpu/record.py tests --json tests.json [--slice 1/3] [--processes 14]     the folder but test_gpu_speed.py
+    python tests/gpu/record.py tests --json tests.json [--slice 1/3] [--processes 14] [--texts DATA/beir/scifact/corpus.jsonl]
+                                                                                          the folder but test_gpu_speed.py
     python tests/gpu/record.py speed --json tests.json                                    that file, with the GPU to itself
     python tests/gpu/record.py sanitizer --json sanitizers.json --tool memcheck [--parts 1,2/8]
     python tests/gpu/record.py soak --json soak.json --minutes 9 --seed 3
 
-A file of tests has an entry a test file: how many cases passed, failed and were skipped, failures by name. One of sanitizers has an entry
-a tool and part, of soaks one a seed. Each entry names the commit and the digest of the operator's sources, and replaces the one before.
+A file of tests has an entry a test file: how many cases passed, failed and were skipped, the last two by name; with --texts none may be
+skipped for want of SciFact. One of sanitizers has an entry a tool and part, of soaks one a seed. Each entry names the commit and the
+digest of the operator's sources, and replaces the one before.
 Exit status: 0 all is well, 1 something failed, 2 it could not be run.
 """
 
@@ -53,18 +55,21 @@ def counted(report: Path) -> dict[str, dict[str, Any]]:
     for case in ElementTree.parse(report).getroot().iter("testcase"):
         home = case.get("classname") or case.get("name") or ""  # a file that cannot be imported is a case of no class
         name = next((part for part in reversed(home.split(".")) if part.startswith("test_")), home)
-        entry = found.setdefault(name, {"passed": 0, "failed": 0, "skipped": 0, "seconds": 0.0, "failures": []})
+        entry = found.setdefault(name, {"passed": 0, "failed": 0, "skipped": 0, "seconds": 0.0, "failures": [], "skips": []})
         entry["seconds"] = round(entry["seconds"] + float(case.get("time") or 0), 3)
+        kind, names = "passed", None
         if case.find("failure") is not None or case.find("error") is not None:
-            entry["failed"] += 1
-            entry["failures"].append(str(case.get("name")))
-        else:
-            entry["skipped" if case.find("skipped") is not None else "passed"] += 1
+            kind, names = "failed", "failures"
+        elif case.find("skipped") is not None:
+            kind, names = "skipped", "skips"
+        entry[kind] += 1
+        if names is not None:
+            entry[names].append(str(case.get("name")))
     return found
 
 
-def tests(paths: list[Path], processes: int) -> tuple[dict[str, Any], bool]:
-    """Run test files: what passed by file, and whether all did."""
+def tests(paths: list[Path], processes: int, texts: Path | None) -> tuple[dict[str, Any], bool]:
+    """Run test files: what passed by file, and whether all did; `texts`: SciFact's, which they must find then."""
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.xml"
         command = [
@@ -82,6 +87,8 @@ def tests(paths: list[Path], processes: int) -> tuple[dict[str, Any], bool]:
         # Each process compares with a CPU: with all threads of the machine in each they wait for one another.
         threads = str(max(1, len(os.sched_getaffinity(0)) // processes))
         environment = {**os.environ, "OMP_NUM_THREADS": threads}
+        if texts is not None:
+            environment |= {"MAXSIM_TEST_DATA": str(texts.resolve().parents[2]), "MAXSIM_REQUIRE_DATA": "1"}
         ended = subprocess.run(command, cwd=ROOT, check=False, env=environment).returncode
         found = counted(report) if report.exists() else {}
     for path in paths:
@@ -188,6 +195,9 @@ def main(arguments: list[str] | None = None) -> int:
         command.add_argument("--json", type=Path, required=True, help="the file that gets the entries")
     made["tests"].add_argument("--slice", type=share, default=(0, 1), metavar="K/N", help="every N-th file, from the K-th on")
     made["tests"].add_argument("--processes", type=int, default=14, help="that share the GPU (default 14; needs pytest-xdist)")
+    made["tests"].add_argument(
+        "--texts", type=Path, help="SciFact's DATA/beir/scifact/corpus.jsonl; without it its tests are skipped"
+    )
     made["sanitizer"].add_argument("--tool", choices=tuple(SUMMARIES), required=True)
     made["sanitizer"].add_argument(
         "--parts", type=shares, default=([1], 1), metavar="K,K/N", help="of sanitize.py, all at once"
@@ -197,8 +207,8 @@ def main(arguments: list[str] | None = None) -> int:
     made["soak"].add_argument("--seed", type=int, default=1)
     options = parser.parse_args(arguments)
     work: dict[str, tuple[str, str, Callable[[], tuple[dict[str, Any], bool]]]] = {
-        "tests": ("tests", "files", lambda: tests(files(options.slice), options.processes)),
-        "speed": ("tests", "files", lambda: tests([HERE / SPEED], 1)),
+        "tests": ("tests", "files", lambda: tests(files(options.slice), options.processes, options.texts)),
+        "speed": ("tests", "files", lambda: tests([HERE / SPEED], 1, None)),
         "sanitizer": ("sanitizers", "runs", lambda: sanitized(options.tool, *options.parts, only=options.only)),
         "soak": ("soak", "runs", lambda: soaked(options.minutes, options.seed)),
     }
