@@ -151,7 +151,7 @@ def test_damaged_values_are_not_scored(role: str, size: int, cached: Path, cli: 
     assert any("values not verified" in line for line in json.loads((report / "result.json").read_text())["task"]["warnings"])
     assert "values not verified" in (report / "report.md").read_text()
     shutil.rmtree(report)
-    refused(cli, clean, cached, "CRC-32")  # nothing that was kept without a look is taken for proven
+    refused(cli, clean, cached, "CRC-32")  # and damaged it stays, for whoever looks
 
 
 def test_damaged_codes_are_not_scored(cached: Path, cli: Any, clean: Any) -> None:

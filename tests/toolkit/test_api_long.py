@@ -31,7 +31,7 @@ from task_cases import small_task
 pytestmark = pytest.mark.slow
 
 WIDTH = 8
-
+Scored = list[tuple[str, int]]
 WRITTEN = ["metrics.csv", "per_query.csv", "report.html", "report.md", "result.json", "runs"]
 
 
@@ -61,11 +61,24 @@ def task_of(**changes: Any) -> Task:
     return small_task(["13", "5", "8", "27", "4"], texts, **{"dataset": "kinds", "qrels": qrels, **changes})
 
 
+def candidates(folder: Path, lists: dict[str, list[str]]) -> Path:
+    rankings = {query: [(name, float(-place)) for place, name in enumerate(names)] for query, names in lists.items()}
+    write_trec_run(folder / "first.trec", Run("bm25", rankings, ordered=False))
+    return folder / "first.trec"
+
+
 def run(folder: Path, out: str | None = "out", paths: Sequence[str] = ("fp32", "int8", "fp16"), **options: Any) -> Result:
     options = {"task": task_of(), "k": 10, **options}
     task = options.pop("task")
+    if "candidates" in options:
+        options["candidates"] = candidates(folder, options["candidates"])
     where = None if out is None else folder / out
     return evaluate(task, Kinds(), paths, cache_dir=folder / "cache", out_dir=where, quiet=True, **options)
+
+
+def every_second(first: int) -> dict[str, list[str]]:
+    """A list for each query; all lists together hold the whole corpus, whichever document is the first."""
+    return {f"q{n}": [f"d{document}" for document in range((n + first) % 2, 80, 2)] for n in range(5)}
 
 
 def facts(result: Result) -> Any:
@@ -79,9 +92,9 @@ def facts(result: Result) -> Any:
 
 
 @pytest.fixture
-def scored(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
+def scored(monkeypatch: pytest.MonkeyPatch) -> Scored:
     """(path, first document) of every unit that is really scored."""
-    found: list[tuple[str, int]] = []
+    found: Scored = []
     score = stream._Stream.score
 
     def watched(self: Any, start: int, *rest: Any) -> Any:
@@ -115,7 +128,7 @@ def interrupted(folder: Path, monkeypatch: pytest.MonkeyPatch, count: int = 14, 
 
 
 def test_parts_are_kept_while_it_runs_and_gone_when_it_ends(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scored: list[tuple[str, int]]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scored: Scored
 ) -> None:
     need = facts(run(tmp_path, "need"))
     everything = len(scored)
@@ -134,29 +147,32 @@ def test_parts_are_kept_while_it_runs_and_gone_when_it_ends(
 
 
 @pytest.mark.parametrize(
-    ("name", "options"),
+    ("name", "before", "options"),
     [
-        ("k", {"k": 9}),
-        ("queries", {"task": task_of(queries=["13", "5", "8", "27", "3"])}),
-        ("documents", {"task": task_of(documents=[str((n * n) % 11 + 21) for n in range(80)])}),
-        ("limits", {"limit_queries": 4}),
-        ("excluded", {"task": task_of(document_ids=["q1", *(f"d{n}" for n in range(1, 80))], exclude_same_id=True)}),
-        ("fresh", {"fresh": True}),
+        ("k", {}, {"k": 9}),
+        ("queries", {}, {"task": task_of(queries=["13", "5", "8", "27", "3"])}),
+        ("documents", {}, {"task": task_of(documents=[str((n * n) % 11 + 21) for n in range(80)])}),
+        ("limits", {}, {"limit_queries": 4}),
+        ("excluded", {}, {"task": task_of(document_ids=["q1", *(f"d{n}" for n in range(1, 80))], exclude_same_id=True)}),
+        ("candidates", {"candidates": every_second(0)}, {"candidates": every_second(1)}),
+        ("parity", {"paths": ["fp32"], "count": 5}, {"paths": ["fp32", "int8"]}),
+        ("verified", {"verify": False}, {}),
+        ("fresh", {}, {"fresh": True}),
     ],
 )
 def test_parts_of_another_evaluation_are_not_used(
-    name: str, options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scored: list[tuple[str, int]]
+    name: str, before: Any, options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scored: Scored
 ) -> None:
     need = facts(run(tmp_path, "need", **{key: value for key, value in options.items() if key != "fresh"}))
     everything = len(scored)
-    interrupted(tmp_path, monkeypatch)
+    assert interrupted(tmp_path, monkeypatch, **before)
     scored.clear()
     assert facts(run(tmp_path, **options)) == need
     assert len(scored) == everything
 
 
 def test_what_changes_no_number_does_not_make_parts_worthless(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scored: list[tuple[str, int]]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scored: Scored
 ) -> None:
     held = interrupted(tmp_path, monkeypatch, paths=("fp32", "int8"))
     scored.clear()
@@ -167,7 +183,7 @@ def test_what_changes_no_number_does_not_make_parts_worthless(
 
 @pytest.mark.parametrize("what", ["threads", "torch"])
 def test_parts_of_another_machine_are_not_used(
-    what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scored: list[tuple[str, int]]
+    what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scored: Scored
 ) -> None:
     interrupted(tmp_path, monkeypatch)
     environment = agreement.environment
@@ -177,9 +193,7 @@ def test_parts_of_another_machine_are_not_used(
     assert scored[0] == ("fp32", 0)
 
 
-def test_parts_of_another_precision_are_not_used(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scored: list[tuple[str, int]]
-) -> None:
+def test_parts_of_another_precision_are_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scored: Scored) -> None:
     """TF32 is a setting of torch's, which FP32 products on a GPU follow."""
     interrupted(tmp_path, monkeypatch)
     monkeypatch.setattr(agreement, "_precision", lambda: ["tf32", "none"])
@@ -188,16 +202,23 @@ def test_parts_of_another_precision_are_not_used(
     assert scored[0] == ("fp32", 0)
 
 
-def test_a_failed_unit_leaves_the_parts_before_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: Any) -> None:
-        raise DataError("a unit that cannot be scored")
+def test_a_failed_unit_leaves_the_parts_before_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scored: Scored) -> None:
+    need, everything, leave = facts(run(tmp_path, "need")), len(scored), stream._Unit.leave
+    scored.clear()
+
+    def refuse(unit: Any) -> None:
+        if len(scored) > 5:
+            raise DataError("a unit that cannot be scored")
+        leave(unit)
 
     with monkeypatch.context() as patch:
-        patch.setattr("maxsim_eval.scoring.stream._Unit.leave", refuse)
+        patch.setattr(stream._Unit, "leave", refuse)
         with pytest.raises(DataError, match="cannot be scored"):
             run(tmp_path)
-    assert list((tmp_path / "out").rglob("*.h5")) == []
-    run(tmp_path)
+    assert len(list((tmp_path / "out").rglob("*.h5"))) == 5
+    scored.clear()
+    assert facts(run(tmp_path)) == need
+    assert len(scored) == everything - 5
 
 
 def test_a_small_evaluation_writes_no_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -280,15 +301,9 @@ def test_arguments(tmp_path: Path) -> None:
 # Reranking ------------------------------------------------------------------------------------------------------------
 
 
-def candidates(folder: Path, lists: dict[str, list[str]]) -> Path:
-    rankings = {query: [(name, float(-place)) for place, name in enumerate(names)] for query, names in lists.items()}
-    write_trec_run(folder / "first.trec", Run("bm25", rankings, ordered=False))
-    return folder / "first.trec"
-
-
 def test_reranking_everything_is_the_evaluation_itself(tmp_path: Path) -> None:
     whole = run(tmp_path, "whole", ("fp32", "int8", "int8-corpus", "fp8"))
-    listed = candidates(tmp_path, {query: list(task_of().document_ids) for query in task_of().query_ids})
+    listed = {query: list(task_of().document_ids) for query in task_of().query_ids}
     found = run(tmp_path, "out", ("fp32", "int8", "int8-corpus", "fp8"), candidates=listed)
     assert found.task["candidates"]["pairs"] == 5 * 80
     for name in whole.paths:
@@ -339,9 +354,8 @@ def test_a_budget_too_small_for_the_corpus_scale_is_a_wrong_option(tmp_path: Pat
 
 def test_only_listed_pairs_are_retrieved_and_the_result_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lists = {f"q{n}": [f"d{(n * 5 + m * m) % 80}" for m in range(9)] for n in range(4)}
-    listed = candidates(tmp_path, {query: list(dict.fromkeys(names)) for query, names in lists.items()})
     with pytest.warns(UserWarning, match="1 of the task's 5 queries have none"):
-        found = run(tmp_path, candidates=listed)
+        found = run(tmp_path, candidates=lists)
     everything = {query: set(names) for query, names in lists.items()}
     for name in ("fp32", "int8"):
         rankings = read_trec_run(tmp_path / "out" / "runs" / f"{name}.trec").rankings
@@ -357,17 +371,16 @@ def test_only_listed_pairs_are_retrieved_and_the_result_says_so(tmp_path: Path, 
     assert from_json(to_json(found)).task["candidates"] == facts_
     assert (found.paths["int8"].parity or {})["mismatched_finite"] == 0
     with pytest.warns(UserWarning, match="have none"):
-        again = interrupted(tmp_path, monkeypatch, 3, candidates=listed)
-    assert again
+        assert interrupted(tmp_path, monkeypatch, 3, candidates=lists)
     with pytest.warns(UserWarning, match="have none"):
-        assert facts(run(tmp_path, candidates=listed)) == facts(found)
+        assert facts(run(tmp_path, candidates=lists)) == facts(found)
 
 
 def test_the_gate_tells_reranking_from_searching(tmp_path: Path) -> None:
     whole = run(tmp_path, "whole")
     every = {query: list(task_of().document_ids) for query in task_of().query_ids}
-    some = run(tmp_path, "some", candidates=candidates(tmp_path, every))
-    other = run(tmp_path, "other", candidates=candidates(tmp_path, {**every, "q0": every["q0"][1:]}))
+    some = run(tmp_path, "some", candidates=every)
+    other = run(tmp_path, "other", candidates={**every, "q0": every["q0"][1:]})
     for result, baseline, fits in (
         (whole, whole, True), (some, some, True), (whole, some, False), (some, whole, False), (other, some, False)
     ):  # fmt: skip
@@ -378,7 +391,7 @@ def test_the_gate_tells_reranking_from_searching(tmp_path: Path) -> None:
 
 def test_a_result_with_candidates_that_are_not_so_is_refused(tmp_path: Path) -> None:
     every = {query: list(task_of().document_ids) for query in task_of().query_ids}
-    text = to_json(run(tmp_path, None, ["fp32"], candidates=candidates(tmp_path, every)))
+    text = to_json(run(tmp_path, None, ["fp32"], candidates=every))
     found = json.loads(text)
     for wrong in (3, {}, {**found["task"]["candidates"], "sha256": None}, {**found["task"]["candidates"], "pairs": "9"}):
         found["task"]["candidates"] = wrong
