@@ -70,6 +70,17 @@ def test_as_json(made: Any, home: Path, cli: Any) -> None:
     assert held["rows"][1]["changes"]["nDCG@10"]["verdict"] == held["rows"][1]["verdict"] == "equivalent"
 
 
+def test_a_grid_and_a_bound_of_ones_own(home: Path, cli: Any) -> None:
+    """The grid says what is compared, by which metrics and within what; `--within` says the last instead."""
+    (home / "grid.toml").write_text("entries = ['int8', 'prune-50']\nmetrics = ['nDCG@5']\nwithin = 0.01\n")
+    command = ("atlas", "demo", "--grid", "grid.toml", "--out", "own", "--json", "--quiet")
+    for options, within, verdict in (((), 0.01, "different"), (("--within", "0.5"), 0.5, "equivalent")):
+        held = json.loads(cli(*command, *options, cwd=home).fine().out)
+        assert held["within"] == within
+        assert held["metrics"] == ["nDCG@5"]
+        assert [(row["name"], row["verdict"]) for row in held["rows"][1:]] == [("int8", "equivalent"), ("prune-50", verdict)]
+
+
 def test_a_run_of_another_engine(made: Any, home: Path, cli: Any) -> None:
     run = home / "results" / "atlas-demo-small-lexical" / "entries" / "bm25" / "run.trec"
     (home / "engine.trec").write_text(run.read_text().replace("maxsim-eval/", "other-"))

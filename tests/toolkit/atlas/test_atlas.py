@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import html.parser
 import json
-import math
 import sys
 import warnings as said
 from dataclasses import replace
@@ -17,13 +16,12 @@ import pytest
 from maxsim_eval import evaluate
 from maxsim_eval.atlas import Atlas, Row, atlas
 from maxsim_eval.atlas import running as running_module
-from maxsim_eval.atlas.grid import entries_of, load_grid
 from maxsim_eval.atlas.judging import front
 from maxsim_eval.atlas.page import facts_line, headline, warnings
 from maxsim_eval.atlas.writing import read_atlas, to_csv, to_json, to_markdown
 from maxsim_eval.comparison.statistics import bootstrap_interval
 from maxsim_eval.data.trec import read_trec_run, write_trec_run
-from maxsim_eval.errors import DataError, MissingPackageError, UnknownNameError, UsageError
+from maxsim_eval.errors import DataError, MissingPackageError, UsageError
 from maxsim_eval.types import Run, Task
 
 pytestmark = pytest.mark.slow
@@ -37,6 +35,7 @@ ENTRIES = [
     "single",
     "control",
     "residual-2(centroids=5000)",
+    "residual-2(centroids=5000)+rerank-5",
 ]
 METRICS = ["nDCG@10", "Recall@100"]
 
@@ -95,10 +94,11 @@ def test_bytes_are_by_arithmetic(made: Atlas, task: Task):
 
 
 def test_what_fails_says_why_and_loses_nothing_else(made: Atlas):
-    failed = row_of(made, "residual-2(centroids=5000)")
+    failed, reranked = (row for row in made.rows if row.error)
+    assert failed.name == "residual-2(centroids=5000)"
     assert "tokens are too few for 5,000 centroids" in failed.error
-    assert failed.verdict == "failed"
-    assert [row.name for row in made.rows if row.error] == [failed.name]
+    assert reranked.error == f"{failed.name}+rerank-5: {failed.name} gave nothing to rerank"
+    assert failed.verdict == reranked.verdict == "failed"
     assert [row.name for row in made.rows] == ["fp32", *ENTRIES[:4], "bm25", *ENTRIES[4:]], (
         "what is reranked is there by itself"
     )
@@ -107,18 +107,11 @@ def test_what_fails_says_why_and_loses_nothing_else(made: Atlas):
 def test_the_broken_codec_is_caught(made: Atlas):
     assert row_of(made, "control").verdict == "different"
     assert warnings(made) == list(made.task["warnings"])
-    assert "control" not in (made.smallest() or made.rows[0]).name
-    blind = Atlas(
-        {},
-        {},
-        [Row("fp32", "path", ""), Row("control", "codec", "", {"a": 1.0}, {}, 3.0, control=True)],
-        ["a"],
-        0.1,
-        1,
-        0.95,
-        {},
-    )
-    assert "negative control control is not found different" in warnings(blind)[0]
+    smallest = made.smallest()
+    assert smallest is not None
+    blind = replace(made, rows=[*made.rows, replace(smallest, name="control", document_bytes=1.0, control=True)])
+    assert blind.smallest() == smallest, "a control is never an answer"
+    assert "negative control control is not found different" in warnings(blind)[-1]
 
 
 def test_losses_add_up(made: Atlas, task: Task, place: Path, options: dict):
@@ -360,7 +353,7 @@ def test_every_file_is_written_and_says_the_same(made: Atlas, place: Path, task:
     again = (folder / "atlas.svg").read_bytes()
     made.report(folder)
     assert (folder / "atlas.svg").read_bytes() == again, "one picture of one atlas"
-    assert repr(made).startswith("Atlas(small, lexical, 10 rows: ")
+    assert repr(made).startswith("Atlas(small, lexical, 11 rows: ")
 
 
 def test_as_a_data_frame(made: Atlas):
@@ -382,49 +375,6 @@ def test_names_are_escaped(made: Atlas, place: Path):
 def test_the_headline_without_an_equivalent():
     rows = [Row("fp32", "path", ""), Row("x", "codec", "", error="no")]
     assert headline(Atlas({}, {}, rows, ["nDCG@10"], 0.003, 1, 0.95, {})) == "no entry is equivalent within 0.003 in nDCG@10"
-
-
-def test_the_packaged_grid_is_large_and_can_be_read():
-    grid = load_grid()
-    assert len(grid.entries) >= 20
-    assert grid.within == 0.003
-    assert any(entry.control for entry in grid.entries)
-    assert math.isclose(grid.changed(None, 0.01).within, 0.01)
-
-
-@pytest.mark.parametrize(
-    ("text", "error", "match"),
-    [
-        ("entries = ['int9']\nmetrics = ['nDCG@10']", UnknownNameError, "unknown entry 'int9'. Did you mean 'int8'"),
-        ("entries = ['bm52+rerank-10']\nmetrics = ['nDCG@10']", UnknownNameError, "Did you mean 'bm25'"),
-        ("entries = ['int4+rerank-10+rerank-5']\nmetrics = ['nDCG@10']", UsageError, "reranked twice"),
-        ("entries = ['int4+rerank-0']\nmetrics = ['nDCG@10']", UnknownNameError, "codec step 'rerank-0'"),
-        ("entries = []\nmetrics = ['nDCG@10']", UsageError, "entries is .*need a list of names"),
-        ("entries = ['fp32']\nmetrics = ['nDCG@10']", UsageError, "entries: got none"),
-        ("entries = ['int4']\nmetrics = ['nDGC@10']", UsageError, "nDGC"),
-        ("entries = ['int4']", UsageError, "metrics is None"),
-        ("entrys = ['int4']", UnknownNameError, "Did you mean 'entries'"),
-        ("entries = ['int4']\nmetrics = ['nDCG@10']\nwithin = 2", UsageError, "within is 2, need a difference"),
-        ("entries = [", UsageError, "not valid TOML"),
-    ],
-)
-def test_grids_that_cannot_be(tmp_path, text, error, match):
-    (tmp_path / "grid.toml").write_text(text)
-    with pytest.raises(error, match=match):
-        load_grid(tmp_path / "grid.toml")
-
-
-def test_a_grid_that_is_not_there(tmp_path):
-    with pytest.raises(UsageError, match=r"none\.toml: cannot be read"):
-        load_grid(tmp_path / "none.toml")
-
-
-def test_entries_are_there_once_and_bases_before():
-    assert [entry.name for entry in entries_of(["bm25 + rerank-5", "int4", "bm25", "int4", "fp32"])] == [
-        "bm25",
-        "bm25+rerank-5",
-        "int4",
-    ]
 
 
 def test_a_depth_beyond_what_is_kept(task: Task, place: Path, options: dict):

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -77,6 +79,34 @@ def test_finished_entries_of_other_versions_are_done_again(task: Task, place: Pa
     monkeypatch.setattr(running_module, "versions", lambda: {"torch": "another"})
     atlas(task, "lexical", out_dir=place / "versions", entries=["int8"], **options)
     assert len(calls) == 2
+
+
+def _rotated(items: Iterable[Any]) -> list[Any]:
+    first, *rest = items
+    return [*rest, first]
+
+
+@pytest.mark.parametrize("what", ["judgements", "queries", "documents", "metrics"])
+def test_finished_entries_of_another_question_are_done_again(what: str, task: Task, options: dict, tmp_path: Path):
+    """Corrected judgements, edited queries, other documents, a grid with other metrics: all as from a folder of their own."""
+    part = {"limit_documents": 250}
+    first, second = {
+        "judgements": ({}, {"task": replace(task, qrels=dict(zip(task.qrels, _rotated(task.qrels.values()), strict=True)))}),
+        "queries": ({}, {"task": replace(task, queries=_rotated(task.queries))}),
+        "documents": (part, {**part, "limit_seed": 1}),
+        "metrics": ({}, {"metric": "nDCG@5"}),
+    }[what]
+
+    def asked(out: str, *, task: Task = task, metric: str = "nDCG@10", **limits: int) -> list[object]:
+        """Metrics by row, and the run of one."""
+        (tmp_path / "grid.toml").write_text(f"entries = ['int8']\nmetrics = ['{metric}']")
+        found = atlas(task, "lexical", out_dir=tmp_path / out, grid=tmp_path / "grid.toml", **limits, **options)
+        return [*(row.metrics for row in found.rows), (tmp_path / out / "entries" / "int8" / "run.trec").read_bytes()]
+
+    before = asked("one", **first)
+    after = asked("one", **second)
+    assert after == asked("fresh", **second)
+    assert after != before
 
 
 def test_another_run_of_one_name_is_reranked_anew(task: Task, place: Path, options: dict, monkeypatch):
