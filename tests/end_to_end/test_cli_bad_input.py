@@ -49,6 +49,7 @@ def untouched(folder: Path) -> bool:
         (("local", "pets", "--paths", " , "), ("paths: got none",)),
         (("local", "pets", "--k", "0"), ("--k: got 0, need 1 or more",)),
         (("local", "pets", "--k", "-7"), ("--k: got -7, need 1 or more",)),
+        (("local", "pets", "--readers", "0"), ("--readers: got 0, need 1 or more",)),
         (("local", "pets", "--limit-queries", "0"), ("--limit-queries: got 0, need 1 or more",)),
         (("local", "pets", "--limit-documents", "-2"), ("--limit-documents: got -2, need 1 or more",)),
         (

@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 
 from maxsim_eval.encoders.lexical import LexicalEncoder
+from maxsim_eval.errors import EXIT_USAGE
+from maxsim_eval.scoring import stream
 
 PATHS = ("fp32", "fused-fp32", "fp16", "bf16", "int8", "int8-document", "int8-corpus", "fp8")
 METRICS = {"nDCG@1", "nDCG@5", "nDCG@10", "nDCG@20", "Recall@5", "Recall@10", "Recall@20", "Recall@100", "MAP@100", "MRR@10"}
@@ -251,6 +253,26 @@ def test_a_subset_of_documents_and_queries(demo: Any, cli: Any, no_encoding: Non
     assert again["task"]["limits"] == task["limits"]
     other = strict(cli("demo", *limits[:-1], "6", "--json", "--quiet", cwd=folder).fine().out)
     assert other["task"]["limits"]["ids_sha256"] != task["limits"]["ids_sha256"]
+
+
+def test_readers_and_a_memory_budget_change_no_figure(
+    demo: Any, cli: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+    blocks = stream.device_blocks
+
+    def watched(*given: Any, **named: Any) -> Any:
+        asked.append(named["readers"])
+        return blocks(*given, **named)
+
+    monkeypatch.setattr(stream, "device_blocks", watched)
+    demo.copy(tmp_path, "datasets", "embeddings_cache")
+    said = cli("demo", "--readers", "1", "--memory-budget", "64MB", "--json", cwd=tmp_path).fine()
+    assert same_but_times(strict(said.out), demo.result)
+    assert set(asked) == {1}
+    cli("demo", "--memory-budget", "9KB", "--quiet", cwd=tmp_path).refused(
+        EXIT_USAGE, "memory budget: got 9000 bytes, need at least"
+    )
 
 
 def test_k_beyond_the_corpus_is_clamped_and_said_once(demo: Any, cli: Any, no_encoding: None, tmp_path: Path) -> None:

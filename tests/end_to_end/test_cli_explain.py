@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +76,17 @@ def test_a_query_alone_shows_three_documents_of_its_ranking(demo: Any, cli: Any)
         assert legend.startswith("query token > place and text of the document token that matches it best")
         assert legend.endswith("tokens are stems of words")
         assert len(shown.splitlines()) <= 3 + 3 * len(found["documents"])
+
+
+def test_a_query_for_which_nothing_is_retrieved(collection: Callable[..., Path], cli: Any, tmp_path: Path) -> None:
+    """No document has a token: one that is relevant is shown all the same; without any the answer is a sentence."""
+    judged = (("q1", "d1", 1), ("q2", "d2", 0))
+    collection(tmp_path / "datasets" / "local" / "pets", corpus={"d1": "", "d2": "of the"}, qrels=judged)
+    cli("encode", "local", "pets", "--encoder", "lexical", "--quiet", cwd=tmp_path).fine()
+    words = ("explain", "local", "pets", "--encoder", "lexical", "--query")
+    assert ": d1 (not retrieved, relevance 1)" in cli(*words, "q1", cwd=tmp_path).fine().out
+    assert cli(*words, "q2", cwd=tmp_path).fine().out == "query q2: nothing is retrieved\n"
+    assert json.loads(cli(*words, "q2", "--json", cwd=tmp_path).fine().out)["documents"] == []
 
 
 def test_what_is_for_one_document_needs_it(demo: Any, cli: Any, tmp_path: Path) -> None:

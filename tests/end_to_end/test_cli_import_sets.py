@@ -164,7 +164,22 @@ def test_pages_as_queries(album: Path, command: Callable[..., str]) -> None:
         command("demo", "small", *files, "--page-queries", cwd=album)
 
 
-def test_a_wording_of_the_questions(tmp_path: Path, command: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pages_as_queries_are_evaluated(album: Path, cli: Any) -> None:
+    saved(album, "queries", ["a", "b"])
+    chosen = ("local", "pg", "--encoder", "mine", "--data-dir", "sets", "--queries", "pages", "--quiet")
+    files = ("queries.pt", "documents.pt", "--encoder", "mine", "--data-dir", "sets")
+    cli("import", "local", "pg", *files, "--page-queries", "--quiet", cwd=album).fine()
+    result = json.loads(cli(*chosen, "--paths", "fp32", "--k", "3", "--json", cwd=album).fine().out)
+    assert (result["task"]["split"], result["task"]["queries"]) == ("pages", 2)
+    assert (album / "results" / "local-pg-pages-mine" / "result.json").is_file()
+    assert cli("encode", *chosen, cwd=album).fine().out.count("was imported") == 2
+    found = json.loads(cli("explain", *chosen, "--query", "a", "--json", cwd=album).fine().out)
+    assert {one["split"] for one in found["documents"]} == {"pages"}
+
+
+def test_a_wording_of_the_questions(
+    tmp_path: Path, command: Callable[..., str], cli: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "hf-cache"))
     rows: dict[str, list[Any]] = {
         "id": ["0", "1"],
@@ -182,6 +197,11 @@ def test_a_wording_of_the_questions(tmp_path: Path, command: Callable[..., str],
     command("real-mm-rag", "finreport", *files, "--rephrase", "2", cwd=tmp_path)
     found = [imported_queries(tmp_path, "real-mm-rag", "finreport", rephrase=level) for level in range(4)]
     assert found == [None, None, ["0", "1"], None]
+    saved(tmp_path, "documents", ["a.png", "b.png"])
+    command("real-mm-rag", "finreport", "documents.pt", *files[1:], cwd=tmp_path)
+    chosen = ("--rephrase", "2", "--paths", "fp32", "--k", "2", "--json", "--quiet")
+    result = json.loads(cli("real-mm-rag", "finreport", *files[1:], *chosen, cwd=tmp_path).fine().out)
+    assert result["task"]["split"] == "test-rephrase-2"
     command("real-mm-rag", "finreport", *files, cwd=tmp_path)  # another wording is no rival
     assert imported_queries(tmp_path, "real-mm-rag", "finreport") == ["0", "1"]
     with pytest.raises(UsageError, match="rephrase level 4"):
