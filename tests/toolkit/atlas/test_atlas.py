@@ -387,15 +387,3 @@ def test_an_atlas_is_read_as_it_was_written(made: Atlas, place: Path):
     again = read_atlas(place / "read" / "atlas.json")
     assert to_json(again) == to_json(made) == (place / "read" / "atlas.json").read_text()
     assert to_csv(again) == to_csv(made)
-
-
-@pytest.mark.parametrize(
-    ("text", "match"),
-    [("{}", "need the schema"), ("[", "not valid JSON"), ('{"schema": "maxsim-eval/atlas/1"}', "not a whole")],
-)
-def test_files_that_are_no_atlas(tmp_path: Path, text: str, match: str):
-    (tmp_path / "atlas.json").write_text(text)
-    with pytest.raises(DataError, match=match):
-        read_atlas(tmp_path / "atlas.json")
-    with pytest.raises(DataError, match="cannot be read"):
-        read_atlas(tmp_path / "none.json")

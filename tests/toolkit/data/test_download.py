@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import hashlib
 import http.server
 import io
+import sys
 import threading
 import zipfile
+from types import SimpleNamespace
 
 import pytest
 
@@ -101,6 +104,33 @@ def test_load_task_downloads_what_is_missing(tmp_path, serve, monkeypatch):
 def test_a_failed_download_is_one_clear_error_and_leaves_nothing(tmp_path, serve, content, changes, needed):
     with pytest.raises(DataError) as caught:
         fetch(serve(content, **changes), tmp_path / "data")
+    assert needed in str(caught.value)
+    assert not list(tmp_path.iterdir())
+
+
+def full(*_) -> None:
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+@pytest.mark.parametrize(
+    ("lack", "needed"),
+    [
+        (
+            lambda patch: patch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=9)),
+            "9 bytes free, unpacking 'scifact'",
+        ),
+        (
+            lambda patch: patch.setattr("maxsim_eval.data.beir_download.publish_folder", full),
+            "stored (No space left on device)",
+        ),
+        (lambda patch: patch.setitem(sys.modules, "beir", None), "downloading it needs the package 'beir': pip install beir."),
+    ],
+    ids=["room", "full", "package"],
+)
+def test_what_this_machine_lacks_is_one_clear_error_and_leaves_nothing(tmp_path, serve, monkeypatch, lack, needed):
+    lack(monkeypatch)
+    with pytest.raises(DataError) as caught:
+        fetch(serve(archive(FILES)), tmp_path / "data")
     assert needed in str(caught.value)
     assert not list(tmp_path.iterdir())
 

@@ -36,9 +36,10 @@ def registered(tmp_path_factory: pytest.TempPathFactory) -> None:
     whole = ir_datasets.create_dataset(docs, queries, qrels)
     twice = ir_datasets.create_dataset(written("twice.tsv", ["d1\ta", "d1\tb"]), queries, qrels)
     absent = ir_datasets.create_dataset(str(folder / "absent.tsv"), queries, qrels)
-    sets = {"tiny": whole, "tiny/test": whole, "tiny/dev": whole, "tiny/twice": twice, "tiny/absent": absent}
+    empty = ir_datasets.create_dataset(written("empty.tsv", []), queries, qrels)
+    sets = {"": whole, "/test": whole, "/dev": whole, "/twice": twice, "/absent": absent, "/empty": empty}
     for name, one in sets.items():
-        ir_datasets.registry.register(f"maxsim-{name}", one)
+        ir_datasets.registry.register(f"maxsim-tiny{name}", one)
     ir_datasets.registry.register("maxsim-tiny/docs", ir_datasets.create_dataset(docs))
 
 
@@ -57,6 +58,7 @@ def test_what_cannot_be_evaluated_is_said_in_one_line(tmp_path: Path) -> None:
         ("maxsim-tny/test", UnknownNameError, "unknown ir_datasets id 'maxsim-tny/test'. Did you mean"),
         ("maxsim-tiny/docs", DataError, "ir_datasets maxsim-tiny/docs: has no queries, need an id with"),
         ("maxsim-tiny/twice", DataError, "doc id 'd1' is there twice"),
+        ("maxsim-tiny/empty", DataError, "ir_datasets maxsim-tiny/empty: the corpus is empty, need at least one document"),
         ("maxsim-tiny/absent", DataError, "ir_datasets maxsim-tiny/absent: could not be read (FileNotFoundError: "),
     ):
         with pytest.raises(error) as raised:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import sys
 import tracemalloc
 
 import pytest
@@ -12,7 +13,7 @@ from PIL import Image
 from maxsim_eval.cache.sides import content_hash
 from maxsim_eval.data.beir import read_texts
 from maxsim_eval.data.items import PackedTexts, Pages, take
-from maxsim_eval.errors import DataError
+from maxsim_eval.errors import DataError, MissingPackageError
 
 TEXTS = ["plain", "", "ü 日本 \u2013 x", "\ud800 half a pair", "nul \0 and \u2028 line"]
 
@@ -117,3 +118,11 @@ def test_the_content_hash_reads_files_and_decodes_nothing(monkeypatch):
 def test_what_is_no_whole_image_is_named(data):
     with pytest.raises(DataError, match=r"pages/p7\.png: not a whole image"):
         Pages(["pages/p7.png"], lambda row: data)[0]
+
+
+def test_without_pillow_pages_are_counted_and_not_opened(monkeypatch):
+    pages = Pages(["a"], Counted([png("red")]))
+    monkeypatch.setitem(sys.modules, "PIL", None)
+    assert len(pages) == 1
+    with pytest.raises(MissingPackageError, match=r"needs the package 'pillow'.* 'maxsim-eval\[encoders\]'"):
+        pages[0]

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from pathlib import Path
 
 import pytest
 
 from maxsim_eval.data.beir import read_judgements, read_texts, write_folder
 from maxsim_eval.data.loading import LOADERS, Unread, load_folder, load_task
-from maxsim_eval.errors import DataError, UnknownNameError, UsageError
+from maxsim_eval.errors import DataError, MissingPackageError, UnknownNameError, UsageError
 
 CORPUS = '{"_id": "d1", "title": "A title", "text": "first text"}\n{"_id": "d2", "text": "second"}\n'
 QUERIES = '{"_id": "q1", "text": "one"}\n{"_id": "q2", "text": "two"}\n{"_id": "q3", "text": "unjudged"}\n'
@@ -243,6 +244,16 @@ def test_unknown_source_and_dataset_offer_near_names(tmp_path):
     with pytest.raises(UsageError, match=r"dataset 'two\\nlines': holds the control character U\+000A"):
         load_task("local", "two\nlines", data_dir=tmp_path)
     assert set(LOADERS) == {"beir", "real-mm-rag", "local", "demo", "irds"}
+
+
+@pytest.mark.parametrize(
+    ("source", "name", "package", "extra"),
+    [("irds", "beir/x/test", "ir_datasets", "irds"), ("real-mm-rag", "finreport", "datasets", "encoders")],
+)
+def test_the_package_that_a_source_needs_is_named(tmp_path, monkeypatch, source, name, package, extra):
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(MissingPackageError, match=rf"needs the package '{package}'.* 'maxsim-eval\[{extra}\]'"):
+        load_task(source, name, data_dir=tmp_path)
 
 
 def test_a_collection_must_be_named_by_part(tmp_path):

@@ -232,6 +232,18 @@ def test_the_summary_has_the_verdict_the_failures_and_the_figures(result: Result
     assert text.count("<details>") == text.count("</details>") == 1
 
 
+def test_a_summary_above_what_github_takes_loses_its_folded_checks_alone(
+    result: Result, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    findings = check(with_parity(result, "int8", overlap={"@20": 0.9}), baseline_of(result))
+    whole = to_summary(result, findings)
+    size = len(whole.encode()) - 1  # without the line's end
+    monkeypatch.setattr("maxsim_eval.gate.report._TEXT_BYTES", size)
+    assert to_summary(result, findings) == whole
+    monkeypatch.setattr("maxsim_eval.gate.report._TEXT_BYTES", size - 1)
+    assert to_summary(result, findings) == whole[: whole.index("<details>")]
+
+
 def test_text_of_a_result_is_no_markup_in_the_summary(result: Result) -> None:
     odd = "a|b</details><b>*x*\n## new"
     paths = {**result.paths, odd: result.paths["int8"]}

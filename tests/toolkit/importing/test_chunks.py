@@ -152,6 +152,10 @@ BAD_CHUNKS: dict[str, tuple[Callable[[list[Path]], Any], str]] = {
     "another dtype": (bad_chunk([torch.ones(2, 8)]), r"chunk_10.pt: .*mixed dtypes.*float32, chunk_8.pt has torch.float16"),
     "no rows": (bad_chunk([]), r"chunk_10.pt: embeddings: holds no rows"),
     "ids in some": (bad_chunk({"embeddings": DOCUMENTS[:1], "ids": ["a"]}), r"chunk_10.pt: .*has ids, the files before it have none"),
+    "other qrels": (
+        lambda files: [torch.save({"embeddings": DOCUMENTS[:1], "qrels": {"q1": {"d3": n}}}, files[n]) for n in (0, 2)],
+        r"chunk_10.pt: its qrels differ from those of a file before it",
+    ),
     "another role": (bad_chunk({"query_embeddings": DOCUMENTS[:1]}), r"chunk_10.pt: holds query embeddings, in a set of document"),
     "numpy in a torch file": (
         bad_chunk([np.ones((2, 8), np.float16)]),

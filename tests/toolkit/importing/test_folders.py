@@ -140,6 +140,10 @@ BAD_FOLDERS: dict[str, tuple[Callable[[Path], Any], str]] = {
         r"d5.npy: .*refused, it holds pickled",
     ),
     "a pickle": (lambda folder: (folder / "d5.pkl").write_bytes(b"\x80\x04"), r"d5.pkl: .*Pickle files are not read"),
+    "two files of one name": (
+        lambda folder: (folder / "d5.NPY").write_bytes((folder / "d5.npy").read_bytes()),
+        r"documents: two files are called 'd5', need one for each document",
+    ),
     "several formats": (lambda folder: write(folder / "d12.pt", torch.ones(1, DIM)), r"several formats \(.npy, .pt\)"),
     "a folder": (lambda folder: (folder / "inner").mkdir(), r"holds folders \('inner'\), need only files"),
     "a chunk among them": (

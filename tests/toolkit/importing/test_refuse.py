@@ -255,19 +255,43 @@ def test_files_that_are_none(tmp_path: Path) -> None:
         read_embeddings(tmp_path / "e.npz", role="passage")  # type: ignore[arg-type]
 
 
-def test_files_under_a_wrong_name(tmp_path: Path) -> None:
-    torch.save({"doc_embeddings": DENSE}, tmp_path / "t.pt")
-    np.save(tmp_path / "a.npy", VALUES.numpy())
-    np.savez(tmp_path / "z.npz", values=VALUES.numpy(), offsets=np.array([0, 6]))
-    save_file({"values": VALUES}, tmp_path / "s.safetensors")
-    sources = [path.read_bytes() for path in sorted(tmp_path.iterdir())] + [b"hello " * 50, b"\x80\x02}q\x00."]
+NPY, SAFETENSORS = r"x.npy: values: cannot be read as a numpy file", r"x.safetensors: cannot be read as safetensors"
+BEGINS = r"x.pt: cannot be read as a torch file \(it begins with"
+EITHER = r"x.npz: (cannot be read as a numpy file|refused)"
+# Content (a file of that extension, text, a pickle) -> what is said of it under the names of npy, safetensors, pt and npz.
+WRONG_NAMES: dict[str, tuple[str, str, str, str]] = {
+    "npy": ("", SAFETENSORS, BEGINS, r"x.npz: holds a single array, need an npz archive \(or name it .npy\)"),
+    "safetensors": (NPY, "", BEGINS, EITHER),
+    "pt": (NPY, SAFETENSORS, "", r"x.npz: x/data.pkl: the archive holds another file, not a numpy array"),
+    "npz": (NPY, SAFETENSORS, r"x.pt: cannot be read as a torch file \(damaged, truncated or another format\)", ""),
+    "text": (NPY, SAFETENSORS, BEGINS, EITHER),
+    "pickle": (NPY, SAFETENSORS, r"x.pt: refused, it holds a pickled object", r"x.npz: refused, it holds pickled"),
+}
+
+
+@pytest.mark.parametrize("content", WRONG_NAMES)
+def test_files_under_a_wrong_name(content: str, tmp_path: Path) -> None:
+    torch.save({"doc_embeddings": DENSE}, tmp_path / "x.pt")
+    np.save(tmp_path / "x.npy", VALUES.numpy())
+    np.savez(tmp_path / "x.npz", values=VALUES.numpy(), offsets=np.array([0, 6]))
+    save_file({"values": VALUES}, tmp_path / "x.safetensors")
+    (tmp_path / "x.text").write_bytes(b"hello " * 50)
+    (tmp_path / "x.pickle").write_bytes(b"\x80\x02}q\x00.")
     np.save(tmp_path / "x.offsets.npy", np.array([0, 6]))
-    for number, content in enumerate(sources):
-        for extension, own in ((".npy", 0), (".safetensors", 1), (".pt", 2), (".npz", 3)):
-            if number != own:
-                path = tmp_path / f"x{extension}"
-                path.write_bytes(content)
-                refuse(path, r"x\.")
+    held = (tmp_path / f"x.{content}").read_bytes()
+    for extension, match in zip(("npy", "safetensors", "pt", "npz"), WRONG_NAMES[content], strict=True):
+        if extension != content:
+            (tmp_path / f"x.{extension}").write_bytes(held)
+            refuse(tmp_path / f"x.{extension}", match)
+
+
+def test_a_file_that_memory_cannot_hold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any, **__: Any) -> None:
+        raise MemoryError("Unable to allocate 4.00 TiB")
+
+    np.save(tmp_path / "e.npy", DENSE.numpy())
+    monkeypatch.setattr(np.lib.format, "open_memmap", full)
+    refuse(tmp_path / "e.npy", r"embeddings: needs more memory than there is: Unable to allocate 4.00 TiB \(MemoryError\)")
 
 
 def test_text_beside_the_tensors(tmp_path: Path) -> None:
