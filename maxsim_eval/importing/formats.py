@@ -189,6 +189,10 @@ def _read_npz(path: Path) -> FileTable:
     entries: dict[str, Any] = {}
     name = ""
     with open(path, "rb") as handle:  # numpy does not close a file that it opened and could not read
+        head = handle.read(len(np.lib.format.MAGIC_PREFIX))
+        handle.seek(0)
+        if not head.startswith((b"PK", b"\x80", np.lib.format.MAGIC_PREFIX)):  # numpy calls whatever is left a pickle
+            raise DataError(f"{path}: cannot be read as a numpy file, need an npz archive: it begins with {head!r}")
         try:
             archive = np.load(handle, allow_pickle=False)
             if not isinstance(archive, np.lib.npyio.NpzFile):
