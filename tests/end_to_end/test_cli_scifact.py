@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,8 @@ BASELINE = ROOT / "tests" / "baselines" / "scifact-lexical.json"
 
 def test_scifact_with_lexical_embeddings(scifact_data: Path, cli: Any, tmp_path: Path) -> None:
     command = ("beir", "scifact", "--data-dir", scifact_data, "--encoder", "lexical", "--paths", "fp32,fp16,int8")
-    cli(*command, "--quiet", cwd=tmp_path).fine()
+    said = cli(*command, "--device", "cpu", cwd=tmp_path).fine().out
+    assert said.splitlines() == shown_in_the_readme(" ".join((*command[:2], *command[4:6])))
     report = tmp_path / "results" / "beir-scifact-lexical"
     result = json.loads((report / "result.json").read_text(encoding="utf-8"))
     counts = [result["task"][key] for key in ("queries", "documents", "judged_pairs")]
@@ -37,6 +39,14 @@ def test_scifact_with_lexical_embeddings(scifact_data: Path, cli: Any, tmp_path:
     assert found["metrics"] == pytest.approx(result["paths"]["fp32"]["metrics"], abs=1e-12)
     cli("gate", report / "result.json", "--baseline", BASELINE, cwd=tmp_path).fine()
     certified_run_is_brute_forces(command[:-2], cli, tmp_path)
+
+
+def shown_in_the_readme(words: str) -> list[str]:
+    """The lines that the README shows below a command."""
+    (found,) = re.findall(
+        rf"^```\npython evaluate\.py {words} .*\n((?:(?!```).*\n)+)```", (ROOT / "README.md").read_text("utf-8"), re.M
+    )
+    return str(found).splitlines()
 
 
 def certified_run_is_brute_forces(command: tuple[Any, ...], cli: Any, folder: Path) -> None:

@@ -88,6 +88,7 @@ def test_the_record_is_of_what_is_launched(architecture) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.every_change
 @pytest.mark.parametrize("architecture", OTHERS, ids=str)
 def test_samples_compile_as_recorded(architecture, tmp_path) -> None:
     capability, seen = recorder.CAPABILITIES[architecture], {}
