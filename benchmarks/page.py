@@ -96,20 +96,15 @@ def provenance(book: Book, held: dict[str, list[Table]]) -> list[str]:
 
 
 def runs(found: Any) -> str:
-    """Machine, software, revisions and dates of a results file."""
+    """Machine, software, revisions and dates of a results file, of those runs alone that its rows name."""
     if not isinstance(found, dict):
         return ""
-    here = page_rows.environments(found)
-    about = here[0] if here else found
-    said = [str(about.get("gpu", ""))] if here else [f"CPU, {found['threads']} threads"] if "threads" in found else []
+    held = ages.runs_of(found)
+    about = held[0]
+    said = [str(about["gpu"])] if "gpu" in about else [f"CPU, {about['threads']} threads"] if "threads" in about else []
     said += [f"{label} {about[key]}" for key, label in (("torch", "torch"), ("triton", "Triton")) if about.get(key)]
-    revisions = sorted({str(one["revision"]) for one in here if "revision" in one})
-    if revisions:
-        said.append("revision " + ", ".join(revisions))
-    rows = [row for group in (found.get("groups") or {}).values() for row in group["rows"].values()]
-    dates = sorted({row["measured"][:10] for row in (found, *rows) if isinstance(row, dict) and "measured" in row})
-    if dates:
-        said.append("measured " + ", ".join(dates))
+    for label, names in (("revision", ages.commits(held)), ("measured", ages.days(held))):
+        said += [f"{label} {', '.join(names)}"] if names else []
     return ", ".join(part for part in said if part)
 
 

@@ -22,7 +22,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # this file is a script in a folder of its own
 
 from cold_start import ROOT, seconds_of
-from measure.session import described
+from measure.session import kernels
 from rehearsal import make_texts, planned, predictions, run
 from results.file import write
 
@@ -45,7 +45,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--queries", type=int, default=300)
     options = parser.parse_args(arguments)
     report: dict[str, Any] = {
-        "schema": SCHEMA, "revision": described(ROOT), "torch": torch.__version__, "threads": torch.get_num_threads(), "cases": {},
+        "schema": SCHEMA, "torch": torch.__version__, "threads": torch.get_num_threads(), **kernels(), "cases": {},
     }  # fmt: skip
     with tempfile.TemporaryDirectory() as place:
         home = Path(place)

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -118,8 +119,9 @@ def digest_of_all() -> str:
 
 
 def kernels(revision: str = "") -> dict[str, Any]:
-    """Which operator is measured: its commit, and the digests that tell later whether its figures are still of the present one."""
-    return {"revision": revision or described(PACKAGE), "families": sources.digests(PACKAGE)}
+    """Which operator is measured and when: its commit, and the digests that tell later whether its figures are still of today's."""
+    day = datetime.now(UTC).date().isoformat()
+    return {"revision": revision or described(PACKAGE), "measured": day, "families": sources.digests(PACKAGE)}
 
 
 def about() -> dict[str, Any]:

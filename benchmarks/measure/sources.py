@@ -50,6 +50,7 @@ ON_A_CPU = ("cpu", "search-cpu", "reference")
 TOOLKIT = {  # roots: modules of the toolkit, which are followed wherever they lead
     "encoding": ("cache.embeddings", "encoders.names"),
     "evaluation": ("api",),
+    "planning": ("cli.plan",),
     "proving": ("crc.device_ranges", "crc.device_rows"),
     "atlas": ("atlas.running", "atlas.judging"),
 }

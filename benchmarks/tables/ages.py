@@ -5,7 +5,7 @@ A row without a digest was measured before runs recorded them, by sources that h
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from tables.cells import Book, Table, keys_of, sources, text_of
@@ -28,8 +28,11 @@ TOOLKIT: dict[str, tuple[str, ...]] = {  # by schema, of files about the toolkit
     "reference-speed": ("reference",), "fidelity": ("evaluation", "cpu"), "scale-rates": ("codes", "streaming"),
     "atlas": ("atlas", "evaluation"), "atlas-time": ("atlas", "evaluation"), "tests": ("operator",), "sanitizers": ("operator",),
     "soak": ("operator",), "conformance": ("operator",), "runs-compared": ("evaluation", "operator"),
-    "devices": ("evaluation", "operator"),
+    "devices": ("evaluation", "operator"), "plan-accuracy": ("planning", "evaluation", "cpu"),
 }  # fmt: skip
+UNAGED = {  # schemas of files whose figures are of one state for good, and why
+    "attack": "what stopped processes, damaged files and wrong input did to one commit, which the file names",
+}
 
 PARTS = ("corpora", "encoders", "files", "growth", "runs")  # keys of parts that may have been measured apart
 
@@ -52,14 +55,14 @@ def mark_of(found: Any) -> str:
 def about(found: dict[str, Any], keys: list[str]) -> dict[str, Any]:
     """What a run recorded of itself, and when it was, for the row at these keys."""
     if keys[:1] not in (["groups"], ["partial"]):
-        held = found.get("environment") or {}
         row = found[keys[0]][keys[1]] if keys and keys[0] in PARTS and isinstance(found[keys[0]], dict) else {}
-        return {**found, **held, **(row if isinstance(row, dict) and "families" in row else {})}
+        if isinstance(row, dict) and "families" in row:
+            return row
+        return {**found, **(found.get("environment") or {})}
     held = found[keys[0]][keys[1]]
     row = held["rows"][keys[3]] if len(keys) > 3 else {}
-    named = (found.get("environments") or {}).get(row.get("environment"))
-    when = row.get("measured") or held.get("measured")
-    return {**(named or held.get("environment") or {}), "measured": when}
+    here = (found.get("environments") or {}).get(row.get("environment")) or held.get("environment") or {}
+    return {**here, "measured": row.get("measured") or held.get("measured") or here.get("measured")}
 
 
 def is_older(book: Book, file: str, keys: list[str]) -> bool:
@@ -72,21 +75,27 @@ def is_older(book: Book, file: str, keys: list[str]) -> bool:
 
 def said(book: Book, table: Table) -> str:
     """At which commits and on which days a table was measured, and which of its rows are of older kernels."""
-    runs = [(book.file(file), keys) for file, keys in map(keys_of, dict.fromkeys(sources(table)))]
-    known = {text_of(row[0]): [keys_of(place) for place in sources(Table("", "", (), [row]))] for row in table.rows}
-    old = [name for name, held in known.items() if any(is_older(book, file, keys) for file, keys in held)]
-    rows = "every row" if len(old) == sum(map(bool, known.values())) else "; ".join(old)
-    when, mark = _when([about(*one) for one in runs]), mark_of(runs[0][0]) if runs else OLDER
-    return " ".join([*([f"Measured {when}."] if when else []), *([f"Of {mark}: {rows}."] if old else [])])
+    return of_rows(book, {text_of(row[0]): map(keys_of, sources(Table("", "", (), [row]))) for row in table.rows})
 
 
-def of_file(book: Book, name: str) -> str:
-    """When a whole file was measured, and whether by older sources, in words for the middle of a sentence."""
+def of_rows(book: Book, places: Mapping[str, Iterable[tuple[str, list[str]]]]) -> str:
+    """The same of rows by name, each with the files and keys of its figures."""
+    known = {name: list(held) for name, held in places.items()}
+    older = {name: [book.file(file) for file, keys in held if is_older(book, file, keys)] for name, held in known.items()}
+    old = {name: mark_of(files[0]) for name, files in older.items() if files}
+    named = "every row" if len(old) == sum(map(bool, known.values())) else "; ".join(old)
+    when = when_of([about(book.file(file), keys) for held in known.values() for file, keys in held])
+    return " ".join([*([f"Measured {when}."] if when else []), *([f"Of {next(iter(old.values()))}: {named}."] if old else [])])
+
+
+def of_file(book: Book, place: str) -> str:
+    """When a file, or the rows below a pointer into it, was measured, and whether by older sources: words within a sentence."""
+    name, within = keys_of(place)
     found = book.file(name)
-    held = list(rows(found)) or [[]]
+    held = [keys for keys in rows(found) if keys[: len(within)] == within] or [within]
     old = sum(is_older(book, name, keys) for keys in held)
     mark = mark_of(found)
-    when, older = _when([about(found, keys) for keys in held]), mark if old == len(held) else f"in part {mark}"
+    when, older = when_of([about(found, keys) for keys in held]), mark if old == len(held) else f"in part {mark}"
     return ", ".join([*([f"measured {when}"] if when else []), *([older] if old else [])])
 
 
@@ -101,9 +110,23 @@ def rows(found: dict[str, Any]) -> Iterator[list[str]]:
             yield from ([part, name] for name, one in held.items() if isinstance(one, dict) and "families" in one)
 
 
-def _when(runs: list[dict[str, Any]]) -> str:
+def runs_of(found: dict[str, Any]) -> list[dict[str, Any]]:
+    """What the runs behind a file's rows recorded of themselves."""
+    return [about(found, keys) for keys in list(rows(found)) or [[]]]
+
+
+def days(runs: Sequence[dict[str, Any]]) -> list[str]:
+    """On which days runs ended, where they say so; a study's own file calls it `created`."""
+    dates = (run.get("measured") or run.get("created") for run in runs)
+    return sorted({date[:10] for date in dates if isinstance(date, str)})
+
+
+def commits(runs: Sequence[dict[str, Any]]) -> list[str]:
+    """Of which commits runs were."""
+    return sorted({str(run["revision"]) for run in runs if run.get("revision")})
+
+
+def when_of(runs: Sequence[dict[str, Any]]) -> str:
     """Commits and days; nothing where no commit is known."""
-    commits = sorted({str(run["revision"]) for run in runs if run.get("revision")})
-    days = sorted({str(run["measured"])[:10] for run in runs if run.get("measured")})
-    when = f" ({', '.join(days)})" if days else ""
-    return f"at {', '.join(commits)}{when}" if commits else ""
+    at, on = (", ".join(names) for names in (commits(runs), days(runs)))
+    return f"at {at} ({on})" if at and on else f"at {at}" if at else ""

@@ -7,6 +7,7 @@ import json
 import re
 import shutil
 from collections.abc import Callable
+from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -107,6 +108,7 @@ def test_every_root_is_a_module_and_every_run_records_its_families(tmp_path: Pat
     named = {name for names in (*ages.SCRIPTS.values(), *ages.GROUPS.values(), *ages.TOOLKIT.values()) for name in names}
     assert set(here["families"]) == known >= named | {"forward"}
     assert here["revision"]
+    assert here["measured"] == datetime.now(UTC).date().isoformat()
 
 
 # Marks
@@ -179,9 +181,38 @@ def test_groups_know_their_family() -> None:
         ("maxsim-kernels/search-cases/1", ""): ("search-cpu",),
         ("maxsim-eval/rehearsal/1", ""): ("evaluation", "streaming"),
         ("maxsim-eval/tests/2", "test_gpu_dense"): ("operator",),
+        ("maxsim-eval/plan-accuracy/1", ""): ("planning", "evaluation", "cpu"),
         ("maxsim-eval/attack/1", ""): (),
     }
     assert {key: ages.families(*key) for key in known} == known
+
+
+def test_a_file_without_families_is_of_older_code(tmp_path: Path) -> None:
+    """As a file was before its script recorded any; with those of today it is not, and the day stands behind the commit."""
+    today = sources.digests(page_cells.OPERATOR)
+    held = {"schema": "maxsim-eval/plan-accuracy/1", "revision": "abc", "cases": {}}
+    for name, more in (("old", {}), ("new", {"families": today, "measured": "2026-12-01"})):
+        (tmp_path / f"{name}.json").write_text(json.dumps(held | more), encoding="utf-8")
+    book = page_cells.Book(tmp_path, page.FIGURES)
+    assert ages.of_file(book, "old.json") == "measured at abc, **older code**"
+    assert ages.of_file(book, "new.json") == "measured at abc (2026-12-01)"
+
+
+def test_a_row_is_as_old_as_its_own_run() -> None:
+    """A file's day is not that of a part, or of a row, measured before; a run's day is that of its rows without one."""
+    parts = {"measured": "2026-12-02", "revision": "new", "runs": {"a": {"families": {}, "revision": "old"}}}
+    assert ages.when_of(ages.runs_of(parts)) == "at old"
+    here = {"revision": "r", "measured": "2026-12-02"}
+    groups = {
+        "x": {"environment": here, "rows": {"a": {}}},
+        "y": {"environment": here, "measured": "2026-12-01", "rows": {"b": {}}},
+    }
+    assert [run["measured"] for run in ages.runs_of({"groups": groups})] == ["2026-12-02", "2026-12-01"]
+    rows = {"a": {"environment": "one"}, "b": {"environment": "two", "measured": "2026-12-03T00:00:00"}}
+    environments = {"one": here, "two": {"revision": "q"}, "of no row": {"revision": "z"}}
+    mixed = {"environments": environments, "groups": {"x": {"rows": rows}}}
+    assert ages.when_of(ages.runs_of(mixed)) == "at q, r (2026-12-02, 2026-12-03)"
+    assert page.runs(mixed) == "revision q, r, measured 2026-12-02, 2026-12-03"
 
 
 def test_a_change_of_the_toolkit_ages_its_own_families(tmp_path: Path) -> None:
@@ -195,8 +226,9 @@ def test_a_change_of_the_toolkit_ages_its_own_families(tmp_path: Path) -> None:
 
     before = digests()
     for file, families in (
-        ("comparison/metrics.py", {"evaluation", "atlas"}),
-        ("encoders/hf.py", {"encoding", "evaluation", "atlas"}),
+        ("comparison/metrics.py", {"evaluation", "planning", "atlas"}),
+        ("encoders/hf.py", {"encoding", "evaluation", "planning", "atlas"}),
+        ("planning/around.py", {"planning"}),
         ("crc/device_ranges.py", set(sources.TOOLKIT)),
     ):
         path = toolkit / file
@@ -232,6 +264,8 @@ def older(cell: dict[str, Any]) -> bool:
         if keys[0] in ("groups", "partial"):
             group = found[keys[0]][keys[1]]
             here = group.get("environment") or found["environments"][group["rows"][keys[3]]["environment"]]
+        elif keys[0] in ages.PARTS and "environment" not in found:
+            here = found[keys[0]][keys[1]]
         here = here.get("environment", here)
         named = ages.families(found.get("schema", ""), keys[1])
         if any(here.get("families", {}).get(name) != today()[name] for name in named):
@@ -251,14 +285,22 @@ def test_every_table_with_older_figures_says_so() -> None:
         assert not mark or (old == rows if mark[1] == "every row" else set(mark[1].split("; ")) == old), name
 
 
+def blocks(kind: str) -> dict[str, str]:
+    """What stands between the marks of a kind on all pages, by name."""
+    texts = (path.read_text(encoding="utf-8") for path in marks.pages(ROOT))
+    return {match[3]: match[0] for text in texts for match in marks.MARKED.finditer(text) if match[2] == kind}
+
+
 @pytest.mark.parametrize("place", marks.PLACES)
 def test_every_quoted_table_with_older_figures_says_so(place: str) -> None:
-    held = json.loads(page.MAP.read_text(encoding="utf-8"))
-    blocks = {
-        match[3]: match[0] for match in marks.MARKED.finditer((ROOT / place).read_text(encoding="utf-8")) if match[2] == "table"
-    }
-    for name in set(marks.PLACES[place]) & set(held):
-        assert (ages.OLDER in blocks[name]) == any(map(older, held[name].values())), name
+    """By the sources of each table as it is drawn, and with the mark of whose figures they are."""
+    book, shown = page_cells.Book(page.RESULTS, page.FIGURES), blocks("table")
+    assert marks.PLACES[place]
+    for name in marks.PLACES[place]:
+        found = dict.fromkeys(page_cells.sources(drawn(marks.TABLES[name], book)))
+        assert found, name
+        old = {ages.mark_of(raw(page_cells.keys_of(one)[0])) for one in found if older({"from": [one]})}
+        assert {mark for mark in (ages.OLDER, ages.OLDER_CODE) if f"Of {mark}: " in shown[name]} == old, name
 
 
 LINKED = re.compile(r"results/((?:cpu|h100|h200)/\w+\.json)")

@@ -260,6 +260,7 @@ def test_plans_stand_beside_what_was_taken(monkeypatch: pytest.MonkeyPatch, tmp_
     ]
     held = {name: plan_accuracy.predicted(one) for name, one in found["cases"]["SciFact, filled cache"]["predictions"].items()}
     assert held == {"fp32": True, "fp16": False, "int8": True}
+    assert {"planning", "evaluation", "cpu"} <= set(found["families"])
 
 
 def test_cold_start_refuses_other_rankings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
