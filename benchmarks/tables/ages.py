@@ -28,13 +28,13 @@ TOOLKIT: dict[str, tuple[str, ...]] = {  # by schema, of files about the toolkit
     "reference-speed": ("reference",), "fidelity": ("evaluation", "cpu"), "scale-rates": ("codes", "streaming"),
     "atlas": ("atlas", "evaluation"), "atlas-time": ("atlas", "evaluation"), "tests": ("operator",), "sanitizers": ("operator",),
     "soak": ("operator",), "conformance": ("operator",), "runs-compared": ("evaluation", "operator"),
-    "devices": ("evaluation", "operator"), "plan-accuracy": ("planning", "evaluation", "cpu"),
+    "devices": ("evaluation", "operator"), "plan-accuracy": ("planning", "evaluation", "cpu"), "examples": ("libraries", "cpu"),
 }  # fmt: skip
 UNAGED = {  # schemas of files whose figures are of one state for good, and why
     "attack": "what stopped processes, damaged files and wrong input did to one commit, which the file names",
 }
 
-PARTS = ("corpora", "encoders", "files", "growth", "runs")  # keys of parts that may have been measured apart
+PARTS = ("corpora", "encoders", "examples", "files", "growth", "runs")  # keys of parts that may have been measured apart
 
 
 def families(schema: str, group: str) -> tuple[str, ...]:

@@ -162,6 +162,10 @@ def test_rows_of_other_sources_are_marked(operator: Path, tmp_path: Path) -> Non
         "measured at abc, **older kernels**",
     )
     book = page_cells.Book(tmp_path, page.FIGURES, operator=operator)
+    group = "<!-- age: h200/forward.json#/groups/pairs --><!-- end of age -->"
+    assert "-->measured at abc, **older kernels**<!--" in marks.written(book, group, "docs/a.md")
+    with pytest.raises(ValueError, match=r"docs/a\.md: got a mark of .*, need .* FILE#/groups/NAME"):
+        marks.written(book, group.replace("pairs", "peers"), "docs/a.md")
     table = page.named(page.sections(book))["tiny pairs"]
     assert page_cells.markdown(table)[-2] == f"Raw figures: [h200/forward.json](results/h200/forward.json). {table.age}"
 
@@ -185,6 +189,14 @@ def test_groups_know_their_family() -> None:
         ("maxsim-eval/attack/1", ""): (),
     }
     assert {key: ages.families(*key) for key in known} == known
+
+
+def test_every_committed_file_has_families_that_age_it() -> None:
+    """Whoever adds a schema says what ages its figures, or why nothing does."""
+    for path in sorted(page.RESULTS.glob("*/*.json")):
+        home, _, name = json.loads(path.read_text(encoding="utf-8"))["schema"].rpartition("/")[0].partition("/")
+        known = f"{home}/" == ages.SCHEMAS or name in ages.TOOLKIT
+        assert known != (name in ages.UNAGED), f"{path.name}: tables/ages.py needs {home}/{name} in TOOLKIT or UNAGED"
 
 
 def test_a_file_without_families_is_of_older_code(tmp_path: Path) -> None:
@@ -303,17 +315,52 @@ def test_every_quoted_table_with_older_figures_says_so(place: str) -> None:
         assert {mark for mark in (ages.OLDER, ages.OLDER_CODE) if f"Of {mark}: " in shown[name]} == old, name
 
 
+@pytest.mark.parametrize("name", marks.LINES)
+def test_every_table_of_a_script_says_how_old_its_rows_are(name: str) -> None:
+    file, begin, _ = marks.LINES[name]
+    rows = {
+        row: older({"from": [page_cells.pointer(file, ("groups", group, "rows", row))]})
+        for group, held in raw(file)["groups"].items()
+        for row in held["rows"]
+        if row.startswith(begin)
+    }
+    assert rows
+    below = blocks("lines")[name].splitlines()[-2]
+    mark = re.search(rf"^Measured at [^.]*\.(?: Of {re.escape(ages.OLDER)}: (.*)\.)?$", below)
+    assert mark is not None, below
+    old = {row for row in rows if rows[row]}
+    assert (set(rows) if mark[1] == "every row" else set((mark[1] or "").split("; ")) - {""}) == old
+
+
+def test_a_row_that_is_older_than_its_table_is_named(tmp_path: Path) -> None:
+    """Forward rows of today, but for the smallest; those of training are of another table."""
+    today = {"revision": "new", "families": sources.digests(page_cells.OPERATOR)}
+    held = json.loads((page.RESULTS / marks.CHAMFER).read_text(encoding="utf-8"))
+    for name, group in held["groups"].items():
+        group["environment"] = {"revision": "old"} if name == "small" else today
+        group.pop("measured", None)
+    (tmp_path / "h200").mkdir()
+    (tmp_path / marks.CHAMFER).write_text(json.dumps(held), encoding="utf-8")
+    book = page_cells.Book(tmp_path, page.FIGURES)
+    text = "<!-- lines: chamfer-forward --><!-- end of lines -->"
+    below = marks.written(book, text, "docs/a.md").splitlines()[-2]
+    assert below == "Measured at new, old. Of **older kernels**: forward, 1K points, d = 3; forward, 1K points, d = 128."
+
+
 LINKED = re.compile(r"results/((?:cpu|h100|h200)/\w+\.json)")
 
 
 def test_pages_with_tables_of_their_own_say_the_age_of_what_they_link() -> None:
     """Wherever a section of another page links figures of the operator, it has their mark, which `page.py` writes."""
     seen = 0
-    for path in {*(ROOT / "docs").glob("*.md"), *(ROOT / name for name in marks.PLACES)}:
-        for section in sections(path) if path != page.PAGE else ():
+    for path in {*(ROOT / "docs").glob("*.md"), *(ROOT / name for name in marks.PLACES)} - {page.PAGE}:
+        below = {
+            marks.LINES[match[3]][0] for match in marks.MARKED.finditer(path.read_text(encoding="utf-8")) if match[2] == "lines"
+        }
+        for section in sections(path):
             linked = {name for name in LINKED.findall(section) if ages.families(str(raw(name).get("schema", "")), "")}
             linked |= {marks.FIGURES[match[3]][0] for match in marks.MARKED.finditer(section) if match[2] == "figure"}
-            linked -= tables_of(path, section)
+            linked -= tables_of(path, section) | below
             marked = {match[3] for match in marks.MARKED.finditer(section) if match[2] == "age"}
             assert linked <= marked, (
                 f"{path.relative_to(ROOT)}: needs <!-- age: FILE --><!-- end of age --> of {linked - marked}"

@@ -310,3 +310,22 @@ def test_the_floors_of_speed_are_of_committed_runs() -> None:
             shares += [held["of_floor"]] if held else []
         assert shares
         assert 0.985 * min(shares) <= asked[name] <= min(shares) + 0.005, name
+
+
+def test_spills_are_what_the_records_hold() -> None:
+    """Bytes a thread, in the words of two pages."""
+
+    def most(name: str, *architectures: str) -> int:
+        held = json.loads((page.ROOT / "tests" / "kernels" / f"{name}.json").read_text(encoding="utf-8"))["kernels"]
+        return max(used["spill_bytes"] for key, used in held.items() if key.split()[0] in architectures or not architectures)
+
+    notes, kernels = (
+        " ".join((page.ROOT / "docs" / f"{name}.md").read_text("utf-8").split()) for name in ("kernel_notes", "kernels")
+    )
+    own = ("sm_80", "sm_90")
+    forward = max(most("forward/resources", *own), most("architectures", *own))
+    assert f"the forward's kernels spill at most {forward} bytes a thread" in notes
+    assert f"Chamfer's gradient {most('backward/resources')} and other gradients none" in notes
+    others = most("architectures", "sm_89", "sm_100", "sm_120", "gfx942")
+    assert f"on the other GPUs at most {others} ([record]" in notes
+    assert f"none of that record spills more than {most('architectures')} bytes a thread" in kernels

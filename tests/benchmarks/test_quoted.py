@@ -37,6 +37,17 @@ RESULTS = ROOT / "docs" / "results"
         ("docs/fidelity.md", "h200/devices.json", ("encoders", "lexical", "paths", "fp8", "metrics", "1", "nDCG@10")),
         ("README.md", "cpu/fidelity_scifact.json", ("paths", "fp8", "metrics", "nDCG@10")),
         ("README.md", "cpu/fidelity_scifact.json", ("task", "queries")),
+        ("README.md", "cpu/cold_start_slow.json", ("warm", "0", "seconds")),
+        ("docs/kernel_notes.md", "h200/tests.json", ("files", "test_gpu_argmax", "passed")),
+        ("docs/kernel_notes.md", "h200/sanitizers.json", ("runs", "memcheck, part 1/8", "calls")),
+        ("docs/kernel_notes.md", "h200/soak.json", ("runs", "seed 100000", "cases")),
+        ("docs/training_figures.md", "h200/parity.json", ("runs", "naive FP16", "ms_per_step")),
+        ("docs/training_figures.md", "h200/parity.json", ("drift", "ours - naive FP16", "mean")),
+        (
+            "kernels/README.md",
+            "h200/forward.json",
+            ("groups", "host", "rows", "host textual 1K", "methods", "ours", "call_median_us"),
+        ),
     ],
 )
 def test_a_changed_digit_fails(tmp_path: Path, place: str, file: str, keys: tuple[str, ...]) -> None:
@@ -50,6 +61,20 @@ def test_a_changed_digit_fails(tmp_path: Path, place: str, file: str, keys: tupl
     (folder / file).write_text(json.dumps(held), encoding="utf-8")
     text = (ROOT / place).read_text(encoding="utf-8")
     assert marks.written(page_cells.Book(folder, page.FIGURES), text, place) != text
+
+
+def test_starts_say_whether_they_hold_what_is_asked(tmp_path: Path) -> None:
+    (tmp_path / "cpu").mkdir()
+
+    def said(*seconds: float) -> str:
+        runs = {kind: [{"seconds": one}] * 3 for kind, one in zip(marks.ASKED, seconds, strict=True)}
+        (tmp_path / marks.COLD_MEDIUM).write_text(json.dumps(runs), encoding="utf-8")
+        text = "<!-- figure: start-medium --><!-- end of figure -->"
+        return marks.written(page_cells.Book(tmp_path, page.FIGURES), text, "docs/a.md").partition("-->")[2].partition("<")[0]
+
+    assert said(9.5, 5.9) == "9.5 and 5.9 s, both held"
+    assert said(9.5, 6.0) == "9.5 and 6.0 s, warm missed"
+    assert said(15.1, 9.8) == "15.1 and 9.8 s, cold and warm missed"
 
 
 def test_a_rehearsal_of_one_run_is_no_whole(tmp_path: Path) -> None:
