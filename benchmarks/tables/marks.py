@@ -28,7 +28,7 @@ READMES: dict[str, tuple[str, ...]] = {"README.md": ("gpu", "fidelity"), "kernel
 PLACES = {**READMES, **quoted.PLACES}  # which page quotes which tables
 TABLES: dict[str, Maker] = {**readme.TABLES, **readme.QUALITY, **quoted.TABLES}
 COLD, REHEARSED, EAGER = "cpu/cold_start.json", "h200/rehearsal.json", "naive FP16"
-COLD_MEDIUM, COLD_SLOW = "cpu/cold_start_medium.json", "cpu/cold_start_slow.json"  # of slower hosts
+COLD_SLOW = "cpu/cold_start_slow.json"  # of a slower host
 PROVED, HOST, PARITY = "h200/proving.json", f"{FORWARD}#/groups/host", "h200/parity.json"
 TESTED, SANITIZED, SOAKED = (f"h200/{name}.json" for name in ("tests", "sanitizers", "soak"))
 SHOWN = "cpu/examples.json"
@@ -140,7 +140,6 @@ FIGURES: dict[str, tuple[str, Callable[[Book], str]]] = {  # with their files or
     "cold": (COLD, seconds("cold")),
     "warm": (COLD, seconds("warm")),
     "start": (COLD, lambda book: f"asked: below {' and '.join(map(str, ASKED.values()))} s, {verdict(book, COLD)}"),
-    "start-medium": (COLD_MEDIUM, started(COLD_MEDIUM)),
     "start-slow": (COLD_SLOW, started(COLD_SLOW)),
     "hotpotqa": (REHEARSED, rehearsed),
     "host": (HOST, host),

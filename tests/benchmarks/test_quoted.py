@@ -68,8 +68,8 @@ def test_starts_say_whether_they_hold_what_is_asked(tmp_path: Path) -> None:
 
     def said(*seconds: float) -> str:
         runs = {kind: [{"seconds": one}] * 3 for kind, one in zip(marks.ASKED, seconds, strict=True)}
-        (tmp_path / marks.COLD_MEDIUM).write_text(json.dumps(runs), encoding="utf-8")
-        text = "<!-- figure: start-medium --><!-- end of figure -->"
+        (tmp_path / marks.COLD_SLOW).write_text(json.dumps(runs), encoding="utf-8")
+        text = "<!-- figure: start-slow --><!-- end of figure -->"
         return marks.written(page_cells.Book(tmp_path, page.FIGURES), text, "docs/a.md").partition("-->")[2].partition("<")[0]
 
     assert said(9.5, 5.9) == "9.5 and 5.9 s, both held"
