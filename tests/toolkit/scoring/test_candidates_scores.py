@@ -2,62 +2,31 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
-from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
+from candidate_cases import DOCUMENTS, QUERIES, Data, cuts, listed_data, scores_of, whole_of
 from fixtures import one_thread  # noqa: F401 - for every test here
 from maxsim_eval.cache.corpus import Corpus
-from maxsim_eval.cache.entries import Entry
 from maxsim_eval.cache.selection import Selection
 from maxsim_eval.scoring import candidates as module
 from maxsim_eval.scoring.candidates import Candidates, pair_scores
 from maxsim_eval.scoring.paths import PATHS
 from maxsim_kernels import BitTokens, Packed, ResidualTokens, maxsim, maxsim_reference, pack, quantize_int8
 from maxsim_kernels.topk import TopK
-from scoring_cases import drawn, of_sets
-from stored_cases import filled
+from scoring_cases import of_sets
 
-WIDTH = 48
-tokens = partial(drawn, width=WIDTH)
-QUERIES, DOCUMENTS = 7, 60
 EMPTY_QUERY = 2
-needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
-
-
-@dataclasses.dataclass(frozen=True)
-class Data:
-    queries: Packed
-    entry: Entry
-    candidates: Candidates
-    grid: bool
 
 
 @pytest.fixture(scope="module", params=[True, False], ids=["ties", "normal"])
 def data(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Data:
-    """Ragged documents up to 59 tokens, empty ones and duplicates among them; queries up to 33 tokens, one empty, one without candidates."""
-    documents = [tokens((n * 17) % DOCUMENTS if n % 9 else 0, n, grid=request.param) for n in range(DOCUMENTS)]
-    for copy, original in ((2, 1), (12, 1), (59, 1), (30, 26), (31, 26)):
-        documents[copy] = documents[original]
-    ids = [f"d{n:02d}" for n in range(DOCUMENTS)]
-    entry = filled(tmp_path_factory.mktemp("entry") / "e", documents, ids=ids, documents_per_shard=13)
-    queries = pack([tokens(size, 100 + size, grid=request.param) for size in (32, 5, 0, 33, 1, 17, 8)])
-    rng = np.random.default_rng(0)
-    sets = [set(rng.choice(DOCUMENTS, size, replace=False).tolist()) for size in (30, 1, 9, 20, 60, 0, 5)]
-    sets[0] |= {1, 2, 12, 59, 26, 30, 31, 0, 9}
-    return Data(queries, entry, of_sets(sets), request.param)
-
-
-def cuts(size: int) -> Iterator[list[tuple[int, int]]]:
-    for step in (1, 7, 20, size):
-        yield [(start, min(start + step, size)) for start in range(0, size, step)]
+    return listed_data(tmp_path_factory.mktemp("entry") / "e", grid=request.param)
 
 
 def full_scores(name: str, data: Data) -> Tensor:
@@ -74,24 +43,6 @@ def listed_alone(full: Tensor, candidates: Candidates) -> Tensor:
     for query, rows in enumerate(candidates.of(range(candidates.queries))):
         mask[query, torch.from_numpy(rows)] = True
     return full.masked_fill(~mask, -torch.inf)[:, torch.from_numpy(candidates.union())]
-
-
-def scores_of(name: str, data: Data, spans: Sequence[tuple[int, int]], device: str = "cpu") -> Tensor:
-    path, corpus = PATHS[name], Corpus(data.entry, quiet=True)
-    chosen, listed = data.candidates.choose(data.entry), data.candidates.within(data.candidates.union())
-    everything, queries = whole_of(chosen), path.queries(data.queries).to(device)
-    parts: list[Tensor] = []
-    for start, stop in spans:
-        block: Any = path.documents(everything.select(range(start, stop)).compact().to(device), corpus)
-        part = pair_scores(path.score, queries, block, listed, start)
-        assert part.shape == (QUERIES, stop - start)
-        assert part.dtype == torch.float32
-        parts.append(part)
-    return torch.cat(parts, 1)
-
-
-def whole_of(chosen: Selection) -> Packed:
-    return pack([block[n] for block in chosen.blocks(1 << 30) for n in range(len(block))])
 
 
 def bound(data: Data) -> Tensor:
@@ -237,31 +188,3 @@ def test_tokens_of_few_bits_and_options_of_the_operator() -> None:
             full = score(queries, documents)
             assert isinstance(full, Tensor)
             assert torch.allclose(pair_scores(score, queries, documents, listed), listed_alone(full, listed), atol=1e-4)
-
-
-@needs_gpu
-@pytest.mark.parametrize("name", PATHS)
-def test_on_a_gpu(name: str, data: Data) -> None:
-    size = len(data.candidates.union())
-    found = scores_of(name, data, [(0, size)], "cuda")
-    for spans in cuts(size):
-        assert torch.equal(scores_of(name, data, spans, "cuda"), found)
-    need = scores_of(name, data, [(0, size)])
-    assert torch.equal(torch.isneginf(found).cpu(), torch.isneginf(need))
-    close = 1e-3 if name == "fp8" else 1e-5
-    finite = torch.isfinite(need)
-    assert torch.allclose(found.cpu()[finite], need[finite], rtol=close, atol=close * 50)
-
-
-@needs_gpu
-@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
-def test_nothing_waits_for_a_gpu(data: Data) -> None:
-    path, listed = PATHS["fp16"], data.candidates.within(data.candidates.union())
-    queries = path.queries(data.queries).to("cuda")
-    block: Any = path.documents(whole_of(data.candidates.choose(data.entry)).to("cuda"), Corpus(data.entry, quiet=True))
-    pair_scores(path.score, queries, block, listed)
-    try:
-        torch.cuda.set_sync_debug_mode("error")
-        pair_scores(path.score, queries, block, listed)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
