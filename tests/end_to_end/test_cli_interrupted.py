@@ -211,6 +211,7 @@ def test_two_fresh_processes_fill_one_cache_at_once(demo: Any, clean: Any, start
 def test_two_processes_generate_the_demo_data_at_once(cli: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     publish = beir.publish_folder
     exists = Path.exists
+    finished: list[str] = []
 
     def late(temporary: Path, folder: Path) -> None:
         # The other process finishes between this one's look at the folder and its rename.
@@ -220,6 +221,7 @@ def test_two_processes_generate_the_demo_data_at_once(cli: Any, tmp_path: Path, 
                 monkeypatch.setattr(Path, "exists", exists)
                 folder.mkdir(parents=True)
                 (folder / "corpus.jsonl").write_text("{}")
+                finished.append(folder.name)
             return found
 
         monkeypatch.setattr(Path, "exists", looked)
@@ -227,3 +229,4 @@ def test_two_processes_generate_the_demo_data_at_once(cli: Any, tmp_path: Path, 
 
     monkeypatch.setattr(beir, "publish_folder", late)
     cli("demo", "--quiet", "--paths", "fp32", cwd=tmp_path).fine()
+    assert finished == ["small"], "no process came in between"

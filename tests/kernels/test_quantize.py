@@ -127,14 +127,16 @@ def test_tiny_tokens_stay_tiny(magnitude, affine):
 
 
 @pytest.mark.parametrize("affine", [False, True])
-def test_scales_beyond_float16_are_not_finite_garbage(affine):
-    tokens = torch.tensor([[[1e8, -1e8, 1.0]]])
-    try:
-        stored = quantize_int8(tokens, affine=affine)
-    except ValueError:
-        return
-    back = stored.dequantize()
-    assert not back.isfinite().all() or torch.allclose(back, tokens, atol=1e6)
+def test_a_scale_beyond_float16_is_nan_or_refused(affine):
+    """NaN marks the token where it has a scale of its own; a scale of several tokens is refused."""
+    tokens = torch.tensor([[[1e8, -1e8, 1.0], [3.0, -1.0, 1.0]]])
+    stored = quantize_int8(tokens, affine=affine)
+    assert stored.scales.isnan().tolist() == [[True, False]]
+    assert stored.codes[0, 0].eq(0).all()
+    assert stored.dequantize().isnan().all(-1).tolist() == [[True, False]]
+    for granularity in ("document", "corpus"):
+        with pytest.raises(ValueError, match=f"^tokens: values too large, a {granularity} scale does not fit FP16"):
+            quantize_int8(tokens, granularity, affine=affine)
 
 
 def test_70000_is_kept():

@@ -12,15 +12,13 @@ from maxsim_kernels.search import exact_topk, rescoring
 from search_cases import about, clustered, same
 
 
-def keeps_order(queries: Packed, documents: Packed) -> bool:
-    """Whether this machine's library adds in one order for every shape; of long sums it may not, and then nothing is pruned."""
+def need_one_order(queries: Packed, documents: Packed) -> None:
+    """MKL adds in one order for every shape; skips where another library does not, of long sums, and so nothing is pruned."""
     why = rescoring.why_not_some(queries, documents.dim)
-    if not why or documents.dim <= tiles.INNER:
-        assert why == ""
-        return True
-    stats = same(queries, documents, 5, quantize_int8(documents))
-    assert stats.fell_back == why
-    return False
+    if why and documents.dim > tiles.INNER and not torch.backends.mkl.is_available():
+        assert same(queries, documents, 5, quantize_int8(documents)).fell_back == why
+        pytest.skip(why)
+    assert why == ""
 
 
 @pytest.mark.parametrize("share", [0.0, 0.02, 0.5, 1.0])
@@ -28,8 +26,7 @@ def keeps_order(queries: Packed, documents: Packed) -> bool:
 def test_scores_of_some_pairs_have_the_bits_of_a_call_with_all(two_threads, d, share):
     documents = cases.packed([3, 700, 0, 1100, 64, 1, 256, 255, 257], d, make=cases.gauss)
     queries = pack([cases.gauss(n, d, seed=n) for n in (1, 40, 300, 700, 0, 31)])
-    if not keeps_order(queries, documents):
-        return
+    need_one_order(queries, documents)
     together, pairs = maxsim(queries, documents), rescoring.Some(queries)
     wanted = torch.rand(6, 9, generator=torch.Generator().manual_seed(d)) < share
     for numbers in (torch.arange(9), torch.tensor([5, 1, 8, 3])):
@@ -53,14 +50,13 @@ def test_documents_one_by_one_have_the_bits_of_a_call_with_all(d, refused, monke
     documents = cases.packed(lengths, d, make=cases.gauss)
     for held in (documents, cases.scattered(documents), documents.with_values(documents.values.half())):
         queries = pack([cases.gauss(n, d, seed=n).to(held.values.dtype) for n in (5, 40, 0, 12, 9, 300, 7, 31, 8)])
-        if not keeps_order(queries, held):
-            continue
+        need_one_order(queries, held)
         together = maxsim(queries, held)
         wanted = (torch.rand(9, len(lengths), generator=draw) < 0.12) & (held.lengths > 0)
         found = torch.full(wanted.shape, 7.0)
         rescoring.Some(queries).score(held, wanted, found)
         assert cases.same_bits(found, torch.where(wanted, together, torch.tensor(7.0)))
-    assert taken == [refused == "none"] * 3 or not keeps_order(queries, held)
+    assert taken == [refused == "none"] * 3
 
 
 def test_batched_products_of_another_order_are_noticed(monkeypatch):

@@ -21,6 +21,7 @@ from places import ROOT
 from scorer_cases import Write, here, write  # noqa: F401 - fixtures
 
 Scorer = Callable[[Packed, Packed], Tensor]
+Run = Callable[..., tuple[int, str, str]]
 
 
 def rows(tokens: Packed) -> list[Tensor]:
@@ -169,20 +170,25 @@ def test_a_peers_scorer_is_found_what_the_docs_say_of_it() -> None:
     assert found["document without tokens"].found == "scores -1e+09"
 
 
-def test_the_command(write: Write, capsys: pytest.CaptureFixture[str]) -> None:  # noqa: F811
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str]) -> Run:
+    """`run(*words)`: exit code, output and errors of the command with these words."""
     from maxsim_eval.cli import main
 
+    def ended(*words: str) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as exited:
+            main(["conform", *words])
+        out, err = capsys.readouterr()
+        return int(exited.value.code or 0), out, err
+
+    return ended
+
+
+def test_the_command(write: Write, run: Run) -> None:  # noqa: F811
     name = write(
         "from maxsim_kernels import maxsim\n\ndef score(q, d):\n    return maxsim(q, d)\n\ndef bad(q, d):\n    return maxsim(q, d) + 1\n"
         "\ndef none(q, d):\n    raise ValueError\n"
     )
-
-    def run(*words: str) -> tuple[int, str, str]:
-        with pytest.raises(SystemExit) as ended:
-            main(["conform", *words])
-        out, err = capsys.readouterr()
-        return int(ended.value.code or 0), out, err
-
     code, out, _ = run(f"python:{name}:score")
     assert code == 0
     assert re.search(rf"({len(CHECKS)}|{len(CHECKS) - 1}) pass", out)
@@ -193,13 +199,20 @@ def test_the_command(write: Write, capsys: pytest.CaptureFixture[str]) -> None: 
     code, out, _ = run(f"python:{name}:none")
     assert (code, "nothing passed" in out) == (1, True)
     assert found["checks"][0]["verdict"] == "bug"
-    for words in (
-        ["fp32"],
-        [f"python:{name}:score", "--device", "tpu"],
-        [f"python:{name}:nobody"],
-        ["python:no_such_module:score"],
+    for scorer, text in (
+        ("fp32", "scorer: got 'fp32', need python:<module>:<function>, as python:my_kernels:score"),
+        (f"python:{name}:nobody", f"unknown function of {name} 'nobody'. Known: bad, maxsim, none, score."),
+        ("python:nobodys:score", "path python:nobodys:score: no module 'nobodys' in the current folder or on PYTHONPATH."),
     ):
-        code, out, err = run(*words)
-        assert (code, out) == (2, ""), words
-        assert len(err.strip().splitlines()) == 1
-        assert err.startswith("error: ")
+        assert run(scorer) == (2, "", f"error: {text}\n")
+
+
+@pytest.mark.parametrize(
+    ("gpu", "device", "need"),
+    [(False, "cuda", "cpu; there is no CUDA GPU"), (False, "tpu", "cpu; there is no CUDA GPU"), (True, "tpu", "cpu, or cuda")],
+)
+def test_a_device_that_is_not_there_is_refused(
+    gpu: bool, device: str, need: str, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)
+    assert run("python:math:fsum", "--device", device) == (2, "", f"error: --device: got '{device}', need {need}\n")

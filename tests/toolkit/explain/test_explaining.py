@@ -207,15 +207,14 @@ def test_a_quantised_copy_gives_the_same(demo_home: Path, demo_task: Task, tmp_p
 @pytest.mark.parametrize(
     ("query", "document", "text"),
     [
-        ("q7", "d032", "no query 'q7' among the 40 here. Did you mean 'q07'"),
-        ("q07", "x", "no document 'x' among the 300 here. The first ids are 'd000'"),
+        ("Q07", "d032", "no query 'Q07' among the 40 here. Did you mean 'q07'?"),
+        ("q07", "x", "no document 'x' among the 300 here. The first ids are 'd000', 'd001', 'd002'."),
     ],
 )
 def test_unknown_ids(demo_home: Path, demo_task: Task, query: str, document: str, text: str) -> None:
     with pytest.raises(UsageError) as caught:
         explain_pair(demo_task, "lexical", query, document, cache_dir=demo_home / "cache")
-    assert text.split(" Did", maxsplit=1)[0] in str(caught.value)
-    assert ("Did you mean" in str(caught.value)) == ("Did you" in text)
+    assert str(caught.value) == text
 
 
 def test_paths_that_cannot_be_explained(demo_home: Path, demo_task: Task) -> None:
