@@ -278,7 +278,7 @@ def older(cell: dict[str, Any]) -> bool:
             here = group.get("environment") or found["environments"][group["rows"][keys[3]]["environment"]]
         elif keys[0] in ages.PARTS and "environment" not in found:
             here = found[keys[0]][keys[1]]
-        here = here.get("environment", here)
+        here = here if "families" in here else here.get("environment", here)
         named = ages.families(found.get("schema", ""), keys[1])
         if any(here.get("families", {}).get(name) != today()[name] for name in named):
             return True
