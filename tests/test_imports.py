@@ -38,7 +38,7 @@ gpu cpu reference
 quantize
 checks
 modes coded
-fallback tokens
+fallback tokens turns
 needs
 """
 BENCHMARKS = """

@@ -24,7 +24,7 @@ from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # this file is a script in a folder of its own
 
-from alone.runs import OPERATOR_BOUND, OTHER, compared, described, rankings
+from alone.runs import OPERATOR_BOUND, compared, described, rankings
 from cold_start import seconds_of
 from maxsim_eval.cache.entries import MANIFEST, open_entry
 from maxsim_eval.data.trec import read_trec_run
@@ -34,6 +34,7 @@ from maxsim_eval.report.result_json import read_result
 from maxsim_eval.scoring.paths import our_paths
 from maxsim_eval.types import Result
 from maxsim_kernels import Packed
+from measure.names import OTHER
 from measure.session import kernels
 from results.file import write
 

@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # this file is a s
 
 from cold_start import ROOT, said_by
 from measure.session import kernels
-from results.file import read, write
+from results.file import read
 
 SCHEMA = "maxsim-eval/examples/1"
 FOLDER = ROOT / "examples"
@@ -48,7 +48,8 @@ def main(arguments: list[str] | None = None) -> None:
     before = read(options.json, SCHEMA)["examples"] if options.only and options.json.exists() else {}
     names = [options.only] if options.only else list(OPTIONS)
     examples = before | {name: found(name, options.data_dir.resolve()) for name in names}
-    write(options.json, {"schema": SCHEMA, "examples": examples})
+    text = json.dumps({"schema": SCHEMA, "examples": examples}, indent=1)  # all digits: losses differ in the last
+    options.json.write_text(f"{text}\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -25,12 +25,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # this file is a s
 from maxsim_eval.data.trec import read_trec_run
 from maxsim_eval.errors import MaxsimEvalError
 from maxsim_eval.types import Run
+from measure.names import OTHER, SAME, TIES
 from measure.session import kernels
 from results.file import write
 
 SCHEMA = "maxsim-eval/runs-compared/1"
 OPERATOR_BOUND = 2e-6  # most error of a score, over the norms of its tokens
-SAME, TIES, OTHER = "same order", "another order by ties alone", "not explained"
 Ranking = list[tuple[str, float]]
 
 

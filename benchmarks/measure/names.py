@@ -20,6 +20,7 @@ FLASH, LIK = "flash-maxsim", "late-interaction-kernels"
 MEMORY = 64e6
 
 
+SAME, TIES, OTHER = "same order", "another order by ties alone", "not explained"  # how two devices rank a query
 AFFINE = "affine token"  # INT8 of the paper: a scale and an offset a token
 
 

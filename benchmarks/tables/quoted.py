@@ -5,8 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Sequence
 
-from alone.runs import OTHER, SAME, TIES
-from measure.names import FLASH, LIK
+from measure.names import FLASH, LIK, OTHER, SAME, TIES
 from tables.cells import MISSING, Book, Cell, Table, Value, number, pointer, ratio, times
 from tables.columns import Maker, faster_bold
 

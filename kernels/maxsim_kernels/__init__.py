@@ -22,6 +22,7 @@ checks.py      which arguments a call takes
 coded.py       BitTokens, ResidualTokens: tokens of 1, 2 or 4 bits a number, as they are stored
 modes.py       what surrounds a call: transforms, kinds of tensor, autocast, capture in a CUDA graph
 needs.py       errors for bad input: the argument, what was found, what is needed
+turns.py       threads of a CPU that each make products of their own
 fallback.py    whether Triton is installed; one warning that says why a call runs slower code
 tokens.py      Packed, Int8Tokens, Fp8Tokens
 """

@@ -12,6 +12,7 @@ import torch
 from alone import devices, runs
 from maxsim_eval.scoring.paths import our_paths
 from maxsim_kernels import pack
+from measure import names
 from stored_cases import filled
 
 WORDS = str(__doc__).split()
@@ -43,7 +44,7 @@ def test_every_path_is_compared(texts: Path, tmp_path: Path) -> None:
     assert found["gate"] == found["paths"]["fp32"]["gate"] == found["paths"]["fp16"]["gate"] == []
     assert list(found["paths"]) == list(our_paths())
     for path in found["paths"].values():
-        assert path["counts"] == {runs.SAME: 3, runs.TIES: 0, runs.OTHER: 0}
+        assert path["counts"] == {names.SAME: 3, names.TIES: 0, names.OTHER: 0}
         assert (path["queries"], path["same_top_10"], path["moved"], path["largest_difference"]) == (3, 3, 0, 0.0)
         assert path["metrics"][0] == path["metrics"][1]
     assert len(found["devices"]) == len(found["seconds"]) == 2
@@ -61,14 +62,14 @@ def test_each_query_is_held_to_its_own_bound(tmp_path: Path) -> None:
         filled(tmp_path / f"lexical-{role}-1", pack([torch.tensor(row) for row in rows]), ids=["q0", "q1"])
     assert devices.norms(tmp_path) == {"q0": 3.5, "q1": 0.25}
     one, other = ({query: [("a", score), ("b", 1.0)] for query in ("q0", "q1")} for score in (2.0, 2.5))
-    assert runs.compared(one, other, {"q0": 0.3, "q1": 0.2}).counts == {runs.SAME: 1, runs.TIES: 0, runs.OTHER: 1}
+    assert runs.compared(one, other, {"q0": 0.3, "q1": 0.2}).counts == {names.SAME: 1, names.TIES: 0, names.OTHER: 1}
 
 
 @pytest.mark.parametrize("unexplained", [0, 2])
 def test_what_no_tie_explains_is_the_exit_code(
     unexplained: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    counts = {runs.SAME: 3 - unexplained, runs.TIES: 0, runs.OTHER: unexplained}
+    counts = {names.SAME: 3 - unexplained, names.TIES: 0, names.OTHER: unexplained}
     path: dict[str, Any] = {
         "counts": counts,
         "first": ["q1: why"][:unexplained],

@@ -13,7 +13,7 @@ from tables import ages
 SCRIPT = """
 import json, pathlib, sys
 words = dict(zip(sys.argv[1::2], sys.argv[2::2]))
-pathlib.Path(words["--json"]).write_text(json.dumps({"steps": words.get("--steps"), "data": words["--data-dir"]}))
+pathlib.Path(words["--json"]).write_text(json.dumps({"steps": words.get("--steps"), "data": words["--data-dir"], "loss": 2.4535028934}))
 sys.exit("differ" if "broken" in words["--data-dir"] else 0)
 """
 
@@ -30,10 +30,12 @@ def test_scripts_are_kept_beside_each_other(tmp_path: Path, monkeypatch: pytest.
         return json.loads(file.read_text(encoding="utf-8"))["examples"]  # type: ignore[no-any-return]
 
     first = measured("/sets")
-    assert [one["found"] for one in first.values()] == [{"steps": "12", "data": "/sets"}, {"steps": None, "data": "/sets"}]
+    assert [one["found"] for one in first.values()] == [
+        {"steps": steps, "data": "/sets", "loss": 2.4535028934} for steps in ("12", None)
+    ]
     again = measured("/others", "--only", "rerank_pylate.py")
     assert again["train_sentence_transformers.py"] == first["train_sentence_transformers.py"]
-    assert again["rerank_pylate.py"]["found"] == {"steps": None, "data": "/others"}
+    assert again["rerank_pylate.py"]["found"] == {"steps": None, "data": "/others", "loss": 2.4535028934}
     assert {"revision", "measured", "families", "torch"} <= set(again["rerank_pylate.py"])
     assert [keys[1] for keys in ages.rows(json.loads(file.read_text(encoding="utf-8")))] == list(examples.OPTIONS)
     with pytest.raises(SystemExit, match="exit 1"):

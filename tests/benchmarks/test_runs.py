@@ -10,6 +10,7 @@ import torch
 
 from alone import runs
 from maxsim_eval import evaluate_embeddings
+from measure import names
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +43,7 @@ def test_two_paths_differ_by_ties_alone(folder: Path, tmp_path: Path, capsys: py
     out = tmp_path / "found.json"
     assert called(folder / "fp32.trec", folder / "fused-fp32.trec", "--query-tokens", "12", "--json", out) == 0
     found = json.loads(out.read_text())
-    assert found["queries"] == 8 == found["counts"][runs.SAME] + found["counts"][runs.TIES]
+    assert found["queries"] == 8 == found["counts"][names.SAME] + found["counts"][names.TIES]
     assert 0 < found["largest_difference"] <= 2 * found["bound"]
     assert set(found["families"]) >= {"operator", "evaluation"}
     assert capsys.readouterr().out.startswith("8 queries: ")
@@ -57,13 +58,13 @@ def test_another_number_format_is_no_tie(folder: Path, capsys: pytest.CaptureFix
 @pytest.mark.parametrize(
     ("other", "counted"),
     [
-        ([("a", 3.0), ("b", 2.0), ("c", 1.0)], runs.SAME),
-        ([("a", 3.0), ("c", 2.0), ("b", 2.0)], runs.OTHER),  # c's score is another
-        ([("b", 3.0), ("a", 3.0), ("c", 1.0)], runs.OTHER),
-        ([("a", 3.0), ("b", 2.0)], runs.OTHER),
-        ([("a", 3.0), ("b", 2.0), ("d", 1.001)], runs.TIES),  # at the cut-off
-        ([("a", 3.0), ("d", 2.5), ("b", 2.0)], runs.OTHER),
-        ([("b", 2.0), ("a", 3.0), ("c", 1.0)], runs.OTHER),  # order against its own scores
+        ([("a", 3.0), ("b", 2.0), ("c", 1.0)], names.SAME),
+        ([("a", 3.0), ("c", 2.0), ("b", 2.0)], names.OTHER),  # c's score is another
+        ([("b", 3.0), ("a", 3.0), ("c", 1.0)], names.OTHER),
+        ([("a", 3.0), ("b", 2.0)], names.OTHER),
+        ([("a", 3.0), ("b", 2.0), ("d", 1.001)], names.TIES),  # at the cut-off
+        ([("a", 3.0), ("d", 2.5), ("b", 2.0)], names.OTHER),
+        ([("b", 2.0), ("a", 3.0), ("c", 1.0)], names.OTHER),  # order against its own scores
     ],
 )
 def test_what_ties_explain(other: runs.Ranking, counted: str) -> None:
@@ -73,9 +74,9 @@ def test_what_ties_explain(other: runs.Ranking, counted: str) -> None:
 
 def test_near_scores_may_change_places_within_four_bounds() -> None:
     one = [("a", 2.0), ("b", 1.997), ("c", 1.0)]
-    assert runs.compared({"q": one}, {"q": [("b", 1.9985), ("a", 1.9984), ("c", 1.0)]}, 0.001).counts[runs.TIES] == 1
+    assert runs.compared({"q": one}, {"q": [("b", 1.9985), ("a", 1.9984), ("c", 1.0)]}, 0.001).counts[names.TIES] == 1
     found = runs.compared({"q": one}, {"q": [("b", 1.9985), ("a", 1.9984), ("c", 1.0)]}, 0.0005)
-    assert found.counts[runs.OTHER] == 1
+    assert found.counts[names.OTHER] == 1
     assert found.moved == 2
     assert found.first[0].startswith("q: ")
 

@@ -9,5 +9,4 @@ integers.py  products of INT8 codes, exact on every processor: a look at the lib
 pairs.py     independent (query, document) pairs on the CPU: batched products over pairs of similar length
 some.py      some of the pairs of queries and documents: a document meets only the tokens of the queries that it is for
 tiles.py     the inner part of `forward.py`: products of query rows with tiles of document tokens, and their maxima
-turns.py     threads that each make products of their own, and take the next tile when they are done
 """

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from maxsim_kernels.cpu.corpus import Corpus, spans
 from maxsim_kernels.cpu.tiles import INNER, STEP, Queries, product_of
-from maxsim_kernels.cpu.turns import alone, in_turns
+from maxsim_kernels.turns import alone, in_turns
 
 # Shapes of which MKL's kernels add every cell in one order: other sizes, and 8 or 32 rows, have edges that add otherwise.
 ROWS = np.array([16, 24, 36, 48, 60, 72, 84, 96, 108, 120, 144, 168, 192, 216, 240])  # query tokens, an item's product

@@ -14,7 +14,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from maxsim_kernels.cpu.turns import alone
+from maxsim_kernels.turns import alone
 
 LEVELS = (240, 1008, 2016, 4032, 8064)  # document tokens of a tile
 Multiply = Callable[[Tensor, Tensor, Tensor], None]

@@ -27,9 +27,9 @@ from torch import Tensor
 from maxsim_kernels.checks import Call, check_padded, check_rows
 from maxsim_kernels.cpu.corpus import Corpus, before, spans
 from maxsim_kernels.cpu.tiles import Queries, maxima, padded_rows, summed
-from maxsim_kernels.cpu.turns import in_turns
 from maxsim_kernels.quantize import quantize_fp8, quantize_int8
 from maxsim_kernels.tokens import distinct_rows
+from maxsim_kernels.turns import in_turns
 
 _QUERY_ROWS = 8192  # query tokens held at once
 _GROUP_TOKENS = 1 << 18  # document tokens planned at once

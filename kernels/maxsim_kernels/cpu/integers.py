@@ -14,7 +14,7 @@ from threading import Lock
 import torch
 from torch import Tensor
 
-from maxsim_kernels.cpu.turns import alone
+from maxsim_kernels.turns import alone
 
 EXACT_WIDTH = 1024  # d * 128 * 128 <= 2**24: float32 holds every partial sum of so many products of codes
 _INT32_WIDTH = (2**31 - 1) // 128**2  # the same of the 32-bit integers that `torch._int_mm` gives

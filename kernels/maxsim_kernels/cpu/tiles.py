@@ -22,7 +22,7 @@ from maxsim_kernels.cpu.corpus import (
     tiles_of,
     token_places,
 )
-from maxsim_kernels.cpu.turns import in_turns
+from maxsim_kernels.turns import in_turns
 
 # In products of whole STEPs of rows and tokens, and INNER dimensions at most, MKL adds every cell in one order, by its kernels for
 # AVX-512, AVX2, AVX and SSE alike. Other products have edges that add otherwise, and longer sums are cut by the shape.

@@ -3,14 +3,15 @@
 Documents of similar length go through a product together, each as a slab of as many rows as its class of lengths has; rows beyond a
 document's own repeat its last token, which changes no maximum. How many slabs a product has and how long they are depends on the
 document's length and the number of query tokens only, a row of a product does not depend on its place in it, and sums are taken in a
-fixed order: so a score does not depend on where the document stands, on its neighbours, or on how the corpus is cut.
+fixed order: so a score does not depend on where the document stands, on its neighbours, or on how the corpus is cut. On a CPU a
+product is made by one thread: libraries divide it among several at any row, and add the rows at the edges in another order.
 """
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from threading import RLock, get_ident
 from typing import Any
@@ -22,6 +23,7 @@ from torch import Tensor
 from maxsim_kernels import fallback
 from maxsim_kernels.checks import is_plain
 from maxsim_kernels.reference.rows import Asked, Rows
+from maxsim_kernels.turns import alone, in_turns
 
 _DOCUMENT_ROWS = 4096  # of one product; a longer document takes several
 _QUERY_ROWS = 4096
@@ -33,6 +35,7 @@ _FEW = 128  # query rows, up to which launches take most of a GPU's time: produc
 _FEW_ROWS = 131072
 _HELD_BYTES = {"cpu": 16 << 20, "cuda": 64 << 20}  # of maxima that wait to be summed
 _SUMMED_BYTES = {"cpu": 2 << 20, "cuda": 64 << 20}  # of them that are summed at once, which takes three times as much memory
+_PRODUCT_BYTES = 128 << 20  # of products that the threads of a CPU may have at once
 _MAXIMA = 2  # one product may have _MAXIMA * _HELD_BYTES of maxima: with very many query tokens it has fewer documents
 _PRECISIONS: tuple[Any, ...] = (torch.backends.cuda.matmul, torch.backends.mkldnn.matmul)  # type: ignore[attr-defined]
 _switching = RLock()
@@ -151,25 +154,29 @@ def _score_block(
         height, count = _shape(_slab(documents.each), product, total, most)
         spans = [(0, -(-total // count) * count, height, count)]
         taken, back = torch.arange(spans[0][1], device=device).clamp_max(total - 1), torch.arange(total, device=device)
-    starts, last = documents.starts[taken], documents.lengths[taken] - 1
+    starts, last = (places[:, None] for places in (documents.starts[taken], documents.lengths[taken] - 1))
     scores, winners, first = [], [], 0
     held: list[tuple[Tensor, Tensor]] = []  # maxima that wait to be summed, where gradients or places are asked for
     blocks = [_whole(block).t() for block in asked.tokens.split(_QUERY_ROWS)]
     columns = torch.arange(max(slab for *_, slab, _ in spans), device=device)
     room = None if track else _room(spans, blocks, rows, held_bytes)
+    filling: list[
+        tuple[Tensor, tuple[Tensor, Tensor], Tensor]
+    ] = []  # of a table's rows: places of their documents, columns of a slab
     products = [(start, start + count, slab) for begin, end, slab, count in spans for start in range(begin, end, count)]
     for (start, end, slab), (_, after, _) in zip(products, [*products[1:], (0, sys.maxsize, 0)], strict=True):
         those = starts[start:end], last[start:end]
         if room is None:
             held.append(_maxima(blocks, rows, documents, those, columns[:slab]))
         else:
-            _fill(room[0][start - first : end - first], room[1], blocks, documents, those, columns[:slab])
+            filling.append((room[0][start - first : end - first], those, columns[:slab]))
         if (after - first) * rows * dtype.itemsize <= held_bytes:
             continue  # there is room for the next product's
         if room is None:
             best, number = (torch.cat(side) if len(held) > 1 else side[0] for side in zip(*held, strict=True))
         else:
-            best = room[0][: end - first]
+            _fill_all(filling, room[1], blocks, documents)
+            best, filling = room[0][: end - first], []
         scores.append(_summed(best, asked))
         if return_argmax:
             winners.append(_placed(number, starts[first:end], last[first:end], asked, documents))
@@ -247,7 +254,7 @@ class _Product(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, left: Tensor, right: Tensor) -> Tensor:
         ctx.save_for_backward(left, right)
-        return left @ right
+        return alone(torch.mm, left, right) if left.device.type == "cpu" and is_plain(left, right) else left @ right
 
     @staticmethod
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, Tensor | None]:
@@ -259,24 +266,40 @@ class _Product(torch.autograd.Function):
             )
 
 
-def _room(spans: list[tuple[int, int, int, int]], blocks: list[Tensor], rows: int, held_bytes: int) -> tuple[Tensor, Tensor]:
-    """Memory that is used again and again: for the maxima that wait to be summed `[n, R]`, and for one product, flat."""
+def _room(spans: list[tuple[int, int, int, int]], blocks: list[Tensor], rows: int, held_bytes: int) -> tuple[Tensor, int]:
+    """Memory for the maxima that wait to be summed `[n, R]`, used again and again, and how many numbers the largest product has."""
     documents = max(held_bytes // (rows * blocks[0].itemsize), *(count for *_, count in spans))
     heights = [count * slab if count > 1 else min(slab, _DOCUMENT_ROWS) for *_, slab, count in spans]
     product = max(heights) * max(block.shape[1] for block in blocks)
-    return blocks[0].new_empty(min(documents, spans[-1][1]), rows), blocks[0].new_empty(product)
+    return blocks[0].new_empty(min(documents, spans[-1][1]), rows), product
 
 
 def _pieces(documents: Rows, held: tuple[Tensor, Tensor], columns: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
     """Positions in the documents of a product, and the vectors there `[n, tokens, d]`: in one piece, or a long document in several.
 
-    `held`: the documents' beginnings and last tokens; `columns` 0, 1, ... up to the rows of a slab.
+    `held`: the documents' beginnings and last tokens, `[n, 1]` each; `columns` 0, 1, ... up to the rows of a slab.
     """
     starts, last = held
-    for part in columns.split(_DOCUMENT_ROWS if len(starts) == 1 else len(columns)):
-        found = torch.minimum(part, last[:, None]) + starts[:, None]
+    for part in columns.split(_DOCUMENT_ROWS) if len(starts) == 1 else (columns,):
+        found = torch.minimum(part, last) + starts
         found = found if documents.index is None else documents.index[found]
         yield part, documents.values[found]
+
+
+def _fill_all(
+    filling: list[tuple[Tensor, tuple[Tensor, Tensor], Tensor]], numbers: int, blocks: list[Tensor], documents: Rows
+) -> None:
+    """`_fill` tables with documents' maxima, each product in a room of `numbers` numbers: on a CPU by threads, which have one each."""
+
+    def fill(items: Iterable[tuple[Tensor, tuple[Tensor, Tensor], Tensor]]) -> None:
+        room = blocks[0].new_empty(numbers)
+        for table, held, columns in items:
+            _fill(table, room, blocks, documents, held, columns)
+
+    if blocks[0].device.type == "cpu" and is_plain(blocks[0], documents.values):
+        in_turns(fill, filling, max(1, _PRODUCT_BYTES // max(1, numbers * blocks[0].itemsize)))
+    else:
+        fill(filling)
 
 
 def _fill(
@@ -286,9 +309,10 @@ def _fill(
     if not len(columns):
         table.fill_(-torch.inf)
         return
+    tables = table.split(_QUERY_ROWS, 1) if len(blocks) > 1 else (table,)
     for part, (_, tokens) in enumerate(_pieces(documents, held, columns)):
         left = tokens.flatten(0, 1).to(table.dtype)
-        for block, best in zip(blocks, table.split(_QUERY_ROWS, 1), strict=True):
+        for block, best in zip(blocks, tables, strict=True):
             product = room[: len(left) * block.shape[1]].view(len(left), -1)
             torch.mm(left, block, out=product)
             here = product.view(*tokens.shape[:2], -1).amax(1)[:, : best.shape[1]]
@@ -349,10 +373,10 @@ def _summed(best: Tensor, asked: Asked) -> Tensor:
 
 def _placed(number: Tensor, starts: Tensor, last: Tensor, asked: Asked, documents: Rows) -> Tensor:
     """Winners as positions in their documents, `[Nq, n, width]`; -1 where the query has no token or the document is empty."""
-    number = torch.minimum(number, last.clamp_min(0)[:, None])
+    number = torch.minimum(number, last.clamp_min(0))
     if documents.padded is not None and documents.index is not None and documents.index.numel():
-        number = documents.place((starts[:, None] + number).clamp_max(documents.index.shape[0] - 1))
-    number = torch.where(last[:, None] < 0, -1, number).to(torch.int32)
+        number = documents.place((starts + number).clamp_max(documents.index.shape[0] - 1))
+    number = torch.where(last < 0, -1, number).to(torch.int32)
     return _spread(number, asked, -1).transpose(0, 1)
 
 

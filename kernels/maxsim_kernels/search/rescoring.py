@@ -18,8 +18,8 @@ from maxsim_kernels.cpu.batches import LONGEST
 from maxsim_kernels.cpu.forward import check_values, forward, query_blocks
 from maxsim_kernels.cpu.some import score_some
 from maxsim_kernels.cpu.tiles import STEP, Queries, product_of, product_shapes
-from maxsim_kernels.cpu.turns import alone
 from maxsim_kernels.tokens import Packed
+from maxsim_kernels.turns import alone
 
 
 def packed_queries(call: Call) -> Packed:

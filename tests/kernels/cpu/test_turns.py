@@ -15,7 +15,7 @@ from torch import Tensor
 from inputs import on_cpu as cases
 from maxsim_kernels import maxsim, quantize_int8
 from maxsim_kernels.cpu import tiles
-from maxsim_kernels.cpu.turns import alone, in_turns
+from maxsim_kernels.turns import alone, in_turns
 
 
 @pytest.fixture(params=[1, 2, 3])

@@ -41,7 +41,7 @@ def study() -> dict[str, Any]:
 def test_the_page_holds_the_tables(study: dict[str, Any]) -> None:
     text = PAGE.read_text(encoding="utf-8")
     assert fill(text, all_tables(study)) == text, "run: python -m maxsim_eval.studies.fidelity --write docs/fidelity.md"
-    assert text.count("<!-- table: ") == 3
+    assert text.count("<!-- end -->") == 3
 
 
 def test_the_file_is_consistent(study: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""Threads of the CPU path: each makes products of its own and finds their maxima, and takes the next tile when it is done.
+"""Threads of the CPU paths: each makes products of its own and finds their maxima, and takes the next tile when it is done.
 
 A product that several threads make together is waited for by all of them, and what follows it, a segmented maximum, is the work of one.
 Here nobody waits for anybody but at the end, and a product has the bits that one thread gives it, however many threads there are.
