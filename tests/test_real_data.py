@@ -1,4 +1,4 @@
-"""Where real data is required, tests and the gate that need it fail without it, instead of being skipped."""
+"""Where real data or the package registry is required, what needs it fails without it, instead of being skipped."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ def test_missing_data_fails_where_it_is_required(required: str, code: int, said:
     assert (done.returncode, said in done.stdout) == (code, True), done.stdout
 
 
-def test_a_ci_requires_real_data() -> None:
+def test_a_ci_requires_real_data_and_the_registry() -> None:
     """The line of `.ci/run` that says so, run by a shell."""
     (line,) = [one for one in (ROOT / ".ci" / "run").read_text(encoding="utf-8").splitlines() if "MAXSIM_REQUIRE_DATA" in one]
     for said, value in (({"CI": "true"}, "1"), ({}, ""), ({"CI": "false"}, "")):
-        script = f'set -euo pipefail\n{line}\necho "<${{MAXSIM_REQUIRE_DATA:-}}>"'
+        script = f'set -euo pipefail\n{line}\necho "<${{MAXSIM_REQUIRE_DATA:-}}><${{MAXSIM_REQUIRE_REGISTRY:-}}>"'
         found = subprocess.run(
             ["bash", "-c", script], env={"PATH": os.environ["PATH"], **said}, capture_output=True, text=True, check=True
         )
-        assert found.stdout == f"<{value}>\n"
+        assert found.stdout == f"<{value}><{value}>\n"

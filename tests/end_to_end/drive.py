@@ -14,7 +14,6 @@ import os
 import random
 import shutil
 import signal
-import socket
 import sys
 import time
 import warnings
@@ -23,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 os.environ.update(OMP_NUM_THREADS="1", TORCH_CPP_LOG_LEVEL="ERROR")
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "helpers"))  # this file is a script
 
 import snowballstemmer  # noqa: F401 - of the lexical encoder, before the first fork
 import torch
@@ -37,6 +37,7 @@ from maxsim_eval.processes import world
 from maxsim_eval.scoring import job, records, stream, units
 from maxsim_eval.types import Role
 from maxsim_kernels import Packed, pack
+from ports import reserved_port
 
 ANIMALS = (
     "red fox runs",
@@ -126,17 +127,15 @@ def single(folder: Path, *words: str) -> dict[str, Any]:
 
 def begin(count: int, folder: Path, work: Child, change: Child = lambda rank: None) -> list[int]:
     """Ranks as torchrun would start them, without torchrun: its environment; `change(rank)` is called in each first."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    with reserved_port() as port:
 
-    def rank_of(rank: int) -> None:
-        place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": count, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-        os.environ.update({name: str(value) for name, value in place.items()})
-        change(rank)
-        work(rank)
+        def rank_of(rank: int) -> None:
+            place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": count, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+            os.environ.update({name: str(value) for name, value in place.items()})
+            change(rank)
+            work(rank)
 
-    return [fork(rank_of, rank, folder) for rank in range(count)]
+        return [fork(rank_of, rank, folder) for rank in range(count)]
 
 
 def outcome(folder: Path, codes: Sequence[int | None]) -> dict[str, Any]:

@@ -17,22 +17,38 @@ pytestmark = pytest.mark.slow
 
 DATA = 3
 
-# Two evaluations in two processes that import once and meet at every turn.
+# Two evaluations in two processes that import once and begin every turn together. In the first, a holds the lock until b has tried.
 PAIR = """if True:
     import contextlib, io, json, pathlib, sys, time
+    from maxsim_eval import subject
     from maxsim_eval.cli import main
     mine, k, turns = sys.argv[1], sys.argv[2], int(sys.argv[3])
-    codes = []
+    alone, codes = subject.alone, []
+
+    def wait(*names):
+        while not all(pathlib.Path(name).exists() for name in names):
+            time.sleep(0.0005)
+
+    @contextlib.contextmanager
+    def held(folder):
+        with alone(folder):
+            pathlib.Path("held").touch()
+            wait("tried")
+            yield
+
     for turn in range(turns):
         pathlib.Path(f"ready-{mine}-{turn}").touch()
-        while not all(pathlib.Path(f"ready-{who}-{turn}").exists() for who in "ab"):
-            time.sleep(0.0005)
+        wait(f"ready-a-{turn}", f"ready-b-{turn}")
+        subject.alone = alone if turn or mine == "b" else held
+        if mine == "b":
+            wait("held")
         said = io.StringIO()
         try:
             with contextlib.redirect_stderr(said), contextlib.redirect_stdout(io.StringIO()):
                 main(["demo", "--quiet", "--k", k, "--paths", "fp32,fp16", "--out", f"out-{turn}"])
         except SystemExit as ended:
             codes.append([ended.code or 0, said.getvalue()])
+        pathlib.Path("tried").touch()
     print(json.dumps(codes))
 """
 
@@ -60,7 +76,7 @@ def test_two_evaluations_on_one_folder(demo: Any, start: Callable[..., Any], tmp
             if code == DATA:
                 assert said.startswith(f"error: out-{turn}: another command is writing there"), said
                 assert k != own
-    assert any(code == DATA for one in codes for code, _ in one), "they never met"
+    assert [one[0][0] for one in codes] == [0, DATA], "they never met"
 
 
 @pytest.mark.parametrize("command", ["evaluate", "compare", "report"])

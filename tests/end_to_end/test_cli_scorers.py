@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,6 +14,7 @@ from typing import Any
 import pytest
 
 from places import ROOT
+from ports import reserved_port
 
 pytestmark = pytest.mark.slow
 
@@ -38,17 +38,11 @@ def environment(**more: Any) -> dict[str, str]:
 def test_the_documented_function_on_one_and_two_processes(work: Path, demo: Any) -> None:
     name = "python:cli_scorers_kernels:score"
     line = [sys.executable, str(ROOT / "evaluate.py"), "demo", "--paths", f"fp32,{name}", "--quiet", "--out"]
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    several = {"WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    started = [
-        subprocess.Popen(
-            [*line, "two"], cwd=work, env=environment(**several, RANK=rank, LOCAL_RANK=rank), stderr=subprocess.PIPE, text=True
-        )
-        for rank in range(2)
-    ]
-    said = [process.communicate(timeout=200)[1] for process in started]
+    with reserved_port() as port:
+        several = {"WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        envs = [environment(**several, RANK=rank, LOCAL_RANK=rank) for rank in range(2)]
+        started = [subprocess.Popen([*line, "two"], cwd=work, env=env, stderr=subprocess.PIPE, text=True) for env in envs]
+        said = [process.communicate(timeout=200)[1] for process in started]
     assert [process.returncode for process in started] == [0, 0], said
     one = subprocess.run([*line, "one"], cwd=work, env=environment(), capture_output=True, text=True, timeout=200, check=False)
     assert one.returncode == 0, one.stderr

@@ -30,10 +30,12 @@ def threads(request: pytest.FixtureRequest) -> Iterator[int]:
 def test_each_item_is_taken_once_by_threads_of_their_own(threads: int, count: int) -> None:
     taken: list[int] = []
     seen: set[tuple[str, int, bool, bool]] = set()
+    all_begun = threading.Barrier(max(1, min(threads, count)), timeout=60)
 
     def work(items: Iterator[int]) -> None:
-        for item in items:
-            time.sleep(0.002)
+        for number, item in enumerate(items):
+            if number == 0:
+                all_begun.wait()
             taken.append(item)
             told = threading.current_thread().name, torch.get_num_threads(), torch.is_grad_enabled()
             seen.add((*told, torch.is_autocast_enabled("cpu")))

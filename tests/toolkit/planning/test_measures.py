@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -402,16 +403,28 @@ def test_new_words_become_rare(new: float, monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_the_pace_of_an_encoding_is_that_of_several_windows_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     class Several:
-        chunk, at_once, expected = 8, 4, 0
+        """A call takes 50 ms, whatever the items are; four threads make four in that time."""
+
+        chunk, at_once, expected, clock = 8, 4, 0, 0.0
+
+        def __init__(self) -> None:
+            self.together = threading.Barrier(self.at_once, self.passes, timeout=60)
+
+        def passes(self) -> None:
+            Several.clock += 0.05
 
         def expect(self, items: int) -> None:
             self.expected = items
 
         def encode(self, items: list[int], role: str) -> Packed:
-            time.sleep(0.05)  # whatever the items are, as a GPU's launches and copies: others go on meanwhile
+            if threading.current_thread() is threading.main_thread():
+                self.passes()
+            else:
+                self.together.wait()
             return Packed(torch.tensor(items)[:, None].float(), torch.arange(len(items) + 1))
 
     monkeypatch.setattr(around, "SECONDS", 1.2)
+    monkeypatch.setattr(around.time, "perf_counter", lambda: Several.clock)
 
     def kept(piece: Packed) -> list[float]:
         return piece.values.flatten().tolist()
@@ -420,11 +433,10 @@ def test_the_pace_of_an_encoding_is_that_of_several_windows_at_once(monkeypatch:
     assert encoder.expected == 10_000
     assert [len(one) for one in tried] == [4, 8] + 3 * 4 * [8]
     assert len({item for one in tried for item in one}) == 4 + 8 + 3 * 4 * 8
-    at_once = 10_000 / 8 * 0.05 / 4
-    assert at_once * 0.8 < seconds < 2 * at_once  # 62 s by the pace of one
-    _, seconds, tried = around._encoding(Several(), range(50), "document", kept)  # type: ignore[arg-type]
-    assert sorted(item for one in tried for item in one) == list(range(50))
-    assert seconds < 1  # all of it was tried: no pace is needed
+    assert seconds == pytest.approx(0.05 + 3 * 0.05 + (10_000 - 4 - 8 - 3 * 4 * 8) / 8 * 0.05 / 4)  # 62 s by the pace of one
+    _, seconds, tried = around._encoding(Several(), range(42), "document", kept)  # type: ignore[arg-type]
+    assert sorted(item for one in tried for item in one) == list(range(42))
+    assert seconds == pytest.approx(0.05 + 0.05)  # all of it was tried: no pace is needed
 
 
 def test_an_encoder_without_its_weights_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -439,7 +451,7 @@ def test_an_encoder_without_its_weights_is_said(tmp_path: Path, monkeypatch: pyt
     assert guess.notes[-1] == "no weights here"
 
 
-def test_comparing_and_finishing_have_rates() -> None:
+def test_comparing_and_finishing_have_rates(monkeypatch: pytest.MonkeyPatch) -> None:
     written = []
     rate = around.finish_rate(sizes(), ["fp32", "int8"], 5, lambda result, folder: written.append((result, folder)))
     assert rate is not None
@@ -449,12 +461,13 @@ def test_comparing_and_finishing_have_rates() -> None:
     assert result.paths["int8"].parity is not None
     assert not folder.exists()
     assert around.finish_rate(sizes(queries=0), ["fp32"], 5, lambda *_: None) is None
-    slow = iter([0.5])  # what the first one imports is part of the whole, once
-    started = around.finish_rate(sizes(queries=100), ["fp32"], 5, lambda *_: time.sleep(next(slow, 0.0)))
-    assert started is not None
-    assert 0.5 < 100 / started.value < 0.9
     assert around.compare_rate(1000, "cpu").value > 1
     assert around.compare_rate(1, "cpu").value > 1
+    slow = iter([0.5])  # what the first one imports is part of the whole, once
+    monkeypatch.setattr(around, "timed", lambda call: next(slow, 0.01))
+    started = around.finish_rate(sizes(queries=1000), ["fp32"], 5, lambda *_: None)  # 200 of them are tried
+    assert started is not None
+    assert 1000 / started.value == pytest.approx(5 * 0.01 + 0.49)
 
 
 # Room -------------------------------------------------------------------------------------------------------------------

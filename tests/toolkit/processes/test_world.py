@@ -19,25 +19,33 @@ from maxsim_eval.processes.failures import Failure, JoinError, RankError
 from maxsim_eval.processes.progress import EncodeProgress, Progress
 from maxsim_eval.processes.world import World, follower, joined, several
 from maxsim_kernels import Packed
+from places import TESTS
 
 pytestmark = pytest.mark.slow
 
 # Ranks are forked from one process that has imported torch; prints {scenario: [exit codes, what each said, seconds]}.
+# Where one has to come later than another, it waits for a byte in a pipe.
 RANKS = """if True:
-    import json, os, socket, sys, time
+    import json, os, select, sys, time
+    sys.path.insert(0, sys.argv[1])
     os.environ["TORCH_CPP_LOG_LEVEL"] = "ERROR"
     import torch, torch.distributed
     from maxsim_eval.processes import world as D
     from maxsim_eval.errors import DataError
+    from ports import reserved_port
     D.SILENCE, D.GRACE, D.BEAT, D.PATIENCE = 30.0, 1.5, 0.1, 1.0
+    told, idled = os.pipe(), os.pipe()
+
+    def come(pipe):
+        assert select.select([pipe[0]], [], [], 20)[0], "nobody came so far"
 
     def talk(world):
         assert world.share({"x": torch.arange(5), "by": world.rank})["by"] == 0
         assert world.largest(float(world.rank)) == world.size - 1
-        began = time.monotonic()
-        time.sleep(0.0 if world.rank == 0 else 0.5)
+        if world.rank:  # ask only when the leader has told all: it waits for nobody
+            come(told)
         assert [world.tell([number, world.rank]) for number in range(2)] == [[0, 0], [1, 0]]
-        assert world.rank or time.monotonic() - began < 0.4  # nobody is waited for
+        os.write(told[1], b"!")
         assert world.collect([world.rank]) == [[rank] for rank in range(world.size)]
         drawn = [world.draw("shard") for _ in range(1 + 2 * world.rank)]
         assert drawn == sorted(drawn)
@@ -49,14 +57,17 @@ RANKS = """if True:
             assert (merged is None) == (world.rank > 0)
             assert world.rank or torch.equal(merged, torch.arange(6).reshape(2, 3) * 111)
         world.note = f"rank {world.rank}"
-        time.sleep(1.0)
-        assert world.rank or sorted(world.notes()) == ["rank 1", "rank 2"]
+        end = time.monotonic() + 20
+        while world.leader and sorted(world.notes()) != ["rank 1", "rank 2"]:
+            assert time.monotonic() < end, world.notes()
+            time.sleep(0.01)
         with D.joined() as inside:
             assert inside is world
         called = []
-        world.idle = lambda: called.append(1)
-        if world.rank == 1:
-            time.sleep(0.5)
+        world.idle = lambda: called or called.append(os.write(idled[1], b"!"))
+        for _ in range(2 if world.rank == 1 else 0):  # until the two others wait for this one, and are idle
+            come(idled)
+            os.read(idled[0], 1)
         world.collect(0)
         assert called or world.rank == 1
 
@@ -82,9 +93,10 @@ RANKS = """if True:
         world.collect(0)
 
     def go(scenario, count=3):
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
+        with reserved_port() as port:
+            return forked(scenario, count, port)
+
+    def forked(scenario, count, port):
         began, children = time.monotonic(), []
         for rank in range(count):
             end, start = os.pipe()
@@ -116,7 +128,8 @@ RANKS = """if True:
 
 @pytest.fixture(scope="module")
 def found() -> dict[str, Any]:
-    ended = subprocess.run([sys.executable, "-c", RANKS], capture_output=True, text=True, timeout=120, check=False)
+    words = [sys.executable, "-c", RANKS, TESTS / "helpers"]
+    ended = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False)
     assert ended.returncode == 0, ended.stderr
     return dict(json.loads(ended.stdout))
 
