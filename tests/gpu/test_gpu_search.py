@@ -20,7 +20,7 @@ from maxsim_kernels.search import fetching as fetching_module
 
 HALVES = (torch.float16, torch.bfloat16)
 DTYPES = (*HALVES, torch.float32)
-AWKWARD = Awkward(documents=60, tokens=9, kinds=9, tie=2.0**-9, least_power=-6, tiny=1e-7)
+AWKWARD = Awkward(documents=60, tokens=9, kinds=9, tie=2.0**-9, least_power=-6, most_power=3, tiny=1e-7)
 
 
 @pytest.fixture(autouse=True)

@@ -2,7 +2,8 @@
 
     OMP_NUM_THREADS=2 python tests/helpers/record_search_cases.py [--cases 10000] [--json docs/results/cpu/search_cases.json]
 
-A case that differs from brute force is a failed test: its output is shown and nothing is written.
+A case that differs from brute force is a failed test: its output is shown and nothing is written. `answers` counts how they were
+answered: by the search, which ruled documents out or scored all exactly, by brute force where it gave up, or refused for a NaN.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from typing import Any
 import torch
 
 from places import TESTS
+from search_cases import ANSWERS, CPU_KINDS
 
 sys.path.insert(0, str(TESTS.parent / "benchmarks"))  # whose scripts import from a folder of their own
 
@@ -30,13 +32,13 @@ SCHEMA = "maxsim-kernels/search-cases/1"
 TEST = "tests/kernels/search/test_exact.py"
 COMPARED = (
     "scores, indices and ties of exact_topk with stream_topk's, bit for bit, and the certificate; corpora of "
-    "tests/helpers/search_cases.py, 9 kinds of codes, 3 dtypes, in one piece or two blocks"
+    f"tests/helpers/search_cases.py, {len(CPU_KINDS)} kinds of codes, 3 dtypes, in one piece or two blocks"
 )
 CASES = 10_000
 
 
-def ran(cases: int) -> list[float]:
-    """Seconds of each part of the test, whose cases were all equal."""
+def ran(cases: int) -> list[tuple[float, dict[str, int]]]:
+    """Seconds of each part of the test, whose cases were all equal, and how many were answered how."""
     with tempfile.TemporaryDirectory() as folder:
         found = Path(folder) / "found.xml"
         command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", TEST, "-m", "slow", "-k", "thousands"]
@@ -44,12 +46,15 @@ def ran(cases: int) -> list[float]:
         done = subprocess.run([*command, f"--junitxml={found}"], cwd=TESTS.parent, env=environ, check=False)
         if done.returncode:
             raise SystemExit("some cases differ from brute force: nothing written")
-        return [float(one.attrib["time"]) for one in ElementTree.parse(found).iter("testcase")]
+        return [
+            (float(one.attrib["time"]), {held.attrib["name"]: int(held.attrib["value"]) for held in one.iter("property")})
+            for one in ElementTree.parse(found).iter("testcase")
+        ]
 
 
-def report(cases: int, seconds: list[float]) -> dict[str, Any]:
+def report(cases: int, found: list[tuple[float, dict[str, int]]]) -> dict[str, Any]:
     """The file: parts as `test_thousands_of_awkward_cases` cuts them."""
-    each = cases // len(seconds)
+    each = cases // len(found)
     parts = [
         {
             "part": part,
@@ -58,7 +63,7 @@ def report(cases: int, seconds: list[float]) -> dict[str, Any]:
             "equal": True,
             "seconds": round(took, 1),
         }
-        for part, took in enumerate(seconds)
+        for part, (took, _) in enumerate(found)
     ]
     about = {"python": sys.version.split()[0], "torch": torch.__version__, "threads": torch.get_num_threads()}
     return {
@@ -67,10 +72,11 @@ def report(cases: int, seconds: list[float]) -> dict[str, Any]:
         "command": f"OMP_NUM_THREADS=2 python tests/helpers/record_search_cases.py --cases {cases}",
         "compared": COMPARED,
         "measured": datetime.now(UTC).date().isoformat(),
-        "cases": each * len(seconds),
-        "equal": each * len(seconds),
+        "cases": each * len(found),
+        "equal": each * len(found),
         "different": 0,
-        "seconds": round(sum(seconds), 1),
+        "answers": {answer: sum(answers[answer] for _, answers in found) for answer in ANSWERS},
+        "seconds": round(sum(took for took, _ in found), 1),
         "parts": parts,
     }
 

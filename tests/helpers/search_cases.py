@@ -26,16 +26,19 @@ FEW_BITS = ("bits", "unit", "residual")
 KINDS = [f"{kind} {scale}" for kind in ("int8", "affine", "fp8") for scale in ("token", "document", "corpus")]
 CPU_KINDS = [*KINDS, *(f"{kind} {bits}" for kind in FEW_BITS for bits in (1, 2, 4))]
 
+ANSWERS = ("pruned", "all rescored", "brute force", "refused")
+
 
 @dataclass(frozen=True)
 class Awkward:
-    """How large a corpus is at most, how near its ties, how small its numbers; `kinds`: of how many kinds one is drawn."""
+    """How large a corpus is at most, how near its ties, how small and large its numbers; `kinds`: how many are drawn from."""
 
     documents: int
     tokens: int
     kinds: int
     tie: float
     least_power: int
+    most_power: int
     tiny: float
 
     def corpus(self, draw: np.random.Generator, d: int, dtype: torch.dtype) -> Packed:
@@ -48,7 +51,8 @@ class Awkward:
         elif kind == 3:
             parts = [np.ones((size, d)) for size in sizes]
         elif kind == 4:
-            parts = [part * 10.0 ** draw.integers(self.least_power, 4) for part in parts]
+            most = min(self.most_power, 3) if dtype == torch.float16 else self.most_power
+            parts = [part * 10.0 ** draw.integers(self.least_power, most + 1) for part in parts]
         elif kind == 5:
             parts = [part * (draw.random((len(part), 1)) < 0.5) for part in parts]
         elif kind == 6:

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import os
-import subprocess
-import sys
-import textwrap
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -17,6 +13,8 @@ import tolerances as tol
 from inputs import on_cpu as cases
 from maxsim_kernels import fallback, maxsim, maxsim_reference, pack, quantize_int8
 from maxsim_kernels.reference import products, true_precision
+from memory_cases import beyond_inputs
+from reference_cases import check_places
 
 DTYPES = [torch.float16, torch.bfloat16, torch.float32]
 
@@ -154,6 +152,48 @@ def test_how_many_maxima_wait_changes_no_bit(winners, monkeypatch):
             assert cases.same_bits(one, other), (held, summed)
 
 
+@pytest.fixture
+def few(monkeypatch):
+    """What a GPU does with few query tokens, on a CPU; several products, and several sums."""
+
+    def block(asked, documents, dtype, return_argmax, together):
+        return products._few(asked, documents, dtype), torch.zeros(asked.count, 0, dtype=torch.int32)
+
+    monkeypatch.setattr(products, "_score_block", block)
+    monkeypatch.setattr(products, "_FEW_ROWS", 256)
+    monkeypatch.setattr(products, "_HELD_BYTES", {"cuda": 300 * 64 * 4})
+
+
+@pytest.mark.usefixtures("few")
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("layout", ["dense", "masks", "packed", "view", "one query"])
+def test_few_query_tokens(layout, dtype):
+    queries, masks = cases.packed([9, 0, 7], 48, dtype=dtype, make=cases.gauss), {}
+    documents = cases.packed([20, 0, 1, 700, 0, 300, *[5] * 400, 0], 48, dtype=dtype, seed=1, make=cases.gauss)
+    if layout == "view":
+        documents = cases.scattered(documents)
+    elif layout in ("dense", "masks"):
+        documents = cases.gauss(40, 20, 48, dtype=dtype, seed=1)
+    if layout == "masks":
+        masks = {"document_mask": cases.mask(40, 20, seed=1), "document_lengths": cases.lengths(40, high=20)}
+        documents = cases.dirty(documents, *masks.values())
+        masks |= {"query_mask": cases.mask(3, 9), "query_lengths": cases.lengths(3, high=9)}
+        queries = cases.dirty(cases.gauss(3, 9, 48, dtype=dtype), masks["query_mask"], masks["query_lengths"])
+    elif layout == "one query":
+        queries = queries[0]
+    oracle.check(maxsim_reference(queries, documents, **masks), oracle.maxsim(queries, documents, **masks), tol.SCORE)
+
+
+@pytest.mark.parametrize("held", [1, 300 * 64 * 4, 1 << 24])
+def test_few_query_tokens_have_the_same_bits_wherever_a_document_stands(held, few, monkeypatch):
+    queries = cases.packed([9, 0, 33, 4], 48, make=cases.gauss)
+    documents = cases.packed([0, 3, 700, 0, 0, *cases.lengths(60, high=90).tolist()], 48, seed=1, make=cases.gauss)
+    whole = maxsim_reference(queries, documents)
+    monkeypatch.setattr(products, "_HELD_BYTES", {"cuda": held})
+    assert cases.same_bits(maxsim_reference(queries, documents), whole)
+    check_places(lambda documents: maxsim_reference(queries, documents), documents)
+
+
 def test_a_product_with_very_many_query_tokens_has_fewer_documents():
     """2048 documents of a GPU's product with 7,405 queries of 32 tokens would be 1.9 GB of maxima."""
     for device in ("cpu", "cuda"):
@@ -225,25 +265,19 @@ def test_other_errors_are_not_taken_for_it(monkeypatch):
 @pytest.mark.parametrize("shape", [(300, 16, 4000, 60), (7405, 32, 40, 60), (7405, 32, 256, 5)], ids=str)
 def test_memory_beyond_inputs_on_a_cpu(shape):
     """Below 256 MB, scores included, in a process of its own; most of it is memory that every product uses again."""
-    code = """if True:
-        import json, sys, torch
+    code = """
+        import torch
         from maxsim_kernels import Packed, maxsim_reference
         def unit(count, length, seed):
             values = torch.randn(count * length, 128, generator=torch.Generator().manual_seed(seed))
             return Packed(torch.nn.functional.normalize(values, dim=1), torch.arange(count + 1) * length)
-        def peak():
-            return int(next(line for line in open("/proc/self/status") if line.startswith("VmHWM")).split()[1]) * 1024
-        queries, length, documents, tokens = json.loads(sys.argv[1])
+        queries, length, documents, tokens = given
         queries, documents = unit(queries, length, 0), unit(documents, tokens, 1)
         maxsim_reference(queries.select([0]), documents.select([0]))
-        open("/proc/self/clear_refs", "w").write("5")  # the peak is what is held now
-        before = peak()
-        maxsim_reference(queries, documents)
-        print(json.dumps(peak() - before))
+        def call():
+            maxsim_reference(queries, documents)
     """
-    command = [sys.executable, "-c", textwrap.dedent(code), json.dumps(shape)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert json.loads(done.stdout) < 256 << 20
+    assert beyond_inputs(code, *shape) < 256 << 20
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])

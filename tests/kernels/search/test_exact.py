@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 
 import numpy as np
 import pytest
@@ -12,15 +14,18 @@ from inputs import on_cpu as cases
 from maxsim_kernels import Packed, pack, quantize_fp8, quantize_int8, stream_topk
 from maxsim_kernels.search import Residuals, Rows, exact_topk, residuals_of, searching
 from maxsim_kernels.search import rows as rows_module
-from search_cases import CPU_KINDS, Awkward, Held, about, clustered, coded, same, spread
+from memory_cases import beyond_inputs
+from places import ROOT
+from search_cases import ANSWERS, CPU_KINDS, Awkward, Held, about, clustered, coded, same, spread
 
 CASES = int(os.environ.get("MAXSIM_SEARCH_CASES", "1000"))
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
-AWKWARD = Awkward(documents=24, tokens=6, kinds=10, tie=2.0**-22, least_power=-20, tiny=1e-38)
-SHARES = (0.0, 0.25, 1.0)  # brute force always, as it is, never
+AWKWARD = Awkward(documents=24, tokens=6, kinds=10, tie=2.0**-22, least_power=-20, most_power=30, tiny=1e-38)
+SHARES, CHANCES = (0.0, 0.25, 1.0), (0.03, 0.27, 0.7)  # brute force always, as it is, never
 
 
-def one_case(seed: int) -> None:
+def one_case(seed: int) -> str:
+    """Compare with brute force. How it was answered, one of `ANSWERS`: a NaN is refused by both, in the same words."""
     draw = np.random.default_rng(seed)
     d, dtype = int(draw.choice([1, 2, 5, 16, 64])), DTYPES[draw.integers(3)]
     documents = AWKWARD.corpus(draw, d, dtype)
@@ -31,20 +36,28 @@ def one_case(seed: int) -> None:
         codes = coded(documents, CPU_KINDS[draw.integers(len(CPU_KINDS))])
     except ValueError:  # values that no scale of this granularity can hold
         codes = quantize_int8(documents)
-    options = {"quantize_queries": bool(draw.integers(2)), "most_rescored": SHARES[draw.integers(3)]}
-    k = int(draw.choice([1, 2, 3, 10, 30]))
-    expected = stream_topk(queries, [documents], k)
+    options = {"quantize_queries": bool(draw.integers(2)), "most_rescored": float(draw.choice(SHARES, p=CHANCES))}
+    k = int(draw.choice([1, 2, 3, 5, 30]))
     cut = int(draw.integers(0, len(documents) + 1))
+    sides = documents, codes
     if draw.random() < 0.5:
-        scores, indices, stats = exact_topk(queries, documents, k, codes=codes, **options)
-    else:
         spans = [torch.arange(cut), torch.arange(cut, len(documents))]
         blocks = [documents.select(span) for span in spans]
-        halves = [quantize_int8(block) for block in blocks]
-        scores, indices, stats = exact_topk(queries, blocks, k, codes=halves, **options)
+        sides = blocks, [quantize_int8(block) for block in blocks]
+    try:
+        expected = stream_topk(queries, [documents], k)
+    except ValueError as error:
+        with pytest.raises(ValueError, match=re.escape(str(error))):
+            exact_topk(queries, sides[0], k, codes=sides[1], **options)
+        return "refused"
+    scores, indices, stats = exact_topk(queries, sides[0], k, codes=sides[1], **options)
     assert cases.same_bits(scores, expected[0]), seed
     assert torch.equal(indices, expected[1]), seed
     assert stats.certificate.holds, seed
+    filled = int((queries.lengths > 0).sum()) * int((documents.lengths > 0).sum())
+    if stats.fell_back:
+        return "brute force"
+    return "pruned" if int(stats.survivors.sum()) < filled else "all rescored"
 
 
 @pytest.mark.parametrize("part", range(5))
@@ -58,13 +71,23 @@ def test_many_awkward_cases(part, monkeypatch):
 @pytest.mark.slow
 @pytest.mark.every_change
 @pytest.mark.parametrize("part", range(10))
-def test_thousands_of_awkward_cases(part, monkeypatch):
+def test_thousands_of_awkward_cases(part, monkeypatch, request):
     """`MAXSIM_SEARCH_CASES=10000` for all that docs/search.md speaks of: minutes."""
     if part % 2:
         monkeypatch.setattr(searching, "_LEAST_DOCUMENTS", 4)
         monkeypatch.setattr(searching, "_CELLS", 8)
-    for seed in range(1000 * (part + 1), 1000 * (part + 1) + CASES // 10):
-        one_case(seed)
+    answers = [one_case(seed) for seed in range(1000 * (part + 1), 1000 * (part + 1) + CASES // 10)]
+    request.node.user_properties += [(answer, answers.count(answer)) for answer in ANSWERS]  # of which pytest's XML tells
+    assert answers.count("brute force") < len(answers) / 2
+
+
+def test_most_recorded_cases_were_searched():
+    """Those that docs/search.md speaks of: brute force would be compared with itself."""
+    held = json.loads((ROOT / "docs" / "results" / "cpu" / "search_cases.json").read_text(encoding="utf-8"))
+    answers = held["answers"]
+    assert sum(answers.values()) == held["equal"] == held["cases"] == 10_000
+    assert answers["pruned"] + answers["all rescored"] > 0.6 * held["cases"]
+    assert answers["pruned"] > 0.25 * held["cases"]
 
 
 def pruned_share(seed: int) -> float:
@@ -288,6 +311,31 @@ def test_rows_that_cannot_be():
     liar.documents = clustered(20, 8, 2)
     with pytest.raises(ValueError, match="documents: read gave"):
         exact_topk(torch.ones(1, 1, 8), liar, 1, codes=codes, residuals=residuals_of(documents, codes))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shape", [(300, 8, 30000, 5, 0.25), (20, 8, 60000, 10, 0.25), (300, 8, 14000, 5, 0.0)], ids=str)
+def test_memory_beyond_inputs_on_a_cpu(shape):
+    """Below 256 MB whatever the corpus: bounds of 9 million pairs, or 300 MB of documents once more, would not fit."""
+    code = """
+        import torch
+        from maxsim_kernels import Packed, quantize_int8
+        from maxsim_kernels.search import exact_topk
+        queries, length, documents, tokens, share = given
+        draw = torch.Generator().manual_seed(0)
+        topics = torch.nn.functional.normalize(torch.randn(documents // 20, 128, generator=draw), dim=1)
+        def about(count, each, noise):
+            values = topics.repeat(-(-count // len(topics)), 1)[:count].repeat_interleave(each, 0)
+            values += noise * torch.randn(values.shape, generator=draw)
+            return Packed(torch.nn.functional.normalize(values, dim=1), torch.arange(count + 1) * each)
+        documents, queries = about(documents, tokens, 0.04), about(queries, length, 0.02)
+        codes, one = quantize_int8(documents, "document"), documents.select([0]).compact()
+        exact_topk(queries, one, 1, codes=quantize_int8(one))
+        def call():
+            stats = exact_topk(queries, documents, 10, codes=codes, most_rescored=share)[2]
+            assert bool(stats.fell_back) == (share == 0), stats.fell_back
+    """
+    assert beyond_inputs(code, *shape) < 256 << 20
 
 
 def test_refusals():
