@@ -83,8 +83,8 @@ def measure(texts: Path, encoder: str, folder: Path, devices: tuple[str, str] = 
     results, seconds = [], {}
     for number, device in enumerate(devices):
         out = folder / str(number)
-        paths = ["--paths", ",".join([*our_paths(), *[CONTROL][:number]]), "--device", device, "--quiet", "--out", str(out)]
-        seconds[f"{number}: {device}"] = seconds_of([*program, *words, *more, *paths])
+        asked = ["--paths", ",".join([*our_paths(), *[CONTROL][:number]]), "--device", device, "--quiet", "--out", str(out)]
+        seconds[f"{number}: {device}"] = seconds_of([*program, *words, *more, *asked])
         results.append(json.loads((out / "result.json").read_text(encoding="utf-8")))
     products, paths = norms(folder / "cache"), {}
     failed = gated(*(read_result(folder / str(number)) for number in range(2)))
