@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from measure.names import FLASH, LIK, OTHER, SAME, TIES
 from tables.cells import MISSING, Book, Cell, Table, Value, number, pointer, ratio, times
 from tables.columns import Maker, faster_bold
+from tables.streams import streamed
 
 MASKS = "h200/masks.json"
 CODED, RESIDUAL, STEP = (f"h200/{name}.json" for name in ("coded", "residual", "step"))
@@ -282,7 +283,7 @@ def devices(book: Book) -> Table:
             before = MISSING if len(found["metrics"]) == 1 else cell((*keys, "metrics", "0", "nDCG@10"), ".4f")
             here = cell((*keys, "metrics", str(len(found["metrics"]) - 1), "nDCG@10"), ".4f")
             parity = cell((*keys, "parity", "spearman", "mean"), ".6f"), cell((*keys, "parity", "overlap", "@20"), ".4f")
-            gate = MISSING if failed is None else f"{len(failed)} checks fail" if failed else "passes"
+            gate = MISSING if failed is None else f"fails {len(failed)}" if failed else "passes"
             rows.append([encoder, "BF16 sums" if path.startswith("python:") else path, *cells, before, here, *parity, gate])
     heads = (
         "same order",
@@ -300,13 +301,13 @@ def devices(book: Book) -> Table:
 TABLES: dict[str, Maker] = {
     "masks": masks, "single": single, "coded": coded, "residual": residual, "changing": changing, "libraries": libraries,
     "search": searches, "certified": certified, "checksums": checksums, "step": step,
-    "devices": devices, "predictions": predictions,
+    "devices": devices, "predictions": predictions, "streamed": streamed,
 }  # fmt: skip
 PLACES: dict[str, tuple[str, ...]] = {
     "docs/kernel_notes.md": ("masks", "single", "coded", "residual", "changing"),
     "docs/integrations.md": ("libraries",),
     "docs/search.md": ("search", "certified"),
-    "docs/scale.md": ("checksums", "predictions"),
+    "docs/scale.md": ("checksums", "predictions", "streamed"),
     "docs/training.md": ("step",),
     "docs/fidelity.md": ("devices",),
 }

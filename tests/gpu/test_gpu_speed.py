@@ -41,7 +41,7 @@ CASES = (
     Case("one short query", (1, 32), (10_000, 300), "read", 0.96),
     Case("one short query, long documents", (1, 32), (10_000, 1024), "read", 1.0),
     Case("one ColPali query", (1, 1024), (10_000, 1024), "fp16", 0.975),
-    Case("many queries", (256, 32), (8192, 128), "fp16", 0.93),
+    Case("many queries", (256, 32), (8192, 128), "fp16", 0.935),
 )
 RAGGED, INT8_OVER_FP16 = 0.69, 1.81  # many queries on 16 to 240 tokens, of FP16's rate; document scale over FP16 at ColPali
 
