@@ -29,7 +29,8 @@ LIBRARIES = tuple(f"integrations.{name}" for name in ("sentence_transformers", "
 SEARCH = ("search.exact", "search.searching", "topk")
 REFERENCE = (*(f"reference.{name}" for name in ("reference", "rows", "products")), "turns")
 CPU = ("cpu.forward", "cpu.pairs", "cpu.tiles", "quantize", *REFERENCE)
-EVERYTHING = "operator"  # the family of all modules of the operator
+EVERYTHING, SCORING = "operator", "scoring"  # the families of all modules of the operator, and of all but its search
+SEARCHING = ("search.", "gpu.search.")
 FAMILIES = {  # roots: modules of the operator
     "forward": FORWARD,  # float tokens of up to 256 bytes
     "codes": CODES,  # INT8 and FP8
@@ -63,7 +64,9 @@ def digests(package: Path, toolkit: Path = TOOLKIT_FOLDER) -> dict[str, str]:
         for family, roots in FAMILIES.items()
     }
     every = sorted(path.relative_to(package).with_suffix("") for path in package.rglob("*.py") if path.name != "__init__.py")
-    found[EVERYTHING] = _digest(package, PACKAGE, tuple(".".join(path.parts) for path in every), ())
+    modules = tuple(".".join(path.parts) for path in every)
+    found[EVERYTHING] = _digest(package, PACKAGE, modules, ())
+    found[SCORING] = _digest(package, PACKAGE, tuple(one for one in modules if not one.startswith(SEARCHING)), ())
     return found | {family: _digest(toolkit, TOOLKIT_PACKAGE, roots, None) for family, roots in TOOLKIT.items()}
 
 

@@ -21,13 +21,14 @@ GROUPS: dict[tuple[str, str], tuple[str, ...]] = {  # of the other scripts' grou
     **{("", group): ("codes",) for group in ("int8", "int8_B", "fp8", "precision")}, ("", "wide"): ("wide",), ("", "host"): ("host",),
     ("training", "steps"): ("step",), ("training", "layouts"): ("step",),
 }  # fmt: skip
-TOOLKIT: dict[str, tuple[str, ...]] = {  # by schema, of files about the toolkit, the tests, or the operator on a CPU
+TOOLKIT: dict[str, tuple[str, ...]] = {  # by schema (and part), of files about the toolkit, the tests, or the operator on a CPU
     "encoding": ("encoding",), "encoding-waits": ("encoding",), "rehearsal": ("evaluation", "streaming"),
     "checksums": ("evaluation", "streaming"), "proving": ("proving", "forward"), "cold-start": ("evaluation", "cpu"),
     "certified": ("evaluation", "search-cpu"), "survivors": ("search-cpu",), "stages": ("search-cpu",), "pruning": ("search-cpu",),
     "reference-speed": ("reference",), "fidelity": ("evaluation", "cpu"), "scale-rates": ("codes", "streaming"),
-    "atlas": ("atlas", "evaluation"), "atlas-time": ("atlas", "evaluation"), "tests": ("operator",), "sanitizers": ("operator",),
-    "soak": ("operator",), "conformance": ("operator",), "runs-compared": ("evaluation", "operator"),
+    "atlas": ("atlas", "evaluation"), "atlas-time": ("atlas", "evaluation"), "tests": ("scoring",), "sanitizers": ("operator",),
+    **{f"tests/test_gpu_{name}": ("operator",) for name in ("search", "certified", "evaluate", "plan")},  # those that search
+    "soak": ("scoring",), "conformance": ("scoring",), "runs-compared": ("evaluation", "operator"),
     "devices": ("evaluation", "operator"), "plan-accuracy": ("planning", "evaluation", "cpu"), "examples": ("libraries", "cpu"),
 }  # fmt: skip
 UNAGED = {  # schemas of files whose figures are of one state for good, and why
@@ -42,7 +43,7 @@ def families(schema: str, group: str) -> tuple[str, ...]:
     home, _, name = schema.partition("/")
     name = name.partition("/")[0]
     if schema and f"{home}/" != SCHEMAS:
-        return TOOLKIT.get(name, ())
+        return TOOLKIT.get(f"{name}/{group}") or TOOLKIT.get(name, ())
     return GROUPS.get((name, group)) or SCRIPTS.get(name) or GROUPS.get(("", group)) or ("forward",)
 
 

@@ -37,14 +37,15 @@ def operator(tmp_path: Path) -> Path:
 
 
 def changed(operator: Path, file: str, edit: Callable[[str], str]) -> set[str]:
-    """The families whose digest an edit of a file changes; that of the whole operator does by any."""
+    """The families whose digest an edit of a file changes; that of the whole operator does by any, of its scores by most."""
     before, path = sources.digests(operator), operator / file
     old = path.read_text(encoding="utf-8")
     path.write_text(edit(old), encoding="utf-8")
     assert path.read_text(encoding="utf-8") != old
     found = {name for name, digest in sources.digests(operator).items() if digest != before[name]}
     assert (sources.EVERYTHING in found) == bool(found)
-    return found - {sources.EVERYTHING}
+    assert (sources.SCORING in found) == (bool(found) and not re.match(r"(gpu/)?search/", file))
+    return found - {sources.EVERYTHING, sources.SCORING}
 
 
 HOSTS = {"host", "libraries", "search", "step"}  # whose times are the host's too
@@ -104,7 +105,7 @@ def test_a_digest_is_the_same_under_every_python() -> None:
 def test_every_root_is_a_module_and_every_run_records_its_families(tmp_path: Path) -> None:
     here = session.surroundings("", torch.device("cpu"))
     assert here["families"] == sources.digests(session.PACKAGE)
-    known = {*sources.FAMILIES, *sources.TOOLKIT, sources.EVERYTHING}
+    known = {*sources.FAMILIES, *sources.TOOLKIT, sources.EVERYTHING, sources.SCORING}
     named = {name for names in (*ages.SCRIPTS.values(), *ages.GROUPS.values(), *ages.TOOLKIT.values()) for name in names}
     assert set(here["families"]) == known >= named | {"forward"}
     assert here["revision"]
@@ -184,11 +185,21 @@ def test_groups_know_their_family() -> None:
         ("maxsim-kernels/masks/1", ""): ("wide",),
         ("maxsim-kernels/search-cases/1", ""): ("search-cpu",),
         ("maxsim-eval/rehearsal/1", ""): ("evaluation", "streaming"),
-        ("maxsim-eval/tests/2", "test_gpu_dense"): ("operator",),
+        ("maxsim-eval/tests/2", "test_gpu_dense"): ("scoring",),
+        ("maxsim-eval/tests/2", "test_gpu_search"): ("operator",),
+        ("maxsim-eval/sanitizers/1", "memcheck, part 1/8"): ("operator",),
         ("maxsim-eval/plan-accuracy/1", ""): ("planning", "evaluation", "cpu"),
         ("maxsim-eval/attack/1", ""): (),
     }
     assert {key: ages.families(*key) for key in known} == known
+
+
+def test_tests_that_search_age_with_the_search() -> None:
+    """The other files of tests/gpu run no line of it, which their own words show."""
+    for path in sorted((page.ROOT / "tests" / "gpu").glob("test_gpu_*.py")):
+        searches = re.search(r"exact[_-](topk|int8)|kernels\.search|gpu\.search|search_cases", path.read_text(encoding="utf-8"))
+        named = ages.families("maxsim-eval/tests/2", path.stem)
+        assert not searches or named == ("operator",), path.name
 
 
 def test_every_committed_file_has_families_that_age_it() -> None:
