@@ -1,10 +1,11 @@
 """`exact_topk` on a GPU against brute force in one run: bits and certificate first, then medians.
 
-    python benchmarks/alone/search.py [--json FILE] [--rows resident,colpali,outofcore] [--seconds 150]
+    python benchmarks/alone/search.py [--json FILE] [--rows resident,colpali,outofcore,nq] [--seconds 300]
 
 `resident` and `colpali`: documents and codes on the GPU, L2 flushed, the host's work between launches counted. `outofcore`: 16 GiB of
-FP16 in pinned host memory (and 8 GiB of codes), wall time. Beside ColPali: flash-maxsim's own two stages (INT8, then FP16 of some),
-which have no certificate, and what they miss. A row is written as soon as it is measured.
+FP16 in pinned host memory (and 8 GiB of codes), wall time. `nq`: the same with NQ's volume, 116 GB and 58, where the host has room.
+Beside ColPali: flash-maxsim's own two stages (INT8, then FP16 of some), which have no certificate, and what they miss. A row is
+written as soon as it is measured.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,7 @@ from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # this file is a script in a folder of its own
 
+from maxsim_eval.processes.free_memory import available_memory
 from maxsim_kernels import Int8Tokens, Packed, quantize_int8, stream_topk
 from maxsim_kernels.search import Residuals, device, exact_topk, residuals_of
 from measure import installed
@@ -33,7 +36,8 @@ from results.file import write
 SCHEMA = "maxsim-kernels/search/1"
 D = 128
 KEPT = (100, 10)
-STREAMED, STREAMED_TOKENS, STREAMED_PART = 1 << 19, 128, 1 << 14
+STREAMED = {"outofcore": (1 << 19, 128, (16, 32)), "nq": (2_680_000, 169, (32,))}  # documents, their tokens, queries' tokens
+STREAMED_PART = 1 << 14
 RUNS = 15
 WALL_RUNS = 3
 
@@ -173,24 +177,33 @@ def colpali(rows: Rows) -> None:
         rows.keep({"row": "ColPali by flash_maxsim_topk, no certificate", "k": k, "ms": took, "missed": missed})
 
 
-def streamed() -> tuple[Corpus, Tensor, Packed, Int8Tokens, Residuals]:
+def pinned(tokens: int, dtype: torch.dtype) -> Tensor:
+    """`[tokens, D]` in pinned memory: touched by all threads before it is pinned, which alone would take a minute for 100 GB."""
+    held = torch.zeros(tokens, D, dtype=dtype)
+    failed = torch.cuda.cudart().cudaHostRegister(held.data_ptr(), held.numel() * held.element_size(), 0)
+    if int(failed):
+        raise SystemExit(f"pinning {held.numel() * held.element_size() >> 30} GiB failed: CUDA error {int(failed)}")
+    return held
+
+
+def streamed(count: int, size: int) -> tuple[Corpus, Tensor, Packed, Int8Tokens, Residuals]:
     """Make a corpus in pinned memory, part by part: gives its maker, last part and documents, its codes on the GPU, residuals."""
-    made, tokens = Corpus(3), STREAMED * STREAMED_TOKENS
-    values = torch.empty(tokens, D, dtype=torch.float16, pin_memory=True)
+    made, tokens = Corpus(3), count * size
+    values = pinned(tokens, torch.float16)
     codes = torch.empty(tokens, D, dtype=torch.int8, device="cuda")
-    scales = torch.empty(STREAMED, dtype=torch.float16, device="cuda")
-    errors, norms = (torch.empty(STREAMED, device="cuda") for _ in range(2))
-    for first in range(0, STREAMED, STREAMED_PART):
-        dense = made.documents(STREAMED_PART, STREAMED_TOKENS)
+    scales = torch.empty(count, dtype=torch.float16, device="cuda")
+    errors, norms = (torch.empty(count, device="cuda") for _ in range(2))
+    for first in range(0, count, STREAMED_PART):
+        span = slice(first, min(first + STREAMED_PART, count))
+        dense = made.documents(span.stop - first, size)
         block = packed(dense)
         part = quantize_int8(block, "document")
         known = residuals_of(block, part)
-        span = slice(first, first + STREAMED_PART)
-        rows = slice(first * STREAMED_TOKENS, (first + STREAMED_PART) * STREAMED_TOKENS)
+        rows = slice(first * size, span.stop * size)
         values[rows].copy_(block.values, non_blocking=True)
         codes[rows], scales[span], errors[span], norms[span] = part.codes.values, part.scales, known.errors, known.norms  # type: ignore[union-attr]
     torch.cuda.synchronize()
-    documents = Packed(values, torch.arange(0, tokens + 1, STREAMED_TOKENS))
+    documents = Packed(values, torch.arange(0, tokens + 1, size))
     stored = Int8Tokens(Packed(codes, documents.offsets.cuda()), scales, granularity="document")  # type: ignore[union-attr]
     return made, dense, documents, stored, Residuals(errors, norms)
 
@@ -207,34 +220,42 @@ def wall(call: Callable[[], Any]) -> tuple[float, Any]:
     return statistics.median(found), answer
 
 
-def out_of_core(rows: Rows) -> None:
+def out_of_core(rows: Rows, kind: str) -> None:
     """500 queries of 16 and of 32 tokens, k = 100; codes on the GPU, or pinned beside the documents."""
-    made, dense, documents, stored, residuals = streamed()
-    held = torch.empty(stored.token_values.shape, dtype=torch.int8, pin_memory=True).copy_(stored.token_values)
+    count, size, lengths = STREAMED[kind]
+    bytes_needed, bytes_free = 3 * count * size * D, available_memory() or 0
+    if bytes_needed > 0.9 * bytes_free:
+        print(f"{kind}: needs {bytes_needed / 1e9:.0f} GB of host memory, {bytes_free / 1e9:.0f} are free", flush=True)
+        return
+    made, dense, documents, stored, residuals = streamed(count, size)
+    held = pinned(count * size, torch.int8).copy_(stored.token_values)
     host = Int8Tokens(Packed(held, documents.offsets), stored.scales.cpu(), granularity="document")
-    for size in (16, 32):
-        queries = made.queries(dense, 500, size)
+    for length in lengths:
+        queries = made.queries(dense, 500, length)
         brute, expected = wall(lambda q=queries: stream_topk(q, [documents], 100))  # type: ignore[misc]
         for where, codes in (("device", stored), ("pinned host", host)):
             if time.perf_counter() > rows.ending:
                 return
-            name = f"out of core, 500 q x {size}, {STREAMED} x {STREAMED_TOKENS}, codes on the {where}"
+            name = f"out of core, 500 q x {length}, {count} x {size}, codes on the {where}"
             took, found = wall(lambda q=queries, c=codes: exact_topk(q, documents, 100, codes=c, residuals=residuals))  # type: ignore[misc]
             if not proven(found, expected):
                 raise SystemExit(f"{name}: not brute force's answer; nothing written")
             times = {"brute_s": brute, "exact_s": took, "share_of_brute": took / brute}
             rows.keep({"row": name, "k": 100, "bit_equal": True, **times, **facts(found[2])})
+    for registered in (documents.values, held):
+        torch.cuda.cudart().cudaHostUnregister(registered.data_ptr())
 
 
 def main(arguments: list[str] | None = None) -> None:
     """The command."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, help="write the raw figures here")
-    parser.add_argument("--rows", default="resident,colpali,outofcore", help="comma-separated (default all)")
-    parser.add_argument("--seconds", type=float, default=150, help="begin no row out of core after so many (default 150)")
+    parser.add_argument("--rows", default="resident,colpali,outofcore,nq", help="comma-separated (default all)")
+    parser.add_argument("--seconds", type=float, default=300, help="begin no row out of core after so many (default 300)")
     options = parser.parse_args(arguments)
     rows = Rows(options.json, options.seconds)
-    for name, run in (("resident", resident), ("colpali", colpali), ("outofcore", out_of_core)):
+    runs = {"resident": resident, "colpali": colpali, **{kind: partial(out_of_core, kind=kind) for kind in STREAMED}}
+    for name, run in runs.items():
         if name in options.rows.split(","):
             run(rows)
             torch.cuda.empty_cache()

@@ -15,6 +15,7 @@ from maxsim_kernels.search import Residuals, exact_topk, residuals_of, trust
 from search_cases import KINDS, Awkward, Held
 
 pytest.importorskip("triton", reason="Triton is not installed")
+from maxsim_kernels.gpu.search import survivors
 from maxsim_kernels.search import device, scanning
 from maxsim_kernels.search import fetching as fetching_module
 
@@ -142,12 +143,18 @@ def test_residuals_are_those_of_the_cpu():
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("pinned", [False, True])
-def test_documents_on_the_host(dtype, pinned, monkeypatch):
-    documents = clustered(2500, 128, 6, dtype)
+@pytest.mark.parametrize(("longest", "length"), [(40, 32), (200, 150)])  # documents and queries of one tile, and of several
+def test_documents_on_the_host(dtype, pinned, longest, length, monkeypatch):
+    documents = clustered(2500, 128, 6, dtype, longest)
     codes = quantize_int8(documents, "document")
     residuals = residuals_of(documents, codes)
-    host, queries = on_host(documents, pinned), about(documents, 40, 32, 7)
+    host, queries = on_host(documents, pinned), about(documents, 40, length, 7)
+    calls = []
+    monkeypatch.setattr(device, "score_marked", lambda *given: (calls.append(1), survivors.score_marked(*given)))
     expected = same(queries, host, 10, codes, residuals=residuals)
+    assert bool(calls) == (dtype in HALVES), (
+        "marked pairs alone are scored of what was fetched, where the kernel takes the dtype"
+    )
     monkeypatch.setattr(fetching_module, "_ROOM", 1 << 16)
     assert torch.equal(same(queries, host, 10, codes, residuals=residuals).survivors, expected.survivors)
     rows = Held(on_host(documents))

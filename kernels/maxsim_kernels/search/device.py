@@ -3,8 +3,8 @@
 A piece's codes are scored. About the k best documents by these scores, the leads, give a guess of the threshold, and what could reach
 the guess is scored exactly. The leads' exact scores set the threshold, and what still reaches that is scored exactly too. Exact scores
 are found in one of two ways. Marked pairs are scored alone, document by document, where that has the bits of brute force on this GPU
-(`trust.py`) and documents are there; else all queries are scored against the union of the marked documents, by the very call that brute
-force makes, of fewer documents.
+(`trust.py`) and the kernel takes the dtype; else all queries are scored against the marked documents, by the very call that brute
+force makes, of fewer documents. Documents that lie elsewhere are fetched first, those alone that some pair needs.
 
 Bounds need not prune. A search that brute force ends in a few milliseconds begins with it, the first time and after bounds pruned
 nothing, and some of its scores say whether the next search of these codes should scan. A larger one begins with a sample.
@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import cast
 from weakref import WeakKeyDictionary
@@ -83,7 +83,9 @@ class DeviceSearch:
         self.lost: tuple[int, int] | None = None
         self.largest = queries.largest() if watched else None
         self.never: str | None = None  # why nothing can be pruned; None: not looked at yet
-        self.pairs = self.alone = False  # whether pairs may be scored alone on this GPU; whether those of this piece are
+        self.pairs = self.alone = (
+            False  # whether pairs may be scored alone on this GPU; whether all of this piece's are, at once
+        )
         self.doubt = True  # whether the next piece begins with a sample
         self.scanned = 0
         self.answered: _Answer | None = None  # of the best so far
@@ -365,7 +367,7 @@ class DeviceSearch:
         return ""
 
     def _alone(self, documents: Packed | Rows) -> bool:
-        """Whether marked pairs are scored alone."""
+        """Whether all marked pairs are scored alone at once, where the documents lie, and nobody waits for their number."""
         here = isinstance(documents, Packed) and documents.device == self.device and in_one_piece(documents)
         return self.pairs and here and takes(self.queries.values, cast(Packed, documents))
 
@@ -380,15 +382,18 @@ class DeviceSearch:
         left = (1 - min(1.0, self.k / len(documents))) ** len(self.queries)
         return here and self.most_rescored < 1 and left < 1 - _SPREAD and not self.alone
 
+    def _score_pairs(self, documents: Packed, marks: Marks, longest: int, limit: int, scores: Tensor) -> None:
+        """Write the marked pairs' scores, unless there are more than `limit`; nothing waits for the GPU."""
+        asked = self.queries
+        places = asked.starts, asked.lengths, asked.longest
+        score_marked(asked.values, *places, documents, longest, marks, limit, scores)
+
     def _score(self, documents: Packed | Rows, marks: Marks, scan: Scan, scores: Tensor) -> str:
         """Write exact scores of the marked pairs, and maybe of others; returns why not, where there are too many (empty: done)."""
         count = len(documents)
         if self.alone:
-            asked = self.queries
-            held = cast(Packed, documents)
             limit = int(self._share() * scores.numel())
-            places = asked.starts, asked.lengths, asked.longest
-            score_marked(asked.values, *places, held, scan.longest, marks, limit, scores)
+            self._score_pairs(cast(Packed, documents), marks, scan.longest, limit, scores)
             return ""
         chosen = marks.counts.nonzero()[:, 0]
         share = chosen.numel() / count
@@ -397,8 +402,18 @@ class DeviceSearch:
         if share > _UNION_PAYS and self.most_rescored < 1:
             return f"what some query could still want is {share:.0%} of a piece's documents"
         for numbers, held in some(documents, chosen, self.room):
-            scores.index_copy_(1, numbers, self.queries.scores(held))
+            if self.pairs and takes(self.queries.values, held):
+                self._score_pairs(*_placed(held, numbers, marks), scan.longest, scores.numel(), scores)
+            else:
+                scores.index_copy_(1, numbers, self.queries.scores(held))
         return ""
+
+
+def _placed(held: Packed, numbers: Tensor, marks: Marks) -> tuple[Packed, Marks]:
+    """Fetched documents, and the marks of those alone, by the numbers `[m]` that they have among all documents of `marks`."""
+    starts, lengths = (side.new_zeros(len(marks.counts)).index_copy_(0, numbers, side) for side in (held.starts, held.lengths))
+    few = torch.full((), len(numbers), dtype=torch.int64, device=numbers.device)
+    return Packed.view(held.values, starts, lengths), replace(marks, listed=numbers.int(), documents=few)
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import closing
+from functools import cached_property
 from typing import cast
 from weakref import WeakKeyDictionary
 
@@ -35,7 +36,7 @@ class Scan:
             self.size = even(packed) if self.here else 0
         self.lengths = lengths.to(device)
 
-    @property
+    @cached_property
     def longest(self) -> int:
         """Tokens of the longest document; waits for the GPU once, where codes lie there."""
         if self.here:

@@ -73,7 +73,7 @@ def check(queries: Any, documents: Packed, k: int, kind: str, pairs: bool, **opt
     given = {f"query_{name}": options[name] for name in ("mask", "lengths") if options.get(name) is not None}
     lifted = queries.unsqueeze(0) if isinstance(queries, torch.Tensor) and queries.dim() == 2 else queries
     expected = stream_topk(lifted, [documents], k, **given)
-    for held in (documents, Held(documents)) if not pairs else (documents,):
+    for held in (documents, Held(documents)):  # of what is read by number, marked pairs alone or all pairs are scored too
         scores, indices, stats = search(queries, held, k, codes, residuals, **options)
         assert torch.equal(scores, expected[0]), (kind, scores, expected[0])
         assert torch.equal(indices, expected[1]), (kind, indices, expected[1])
@@ -135,7 +135,7 @@ def check_sample() -> None:
     check_blocks(queries, documents)
     device._SAMPLED = 1 << 30
     stats = check(queries, same, 2, "int8 document", True)
-    assert "more than 20% of the pairs" in stats.fell_back, stats.fell_back
+    assert "more than 25% of the pairs" in stats.fell_back, stats.fell_back  # of `Held`; 20% where the documents are at hand
     stats = check(queries, same, 2, "int8 document", False)
     assert stats.fell_back, stats.fell_back
 
@@ -324,12 +324,12 @@ def refused(match: str, call: Any) -> None:
 
 def check_streams() -> None:
     """Codes that are read when they are scanned, parts of a corpus in any order, taken keys, memory budgets, lost scores."""
-    trusting(False)
     draw = np.random.default_rng(4)
     documents, queries = corpus(90, 16, draw), Queries(pack([grid(size, 16, draw) for size in (5, 0, 3)]))
     expected = stream_topk(queries.given, [documents], 4)
     rows = Held(documents)
     for kind in ("int8 document", "int8 token", "fp8 document"):
+        trusting(kind == "int8 token")
         codes = coded(documents, kind)
         residuals = residuals_of(documents, codes)
         for budget, order in ((None, [0]), (1 << 30, [0]), (None, [60, 0, 30])):
