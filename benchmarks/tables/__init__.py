@@ -13,6 +13,7 @@ losses.py          where somebody else is faster, and shares of cells
 summary.py         who was not timed, the second harness, side studies, the CPU
 readme.py          the tables that the READMEs quote
 quoted.py          the tables that pages of docs quote of scripts with files of their own
+streams.py         the table of streams of docs/scale.md
 marks.py           what is written into READMEs and docs between marks
 ages.py            which figures are of older kernels
 

