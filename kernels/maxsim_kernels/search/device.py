@@ -83,9 +83,8 @@ class DeviceSearch:
         self.lost: tuple[int, int] | None = None
         self.largest = queries.largest() if watched else None
         self.never: str | None = None  # why nothing can be pruned; None: not looked at yet
-        self.pairs = self.alone = (
-            False  # whether pairs may be scored alone on this GPU; whether all of this piece's are, at once
-        )
+        # Whether pairs may be scored alone on this GPU; whether all of this piece's are, at once.
+        self.pairs = self.alone = False
         self.doubt = True  # whether the next piece begins with a sample
         self.scanned = 0
         self.answered: _Answer | None = None  # of the best so far
@@ -368,8 +367,12 @@ class DeviceSearch:
 
     def _alone(self, documents: Packed | Rows) -> bool:
         """Whether all marked pairs are scored alone at once, where the documents lie, and nobody waits for their number."""
-        here = isinstance(documents, Packed) and documents.device == self.device and in_one_piece(documents)
-        return self.pairs and here and takes(self.queries.values, cast(Packed, documents))
+        held = cast(Packed, documents)
+        return self.pairs and self._here(documents) and in_one_piece(held) and takes(self.queries.values, held)
+
+    def _here(self, documents: Packed | Rows) -> bool:
+        """Whether documents lie on this GPU."""
+        return isinstance(documents, Packed) and documents.device == self.device
 
     def _share(self) -> float:
         """Share of a piece's pairs beyond which brute force is the cheaper way; 1: never."""
@@ -378,9 +381,8 @@ class DeviceSearch:
 
     def _spread_out(self, documents: Packed | Rows) -> bool:
         """Whether only unions can be scored, and of independent queries that is nearly every document, with no copying to save."""
-        here = isinstance(documents, Packed) and documents.device == self.device
         left = (1 - min(1.0, self.k / len(documents))) ** len(self.queries)
-        return here and self.most_rescored < 1 and left < 1 - _SPREAD and not self.alone
+        return self._here(documents) and self.most_rescored < 1 and left < 1 - _SPREAD and not self.alone
 
     def _score_pairs(self, documents: Packed, marks: Marks, longest: int, limit: int, scores: Tensor) -> None:
         """Write the marked pairs' scores, unless there are more than `limit`; nothing waits for the GPU."""
@@ -401,8 +403,10 @@ class DeviceSearch:
             return self._too_many()
         if share > _UNION_PAYS and self.most_rescored < 1:
             return f"what some query could still want is {share:.0%} of a piece's documents"
+        # Documents that are here and not in one piece may have other bits by the kernel of pairs than by brute force's.
+        pairs = self.pairs and not self._here(documents)
         for numbers, held in some(documents, chosen, self.room):
-            if self.pairs and takes(self.queries.values, held):
+            if pairs and takes(self.queries.values, held):
                 self._score_pairs(*_placed(held, numbers, marks), scan.longest, scores.numel(), scores)
             else:
                 scores.index_copy_(1, numbers, self.queries.scores(held))

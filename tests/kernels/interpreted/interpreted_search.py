@@ -110,6 +110,14 @@ def check_queries() -> None:
         check(dense, documents, 4, "int8 document", pairs, most_rescored=1.0, lengths=lengths)
         check(dense, documents, 4, "int8 document", pairs, most_rescored=1.0, mask=mask, lengths=lengths)
         check(dense[0], documents, 4, "int8 document", pairs, most_rescored=1.0)
+    apart = Packed(torch.cat([documents.values, documents.values], 1)[:, :16], documents.offsets)
+    assert not fetching.in_one_piece(apart)
+    with mock.patch.object(device, "score_marked", side_effect=AssertionError("brute force takes another kernel")):
+        trusting(True)
+        found = search(
+            dense, apart, 4, coded(documents, "int8 document"), residuals_of(documents, coded(documents, "int8 document"))
+        )
+    assert torch.equal(found[0], stream_topk(dense, [documents], 4)[0])
     even = Packed(grid(32 * 8, 16, draw), torch.arange(0, 257, 8))
     stats = check(dense, even, 2, "int8 document", True, most_rescored=1.0)
     assert scanning.even(even) == 8
