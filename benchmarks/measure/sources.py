@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import ast
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -29,8 +29,11 @@ LIBRARIES = tuple(f"integrations.{name}" for name in ("sentence_transformers", "
 SEARCH = ("search.exact", "search.searching", "topk")
 REFERENCE = (*(f"reference.{name}" for name in ("reference", "rows", "products")), "turns")
 CPU = ("cpu.forward", "cpu.pairs", "cpu.tiles", "quantize", *REFERENCE)
-EVERYTHING, SCORING = "operator", "scoring"  # the families of all modules of the operator, and of all but its search
-SEARCHING = ("search.", "gpu.search.")
+EVERYTHING = "operator"  # the family of all modules of the operator
+PARTS: dict[str, Callable[[str], bool]] = {  # families of some of them, by name of the module
+    "scoring": lambda module: not module.startswith(("search.", "gpu.search.")),
+    "kernels": lambda module: module.startswith(("gpu.", "chamfer.")),  # and what launches them
+}
 FAMILIES = {  # roots: modules of the operator
     "forward": FORWARD,  # float tokens of up to 256 bytes
     "codes": CODES,  # INT8 and FP8
@@ -66,7 +69,7 @@ def digests(package: Path, toolkit: Path = TOOLKIT_FOLDER) -> dict[str, str]:
     every = sorted(path.relative_to(package).with_suffix("") for path in package.rglob("*.py") if path.name != "__init__.py")
     modules = tuple(".".join(path.parts) for path in every)
     found[EVERYTHING] = _digest(package, PACKAGE, modules, ())
-    found[SCORING] = _digest(package, PACKAGE, tuple(one for one in modules if not one.startswith(SEARCHING)), ())
+    found |= {family: _digest(package, PACKAGE, tuple(filter(has, modules)), ()) for family, has in PARTS.items()}
     return found | {family: _digest(toolkit, TOOLKIT_PACKAGE, roots, None) for family, roots in TOOLKIT.items()}
 
 

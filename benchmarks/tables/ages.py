@@ -27,6 +27,7 @@ TOOLKIT: dict[str, tuple[str, ...]] = {  # by schema (and part), of files about 
     "certified": ("evaluation", "search-cpu"), "survivors": ("search-cpu",), "stages": ("search-cpu",), "pruning": ("search-cpu",),
     "reference-speed": ("reference",), "fidelity": ("evaluation", "cpu"), "scale-rates": ("codes", "streaming"),
     "atlas": ("atlas", "evaluation"), "atlas-time": ("atlas", "evaluation"), "tests": ("scoring",), "sanitizers": ("operator",),
+    "sanitizers/racecheck": ("kernels",),  # which looks at what happens within a launch
     **{f"tests/test_gpu_{name}": ("operator",) for name in ("search", "certified", "evaluate", "plan")},  # those that search
     "soak": ("scoring",), "conformance": ("scoring",), "runs-compared": ("evaluation", "operator"),
     "devices": ("evaluation", "operator"), "plan-accuracy": ("planning", "evaluation", "cpu"), "examples": ("libraries", "cpu"),
@@ -43,7 +44,7 @@ def families(schema: str, group: str) -> tuple[str, ...]:
     home, _, name = schema.partition("/")
     name = name.partition("/")[0]
     if schema and f"{home}/" != SCHEMAS:
-        return TOOLKIT.get(f"{name}/{group}") or TOOLKIT.get(name, ())
+        return TOOLKIT.get(f"{name}/{group.partition(',')[0]}") or TOOLKIT.get(name, ())
     return GROUPS.get((name, group)) or SCRIPTS.get(name) or GROUPS.get(("", group)) or ("forward",)
 
 

@@ -37,15 +37,16 @@ def operator(tmp_path: Path) -> Path:
 
 
 def changed(operator: Path, file: str, edit: Callable[[str], str]) -> set[str]:
-    """The families whose digest an edit of a file changes; that of the whole operator does by any, of its scores by most."""
+    """The families whose digest an edit of a file changes; that of the whole operator does by any, its parts' by theirs."""
     before, path = sources.digests(operator), operator / file
     old = path.read_text(encoding="utf-8")
     path.write_text(edit(old), encoding="utf-8")
     assert path.read_text(encoding="utf-8") != old
     found = {name for name, digest in sources.digests(operator).items() if digest != before[name]}
     assert (sources.EVERYTHING in found) == bool(found)
-    assert (sources.SCORING in found) == (bool(found) and not re.match(r"(gpu/)?search/", file))
-    return found - {sources.EVERYTHING, sources.SCORING}
+    assert ("scoring" in found) == (bool(found) and not re.match(r"(gpu/)?search/", file))
+    assert ("kernels" in found) == (bool(found) and bool(re.match(r"(gpu|chamfer)/", file)))
+    return found - {sources.EVERYTHING, *sources.PARTS}
 
 
 HOSTS = {"host", "libraries", "search", "step"}  # whose times are the host's too
@@ -105,7 +106,7 @@ def test_a_digest_is_the_same_under_every_python() -> None:
 def test_every_root_is_a_module_and_every_run_records_its_families(tmp_path: Path) -> None:
     here = session.surroundings("", torch.device("cpu"))
     assert here["families"] == sources.digests(session.PACKAGE)
-    known = {*sources.FAMILIES, *sources.TOOLKIT, sources.EVERYTHING, sources.SCORING}
+    known = {*sources.FAMILIES, *sources.TOOLKIT, *sources.PARTS, sources.EVERYTHING}
     named = {name for names in (*ages.SCRIPTS.values(), *ages.GROUPS.values(), *ages.TOOLKIT.values()) for name in names}
     assert set(here["families"]) == known >= named | {"forward"}
     assert here["revision"]
@@ -188,6 +189,7 @@ def test_groups_know_their_family() -> None:
         ("maxsim-eval/tests/2", "test_gpu_dense"): ("scoring",),
         ("maxsim-eval/tests/2", "test_gpu_search"): ("operator",),
         ("maxsim-eval/sanitizers/1", "memcheck, part 1/8"): ("operator",),
+        ("maxsim-eval/sanitizers/1", "racecheck, part 16/16"): ("kernels",),
         ("maxsim-eval/plan-accuracy/1", ""): ("planning", "evaluation", "cpu"),
         ("maxsim-eval/attack/1", ""): (),
     }

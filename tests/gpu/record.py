@@ -162,7 +162,7 @@ def kept(path: Path, kind: str, part: str, found: dict[str, Any]) -> None:
     if report.get("schema") != SCHEMA.format(kind):
         report = {"schema": SCHEMA.format(kind), part: {}}
     about = {**machine(), **kernels(), "measured": datetime.now(UTC).isoformat(timespec="seconds")}
-    about["families"] = {name: about["families"][name] for name in ("operator", "scoring")}
+    about["families"] = {name: about["families"][name] for name in ("operator", "scoring", "kernels")}
     report[part] |= {name: {**entry, **about} for name, entry in found.items()}
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(path.name + ".part")
