@@ -168,14 +168,25 @@ def searches(book: Book) -> Table:
         label = f"{row['row'].removeprefix('resident ')}, k = {row['k']}"
         if brute is None:
             missed = f", missed {row['missed']}" if "missed" in row else ""
-            rows.append([label + missed, MISSING, number(book.value(SEARCH, *keys, unit), 3, f" {unit}"), *[MISSING] * 4])
+            rows.append(
+                [label + missed, MISSING, MISSING, number(book.value(SEARCH, *keys, unit), 3, f" {unit}"), *[MISSING] * 4]
+            )
             continue
         cells = [number(value, 3, f" {unit}") for value in (brute, took)]
         speeds = [ratio(brute, took), ratio(brute, first)]
         shown = [Cell(MISSING) if one is None else Cell(_below_one(one), one.sources) for one in speeds]
         scored = number(book.value(SEARCH, *keys, "survivors_mean"))
-        rows.append([label, *cells, shown[0], number(first, 3, f" {unit}"), shown[1], scored])
-    heads = ("brute force", "search", "times faster", "first search of a corpus", "times faster", "scored exactly, a query")
+        dense = number(book.value(SEARCH, *keys, f"brute_dense_{unit}"), 3, f" {unit}")
+        rows.append([label, cells[0], dense, cells[1], shown[0], number(first, 3, f" {unit}"), shown[1], scored])
+    heads = (
+        "brute force",
+        "of a dense tensor",
+        "search",
+        "times faster",
+        "first search of a corpus",
+        "times faster",
+        "scored exactly, a query",
+    )
     return Table("search", "exact search", ["row", *heads], rows)
 
 
