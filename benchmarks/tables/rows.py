@@ -10,7 +10,6 @@ from results.paper_file import NOT_TRIED
 from tables.cells import Book, Value
 
 PAPER, FORWARD, SECOND = "h200/paper.json", "h200/forward.json", "h200/second.json"
-NEWER = "h100/forward.json"  # the same script on the GPUs that are lent now: its rows go before FORWARD's
 CPU = "cpu/forward.json"
 MAIN = "ours"
 CLOCK, BUSY = "median_ms", "busy_median_ms"  # with what the host takes; GPU time alone
@@ -99,8 +98,8 @@ def newest(book: Book, group: str, files: Iterable[str]) -> dict[str, Held]:
 
 
 def forward_rows(book: Book, group: str) -> dict[str, Held]:
-    """Rows of a group of forward.py, of the newest file that has the row."""
-    return newest(book, group, (NEWER, FORWARD))
+    """Rows of a group of forward.py."""
+    return newest(book, group, (FORWARD,))
 
 
 def shape(book: Book, name: str, documents: int) -> Held | None:
