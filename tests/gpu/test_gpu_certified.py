@@ -32,6 +32,7 @@ from maxsim_eval.scoring.records import Records
 from maxsim_eval.scoring.scoring import score_path, to_run
 from maxsim_eval.types import Role
 from maxsim_kernels import Packed, pack
+from rank_cases import torchrun
 from stored_cases import with_int8_copy
 from task_cases import small_task
 
@@ -248,6 +249,26 @@ def test_scifacts_run_files(scifact_data: Path, tmp_path: Path) -> None:
         runs = {(tmp_path / f"out{k}" / "runs" / f"{name}.trec").read_bytes() for name in (full, NAME)}
         assert len(runs) == 1
         assert found.paths[NAME].search["identical_to"] == {full: True}
+
+
+def test_scifacts_run_files_by_two_gpus(scifact_data: Path, tmp_path: Path) -> None:
+    """Each GPU searches its share with a threshold of its own; together they give the run files of one."""
+    if torch.cuda.device_count() < 2:
+        pytest.skip("needs two GPUs")
+    task, full = load_task("beir", "scifact", data_dir=scifact_data), FULL[torch.float32]
+    folders = {"cache_dir": tmp_path / "cache", "out_dir": tmp_path / "one"}
+    evaluate(task, "lexical", [full], device=DEVICE, quiet=True, **folders)
+    (folder,) = (path for path in (tmp_path / "cache").rglob("lexical-documents-*") if path.is_dir())
+    convert_entry(open_entry(folder), "int8-document", quiet=True)
+    words = ["beir", "scifact", "--data-dir", scifact_data, "--cache-dir", tmp_path / "cache", "--encoder", "lexical"]
+    torchrun(
+        tmp_path, *map(str, [*words, "--device", DEVICE, "--paths", f"{full},{NAME}", "--quiet", "--out", tmp_path / "two"])
+    )
+    found = json.loads((tmp_path / "two" / "result.json").read_text(encoding="utf-8"))
+    assert found["environment"]["processes"] == 2
+    assert found["paths"][NAME]["search"]["identical_to"] == {full: True}
+    runs = [tmp_path / "one" / "runs" / f"{full}.trec", *(tmp_path / "two" / "runs" / f"{name}.trec" for name in (full, NAME))]
+    assert len({run.read_bytes() for run in runs}) == 1
 
 
 def test_its_plan(tmp_path: Path) -> None:
