@@ -32,7 +32,7 @@ CPU = ("cpu.forward", "cpu.pairs", "cpu.tiles", "quantize", *REFERENCE)
 EVERYTHING = "operator"  # the family of all modules of the operator
 PARTS: dict[str, Callable[[str], bool]] = {  # families of some of them, by name of the module
     "scoring": lambda module: not module.startswith(("search.", "gpu.search.")),
-    "kernels": lambda module: module.startswith(("gpu.", "chamfer.")),  # and what launches them
+    "kernels": lambda module: module.startswith(("gpu.", "chamfer.")) or module == "topk",  # which sizes a group of scores
 }
 FAMILIES = {  # roots: modules of the operator
     "forward": FORWARD,  # float tokens of up to 256 bytes

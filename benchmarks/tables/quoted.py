@@ -14,7 +14,7 @@ MASKS = "h200/masks.json"
 CODED, RESIDUAL, STEP = (f"h200/{name}.json" for name in ("coded", "residual", "step"))
 CHANGING, WARMED = "h200/changing.json", "h200/changing_warmed.json"
 LIBRARIES = tuple(f"h200/libraries_{name}.json" for name in ("sentence_transformers", "pylate", "colpali_engine"))
-SEARCH = "h200/search.json"
+SEARCHES = ("h200/search.json", "h200/search_nq.json")
 CERTIFIED = "cpu/certified.json"
 DEVICES = "h200/devices.json"
 REHEARSALS = {"one GPU": "h200/rehearsal.json", "two GPUs": "h200/rehearsal_2.json"}
@@ -161,22 +161,23 @@ def libraries(book: Book) -> Table:
 def searches(book: Book) -> Table:
     """Exact search against brute force: later searches, the first of a corpus, and what was scored exactly."""
     rows: list[list[Cell | str]] = []
-    for place, row in enumerate(book.raw(SEARCH, "rows") or []):
+    found = ((file, place, row) for file in SEARCHES for place, row in enumerate(book.raw(file, "rows") or []))
+    for file, place, row in found:
         unit = "s" if "brute_s" in row else "ms"
         keys = ("rows", str(place))
-        brute, took, first = (book.value(SEARCH, *keys, f"{name}_{unit}") for name in ("brute", "exact", "first_search"))
+        brute, took, first = (book.value(file, *keys, f"{name}_{unit}") for name in ("brute", "exact", "first_search"))
         label = f"{row['row'].removeprefix('resident ')}, k = {row['k']}"
         if brute is None:
             missed = f", missed {row['missed']}" if "missed" in row else ""
             rows.append(
-                [label + missed, MISSING, MISSING, number(book.value(SEARCH, *keys, unit), 3, f" {unit}"), *[MISSING] * 4]
+                [label + missed, MISSING, MISSING, number(book.value(file, *keys, unit), 3, f" {unit}"), *[MISSING] * 4]
             )
             continue
         cells = [number(value, 3, f" {unit}") for value in (brute, took)]
         speeds = [ratio(brute, took), ratio(brute, first)]
         shown = [Cell(MISSING) if one is None else Cell(_below_one(one), one.sources) for one in speeds]
-        scored = number(book.value(SEARCH, *keys, "survivors_mean"))
-        dense = number(book.value(SEARCH, *keys, f"brute_dense_{unit}"), 3, f" {unit}")
+        scored = number(book.value(file, *keys, "survivors_mean"))
+        dense = number(book.value(file, *keys, f"brute_dense_{unit}"), 3, f" {unit}")
         rows.append([label, cells[0], dense, cells[1], shown[0], number(first, 3, f" {unit}"), shown[1], scored])
     heads = (
         "brute force",

@@ -21,9 +21,10 @@ REFERENCE, FLOATS = "fp32", "fused-fp32"
 READ_TWICE = ("int8-corpus",)  # the first time for its scale
 SCANS = dict.fromkeys(("exact-int8", "exact-int8-fp32"), "int8-document")  # certified paths, and the copy that each scans
 WIDE = "exact-int8-fp32"  # scores in FP32 whatever is stored
-# Certified paths score about 4 k documents a query exactly (1.6 to 4.7 k, docs/search.md), queries taken to be independent. A GPU
-# scores all queries against the union of these, beyond 60% of the documents it scores them all. A CPU scores the pairs, in products
-# that are about twice as large for want of common shapes; beyond a quarter of the pairs it scores them all.
+# Certified paths score about 4 k documents a query exactly (1.6 to 4.7 k, docs/search.md), queries taken to be independent. A GPU is
+# taken to score all queries against the union of these (it does so with FP32; with FP16 and BF16 it scores the pairs alone, for less),
+# beyond 60% of the documents it scores them all. A CPU scores the pairs, in products that are about twice as large for want of common
+# shapes; beyond a quarter of the pairs it scores them all.
 SURVIVORS, UNION_PAYS = 4, 0.6
 PAIRS_PAY, PADDED_PRODUCTS = 0.25, 2.0
 FLOAT_PRODUCTS = {"cpu": 3.0, "cuda": 160.0}  # rates of INT8 products to those of our FP32, where the latter were not measured

@@ -2,6 +2,7 @@
 
     python tests/gpu/record.py tests --json tests.json [--slice 1/3] [--processes 14] [--texts DATA/beir/scifact/corpus.jsonl]
                                                                                           the folder but test_gpu_speed.py
+    python tests/gpu/record.py tests --json tests.json --files test_gpu_bits,test_gpu_pairs                     these alone
     python tests/gpu/record.py speed --json tests.json                                    that file, with the GPU to itself
     python tests/gpu/record.py sanitizer --json sanitizers.json --tool memcheck [--parts 1,2/8]
     python tests/gpu/record.py soak --json soak.json --minutes 9 --seed 3
@@ -47,6 +48,11 @@ def files(part: tuple[int, int], folder: Path = HERE) -> list[Path]:
     """Every N-th test file, from the K-th on; never the one of times."""
     found = sorted(path for path in folder.glob("test_*.py") if path.name != SPEED)
     return found[part[0] :: part[1]]
+
+
+def asked(options: argparse.Namespace) -> list[Path]:
+    """The files of a call, by name or by slice."""
+    return [HERE / f"{name}.py" for name in options.files.split(",") if name] or files(options.slice)
 
 
 def counted(report: Path) -> dict[str, dict[str, Any]]:
@@ -162,7 +168,7 @@ def kept(path: Path, kind: str, part: str, found: dict[str, Any]) -> None:
     if report.get("schema") != SCHEMA.format(kind):
         report = {"schema": SCHEMA.format(kind), part: {}}
     about = {**machine(), **kernels(), "measured": datetime.now(UTC).isoformat(timespec="seconds")}
-    about["families"] = {name: about["families"][name] for name in ("operator", "scoring", "kernels")}
+    about["families"] = {name: about["families"][name] for name in ("operator", "scoring", "kernels", "proving")}
     report[part] |= {name: {**entry, **about} for name, entry in found.items()}
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(path.name + ".part")
@@ -194,6 +200,7 @@ def main(arguments: list[str] | None = None) -> int:
     for command in made.values():
         command.add_argument("--json", type=Path, required=True, help="the file that gets the entries")
     made["tests"].add_argument("--slice", type=share, default=(0, 1), metavar="K/N", help="every N-th file, from the K-th on")
+    made["tests"].add_argument("--files", default="", metavar="NAME,NAME", help="these files and no others")
     made["tests"].add_argument("--processes", type=int, default=14, help="that share the GPU (default 14; needs pytest-xdist)")
     made["tests"].add_argument(
         "--texts", type=Path, help="SciFact's DATA/beir/scifact/corpus.jsonl; without it its tests are skipped"
@@ -207,7 +214,7 @@ def main(arguments: list[str] | None = None) -> int:
     made["soak"].add_argument("--seed", type=int, default=1)
     options = parser.parse_args(arguments)
     work: dict[str, tuple[str, str, Callable[[], tuple[dict[str, Any], bool]]]] = {
-        "tests": ("tests", "files", lambda: tests(files(options.slice), options.processes, options.texts)),
+        "tests": ("tests", "files", lambda: tests(asked(options), options.processes, options.texts)),
         "speed": ("tests", "files", lambda: tests([HERE / SPEED], 1, None)),
         "sanitizer": ("sanitizers", "runs", lambda: sanitized(options.tool, *options.parts, only=options.only)),
         "soak": ("soak", "runs", lambda: soaked(options.minutes, options.seed)),

@@ -151,17 +151,22 @@ def test_documents_on_the_host(dtype, pinned, longest, length, monkeypatch):
     host, queries = on_host(documents, pinned), about(documents, 40, length, 7)
     calls = []
     monkeypatch.setattr(device, "score_marked", lambda *given: (calls.append(1), survivors.score_marked(*given)))
-    expected = same(queries, host, 10, codes, residuals=residuals)
-    assert bool(calls) == (dtype in HALVES), (
-        "marked pairs alone are scored of what was fetched, where the kernel takes the dtype"
-    )
+
+    def searched(held, codes, whole=None):
+        """A search of documents that are fetched: marked pairs alone are scored of them, where the kernel takes the dtype."""
+        calls.clear()
+        stats = same(queries, held, 10, codes, whole=whole, residuals=residuals)
+        assert not stats.fell_back
+        assert bool(calls) == (dtype in HALVES)
+        return stats
+
+    expected = searched(host, codes)
     monkeypatch.setattr(fetching_module, "_ROOM", 1 << 16)
-    assert torch.equal(same(queries, host, 10, codes, residuals=residuals).survivors, expected.survivors)
+    assert torch.equal(searched(host, codes).survivors, expected.survivors)
     rows = Held(on_host(documents))
-    stats = same(queries, rows, 10, codes, whole=host, residuals=residuals)
-    assert torch.equal(stats.survivors, expected.survivors)
+    assert torch.equal(searched(rows, codes, whole=host).survivors, expected.survivors)
     assert rows.reads.max() <= 2
-    same(queries, rows, 10, codes_on_host(codes), whole=host, residuals=residuals)
+    searched(rows, codes_on_host(codes), whole=host)
 
 
 def test_blocks_and_pieces(monkeypatch):

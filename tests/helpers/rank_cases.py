@@ -23,12 +23,12 @@ def driven(script: str, scenario: str, folder: Path) -> dict[str, Any]:
     return dict(json.loads(ended.stdout))
 
 
-def torchrun(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    """The command line by two processes that torchrun starts in `folder`; it must end well."""
+def torchrun(folder: Path, *words: str, seconds: float = 120) -> subprocess.CompletedProcess[str]:
+    """The command line by two processes that torchrun starts in `folder`; it must end well, within `seconds`."""
     processes = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     command = [sys.executable, *processes, ROOT / "evaluate.py", *words]
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
-    ended = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=120, check=False)
+    ended = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=seconds, check=False)
     assert ended.returncode == 0, ended.stderr
     return ended
 

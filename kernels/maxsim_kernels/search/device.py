@@ -3,8 +3,9 @@
 A piece's codes are scored. About the k best documents by these scores, the leads, give a guess of the threshold, and what could reach
 the guess is scored exactly. The leads' exact scores set the threshold, and what still reaches that is scored exactly too. Exact scores
 are found in one of two ways. Marked pairs are scored alone, document by document, where that has the bits of brute force on this GPU
-(`trust.py`) and the kernel takes the dtype; else all queries are scored against the marked documents, by the very call that brute
-force makes, of fewer documents. Documents that lie elsewhere are fetched first, those alone that some pair needs.
+(`trust.py`), the kernel takes the dtype, and documents that lie here are in one piece; else all queries are scored against the marked
+documents, by the very call that brute force makes, of fewer documents. Documents that lie elsewhere are fetched first, those alone
+that some pair needs.
 
 Bounds need not prune. A search that brute force ends in a few milliseconds begins with it, the first time and after bounds pruned
 nothing, and some of its scores say whether the next search of these codes should scan. A larger one begins with a sample.
