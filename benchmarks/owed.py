@@ -142,12 +142,9 @@ def lacking(one: Measurement, gpus: int, texts: Path | None, done: set[str]) -> 
         return f"needs {one.gpus} GPU{'s' if one.gpus > 1 else ''}, here {gpus}"
     if ("{texts}" in one.command or "{data}" in one.command) and texts is None:
         return "needs --texts"
-    if (
-        texts is not None
-        and "{data}/local/semanlink" in one.command
-        and not (texts.parents[2] / "local" / "semanlink").is_dir()
-    ):
-        return f"needs {texts.parents[2]}/local/semanlink, which examples/local_semanlink.py makes"
+    read = [word.format(data=texts.parents[2]) for word in shlex.split(one.command) if texts and "{data}" in word]
+    if missing := [path for path in read if not Path(path).exists()]:
+        return f"needs {missing[0]}"
     return f"comes after {one.after!r}" if one.after and one.after not in done else ""
 
 

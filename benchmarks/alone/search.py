@@ -15,7 +15,8 @@ import argparse
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -186,19 +187,23 @@ def colpali(rows: Rows) -> None:
         rows.keep({"row": "ColPali by flash_maxsim_topk, no certificate", "k": k, "ms": took, "missed": missed})
 
 
-def pinned(tokens: int, dtype: torch.dtype) -> Tensor:
+@contextmanager
+def pinned(tokens: int, dtype: torch.dtype) -> Iterator[Tensor]:
     """`[tokens, D]` in pinned memory: touched by all threads before it is pinned, which alone would take a minute for 100 GB."""
     held = torch.zeros(tokens, D, dtype=dtype)
-    failed = torch.cuda.cudart().cudaHostRegister(held.data_ptr(), held.numel() * held.element_size(), 0)
+    runtime = torch.cuda.cudart()
+    failed = runtime.cudaHostRegister(held.data_ptr(), held.numel() * held.element_size(), 0)
     if int(failed):
         raise SystemExit(f"pinning {held.numel() * held.element_size() >> 30} GiB failed: CUDA error {int(failed)}")
-    return held
+    try:
+        yield held
+    finally:  # before the memory is given back
+        runtime.cudaHostUnregister(held.data_ptr())
 
 
-def streamed(count: int, size: int) -> tuple[Corpus, Tensor, Packed, Int8Tokens, Residuals]:
-    """Make a corpus in pinned memory, part by part: gives its maker, last part and documents, its codes on the GPU, residuals."""
+def streamed(values: Tensor, count: int, size: int) -> tuple[Corpus, Tensor, Packed, Int8Tokens, Residuals]:
+    """Make a corpus into `values`, part by part: gives its maker, last part and documents, its codes on the GPU, residuals."""
     made, tokens = Corpus(3), count * size
-    values = pinned(tokens, torch.float16)
     codes = torch.empty(tokens, D, dtype=torch.int8, device="cuda")
     scales = torch.empty(count, dtype=torch.float16, device="cuda")
     errors, norms = (torch.empty(count, device="cuda") for _ in range(2))
@@ -232,38 +237,22 @@ def wall(call: Callable[[], Any]) -> tuple[float, Any]:
 def out_of_core(rows: Rows, kind: str) -> None:
     """500 queries of 16 and of 32 tokens, k = 100; codes on the GPU, or pinned beside the documents."""
     count, size, lengths = STREAMED[kind]
-    made, dense, documents, stored, residuals = streamed(count, size)
-    held = pinned(count * size, torch.int8).copy_(stored.token_values)
-    host = Int8Tokens(Packed(held, documents.offsets), stored.scales.cpu(), granularity="document")
-    try:
-        searched(rows, count, size, lengths, (made, dense, documents, residuals), {"device": stored, "pinned host": host})
-    finally:  # before the memory is given back
-        for registered in (documents.values, held):
-            torch.cuda.cudart().cudaHostUnregister(registered.data_ptr())
-
-
-def searched(
-    rows: Rows,
-    count: int,
-    size: int,
-    lengths: tuple[int, ...],
-    corpus: tuple[Corpus, Tensor, Packed, Residuals],
-    where: dict[str, Int8Tokens],
-) -> None:
-    """Rows of a corpus out of core: queries of every length, by codes at every place."""
-    made, dense, documents, residuals = corpus
-    for length in lengths:
-        queries = made.queries(dense, 500, length)
-        brute, expected = wall(lambda q=queries: stream_topk(q, [documents], 100))  # type: ignore[misc]
-        for place, codes in where.items():
-            if time.perf_counter() > rows.ending:
-                return
-            name = f"out of core, 500 q x {length}, {count} x {size}, codes on the {place}"
-            took, found = wall(lambda q=queries, c=codes: exact_topk(q, documents, 100, codes=c, residuals=residuals))  # type: ignore[misc]
-            if not proven(found, expected):
-                raise SystemExit(f"{name}: not brute force's answer; nothing written")
-            times = {"brute_s": brute, "exact_s": took, "share_of_brute": took / brute}
-            rows.keep({"row": name, "k": 100, "bit_equal": True, **times, **facts(found[2])})
+    with pinned(count * size, torch.float16) as values, pinned(count * size, torch.int8) as held:
+        made, dense, documents, stored, residuals = streamed(values, count, size)
+        held.copy_(stored.token_values)
+        host = Int8Tokens(Packed(held, documents.offsets), stored.scales.cpu(), granularity="document")
+        for length in lengths:
+            queries = made.queries(dense, 500, length)
+            brute, expected = wall(lambda q=queries: stream_topk(q, [documents], 100))  # type: ignore[misc]
+            for where, codes in (("device", stored), ("pinned host", host)):
+                if time.perf_counter() > rows.ending:
+                    return
+                name = f"out of core, 500 q x {length}, {count} x {size}, codes on the {where}"
+                took, found = wall(lambda q=queries, c=codes: exact_topk(q, documents, 100, codes=c, residuals=residuals))  # type: ignore[misc]
+                if not proven(found, expected):
+                    raise SystemExit(f"{name}: not brute force's answer; nothing written")
+                times = {"brute_s": brute, "exact_s": took, "share_of_brute": took / brute}
+                rows.keep({"row": name, "k": 100, "bit_equal": True, **times, **facts(found[2])})
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import cast
+from typing import TypeGuard, cast
 from weakref import WeakKeyDictionary
 
 import torch
@@ -195,7 +195,7 @@ class DeviceSearch:
             return False
         if pruned is not None:
             return True
-        if self.known or not isinstance(documents, Packed) or documents.device != self.device:
+        if self.known or not self._here(documents):
             return False  # one block of many: a sample is enough, for it and those that follow
         tokens = documents.values.shape[0]
         operations = tokens * len(self.queries.values) * documents.dim
@@ -368,10 +368,9 @@ class DeviceSearch:
 
     def _alone(self, documents: Packed | Rows) -> bool:
         """Whether all marked pairs are scored alone at once, where the documents lie, and nobody waits for their number."""
-        held = cast(Packed, documents)
-        return self.pairs and self._here(documents) and in_one_piece(held) and takes(self.queries.values, held)
+        return self.pairs and self._here(documents) and in_one_piece(documents) and takes(self.queries.values, documents)
 
-    def _here(self, documents: Packed | Rows) -> bool:
+    def _here(self, documents: Packed | Rows) -> TypeGuard[Packed]:
         """Whether documents lie on this GPU."""
         return isinstance(documents, Packed) and documents.device == self.device
 
