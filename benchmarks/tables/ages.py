@@ -22,8 +22,8 @@ GROUPS: dict[tuple[str, str], tuple[str, ...]] = {  # of the other scripts' grou
     ("training", "steps"): ("step",), ("training", "layouts"): ("step",),
 }  # fmt: skip
 TOOLKIT: dict[str, tuple[str, ...]] = {  # by schema (and part), of files about the toolkit, the tests, or the operator on a CPU
-    "encoding": ("encoding",), "encoding-waits": ("encoding",), "rehearsal": ("evaluation", "streaming"),
-    "checksums": ("evaluation", "streaming"), "proving": ("proving", "forward"), "cold-start": ("evaluation", "cpu"),
+    "encoding": ("encoding",), "encoding-waits": ("encoding",), "rehearsal": ("evaluation", "streaming", "reference"),
+    "checksums": ("evaluation", "streaming", "reference"), "proving": ("proving", "forward"), "cold-start": ("evaluation", "cpu"),
     "certified": ("evaluation", "search-cpu"), "survivors": ("search-cpu",), "stages": ("search-cpu",), "pruning": ("search-cpu",),
     "reference-speed": ("reference",), "fidelity": ("evaluation", "cpu"), "scale-rates": ("codes", "streaming"),
     "atlas": ("atlas", "evaluation"), "atlas-time": ("atlas", "evaluation"), "tests": ("scoring",),

@@ -185,7 +185,7 @@ def test_groups_know_their_family() -> None:
         ("maxsim-kernels/second/1", "ColPali"): ("forward",),
         ("maxsim-kernels/masks/1", ""): ("wide",),
         ("maxsim-kernels/search-cases/1", ""): ("search-cpu",),
-        ("maxsim-eval/rehearsal/1", ""): ("evaluation", "streaming"),
+        ("maxsim-eval/rehearsal/1", ""): ("evaluation", "streaming", "reference"),
         ("maxsim-eval/tests/2", "test_gpu_dense"): ("scoring",),
         ("maxsim-eval/tests/2", "test_gpu_search"): ("operator",),
         ("maxsim-eval/sanitizers/1", "memcheck, part 1/8"): ("operator", "proving"),
