@@ -27,7 +27,7 @@ from torch import Tensor
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # this file is a script in a folder of its own
 
 from maxsim_kernels import Int8Tokens, Packed, quantize_int8, stream_topk
-from maxsim_kernels.search import Residuals, device, exact_topk, residuals_of
+from maxsim_kernels.search import Residuals, ahead, exact_topk, residuals_of
 from measure import installed
 from measure.names import FLASH
 from measure.session import about
@@ -127,7 +127,7 @@ def resident_rows(rows: Rows, name: str, queries: Tensor, documents: Packed, cod
             return exact_topk(queries, documents, k, codes=codes, residuals=residuals)
 
         def first(search: Callable[[], Any] = search) -> Any:
-            device._pruned_before.clear()
+            ahead.pruned_before.clear()
             return search()
 
         if not (proven(search(), expected) and proven(search(), expected)):

@@ -16,7 +16,7 @@ from search_cases import KINDS, Awkward, Held
 
 pytest.importorskip("triton", reason="Triton is not installed")
 from maxsim_kernels.gpu.search import survivors
-from maxsim_kernels.search import device, scanning
+from maxsim_kernels.search import ahead, device, exact, scanning
 from maxsim_kernels.search import fetching as fetching_module
 
 HALVES = (torch.float16, torch.bfloat16)
@@ -27,7 +27,7 @@ AWKWARD = Awkward(documents=60, tokens=9, kinds=9, tie=2.0**-9, least_power=-6, 
 @pytest.fixture(autouse=True)
 def nothing_remembered():
     """Every test begins as a process does."""
-    device._pruned_before.clear()
+    ahead.pruned_before.clear()
 
 
 def coded(documents: Packed, kind: str):
@@ -371,6 +371,29 @@ def test_refusals():
     }.items():
         with pytest.raises(ValueError, match=match):
             call()
+
+
+def test_a_search_that_comes_again_begins_with_its_scan(monkeypatch):
+    begun = []
+
+    def noted(*given):
+        begun.append(ahead.scores_ahead(*given) is not None)
+        return ahead.scores_ahead(*given)
+
+    monkeypatch.setattr(exact, "scores_ahead", noted)
+    documents = clustered(1200, 128, 30)
+    codes = quantize_int8(documents, "document")
+    residuals = residuals_of(documents, codes)
+    for seed in range(3):
+        same(about(documents, 9, 40, seed), documents, 7, codes, residuals=residuals)
+    queries = about(documents, 9, 40, 5)
+    same(queries, documents, 8, codes, residuals=residuals)
+    same(queries, documents, 8, codes, residuals=residuals, query_lengths=make.lengths(9, high=40))
+    assert begun == [False, True, True, False, True]
+    with pytest.raises(ValueError, match="query_lengths: got"):
+        exact_topk(queries, documents, 8, codes=codes, residuals=residuals, query_lengths=make.lengths(8, high=40))
+    with pytest.raises(ValueError, match="residuals: got 3 documents"):
+        exact_topk(queries, documents, 8, codes=codes, residuals=residuals[:3])
 
 
 def test_scores_of_marked_pairs_are_those_of_all(monkeypatch):

@@ -1,5 +1,6 @@
 """Certified search: the exact top-k of full precision at the price of a scan of codes (docs/search.md).
 
+ahead.py      what a GPU's searches leave to the next: the scan of one that comes again is queued first
 bounds.py     how far a score over codes can lie from the exact path's: what is stored beside codes, what queries add
 device.py     the search on a GPU, queued without waiting
 exact.py      `exact_topk`: what it is given checked, block by block; `begin_search`: the search alone

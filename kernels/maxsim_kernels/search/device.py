@@ -18,7 +18,6 @@ from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import TypeGuard, cast
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -27,11 +26,12 @@ from maxsim_kernels.gpu import keys as key_kernels
 from maxsim_kernels.gpu.forward.query_codes import query_codes
 from maxsim_kernels.gpu.search.bounds import Bounded, Marks, Rounding, Tallied, kth_best, query_terms
 from maxsim_kernels.gpu.search.survivors import score_alone, score_marked, takes
+from maxsim_kernels.search.ahead import asked_of, pruned_before, remember
 from maxsim_kernels.search.bounds import LARGEST, WIDEST, Codes, Residuals, gamma_of, tiny_of
 from maxsim_kernels.search.fetching import Room, cut, everything, in_one_piece, some
 from maxsim_kernels.search.queries import Queries
 from maxsim_kernels.search.rows import Rows, StreamedCodes
-from maxsim_kernels.search.scanning import Scan
+from maxsim_kernels.search.scanning import Scan, cut_codes
 from maxsim_kernels.search.searching import Certificate, Stats
 from maxsim_kernels.search.trust import FP8, factor_of, form_of, looked_at
 from maxsim_kernels.tokens import Packed
@@ -50,9 +50,6 @@ _HOPELESS = 0.4  # share of the sample's pairs that bounds would leave, beyond w
 _GUESSED = 0.03
 _PAIRS_PAY, _UNION_PAYS = 0.2, 0.6  # shares of pairs and documents beyond which brute force is the cheaper way
 _SPREAD = 0.9  # no union is tried if queries with nothing in common would want more than this share of the documents
-
-# By codes on a device: whether bounds pruned them last time.
-_pruned_before: WeakKeyDictionary[Codes, bool] = WeakKeyDictionary()
 
 
 class DeviceSearch:
@@ -87,6 +84,7 @@ class DeviceSearch:
         # Whether pairs may be scored alone on this GPU; whether all of this piece's are, at once.
         self.pairs = self.alone = False
         self.doubt = True  # whether the next piece begins with a sample
+        self.ahead: Tensor | None = None  # scores over the first codes, where they were queued before (`ahead.py`)
         self.scanned = 0
         self.answered: _Answer | None = None  # of the best so far
         self.read = 0  # tokens behind exact scores, each query's counted for itself
@@ -138,7 +136,7 @@ class DeviceSearch:
         kth = of_keys(self.best.pending[:, -1])[0] if kth is None else kth
         read = self.read + len(self.queries) * sum(int(tokens) for tokens in self.brute_read)
         for look in self.looks:
-            _pruned_before[look.codes] = look.share(kth) <= look.most
+            pruned_before[look.codes] = look.share(kth) <= look.most
         self.looks = []
         return Stats(self.scanned, self.survivors, read * self.width, fell_back, Certificate(kth, self.highest))
 
@@ -175,9 +173,9 @@ class DeviceSearch:
             for first in range(0, count, step):
                 self._brute_piece(cut(documents, first, min(first + step, count)), never)
             return
-        scan = Scan(codes, self.device, self.room)
+        scan, self.ahead = Scan(codes, self.device, self.room, self.ahead), None
         at_hand = codes if scan.here and not isinstance(codes, StreamedCodes) else None
-        pruned = None if at_hand is None else _pruned_before.get(at_hand)
+        pruned = None if at_hand is None else pruned_before.get(at_hand)
         self.doubt = self.doubt and not pruned
         known = residuals.to(self.device)
         terms = cache(lambda: self._terms(scan))  # queued behind the scan, so that the GPU has that to do meanwhile
@@ -187,7 +185,10 @@ class DeviceSearch:
         for first in range(0, count, step):
             self._piece(documents, slice(first, min(first + step, count)), scan, known, terms)
         if at_hand is not None:
-            _pruned_before[at_hand] = self.brute == before
+            pruned_before[at_hand] = self.brute == before
+            if self.pieces == 1 and self.brute == before:
+                asked = asked_of(self.queries.given, self.k, self.quantize_queries, self.most_rescored)
+                remember(documents, at_hand, asked, cut_codes(at_hand, 0, count, scan.size))
 
     def _at_once(self, documents: Packed | Rows, pruned: bool | None) -> bool:
         """Whether brute force comes first, where bounds did not prune last time or were never looked at (None)."""
@@ -207,7 +208,7 @@ class DeviceSearch:
         """Brute force, whose first scores show how many pairs bounds would have left: `stats`, which waits anyhow, counts them."""
         count, step, sample = len(documents), self._step(len(documents)), torch.empty(0, dtype=torch.float32, device="cpu")
         why = "bounds left most of these documents last time"
-        if codes not in _pruned_before:
+        if codes not in pruned_before:
             why = "the first search of so few documents, which shows whether the next one should scan"
         for first in range(0, count, step):
             head = self._brute_piece(cut(documents, first, min(first + step, count)), why)

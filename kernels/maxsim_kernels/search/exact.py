@@ -11,6 +11,7 @@ from torch import Tensor
 
 from maxsim_kernels.checks import Options, validate
 from maxsim_kernels.fallback import HAS_TRITON
+from maxsim_kernels.search.ahead import scores_ahead
 from maxsim_kernels.search.bounds import AnyCodes, Codes, Residuals, check_codes, residuals_of
 from maxsim_kernels.search.rescoring import packed_queries
 from maxsim_kernels.search.rows import Rows
@@ -65,12 +66,15 @@ def exact_topk(
         raise ValueError(f"most_rescored: got {most_rescored}, need 0 to 1")
     single = isinstance(queries, Tensor) and queries.dim() == 2
     search: Search | DeviceSearch | None = None
+    options = Options(query_mask=query_mask, query_lengths=query_lengths, quantize_queries=quantize_queries)
     with torch.no_grad():
         for block, coded, stored in _blocks(documents, codes, residuals):
-            call = validate(queries, _like(block, queries), Options(query_mask=query_mask, query_lengths=query_lengths))
+            ahead = scores_ahead(queries, block, coded, options, k, most_rescored) if search is None else None
+            call = validate(queries, _like(block, queries), options)
             known = _checked(block, coded, stored, call.queries.device)
             if search is None and call.queries.device.type == "cuda":
                 search = _on_device(queries, query_mask, query_lengths, k, quantize_queries, most_rescored)
+                search.ahead = ahead
             elif search is None:
                 padded = call if call.query_starts is None else None
                 search = Search(packed_queries(call), k, quantize_queries, most_rescored, padded)

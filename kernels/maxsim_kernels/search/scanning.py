@@ -23,11 +23,12 @@ from maxsim_kernels.tokens import Packed
 class Scan:
     """Codes, wherever they lie, and scores over some of them.
 
-    `dtype`, `shift` (of `shift_of`) and `lengths` (on the device): what bounds need beside the scores.
+    `dtype`, `shift` (of `shift_of`) and `lengths` (on the device): what bounds need beside the scores. `ahead`: scores over all codes,
+    where they were queued before.
     """
 
-    def __init__(self, codes: Codes | StreamedCodes, device: torch.device, room: Room) -> None:
-        self.codes, self.device, self.room = codes, device, room
+    def __init__(self, codes: Codes | StreamedCodes, device: torch.device, room: Room, ahead: Tensor | None = None) -> None:
+        self.codes, self.device, self.room, self.ahead = codes, device, room, ahead
         if isinstance(codes, StreamedCodes):
             self.here, self.shift, self.dtype, lengths = False, 0.0, codes.dtype, codes.lengths
         else:
@@ -46,6 +47,8 @@ class Scan:
 
     def scores(self, queries: Queries, first: int, stop: int, quantised: bool) -> Tensor:
         """Scores `[Nq, n]` over the codes of documents `first` to `stop`; codes on the host are copied while others are scored."""
+        if self.ahead is not None and self.ahead.shape[1] == stop - first:
+            return self.ahead
         if self.here:
             return queries.scores(cut_codes(cast(Codes, self.codes), first, stop, self.size), quantised)
         blocks: Iterable[Codes | LazyCodes]

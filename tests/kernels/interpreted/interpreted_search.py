@@ -8,6 +8,7 @@ force's bits in any order of addition; what the kernels may not do is lose a pai
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -19,11 +20,12 @@ import quick_interpreter  # noqa: F401 - kernels run under it
 import torch
 
 from maxsim_kernels import Packed, maxsim, pack, quantize_fp8, quantize_int8, stream_topk
+from maxsim_kernels.checks import Options
 from maxsim_kernels.gpu.geometry import Hardware
 from maxsim_kernels.gpu.search import survivors
 from maxsim_kernels.gpu.search.bounds import Bounded, Rounding, Tallied, kth_best, query_terms
 from maxsim_kernels.gpu.search.fetching import fetched
-from maxsim_kernels.search import Residuals, StreamedCodes, device, fetching, residuals_of, scanning
+from maxsim_kernels.search import Residuals, StreamedCodes, ahead, device, fetching, residuals_of, scanning
 from maxsim_kernels.search import bounds as host
 from maxsim_kernels.search.queries import Queries
 from maxsim_kernels.search.trust import Trust
@@ -152,7 +154,7 @@ def check_brute_force_first(queries: torch.Tensor, same: Packed, documents: Pack
     """Where bounds did not prune last time nothing is scanned, until scores say that they would prune."""
     hopeless, good = coded(same, "int8 document"), coded(documents, "int8 document")
     if not device._LITTLE:
-        device._pruned_before[good] = False
+        ahead.pruned_before[good] = False
     # Of `same` nothing is ever scanned; of `documents` the second search is a scan.
     for held, codes, first in ((same, hopeless, begins), (documents, good, begins if device._LITTLE else "last time")):
         residuals, expected = residuals_of(held, codes), stream_topk(queries, [held], 2)
@@ -168,6 +170,53 @@ def check_brute_force_first(queries: torch.Tensor, same: Packed, documents: Pack
             assert found[2].rescored_bytes == len(held.values) * 16 * 2 * 6 or not asked
             assert found[2].certificate.holds
             CHECKED.append("brute force first")
+
+
+def check_ahead() -> None:
+    """A search that comes again begins with its scan, and gives the same; any other is not begun, and codes are not kept."""
+    draw = np.random.default_rng(7)
+    documents, queries = corpus(40, 16, draw), grid(6 * 5, 16, draw).view(6, 5, 16)
+    trusting(True)
+    for held in (documents, Packed(grid(40 * 4, 16, draw), torch.arange(0, 161, 4))):
+        codes = coded(held, "int8 document")
+        residuals, expected = residuals_of(held, codes), stream_topk(queries, [held], 3)
+
+        def begun(
+            asked: Any = queries, k: int = 3, most: float = 1.0, codes: Any = codes, held: Packed = held, **given: Any
+        ) -> Any:
+            return ahead.scores_ahead(asked, held, codes, Options(**given), k, most)
+
+        def searched(before: Any, codes: Any = codes, held: Packed = held, residuals: Residuals = residuals) -> Any:
+            made = device.DeviceSearch(Queries(queries), 3, most_rescored=1.0)
+            made.ahead = before
+            made.add(held, codes, residuals)
+            assert made.ahead is None
+            return made
+
+        assert begun() is None
+        first = searched(None)
+        scores = begun()
+        assert torch.equal(scores, maxsim(queries, codes))
+        with mock.patch.object(scanning, "cut_codes", side_effect=AssertionError("scanned again")):
+            again = searched(scores)
+        for found in (first, again):
+            assert torch.equal(found.best.scores, expected[0])
+            assert torch.equal(found.best.indices, expected[1])
+            assert found.scanned == 40
+            assert not found.stats().fell_back
+        assert torch.equal(begun(queries + 0.125), maxsim(queries + 0.125, codes))
+        others = (
+            begun(queries[:5]), begun(queries.float()), begun(k=2), begun(most=0.5), begun(quantize_queries=False),
+            begun(held=documents.select(range(40))), begun(query_mask=torch.ones(6, 9, dtype=torch.bool)),
+        )  # fmt: skip
+        assert others == (None,) * len(others)
+        ahead.pruned_before[codes] = False
+        assert begun() is None
+        kept = len(ahead._last)
+        del codes, begun, searched, first, again, found
+        gc.collect()
+        assert len(ahead._last) == kept - 1
+        CHECKED.append("ahead")
 
 
 def check_blocks(queries: torch.Tensor, documents: Packed) -> None:
@@ -402,6 +451,7 @@ GROUPS = {
     "search": check_search,
     "queries": check_queries,
     "sample": check_sample,
+    "ahead": check_ahead,
     "kth": check_kth,
     "parts": check_parts,
     "streams": check_streams,
