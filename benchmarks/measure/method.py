@@ -16,7 +16,7 @@ from measure.timing import Call
 from measure.work import Work
 
 EXACT = 2e-6  # the contract's bound, times sum_i |Q_i| * max_j |D_j|
-FP8_BOUND = 4 * 2.0**-13  # FP8 tensor cores keep about 13 bits for every 32 products (d = 128: four times)
+FP8_BOUND = 4 * 2.0**-13  # what FP8 tensor cores cut off of random tokens, for every 32 products (d = 128: four times)
 LOOSE = 2e-3  # FP16 products or sums: what naive FP16 may lose
 INT8_LOOSE = 2e-2  # against unquantised inputs: what somebody's codes may lose
 
