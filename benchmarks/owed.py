@@ -7,10 +7,10 @@
     python benchmarks/page.py                                       and write the pages anew
 
 `owed.toml` holds every measurement behind the pages: its command, its file, what it takes. One is owed where its file or group is not
-there, or where the sources behind it are no longer those that the file recorded. Correctness comes first (tests/gpu, the sanitizers),
-then most value a second. Each runs in a process group of its own with a limit of its own, and none is begun that does not fit. What
-ended well in `--out` with these sources is skipped, so the same command continues; what failed there is tried again last. Logs and
-`owed.json`, which says how each ended, lie in `--out`.
+there, or where the sources behind it are no longer those that the file recorded; of a slice of the test files those alone run that are
+owed. Correctness comes first (tests/gpu, the sanitizers), then most value a second. Each runs in a process group of its own with a
+limit of its own, and none is begun that does not fit. What ended well in `--out` with these sources is skipped, so the same command
+continues; what failed there is tried again last. Logs and `owed.json`, which says how each ended, lie in `--out`.
 
 At once, every GPU has a process with a share of the CPUs and a folder of its own in `--out` (`lane-0`, ...); what waits for the host
 (`alone`), takes several GPUs or comes after another measurement is left for a call without `--at-once`.
@@ -31,6 +31,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,7 @@ RESULTS = ROOT / "docs" / "results"
 JOURNAL = "owed.json"
 NEEDED = ("maxsim-eval", "maxsim-kernels", "pytest", "pytest-xdist")
 LONGER, LEAST_MORE = 1.5, 60.0  # a measurement may take so many times its known seconds, or so many more if that is longer
+LEAST_SECONDS = 40.0  # of a few test files: what starting takes, and compilations
 
 
 # What is owed
@@ -77,14 +79,10 @@ def _rows(one: Measurement, found: dict[str, Any]) -> Iterator[list[str]]:
 
 
 def _entries(entry: str, found: dict[str, Any]) -> list[list[str]]:
-    """Keys of the parts whose names begin with `entry`."""
-    held = [
-        [part, name]
-        for part in ages.PARTS
-        if isinstance(found.get(part), dict)
-        for name in found[part]
-        if name.startswith(entry)
-    ]
+    """Keys of the part of this name, else of those whose names begin with it."""
+    parts = [part for part in ages.PARTS if isinstance(found.get(part), dict)]
+    held = [[part, entry] for part in parts if entry in found[part]]
+    held = held or [[part, name] for part in parts for name in found[part] if name.startswith(entry)]
     return held or ([[entry]] if entry in found else [])
 
 
@@ -94,13 +92,24 @@ def _lost(one: Measurement, found: dict[str, Any]) -> list[str]:
     return groups + [entry for entry in one.entries if not _entries(entry, found)]
 
 
+def narrowed(one: Measurement, book: Book) -> Measurement:
+    """Of a measurement that is told which test files to run: those that the book's file lacks or has of other sources."""
+    recorded = (book.file(one.file) or {}).get("files", {}) if "{files}" in one.command else {}
+    old = tuple(name for name in one.entries if name not in recorded or ages.is_older(book, one.file, ["files", name]))
+    if not old or not set(one.entries) <= set(recorded):
+        return one
+    takes = {name: recorded[name]["seconds"] for name in one.entries}
+    share = sum(takes[name] for name in old) / max(sum(takes.values()), 1e-9)
+    return replace(one, entries=old, seconds=max(LEAST_SECONDS, one.seconds * share))
+
+
 def owed(found: Sequence[Measurement], out: Path | None, results: Path = RESULTS) -> list[tuple[Measurement, str]]:
     """What has to be measured and why, in the order in which it would run; what failed in `out` comes last."""
     committed = Book(results, FIGURES)
     before = [(Book(folder, FIGURES), journal(folder)) for folder in folders(out)]
     left, failed = [], []
-    for one in found:
-        why = why_owed(one, committed)
+    for whole in found:
+        why, one = why_owed(whole, committed), narrowed(whole, committed)
         if not why:
             continue
         runs = [(held, ended[one.name]) for held, ended in before if one.name in ended]
@@ -131,6 +140,7 @@ def journal(out: Path) -> dict[str, Any]:
 def command(one: Measurement, out: Path, texts: Path | None) -> list[str]:
     """The command line of a measurement, with this Python in place of `python` and `torchrun`."""
     known = {"json": str(out / one.file), "texts": str(texts), "data": str(texts and texts.parents[2])}
+    known["files"] = ",".join(one.entries)
     words = [word.format(**known) for word in shlex.split(one.command)]
     beside = {"python": [sys.executable], "torchrun": [sys.executable, "-m", "torch.distributed.run", "--standalone"]}
     return [*beside.get(words[0], words[:1]), *words[1:]]
@@ -272,8 +282,11 @@ def take(found: Sequence[Measurement], out: Path, results: Path) -> int:
     """Put everything that ended well in `out` into `results`; returns how many files were written."""
     written = set()
     runs = [(folder, one) for folder in folders(out) for one in found]
-    for folder, one in runs:
-        held = Book(folder, FIGURES)
+    for folder, whole in runs:
+        held, one = Book(folder, FIGURES), whole
+        if "{files}" in whole.command:  # of which a call may have run some
+            there = (held.file(whole.file) or {}).get("files", {})
+            one = replace(whole, entries=tuple(name for name in whole.entries if name in there))
         if journal(folder).get(one.name, {}).get("exit") != 0 or why_owed(one, held):
             continue
         path = results / one.file
@@ -328,7 +341,8 @@ def main(arguments: list[str] | None = None) -> int:
     if options.take is not None:
         return 0 if take(found, options.take, options.results) else 1
     owing = owed(everything, options.out, options.results)
-    todo = [(one, why) for one, why in owing if one in found]
+    asked = {one.name for one in found}
+    todo = [(one, why) for one, why in owing if one.name in asked]
     if options.list:
         print("\n".join(shown(todo, len(found))))
         return 0

@@ -37,7 +37,7 @@ from maxsim_eval.types import Result
 from maxsim_kernels import Packed
 from measure.names import OTHER
 from measure.session import kernels
-from results.file import write
+from results.file import shown, write
 
 SCHEMA = "maxsim-eval/devices/1"
 DEVICES = ("cpu", "cuda")
@@ -128,13 +128,17 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--texts", type=Path, required=True, help="corpus.jsonl of a BEIR folder, its queries and judgements beside it"
     )
-    parser.add_argument("--encoder", default="lexical", help="FILE then holds this one alone (default lexical)")
+    parser.add_argument("--encoder", default="lexical", help="those of others stay in FILE (default lexical)")
     parser.add_argument("--json", type=Path, help="write the raw figures here")
     options = parser.parse_args(arguments)
+    report: dict[str, Any] = {"schema": SCHEMA, "encoders": {}}
+    if options.json is not None and options.json.exists():
+        report = shown(options.json, SCHEMA)
     with tempfile.TemporaryDirectory() as place:
         found = measure(options.texts, options.encoder, Path(place))
     name, dataset = options.encoder, found["task"]["dataset"]
-    write(options.json, {"schema": SCHEMA, "encoders": {name if dataset == "scifact" else f"{dataset}, {name}": found}})
+    report["encoders"][name if dataset == "scifact" else f"{dataset}, {name}"] = found
+    write(options.json, report)
     for name, path in found["paths"].items():
         counts = ", ".join(f"{count} {what}" for what, count in path.get("counts", {}).items())
         ndcg = " and ".join(f"{metrics['nDCG@10']:.4f}" for metrics in path["metrics"])

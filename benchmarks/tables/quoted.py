@@ -280,6 +280,26 @@ def predictions(book: Book) -> Table:
     return Table("predictions", "planned over measured", ["run", "phase", *REHEARSALS], rows)
 
 
+def rehearsal(book: Book) -> Table:
+    """The rehearsed command on one GPU by phase: what was measured, and the whole of it beside its floor."""
+    file = REHEARSALS["one GPU"]
+    held = book.raw(file, "rows") or []
+
+    def cell(places: Sequence[int], text: str) -> Cell:
+        return Cell(text, tuple(pointer(file, ("rows", str(place))) for place in places))
+
+    rows: list[list[Cell | str]] = []
+    for place, row in enumerate(held):
+        floor = (f"{row['floor'] / 60:.1f} min", f"{row['floor'] / row['full']:.0%}") if row["floor"] else (MISSING, MISSING)
+        found = (f"{row['seconds']:.1f} s ({row['run']})", f"{row['full'] / 60:.1f} min", *floor)
+        rows.append([row["phase"], *(cell([place], text) for text in found)])
+    for name, phases in (("scoring", ("fp32", "fp16", "int8")), ("all", [row["phase"] for row in held])):
+        places = [place for place, row in enumerate(held) if row["phase"] in phases]
+        whole = cell(places, f"**{sum(held[place]['full'] for place in places) / 60:.1f} min**")
+        rows.append([f"**{name}**", "", whole, "", ""])
+    return Table("rehearsal", "all of HotpotQA", ["phase", "measured", "whole", "its floor", "of the floor"], rows)
+
+
 def devices(book: Book) -> Table:
     """Either device by the same path of one cache: how rankings differ, nDCG@10, the GPU's parity with its fp32 and its gate."""
 
@@ -313,13 +333,13 @@ def devices(book: Book) -> Table:
 TABLES: dict[str, Maker] = {
     "masks": masks, "single": single, "coded": coded, "residual": residual, "changing": changing, "libraries": libraries,
     "search": searches, "certified": certified, "checksums": checksums, "step": step,
-    "devices": devices, "predictions": predictions, "streamed": streamed,
+    "devices": devices, "predictions": predictions, "rehearsal": rehearsal, "streamed": streamed,
 }  # fmt: skip
 PLACES: dict[str, tuple[str, ...]] = {
     "docs/kernel_notes.md": ("masks", "single", "coded", "residual", "changing"),
     "docs/integrations.md": ("libraries",),
     "docs/search.md": ("search", "certified"),
-    "docs/scale.md": ("checksums", "predictions", "streamed"),
+    "docs/scale.md": ("checksums", "predictions", "rehearsal", "streamed"),
     "docs/training.md": ("step",),
     "docs/fidelity.md": ("devices",),
 }

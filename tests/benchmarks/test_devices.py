@@ -83,8 +83,11 @@ def test_what_no_tie_explains_is_the_exit_code(
     }
     monkeypatch.setattr(devices, "measure", lambda *_: {"task": {"dataset": dataset}, "paths": {"fp16": path}})
     out = tmp_path / "devices.json"
+    out.write_text('{"schema": "maxsim-eval/devices/1", "encoders": {"other": {"paths": {}}}}')
     assert devices.main(["--texts", "corpus.jsonl", "--json", str(out)]) == (unexplained > 0)
-    assert json.loads(out.read_text())["encoders"][entry]["paths"]["fp16"]["counts"] == counts
+    held = json.loads(out.read_text())["encoders"]
+    assert held["other"] == {"paths": {}}, "an entry of another call stays"
+    assert held[entry]["paths"]["fp16"]["counts"] == counts
     said = capsys.readouterr().out
     assert f"{unexplained} not explained; nDCG@10 0.5000 and 0.7500\n" in said
     assert said.endswith("  gate: R@10: 0.1, needed 0.2\n")

@@ -274,3 +274,33 @@ def test_every_figure_of_the_pages_has_its_measurement() -> None:
 def test_slices_deal_out_every_test_file() -> None:
     dealt = [entry for one in TABLE if one.file == "h200/tests.json" for entry in one.entries]
     assert sorted(dealt) == sorted(path.stem for path in (ROOT / "tests" / "gpu").glob("test_*.py"))
+
+
+def test_of_a_slice_the_owed_files_alone_run(tmp_path: Path, today: dict[str, str]) -> None:
+    (one,) = (one for one in TABLE if one.name == "tests 2/3")
+    files = {name: {"seconds": 10.0, "families": today} for name in one.entries}
+    old = one.entries[3]
+    files[old] = {"seconds": 30.0, "families": {**today, "operator": "0", "scoring": "0"}}
+    path = tmp_path / "results" / one.file
+    path.parent.mkdir(parents=True)
+
+    def left() -> list[Measurement]:
+        path.write_text(json.dumps({"schema": "maxsim-eval/tests/2", "files": files}))
+        return [held for held, _ in owed.owed([one], None, tmp_path / "results")]
+
+    (found,) = left()
+    assert found.entries == (old,)
+    assert found.seconds == pytest.approx(one.seconds * 30 / (30 + 10 * (len(one.entries) - 1)))
+    assert f"--files {old} " in " ".join(owed.command(found, tmp_path, tmp_path / "a" / "b" / "c" / "d"))
+    # What a call ran of a slice is taken, beside what is there.
+    out = tmp_path / "out"
+    (out / one.file).parent.mkdir(parents=True)
+    new = {"seconds": 5.0, "families": today}
+    (out / one.file).write_text(json.dumps({"schema": "maxsim-eval/tests/2", "files": {old: new}}))
+    (out / owed.JOURNAL).write_text(json.dumps({one.name: {"exit": 0}}))
+    assert owed.take([one], out, tmp_path / "results") == 1
+    files[old] = new
+    assert json.loads(path.read_text())["files"] == files
+    assert left() == []
+    del files[old]
+    assert [held.entries for held in left()] == [one.entries], "a file that nobody ran: the whole slice"
