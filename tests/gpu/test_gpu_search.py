@@ -213,8 +213,11 @@ def test_documents_of_one_length_take_the_dense_scan():
     assert scanning.even(clustered(64, 128, 13)) == 0
     codes = quantize_int8(tokens, "document")
     same(about(tokens, 40, 32, 14), tokens, 3, codes, most_rescored=1.0)
-    same(about(documents, 40, 32, 14), documents, 3, quantize_int8(documents, "document"), most_rescored=1.0)
-    same(about(documents, 40, 32, 14), documents, 3, quantize_int8(documents, "token"), most_rescored=1.0)
+    for granularity in ("token", "document"):
+        codes = quantize_int8(documents, granularity)
+        residuals = residuals_of(documents, codes)
+        for held in (codes, codes_on_host(codes)):  # which are streamed in that form too
+            same(about(documents, 40, 32, 14), documents, 3, held, residuals=residuals, most_rescored=1.0)
 
 
 @pytest.mark.parametrize("part", range(8))

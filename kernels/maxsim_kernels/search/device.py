@@ -186,7 +186,7 @@ class DeviceSearch:
             self._piece(documents, slice(first, min(first + step, count)), scan, known, terms)
         if at_hand is not None:
             pruned_before[at_hand] = self.brute == before
-            if self.pieces == 1 and self.brute == before:
+            if scan.ahead is None and self.pieces == 1 and self.brute == before:
                 asked = asked_of(self.queries.given, self.k, self.quantize_queries, self.most_rescored)
                 remember(documents, at_hand, asked, cut_codes(at_hand, 0, count, scan.size))
 

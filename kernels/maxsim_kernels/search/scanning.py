@@ -34,16 +34,15 @@ class Scan:
         else:
             packed = cast(Packed, codes.codes)
             self.here, self.shift, self.dtype, lengths = packed.device == device, shift_of(codes), packed.dtype, packed.lengths
-            self.size = even(packed) if self.here else 0
+            self.size = even(packed)
         self.lengths = lengths.to(device)
 
     @cached_property
     def longest(self) -> int:
         """Tokens of the longest document; waits for the GPU once, where codes lie there."""
-        if self.here:
-            return _extent(cast(Packed, cast(Codes, self.codes).codes))[1]
-        lengths = self.codes.lengths if isinstance(self.codes, StreamedCodes) else cast(Packed, self.codes.codes).lengths
-        return int(lengths.max()) if lengths.numel() else 0
+        if isinstance(self.codes, StreamedCodes):
+            return int(self.codes.lengths.max()) if self.codes.lengths.numel() else 0
+        return _extent(cast(Packed, self.codes.codes))[1]
 
     def scores(self, queries: Queries, first: int, stop: int, quantised: bool) -> Tensor:
         """Scores `[Nq, n]` over the codes of documents `first` to `stop`; codes on the host are copied while others are scored."""
@@ -55,7 +54,7 @@ class Scan:
         if isinstance(self.codes, StreamedCodes):
             blocks = _without_offsets(self.codes.read(first, stop))
         else:
-            blocks = [cut_codes(self.codes, first, stop, 0)]
+            blocks = [cut_codes(self.codes, first, stop, self.size)]
         found = torch.empty(len(queries), stop - first, dtype=torch.float32, device=self.device)
         ring = device_blocks(blocks, self.device, queries=len(queries), memory_budget=self.room.ring)
         seen = 0
@@ -83,7 +82,7 @@ _extents: WeakKeyDictionary[Packed, tuple[int, int]] = WeakKeyDictionary()
 
 
 def even(packed: Packed) -> int:
-    """The length that all documents share, if they lie end to end; else 0. Read from a GPU once."""
+    """The length that all documents share, if they lie end to end; else 0. Looked for once, which waits for a GPU."""
     least, most = _extent(packed)
     dense = len(packed) * most == packed.values.shape[0] and packed.values.is_contiguous()
     return most if least == most and dense else 0

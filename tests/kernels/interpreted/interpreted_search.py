@@ -124,6 +124,14 @@ def check_queries() -> None:
     stats = check(dense, even, 2, "int8 document", True, most_rescored=1.0)
     assert scanning.even(even) == 8
     assert stats.scanned == 32
+    for granularity in ("document", "token", "corpus"):
+        codes = coded(even, f"int8 {granularity}")
+        scan, expected = scanning.Scan(codes, even.device, fetching.Room()), maxsim(dense, codes)
+        scan.here = False  # as beside a GPU: they are streamed, in the dense form too
+        with mock.patch.object(scanning, "slice_of", side_effect=AssertionError("the ragged form")):
+            for first, stop in ((0, 32), (5, 21)):
+                assert torch.equal(scan.scores(Queries(dense), first, stop, True), expected[:, first:stop])
+        CHECKED.append("streamed")
 
 
 def check_sample() -> None:

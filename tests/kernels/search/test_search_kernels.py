@@ -25,7 +25,7 @@ Run = Callable[[str, str, int], None]
 @pytest.mark.every_change
 @pytest.mark.parametrize(
     ("group", "checks"),
-    [("search", 72), ("queries", 22), ("sample", 25), ("parts", 4), ("streams", 15), ("ahead", 2), ("kth", 6)],
+    [("search", 72), ("queries", 25), ("sample", 25), ("parts", 4), ("streams", 15), ("ahead", 2), ("kth", 6)],
 )
 def test_a_search_with_interpreted_kernels_gives_brute_forces_answers(interpreted: Run, group: str, checks: int) -> None:
     interpreted("search", group, checks)
