@@ -20,7 +20,7 @@ import rehearsal
 from alone import plan_accuracy
 from maxsim_eval.data.loading import load_task
 from maxsim_kernels import maxsim_reference
-from tables import ages, marks
+from tables import marks
 
 
 @pytest.fixture(scope="module")
