@@ -54,7 +54,8 @@ def test_ctrl_c_a_second_evaluation_and_fresh(drive: Callable[[str], dict[str, A
 @pytest.mark.slow
 def test_other_numbers_of_ranks_go_on_from_what_two_left(drive: Callable[[str], dict[str, Any]]) -> None:
     found = drive("resumes")
-    assert found["codes"] == [-9, -9]
+    assert -9 in found["codes"]
+    assert set(found["codes"]) <= {-9, DATA}, "one may see that the other is gone before its own end comes"
     assert found["held"] > 4
     assert found["three"]["codes"] == [0, 0, 0]
     assert found["one"]["codes"] == [0]
