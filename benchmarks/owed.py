@@ -92,9 +92,14 @@ def _lost(one: Measurement, found: dict[str, Any]) -> list[str]:
     return groups + [entry for entry in one.entries if not _entries(entry, found)]
 
 
+def _ran(one: Measurement, book: Book) -> dict[str, Any] | None:
+    """What the book's file says of each test file; None: the measurement is not told which to run."""
+    return (book.file(one.file) or {}).get("files", {}) if "{files}" in one.command else None
+
+
 def narrowed(one: Measurement, book: Book) -> Measurement:
     """Of a measurement that is told which test files to run: those that the book's file lacks or has of other sources."""
-    recorded = (book.file(one.file) or {}).get("files", {}) if "{files}" in one.command else {}
+    recorded = _ran(one, book) or {}
     old = tuple(name for name in one.entries if name not in recorded or ages.is_older(book, one.file, ["files", name]))
     if not old or not set(one.entries) <= set(recorded):
         return one
@@ -283,10 +288,9 @@ def take(found: Sequence[Measurement], out: Path, results: Path) -> int:
     written = set()
     runs = [(folder, one) for folder in folders(out) for one in found]
     for folder, whole in runs:
-        held, one = Book(folder, FIGURES), whole
-        if "{files}" in whole.command:  # of which a call may have run some
-            there = (held.file(whole.file) or {}).get("files", {})
-            one = replace(whole, entries=tuple(name for name in whole.entries if name in there))
+        held = Book(folder, FIGURES)
+        ran = _ran(whole, held)  # some of a slice's files, maybe
+        one = whole if ran is None else replace(whole, entries=tuple(name for name in whole.entries if name in ran))
         if journal(folder).get(one.name, {}).get("exit") != 0 or why_owed(one, held):
             continue
         path = results / one.file

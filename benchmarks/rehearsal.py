@@ -38,6 +38,7 @@ import torch
 from encoding import make_checkpoints
 from measure.session import kernels
 from results.file import write
+from tables.quoted import phase_cells
 
 SCHEMA = "maxsim-eval/rehearsal/1"
 DOCUMENTS, QUERIES, RELEVANT = 5_233_329, 7_405, 2
@@ -264,16 +265,10 @@ def with_floors(report: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def markdown(rows: list[dict[str, Any]]) -> str:
-    """The table of docs/scale.md."""
+    """The rows, and their sum."""
     lines = ["| phase | measured | whole HotpotQA | its floor | share of the floor |", "|---|---|---|---|---|"]
-    for row in [
-        *rows,
-        {"phase": "**all**", "run": "", "seconds": None, "full": sum(row["full"] for row in rows), "floor": None},
-    ]:
-        measured = "" if row["seconds"] is None else f"{row['seconds']:.1f} s ({row['run']})"
-        floor = ("", "") if not row["floor"] else (f"{row['floor'] / 60:.1f} min", f"{row['floor'] / row['full']:.0%}")
-        lines.append(f"| {row['phase']} | {measured} | {row['full'] / 60:.1f} min | {floor[0]} | {floor[1]} |")
-    return "\n".join(lines)
+    lines += [f"| {' | '.join((row['phase'], *phase_cells(row)))} |" for row in rows]
+    return "\n".join([*lines, f"| **all** |  | {sum(row['full'] for row in rows) / 60:.1f} min |  |  |"])
 
 
 def data_of(home: Path, name: str, part: float, queries: int, layers: int, device: str) -> tuple[list[str], dict[str, Any]]:

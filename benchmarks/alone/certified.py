@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # this file is a s
 
 from cold_start import seconds_of
 from measure.session import kernels
-from results.file import write
+from results.file import added_to, write
 
 SCHEMA = "maxsim-eval/certified/1"
 BRUTE, CERTIFIED, SCAN = "fused-fp32", "exact-int8", "int8-document"
@@ -78,7 +78,7 @@ def main(arguments: list[str] | None = None) -> None:
     options.cache_dir = options.cache_dir.resolve()
     seconds_of([*command("encode", words, options), "--quiet"])
     seconds_of([*command("convert", words, options), "--to", "int8-document"])
-    report = json.loads(options.json.read_text(encoding="utf-8")) if options.json.exists() else {"schema": SCHEMA, "runs": {}}
+    report = added_to(options.json, SCHEMA, runs={})
     for k in map(int, options.k.split(",")):
         report["runs"][f"{options.encoder}, k = {k}"] = measured(words, options, k)
         write(options.json, report)

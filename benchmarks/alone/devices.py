@@ -37,7 +37,7 @@ from maxsim_eval.types import Result
 from maxsim_kernels import Packed
 from measure.names import OTHER
 from measure.session import kernels
-from results.file import shown, write
+from results.file import added_to, write
 
 SCHEMA = "maxsim-eval/devices/1"
 DEVICES = ("cpu", "cuda")
@@ -131,9 +131,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--encoder", default="lexical", help="those of others stay in FILE (default lexical)")
     parser.add_argument("--json", type=Path, help="write the raw figures here")
     options = parser.parse_args(arguments)
-    report: dict[str, Any] = {"schema": SCHEMA, "encoders": {}}
-    if options.json is not None and options.json.exists():
-        report = shown(options.json, SCHEMA)
+    report = added_to(options.json, SCHEMA, encoders={})
     with tempfile.TemporaryDirectory() as place:
         found = measure(options.texts, options.encoder, Path(place))
     name, dataset = options.encoder, found["task"]["dataset"]

@@ -14,7 +14,6 @@ of 2-norms and 1-norm times largest component), and token norms about the corpus
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -33,7 +32,7 @@ from maxsim_kernels import BitTokens, Fp8Tokens, Int8Tokens, Packed, ResidualTok
 from maxsim_kernels.search import residuals_of
 from maxsim_kernels.search.bounds import query_terms
 from measure.session import kernels
-from results.file import write
+from results.file import added_to, write
 
 SCHEMA = "maxsim-eval/pruning/1"
 DEPTHS = (10, 100)
@@ -234,15 +233,12 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--json", type=Path, help="write the raw figures here; those of other encoders stay")
     parser.add_argument("--queries", type=int, default=20)
     options = parser.parse_args(arguments)
-    report: dict[str, Any] = {"schema": SCHEMA, "corpus": "SciFact, test", "encoders": {}}
-    if options.json is not None and options.json.exists():
-        report = json.loads(options.json.read_text(encoding="utf-8"))
+    report = added_to(options.json, SCHEMA, corpus="SciFact, test", encoders={})
     name, kinds = options.name or options.encoder, options.codes or list(KINDS)
     queries, documents = embedded(options.data_dir, options.encoder, options.cache_dir)
     sizes = {"documents": len(documents), "tokens": len(documents.values), "dim": documents.dim}
     about = {"torch": torch.__version__, **kernels(), "queries": options.queries}
     found: dict[str, Any] = {**about, **sizes, "cases": {}}
-    report |= {"schema": SCHEMA}
     report["encoders"][name] = found
     for case, counts in tqdm(cases(queries, documents, options.queries, kinds), total=2 * len(kinds), desc=name):
         found["cases"][case] = counts

@@ -15,7 +15,6 @@ and of all of them at once, where what any of them wants is read.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -31,7 +30,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # this file is a s
 from maxsim_kernels import Packed, quantize_int8
 from measure.clustered import BLOCK, Clustered, packed
 from measure.session import kernels
-from results.file import write
+from results.file import added_to, write
 
 SCHEMA = "maxsim-eval/stages/1"
 DEPTHS = (10, 100)
@@ -208,9 +207,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--clustered", type=int, help="so many made documents instead of SciFact")
     parser.add_argument("--queries", type=int, default=20)
     options = parser.parse_args(arguments)
-    report: dict[str, Any] = {"schema": SCHEMA, "torch": torch.__version__, "corpora": {}}
-    if options.json.exists():
-        report = json.loads(options.json.read_text(encoding="utf-8"))
+    report = added_to(options.json, SCHEMA, torch=torch.__version__, corpora={})
     if options.table:
         sys.stdout.write("\n".join(table(report)) + "\n")
         return

@@ -13,7 +13,6 @@ order of upper bounds, one by one, would come to. `--table` writes the table of 
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -30,7 +29,7 @@ from maxsim_kernels.search.bounds import query_terms
 from maxsim_kernels.search.searching import GUESSED
 from measure.clustered import BLOCK, GROWTH, Clustered, packed
 from measure.session import kernels
-from results.file import write
+from results.file import added_to, write
 
 SCHEMA = "maxsim-eval/survivors/1"
 SIZES = (10_000, 32_000, 100_000, 320_000, 1_000_000, 3_200_000, 10_000_000)
@@ -116,9 +115,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--growth", choices=GROWTH, action="append", help="default: both")
     options = parser.parse_args(arguments)
-    report: dict[str, Any] = {}
-    if options.json.exists():
-        report = json.loads(options.json.read_text(encoding="utf-8"))
+    report = added_to(options.json, SCHEMA)
     if options.table:
         sys.stdout.write("\n".join(table(report)) + "\n")
         return

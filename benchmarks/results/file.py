@@ -61,6 +61,11 @@ def shown(path: Path, schema: str = SCHEMA) -> dict[str, Any]:
         raise SystemExit(str(problem)) from None
 
 
+def added_to(path: Path | None, schema: str, **parts: Any) -> dict[str, Any]:
+    """The file that a call adds its part to, or a new document with these parts; ends the program where it is no such file."""
+    return {"schema": schema, **parts} if path is None or not path.exists() else shown(path, schema)
+
+
 def opened(path: Path | None, environment: dict[str, Any], fresh: bool, schema: str = SCHEMA) -> dict[str, Any]:
     """The document to add to: the file's when it is of this machine and these kernels, a new one when there is none.
 

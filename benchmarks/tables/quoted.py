@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from measure.names import FLASH, LIK, OTHER, SAME, TIES
 from tables.cells import MISSING, Book, Cell, Table, Value, number, pointer, ratio, times
@@ -280,6 +281,12 @@ def predictions(book: Book) -> Table:
     return Table("predictions", "planned over measured", ["run", "phase", *REHEARSALS], rows)
 
 
+def phase_cells(row: Mapping[str, Any]) -> tuple[str, str, str, str]:
+    """Of a phase of the rehearsal: what was measured and in which run, the whole, its floor, and its share of that; empty: none."""
+    floor = (f"{row['floor'] / 60:.1f} min", f"{row['floor'] / row['full']:.0%}") if row["floor"] else ("", "")
+    return (f"{row['seconds']:.1f} s ({row['run']})", f"{row['full'] / 60:.1f} min", *floor)
+
+
 def rehearsal(book: Book) -> Table:
     """The rehearsed command on one GPU by phase: what was measured, and the whole of it beside its floor."""
     file = REHEARSALS["one GPU"]
@@ -290,9 +297,7 @@ def rehearsal(book: Book) -> Table:
 
     rows: list[list[Cell | str]] = []
     for place, row in enumerate(held):
-        floor = (f"{row['floor'] / 60:.1f} min", f"{row['floor'] / row['full']:.0%}") if row["floor"] else (MISSING, MISSING)
-        found = (f"{row['seconds']:.1f} s ({row['run']})", f"{row['full'] / 60:.1f} min", *floor)
-        rows.append([row["phase"], *(cell([place], text) for text in found)])
+        rows.append([row["phase"], *(cell([place], text or MISSING) for text in phase_cells(row))])
     for name, phases in (("scoring", ("fp32", "fp16", "int8")), ("all", [row["phase"] for row in held])):
         places = [place for place, row in enumerate(held) if row["phase"] in phases]
         whole = cell(places, f"**{sum(held[place]['full'] for place in places) / 60:.1f} min**")

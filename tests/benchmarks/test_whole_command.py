@@ -229,7 +229,7 @@ def test_committed_encoding_and_rehearsal() -> None:
     for seconds in whole.values():
         assert sum(seconds.values()) < 3600
         assert sum(seconds[path] for path in ("fp32", "fp16", "int8")) < 25 * 60
-        assert {phase for phase, whole in seconds.items() if whole > 180} <= {"fp32", "encode and write"}
+        assert {phase for phase, took in seconds.items() if took > 180} <= {"fp32", "encode and write"}
     # What a second GPU gains is said by runs of one host and one state of the code.
     assert found["_pair"]["families"] == found["_pair_2"]["families"]
     assert sum(whole["_pair"].values()) > 1.8 * sum(whole["_pair_2"].values())

@@ -227,7 +227,7 @@ def _refuse(wrong: Tensor, describe: Callable[[tuple[int, ...]], str]) -> None:
 
 
 def tolerance_of(documents: Any) -> float:
-    """The contract's factor for these documents."""
+    """What a score may be off by: the contract's factor, for FP8 that of random tokens."""
     return SCORE_FP8 * math.ceil(documents.dim / 32) if isinstance(documents, Fp8Tokens) else SCORE
 
 
