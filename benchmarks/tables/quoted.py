@@ -267,7 +267,7 @@ def predictions(book: Book) -> Table:
     def cell(file: str, run: str, phase: str) -> Cell:
         keys = (run, "predictions", phase, "planned_over_measured")
         found = book.raw(file, *keys) or []
-        return Cell(" to ".join(f"{value:.2f}" for value in found) or MISSING, (pointer(file, keys),) if found else ())
+        return Cell(" to ".join(dict.fromkeys(f"{value:.2f}" for value in found)) or MISSING, (pointer(file, keys),) if found else ())
 
     phases = {
         (run, phase): None
@@ -288,21 +288,29 @@ def phase_cells(row: Mapping[str, Any]) -> tuple[str, str, str, str]:
 
 
 def rehearsal(book: Book) -> Table:
-    """The rehearsed command on one GPU by phase: what was measured, and the whole of it beside its floor."""
-    file = REHEARSALS["one GPU"]
-    held = book.raw(file, "rows") or []
+    """The rehearsed command by phase: on one GPU what was measured, and the whole of it beside its floor; the whole on two."""
+    one, two = (book.raw(file, "rows") or [] for file in REHEARSALS.values())
 
-    def cell(places: Sequence[int], text: str) -> Cell:
-        return Cell(text, tuple(pointer(file, ("rows", str(place))) for place in places))
+    def cell(file: str, places: Sequence[int], text: str) -> Cell:
+        return Cell(text or MISSING, tuple(pointer(file, ("rows", str(place))) for place in places))
+
+    def wholes(phases: Sequence[str], form: str) -> list[Cell]:
+        found = []
+        for file, held in zip(REHEARSALS.values(), (one, two), strict=True):
+            places = [place for place, row in enumerate(held) if row["phase"] in phases]
+            minutes = sum(held[place]["full"] for place in places) / 60
+            found.append(cell(file, places, form.format(minutes) if places else ""))
+        return found
 
     rows: list[list[Cell | str]] = []
-    for place, row in enumerate(held):
-        rows.append([row["phase"], *(cell([place], text or MISSING) for text in phase_cells(row))])
-    for name, phases in (("scoring", ("fp32", "fp16", "int8")), ("all", [row["phase"] for row in held])):
-        places = [place for place, row in enumerate(held) if row["phase"] in phases]
-        whole = cell(places, f"**{sum(held[place]['full'] for place in places) / 60:.1f} min**")
-        rows.append([f"**{name}**", "", whole, "", ""])
-    return Table("rehearsal", "all of HotpotQA", ["phase", "measured", "whole", "its floor", "of the floor"], rows)
+    for place, row in enumerate(one):
+        here = (cell(REHEARSALS["one GPU"], [place], text) for text in phase_cells(row))
+        rows.append([row["phase"], *here, wholes([row["phase"]], "{:.1f} min")[1]])
+    for name, phases in (("scoring", ("fp32", "fp16", "int8")), ("all", [row["phase"] for row in one])):
+        first, second = wholes(phases, "**{:.1f} min**")
+        rows.append([f"**{name}**", "", first, "", "", second])
+    heads = ("phase", "measured", "whole", "its floor", "of the floor", "whole, two GPUs")
+    return Table("rehearsal", "all of HotpotQA", list(heads), rows)
 
 
 def devices(book: Book) -> Table:
