@@ -16,6 +16,7 @@ SCRIPTS: dict[str, tuple[str, ...]] = {  # families of a script's file, by its s
     "training": ("training",), "parity": ("step",), "step": ("step",), "chamfer": ("chamfer",), "streaming": ("streaming",),
     "libraries": ("libraries",), "coded": ("coded",), "residual": ("coded",), "search": ("search",), "search-cases": ("search-cpu",),
     "tiles": ("codes",), "stream_rows": ("codes",), "cpu": ("cpu",), "changing": ("host",), "masks": ("wide",),
+    "limits": ("kernels",),
 }  # fmt: skip
 GROUPS: dict[tuple[str, str], tuple[str, ...]] = {  # of the other scripts' groups, where it is not "forward"; "": of any script
     **{("", group): ("codes",) for group in ("int8", "int8_B", "fp8", "precision")}, ("", "wide"): ("wide",), ("", "host"): ("host",),
