@@ -42,7 +42,7 @@ fallback tokens turns
 needs
 """
 BENCHMARKS = """
-page owed checksums alone
+page owed checksums alone searches
 rehearsal
 paper forward training chamfer streaming parity cpu_forward second encoding cold_start libraries
 reference_speed

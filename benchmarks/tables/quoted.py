@@ -267,7 +267,9 @@ def predictions(book: Book) -> Table:
     def cell(file: str, run: str, phase: str) -> Cell:
         keys = (run, "predictions", phase, "planned_over_measured")
         found = book.raw(file, *keys) or []
-        return Cell(" to ".join(dict.fromkeys(f"{value:.2f}" for value in found)) or MISSING, (pointer(file, keys),) if found else ())
+        return Cell(
+            " to ".join(dict.fromkeys(f"{value:.2f}" for value in found)) or MISSING, (pointer(file, keys),) if found else ()
+        )
 
     phases = {
         (run, phase): None

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from alone import certified
+from searches import certified
 
 
 @pytest.fixture

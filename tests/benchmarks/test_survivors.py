@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from alone import stages, survivors
 from maxsim_kernels import quantize_int8
 from maxsim_kernels.search import exact_topk
 from measure import clustered
+from searches import stages, survivors
 
 
 @pytest.fixture

@@ -274,6 +274,7 @@ def test_cold_start_refuses_other_rankings(monkeypatch: pytest.MonkeyPatch, tmp_
     with pytest.raises(SystemExit, match="nothing written"):
         cold_start.main(["--data-dir", str(tmp_path), "--runs", "1", "--json", str(tmp_path / "no.json")])
     assert not (tmp_path / "no.json").exists()
+    monkeypatch.setattr(cold_start, "TILE", 32)
     assert cold_start.rate(torch.int8) > 0
     monkeypatch.undo()
     with pytest.raises(SystemExit, match="exit 3"):

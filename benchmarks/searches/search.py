@@ -1,7 +1,7 @@
 """`exact_topk` on a GPU against brute force in one run: bits and certificate first, then medians.
 
-    python benchmarks/alone/search.py [--json FILE] [--rows resident,colpali,outofcore] [--seconds 150]
-    python benchmarks/alone/search.py --rows nq --json FILE                             # on a host with 200 GB of memory
+    python benchmarks/searches/search.py [--json FILE] [--rows resident,colpali,outofcore] [--seconds 150]
+    python benchmarks/searches/search.py --rows nq --json FILE                             # on a host with 200 GB of memory
 
 `resident` and `colpali`: documents and codes on the GPU, L2 flushed, the host's work between launches counted. `outofcore`: 16 GiB of
 FP16 in pinned host memory (and 8 GiB of codes), wall time. `nq`: the same with NQ's volume, 116 GB and 58.

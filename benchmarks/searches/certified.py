@@ -1,6 +1,6 @@
 """Whole evaluations through certified search beside brute force on a CPU: seconds of each path, run files compared to the last byte.
 
-    python benchmarks/alone/certified.py --cache-dir FOLDER --json FILE [--encoder lexical] [--k 10,100] [--runs 5] WORD ...
+    python benchmarks/searches/certified.py --cache-dir FOLDER --json FILE [--encoder lexical] [--k 10,100] [--runs 5] WORD ...
 
 WORD ...: the collection and its options as `evaluate.py` takes them (`beir scifact --data-dir FOLDER`); embeddings are encoded and
 converted first where they are not in the cache. Each run is one command that evaluates `fused-fp32`, `exact-int8`, and `int8-document`,

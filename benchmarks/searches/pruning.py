@@ -1,6 +1,6 @@
 """How many documents a bound on scores over codes leaves in the race, for bounds of different size: SciFact, CPU.
 
-    python benchmarks/alone/pruning.py --data-dir FOLDER [--encoder lexical] [--name NAME] [--codes "int8 token" ...] [--json FILE]
+    python benchmarks/searches/pruning.py --data-dir FOLDER [--encoder lexical] [--name NAME] [--codes "int8 token" ...] [--json FILE]
 
 For every query the documents are counted that can still be among its k best: the upper bound is not below the threshold. Two
 thresholds: the k-th best lower bound, and the k-th best *exact* score among the k documents whose lower bounds are best (which have to

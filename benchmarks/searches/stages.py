@@ -1,8 +1,8 @@
 """Would a first scan of 1, 2 or 4 bits before INT8 read fewer bytes? The survivors of every stage, by proven bounds, and bytes: CPU.
 
-    python benchmarks/alone/stages.py --json FILE --data-dir FOLDER [--encoder lexical] [--name NAME] [--queries 20]
-    python benchmarks/alone/stages.py --json FILE --clustered 100000
-    python benchmarks/alone/stages.py --json FILE --table
+    python benchmarks/searches/stages.py --json FILE --data-dir FOLDER [--encoder lexical] [--name NAME] [--queries 20]
+    python benchmarks/searches/stages.py --json FILE --clustered 100000
+    python benchmarks/searches/stages.py --json FILE --table
 
 The first scan's best case: float queries, a random rotation or none, scales fitted to each token, and a threshold that nobody knows
 before the end, the k-th best exact score. Two bounds of a few bits, where C is what a token's code means, at the scale that leaves

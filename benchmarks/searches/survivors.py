@@ -1,7 +1,7 @@
 """How the share of documents that bounds leave falls as a corpus grows: clustered embeddings, codes of INT8.
 
-    python benchmarks/alone/survivors.py --json FILE [--documents 1000000] [--device cuda] [--growth wider] [--queries 16]
-    python benchmarks/alone/survivors.py --json FILE --table
+    python benchmarks/searches/survivors.py --json FILE [--documents 1000000] [--device cuda] [--growth wider] [--queries 16]
+    python benchmarks/searches/survivors.py --json FILE --table
 
 Documents are made by seed in blocks and scored on the spot, through codes and exactly, so that memory holds scores alone: 20 bytes a
 pair, and as much again while a size is counted. Every corpus of the sizes below `--documents` is the beginning of the next. Counted for
