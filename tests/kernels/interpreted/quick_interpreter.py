@@ -1,17 +1,18 @@
 """Triton's interpreter without what took most of its time; import it before kernels run, under TRITON_INTERPRET=1.
 
 Triton 3.7 reduces with a combine function one number at a time, patches the whole language at every call of a device function, builds a
-table of types, a shape and a type of that shape for every value, and does integer arithmetic twice to see whether it overflowed (no
-compiled kernel does, and small shapes cannot). Here a reduction combines whole slices, in the same order, and maxima without Triton's
-language in between; the first one of every kind (combine function, shapes, axis) is done both ways and must give the same bits.
-Everything else is Triton's own.
+table of types, a shape and a type of that shape for every value, looks at types and at every axis before each operation, and does integer
+arithmetic twice to see whether it overflowed (no compiled kernel does, and small shapes cannot). Here a reduction combines whole slices,
+in the same order, and maxima without Triton's language in between; operands of one type and shape go as they are. The first reduction of
+every kind (combine function, shapes, axis) and the first pair of shapes are done both ways and must give the same bits. Everything else
+is Triton's own.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import lru_cache, reduce
+from functools import cache, lru_cache, reduce
 from typing import Any
 
 import numpy as np
@@ -76,8 +77,12 @@ def patch_once(patch: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """`_patch_lang` for a launch, which restores it at its end; calls of device functions in between patch what is new to them."""
     done: set[int] = set()
 
+    @cache
+    def names_of(fn: Any) -> set[int]:
+        return {id(value) for value in fn.__globals__.values() if value is tl or value is tl.core}
+
     def patched(fn: Any) -> Any:
-        names = {id(value) for value in fn.__globals__.values() if value is tl or value is tl.core}
+        names = names_of(fn)
         if names <= done:
             return patch_nothing()
         launch = not done
@@ -115,7 +120,8 @@ def same_block(cls: Any, element: Any, shape: Any) -> Any:
     """The block type of an element's type and a shape: one object, however often it is asked for."""
     if len(BLOCKS) > MOST:  # pointers' types are made anew for every launch
         BLOCKS.clear()
-    key = (id(element), *(one.value if isinstance(one, tl.constexpr) else one for one in shape))
+    sizes = getattr(shape, "values", shape)  # of the language's own tuples
+    key = (id(element), *[one.value if isinstance(one, tl.constexpr) else one for one in sizes])
     found = BLOCKS.get(key)
     if found is None:
         found = object.__new__(cls)
@@ -135,7 +141,81 @@ def tensor_of_a_type(made: Any, handle: Any, kind: Any) -> None:
     made.shape, made.numel, made.dtype = known
 
 
+def checked(semantic: Any, left: Any, right: Any, *flags: bool, **named: bool) -> tuple[Any, Any]:
+    """`binary_op_type_checking_impl`: operands of one type keep it; a number beside a tensor is made once for each type."""
+    if type(left) is tl.tensor:
+        if type(right) is tl.tensor:
+            kind = left.type.scalar
+            if right.type.scalar is kind and not named.get("div_or_mod") and not kind.is_ptr():
+                return same_shape(semantic, left, right)
+        elif type(right) in NUMBERS:
+            return with_number(semantic, left, right, flags, named)
+    return check(semantic, left, right, *flags, **named)
+
+
+def with_number(semantic: Any, left: Any, right: Any, flags: tuple[bool, ...], named: dict[str, bool]) -> tuple[Any, Any]:
+    """The same of a tensor and a number of Python's, where the tensor stays as it is."""
+    key = (id(left.type), type(right), repr(right), flags, *named.items())
+    known = CONSTANTS.get(key)
+    if known is None:
+        if len(CONSTANTS) > MOST:
+            CONSTANTS.clear()
+        kept, made = check(semantic, left, right, *flags, **named)
+        if kept is not left:
+            return kept, made
+        known = CONSTANTS[key] = (left.type, made)  # the type too, so that no other has its number meanwhile
+    return left, known[1]
+
+
+def same_shape(semantic: Any, left: Any, right: Any) -> tuple[Any, Any]:
+    """`broadcast_impl_value`, by NumPy's rules, which are the same."""
+    if left.type is right.type:
+        return left, right
+    blocks = left.type.is_block(), right.type.is_block()
+    shapes = tuple(one.handle.data.shape if block else () for one, block in zip((left, right), blocks, strict=True))
+    if shapes[0] == shapes[1]:
+        return left, right
+    shape = np.broadcast_shapes(*shapes)
+    found = tuple(
+        one if held == shape else spread(semantic, one, shape, block)
+        for one, held, block in zip((left, right), shapes, blocks, strict=True)
+    )
+    if shapes not in COMPARED:
+        COMPARED.add(shapes)
+        for mine, theirs in zip(found, broadcast(semantic, left, right), strict=True):
+            assert mine.type == theirs.type, (shapes, mine.type, theirs.type)
+            assert mine.handle.data.tobytes() == theirs.handle.data.tobytes(), shapes
+            assert mine.handle.data.dtype == theirs.handle.data.dtype, shapes
+    return found[0], found[1]
+
+
+def spread(semantic: Any, one: Any, shape: tuple[int, ...], block: bool) -> Any:
+    """A tensor in this shape: a view of a block, a new array for a scalar."""
+    data, kind = one.handle.data, one.handle.dtype
+    data = np.broadcast_to(data, shape) if block else np.full(shape, data, interpreter._get_np_dtype(kind))
+    return semantic.tensor(interpreter.TensorHandle(data, kind), tl.block_type(one.type.scalar, list(shape)))
+
+
+def same_type(semantic: Any, source: Any, kind: Any, *rounding: Any) -> Any:
+    """`cast`, which compares types by their names, where it is the tensor's own."""
+    return source if source.type.scalar is kind.scalar else convert(semantic, source, kind, *rounding)
+
+
+def patch_attribute(thing: Any, name: str, member: Any, _: Any, scope: Any) -> None:
+    """`_patch_attr`: the language's functions take the interpreter's semantics, whatever they are given."""
+
+    inner = getattr(member, "__wrapped__", member)  # behind a check that semantics are given
+
+    def called(*arguments: Any, **named: Any) -> Any:
+        named["_semantic"] = interpreter.interpreter_semantic
+        return inner(*arguments, **named)
+
+    scope.set_attr(thing, name, called)
+
+
 BLOCKS: dict[tuple[Any, ...], Any] = {}
+CONSTANTS: dict[tuple[Any, ...], Any] = {}
+NUMBERS = (int, float, bool)
 MOST = 10_000
 block, tensor = tl.block_type.__init__, tl.tensor.__init__
 tl.block_type.__new__, tl.block_type.__init__ = same_block, lambda *_: None
@@ -147,3 +227,7 @@ ReduceOps.generic_reduce = reduce_and_compare
 interpreter._patch_lang = patch_once(patch)
 interpreter._get_np_dtype = lambda kind: np.dtype(np.uint64) if kind.scalar.is_ptr() else numpy_type(kind.scalar)
 interpreter.interpreter_builder.options = replace(interpreter.interpreter_builder.options, sanitize_overflow=False)
+semantics = type(interpreter.interpreter_semantic)
+check, broadcast, convert = semantics.binary_op_type_checking_impl, semantics.broadcast_impl_value, semantics.cast
+semantics.binary_op_type_checking_impl, semantics.broadcast_impl_value, semantics.cast = checked, same_shape, same_type
+interpreter._patch_attr = patch_attribute
