@@ -43,7 +43,6 @@ lint: install
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/mypy --config-file tests/gpu/mypy.ini
 
 gate: install
 	$(BIN)/python evaluate.py demo --quiet --out results/gate-demo

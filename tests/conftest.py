@@ -34,6 +34,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items[:] = [item for item in items if item.nodeid not in left_out]
 
 
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say what was left out without a word (`gpu/conftest.py`)."""
+    if not torch.cuda.is_available():
+        terminalreporter.write_line("tests/gpu was left out: it needs an NVIDIA GPU")
+
+
 def find_shared_data() -> Path | None:
     """The folder with `beir/scifact` and `trec_eval`: MAXSIM_TEST_DATA, else ../shared/data beside the repository."""
     named = os.environ.get("MAXSIM_TEST_DATA")

@@ -101,7 +101,7 @@ def tests(paths: list[Path], processes: int, texts: Path | None) -> tuple[dict[s
         if path.stem not in found:  # it could not be imported, or the run was cut off
             found[path.stem] = {"passed": 0, "failed": 1, "skipped": 0, "seconds": 0.0, "failures": ["the whole file"]}
     passed, failed = (sum(one[key] for one in found.values()) for key in ("passed", "failed"))
-    return found, ended == 0 and failed == 0 and passed > 0  # without a GPU everything is skipped, which shows nothing
+    return found, ended == 0 and failed == 0 and passed > 0  # without a GPU nothing is collected, which shows nothing
 
 
 def sanitized(
