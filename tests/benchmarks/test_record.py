@@ -79,6 +79,9 @@ def test_shares_are_checked(record: ModuleType) -> None:
     assert record.shares("1,3/8") == ([1, 3], 8)
     with pytest.raises(Exception, match="need K/N"):
         record.shares("9/8")
-    parts = [record.files((part, 3)) for part in range(3)]
-    assert sum(map(len, parts)) == len({path for part in parts for path in part})
-    assert all(path.name != record.SPEED for part in parts for path in part)
+
+
+def test_files_are_named_or_all_but_the_one_of_times(record: ModuleType) -> None:
+    assert [path.name for path in record.asked("test_gpu_bits,test_gpu_pairs")] == ["test_gpu_bits.py", "test_gpu_pairs.py"]
+    assert [path for path in record.asked("") if path.name == record.SPEED] == []
+    assert len(record.asked("")) > 30

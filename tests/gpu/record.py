@@ -1,6 +1,6 @@
 """The checks on a GPU, each a piece that fits a time limit, and a file that says what passed with which sources.
 
-    python tests/gpu/record.py tests --json tests.json [--slice 1/3] [--processes 14] [--texts DATA/beir/scifact/corpus.jsonl]
+    python tests/gpu/record.py tests --json tests.json [--processes 14] [--texts DATA/beir/scifact/corpus.jsonl]
                                                                                           the folder but test_gpu_speed.py
     python tests/gpu/record.py tests --json tests.json --files test_gpu_bits,test_gpu_pairs                     these alone
     python tests/gpu/record.py speed --json tests.json                                    that file, with the GPU to itself
@@ -44,15 +44,10 @@ SUMMARIES = {"memcheck": r"ERROR SUMMARY: (\d+) error", "racecheck": r"RACECHECK
 CALLS = r"^(\d+) calls, (\d+) wrong$"
 
 
-def files(part: tuple[int, int], folder: Path = HERE) -> list[Path]:
-    """Every N-th test file, from the K-th on; never the one of times."""
-    found = sorted(path for path in folder.glob("test_*.py") if path.name != SPEED)
-    return found[part[0] :: part[1]]
-
-
-def asked(options: argparse.Namespace) -> list[Path]:
-    """The files of a call, by name or by slice."""
-    return [HERE / f"{name}.py" for name in options.files.split(",") if name] or files(options.slice)
+def asked(names: str) -> list[Path]:
+    """The test files with these names; without any all but the one of times."""
+    named = [HERE / f"{name}.py" for name in names.split(",") if name]
+    return named or sorted(path for path in HERE.glob("test_*.py") if path.name != SPEED)
 
 
 def counted(report: Path) -> dict[str, dict[str, Any]]:
@@ -199,7 +194,6 @@ def main(arguments: list[str] | None = None) -> int:
     made = {name: commands.add_parser(name) for name in ("tests", "speed", "sanitizer", "soak")}
     for command in made.values():
         command.add_argument("--json", type=Path, required=True, help="the file that gets the entries")
-    made["tests"].add_argument("--slice", type=share, default=(0, 1), metavar="K/N", help="every N-th file, from the K-th on")
     made["tests"].add_argument("--files", default="", metavar="NAME,NAME", help="these files and no others")
     made["tests"].add_argument("--processes", type=int, default=14, help="that share the GPU (default 14; needs pytest-xdist)")
     made["tests"].add_argument(
@@ -214,7 +208,7 @@ def main(arguments: list[str] | None = None) -> int:
     made["soak"].add_argument("--seed", type=int, default=1)
     options = parser.parse_args(arguments)
     work: dict[str, tuple[str, str, Callable[[], tuple[dict[str, Any], bool]]]] = {
-        "tests": ("tests", "files", lambda: tests(asked(options), options.processes, options.texts)),
+        "tests": ("tests", "files", lambda: tests(asked(options.files), options.processes, options.texts)),
         "speed": ("tests", "files", lambda: tests([HERE / SPEED], 1, None)),
         "sanitizer": ("sanitizers", "runs", lambda: sanitized(options.tool, *options.parts, only=options.only)),
         "soak": ("soak", "runs", lambda: soaked(options.minutes, options.seed)),
