@@ -48,6 +48,7 @@ JOURNAL = "owed.json"
 NEEDED = ("maxsim-eval", "maxsim-kernels", "pytest", "pytest-xdist")
 LONGER, LEAST_MORE = 1.5, 60.0  # a measurement may take so many times its known seconds, or so many more if that is longer
 LEAST_SECONDS = 40.0  # of a few test files: what starting takes, and compilations
+UNSTEADY = 0.5  # of a median, between its quartiles: the machine was not at rest
 
 
 # What is owed
@@ -299,7 +300,21 @@ def take(found: Sequence[Measurement], out: Path, results: Path) -> int:
         write(path, taken(one, held.file(one.file), old))
         written.add(one.file)
         print(f"{one.name}: into {one.file}")
+        if loose := list(unsteady(held.file(one.file))):
+            shown = ", ".join(loose[:3]) + (" and others" if len(loose) > 3 else "")
+            print(f"  unsteady: quartiles further apart than half of the median: {shown}; look before this is committed")
     return len(written)
+
+
+def unsteady(found: Any, *keys: str) -> Iterator[str]:
+    """Our methods, as `row: method`, whose quartiles are further apart than half of their median."""
+    if not isinstance(found, dict):
+        return
+    for name, value in found.items():
+        ours = name.startswith("median_") and bool(keys) and keys[-1].startswith("ours")
+        if ours and found.get(name.replace("median", "iqr"), 0.0) > UNSTEADY * value:
+            yield f"{keys[-3] if len(keys) > 2 else ''}: {keys[-1]}".removeprefix(": ")
+        yield from unsteady(value, *keys, name)
 
 
 # The command

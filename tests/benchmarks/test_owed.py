@@ -304,3 +304,11 @@ def test_of_a_slice_the_owed_files_alone_run(tmp_path: Path, today: dict[str, st
     assert left() == []
     del files[old]
     assert [held.entries for held in left()] == [one.entries], "a file that nobody ran: the whole slice"
+
+
+def test_a_machine_that_was_not_at_rest_is_named() -> None:
+    steady = {"median_ms": 2.0, "iqr_ms": 0.9}
+    methods = {"ours": steady, "ours csr": {"median_ms": 2.0, "iqr_ms": 1.1}, "naive FP16": {"median_ms": 2.0, "iqr_ms": 9.0}}
+    found = {"groups": {"steps": {"rows": {"step B=32": {"floor_ms": 1.0, "methods": methods}, "step B=64": {"methods": {}}}}}}
+    assert list(owed.unsteady(found)) == ["step B=32: ours csr"]
+    assert list(owed.unsteady({"groups": [methods]})) == []
