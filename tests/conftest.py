@@ -11,7 +11,7 @@ from typing import NoReturn
 import pytest
 import torch
 
-from places import ROOT
+from places import NVIDIA, ROOT
 from shares import share
 
 os.environ.pop("COLUMNS", None)  # pytest-xdist sets it in its workers
@@ -36,7 +36,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Say what was left out without a word (`gpu/conftest.py`)."""
-    if not torch.cuda.is_available():
+    if not NVIDIA:
         terminalreporter.write_line("tests/gpu was left out: it needs an NVIDIA GPU")
 
 

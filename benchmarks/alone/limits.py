@@ -27,17 +27,18 @@ from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # this file is a script in a folder of its own
 
+from cases.inputs import unit
 from maxsim_kernels import Packed, chamfer_distance, maxsim, quantize_fp8, quantize_int8
 from measure.session import PACKAGE, about
 from measure.timing import Call
 from results.file import write
 
 SCHEMA = "maxsim-kernels/limits/1"
-THROUGHPUTS = tuple(
-    f"{unit}.avg.pct_of_peak_sustained_elapsed" for unit in ("sm__throughput", "gpu__compute_memory_throughput")
-)
-METRICS = ("gpu__time_duration.sum", *(f"breakdown:{name}" for name in THROUGHPUTS))
 PERCENT = ".avg.pct_of_peak_sustained_elapsed"
+METRICS = (
+    "gpu__time_duration.sum",
+    *(f"breakdown:{name}{PERCENT}" for name in ("sm__throughput", "gpu__compute_memory_throughput")),
+)
 WAIT, WAITED = "smsp__average_warps_issue_stalled_", "_per_issue_active.ratio"  # of ncu's section WarpStateStats
 MARK = "spin_kernel"  # what torch.cuda._sleep launches: a row begins after it
 LEAST_SHARE = 0.05
@@ -52,29 +53,22 @@ class Sizes:
     def __init__(self, device: str, smoke: bool) -> None:
         self.device, self.smoke = torch.device(device), smoke
         self.draw = torch.Generator(device).manual_seed(0)
+        torch.manual_seed(0)  # of the vectors
 
     def cut(self, number: int, most: int = 40) -> int:
         """A size, at most `most` in a smoke run."""
         return min(number, most) if self.smoke else number
 
-    def unit(self, *shape: int) -> Tensor:
-        """FP16 unit vectors, in blocks, so that the FP32 draft stays small."""
-        found = torch.empty(shape, dtype=torch.float16, device=self.device)
-        for block in found.view(-1, shape[-1]).split(1 << 20):
-            draft = torch.randn(block.shape, device=self.device, generator=self.draw)
-            block.copy_(torch.nn.functional.normalize(draft, dim=-1))
-        return found
-
     def pair(self, queries: int, rows: int, documents: int, tokens: Any, dim: int = 128) -> tuple[Tensor, Any]:
         """Queries `[Nq, Lq, d]`, and documents: dense, or packed where `tokens` is a range of lengths."""
         dim, count = self.cut(dim, 128), self.cut(documents)
-        asked = self.unit(self.cut(queries, 3), self.cut(rows), dim)
+        asked = unit(self.device, self.cut(queries, 3), self.cut(rows), dim)
         if isinstance(tokens, int):
-            return asked, self.unit(count, self.cut(tokens), dim)
+            return asked, unit(self.device, count, self.cut(tokens), dim)
         least, most = map(self.cut, tokens)
         lengths = torch.randint(least, most + 1, (count,), device=self.device, generator=self.draw)
         offsets = torch.cat([torch.zeros(1, dtype=torch.int64, device=self.device), lengths.cumsum(0)])
-        return asked, Packed(self.unit(int(offsets[-1]), dim), offsets)
+        return asked, Packed(unit(self.device, int(offsets[-1]), dim), offsets)
 
 
 def scores(sizes: Sizes, *, shape: tuple[Any, ...], codes: Callable[[Any], Any] | None = None, **options: Any) -> Call:

@@ -120,6 +120,7 @@ def test_cases_of_which_most_is_pruned():
 
 
 @pytest.mark.slow
+@pytest.mark.every_change
 def test_hundreds_of_cases_of_which_most_is_pruned():
     shares = np.array([pruned_share(seed) for seed in range(100, 100 + CASES // 2)])
     assert (shares > 0.5).mean() > 0.9
