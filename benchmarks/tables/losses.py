@@ -26,7 +26,7 @@ REASONS = {  # (row, who): the least ratio that the reason explains, and the rea
     ("pairs: pairs 4 x 16", LIK): (0.9, LAUNCHES),
     ("pairs: pairs 16 x 32", LIK): (0.9, LAUNCHES),
     ("steps: step ColBERT B=32", f"{FLASH} fused step"): (
-        0.25,
+        0.2,
         "bound by the host: the GPU is busy for a tenth of the step, less than half of the peer's time; the peer has loss and "
         "gradients in one call, and no autograd graph",
     ),

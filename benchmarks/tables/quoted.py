@@ -17,7 +17,12 @@ CHANGING, WARMED = "h200/changing.json", "h200/changing_warmed.json"
 LIBRARIES = tuple(f"h200/libraries_{name}.json" for name in ("sentence_transformers", "pylate", "colpali_engine"))
 SEARCHES = ("h200/search.json", "h200/search_nq.json")
 CERTIFIED = "cpu/certified.json"
-DEVICES = "h200/devices.json"
+DEVICES, LIMITS = "h200/devices.json", "h200/limits.json"
+UNITS = {  # of ncu's names of units: what holds which of its words
+    "matrix units": "pipe_tensor_cycles", "shared memory": "data_pipe_lsu", "issue": "issue_active", "ALU": "pipe_alu", "L2": "t_tag",
+    "memory": "dram__cycles",
+}  # fmt: skip
+LEAST_SHARE = 0.2  # of a call's time: kernels with less are left out of the table
 REHEARSALS = {"one GPU": "h200/rehearsal.json", "two GPUs": "h200/rehearsal_2.json"}
 CHECKED = {  # heads of columns, and their files
     "two CPU cores": "cpu/checksums.json", "H200": "h200/checksums.json", "H200, evaluations": "h200/checksums_evaluation.json",
@@ -345,13 +350,31 @@ def devices(book: Book) -> Table:
     return Table("devices", "queries by how their rankings differ", ["encoder", "path", *heads], rows)
 
 
+def limits(book: Book) -> Table:
+    """What the kernels of a call that take most of it keep busy, and what their warps wait for longest."""
+    rows: list[list[Cell | str]] = []
+    for name, kernels in (book.raw(LIMITS, "rows") or {}).items():
+        place = (pointer(LIMITS, ("rows", name)),)
+        for kernel in dict.fromkeys(one["kernel"] for one in kernels):
+            found = [one for one in kernels if one["kernel"] == kernel]
+            share, first = sum(one["share"] for one in found), max(found, key=lambda one: one["share"])
+            units = {unit: next((v for k, v in first["units"].items() if words in k), 0) for unit, words in UNITS.items()}
+            busy = ", ".join(f"{unit} {value:.0f}%" for unit, value in sorted(units.items(), key=lambda one: -one[1]) if value)
+            wait, cycles = max(first["waits"].items(), key=lambda one: one[1])
+            if share >= LEAST_SHARE:
+                cells = (f"`{kernel.strip('_')}`, {share:.0%}", busy, f"{wait.replace('_', ' ')} {cycles:.1f}")
+                rows.append([name, *(Cell(text, place) for text in cells)])
+    heads = ("kernels, share of the call", "busiest units", "longest wait, cycles an instruction")
+    return Table("limits", "what limits kernels, by counters", ["call", *heads], rows)
+
+
 TABLES: dict[str, Maker] = {
     "masks": masks, "single": single, "coded": coded, "residual": residual, "changing": changing, "libraries": libraries,
     "search": searches, "certified": certified, "checksums": checksums, "step": step,
-    "devices": devices, "predictions": predictions, "rehearsal": rehearsal, "streamed": streamed,
+    "devices": devices, "limits": limits, "predictions": predictions, "rehearsal": rehearsal, "streamed": streamed,
 }  # fmt: skip
 PLACES: dict[str, tuple[str, ...]] = {
-    "docs/kernel_notes.md": ("masks", "single", "coded", "residual", "changing"),
+    "docs/kernel_notes.md": ("masks", "single", "coded", "residual", "changing", "limits"),
     "docs/integrations.md": ("libraries",),
     "docs/search.md": ("search", "certified"),
     "docs/scale.md": ("checksums", "predictions", "rehearsal", "streamed"),
