@@ -10,6 +10,7 @@ import pytest
 from alone import conformance
 
 
+@pytest.mark.slow
 def test_findings_are_kept_and_who_is_not_there_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     conformance.main(["--only", "ours,flash_maxsim", "--device", "cpu", "--json", str(tmp_path / "found.json")])
     report = json.loads((tmp_path / "found.json").read_text())

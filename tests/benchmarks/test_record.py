@@ -64,6 +64,7 @@ def test_a_sanitizers_summary_is_read(record: ModuleType, tmp_path: Path, said: 
     assert ("said" in entry) is not well
 
 
+@pytest.mark.slow
 def test_entries_are_kept_beside_each_other(record: ModuleType, tmp_path: Path) -> None:
     path = tmp_path / "tests.json"
     path.write_text(json.dumps({"files": {"of an older form": {}}}))

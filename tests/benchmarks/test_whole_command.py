@@ -281,6 +281,7 @@ def test_cold_start_refuses_other_rankings(monkeypatch: pytest.MonkeyPatch, tmp_
         cold_start.seconds_of([sys.executable, "-c", "raise SystemExit(3)"])
 
 
+@pytest.mark.slow
 def test_checksums_are_measured_with_the_same_answers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "checksums.json"
     asked = ["--gigabytes", "0.005", "--queries", "5", "--seconds", "0", "--device", "cpu"]

@@ -226,6 +226,7 @@ COMMAND = ("-c", "from maxsim_eval.cli.app import main; main()")
 NEGATIVE = (("q1", "d1", -2), ("q1", "d5", -3), ("q2", "d4", 1), ("q3", "d6", -1))
 
 
+@pytest.mark.slow
 def test_grades_below_0_do_not_kill_a_command(collection: Callable[..., Path], start: Any, tmp_path: Path) -> None:
     """Each in a process of its own: trec_eval died of them, after all scoring was done."""
     pets = collection(tmp_path / "datasets" / "local" / "pets", qrels=NEGATIVE)

@@ -77,7 +77,8 @@ def test_compare_prints_the_documented_json(report: Path, cli: Any, tmp_path: Pa
     assert "NaN" not in outcome.out
 
 
-@pytest.mark.parametrize("encoding", ["ascii", pytest.param("latin-1", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
 def test_ids_that_the_terminal_has_no_letters_for(
     encoding: str, start: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -133,6 +133,7 @@ def test_json_and_quiet_are_offered(name: str) -> None:
         assert "--quiet" in offered
 
 
+@pytest.mark.slow
 def test_no_line_ends_in_spaces(work: Path, cli: Any) -> None:
     for words in (
         f"report {RESULT}",

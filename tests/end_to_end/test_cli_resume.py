@@ -37,6 +37,7 @@ def test_killed_at_random_moments_and_resumed_the_answer_is_the_same(drive: Call
     assert len(set(resumable)) >= 4, f"too few of the kills came in the middle of scoring: {found['left']}"
 
 
+@pytest.mark.slow
 def test_ctrl_c_a_second_evaluation_and_fresh(drive: Callable[[str], dict[str, Any]]) -> None:
     found = drive("stopped")
     assert found["interrupted"] == {"codes": [INTERRUPTED], "out": [""], "err": [GO_ON]}

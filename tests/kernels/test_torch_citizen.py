@@ -89,6 +89,7 @@ def shapes(args, kwargs):
     return tuple((tuple(x.shape), x.dtype) if torch.is_tensor(x) else repr(x) for x in (*args, *kwargs.values()))
 
 
+@pytest.mark.slow
 def test_opcheck():
     """Schema, fake tensors, autograd registration and AOT dispatch, on the arguments that real calls gave."""
     with Record() as record:

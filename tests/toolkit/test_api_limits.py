@@ -62,6 +62,7 @@ def cached(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:k was clamped")
 def test_rows_of_the_whole_corpus_are_read_where_they_lie(demo_task: Task, tmp_path: Path) -> None:
     run(demo_task, tmp_path, "whole")

@@ -107,7 +107,7 @@ def test_tiles_of_wide_tokens_hold_fewer(dtype: torch.dtype, sizes: dict[int, in
             assert found == size if each <= 4096 else 0 < found <= size
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("dtype", [torch.float32, pytest.param(torch.float16, marks=pytest.mark.slow)])
 def test_wide_tokens_have_the_same_bits_for_every_cut(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     """Shared tiles hold 1,008 of these tokens, and tiles of one thread 480."""
     drawn = torch.Generator().manual_seed(3)

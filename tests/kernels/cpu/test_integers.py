@@ -121,6 +121,7 @@ def test_explain_says_so(wrong_products):
     assert SLOWER not in explain(queries, documents)
 
 
+@pytest.mark.slow
 def test_sums_beyond_32_bits_are_no_fault_of_this_cpu():
     """131,072 products of -128 by -128 are one more than fits: floats are taken, and nothing is warned of."""
     for d, wider in ((131_071, False), (131_072, True)):
@@ -159,6 +160,7 @@ def run_without_vnni(isa: str, *arguments: str) -> None:
     assert found.returncode == 0, found.stdout[-3000:] + found.stderr[-3000:]
 
 
+@pytest.mark.slow
 def test_the_core_without_vnni():
     run_without_vnni(
         "AVX2", "-m", "not slow", "-k", "test_scores and cpu and dtype2 or ends_of_their_range or prunes and document-dtype0 or certified_search",

@@ -170,7 +170,7 @@ def scores(queries: Tensor) -> list[Tensor]:
     return found  # type: ignore[return-value]
 
 
-@pytest.mark.parametrize("d", [24, 600])
+@pytest.mark.parametrize("d", [24, pytest.param(600, marks=pytest.mark.slow)])
 def test_the_bits_are_the_same_by_any_number_of_threads(d: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of queries whose products one thread makes each."""
     monkeypatch.setattr(tiles, "_CELLS", 1 << 17)

@@ -256,6 +256,7 @@ def test_writers_of_one_file_never_share_a_temporary_one(tmp_path: Path) -> None
     assert files(tmp_path) == ["x"]
 
 
+@pytest.mark.slow
 def test_two_processes_fill_one_entry_at_once(tmp_path: Path, child: Callable[[Path, str], subprocess.Popen[str]]) -> None:
     folder = tmp_path / "entry"
     processes = [child(folder, str(tmp_path / f"ready{n}")) for n in range(2)]

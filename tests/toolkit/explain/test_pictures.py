@@ -146,6 +146,7 @@ def test_a_text_with_half_a_pair_of_surrogates_is_shown(tmp_path: Path) -> None:
     assert "bad \\ud83d" in (tmp_path / "a.html").read_text(encoding="utf-8")
 
 
+@pytest.mark.slow
 def test_many_tokens_are_not_all_drawn_and_it_says_so(tmp_path: Path) -> None:
     found = explained([f"t{n}" for n in range(450)], [0] * 450)
     write_picture(found, tmp_path / "a.svg")

@@ -41,7 +41,8 @@ print(json.dumps({"import": imported - before, "all": peak() - before, "tokens":
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="VmHWM is Linux's")
-@pytest.mark.parametrize("layout", [pytest.param("padded", marks=pytest.mark.slow), "documents"])
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", ["padded", "documents"])
 def test_peak_memory(layout: str, tmp_path: Path) -> None:
     folder = tmp_path / "documents"
     folder.mkdir()

@@ -249,6 +249,7 @@ def test_a_rate_is_work_over_the_seconds_that_an_evaluation_would_record(
     assert result.topk.value == pytest.approx(4 * 32)
 
 
+@pytest.mark.slow
 def test_a_slice_grows_until_what_every_call_takes_is_little_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A GPU's first slice took 50 times its work, and `plan` said hours for minutes."""
     scored = []
