@@ -36,9 +36,15 @@ def operator(tmp_path: Path) -> Path:
     return shutil.copytree(page_cells.OPERATOR, tmp_path / sources.PACKAGE, ignore=shutil.ignore_patterns("__pycache__"))
 
 
+@cache
+def digests_before() -> dict[str, str]:
+    """Digests of the operator, and so of a copy that nothing has changed."""
+    return sources.digests(page_cells.OPERATOR)
+
+
 def changed(operator: Path, file: str, edit: Callable[[str], str]) -> set[str]:
     """The families whose digest an edit of a file changes; that of the whole operator does by any, its parts' by theirs."""
-    before, path = sources.digests(operator), operator / file
+    before, path = digests_before(), operator / file
     old = path.read_text(encoding="utf-8")
     path.write_text(edit(old), encoding="utf-8")
     assert path.read_text(encoding="utf-8") != old
