@@ -18,7 +18,7 @@ LIBRARIES = tuple(f"h200/libraries_{name}.json" for name in ("sentence_transform
 SEARCHES = ("h200/search.json", "h200/search_nq.json")
 CERTIFIED = "cpu/certified.json"
 DEVICES, LIMITS = "h200/devices.json", "h200/limits.json"
-UNITS = {  # of ncu's names of units: what holds which of its words
+UNITS = {  # what a page calls a unit, and a part of its name in ncu
     "matrix units": "pipe_tensor_cycles", "shared memory": "data_pipe_lsu", "issue": "issue_active", "ALU": "pipe_alu", "L2": "t_tag",
     "memory": "dram__cycles",
 }  # fmt: skip
@@ -358,12 +358,15 @@ def limits(book: Book) -> Table:
         for kernel in dict.fromkeys(one["kernel"] for one in kernels):
             found = [one for one in kernels if one["kernel"] == kernel]
             share, first = sum(one["share"] for one in found), max(found, key=lambda one: one["share"])
-            units = {unit: next((v for k, v in first["units"].items() if words in k), 0) for unit, words in UNITS.items()}
-            busy = ", ".join(f"{unit} {value:.0f}%" for unit, value in sorted(units.items(), key=lambda one: -one[1]) if value)
-            wait, cycles = max(first["waits"].items(), key=lambda one: one[1])
-            if share >= LEAST_SHARE:
-                cells = (f"`{kernel.strip('_')}`, {share:.0%}", busy, f"{wait.replace('_', ' ')} {cycles:.1f}")
-                rows.append([name, *(Cell(text, place) for text in cells)])
+            if share < LEAST_SHARE:
+                continue
+            # Both lists come with the largest first.
+            busy = (
+                f"{unit} {value:.0f}%" for key, value in first["units"].items() for unit, word in UNITS.items() if word in key
+            )
+            wait, cycles = next(iter(first["waits"].items()))
+            cells = (f"`{kernel.strip('_')}`, {share:.0%}", ", ".join(busy), f"{wait.replace('_', ' ')} {cycles:.1f}")
+            rows.append([name, *(Cell(text, place) for text in cells)])
     heads = ("kernels, share of the call", "busiest units", "longest wait, cycles an instruction")
     return Table("limits", "what limits kernels, by counters", ["call", *heads], rows)
 

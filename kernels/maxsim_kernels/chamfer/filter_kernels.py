@@ -198,7 +198,7 @@ def slots_kernel(
 ):  # fmt: skip
     """Plain features: largest score of each source in each slot of targets (`tile_ops.slots`), and in each split of the tiles.
 
-    Two tiles of sources share each tile of targets, so that one's maxima are taken while the other's products run.
+    Two tiles of sources share each tile of targets, which is then loaded once for both.
     """
     split, place, begin, end, targets = _assignment(groups_p, groups_q, row_q, tiles_p, tiles_q, splits_p, splits_q)
     HALF: tl.constexpr = ROWS // 2

@@ -36,7 +36,7 @@ def set_up(capability: tuple[int, int] = DESCRIPTORS, maxima: int = 1 << 20) -> 
     for key in nearest.FILTERS:
         nearest.FILTERS[key] = Config(32, 32, 4, 1, 2, "interpreter", "small tiles", short=16 if key[0] else 8)
     nearest.REFINE_LOOKS = 1
-    nearest.REFINES = {True: (16, 8, 256), False: (16, 8, 512)}
+    nearest.REFINES = {True: (8, 4, 128), False: (16, 4, 512)}
 
 
 def run(p: torch.Tensor, q: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -347,7 +347,7 @@ def check_parts() -> None:
         check_left(bounded, exact)
         CHECKED.append(kind)
     check_alone(queries, documents)
-    long = Queries(pack([grid(size, 24, draw) for size in (3, 130, 270)]))
+    long = Queries(pack([grid(size, 24, draw) for size in (3, 130, 600)]))
     check_alone(long, documents)
     with mock.patch.object(survivors, "hardware", return_value=Hardware(survivors._LARGE, 1)):
         check_alone(long, documents)

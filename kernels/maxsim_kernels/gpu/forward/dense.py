@@ -4,7 +4,8 @@ One kernel for dense documents of one length and for ragged ones (`tile_tables.p
 with at most 256 bytes a token (paper Alg. 1; section 'INT8').
 
 - A program keeps two tiles of query rows and walks over document tiles in one flat loop, so that loading never drains between
-  documents; both query tiles share each document tile, and two programs a multiprocessor hide one's maxima in the other's products.
+  documents; both query tiles share each document tile. Two programs a multiprocessor hide some of one's maxima in the other's products
+  (docs/kernel_notes.md says how little where maxima are many).
 - Each thread keeps a running maximum of its own cells of a row (a slot, `tile_ops.slots`): threads exchange nothing before a
   document's end. Winners take a comparison and a multiply-add a cell, whose result names the slot's first equal cell.
 - A document's last tile is moved back to overlap the one before it: a maximum does not mind seeing a token twice, so only documents
