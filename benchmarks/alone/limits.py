@@ -1,11 +1,13 @@
-"""Which units of the GPU our kernels keep busy: its hardware counters during one call of each, read by Nsight Compute (`ncu`).
+"""What limits our kernels: the GPU's hardware counters during one call of each, by Nsight Compute (`ncu`), and its power under load.
 
     python benchmarks/alone/limits.py [--json FILE] [--only NAME;...] [--smoke]
 
 Of every kernel that takes a twentieth of a call's time or more: its share of the call, the units that were busiest, in percent of what
 they could sustain over the kernel's time (`ncu`'s breakdown of the multiprocessors' and the memory's throughput), and what its warps
 waited for, in cycles an instruction. A unit near 100% is the limit: only less work for it makes the kernel faster. Where none is, the
-waits say what is. Times under `ncu` are not those of a program, so none is given. `--smoke`: the calls alone, small and without `ncu`.
+waits say what is. Times under `ncu` are not those of a program, so none is given. Then, without `ncu`, what the GPU draws and how it is
+clocked while the call runs again and again: at its limit of power it is clocked down, whatever its units could do. `--smoke`: the calls
+alone, small and without either.
 """
 
 from __future__ import annotations
@@ -29,11 +31,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # this file is a s
 
 from cases.inputs import unit
 from maxsim_kernels import Packed, chamfer_distance, maxsim, quantize_fp8, quantize_int8
+from measure.power import under_load
 from measure.session import PACKAGE, about
 from measure.timing import Call
 from results.file import write
 
-SCHEMA = "maxsim-kernels/limits/1"
+SCHEMA = "maxsim-kernels/limits/2"
 PERCENT = ".avg.pct_of_peak_sustained_elapsed"
 METRICS = (
     "gpu__time_duration.sum",
@@ -234,7 +237,12 @@ def main(arguments: list[str] | None = None) -> None:
         for one in kernels:
             units = ", ".join(f"{unit} {value:.0f}%" for unit, value in one["units"].items())
             print(f"{name}: {one['kernel']} ({one['share']:.0%}): {units}", flush=True)
-    write(options.json, {"schema": SCHEMA, **about(), "rows": rows})
+    loads = {}
+    for name in names:
+        loads[name] = found = under_load(ROWS[name](Sizes("cuda", False)))
+        print(f"{name}: {found['watts']:.0f} of {found['most_watts']:.0f} W at {found['mhz']:.0f} MHz", flush=True)
+        torch.cuda.empty_cache()
+    write(options.json, {"schema": SCHEMA, **about(), "rows": rows, "loads": loads})
 
 
 if __name__ == "__main__":
