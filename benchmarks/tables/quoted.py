@@ -351,10 +351,12 @@ def devices(book: Book) -> Table:
 
 
 def limits(book: Book) -> Table:
-    """What the kernels of a call that take most of it keep busy, and what their warps wait for longest."""
+    """What the kernels of a call that take most of it keep busy, what their warps wait for longest, and power and clock under load."""
     rows: list[list[Cell | str]] = []
     for name, kernels in (book.raw(LIMITS, "rows") or {}).items():
         place = (pointer(LIMITS, ("rows", name)),)
+        load = book.raw(LIMITS, "loads", name)
+        power = Cell(f"{load['watts']:.0f} W, {load['mhz']:.0f} MHz", (pointer(LIMITS, ("loads", name)),))
         for kernel in dict.fromkeys(one["kernel"] for one in kernels):
             found = [one for one in kernels if one["kernel"] == kernel]
             share, first = sum(one["share"] for one in found), max(found, key=lambda one: one["share"])
@@ -366,8 +368,8 @@ def limits(book: Book) -> Table:
             )
             wait, cycles = next(iter(first["waits"].items()))
             cells = (f"`{kernel.strip('_')}`, {share:.0%}", ", ".join(busy), f"{wait.replace('_', ' ')} {cycles:.1f}")
-            rows.append([name, *(Cell(text, place) for text in cells)])
-    heads = ("kernels, share of the call", "busiest units", "longest wait, cycles an instruction")
+            rows.append([name, *(Cell(text, place) for text in cells), power])
+    heads = ("kernels, share of the call", "busiest units", "longest wait, cycles an instruction", "under load")
     return Table("limits", "what limits kernels, by counters", ["call", *heads], rows)
 
 

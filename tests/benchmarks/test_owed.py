@@ -129,10 +129,11 @@ def test_changed_sources_are_owed(made: Callable[..., Path], capsys: pytest.Capt
     assert said == {"b": "sources changed", "c": "recorded no sources", "d": "lacks d"}
 
 
-def test_a_gpu_is_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
-    assert owed.main(["--seconds", "10", "--out", "nowhere", "--gpus", "0"]) == 2
+def test_a_gpu_is_asked_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "out"
+    assert owed.main(["--seconds", "10", "--out", str(out), "--gpus", "0", "--results", str(tmp_path)]) == 2
     assert "needs none" in capsys.readouterr().err
-    assert not Path("nowhere").exists()
+    assert not out.exists()
 
 
 @pytest.mark.slow
