@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from places import NVIDIA, ROOT
-from shares import share
+from shares import left_out, passed_on_a_gpu, share
 
 os.environ.pop("COLUMNS", None)  # pytest-xdist sets it in its workers
 os.environ["HF_HUB_OFFLINE"] = "1"  # no test reaches the network, whatever encoder it names; subprocesses inherit it
@@ -25,13 +25,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out slow tests that are not of the share that was asked for, but for those of every change."""
-    first, step = config.getoption("--share")
-    marked = (item for item in items if item.get_closest_marker("slow") and not item.get_closest_marker("every_change"))
-    marked = sorted(marked, key=lambda item: item.nodeid)
-    left_out = {item.nodeid for item in marked} - {item.nodeid for item in marked[first::step]}
-    config.hook.pytest_deselected(items=[item for item in items if item.nodeid in left_out])
-    items[:] = [item for item in items if item.nodeid not in left_out]
+    """Leave out slow tests that are not of the share that was asked for."""
+    part = config.getoption("--share")
+    slow = {
+        item.nodeid: item.get_closest_marker("every_change") is not None for item in items if item.get_closest_marker("slow")
+    }
+    out = left_out(slow, part, passed=part[1] > 1 and any(slow.values()) and passed_on_a_gpu())
+    config.hook.pytest_deselected(items=[item for item in items if item.nodeid in out])
+    items[:] = [item for item in items if item.nodeid not in out]
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
