@@ -4,7 +4,7 @@ A package with this file, since an installed PyTables is called `tables` too.
 
 Of docs/benchmarks.md and the READMEs:
 cells.py           numbers that remember their file and key, and a table as Markdown
-rows.py            rows of the results files: the newest file that has a row, the fastest method of a kind
+rows.py            rows of the results files: methods by name, the fastest method of a kind
 columns.py         sources of tables, getters of columns, and what draws them
 paper.py           the paper's forward tables, quantised and wide tokens, traffic, precision, streaming
 paper_training.py  the paper's training tables

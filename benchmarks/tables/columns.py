@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tables.cells import MISSING, Book, Cell, Table, Value, gigabytes, number, paper, percent, ratio, times
-from tables.rows import CLOCK, MAIN, Held, first, point, tried
+from tables.rows import CLOCK, MAIN, Held, point, row, tried
 
 
 @dataclass(frozen=True)
@@ -125,9 +125,9 @@ def of_paper(table: str, *more: str) -> Callable[[Book], Iterable[str]]:
     return lambda book: [*book.paper[table], *more]
 
 
-def within(group: str, *files: str, form: str = "{}") -> Find:
-    """Finds a group's row by the name of its cell, in the first of these files that has it."""
-    return lambda book, cell: first(book, group, form.format(cell), *files)
+def within(group: str, file: str, form: str = "{}") -> Find:
+    """Finds a group's row by the name of its cell."""
+    return lambda book, cell: row(book, group, form.format(cell), file)
 
 
 def joined(form: str, *cells: Cell) -> Cell:

@@ -28,11 +28,10 @@ from tables.columns import (
     with_peak,
     within,
 )
-from tables.rows import BUSY, MAIN, Held, first
+from tables.rows import BUSY, MAIN, Held, row
 
-STEPS = ("h200/training_steps.json", "h200/training.json")
-ABLATION = ("h200/training_backward.json", "h200/training.json")
-PARTS, CHAMFER, PARITY = "h200/training.json", "h200/chamfer.json", "h200/parity.json"
+STEPS, ABLATION, PARTS = "h200/training_steps.json", "h200/training_backward.json", "h200/training.json"
+CHAMFER, PARITY = "h200/chamfer.json", "h200/parity.json"
 RECOMPUTE, NAIVE = "checkpointed FP32 accumulation", "naive FP32 accumulation"
 BATCHES = STEP_SHAPES  # those that were measured
 PATHS = {"vanilla": NAIVE, "csr": "ours csr", "unified": "ours unified"}
@@ -40,7 +39,7 @@ BASELINE, THEIRS, PRODUCTS = Fastest(("baseline",)), "flash-maxsim train", "naiv
 
 
 def whole_step(book: Book, cell: str) -> Held | None:
-    return first(book, "steps", f"step {cell}", *STEPS)
+    return row(book, "steps", f"step {cell}", STEPS)
 
 
 def whole_peak(held: Held, method: str) -> Value | None:
@@ -63,7 +62,7 @@ def joined_totals(*methods: Which) -> Getter:
 
 def hot(path: str) -> Getter:
     """The same shape's backward where one document token wins every time."""
-    return lambda line: with_peak(first(line.book, "ablation", f"backward {line.cell}, hot winners", *ABLATION), f"ours {path}")
+    return lambda line: with_peak(row(line.book, "ablation", f"backward {line.cell}, hot winners", ABLATION), f"ours {path}")
 
 
 def stepped(path: str) -> Getter:
@@ -155,7 +154,7 @@ def parity_picture(book: Book) -> Iterator[str]:
 
 def of_points(book: Book, cell: str) -> Held | None:
     count, _, dim = cell.partition(", ")
-    return first(book, "small" if count == "1K" else "training", f"forward + backward, {count} points, d = {dim}", CHAMFER)
+    return row(book, "small" if count == "1K" else "training", f"forward + backward, {count} points, d = {dim}", CHAMFER)
 
 
 CHECKS = {
@@ -191,7 +190,7 @@ SOURCES = (
     }, ("With inputs and gradients: the peak beyond the inputs, gradients counted (`strict_bytes`), and the FP16 tokens themselves.",),
            competing=("ours (csr)", "ours unified", "naive FP32 acc.", "recompute FP32 acc.", "fastest eager", "fastest peer")),
     Source("bwd_abl", "the backward alone, random winners, and our whole steps, ms (peak GB beyond inputs and gradients)", "shape",
-           rows(of_paper("bwd_abl"), within("ablation", *ABLATION, form="backward {}, random winners")), {
+           rows(of_paper("bwd_abl"), within("ablation", ABLATION, form="backward {}, random winners")), {
         "csr": step("ours csr"), "atomic": step("ours atomic"), "unified": step("ours unified"), "csr, hot winners": hot("csr"),
         "unified, hot winners": hot("unified"), "fastest peer": step(PEER), "x fastest peer": faster(PEER, "ours csr"),
         "whole step, csr": stepped("csr"), "whole step, unified": stepped("unified"),

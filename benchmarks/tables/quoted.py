@@ -24,10 +24,7 @@ UNITS = {  # what a page calls a unit, and a part of its name in ncu
 }  # fmt: skip
 LEAST_SHARE = 0.2  # of a call's time: kernels with less are left out of the table
 REHEARSALS = {"one GPU": "h200/rehearsal.json", "two GPUs": "h200/rehearsal_2.json"}
-CHECKED = {  # heads of columns, and their files
-    "two CPU cores": "cpu/checksums.json", "H200": "h200/checksums.json", "H200, evaluations": "h200/checksums_evaluation.json",
-    "H100, streams": "h100/checksums_streams.json",
-}  # fmt: skip
+CHECKED = {"two CPU cores": "cpu/checksums.json", "H200": "h200/checksums.json"}  # heads of columns, and their files
 OURS = "ours"
 COMPILED = ("ours in torch.compile", "naive FP16 in torch.compile")  # columns of their own once they were measured
 

@@ -8,7 +8,7 @@ from measure.names import FLASH, LIK, MANY, RAGGED_MANY, quantised_name
 from tables.cells import MISSING, Book, Cell, number, pointer, times
 from tables.columns import COMPILED, Fastest, Getter, Line, Maker, Source, ms, picked, rows, value, with_peak
 from tables.paper_training import whole_step
-from tables.rows import BUSY, MAIN, Held, first, forward_rows, row, shape, wide
+from tables.rows import BUSY, MAIN, Held, forward_rows, row, shape, wide
 from tables.summary import cpu
 
 HALF = "naive FP16"
@@ -76,7 +76,7 @@ STREAMED = {  # file, group and row
 
 def streamed(book: Book, label: str) -> Held | None:
     file, group, name = STREAMED[label]
-    return first(book, group, name, file)
+    return row(book, group, name, file)
 
 
 def times_floor(line: Line) -> Cell:

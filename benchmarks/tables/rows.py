@@ -1,8 +1,7 @@
-"""Rows of the results files as the page reads them: the newest file that has a row wins, methods by name, the fastest of a kind."""
+"""Rows of the results files as the page reads them: methods by name, the fastest of a kind."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -70,15 +69,10 @@ class Held:
         return str((self.raw("skipped") or {}).get(method, ""))
 
 
-def first(book: Book, group: str, name: str, *files: str) -> Held | None:
-    """A row of the first of these files that has it finished."""
+def row(book: Book, group: str, name: str, file: str = PAPER) -> Held | None:
+    """A finished row of a file."""
     keys = ("groups", group, "rows", name)
-    return next((Held(book, file, keys) for file in files if book.raw(file, *keys) is not None), None)
-
-
-def row(book: Book, group: str, name: str) -> Held | None:
-    """A row of the campaign's file."""
-    return first(book, group, name, PAPER)
+    return Held(book, file, keys) if book.raw(file, *keys) is not None else None
 
 
 def finished(book: Book, group: str, file: str = PAPER) -> dict[str, Held]:
@@ -87,19 +81,9 @@ def finished(book: Book, group: str, file: str = PAPER) -> dict[str, Held]:
     return {name: Held(book, file, (*keys, name)) for name in book.raw(file, *keys) or {}}
 
 
-def newest(book: Book, group: str, files: Iterable[str]) -> dict[str, Held]:
-    """Rows of a group, finished or cut short, by name: of the first of these files that has the row."""
-    found: dict[str, Held] = {}
-    for file in files:
-        for keys in (("groups", group, "rows"), ("partial", group, "rows")):
-            for name in book.raw(file, *keys) or {}:
-                found.setdefault(name, Held(book, file, (*keys, name)))
-    return found
-
-
 def forward_rows(book: Book, group: str) -> dict[str, Held]:
     """Rows of a group of forward.py."""
-    return newest(book, group, (FORWARD,))
+    return finished(book, group, FORWARD)
 
 
 def shape(book: Book, name: str, documents: int) -> Held | None:

@@ -105,7 +105,7 @@ def commits(book: Book) -> Iterator[str]:
 def pauses(book: Book) -> Iterator[str]:
     if any(of_both(book, name) is not None for name in SHAPES):
         yield (
-            "The second harness leaves no pause between calls: at ColPali every method takes longer in it, the peers most. Clocks were "
+            "The second harness leaves no pause between calls: at ColPali the peers take longer in it, ours not. Clocks were "
             "not recorded."
         )
 

@@ -263,8 +263,7 @@ def test_groups_are_those_of_their_script() -> None:
 
 def test_every_figure_of_the_pages_has_its_measurement() -> None:
     """Files of a GPU that the pages read are ones that the table would write, or of older states kept for what nothing newer has."""
-    older = ("h200/forward_alone.json", "h200/streaming_4.json")
-    known = {one.file for one in TABLE} | set(older)
+    known = {one.file for one in TABLE} | {"h200/streaming_4.json"}
     for cells in json.loads(page.MAP.read_text(encoding="utf-8")).values():
         for cell in cells.values():
             for place in cell["from"]:
