@@ -12,7 +12,7 @@ from tables.columns import Maker, faster_bold
 from tables.streams import streamed
 
 MASKS = "h200/masks.json"
-CODED, RESIDUAL, STEP = (f"h200/{name}.json" for name in ("coded", "residual", "step"))
+CODED, STEP = "h200/coded.json", "h200/step.json"
 CHANGING, WARMED = "h200/changing.json", "h200/changing_warmed.json"
 LIBRARIES = tuple(f"h200/libraries_{name}.json" for name in ("sentence_transformers", "pylate", "colpali_engine"))
 SEARCHES = ("h200/search.json", "h200/search_nq.json")
@@ -100,31 +100,6 @@ def coded(book: Book) -> Table:
         rows.append([label, *faster_bold(times), *others, *sizes, number(theirs, 2)])
     heads = [*methods, *more, "MiB: stored codes", "MiB: decoding", "LIK's error over ours"]
     return Table("coded", "stored codes, ms", ["", *heads], rows)
-
-
-CANDIDATES = {
-    "before: two stages, decoded for every block of query rows": "stored codes",
-    "the same with one stage (kept for few rows)": "today's, one stage",
-    "weights selected among registers, one stage": "today's, selected, one stage",
-    "decoded once, 64 rows x 64 tokens, three stages (kept for many rows)": "64 x 64 x 3, looked up",
-    "decoded once, few rows": "few, 64, looked up",
-    "decoded once, 128 x 128": "128 x 128, looked up",
-    "decoded once, 128 x 128, weights selected": "128 x 128, selected",
-    "LIK": LIK,
-    "decoding to FP16 first": "decode to FP16, then maxsim",
-    "FP16 decoded before": "FP16 decoded before",
-}
-
-
-def residual(book: Book) -> Table:
-    """The candidates for residual tokens, once."""
-    held = book.raw(RESIDUAL, "rows") or []
-    heads = [f"{row['shape']}, {row['bits']} bits" for row in held]
-    rows: list[list[Cell | str]] = [
-        [label, *(number(book.value(RESIDUAL, "rows", str(place), "ms", name)) for place in range(len(held)))]
-        for label, name in CANDIDATES.items()
-    ]
-    return Table("residual", "residual tokens, ms", ["", *heads], rows if held else [])
 
 
 def changing(book: Book) -> Table:
@@ -371,12 +346,12 @@ def limits(book: Book) -> Table:
 
 
 TABLES: dict[str, Maker] = {
-    "masks": masks, "single": single, "coded": coded, "residual": residual, "changing": changing, "libraries": libraries,
+    "masks": masks, "single": single, "coded": coded, "changing": changing, "libraries": libraries,
     "search": searches, "certified": certified, "checksums": checksums, "step": step,
     "devices": devices, "limits": limits, "predictions": predictions, "rehearsal": rehearsal, "streamed": streamed,
 }  # fmt: skip
 PLACES: dict[str, tuple[str, ...]] = {
-    "docs/kernel_notes.md": ("masks", "single", "coded", "residual", "changing", "limits"),
+    "docs/kernel_notes.md": ("masks", "single", "coded", "changing", "limits"),
     "docs/integrations.md": ("libraries",),
     "docs/search.md": ("search", "certified"),
     "docs/scale.md": ("checksums", "predictions", "rehearsal", "streamed"),

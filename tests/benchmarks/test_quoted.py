@@ -23,7 +23,6 @@ RESULTS = ROOT / "docs" / "results"
         ("docs/kernel_notes.md", "h200/masks.json", ("ms", "ColPali 1K", "mask of padding")),
         ("docs/kernel_notes.md", "h200/masks.json", ("ms", "FP32 1 query x 1000 x 180", "late-interaction-kernels maxsim")),
         ("docs/kernel_notes.md", "h200/coded.json", ("rows", "4", "ms", "stored codes")),
-        ("docs/kernel_notes.md", "h200/residual.json", ("rows", "0", "ms", "64 x 64 x 3, looked up")),
         ("docs/kernel_notes.md", "h200/changing.json", ("rows", "ragged, flash-maxsim", "again us")),
         ("docs/kernel_notes.md", "h200/changing_warmed.json", ("rows", "dense, ours", "first us")),
         ("docs/integrations.md", "h200/libraries_pylate.json", ("rows", "0", "methods", "LIK", "ms")),
