@@ -160,8 +160,8 @@ Shown = Callable[[dict[str, Any]], list[str]]
 LINES: dict[str, tuple[str, tuple[str, ...], Shown]] = {  # with their files, and how the names of their rows begin
     "steps": (STEPS, WHOLE, lambda found: training.step_summary(Figures(found))),
     "backward": (BACKWARD, BEHIND, lambda found: training.ablation_table(Figures(found))),
-    "layouts": (LAYOUTS, ("distillation", "pairs", "packed"), lambda found: training.layouts(Figures(found), peers=True)),
-    "own-layouts": (LAYOUTS, APART, lambda found: training.layouts(Figures(found), peers=False)),
+    "layouts": (LAYOUTS, ("distillation", "pairs", "packed"), lambda found: training.layouts(Figures(found), usual=True)),
+    "own-layouts": (LAYOUTS, APART, lambda found: training.layouts(Figures(found), usual=False)),
     "asked-of-steps": (STEPS, WHOLE, lambda found: verdict_table(training.verdicts(found))),
     "asked-of-backward": (BACKWARD, BEHIND, lambda found: verdict_table(training.verdicts(found))),
     "chamfer-forward": (CHAMFER, ("forward, ",), lambda found: training.chamfer_times(Figures(found), training=False)),

@@ -204,10 +204,10 @@ def detailed(figures: Figures) -> list[str]:
     return shown
 
 
-def layouts(figures: Figures, *, peers: bool) -> list[str]:
-    """Other layouts of a step: those that peers have, or those that they lack."""
+def layouts(figures: Figures, *, usual: bool) -> list[str]:
+    """Other layouts of a step: those of the usual tokens, or those of wide and FP32 ones."""
     names = [LAYOUTS[name] for name in ("distillation", "pairs short", "pairs long", "packed")]
-    return summary(figures, {row: row for row in (names if peers else LAYOUTS.values()) if peers or row not in names})
+    return summary(figures, {row: row for row in LAYOUTS.values() if (row in names) == usual})
 
 
 def markdown(report: dict[str, Any], brief: bool = False) -> list[str]:
@@ -220,8 +220,8 @@ def markdown(report: dict[str, Any], brief: bool = False) -> list[str]:
         "Parts of a step, in the batch; GPU time": parts_table(figures, False),
         "Parts of a step, one query; GPU time": parts_table(figures, True),
         "Byte budget, GB": budget_table(figures),
-        "Other layouts": layouts(figures, peers=True),
-        "Other layouts, ours and naive alone": layouts(figures, peers=False),
+        "Other layouts": layouts(figures, usual=True),
+        "Other layouts: wide tokens, and FP32 inputs": layouts(figures, usual=False),
         "Other layouts, row by row": []
         if brief
         else [line for row in LAYOUTS.values() for line in times_and_peaks(figures, row)],
