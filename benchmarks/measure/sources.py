@@ -31,7 +31,8 @@ REFERENCE = (*(f"reference.{name}" for name in ("reference", "rows", "products")
 CPU = ("cpu.forward", "cpu.pairs", "cpu.tiles", "quantize", *REFERENCE)
 EVERYTHING = "operator"  # the family of all modules of the operator
 PARTS: dict[str, Callable[[str], bool]] = {  # families of some of them, by name of the module
-    "scoring": lambda module: not module.startswith(("search.", "gpu.search.")),
+    "scoring": lambda module: not module.startswith(("search.", "gpu.search.", "cpu.")),  # on a GPU
+    "device": lambda module: not module.startswith("cpu."),  # and searching there
     "kernels": lambda module: module.startswith(("gpu.", "chamfer.")) or module == "topk",  # which sizes a group of scores
 }
 FAMILIES = {  # roots: modules of the operator

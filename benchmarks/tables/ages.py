@@ -28,8 +28,8 @@ TOOLKIT: dict[str, tuple[str, ...]] = {  # by schema (and part), of files about 
     "certified": ("evaluation", "search-cpu"), "survivors": ("search-cpu",), "stages": ("search-cpu",), "pruning": ("search-cpu",),
     "reference-speed": ("reference",), "fidelity": ("evaluation", "cpu"), "scale-rates": ("codes", "streaming"),
     "atlas": ("atlas", "evaluation"), "atlas-time": ("atlas", "evaluation"), "tests": ("scoring",),
-    **{f"tests/test_gpu_{name}": ("operator",) for name in ("search", "certified", "evaluate", "plan")},  # those that search
-    "tests/test_gpu_proving": ("operator", "proving"), "sanitizers": ("operator", "proving"),
+    **{f"tests/test_gpu_{name}": ("device",) for name in ("search", "certified", "evaluate", "plan")},  # those that search
+    "tests/test_gpu_proving": ("device", "proving"), "sanitizers": ("device", "proving"),
     "sanitizers/racecheck": ("kernels", "proving"),  # which looks at what happens within a launch
     "soak": ("scoring",), "conformance": ("scoring",), "runs-compared": ("evaluation", "operator"),
     "devices": ("evaluation", "operator"), "plan-accuracy": ("planning", "evaluation", "cpu"), "examples": ("libraries", "cpu"),

@@ -50,7 +50,8 @@ def changed(operator: Path, file: str, edit: Callable[[str], str]) -> set[str]:
     assert path.read_text(encoding="utf-8") != old
     found = {name for name, digest in sources.digests(operator).items() if digest != before[name]}
     assert (sources.EVERYTHING in found) == bool(found)
-    assert ("scoring" in found) == (bool(found) and not re.match(r"(gpu/)?search/", file))
+    assert ("scoring" in found) == (bool(found) and not re.match(r"(cpu|(gpu/)?search)/", file))
+    assert ("device" in found) == (bool(found) and not file.startswith("cpu/"))
     assert ("kernels" in found) == (bool(found) and bool(re.match(r"(gpu|chamfer)/|topk", file)))
     return found - {sources.EVERYTHING, *sources.PARTS}
 
@@ -193,8 +194,8 @@ def test_groups_know_their_family() -> None:
         ("maxsim-kernels/search-cases/1", ""): ("search-cpu",),
         ("maxsim-eval/rehearsal/1", ""): ("evaluation", "streaming", "reference"),
         ("maxsim-eval/tests/2", "test_gpu_dense"): ("scoring",),
-        ("maxsim-eval/tests/2", "test_gpu_search"): ("operator",),
-        ("maxsim-eval/sanitizers/1", "memcheck, part 1/8"): ("operator", "proving"),
+        ("maxsim-eval/tests/2", "test_gpu_search"): ("device",),
+        ("maxsim-eval/sanitizers/1", "memcheck, part 1/8"): ("device", "proving"),
         ("maxsim-eval/sanitizers/1", "racecheck, part 16/16"): ("kernels", "proving"),
         ("maxsim-eval/plan-accuracy/1", ""): ("planning", "evaluation", "cpu"),
         ("maxsim-eval/attack/1", ""): (),
@@ -205,7 +206,7 @@ def test_groups_know_their_family() -> None:
 def test_tests_that_search_age_with_the_search() -> None:
     """Those whose own words show it, and those that come to it by the toolkit: evaluations, plans, and copies of codes."""
     found = {path.stem: path.read_text(encoding="utf-8") for path in (page.ROOT / "tests" / "gpu").glob("test_gpu_*.py")}
-    named = {name for name in found if "operator" in ages.families("maxsim-eval/tests/2", name)}
+    named = {name for name in found if "device" in ages.families("maxsim-eval/tests/2", name)}
     said = {name for name, text in found.items() if re.search(r"exact[_-](topk|int8)|kernels\.search|gpu\.search", text)}
     assert said <= named == said | {f"test_gpu_{name}" for name in ("evaluate", "plan", "proving")}
 

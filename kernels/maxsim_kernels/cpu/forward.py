@@ -6,7 +6,8 @@ in cache and is reduced at once, so memory beyond inputs and scores is a few ten
 Tiles of wide tokens hold fewer, so that a tile's tokens take 66 MB at most where threads share it, else 33 MB a thread, whatever d is
 (`few.py` takes up to twice as much for a moment, when it tries a shape for the first time).
 FP16 and BF16 tokens are widened tile by tile (their products are exact in FP32), INT8 codes meet INT8 query codes in exact integer
-products (`torch._int_mm`; as floats where a CPU gets those wrong, `integers.py`), and scales are applied after the product.
+products (`torch._int_mm`; as floats where a CPU gets those wrong or makes them slowly, `integers.py`), and scales are applied after the
+product.
 
 Bits: every product has the same shape for a given set of queries. Shapes are those whose cells the matrix library adds in one order
 wherever they stand, and the inner dimension is cut likewise; a document's score then does not depend on its place, its neighbours, the

@@ -1,13 +1,16 @@
-"""Products of INT8 codes on the CPU, exact on every processor: by the library's integer product where it is right, else by floats.
+"""Products of INT8 codes on the CPU, exact on every processor: the library's of integers where they are right and fast, else of floats.
 
 `torch._int_mm` goes through oneDNN, whose kernels for processors without VNNI add pairs of products in 16 bits that saturate: codes
 near the ends of their range then give other numbers, silently. So it is looked at before it is believed, once a process and kind of
-product. Float products of codes are exact while no sum leaves what the format holds: 2**24 for float32, 2**53 for float64.
+product. Without AVX-512 it has no kernel of its own, and is right but fourteen times slower than floats (AMD's Zen 1): its speed is
+looked at too. Float products of codes are exact while no sum leaves what the format holds: 2**24 for float32, 2**53 for float64.
 """
 
 from __future__ import annotations
 
+import time
 import warnings
+from collections.abc import Callable
 from functools import lru_cache
 from threading import Lock
 
@@ -21,14 +24,29 @@ _INT32_WIDTH = (2**31 - 1) // 128**2  # the same of the 32-bit integers that `to
 _WORK = 1 << 23  # multiplications of a look, at most: half a millisecond
 _LEAST = 64  # document tokens of a look
 _PERIOD = 16  # rows and tokens repeat after so many
+_SPEED = (256, 128)  # rows on either side, and width, of the product whose speed is looked at
+_TRIES = 3
+_MUCH = 2.0  # times that floats take: bits are equal either way, so only a clear difference counts
 _SLOWER = "torch._int_mm adds products of INT8 codes wrongly on this CPU, so they are multiplied as floats, which is slower"
 _WIDER = "sums of so many products of codes leave 32-bit integers, so they are multiplied as floats, which is slower"
+_FASTER = "as floats, which this CPU multiplies faster than integers"
 _lock = Lock()  # threads that ask at once wait for one look, and one warning
 
 
 def exact_float(width: int) -> torch.dtype:
     """The float type whose products of INT8 codes of `width` dimensions are exact."""
     return torch.float32 if width <= EXACT_WIDTH else torch.float64
+
+
+def worthwhile(rows: int, tokens: int, width: int, tokens_first: bool) -> bool:
+    """Whether codes are multiplied as integers: products of this shape are `right`, and floats are not much faster."""
+    return not slow() and right(rows, tokens, width, tokens_first)
+
+
+def slow() -> bool:
+    """Whether products of integers take this CPU more than twice as long as those of floats, widening included."""
+    with _lock:
+        return _timed()
 
 
 def right(rows: int, tokens: int, width: int, tokens_first: bool) -> bool:
@@ -52,6 +70,8 @@ def said(width: int) -> str:
     """What `explain` adds where codes of `width` dimensions are multiplied as floats; empty where they are not."""
     if width > _INT32_WIDTH:
         return f" ({_WIDER})"
+    if width > 1 and slow():
+        return f" ({_FASTER})"
     wrong = width > 1 and not all(right(32, _LEAST, width, first) for first in (False, True))
     return f" ({_SLOWER})" if wrong else ""
 
@@ -75,6 +95,23 @@ def _looked_at(rows: int, tokens: int, width: int, tokens_first: bool, threads: 
     if not same:
         _warn()
     return same
+
+
+@lru_cache(maxsize=1)
+def _timed() -> bool:
+    codes = _codes(_SPEED[1], 0).repeat(_SPEED[0] // _PERIOD, 1)
+    return _least(lambda: product(codes, codes.t())) > _MUCH * _least(lambda: codes.float() @ codes.float().t())
+
+
+def _least(call: Callable[[], Tensor]) -> float:
+    """Seconds of a call, the least of some, once it was made."""
+    call()
+    found = []
+    for _ in range(_TRIES):
+        begin = time.perf_counter()
+        call()
+        found.append(time.perf_counter() - begin)
+    return min(found)
 
 
 @lru_cache(maxsize=1)

@@ -106,11 +106,11 @@ def product_of(queries: Tensor, tokens: Tensor) -> Tensor:
 
 
 def _exact(queries: Queries, tokens_first: bool) -> Queries:
-    """The same queries; INT8 codes as floats where this CPU's integer products are wrong. Scores keep their bits."""
+    """The same queries; INT8 codes as floats where this CPU's integer products are wrong or slow. Scores keep their bits."""
     if queries.matrix.dtype != torch.int8:
         return queries
     width = queries.matrix.shape[1]
-    if all(integers.right(count, _tile_tokens(queries), width, tokens_first) for count in _parts(queries).values()):
+    if all(integers.worthwhile(count, _tile_tokens(queries), width, tokens_first) for count in _parts(queries).values()):
         return queries
     return replace(queries, matrix=queries.matrix.to(integers.exact_float(width)))
 

@@ -1,10 +1,11 @@
-"""INT8 products on CPUs whose matrix library gets them wrong: scores keep their bits, and the slower path is said."""
+"""INT8 products on CPUs whose matrix library gets them wrong, or makes them slowly: scores keep their bits, and `explain` says how."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
+import time
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -19,13 +20,13 @@ from maxsim_kernels.cpu import integers
 from maxsim_kernels.search import exact_topk
 
 ROOT = Path(__file__).parents[3]
-SLOWER = "multiplied as floats, which is slower"
+SLOWER, FASTER = "multiplied as floats, which is slower", "which this CPU multiplies faster than integers"
 WIDTHS = (2, 24, 33, 1000, 1024, 1100)  # beyond 1024 dimensions sums leave what float32 holds
 
 
 def forget() -> None:
-    integers._looked_at.cache_clear()
-    integers._warn.cache_clear()
+    for looked in (integers._looked_at, integers._warn, integers._timed):
+        looked.cache_clear()
 
 
 @pytest.fixture
@@ -41,6 +42,7 @@ def wrong_products(monkeypatch):
 
     forget()
     monkeypatch.setattr(integers, "product", saturating)
+    monkeypatch.setattr(integers, "slow", lambda: False)
     yield
     forget()
 
@@ -71,6 +73,7 @@ def test_scores_keep_their_bits_where_integer_products_are_wrong(d, wrong_produc
         floats = all_scores(d)
     assert len(said) == 1, "once a process"
     monkeypatch.undo()
+    monkeypatch.setattr(integers, "slow", lambda: False)
     forget()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # where this machine's are wrong too
@@ -119,6 +122,33 @@ def test_explain_says_so(wrong_products):
     assert SLOWER not in explain(queries, quantize_int8(documents), quantize_queries=False)
     assert SLOWER not in explain(queries, quantize_int8(documents), impl="reference")
     assert SLOWER not in explain(queries, documents)
+
+
+def test_slow_integers_are_left_for_floats_without_a_warning(monkeypatch):
+    """As on CPUs with AVX2 alone, whose products are right."""
+    product = integers.product
+
+    def waiting(*operands):
+        time.sleep(0.02)
+        return product(*operands)
+
+    queries, documents = torch.ones(1, 2, 24), quantize_int8(near_one([4, 6], 24))
+    forget()
+    monkeypatch.setattr(integers, "product", waiting)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        scores, said = maxsim(queries, documents), explain(queries, documents)
+    assert FASTER in said
+    assert SLOWER not in said
+    forget()
+    monkeypatch.setattr(integers, "product", lambda left, right: (left[:1, :1], right[:1, :1])[0])
+    assert not integers.slow()
+    monkeypatch.undo()
+    forget()
+    monkeypatch.setattr(integers, "slow", lambda: False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)
+        assert torch.equal(maxsim(queries, documents), scores)
 
 
 @pytest.mark.slow
