@@ -7,8 +7,6 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from places import ROOT, TESTS
-from tables import ages
-from tables.cells import FIGURES, Book
 
 OFTEN = 4  # kernels that passed on a GPU as they are meet brute force so many times as often as a test takes its turn
 GPU_TESTS = "h200/tests.json"
@@ -24,6 +22,9 @@ def share(text: str) -> tuple[int, int]:
 
 def passed_on_a_gpu(results: Path = ROOT / "docs" / "results") -> bool:
     """Whether every file of tests/gpu passed with the operator as it is, by the committed record."""
+    from tables import ages  # of benchmarks/, which a run of all tests does not need
+    from tables.cells import FIGURES, Book
+
     book = Book(results, FIGURES)
     held = (book.file(GPU_TESTS) or {}).get("files", {})
     return all(
