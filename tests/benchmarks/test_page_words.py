@@ -292,7 +292,7 @@ def test_tables_without_their_data_name_their_command(book: Any) -> None:
 
 
 def test_the_floors_of_speed_are_of_committed_runs() -> None:
-    """tests/gpu/test_gpu_speed.py asks for what the committed run shows, less the spread of runs."""
+    """tests/gpu/test_gpu_speed.py asks for the least that these files show, less the spread that it states."""
     text = (page.ROOT / "tests" / "gpu" / "test_gpu_speed.py").read_text(encoding="utf-8")
     asked = {name: float(found) for name, found in re.findall(r'Case\("([^"]+)".*"(?:read|fp16)", ([\d.]+)\)', text)}
     rows = {
@@ -303,9 +303,13 @@ def test_the_floors_of_speed_are_of_committed_runs() -> None:
     }
     assert set(asked) == set(rows)
     for name, (group, row) in rows.items():
-        groups = json.loads((page.RESULTS / "h200" / "forward.json").read_text(encoding="utf-8"))["groups"]
-        share = groups[group]["rows"][row]["methods"]["ours"]["of_floor"]
-        assert 0.94 * share <= asked[name] <= share + 0.005, name
+        shares = []
+        for file in ("forward", "forward_alone"):
+            groups = json.loads((page.RESULTS / "h200" / f"{file}.json").read_text(encoding="utf-8"))["groups"]
+            held = groups.get(group, {}).get("rows", {}).get(row, {}).get("methods", {}).get("ours")
+            shares += [held["of_floor"]] if held else []
+        assert shares
+        assert 0.985 * min(shares) <= asked[name] <= min(shares) + 0.005, name
 
 
 def test_spills_are_what_the_records_hold() -> None:

@@ -1,7 +1,8 @@
 """How fast the main kernels are, as shares of rates that the library reaches in the same run: a performance regression shows here.
 
-Floors are the least that runs on H200s showed (docs/results/h200/forward.json is the last), less a twentieth: the same row differs by 1
-to 6% from one run to another, a kernel that spills or lost its pipeline by much more. The median of three attempts counts, each one's times medians of ten calls: a lucky one passes nothing. As in those runs,
+Floors are the least that a committed run on an H200 shows (docs/results/h200: forward.json, forward_alone.json and
+paper.json) less a twentieth: the same row differs by 1 to 4% from one of these runs to another, a kernel that spills or lost its pipeline
+by much more. The median of three attempts counts, each one's times medians of ten calls: a lucky one passes nothing. As in those runs,
 calls that read memory alone stand between: of ours and the library's products by turns the GPU reaches its power limit within a second,
 its clock falls, and ours with it more than the library's (many queries: to 0.86 to 0.91). Other GPUs than those of the tuning table have
 no floor.
