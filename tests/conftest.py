@@ -27,9 +27,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out slow tests that are not of the share that was asked for."""
     part = config.getoption("--share")
-    slow = {
-        item.nodeid: item.get_closest_marker("every_change") is not None for item in items if item.get_closest_marker("slow")
-    }
+    slow = {}
+    for item in items:
+        every_change = item.get_closest_marker("every_change")
+        if item.get_closest_marker("slow") and not (every_change and every_change.kwargs.get("on") == "cpu"):
+            slow[item.nodeid] = every_change is not None
     out = left_out(slow, part, passed=part[1] > 1 and any(slow.values()) and passed_on_a_gpu())
     config.hook.pytest_deselected(items=[item for item in items if item.nodeid in out])
     items[:] = [item for item in items if item.nodeid not in out]

@@ -74,7 +74,7 @@ def test_many_awkward_cases(part, monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.every_change
+@pytest.mark.every_change(on="cpu")
 @pytest.mark.parametrize("part", range(10))
 def test_thousands_of_awkward_cases(part, monkeypatch, request):
     """`MAXSIM_SEARCH_CASES=10000` for all that docs/search.md speaks of: minutes."""
@@ -120,7 +120,7 @@ def test_cases_of_which_most_is_pruned():
 
 
 @pytest.mark.slow
-@pytest.mark.every_change
+@pytest.mark.every_change(on="cpu")
 def test_hundreds_of_cases_of_which_most_is_pruned():
     shares = np.array([pruned_share(seed) for seed in range(100, 100 + CASES // 2)])
     assert (shares > 0.5).mean() > 0.9
