@@ -16,7 +16,7 @@ CODED, STEP = "h200/coded.json", "h200/step.json"
 CHANGING, WARMED = "h200/changing.json", "h200/changing_warmed.json"
 LIBRARIES = tuple(f"h200/libraries_{name}.json" for name in ("sentence_transformers", "pylate", "colpali_engine"))
 SEARCHES = ("h200/search.json", "h200/search_nq.json")
-CERTIFIED = "cpu/certified.json"
+CERTIFIED = {"cpu/certified.json": "", "cpu/certified_slow.json": ", AVX2 alone"}  # and what their hosts lack
 DEVICES, LIMITS = "h200/devices.json", "h200/limits.json"
 UNITS = {  # what a page calls a unit, and a part of its name in ncu
     "matrix units": "pipe_tensor_cycles", "shared memory": "data_pipe_lsu", "issue": "issue_active", "ALU": "pipe_alu", "L2": "t_tag",
@@ -224,16 +224,17 @@ def step(book: Book) -> Table:
 def certified(book: Book) -> Table:
     """Whole evaluations by brute force and by certified search on a CPU: medians, bytes of full precision, documents scored."""
     rows: list[list[Cell | str]] = []
-    for name, held in (book.raw(CERTIFIED, "runs") or {}).items():
-        places = {path: pointer(CERTIFIED, ("runs", name, "seconds", path)) for path in held["seconds"]}
+    runs = [(file, name, held) for file in CERTIFIED for name, held in (book.raw(file, "runs") or {}).items()]
+    for file, name, held in runs:
+        places = {path: pointer(file, ("runs", name, "seconds", path)) for path in held["seconds"]}
         brute, search, scan = (Value(statistics.median(held["seconds"][path]), (place,)) for path, place in places.items())
-        read, stored = (book.value(CERTIFIED, "runs", name, key) for key in ("row_bytes", "stored_bytes"))
+        read, stored = (book.value(file, "runs", name, key) for key in ("row_bytes", "stored_bytes"))
         assert read is not None
         assert stored is not None
         share = Cell(f"{read.number / 1e6:,.0f} MB of {stored.number / 1e6:,.0f}", read.sources + stored.sources)
-        survivors = number(book.value(CERTIFIED, "runs", name, "survivors"))
+        survivors = number(book.value(file, "runs", name, "survivors"))
         seconds = (number(one, 3, " s") for one in (brute, search, scan))
-        rows.append([name, *seconds, times(brute, search), survivors, share])
+        rows.append([f"{name}{CERTIFIED[file]}", *seconds, times(brute, search), survivors, share])
     heads = ("`fused-fp32`", "`exact-int8`", "its scan alone", "times faster", "scored exactly, a query", "full precision read")
     return Table("certified", "certified search in evaluations", ["SciFact, 300 queries", *heads], rows)
 

@@ -30,6 +30,7 @@ RESULTS = ROOT / "docs" / "results"
         ("docs/search.md", "h200/search.json", ("rows", "1", "first_search_ms")),
         ("docs/search.md", "h200/search.json", ("rows", "10", "exact_s")),
         ("docs/search.md", "cpu/certified.json", ("runs", "lexical, k = 100", "row_bytes")),
+        ("docs/search.md", "cpu/certified_slow.json", ("runs", "lexical, k = 10", "survivors")),
         ("docs/scale.md", "h200/proving.json", ("rows", "fp16", "ms", "proof, 256 rows", "median_ms")),
         ("docs/training.md", "h200/step.json", ("methods", "flash-maxsim fused step", "idle_median_us")),
         ("docs/fidelity.md", "h200/devices.json", ("encoders", "lexical", "paths", "fp8", "counts", "same order")),
