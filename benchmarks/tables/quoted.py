@@ -16,7 +16,7 @@ CODED, STEP = "h200/coded.json", "h200/step.json"
 CHANGING, WARMED = "h200/changing.json", "h200/changing_warmed.json"
 LIBRARIES = tuple(f"h200/libraries_{name}.json" for name in ("sentence_transformers", "pylate", "colpali_engine"))
 SEARCHES = ("h200/search.json", "h200/search_nq.json")
-CERTIFIED = {"cpu/certified.json": "", "cpu/certified_slow.json": ", AVX2 alone"}  # and what their hosts lack
+CERTIFIED = {"cpu/certified.json": "", "cpu/certified_slow.json": ", AVX2 alone"}  # rows of a host that has no more say so
 DEVICES, LIMITS = "h200/devices.json", "h200/limits.json"
 UNITS = {  # what a page calls a unit, and a part of its name in ncu
     "matrix units": "pipe_tensor_cycles", "shared memory": "data_pipe_lsu", "issue": "issue_active", "ALU": "pipe_alu", "L2": "t_tag",

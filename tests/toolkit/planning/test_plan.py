@@ -164,7 +164,8 @@ def test_what_a_cpu_gains_by_a_certified_path_is_about_what_was_measured() -> No
         on_cpu = replace(rates(), device="cpu", paths=paths)
         float_path, certified = (path_plan(name, sizes, on_cpu, cold=0, k=row["k"]) for name in ("fused-fp32", "exact-int8"))
         gain = float_path.of("score") / certified.of("score")  # type: ignore[operator]
-        assert 0.6 < gain / np.median(row["times"]) < 1.75, (row["encoder"], row["k"], gain)
+        most = 1.75 if row["encoder"] == "lexical" else 1.3
+        assert 0.6 < gain / np.median(row["times"]) < most, (row["encoder"], row["k"], gain)
     assert len(measured["runs"]) == 4
 
 
